@@ -1,0 +1,1 @@
+"""Parquet in, batches out. The only room that knows pyarrow; it knows no ranks' tables and no table sizes."""

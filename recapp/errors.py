@@ -1,0 +1,54 @@
+"""Errors meant for people: each is one line that names the setting, its value, what is allowed and the fix.
+
+Commands print such a line alone and exit with code 1; `RECAPP_TRACEBACK=1` shows the traceback as well. Anything that is not a
+`RecappError` is a fault of recapp and always comes with its traceback.
+
+    RecappError
+      ConfigError       a setting, a config group, a model's shapes
+      DataError         files, columns, labels, dense values
+      IdError           an id outside its table
+      PlanError         a plan that does not tile, does not fit or is unknown
+      CheckpointError   a checkpoint that is incomplete or does not match
+      LaunchError       ranks that could not be started or died
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class RecappError(Exception):
+    """An error a user can act on; its text is one line."""
+
+
+class ConfigError(RecappError, ValueError):
+    """A setting has a value it may not have."""
+
+
+class DataError(RecappError, ValueError):
+    """The data set is missing, broken or holds values that cannot be trained on."""
+
+
+class IdError(RecappError, IndexError):
+    """An id lies outside its table and the table's id rule is `error`."""
+
+
+class PlanError(RecappError, ValueError):
+    """A sharding plan is unknown, does not tile its tables or does not fit."""
+
+
+class CheckpointError(RecappError, RuntimeError):
+    """A checkpoint is missing, incomplete or does not belong to this model."""
+
+
+class LaunchError(RecappError, RuntimeError):
+    """A rank could not be started, or one of them died."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """What to add to 'unknown NAME': the close matches if there are any, else all that is known."""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    shown = ", ".join(names[:30]) + (", ..." if len(names) > 30 else "")
+    return f"known: {shown or 'none'}"

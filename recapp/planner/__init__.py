@@ -1,0 +1,1 @@
+"""Which plan: topology, memory, rules. Pure: a laptop plans for a cluster."""

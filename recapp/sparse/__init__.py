@@ -1,0 +1,1 @@
+"""Jagged data: what travels from a data set to a model."""

@@ -1,0 +1,1 @@
+"""The only room with Lightning: module, data module, strategy, callbacks."""

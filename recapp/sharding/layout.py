@@ -1,0 +1,147 @@
+"""Where every row of every table lives: a pure function of (tables, plan), equal on every rank.
+
+A column strip *is* a narrow table: nothing below this file knows wide tables. Strips of one width, mode and stored dtype form a group:
+one store of rows per rank and one lookup, however many tables it serves. Rows of all strips of a group are numbered by one key
+(strip.key + row); the sorted pieces map a key to a rank and to a row of that rank's store.
+
+    tables      strips (cols)      groups (width, mode)         store of a rank
+    A 6x4  ->   A[0:2], A[2:4] ->  (2, unique): A[0:2] A[2:4] -> its pieces, one behind the other
+    B 9x3  ->   B[0:3]         ->  (3, unique): B[0:3]
+
+Planner, engine, checkpoint and report read this and nothing else.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recapp.sharding.plan import Mode, Shard, ShardingPlan
+from recapp.tables.config import EmbeddingBagConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Some columns of a table, all rows. `key` numbers its first row among the rows of all strips of its group."""
+
+    table: int
+    cols: range
+    group: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of a strip on one rank. `base` is its first row in the group's store there."""
+
+    strip: int
+    rank: int
+    rows: range
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A feature that reads a strip, and the first output column that it fills."""
+
+    feature: int
+    strip: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Strips of one width, mode and stored dtype. `rows_W`: rows stored on each rank."""
+
+    width: int
+    mode: Mode
+    dtype: torch.dtype
+    slots: tuple[Slot, ...]
+    rows_W: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Strips, pieces (by strip, then row; copies by rank) and groups (replicated ones last: they are not answered).
+
+    "Features" here are (table, feature) pairs in output order: a feature that two tables read counts twice.
+    """
+
+    tables: tuple[EmbeddingBagConfig, ...]
+    world: int
+    strips: tuple[Strip, ...]
+    pieces: tuple[Piece, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def column_cut(self) -> bool:
+        """Whether any table is cut by columns, so that strips must agree on row-wide statistics."""
+        return any(len(s.cols) < self.tables[s.table].embedding_dim for s in self.strips)
+
+    def pieces_of(self, rank: int, group: int) -> list[Piece]:
+        """The pieces of a group in the store of a rank, in store order."""
+        return [p for p in self.pieces if p.rank == rank and self.strips[p.strip].group == group]
+
+
+class Block(NamedTuple):
+    """One rectangle of one logical tensor, held here: what a checkpoint reads and writes.
+
+    `data` is [len(rows), len(cols)], a view into the store: reading it saves, copying into it loads. `owner` is true on exactly one
+    holder (replicas, row-wise state beside column strips): that one writes it.
+    """
+
+    table: str
+    tensor: str
+    shape: tuple[int, int]
+    rows: range
+    cols: range
+    data: Tensor
+    owner: bool
+
+
+def make_layout(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> Layout:
+    """The layout of a plan.
+
+    Raises:
+        PlanError: the plan does not tile a table, or names other tables.
+    """
+    plan.check(tables)
+    world = plan.world_size
+    cells = [plan.tables[t.name].cells(t, world) for t in tables]
+    kinds = sorted({_kind(t, s, plan) for t, held in zip(tables, cells, strict=True) for s in held}, key=_replicated_last)
+    strips: list[Strip] = []
+    pieces: list[Piece] = []
+    stored, keys = [[0] * world for _ in kinds], [0] * len(kinds)
+    for number, (t, held) in enumerate(zip(tables, cells, strict=True)):
+        for cols, shards in groupby(held, key=lambda s: s.cols):
+            g = kinds.index((len(cols), plan.tables[t.name].mode, t.data_type.dtype))
+            strips.append(Strip(number, cols, g, keys[g]))
+            keys[g] += t.num_embeddings
+            for s in shards:
+                pieces.append(Piece(len(strips) - 1, s.rank, s.rows, stored[g][s.rank]))
+                stored[g][s.rank] += len(s.rows)
+    groups = tuple(Group(w, mode, dtype, _slots(tables, strips, g), tuple(stored[g])) for g, (w, mode, dtype) in enumerate(kinds))
+    return Layout(tuple(tables), world, tuple(strips), tuple(pieces), groups)
+
+
+Kind = tuple[int, Mode, torch.dtype]
+
+
+def _kind(table: EmbeddingBagConfig, shard: Shard, plan: ShardingPlan) -> Kind:
+    return len(shard.cols), plan.tables[table.name].mode, table.data_type.dtype
+
+
+def _replicated_last(kind: Kind) -> tuple[bool, int, str, str]:
+    return kind[1] == "replicated", kind[0], kind[1], str(kind[2])
+
+
+def _slots(tables: Sequence[EmbeddingBagConfig], strips: list[Strip], group: int) -> tuple[Slot, ...]:
+    owner = [number for number, t in enumerate(tables) for _ in t.feature_names]
+    slots, column = [], 0
+    for feature, o in enumerate(owner):
+        slots += [Slot(feature, i, column + s.cols.start) for i, s in enumerate(strips) if s.table == o and s.group == group]
+        column += tables[o].embedding_dim
+    return tuple(slots)

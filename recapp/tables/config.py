@@ -1,0 +1,119 @@
+"""What an embedding table is: a name, a shape, the features that read it, how a bag of rows becomes one vector.
+
+Names and defaults follow TorchRec (`torchrec/modules/embedding_configs.py`), so porting is changing an import. Two things are added: the
+`id_rule`, which says how a raw id of any size becomes a row (`recapp/tables/ids.py`), and a start value that depends on nothing but
+(seed, table, row, column) (`recapp/tables/initial.py`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+import torch
+
+from recapp.errors import ConfigError, suggest
+
+E = TypeVar("E", bound=Enum)
+
+
+class PoolingType(str, Enum):
+    """How the rows of a bag become one vector. A mean divides by the length of the whole bag; an empty bag gives zeros."""
+
+    SUM = "sum"
+    MEAN = "mean"
+
+
+class DataType(str, Enum):
+    """How a table is stored. Arithmetic is done in fp64 if any table of a collection is fp64, else in fp32."""
+
+    FP64 = "fp64"
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The torch dtype of the stored rows."""
+        return _DTYPES[self.value]
+
+
+_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class IdRule(str, Enum):
+    """How a raw id becomes a row (`recapp/tables/ids.py`)."""
+
+    ERROR = "error"
+    HASH = "hash"
+    CLAMP = "clamp"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingBagConfig:
+    """One table of an `EmbeddingBagCollection`.
+
+    Args:
+        name: unique among the tables of a model.
+        num_embeddings: rows R, at least 1.
+        embedding_dim: columns D, at least 1, any number.
+        feature_names: the features that look rows up here; a feature may read several tables and a table serve several features.
+        pooling: "sum" or "mean".
+        data_type: how rows are stored: "fp64", "fp32", "fp16" or "bf16".
+        id_rule: "error", "hash", "clamp" or "drop".
+        init_range: start values are uniform in +-init_range; None means 1/sqrt(num_embeddings).
+
+    Raises:
+        ConfigError: a field is out of range; the message names the table and the field.
+    """
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    feature_names: Sequence[str]
+    pooling: PoolingType = PoolingType.SUM
+    data_type: DataType = DataType.FP32
+    id_rule: IdRule = IdRule.ERROR
+    init_range: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "feature_names", tuple(self.feature_names))
+        for field, kind in (("pooling", PoolingType), ("data_type", DataType), ("id_rule", IdRule)):
+            object.__setattr__(self, field, _member(kind, getattr(self, field), f"tables.{self.name}.{field}"))
+        for field in ("num_embeddings", "embedding_dim"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"tables.{self.name}.{field}={getattr(self, field)}: must be at least 1")
+        if not self.feature_names:
+            raise ConfigError(f"tables.{self.name}.feature_names is empty: name at least one feature that reads the table")
+        if self.id_rule is IdRule.HASH and self.num_embeddings < 2:
+            raise ConfigError(f"tables.{self.name}.num_embeddings=1: id_rule=hash needs 2 rows, one of them for missing ids")
+
+
+def _member(kind: type[E], value: object, setting: str) -> E:
+    try:
+        return kind(value)
+    except ValueError:
+        known = [str(m.value) for m in kind]
+        raise ConfigError(f"{setting}={value}: {suggest(str(value), known)}") from None
+
+
+def output_names(tables: Iterable[EmbeddingBagConfig]) -> list[str]:
+    """Key of every (table, feature) in the output, in order: the feature's name, or `feature@table` where several tables share it."""
+    pairs = [(t.name, f) for t in tables for f in t.feature_names]
+    features = [f for _, f in pairs]
+    return [f"{f}@{t}" if features.count(f) > 1 else f for t, f in pairs]
+
+
+def check_tables(tables: Sequence[EmbeddingBagConfig]) -> None:
+    """Table names are unique and there is at least one table.
+
+    Raises:
+        ConfigError: naming the table.
+    """
+    if not tables:
+        raise ConfigError("tables is empty: an embedding collection needs at least one table")
+    names = [t.name for t in tables]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"tables: two tables are called {name}; names must be unique")

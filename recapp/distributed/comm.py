@@ -1,0 +1,78 @@
+"""The one collective of the engine: every rank sends a span of a flat buffer to every other rank and fills one from each.
+
+One process is not a special case: with one rank there is nobody to swap with, and the same code runs. `calls` and `bytes_sent` count, so
+that tests and reports state what a step costs instead of guessing it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Span = tuple[int, int]
+"""Begin and end in a flat buffer, in elements."""
+
+
+class Comm:
+    """The ranks of a process group, as the engine sees them.
+
+    Args:
+        group: a process group of its own for embedding traffic (order of messages within it is the engine's); None with no process
+            group at all means one rank.
+        device: where message buffers live: the CPU with gloo, the rank's GPU with NCCL.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | None = None) -> None:
+        self.group = group
+        alone = group is None and not (dist.is_available() and dist.is_initialized())
+        self.rank, self.world = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
+        self.device = device or torch.device("cpu")
+        self.calls = 0
+        self.bytes_sent = 0
+
+    def swap(self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]) -> Callable[[], None]:
+        """Start to send `buffer[send_W[r]]` to each other rank r and to fill `buffer[recv_W[r]]` from it.
+
+        Both ends know the lengths. Sends and receives may not overlap.
+
+        Returns:
+            A function that waits until every span has arrived and left.
+        """
+        self.calls += 1
+        operations = []
+        for i in range(1, self.world):
+            to, source = (self.rank + i) % self.world, (self.rank - i) % self.world
+            if send_W[to][1] > send_W[to][0]:
+                sent = buffer[slice(*send_W[to])]
+                self.bytes_sent += sent.numel() * sent.element_size()
+                operations.append(self._operation(dist.isend, sent, to))
+            if recv_W[source][1] > recv_W[source][0]:
+                operations.append(self._operation(dist.irecv, buffer[slice(*recv_W[source])], source))
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+        def wait() -> None:
+            for work in works:
+                work.wait()
+        return wait
+
+    def _operation(self, kind: Callable[..., Any], span: Tensor, peer: int) -> dist.P2POp:
+        return dist.P2POp(kind, span, group=self.group, group_peer=peer)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world > 1:
+            dist.barrier(self.group)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank. For set-up and checkpoints, not for steps."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        return self.gather(value)[0]

@@ -1,0 +1,123 @@
+"""What travels: the counts with a header per rank, and one flat buffer for both directions of a batch.
+
+`Mail` lays a buffer out so that requests, answers and gradients use the same places:
+
+    | asked of me by the others, rank by rank | asked of myself | asked by me of the others, rank by rank |
+      answers leave here, gradients arrive                        answers arrive here, gradients leave
+
+    a chunk per rank; in it a block per group, replicated groups last: they are not answered, so answers are a prefix of each chunk
+
+What a rank asks of itself is written where it is read. Elements are ids in the first message, vectors' numbers in the other two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recapp.distributed.comm import Comm, Span
+
+Counts = NDArray[np.int64]
+HEADER = 5          # status, rows in this batch, wanted, pair and id of the first id outside its table
+
+
+@dataclass(slots=True)
+class Header:
+    """What ranks tell each other with the counts of every batch, and nowhere else.
+
+    `wanted` is what this rank asks of all (a stop, a save; bits are the caller's); `rows_W` and `wanted_W` are what the last batch said.
+    """
+
+    wanted: int = 0
+    rows_W: list[int] = field(default_factory=list)
+    wanted_W: list[int] = field(default_factory=list)
+
+
+def swap_counts(comm: Comm, header: Sequence[int], counts_WG3: Counts) -> tuple[Counts, Counts]:
+    """Tell each rank what it will be asked, and everybody this rank's header.
+
+    Args:
+        comm: the ranks.
+        header: this rank's `HEADER` numbers.
+        counts_WG3: rows, vectors and words asked of each rank, by group.
+
+    Returns:
+        [W, HEADER] headers, [W, G, 3] counts that each rank asks of this one.
+    """
+    world, n = comm.world, HEADER + counts_WG3[0].size
+    out = np.concatenate([np.tile(np.asarray(header, np.int64), (world, 1)), counts_WG3.reshape(world, -1)], 1)
+    both = torch.from_numpy(np.concatenate([out, out])).to(comm.device)
+    comm.swap(both.view(-1), *[[(at + r * n, at + (r + 1) * n) for r in range(world)] for at in (0, world * n)])()
+    got = both[world:].cpu().numpy()
+    return got[:, :HEADER], got[:, HEADER:].reshape(counts_WG3.shape)
+
+
+class Mail:
+    """Places in one flat buffer for what is asked and what is served.
+
+    Args:
+        asked_WG: elements this rank asks of each rank, by group.
+        served_WG: elements each rank asks of this one, by group.
+        me: this rank.
+        answered: groups that are answered, the first ones.
+    """
+
+    def __init__(self, asked_WG: Counts, served_WG: Counts, me: int, answered: int) -> None:
+        world, groups = asked_WG.shape
+        others = [r for r in range(world) if r != me]
+        sizes = np.concatenate([served_WG[others], asked_WG[[me]], asked_WG[others]])
+        edge = np.concatenate([[0], sizes.reshape(-1).cumsum()]).tolist()
+        chunks = [edge[i * groups:(i + 1) * groups + 1] for i in range(2 * world - 1)]
+        place = {r: i for i, r in enumerate(others)} | {me: world - 1}
+        self.served_W = [chunks[place[r]] for r in range(world)]
+        self.asked_W = [chunks[place[r] + (0 if r == me else world)] for r in range(world)]
+        self.numel, self.answered = int(edge[-1]), answered
+
+    def requests(self) -> tuple[list[Span], list[Span]]:
+        """Spans to send and to receive on the way to the owners: ids, gradients."""
+        return [(c[0], c[-1]) for c in self.asked_W], [(c[0], c[-1]) for c in self.served_W]
+
+    def answers(self) -> tuple[list[Span], list[Span]]:
+        """Spans to send and to receive on the way home: vectors."""
+        return [(c[0], c[self.answered]) for c in self.served_W], [(c[0], c[self.answered]) for c in self.asked_W]
+
+    def asked(self, buffer: Tensor, group: int) -> list[Tensor]:
+        """What this rank asks of each rank, in one group: views, rank by rank."""
+        return [buffer[c[group]:c[group + 1]] for c in self.asked_W]
+
+    def served(self, buffer: Tensor, group: int) -> list[Tensor]:
+        """What each rank asks of this one, in one group: views, rank by rank."""
+        return [buffer[c[group]:c[group + 1]] for c in self.served_W]
+
+
+class Buffers:
+    """Message memory that stays: a fresh buffer costs a page fault per 4 KB, more than the arithmetic done in it (measured).
+
+    A buffer is lent to one message and given back when the message was used, so messages in flight never share one.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A flat buffer of `numel` elements, contents undefined."""
+        for i, held in enumerate(self._free):
+            if held.dtype == dtype and held.device == device and held.numel() >= numel:
+                return self._free.pop(i)[:numel]
+        self._free = [b for b in self._free if b.dtype != dtype][-8:]      # all of this type are too small now
+        return torch.empty(numel + numel // 5 + 64, dtype=dtype, device=device)[:numel]
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Lend it again. The caller keeps no view."""
+        base = buffer._base if buffer._base is not None else buffer
+        self._free.append(base)
+
+
+def matrix(blocks: Sequence[Tensor], width: int) -> Tensor:
+    """Blocks of vectors of one width as one matrix [V, width]; no copy where there is one block."""
+    full = [b for b in blocks if b.numel()] or [blocks[0]]
+    flat = full[0] if len(full) == 1 else torch.cat(full)
+    return flat.view(-1, width)

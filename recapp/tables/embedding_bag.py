@@ -1,0 +1,93 @@
+"""The unsharded collection: plain `torch.nn.EmbeddingBag`s, one after the other. It is the oracle of every parity test.
+
+    features            tables                       output [B, sum of dims]
+    C1: [7] [2 9] []    t1 (dim 4) reads C1          | t1(C1)  | t2(C1) | t2(C2) |
+    C2: [5] []    [1]   t2 (dim 3) reads C1 and C2
+
+It knows no ranks. A sharded twin takes its place under `DistributedModelParallel` or the trainer's strategy; built on
+`torch.device("meta")` it costs no memory until then. Names as in TorchRec's `EmbeddingBagCollection`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_tables, output_names
+from recapp.tables.ids import IdRules
+from recapp.tables.initial import fill_initial
+
+
+def compute_dtype(tables: Sequence[EmbeddingBagConfig]) -> torch.dtype:
+    """What a collection computes in and hands out: fp64 if any of its tables is stored so, else fp32."""
+    return torch.float64 if any(t.data_type.dtype == torch.float64 for t in tables) else torch.float32
+
+
+class EmbeddingBagCollection(nn.Module):
+    """Bags of ids to pooled vectors: KeyedJaggedTensor -> KeyedTensor.
+
+    Args:
+        tables: their order and the order of their features is the order of the output.
+        device: where the tables are made; `torch.device("meta")` makes none yet.
+        seed: of the start values (`recapp/tables/initial.py`).
+
+    Raises:
+        ConfigError: no tables, or two of one name.
+    """
+
+    def __init__(self, tables: Sequence[EmbeddingBagConfig], device: torch.device | None = None, seed: int = 0) -> None:
+        super().__init__()
+        check_tables(tables)
+        self._tables, self.seed = list(tables), seed
+        self.embedding_bags = nn.ModuleDict({t.name: nn.EmbeddingBag(
+            t.num_embeddings, t.embedding_dim, mode="sum", sparse=True, dtype=t.data_type.dtype,
+            _weight=torch.empty(t.num_embeddings, t.embedding_dim, dtype=t.data_type.dtype, device=device)) for t in tables})
+        self.id_rules = IdRules(tables)
+        self.dtype = compute_dtype(tables)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Write the start values, unless the tables are on the meta device."""
+        for t in self._tables:
+            weight = self.weight(t.name)
+            if weight.device.type != "meta":
+                fill_initial(weight.data, t, self.seed, range(t.num_embeddings), range(t.embedding_dim))
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables, in order."""
+        return list(self._tables)
+
+    def weight(self, table: str) -> Tensor:
+        """A table's rows, [R, D]."""
+        bag = self.embedding_bags[table]
+        assert isinstance(bag, nn.EmbeddingBag)
+        return bag.weight
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pool every bag.
+
+        Args:
+            features: raw ids of at least the tables' features, with weights or without.
+
+        Returns:
+            [B, sum of dims], keyed by feature (`feature@table` where several tables read one), in the collection's compute dtype.
+
+        Raises:
+            IdError: an id outside a table whose rule is `error`.
+        """
+        rows = self.id_rules(features)
+        weights = [None] * len(rows.per_F) if rows.weights_L is None else rows.weights_L.to(self.dtype).split(rows.per_F)
+        parts = []
+        for (table, _), rows_N, lengths_B, weights_N in zip(self.id_rules.pairs, rows.rows_L.split(rows.per_F), rows.lengths_FB, weights,
+                                                             strict=True):
+            offsets_B1 = F.pad(lengths_B.cumsum(0), (1, 0)).long()
+            pooled_BD = F.embedding_bag(rows_N, self.weight(table.name).to(self.dtype), offsets_B1, mode="sum",
+                                        include_last_offset=True, per_sample_weights=weights_N, sparse=True)
+            if table.pooling is PoolingType.MEAN:
+                pooled_BD = pooled_BD * lengths_B.clamp(min=1).to(self.dtype).reciprocal()[:, None]
+            parts.append(pooled_BD)
+        dims = [t.embedding_dim for t, _ in self.id_rules.pairs]
+        return KeyedTensor(output_names(self._tables), dims, torch.cat(parts, 1))

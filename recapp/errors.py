@@ -10,6 +10,7 @@ Commands print such a line alone and exit with code 1; `RECAPP_TRACEBACK=1` show
       PlanError         a plan that does not tile, does not fit or is unknown
       CheckpointError   a checkpoint that is incomplete or does not match
       LaunchError       ranks that could not be started or died
+      RankError         another rank failed; its own message says why
 """
 
 from collections.abc import Iterable
@@ -42,6 +43,10 @@ class CheckpointError(RecappError, RuntimeError):
 
 class LaunchError(RecappError, RuntimeError):
     """A rank could not be started, or one of them died."""
+
+
+class RankError(RecappError, RuntimeError):
+    """Another rank failed first; the launcher names that rank's own error instead of this one."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

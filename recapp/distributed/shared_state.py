@@ -1,0 +1,112 @@
+"""Strips of one row agree on the mean square of its gradient, so that row-wise Adagrad is exact under column cuts.
+
+Each strip's owner sums the squares of its columns in fp64 and tells the owners of the row's other strips: 8 bytes per touched row, one
+small collective, and only where a table is cut by columns and the rule asks for a row-wide statistic. All strips of a row were asked for
+by the same ranks and share their row cuts, so they hold the same touched rows in the same order: the message needs neither ids nor counts.
+Every strip adds the parts in column order, so all copies of the state stay equal bit for bit.
+"""
+
+from collections import defaultdict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recapp.distributed.comm import Comm
+from recapp.distributed.message import Mail
+from recapp.kernels.reference import runs, starts
+from recapp.sharding.layout import Layout, Piece
+
+
+class SharedState:
+    """Sums of squares over whole rows of the pieces on this rank.
+
+    Args:
+        layout: of all tables.
+        comm: the ranks.
+        groups: numbers of the groups, in the order in which `__call__` gets them.
+    """
+
+    def __init__(self, layout: Layout, comm: Comm) -> None:
+        self.layout, self.comm = layout, comm
+        self.mine_G = [layout.pieces_of(comm.rank, g) for g in range(len(layout.groups))]
+        mine = [p for pieces in self.mine_G for p in pieces]
+        number = {(p.strip, p.rows.start): i for i, p in enumerate(mine)}
+        bands: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+        for p in layout.pieces:
+            if not self._replicated(p) or p.rank == comm.rank:
+                bands[layout.strips[p.strip].table, p.rows.start].append(p)
+        band_P = [sorted(bands[layout.strips[p.strip].table, p.rows.start], key=lambda q: layout.strips[q.strip].cols.start) for p in mine]
+        self.depth = max((len(b) for b in band_P), default=0)
+        self.base_G = [torch.tensor([p.base for p in pieces] + [p.base + len(p.rows) for p in pieces[-1:]], device=comm.device)
+                       for pieces in self.mine_G]
+        self.out = sorted(((q.rank, p.rows.start, p.strip, q.strip, i) for i, (p, band) in enumerate(zip(mine, band_P, strict=True))
+                           for q in band if q.rank != comm.rank))
+        into = sorted(((q.rank, q.rows.start, q.strip, p.strip, i, band.index(q)) for i, (p, band) in enumerate(zip(mine, band_P, strict=True))
+                       for q in band if q.rank != comm.rank))
+        self.into_piece = torch.tensor([x[4] for x in into], dtype=torch.int64)
+        arrival = {(x[4], x[5]): n for n, x in enumerate(into)}
+        self.sources = [[self._source(i, j, band, number, arrival) for i, band in enumerate(band_P)] for j in range(self.depth)]
+        self.into_rank = [x[0] for x in into]
+
+    def _replicated(self, p: Piece) -> bool:
+        return self.layout.groups[self.layout.strips[p.strip].group].mode == "replicated"
+
+    def _source(self, i: int, j: int, band: list[Piece], number: dict[tuple[int, int], int], arrival: dict[tuple[int, int], int]) -> tuple[str, int]:
+        """Where strip j of piece i's rows comes from: an own piece, an arrived part, or nowhere."""
+        if j >= len(band):
+            return "none", 0
+        if band[j].rank == self.comm.rank:
+            return "own", number[band[j].strip, band[j].rows.start]
+        return "arrived", arrival[i, j]
+
+    def __call__(self, row_GU: list[Tensor], squares_GU: list[Tensor]) -> list[Tensor]:
+        """Sums over whole rows.
+
+        Args:
+            row_GU: touched rows of each group's store, ascending.
+            squares_GU: fp64 sums of squares over the strip's columns.
+
+        Returns:
+            fp64 sums of squares over the whole row, shaped as they came.
+        """
+        device = self.comm.device
+        counts = [torch.searchsorted(row, base).diff() if len(base) else base for row, base in zip(row_GU, self.base_G, strict=True)]
+        n_P = torch.cat(counts).cpu()
+        first_P = starts(n_P)[:-1]
+        part = torch.cat(squares_GU)
+        arrived, first_A = self._exchange(part, n_P, first_P)
+        everything = torch.cat([part, arrived, part.new_zeros(1)])
+        total = torch.zeros_like(part)
+        for level in self.sources:
+            begin_P = torch.tensor([_begin(kind, k, first_P, first_A, len(part)) for kind, k in level])
+            present_P = torch.tensor([kind != "none" for kind, _ in level])
+            index = runs(begin_P, torch.where(present_P, n_P, 0)).to(device)
+            where = runs(first_P, torch.where(present_P, n_P, 0)).to(device)
+            total[where] += everything[index]
+        return list(total.split([len(r) for r in row_GU]))
+
+    def _exchange(self, part: Tensor, n_P: Tensor, first_P: Tensor) -> tuple[Tensor, Tensor]:
+        """Parts of the siblings on other ranks, and where each begins."""
+        world = self.comm.world
+        asked, served = np.zeros((world, 1), np.int64), np.zeros((world, 1), np.int64)
+        size = n_P.tolist()
+        for rank, _, _, _, i in self.out:
+            asked[rank] += size[i]
+        for rank, i in zip(self.into_rank, self.into_piece.tolist(), strict=True):
+            served[rank] += size[i]
+        mail = Mail(asked, served, self.comm.rank, 1)
+        buffer = torch.empty(mail.numel, dtype=part.dtype, device=part.device)
+        at = [c[0] for c in mail.asked_W]
+        for rank, _, _, _, i in self.out:
+            buffer[at[rank]:at[rank] + size[i]] = part[int(first_P[i]):int(first_P[i]) + size[i]]
+            at[rank] += size[i]
+        self.comm.swap(buffer, *mail.requests())()
+        arrived = torch.cat([buffer[c[0]:c[1]] for r, c in enumerate(mail.served_W) if r != self.comm.rank] or [buffer[:0]])
+        return arrived, starts(n_P[self.into_piece])[:-1]
+
+
+def _begin(kind: str, number: int, first_P: Tensor, first_A: Tensor, own: int) -> int:
+    if kind == "own":
+        return int(first_P[number])
+    return own + int(first_A[number]) if kind == "arrived" else 0

@@ -1,0 +1,167 @@
+"""Several dense features side by side in one tensor: what comes out of the embedding tables.
+
+               user (2 wide)   item (3 wide)
+    sample 0    .1  .2          .3  .4  .5        values [B, 5], length_per_key [2, 3]
+    sample 1    .6  .7          .8  .9  .0
+
+>>> pooled = KeyedTensor(["user", "item"], [2, 3], torch.arange(10.).view(2, 5))
+>>> pooled["item"]
+tensor([[2., 3., 4.],
+        [7., 8., 9.]])
+
+Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`).
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+
+from recapp.errors import DataError
+from recapp.sparse.bags import UnknownKeyError
+
+
+class KeyedTensor:
+    """Named blocks along one dimension of a tensor.
+
+    Args:
+        keys: names of the blocks, each once.
+        length_per_key: their widths.
+        values: all blocks; nothing is copied.
+        key_dim: the dimension they lie along.
+
+    Raises:
+        DataError: widths that do not sum to the dimension, or are not one per key; a key twice.
+    """
+
+    def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor, key_dim: int = 1) -> None:
+        if len(keys) != len(length_per_key):
+            raise DataError(f"there are {len(keys)} keys and {len(length_per_key)} lengths: give one length per key")
+        if len(set(keys)) != len(keys):
+            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+            raise DataError(f"key {twice!r} is there twice: every key needs a name of its own")
+        if not 0 <= key_dim < values.dim():
+            raise DataError(f"key_dim is {key_dim}, but values have {values.dim()} dimensions: give one of 0..{values.dim() - 1}")
+        if sum(length_per_key) != values.shape[key_dim]:
+            raise DataError(f"length_per_key {list(length_per_key)} sum to {sum(length_per_key)}, but dimension {key_dim} of values "
+                            f"{list(values.shape)} is {values.shape[key_dim]}")
+        self._keys, self._length_per_key, self._values, self._key_dim = list(keys), list(length_per_key), values, key_dim
+
+    @staticmethod
+    def from_tensor_list(keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1) -> "KeyedTensor":
+        """One block per tensor.
+
+        Args:
+            keys: names of the blocks.
+            tensors: of the same shape but for `cat_dim`.
+            key_dim: the dimension whose sizes are the widths.
+            cat_dim: the dimension they are put one behind the other along.
+
+        Raises:
+            DataError: as many tensors as keys are wanted, one or more.
+        """
+        if len(keys) != len(tensors) or not tensors:
+            raise DataError(f"there are {len(keys)} keys and {len(tensors)} tensors: give one tensor per key, and one or more")
+        return KeyedTensor(keys, [t.shape[key_dim] for t in tensors], torch.cat(list(tensors), cat_dim), key_dim)
+
+    @staticmethod
+    def regroup(keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]) -> list[Tensor]:
+        """Blocks of several keyed tensors in other arrangements.
+
+        Args:
+            keyed_tensors: of one key_dim, with no key in two of them that a group names.
+            groups: the keys of each result, which may be in several.
+
+        Returns:
+            A tensor per group, its keys' blocks side by side.
+
+        Raises:
+            UnknownKeyError: a key that none of them holds.
+            DataError: a key that several hold, key_dims that differ, an empty group.
+        """
+        dims = sorted({t.key_dim() for t in keyed_tensors})
+        if len(dims) > 1:
+            raise DataError(f"key_dims differ: {dims}: regroup wants keyed tensors of one key_dim")
+        holders: dict[str, list[int]] = {}
+        for place, tensor in enumerate(keyed_tensors):
+            for key in tensor._keys:
+                holders.setdefault(key, []).append(place)
+        return [_group(keyed_tensors, holders, group) for group in groups]
+
+    def keys(self) -> list[str]:
+        """The names of the blocks, in order."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """All blocks."""
+        return self._values
+
+    def key_dim(self) -> int:
+        """The dimension that the blocks lie along."""
+        return self._key_dim
+
+    def length_per_key(self) -> list[int]:
+        """The widths of the blocks."""
+        return self._length_per_key
+
+    def offset_per_key(self) -> list[int]:
+        """Where each block starts, and the end of the last: one more than there are keys."""
+        return [0, *accumulate(self._length_per_key)]
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def __getitem__(self, key: str) -> Tensor:
+        if key not in self._keys:
+            raise UnknownKeyError(key, self._keys)
+        place = self._keys.index(key)
+        return self._values.narrow(self._key_dim, sum(self._length_per_key[:place]), self._length_per_key[place])
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """A tensor per key: views."""
+        return dict(zip(self._keys, torch.split(self._values, self._length_per_key, self._key_dim), strict=True))
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedTensor":
+        """The same blocks on a device."""
+        return KeyedTensor(self._keys, self._length_per_key, self._values.to(device, non_blocking=non_blocking), self._key_dim)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until the work that `stream` has queued by now is done."""
+        self._values.record_stream(stream)
+
+    def __repr__(self) -> str:
+        widths = ", ".join(f"{key} {length}" for key, length in zip(self._keys, self._length_per_key, strict=True))
+        kind = str(self._values.dtype).removeprefix("torch.")
+        return f"KeyedTensor({list(self._values.shape)} {kind} on {self._values.device}, key_dim {self._key_dim}: {widths or 'no keys'})"
+
+
+def _group(keyed_tensors: Sequence[KeyedTensor], holders: dict[str, list[int]], group: Sequence[str]) -> Tensor:
+    if not group:
+        raise DataError("a group is empty: name one key or more in each")
+    parts = []
+    for key in group:
+        if key not in holders:
+            raise UnknownKeyError(key, list(holders))
+        if len(holders[key]) > 1:
+            raise DataError(f"key {key!r} is in keyed tensors {holders[key]}: regroup cannot tell which is meant")
+        parts.append(keyed_tensors[holders[key][0]][key])
+    return parts[0] if len(parts) == 1 else torch.cat(parts, keyed_tensors[holders[group[0]][0]].key_dim())
+
+
+def _flatten(tensor: KeyedTensor) -> tuple[list[Any], tuple[tuple[str, ...], tuple[int, ...], int]]:
+    return [tensor.values()], (tuple(tensor.keys()), tuple(tensor.length_per_key()), tensor.key_dim())
+
+
+def _unflatten(leaves: Any, context: tuple[tuple[str, ...], tuple[int, ...], int]) -> KeyedTensor:
+    # Leaves may be anything while a tree is being mapped, so nothing is checked here.
+    made = KeyedTensor.__new__(KeyedTensor)
+    made._keys, made._length_per_key, made._key_dim = list(context[0]), list(context[1]), context[2]
+    (made._values,) = leaves
+    return made
+
+
+register_pytree_node(KeyedTensor, _flatten, _unflatten, serialized_type_name="recapp.sparse.keyed_tensor.KeyedTensor")

@@ -144,10 +144,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
     def _merged(self) -> tuple[list[Tensor], list[Tensor]]:
         """Several lookups of one step: a row's gradients are added in the order in which the lookups came back."""
         rows, grads = [], []
-        for row_KU, grad_KUD in zip(*([list(x) for x in zip(*part, strict=True)] for part in zip(*self._waiting, strict=True)), strict=True):
-            distinct = group(torch.cat(row_KU))
+        for g in range(len(self.stores)):
+            distinct = group(torch.cat([row_GU[g] for row_GU, _ in self._waiting]))
             rows.append(distinct.key_U)
-            grads.append(pool(torch.cat(grad_KUD), Links(distinct.order_N.int(), distinct.start_U1)))
+            grads.append(pool(torch.cat([grad_GUD[g] for _, grad_GUD in self._waiting]), Links(distinct.order_N.int(), distinct.start_U1)))
         return rows, grads
 
     def blocks(self) -> Iterator[Block]:

@@ -38,7 +38,7 @@ class SharedState:
                 bands[layout.strips[p.strip].table, p.rows.start].append(p)
         band_P = [sorted(bands[layout.strips[p.strip].table, p.rows.start], key=lambda q: layout.strips[q.strip].cols.start) for p in mine]
         self.depth = max((len(b) for b in band_P), default=0)
-        self.base_G = [torch.tensor([p.base for p in pieces] + [p.base + len(p.rows) for p in pieces[-1:]], device=comm.device)
+        self.base_G = [torch.tensor([p.base for p in pieces] + [p.base + len(p.rows) for p in pieces[-1:]], dtype=torch.int64, device=comm.device)
                        for pieces in self.mine_G]
         self.out = sorted(((q.rank, p.rows.start, p.strip, q.strip, i) for i, (p, band) in enumerate(zip(mine, band_P, strict=True))
                            for q in band if q.rank != comm.rank))

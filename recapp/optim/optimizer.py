@@ -1,0 +1,64 @@
+"""The one optimiser object that Lightning sees.
+
+Lightning's automatic optimisation wants exactly one. This one owns the dense parameters' optimiser, any of torch's, and shows a param group per
+sharded collection beside it. Those groups hold no parameters: tables are updated in backward, and the update reads the group's live `lr`.
+So a learning-rate schedule or a monitor treats tables and dense part alike.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+
+class HybridOptimizer(Optimizer):
+    """A dense optimiser plus groups of tables that were updated in backward already.
+
+    Args:
+        dense: optimiser of the dense parameters.
+        sparse_groups: the `param_group` of each sharded collection; names are made unique.
+    """
+
+    def __init__(self, dense: Optimizer, sparse_groups: Sequence[dict[str, Any]]) -> None:
+        self.dense, self.sparse_groups = dense, list(sparse_groups)
+        for number, group in enumerate(dense.param_groups):
+            group.setdefault("name", "dense" if len(dense.param_groups) == 1 else f"dense/{number}")
+        for number, group in enumerate(self.sparse_groups):
+            group["name"] = group["name"] if len(self.sparse_groups) == 1 else f"{group['name']}/{number}"
+        super().__init__(dense.param_groups + self.sparse_groups, dense.defaults)
+        self.state = dense.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take a group as it is: the same dict that the dense optimiser or the fused update reads."""
+        self.param_groups.append(param_group)
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Run the closure once (forward, backward and with it the tables' update), then update the dense part."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.dense.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop dense gradients; tables have none."""
+        self.dense.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The dense optimiser's state and the tables' hyper-parameters; the tables' state is stored with the tables."""
+        return {"dense": self.dense.state_dict(), "sparse": [{k: v for k, v in g.items() if k != "params"} for g in self.sparse_groups]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`; the fused updates keep reading the same group dicts."""
+        self.dense.load_state_dict(state_dict["dense"])
+        for group, stored in zip(self.sparse_groups, state_dict["sparse"], strict=True):
+            group.update(stored)
+        self.param_groups = self.dense.param_groups + self.sparse_groups
+        self.state = self.dense.state
+
+
+def hybrid(dense: Optimizer, collections: Iterable[Any]) -> HybridOptimizer:
+    """The optimiser of a model: its dense part's, and the groups of its sharded collections."""
+    return HybridOptimizer(dense, [c.param_group for c in collections])

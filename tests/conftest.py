@@ -1,0 +1,24 @@
+"""Fixtures shared by all tests: the pool of ranks, and where real click logs lie."""
+
+import os
+from pathlib import Path
+
+import pytest
+from ranks import Ranks
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """`ranks.run(fn, world, *args)`: see tests/ranks.py."""
+    pool = Ranks()
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="session")
+def real_data():
+    """The folder of real click logs, or a skip with its reason."""
+    path = os.environ.get("RECAPP_REAL_DATA")
+    if not path or not Path(path, "criteo_kaggle_137k", "train").is_dir():
+        pytest.skip("no real click logs: set RECAPP_REAL_DATA to a folder that holds criteo_kaggle_137k/train")
+    return Path(path)

@@ -1,0 +1,141 @@
+"""Random models, plans and batches, and the unsharded run that sharded runs are compared with.
+
+A case is a function of its seed alone, so every rank builds the same one. fp64 throughout: what differs is the order of sums, so the
+tolerance is tight (1e-9) and catches every wrong row.
+"""
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from recapp.optim import rules
+from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.tilings import Places, ShardingType, tile
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+
+RULES = {"sgd": rules.sgd(0.5), "adagrad": rules.adagrad(0.5), "rowwise_adagrad": rules.rowwise_adagrad(0.5), "adam": rules.adam(0.1)}
+KINDS = [*(t.value for t in ShardingType), "mixed", "random"]
+
+
+@dataclass
+class Case:
+    tables: list
+    plan: ShardingPlan
+    batches: list          # [step][rank] -> KeyedJaggedTensor
+    head: torch.Tensor
+    rule: rules.RowRule
+
+
+def random_tiling(table, world, rng):
+    """Cut the table a few times anywhere, deal the rectangles to any ranks."""
+    parts = [(0, table.num_embeddings, 0, table.embedding_dim)]
+    for _ in range(rng.randint(0, 5)):
+        r0, r1, c0, c1 = parts.pop(rng.randrange(len(parts)))
+        if rng.random() < 0.5 and r1 - r0 > 1:
+            m = rng.randrange(r0 + 1, r1)
+            parts += [(r0, m, c0, c1), (m, r1, c0, c1)]
+        elif c1 - c0 > 1:
+            m = rng.randrange(c0 + 1, c1)
+            parts += [(r0, r1, c0, m), (r0, r1, m, c1)]
+        else:
+            parts.append((r0, r1, c0, c1))
+    return TableSharding(tuple(Shard(rng.randrange(world), range(a, b), range(c, d)) for a, b, c, d in parts))
+
+
+def sharding(kind, table, world, rng, mode):
+    if kind == "mixed":
+        kind = rng.choice([k for k in KINDS if k != "mixed"])
+    if kind == "random":
+        found = random_tiling(table, world, rng)
+        return TableSharding(found.shards, mode)
+    ranks = list(range(world))
+    rng.shuffle(ranks)
+    half = max(1, world // 2)
+    hosts = [h for h in (list(range(half)), list(range(half, world))) if h]
+    return tile(table, kind, Places(ranks, hosts, column_width=rng.choice([1, 2, 3, 5])), mode)
+
+
+def make_batch(tables, rows, rng, generator, weighted):
+    features = sorted({f for t in tables for f in t.feature_names})
+    smallest = {f: min(t.num_embeddings for t in tables if f in t.feature_names) for f in features}
+    lengths = torch.randint(0, 4, (len(features), rows), generator=generator)
+    if rng.random() < 0.3:
+        lengths[rng.randrange(len(features))] = 0                     # a feature absent from this rank's batch
+    if rng.random() < 0.1:
+        lengths[:] = 0
+    ids = torch.cat([torch.randint(0, smallest[f], (int(n.sum()),), generator=generator) for f, n in zip(features, lengths, strict=True)])
+    weights = torch.rand(len(ids), generator=generator, dtype=torch.float64) if weighted else None
+    return KeyedJaggedTensor(features, ids, weights, lengths.flatten())
+
+
+def make_case(seed, kind, world, *, rule, mode, pooling, weighted, steps=3, rows=7, uneven=False):
+    rng, generator = random.Random(f"{seed}/{kind}/{world}"), torch.Generator().manual_seed(seed)
+    tables = [EmbeddingBagConfig(
+        name=f"t{k}", num_embeddings=rng.choice([1, 3, 17, 131]), embedding_dim=rng.choice([1, 4, 5, 12]), data_type="fp64",
+        feature_names=[f"f{k}_{j}" for j in range(rng.choice([1, 1, 2]))] + (["shared"] if k < 2 else []),
+        pooling=rng.choice(["sum", "mean"]) if pooling == "both" else pooling) for k in range(4)]
+    plan = ShardingPlan({t.name: sharding(kind, t, world, rng, mode if mode != "both" else rng.choice(["unique", "pooled"])) for t in tables}, world)
+    batches = [[make_batch(tables, rows + (r if uneven else 0), rng, generator, weighted) for r in range(world)] for _ in range(steps)]
+    width = sum(t.embedding_dim * len(t.feature_names) for t in tables)
+    return Case(tables, plan, batches, torch.randn(width, generator=generator, dtype=torch.float64), RULES[rule])
+
+
+def loss_of(values, head):
+    """Not linear, so that a wrong scale anywhere shows."""
+    return (values.tanh() * head).sum(1)
+
+
+class Oracle:
+    """The unsharded collection under torch's own optimisers."""
+
+    def __init__(self, case, seed):
+        self.case, self.model = case, EmbeddingBagCollection(case.tables, seed=seed)
+        weights, lr, name = list(self.model.parameters()), case.rule.lr, case.rule.name
+        self.optimizer = {
+            "sgd": lambda: torch.optim.SGD(weights, lr), "adagrad": lambda: torch.optim.Adagrad(weights, lr, eps=1e-10),
+            "adam": lambda: torch.optim.SparseAdam(weights, lr), "rowwise_adagrad": lambda: RowwiseAdagrad(weights, lr)}[name]()
+
+    def step(self, batches):
+        """One update on the concatenated batch; returns each rank's output."""
+        outputs = [self.model(b).values() for b in batches]
+        rows = sum(len(o) for o in outputs)
+        self.optimizer.zero_grad()
+        (sum(loss_of(o, self.case.head).sum() for o in outputs) / max(rows, 1)).backward()
+        self.optimizer.step()
+        return [o.detach() for o in outputs]
+
+    def tensor(self, table, name):
+        """A logical tensor of a table: its weight or a state of the optimiser."""
+        weight = self.model.weight(table)
+        if name == "weight":
+            return weight.detach()
+        state = self.optimizer.state[weight]
+        return state[name] if name in state else torch.zeros_like(weight)
+
+
+class RowwiseAdagrad(torch.optim.Optimizer):
+    """s += mean_D(g^2); w -= lr g / (sqrt(s) + eps), written for one dense table: the definition."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for w in group["params"]:
+                g = w.grad.to_dense()
+                s = self.state[w].setdefault("sum", torch.zeros(len(w), 1, dtype=w.dtype))
+                s += g.square().mean(1, keepdim=True)
+                w -= torch.where(g != 0, group["lr"] * g / (s.sqrt() + 1e-8), 0)
+
+
+class Plain(nn.Module):
+    """A model that is nothing but a collection."""
+
+    def __init__(self, collection):
+        super().__init__()
+        self.collection = collection

@@ -1,0 +1,79 @@
+"""A pool of gloo ranks that lives as long as the pytest session: starting processes costs seconds, a test costs milliseconds.
+
+`ranks.run(fn, world, *args)` calls `fn(comm, *args)` on the first `world` ranks and returns their results in rank order; an exception in
+any rank fails the test with that rank's traceback. `fn` must be importable.
+"""
+
+import multiprocessing as mp
+import os
+import sys
+import tempfile
+import traceback
+
+SIZE = 4
+TIMEOUT_S = 120
+
+
+def _serve(rank, path, python_path, pipe):
+    sys.path[:] = python_path
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    from recapp.distributed.comm import Comm
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=SIZE)
+    groups = {world: dist.new_group(list(range(world))) for world in range(1, SIZE + 1)}
+    while True:
+        job = pipe.recv()
+        if job is None:
+            dist.destroy_process_group()
+            return
+        fn, world, args = job
+        try:
+            pipe.send((True, fn(Comm(groups[world]), *args)))
+        except BaseException:
+            pipe.send((False, f"rank {rank} of {world}:\n{traceback.format_exc()}"))
+
+
+class Ranks:
+    """The pool. A rank that fails inside a collective leaves the others waiting, so after any failure the pool starts afresh."""
+
+    def __init__(self):
+        self._workers = []
+
+    def _start(self):
+        context, self._folder = mp.get_context("spawn"), tempfile.TemporaryDirectory()
+        for rank in range(SIZE):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, f"{self._folder.name}/store", list(sys.path), there), daemon=True)
+            process.start()
+            self._workers.append((process, here))
+
+    def run(self, fn, world, *args):
+        if not self._workers:
+            self._start()
+        for _, pipe in self._workers[:world]:
+            pipe.send((fn, world, args))
+        answers, failed = [], []
+        for rank, (_, pipe) in enumerate(self._workers[:world]):
+            if not pipe.poll(TIMEOUT_S if not failed else 2):
+                failed.append(f"rank {rank} of {world}: no answer")
+                continue
+            fine, answer = pipe.recv()
+            (answers if fine else failed).append(answer)
+        if failed:
+            self.stop(kill=True)
+            raise AssertionError("\n".join(failed))
+        return answers
+
+    def stop(self, kill=False):
+        for process, pipe in self._workers:
+            if kill:
+                process.kill()
+            else:
+                pipe.send(None)
+        for process, _ in self._workers:
+            process.join(10)
+        self._workers = []

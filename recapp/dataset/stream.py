@@ -1,0 +1,151 @@
+"""The stream of batches that a rank trains on, and its DataLoader.
+
+    global batch k   [ lane 0 | lane 1 | lane 2 | lane 3 | lane 4 | lane 5 ]     B/V rows each
+    ranks            [      rank 0     |              rank 1               ]     W = 2: lanes [rV/W, (r+1)V/W)
+    workers of 1                       [     worker 0    |    worker 1     ]     their parts joined by the rank
+
+However many ranks and workers there are, the concatenation of the ranks' batches is the same rows in the same order.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from recapp.dataset.collate import Collate, check_transform, join_batches
+from recapp.dataset.order import batches, check_order, deal, permutation, rank_lanes
+from recapp.dataset.reader import Reader
+from recapp.dataset.rows import Rows
+from recapp.dataset.schema import Schema
+from recapp.dataset.source import Source
+from recapp.errors import ConfigError, DataError
+from recapp.sparse.batch import Batch
+
+
+class BatchStream(IterableDataset[Any]):
+    """The batches of one rank, in the order that `recapp.dataset.order` defines.
+
+    batch_size: rows of a GLOBAL batch, a multiple of `lanes`. lanes: V, at least `world`. shuffle_rows: rows within which the order
+    is shuffled, over all lanes; 0 keeps file order within a lane. training: skip the short last batch; otherwise every row is
+    yielded once and every rank yields the same number of batches, empty ones at the end where it has no rows left.
+    dense_transform: a key of `collate.DENSE_TRANSFORMS`.
+
+    Iterating yields `Batch`es of epoch and position as last set by `set_position` (epoch 0, batch 0 before). Inside a worker of
+    a DataLoader it yields the parts of the worker's own lanes: use `make_loader`, which joins them.
+    Raises ConfigError for numbers that do not fit together, DataError while iterating for values that cannot be used.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        schema: Schema,
+        *,
+        batch_size: int,
+        lanes: int = 16,
+        shuffle_rows: int = 4096,
+        seed: int = 1,
+        rank: int = 0,
+        world: int = 1,
+        training: bool = True,
+        dense_transform: str = "log1p",
+    ) -> None:
+        check_order(batch_size, lanes, world, shuffle_rows)
+        check_transform(dense_transform)
+        if training and source.rows < batch_size:
+            raise ConfigError(
+                f"dataset.batch_size={batch_size}: larger than the {source.rows} rows there are to train on, so an epoch would have no "
+                f"batch; at most {source.rows // lanes * lanes} is allowed"
+            )
+        self.source, self.schema, self.seed, self.training = source, schema, seed, training
+        self.batch_size, self.shuffle_rows = batch_size, shuffle_rows
+        self.lanes = rank_lanes(rank, world, lanes)
+        self.epoch, self.first_batch = 0, 0
+        self._share = batch_size // lanes
+        self._deal = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
+        self._collate = Collate(schema, source.bags, dense_transform)
+
+    def __len__(self) -> int:
+        """Global batches of a whole epoch, wherever iteration starts."""
+        return batches(self.source.rows, self.batch_size, self.training)
+
+    def set_position(self, epoch: int, batches: int) -> None:
+        """Where the next iteration begins: in `epoch`, after its first `batches` global batches."""
+        self.epoch, self.first_batch = epoch, batches
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        if worker is None:
+            return self._batches(self.lanes)
+        own = rank_lanes(worker.id, worker.num_workers, len(self.lanes))
+        return _told(self._batches(self.lanes[own.start : own.stop]))
+
+    def _batches(self, lanes: range) -> Iterator[Batch]:
+        begin = self.first_batch * self._share // self._block * self._block
+        reader = Reader(self.source, self._deal, lanes, begin, self._collate)
+        shares = [self._shares(reader, lane) for lane in lanes]
+        for _ in range(self.first_batch, len(self)):
+            yield self._collate.batch([part for share in shares for part in next(share, ())])
+
+    @property
+    def _block(self) -> int:
+        """Rows of a lane that are shuffled together."""
+        return max(1, self.shuffle_rows // len(self._deal.lanes)) if self.shuffle_rows else self._share
+
+    def _shares(self, reader: Reader, lane: int) -> Iterator[list[Rows]]:
+        """A lane's part of batch after batch, in pieces: `_share` rows each, fewer in the last."""
+        total, position = self._deal.rows(lane), self.first_batch * self._share
+        blocks = self._blocks(reader, lane, total)
+        held = next(blocks).skip(position % self._block) if position < total else None
+        while position < total:
+            parts, wanted = [], min(self._share, total - position)
+            position += wanted
+            while wanted:
+                held = held if held else next(blocks)
+                part, held = held.slice(0, wanted), held.skip(wanted)
+                wanted -= len(part)
+                parts.append(part)
+            yield parts
+
+    def _blocks(self, reader: Reader, lane: int, total: int) -> Iterator[Rows]:
+        """A lane's shuffle blocks, from the one that holds the position."""
+        block = self.first_batch * self._share // self._block
+        for first in range(block * self._block, total, self._block):
+            rows = reader.take(lane, min(self._block, total - first))
+            if self.shuffle_rows:
+                rows = rows.take(permutation(self.seed, self.epoch, lane, first // self._block, len(rows)))
+            yield rows
+
+
+class _Failure(str):
+    """An error's one line, on its way from a worker to its rank: DataLoader would wrap it in the worker's traceback."""
+
+
+def _told(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
+    try:
+        yield from batches
+    except DataError as error:
+        yield _Failure(error)
+
+
+class BatchLoader(DataLoader[Any]):
+    """A DataLoader over a `BatchStream` whose workers read some lanes each; it joins their parts to the rank's batch."""
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        # A generator: the stream's position is read (and pickled to the workers) at the first next(), not at iter().
+        items, workers = super().__iter__(), max(1, self.num_workers)
+        for first in items:
+            parts = [first, *(next(items) for _ in range(workers - 1))]
+            for part in parts:
+                if isinstance(part, _Failure):
+                    raise DataError(str(part))
+            yield join_batches(parts)
+
+
+def make_loader(stream: BatchStream, num_workers: int = 0) -> BatchLoader:
+    """A loader of `stream` with up to `num_workers` worker processes (no more than the rank has lanes); 0 reads in this process.
+
+    `stream.set_position` before an iteration's first batch takes effect in the workers as well.
+    """
+    if num_workers < 0:
+        raise ConfigError(f"dataset.num_workers={num_workers}: 0 (read in the rank's own process) or more is allowed")
+    return BatchLoader(stream, batch_size=None, num_workers=min(num_workers, len(stream.lanes)))

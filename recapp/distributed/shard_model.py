@@ -1,0 +1,144 @@
+"""Sharding is a function applied to a finished model: every `EmbeddingBagCollection` in it is replaced by its sharded twin.
+
+`DistributedModelParallel` does that and wraps the rest in DDP, for an ordinary torchrun script without Lightning:
+
+    model = DistributedModelParallel(MyModel(EmbeddingBagCollection(tables=tables, device=torch.device("meta"))))
+    optimizer = HybridOptimizer(torch.optim.Adam(model.parameters()), model.sparse_groups())
+
+Names and argument order as in TorchRec's class of that name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from recapp.distributed.comm import Comm
+from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.errors import ConfigError
+from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.planner.automatic import automatic_plan
+from recapp.planner.topology import Topology
+from recapp.sharding.plan import ShardingPlan
+from recapp.tables.config import EmbeddingBagConfig, check_tables
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+
+
+@dataclass(frozen=True)
+class EmbeddingBagCollectionSharder:
+    """How collections become sharded ones.
+
+    Args:
+        rule: what happens to touched rows (`recapp/optim/rules.py`).
+    """
+
+    rule: RowRule = rowwise_adagrad()
+
+
+def embedding_collections(module: nn.Module) -> list[tuple[str, EmbeddingBagCollection]]:
+    """Every unsharded collection in a model, by path."""
+    return [(path, m) for path, m in module.named_modules() if isinstance(m, EmbeddingBagCollection)]
+
+
+def sharded_collections(module: nn.Module) -> list[ShardedEmbeddingBagCollection]:
+    """Every sharded collection in a model."""
+    return [m for m in module.modules() if isinstance(m, ShardedEmbeddingBagCollection)]
+
+
+def embedding_tables(module: nn.Module) -> list[EmbeddingBagConfig]:
+    """All tables of a model, sharded or not.
+
+    Raises:
+        ConfigError: two collections have a table of one name.
+    """
+    tables = [t for m in module.modules() if isinstance(m, EmbeddingBagCollection | ShardedEmbeddingBagCollection)
+              for t in m.embedding_bag_configs()]
+    if tables:
+        check_tables(tables)
+    return tables
+
+
+def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule) -> None:
+    """Replace every collection in a model, in place. What is sharded already stays.
+
+    Start values are those of the collection's seed, the same under every plan; values that a collection on a real device was given
+    by hand are not taken over.
+
+    Raises:
+        PlanError: the plan does not cover the model's tables or is for another number of ranks.
+        ConfigError: the model itself is a collection, which has no parent to hold its twin.
+    """
+    for path, collection in embedding_collections(module):
+        if not path:
+            raise ConfigError("a collection cannot be sharded in place by itself: put it into a module, or use ShardedEmbeddingBagCollection")
+        tables = collection.embedding_bag_configs()
+        twin = ShardedEmbeddingBagCollection(tables, plan.part([t.name for t in tables]), comm, rule, collection.seed)
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, twin)
+
+
+def sharded_names(module: nn.Module) -> list[str]:
+    """Parameters and buffers of sharded collections, by path: what DDP must neither broadcast nor reduce."""
+    return [f"{path}.{name}" for path, m in module.named_modules() if isinstance(m, ShardedEmbeddingBagCollection)
+            for name, _ in [*m.named_parameters(), *m.named_buffers()]]
+
+
+def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
+    """DDP over everything that is not sharded; the module itself where there is nothing to reduce.
+
+    DDP would broadcast rank 0's shards over the others without a word, so their names are on its ignore list.
+    """
+    names = sharded_names(module)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+    dense = any(p.requires_grad for name, p in module.named_parameters() if name not in names)
+    if comm.world == 1 or not dense:
+        return module
+    return DistributedDataParallel(module, **settings)
+
+
+class DistributedModelParallel(nn.Module):
+    """A model with sharded tables and a replicated dense part, outside of Lightning.
+
+    Args:
+        module: holds `EmbeddingBagCollection`s, best built on `torch.device("meta")`.
+        plan: where tables lie; None lets recapp decide.
+        sharders: one `EmbeddingBagCollectionSharder`, or None for row-wise Adagrad at its default rate.
+        device: of this rank; None takes the rank's GPU where the default process group is NCCL, else the CPU.
+
+    Scale the loss so that its mean over ranks is the loss of the global batch, as for DDP.
+    """
+
+    def __init__(self, module: nn.Module, plan: ShardingPlan | None = None, sharders: Sequence[EmbeddingBagCollectionSharder] | None = None,
+                 device: torch.device | None = None) -> None:
+        super().__init__()
+        sharder = (sharders or [EmbeddingBagCollectionSharder()])[0]
+        self.device = device or _own_device()
+        group = dist.new_group() if dist.is_available() and dist.is_initialized() else None
+        self.comm = Comm(group, self.device)
+        self.plan = plan or automatic_plan(embedding_tables(module), Topology(self.comm.world), sharder.rule)
+        shard_model(module, self.plan, self.comm, sharder.rule)
+        module = module.to(self.device)
+        ids = [self.device.index] if self.device.type == "cuda" and self.device.index is not None else None
+        self.module = wrap_dense(module, self.comm, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's."""
+        return self.module(*args, **kwargs)
+
+    def sparse_groups(self) -> list[dict[str, Any]]:
+        """The param groups of the tables, for `HybridOptimizer` or to set their learning rate by hand."""
+        return [c.param_group for c in sharded_collections(self)]
+
+    def extra_repr(self) -> str:
+        """The plan in one line; the collections below say which tables lie where."""
+        return f"plan={self.plan.name}, rank {self.comm.rank} of {self.comm.world}, {self.device}"
+
+
+def _own_device() -> torch.device:
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,116 @@
+"""The LightningModule: loss, optimiser and metrics of a click model. It knows no ranks, no plan and no sharding.
+
+Any LightningModule that holds an `EmbeddingBagCollection` trains sharded under `EmbeddingShardingStrategy` all the same; this one is what
+recapp's commands use. Lightning's automatic optimisation, callbacks, loggers and schedulers work as in any module.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import Metric
+
+from recapp.distributed.shard_model import sharded_collections
+from recapp.optim.optimizer import HybridOptimizer
+from recapp.sparse.batch import Batch
+
+TRAIN_AUC_EVERY = 20      # steps between two readings of the training AUC: a reading walks the whole histogram
+
+
+class ClickModule(LightningModule):
+    """Binary cross entropy of a model's logits.
+
+    Args:
+        make_model: builds the model, tables on the meta device; called once, on every rank alike.
+        make_optimizer: makes the dense part's optimiser from its parameters.
+        make_metrics: makes fresh metrics by name; each is updated with (logits_B, labels_B).
+        make_schedule: makes a learning-rate schedule of the one optimiser, stepped every batch; None keeps rates constant.
+        seed: of the dense part's start values.
+    """
+
+    def __init__(self, make_model: Callable[[], nn.Module], make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+                 make_metrics: Callable[[], dict[str, Metric]], make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
+                 seed: int = 1) -> None:
+        super().__init__()
+        self._make_model, self._make_optimizer, self._make_schedule, self._seed = make_model, make_optimizer, make_schedule, seed
+        self.val_metrics, self.train_metrics = nn.ModuleDict(make_metrics()), nn.ModuleDict(make_metrics())
+        for metric in self.train_metrics.values():
+            metric.sync_on_compute = False                    # the running value on the bar is this rank's: no traffic
+        self.model: nn.Module | None = None
+        self.validated_step = -1
+
+    def configure_model(self) -> None:
+        """Build the model once; tables stay on the meta device until the strategy shards them."""
+        if self.model is None:
+            torch.manual_seed(self._seed)
+            self.model = self._make_model()
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits of a batch, [B]."""
+        assert self.model is not None
+        logits_B = self.model(batch.dense_BI, batch.sparse)
+        assert isinstance(logits_B, Tensor)
+        return logits_B
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Mean loss over this rank's batch; the strategy weighs it where ranks have batches of different size."""
+        logits_B = self(batch)
+        loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels_B, reduction="sum") / max(batch.rows, 1)
+        self.log("train_loss", loss.detach(), prog_bar=True, batch_size=batch.rows)
+        for metric in self.train_metrics.values():
+            metric.update(logits_B.detach().float(), batch.labels_B)
+        if "auc" in self.train_metrics and batch_idx % TRAIN_AUC_EVERY == TRAIN_AUC_EVERY - 1:
+            auc = self.train_metrics["auc"]
+            assert isinstance(auc, Metric)
+            self.log("train_auc", auc.compute().float(), prog_bar=True, batch_size=batch.rows)
+        return loss
+
+    def on_train_epoch_start(self) -> None:
+        """The running training metrics are those of the epoch."""
+        for metric in self.train_metrics.values():
+            metric.reset()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Count a batch in; an empty one counts nothing but takes part in the exchange."""
+        logits_B = self(batch)
+        for metric in self.val_metrics.values():
+            metric.update(logits_B.float(), batch.labels_B)
+
+    def on_validation_epoch_start(self) -> None:
+        """Start from nothing."""
+        for metric in self.val_metrics.values():
+            metric.reset()
+
+    def on_validation_epoch_end(self) -> None:
+        """Log `val_<metric>` over all ranks: the same numbers on each."""
+        for name, metric in self.val_metrics.items():
+            self.log(f"val_{name}", metric.compute(), prog_bar=name in ("auc", "log_loss"))
+        self.validated_step = self.trainer.global_step
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """As validation."""
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_start(self) -> None:
+        """As validation."""
+        self.on_validation_epoch_start()
+
+    def on_test_epoch_end(self) -> None:
+        """Log `test_<metric>`."""
+        for name, metric in self.val_metrics.items():
+            self.log(f"test_{name}", metric.compute())
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """One optimiser: the dense parameters' own, and a group per sharded collection whose rate the fused update reads."""
+        dense = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
+        optimizer = HybridOptimizer(dense, [c.param_group for c in sharded_collections(self)])
+        if self._make_schedule is None:
+            return optimizer
+        schedule: dict[str, Any] = {"scheduler": self._make_schedule(optimizer), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}  # type: ignore[return-value,typeddict-item]

@@ -118,6 +118,17 @@ def check_bags(values_L: Tensor, lengths: Numbers | None, offsets: Numbers | Non
     return lengths_N, offsets_N1
 
 
+def check_distinct(keys: Sequence[str]) -> None:
+    """Refuse a key that is there twice.
+
+    Raises:
+        DataError: naming it.
+    """
+    if len(set(keys)) != len(keys):
+        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        raise DataError(f"key {twice!r} is there twice: every key needs a name of its own")
+
+
 def check_total(total: int, values_L: Tensor) -> None:
     """Refuse lengths whose sum is not the number of values.
 
@@ -161,7 +172,7 @@ def values_text(values_L: Tensor) -> str:
 def bags_text(values_L: Tensor, weights_L: Tensor | None, lengths_B: Tensor) -> str:
     """The first bags and the first values of each, such as `[101 102] [] [301:0.5]` with a weight behind the colon."""
     if values_L.is_meta or lengths_B.is_meta:
-        return f"[on meta, {len(lengths_B)} bags]"
+        return "not read"
     shown, start = [], 0
     for length in lengths_B[:SHOWN_BAGS].tolist():
         take = slice(start, start + min(length, SHOWN_VALUES))
@@ -185,17 +196,17 @@ def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, stride: int | 
     count, rows = len(offsets_N), len(values_L)
     if _are_starts(offsets_N, rows, keys, stride):
         offsets_N = F.pad(offsets_N, (0, 1), value=rows)
-    if on_host(offsets_N) and rows_differ(offsets_N, rows):
-        first, last = int(offsets_N[0]), int(offsets_N[-1])
-        falls = (offsets_N.diff() < 0).nonzero()
-        fault = (f"fall from {int(offsets_N[falls[0]])} to {int(offsets_N[falls[0] + 1])}" if len(falls) else f"run from {first} to {last}")
-        raise DataError(f"{count} offsets {fault}, but there are {rows} values: give offsets that rise from 0 to {rows}, or starts only")
-    return offsets_N
-
-
-def rows_differ(offsets_N1: Tensor, rows: int) -> bool:
-    """Whether offsets do anything but rise from 0 to `rows`."""
-    return int(offsets_N1[0]) != 0 or int(offsets_N1[-1]) != rows or bool((offsets_N1.diff() < 0).any())
+    if not on_host(offsets_N):
+        return offsets_N
+    first, last, falls = int(offsets_N[0]), int(offsets_N[-1]), offsets_N.diff() < 0
+    if bool(falls.any()):
+        place = int(falls.nonzero()[0])
+        fault = f"fall from {int(offsets_N[place])} to {int(offsets_N[place + 1])}"
+    elif (first, last) != (0, rows):
+        fault = f"run from {first} to {last}"
+    else:
+        return offsets_N
+    raise DataError(f"{count} offsets {fault}, but there are {rows} values: give offsets that rise from 0 to {rows}, or starts only")
 
 
 def _are_starts(offsets_N: Tensor, rows: int, keys: int, stride: int | None) -> bool:

@@ -39,6 +39,7 @@ from recapp.sparse.bags import (
     UnknownKeyError,
     bags_text,
     check_bags,
+    check_distinct,
     check_total,
     check_values,
     concatenate,
@@ -291,9 +292,7 @@ class KeyedJaggedTensor:
 def _check_keys(keys: Sequence[str]) -> list[str]:
     if isinstance(keys, str):
         raise DataError(f"keys are the text {keys!r}: give a list of names, [{keys!r}]")
-    twice = [key for i, key in enumerate(keys) if key in keys[:i]]
-    if twice:
-        raise DataError(f"key {twice[0]!r} is there twice: every key needs a name of its own")
+    check_distinct(keys)
     return list(keys)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import register_pytree_node
 
 from recapp.errors import DataError
-from recapp.sparse.bags import UnknownKeyError
+from recapp.sparse.bags import UnknownKeyError, check_distinct
 
 
 class KeyedTensor:
@@ -40,9 +40,7 @@ class KeyedTensor:
     def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor, key_dim: int = 1) -> None:
         if len(keys) != len(length_per_key):
             raise DataError(f"there are {len(keys)} keys and {len(length_per_key)} lengths: give one length per key")
-        if len(set(keys)) != len(keys):
-            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
-            raise DataError(f"key {twice!r} is there twice: every key needs a name of its own")
+        check_distinct(keys)
         if not 0 <= key_dim < values.dim():
             raise DataError(f"key_dim is {key_dim}, but values have {values.dim()} dimensions: give one of 0..{values.dim() - 1}")
         if sum(length_per_key) != values.shape[key_dim]:

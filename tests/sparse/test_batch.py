@@ -1,0 +1,54 @@
+import pickle
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from recapp.errors import DataError
+from recapp.sparse.batch import MISSING, Batch
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+
+
+def batch(rows: int) -> Batch:
+    ids = torch.arange(2 * rows)
+    ids[:1] = MISSING
+    sparse = KeyedJaggedTensor(["C1", "C2"], ids, lengths=torch.ones(2 * rows, dtype=torch.int32))
+    return Batch(torch.rand(rows, 3), sparse, torch.zeros(rows))
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_a_batch_moves_as_one(rows):
+    there = batch(rows).to("meta", non_blocking=True)
+    assert there.rows == rows and there.dense_BI.is_meta and there.sparse.values().is_meta and there.labels_B.is_meta
+
+
+def test_the_missing_id_is_the_least_int64():
+    assert batch(1).sparse.values()[0].item() == torch.iinfo(torch.int64).min == MISSING
+
+
+def test_parts_of_different_sizes_are_refused():
+    whole = batch(3)
+    with pytest.raises(DataError, match="a batch of 3 dense rows, 3 bags per feature and 2 labels"):
+        Batch(whole.dense_BI, whole.sparse, whole.labels_B[:2])
+
+
+def test_a_batch_survives_pickling_and_loader_workers():
+    sent = [batch(3), batch(0)]
+    for got, want in zip(DataLoader(sent, batch_size=None, num_workers=1), sent, strict=True):
+        for again in (got, pickle.loads(pickle.dumps(want))):
+            assert torch.equal(again.dense_BI, want.dense_BI) and torch.equal(again.sparse.values(), want.sparse.values())
+            assert again.sparse.length_per_key() == want.sparse.length_per_key()
+
+
+def test_record_stream_reaches_all_three_parts(monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: seen.append((stream, self.dtype)))
+    batch(2).record_stream("s")
+    assert seen == [("s", torch.float32), ("s", torch.int64), ("s", torch.int32), ("s", torch.float32)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_loader_pins_every_tensor_of_a_batch():
+    (pinned,) = DataLoader([batch(3)], batch_size=None, pin_memory=True)
+    assert isinstance(pinned, Batch)
+    assert pinned.dense_BI.is_pinned() and pinned.sparse.values().is_pinned() and pinned.labels_B.is_pinned()

@@ -19,12 +19,11 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
+from recapp.dataset.draws import hashes
 from recapp.errors import ConfigError
 
 DEFAULT_SHUFFLE_ROWS = 4096
 IntArray = npt.NDArray[np.int64]
-_GOLDEN = 0x9E3779B97F4A7C15
-_U64 = np.uint64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +81,15 @@ def after(pieces: IntArray, position: int) -> IntArray:
 
 
 def permutation(seed: int, epoch: int, lane: int, block: int, rows: int) -> IntArray:
-    """The order of the rows of one block [rows]: a sort by a counter hash, the same on every machine and numpy version."""
-    state = np.zeros(1, dtype=_U64)
-    for part in (seed, epoch, lane, block):
-        state = _mix(state + np.array([part & (2**64 - 1)], dtype=_U64))
-    keys = _mix(state + np.arange(1, rows + 1, dtype=_U64) * _U64(_GOLDEN))
+    """The order of the rows of one block [rows]: a sort by a counter hash."""
+    keys = hashes((seed, epoch, lane, block), np.arange(rows, dtype=np.int64))
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
 
 
 def check_order(batch_size: int, lanes: int, ranks: int, shuffle_rows: int) -> None:
     """Refuse numbers that cannot be kept: ConfigError names the setting."""
     if lanes < 1 or lanes < ranks:
-        raise ConfigError(f"dataset.lanes={lanes}: each of the {ranks} ranks needs a lane of its own; set dataset.lanes={max(1, ranks)} or more")
+        raise ConfigError(f"dataset.lanes={lanes}: each of the {ranks} ranks needs a lane; set dataset.lanes={max(1, ranks)} or more")
     if batch_size < 1 or batch_size % lanes:
         near = max(1, round(batch_size / lanes)) * lanes
         raise ConfigError(
@@ -113,10 +109,3 @@ def batches(rows: int, batch_size: int, training: bool) -> int:
     """Global batches of an epoch: training skips the short last one, evaluation covers every row."""
     return rows // batch_size if training else -(-rows // batch_size)
 
-
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
-    values = values + _U64(_GOLDEN)
-    values = (values ^ (values >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return values ^ (values >> _U64(31))

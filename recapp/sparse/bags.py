@@ -125,7 +125,7 @@ def check_distinct(keys: Sequence[str]) -> None:
         DataError: naming it.
     """
     if len(set(keys)) != len(keys):
-        twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+        twice = next(key for key in keys if list(keys).count(key) > 1)
         raise DataError(f"key {twice!r} is there twice: every key needs a name of its own")
 
 

@@ -292,8 +292,9 @@ class KeyedJaggedTensor:
 def _check_keys(keys: Sequence[str]) -> list[str]:
     if isinstance(keys, str):
         raise DataError(f"keys are the text {keys!r}: give a list of names, [{keys!r}]")
-    check_distinct(keys)
-    return list(keys)
+    names = list(keys)
+    check_distinct(names)
+    return names
 
 
 def _check_stride(keys: Sequence[str], bags: int, stride: int | None) -> int:

@@ -1,0 +1,274 @@
+"""What all commands have in common: `python -m recapp.<command> [verb] key=value ...`.
+
+    argv -> verb | Hydra: conf/<command>.yaml and overrides -> plain settings, Job -> the command's task -> exit code
+
+Hydra composes the settings and runs one job, or with `-m` one after another. What it would say about a mistake (a traceback, five
+lines of advice) becomes one line that names the setting and its close matches; the exit code is then 1. A job that fails is
+reported when it fails and the next job of a sweep starts; Ctrl-C ends them all with code 130.
+
+Only Hydra is imported here: `--help` and a misspelt setting are answered before torch could be loaded.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recapp import settings
+from recapp.console import check_format, note, tracebacks_wanted
+from recapp.distributed.launch import launch, rank_count
+from recapp.distributed.rank_process import outside_rank, recorded_errors, shared_run_name
+from recapp.errors import ConfigError, LaunchError, RecappError, suggest
+
+ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}
+INTERRUPTED = 128 + signal.SIGINT
+METRICS_FILE = "metrics.json"  # in the directory of a job that ended well
+SETTINGS_FILE = "resolved.yaml"  # in the directory of each job: what its ranks read
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a command.
+
+    Args:
+        directory: Where it writes (absolute).
+        overrides: What the command line says beside the defaults, as typed: `+plan=mixed`, `seed=2`.
+        choices: The option chosen of each configuration group: `{"model": "dlrm", "plan": "mixed"}`.
+        verb: The word behind the command; empty for commands without verbs.
+        number: Which job of a sweep it is, counted from 0; None outside of sweeps.
+        sweep: The directory of the sweep; None outside of sweeps.
+    """
+
+    directory: Path
+    overrides: tuple[str, ...]
+    choices: dict[str, str]
+    verb: str = ""
+    number: int | None = None
+    sweep: Path | None = None
+
+
+Task = Callable[[dict[str, Any], Job], Any]
+
+
+def run(
+    name: str,
+    task: Task,
+    *,
+    verbs: Sequence[str] = (),
+    writes: bool = True,
+    after: Callable[[Job], None] | None = None,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Runs a command and answers its exit code.
+
+    Args:
+        name: The command: its settings are `conf/<name>.yaml`, its module is `recapp.<name>`.
+        task: Does the work of one job. What it returns is the objective for a sweeper.
+        verbs: The words of which the first argument must be one; empty for a command without verbs.
+        writes: Whether each job has a directory; a command that only prints has none.
+        after: Called after each job, failed or not.
+        argv: The arguments, by default those of the process.
+
+    Returns:
+        0; 1 where a job failed or the command line was wrong; 130 after Ctrl-C.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        verb = _take_verb(name, verbs, arguments)
+        flags, overrides = _flags_and_overrides(arguments)
+        first = (*_directory(writes, overrides), *settings.stored_choices(name, overrides))
+        jobs = _Jobs(name, task, verb, first, writes, after)
+        with _hydra_process(name, [*flags, *first, *overrides]):
+            main = hydra.main(str(settings.conf_dir()), name, settings.HYDRA_VERSION_BASE)
+            main(jobs.as_function())()
+        return 1 if jobs.failed else 0
+    except KeyboardInterrupt:
+        note("interrupted")
+        return INTERRUPTED
+    except (HydraException, OmegaConfBaseException) as error:
+        known = settings.known_settings(name, arguments)
+        report(ConfigError(settings.in_one_line(error, known)), error)
+    except Exception as error:
+        report(error)
+    return 1
+
+
+def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any]:
+    """Runs a job on ranks of its own; where this process is one of several ranks already, its part of the job.
+
+    Args:
+        config: The settings, resolved; they become `resolved.yaml` in the job's directory.
+        job: Where the ranks write.
+        module: What a rank runs: it has `run(config, directory)`, and its `__main__` calls `rank_main(run)`.
+
+    Returns:
+        What rank 0 left in `metrics.json`; nothing for other ranks.
+    """
+    rank = outside_rank()
+    ranks = 0 if rank is not None else rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
+    metrics, resolved = job.directory / METRICS_FILE, job.directory / SETTINGS_FILE
+    if not rank:
+        metrics.unlink(missing_ok=True)  # of an earlier run that wrote here
+        resolved.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+    if rank is None:
+        launch(resolved, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json")
+    else:
+        with recorded_errors():
+            import_module(module).run(config, job.directory)
+    if rank:
+        return {}
+    if not metrics.is_file():
+        raise LaunchError(f"the ranks ended without an error, but there is no {metrics}")
+    found: dict[str, Any] = json.loads(metrics.read_text())
+    return found
+
+
+def report(error: BaseException, cause: BaseException | None = None) -> None:
+    """Says what went wrong, on standard error: what a rank left to say, then one line.
+
+    Tracebacks come where `RECAPP_TRACEBACK=1` asks for them, and always with an error that is recapp's own fault.
+    """
+    rank = outside_rank()
+    if not isinstance(error, RecappError) or tracebacks_wanted():
+        traceback.print_exception(cause or error)
+    else:
+        for remark in getattr(error, "__notes__", ()):
+            note(remark)
+    note(f"error (rank {rank}): {one_line(error)}" if rank else f"error: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error in one line; of an error that no user is meant to see, its type as well."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"
+
+
+@dataclass
+class _Jobs:
+    """What Hydra calls for each job; counts those that failed."""
+
+    name: str
+    task: Task
+    verb: str
+    first: tuple[str, ...]
+    writes: bool
+    after: Callable[[Job], None] | None
+    failed: int = 0
+
+    def as_function(self) -> Callable[[DictConfig], Any]:
+        """Hydra takes functions only, and reads the command's name off the function's module."""
+
+        def task(config: DictConfig) -> Any:
+            return self._run(config)
+
+        task.__module__ = f"recapp.{self.name}"
+        return task
+
+    def _run(self, config: DictConfig) -> Any:
+        job = self._job()
+        if job.number is not None:
+            note(f"\njob {job.number}: {' '.join(job.overrides)}")
+        try:
+            settings.refuse_unknown_additions(self.name, job.overrides)
+            plain = {**settings.to_plain(config), "choices": job.choices}
+            check_format(plain["format"])
+            result = self.task(plain, job)
+        except Exception as error:
+            self._failed(error, job)
+            result = None  # no word from Hydra, and the next job; to a sweeper this is a failed job, too
+        if self.after is not None:
+            self.after(job)
+        return result
+
+    def _job(self) -> Job:
+        found = HydraConfig.get()
+        said = tuple(str(override) for override in found.overrides.task if override not in self.first)
+        sweeps = found.mode is RunMode.MULTIRUN
+        number, sweep = (int(found.job.num), Path(found.sweep.dir).absolute()) if sweeps else (None, None)
+        job = Job(Path(found.runtime.output_dir), said, settings.choices(found), self.verb, number, sweep)
+        if self.writes and not outside_rank():
+            (job.directory / ERROR_FILE).unlink(missing_ok=True)
+        return job
+
+    def _failed(self, error: Exception, job: Job) -> None:
+        self.failed += 1
+        report(error)
+        if self.writes and not outside_rank():
+            (job.directory / ERROR_FILE).write_text(json.dumps({"error": one_line(error)}) + "\n")
+
+
+def _directory(writes: bool, overrides: Sequence[str]) -> list[str]:
+    """What Hydra is told about directories before the command line: none, a dated one of its own, or one for all ranks."""
+    rank = outside_rank()
+    if not writes:
+        return ["hydra.run.dir=.", "hydra.output_subdir=null"]
+    if rank is None:
+        return []
+    given = any(override.startswith("hydra.run.dir=") for override in overrides)
+    directory = [] if given else [f"hydra.run.dir='outputs/{shared_run_name()}'"]
+    return directory if rank == 0 else [*directory, "hydra.output_subdir=null"]
+
+
+def _take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
+    """Takes the verb off the front of the arguments; asking for help needs none."""
+    first = arguments[0] if arguments else ""
+    word = "" if "=" in first or first.startswith(("-", "+", "~")) else first
+    if not verbs or (not word and {"--help", "-h", "--hydra-help", "--version"} & set(arguments)):
+        return ""
+    if word not in verbs:
+        wrong = f"unknown verb {word}: {suggest(word, verbs)}" if word else "a verb is missing"
+        raise ConfigError(f"{wrong}; write python -m recapp.{name} {'|'.join(verbs)} key=value ...")
+    return arguments.pop(0)
+
+
+def _flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hydra wants its flags first, people write them anywhere. Wrong ones are an error here: Hydra's is a page, and code 2.
+
+    Raises:
+        ConfigError: An unknown flag, or `-m` in one of several ranks that torchrun or srun started.
+    """
+
+    def is_override(argument: str) -> bool:
+        return argument.startswith(("+", "~")) or ("=" in argument and not argument.startswith("-"))
+
+    def complain(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; --help lists what there is")
+
+    overrides = [argument for argument in arguments if is_override(argument)]
+    flags = [argument for argument in arguments if not is_override(argument)]
+    parser = get_args_parser()
+    vars(parser)["error"] = complain
+    if parser.parse_args([*flags, *overrides]).multirun and outside_rank() is not None:
+        raise ConfigError("-m starts the ranks of its jobs itself: without torchrun and srun, or one job at a time")
+    return flags, overrides
+
+
+@contextmanager
+def _hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
+    """Hydra reads the process's arguments, and lets an error out only if the environment says so."""
+    kept_arguments, kept_flag = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [f"recapp.{name}", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = kept_arguments
+        if kept_flag is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = kept_flag

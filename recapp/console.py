@@ -1,0 +1,186 @@
+"""What a user sees: tables, one JSON document, progress.
+
+Standard output carries the answer and nothing else: a table for people, or with `format=json` one document for machines.
+Everything that is said on the way (progress, notes, errors) goes to standard error, so that `recapp... format=json | jq` works.
+
+On a terminal tables are drawn by rich; elsewhere the same table is plain aligned text, 80 columns wide (or `COLUMNS`).
+rich is imported when something is drawn, because `--help` must not wait for it.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from recapp.errors import ConfigError
+
+FORMATS = ("text", "json")
+SECONDS_BETWEEN_LINES = 5.0  # of progress, where the output is no terminal: often enough to see that it lives
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Args:
+        key: The entry of each row that is shown.
+        title: The heading; a newline in it makes a narrow column.
+        spec: A format specification for numbers, such as `,.1f`.
+        scale: Numbers are divided by it, such as `2**20` for MiB.
+    """
+
+    key: str
+    title: str
+    spec: str = ""
+    scale: float = 1.0
+
+    def show(self, value: Any) -> str:
+        """`value` as the text of a cell; what is absent is a dash."""
+        if value is None:
+            return "-"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return str(value)
+        if self.scale != 1.0:
+            value = value / self.scale
+        return format(value, self.spec or ("," if isinstance(value, int) else ".4g"))
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """A column for each key of the rows, in the order of their first appearance."""
+    return [Column(key, key.replace("_", " ")) for key in dict.fromkeys(key for row in rows for key in row)]
+
+
+def print_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column] | None = None, *, title: str | None = None
+) -> None:
+    """Prints rows on standard output as a table; numbers stand at the right, long texts wrap.
+
+    Args:
+        rows: A record for each line.
+        columns: What is shown of them and how; by default every key.
+        title: A line above the table.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    pretty = console.is_terminal
+    table = Table(box=box.SIMPLE_HEAD if pretty else None, pad_edge=False, padding=(0, 1), header_style="bold")
+    for column in (chosen := columns_of(rows) if columns is None else columns):
+        numbers = all(isinstance(row.get(column.key), int | float | None) for row in rows)
+        table.add_column(
+            Text(column.title),
+            justify="right" if numbers else "left",
+            no_wrap=numbers,
+            overflow="fold",
+            vertical="top",
+        )
+    for row in rows:
+        table.add_row(*(Text(column.show(row.get(column.key))) for column in chosen))
+    if Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum > console.width:
+        table.padding = (0, 1, 0, 0)  # one blank between columns before texts are broken
+    if title:
+        console.print(Text(title, style="bold"))
+    console.print(table)
+
+
+def emit(
+    rows: Sequence[Mapping[str, Any]],
+    format: str = "text",
+    columns: Sequence[Column] | None = None,
+    *,
+    title: str | None = None,
+) -> None:
+    """Prints the answer of a command on standard output.
+
+    Args:
+        rows: A flat record for each line of the table.
+        format: `text`, a table for people, or `json`: `{"rows": [...]}` with every key of every record.
+        columns: What the table shows, see `print_table`. JSON shows all.
+        title: A line above the table; JSON has none.
+
+    Raises:
+        ConfigError: `format` is neither.
+    """
+    check_format(format)
+    if format == "json":
+        document = json.dumps({"rows": [_plain(row) for row in rows]}, allow_nan=False)
+        print(document, flush=True)
+    else:
+        print_table(rows, columns, title=title)
+        sys.stdout.flush()
+
+
+def check_format(format: object) -> None:
+    """Raises ConfigError where `format` is not one that `emit` knows."""
+    if format not in FORMATS:
+        raise ConfigError(f"format={format}: choose one of {', '.join(FORMATS)}")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN, no infinity, no paths and no numpy scalars."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return _plain(value.item()) if hasattr(value, "item") else str(value)
+
+
+def tracebacks_wanted() -> bool:
+    """Whether the user asked for tracebacks beside the one-line errors: `RECAPP_TRACEBACK=1`."""
+    return os.environ.get("RECAPP_TRACEBACK") == "1"
+
+
+def note(text: str) -> None:
+    """Says something on the way, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows how far something is, on standard error: a bar on a terminal, else a line every few seconds.
+
+    Args:
+        title: What is being done.
+        total: How many steps that takes.
+
+    Yields:
+        `advance(n)`: n more steps are done.
+    """
+    if not sys.stderr.isatty():
+        yield _progress_in_lines(title, total)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda steps: bar.advance(task, steps)
+
+
+def _progress_in_lines(title: str, total: int) -> Callable[[int], None]:
+    done = 0
+    last_line = time.monotonic()
+
+    def advance(steps: int) -> None:
+        nonlocal done, last_line
+        done += steps
+        now = time.monotonic()
+        if done >= total > done - steps or now - last_line >= SECONDS_BETWEEN_LINES:
+            last_line = now
+            note(f"{title}: {done:,} of {total:,}")
+
+    return advance

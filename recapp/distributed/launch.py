@@ -1,0 +1,249 @@
+"""Starting ranks on this machine, ending them all, and saying which one failed.
+
+    python -m recapp.train          this process: settings, torch elastic's agent
+      python -m recapp.worker       rank 0: its output is ours, so that a progress bar finds the terminal
+      python -m recapp.worker       rank 1: its output is in JOB/ranks/.../1/*.log
+
+A job has fresh processes, so a sweep never nests and a job that fails leaves nothing behind. Torch elastic starts and watches
+them. Around it stands what it leaves open: Ctrl-C ends the run instead of one job of a sweep (elastic raises an `Exception` and
+keeps its signal handlers), the rank that failed first is told from those that failed because of it, nothing of an outer launcher's
+environment reaches the ranks, and no name of this host has to resolve. The ranks' side is `rank_process.py`.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from recapp import errors
+from recapp.console import tracebacks_wanted
+from recapp.distributed.rank_process import PARENT_PID, TERMINATED
+from recapp.errors import ConfigError, LaunchError, RecappError
+
+ADDRESS = "127.0.0.1"  # a number: the names of hosts in containers often do not resolve, and elastic would wait for that
+CPU_RANKS = 2  # where there is no GPU and `trainer.devices` is auto
+GRACE_SECONDS = 10  # after a signal, before what is still there is killed
+LAST_LINES = 20  # of the output of a rank that died without a word
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANK_PREFIXES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # those that elastic takes over
+
+
+def rank_count(devices: int | str, accelerator: str = "auto") -> int:
+    """How many ranks `trainer.devices` asks for: a number, or `auto`: one per GPU, two on the CPU.
+
+    torch is asked for GPUs only where the machine shows a sign of one: it takes seconds to import.
+
+    Raises:
+        ConfigError: `devices` is neither, or there are fewer GPUs.
+    """
+    automatic = devices in ("auto", -1, "-1")
+    if not automatic and not (str(devices).isdecimal() and int(devices) > 0):
+        raise ConfigError(f"trainer.devices={devices}: give a number of ranks, or auto: one for each GPU, {CPU_RANKS} on the CPU")
+    wants_gpu = accelerator in ("gpu", "cuda")
+    gpus = _gpu_count() if accelerator == "auto" or wants_gpu else 0
+    if wants_gpu and gpus == 0:
+        raise ConfigError(f"trainer.accelerator={accelerator}: there is no GPU here; use auto or cpu")
+    if automatic:
+        return gpus or CPU_RANKS
+    if gpus and int(devices) > gpus:
+        raise ConfigError(f"trainer.devices={devices}: there are {gpus} GPUs here; use at most that, or trainer.accelerator=cpu")
+    return int(devices)
+
+
+def _gpu_count() -> int:
+    if not any(Path(sign).exists() for sign in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def launch(
+    config_path: Path, ranks: int, *, module: str = "recapp.worker", port: int = 0, to_stderr: bool = False
+) -> None:
+    """Runs `python -m <module> --config <config_path>` as `ranks` processes on this machine and waits for them.
+
+    Args:
+        config_path: The settings of the job, in its directory; the ranks' logs lie below that.
+        ranks: How many processes.
+        module: Its `__main__` calls `rank_main`.
+        port: Where the ranks meet; 0 takes a free one.
+        to_stderr: Sends what rank 0 prints to standard error, because standard output is to be a document.
+
+    Raises:
+        RecappError: The one that a rank raised; its notes tell more.
+        LaunchError: A rank died of something else, or the port is taken.
+        KeyboardInterrupt: Ctrl-C; all ranks are gone.
+        SystemExit: Another signal (128 + its number); all ranks are gone.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    _refuse_taken_port(port)
+    logs = {rank: Std.ALL if rank else Std.NONE for rank in range(ranks)}
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=uuid.uuid4().hex[:8],
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{ADDRESS}:{port}",
+        local_addr=ADDRESS,
+        max_restarts=0,
+        shutdown_timeout=GRACE_SECONDS,
+        logs_specs=DefaultLogsSpecs(log_dir=str(config_path.parent / "ranks"), redirects=logs),
+    )
+    arguments = ("-u", "-m", module, "--config", str(config_path))
+    try:
+        with _kept_signals(), _environment_of_ranks(ranks), _silent_elastic(), _redirected(to_stderr):
+            elastic_launch(config, sys.executable)(*arguments)
+    except ChildFailedError as failed:
+        raise _explanation(failed.failures) from None
+    except SignalException as interrupted:
+        _show_cursor()
+        if interrupted.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise SystemExit(128 + interrupted.sigval) from None
+    except RendezvousError as error:
+        raise LaunchError(f"the ranks could not meet at {ADDRESS}:{port} (launch.port): {error}") from error
+
+
+def _refuse_taken_port(port: int) -> None:
+    """Elastic would take whoever listens there for the meeting point, and wait."""
+    if not isinstance(port, int) or not 0 <= port < 65536:
+        raise ConfigError(f"launch.port={port}: give a number below 65536; 0 takes a free port")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ADDRESS, port))
+        except OSError as error:
+            raise LaunchError(f"launch.port={port}: {error.strerror}; choose another, or 0 for a free one") from None
+
+
+@contextmanager
+def _kept_signals() -> Iterator[None]:
+    """Elastic puts in its own handlers and leaves them there; then the next Ctrl-C would be an `Exception`."""
+    kept = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _environment_of_ranks(ranks: int) -> Iterator[None]:
+    """The environment that the ranks inherit; this process has its own back afterwards."""
+    kept = dict(os.environ)
+    for name in kept:
+        if name in RANK_VARIABLES or name.startswith(RANK_PREFIXES):
+            del os.environ[name]
+    os.environ[PARENT_PID] = str(os.getpid())
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
+    if not _resolves(socket.gethostname()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
+
+
+@contextmanager
+def _silent_elastic() -> Iterator[None]:
+    """Elastic's loggers tell each signal that they send; we say which rank failed, once. Each has a level of its own."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def _redirected(to_stderr: bool) -> Iterator[None]:
+    """Lets the ranks inherit standard error as their standard output."""
+    if not to_stderr:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _show_cursor() -> None:
+    """A progress bar hides the cursor, and a rank that is ended has no time to show it."""
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")
+
+
+# ---- which rank failed, and how
+
+
+def _explanation(failures: Mapping[int, Any]) -> RecappError:
+    """The error to raise for ranks that failed: elastic's `ProcessFailure` by rank."""
+    rank, failure = _first_to_fail(failures)
+    who = f"rank {rank} on {socket.gethostname()} (process {failure.pid})"
+    if isinstance(failure.message, dict):
+        said, calls = failure.message["message"], failure.message["extraInfo"]["py_callstack"]
+        kind, _, text = said.partition(": ")
+        known = getattr(errors, kind, None)
+        if isinstance(known, type) and issubclass(known, RecappError):
+            error = known(text)
+            if tracebacks_wanted():
+                error.add_note(calls)
+            return error
+        error = LaunchError(f"{who} failed: {said}")
+        error.add_note(calls.rstrip())
+        return error
+    how = f"exited with code {failure.exitcode}" if failure.exitcode > 0 else f"was ended by {failure.signal_name()}"
+    hint = "; the system does that to a process when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
+    error = LaunchError(f"{who} {how}{hint}")
+    if lines := _last_lines(Path(failure.error_file).parent):
+        error.add_note(f"the last lines of rank {rank}:\n{lines}")
+    return error
+
+
+def _first_to_fail(failures: Mapping[int, Any]) -> tuple[int, Any]:
+    """Elastic knows whole seconds only, and a rank may be slow to exit: its peers, cut off, are often named in its place.
+
+    A rank that died without a word cannot have died of a peer's failure: that is an exception, which it would have told. Among those
+    that told, the first to write did.
+    """
+    silent = [item for item in failures.items() if not os.path.exists(item[1].error_file)]
+    silent = [item for item in silent if item[1].exitcode not in (-signal.SIGTERM, TERMINATED)]
+    told = [item for item in failures.items() if os.path.exists(item[1].error_file)]
+    told.sort(key=lambda item: os.stat(item[1].error_file).st_mtime_ns)
+    return [*silent, *told, *failures.items()][0]
+
+
+def _last_lines(directory: Path) -> str:
+    for name in ("stderr.log", "stdout.log"):
+        log = directory / name
+        if log.is_file() and (lines := log.read_text(errors="replace").strip().splitlines()):
+            return "\n".join(lines[-LAST_LINES:])
+    return ""

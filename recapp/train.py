@@ -1,0 +1,79 @@
+"""`python -m recapp.train`: trains a recommender with sharded tables, on as many ranks as there are devices.
+
+    settings -> JOB/resolved.yaml -> ranks (`recapp.worker`, each reads resolved.yaml) -> JOB/metrics.json
+
+This process only composes the settings, starts the ranks and waits; with `-m` it does so once for each job and compares the jobs
+so far after each. Under torchrun or srun the ranks are there already: then each of them runs this, and the worker's body in place.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recapp import console
+from recapp.commands import Job, run, run_on_ranks
+from recapp.distributed.rank_process import outside_rank
+from recapp.reporting import comparison
+from recapp.settings import compose_over, with_absolute_paths
+
+OBJECTIVE = "val_auc"  # of a sweeper that looks for the best settings
+
+
+def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") -> int:
+    """Runs the command and answers its exit code.
+
+    Args:
+        argv: The arguments, by default those of the process.
+        worker: The module that the ranks run.
+    """
+    format = "text"
+    compared: list[dict[str, Any]] = []
+
+    def task(config: dict[str, Any], job: Job) -> float | None:
+        nonlocal format
+        format = config["format"]
+        metrics = run_on_ranks(settings_of(config, job), job, worker)
+        if format == "json" and job.sweep is None and not outside_rank():
+            console.emit([metrics], format)
+        return metrics.get(OBJECTIVE)
+
+    def after(job: Job) -> None:
+        if job.sweep is not None:
+            compared[:] = comparison.compare(job.sweep)
+            comparison.write_csv(compared, job.sweep / "comparison.csv")
+            if format == "text":
+                print_comparison(compared, job.sweep)
+
+    code = run("train", task, after=after, argv=argv)
+    if compared and format == "json":
+        console.emit(compared, format)
+    return code
+
+
+def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
+    """The settings of a run: those of the command line; with `ckpt_path` those of the checkpoint and what the command line replaces.
+
+    Paths are absolute, so that a checkpoint can be evaluated from anywhere.
+    """
+    config = with_absolute_paths(config)
+    if not config["ckpt_path"]:
+        return config
+    from recapp.checkpoints.directory import read_manifest
+
+    stored = read_manifest(Path(config["ckpt_path"])).config
+    return with_absolute_paths(compose_over(stored, "train", job.overrides))
+
+
+def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
+    """Prints the jobs of a sweep so far, and below them why some failed."""
+    print()
+    console.print_table(comparison.lines_of_table(compared), comparison.TABLE, title=f"{sweep / 'comparison.csv'}")
+    for record in compared:
+        if record["error"]:
+            print(f"job {record['job']} failed: {record['error']}")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

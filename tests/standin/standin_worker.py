@@ -1,0 +1,56 @@
+"""A worker that trains nothing: each rank does what `model.ranks` says, and those without a word wait to be ended.
+
+`fine` leaves at once; `raise`, `refuse`, `exit`, `kill` fail, each in its way; `late` fails because of a peer, slowly;
+`stubborn` does not listen to SIGTERM while it hangs in a call that never returns.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from recapp.distributed.rank_process import rank_main
+from recapp.errors import DataError
+
+FOREVER_SECONDS = 120
+
+
+def run(config: dict[str, Any], directory: Path) -> None:
+    rank = int(os.environ["RANK"])
+    (directory / f"pid{rank}").write_text(str(os.getpid()))
+    (directory / f"env{rank}.json").write_text(json.dumps(dict(os.environ)))
+    print(f"rank {rank} speaks")
+    act(config["model"]["ranks"][rank], rank, directory)
+    if rank == 0:
+        metrics = {"val_auc": 0.75, "ranks": int(os.environ["WORLD_SIZE"]), "plan": config["choices"].get("plan", "auto")}
+        (directory / "metrics.json").write_text(json.dumps(metrics))
+
+
+def act(word: str, rank: int, directory: Path) -> None:
+    if word == "raise":
+        raise RuntimeError(f"boom in rank {rank}")
+    if word == "refuse":
+        raise DataError("dataset.path=nowhere: there is no such directory")
+    if word == "exit":
+        print("about to leave", file=sys.stderr)
+        sys.exit(3)
+    if word == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if word == "late":
+        time.sleep(0.3)
+        raise ConnectionError("connection closed by peer")
+    if word == "stubborn":
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        (directory / f"deaf{rank}").touch()
+        ctypes.CDLL(None).pause()  # a call that Python cannot interrupt... until a signal; then the next line
+        ctypes.PyDLL(None).sleep(FOREVER_SECONDS)
+    if word == "wait":
+        time.sleep(FOREVER_SECONDS)
+
+
+if __name__ == "__main__":
+    rank_main(run)

@@ -1,0 +1,59 @@
+"""Tables and JSON: what a user or a program reads on standard output."""
+
+import json
+
+import numpy as np
+import pytest
+
+from recapp.console import Column, emit, note, print_table, progress
+from recapp.errors import ConfigError
+
+ROWS = [
+    {"table": "C1[0]", "rows": 203931, "share": 0.123456, "where": None},
+    {"table": "wide_table", "rows": 4, "share": float("nan"), "where": "rank 0"},
+]
+
+
+def test_text_is_an_aligned_table_with_numbers_at_the_right(capsys):
+    emit(ROWS, "text")
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == ["table", "rows", "share", "where"]
+    assert first.split() == ["C1[0]", "203,931", "0.1235", "-"]
+    assert first.index("203,931") + len("203,931") == second.index(" 4 ") + 2
+
+
+def test_a_table_away_from_a_terminal_is_plain_and_fits_80_columns(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_table([{"reason": "word " * 60, "number": 123456}], title="a title")
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and out.isascii()
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.count("word") == 60 and "123,456" in out and out.startswith("a title")
+
+
+def test_columns_choose_scale_and_format(capsys):
+    print_table([{"bytes": 3 << 20, "hidden": 1}], [Column("bytes", "MiB", ".1f", 2**20)])
+    assert capsys.readouterr().out.split() == ["MiB", "3.0"]
+
+
+def test_json_is_one_document_with_every_key_and_no_nan(capsys):
+    emit([*ROWS, {"size": np.float32(0.5), "parts": (1, float("inf"))}], "json", [Column("table", "t")])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0] == ROWS[0]
+    assert rows[1]["share"] is None
+    assert rows[2] == {"size": 0.5, "parts": [1, None]}
+
+
+def test_an_unknown_format_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"format=xml: choose one of text, json"):
+        emit(ROWS, "xml")
+
+
+def test_notes_and_progress_leave_standard_output_alone(capsys):
+    note("on the way")
+    with progress("writing rows", 10) as advance:
+        advance(4)
+        advance(6)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == ["on the way", "writing rows: 10 of 10"]

@@ -1,0 +1,198 @@
+"""Reads the imports, sizes and docstrings of a package's files, and says in one line each what breaks the rules of the house."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+COMMANDS = "train, eval, worker, plan, data, checkpoint, bench, report, replay, export, predict"
+
+LAYERS = f"""
+{COMMANDS}
+commands, settings
+build
+benchmarks
+trainer | inference
+checkpoints
+distributed
+planner | reporting
+models | dataset | metrics
+sharding
+optim
+kernels | tables
+sparse
+errors | console
+"""
+"""High to low; one imports only what is lower, or itself. Names between commas see each other, names between bars do not."""
+
+HYDRA_HOMES = (*COMMANDS.split(", "), "commands", "settings", "build")
+
+THIRD_PARTIES = {
+    "hydra": HYDRA_HOMES,
+    "omegaconf": HYDRA_HOMES,
+    "pyarrow": ("dataset",),
+    "lightning": ("trainer", *HYDRA_HOMES),
+    "torch.distributed": ("distributed", "trainer.strategy"),
+}
+"""Where a third party is at home: rooms or files, below the package."""
+
+FILE_LINES, FUNCTION_LINES, PACKAGE_LINES = 350, 60, 12_000
+
+
+@dataclass(frozen=True)
+class File:
+    """A module: its dotted name without the package (`sparse.batch`; a room's own `__init__` is `sparse`) and its text."""
+
+    name: str
+    text: str
+    is_room: bool = False
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def layer_name(self) -> str:
+        return self.name.split(".")[0]
+
+
+def read_package(root: Path) -> list[File]:
+    """Every Python file below a package's directory."""
+    files = []
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        is_room = parts[-1] == "__init__"
+        files.append(File(".".join(parts[:-1] if is_room else parts), path.read_text(), is_room))
+    return files
+
+
+def imported(file: File) -> Iterator[tuple[int, str, str | None]]:
+    """(line, dotted module, name taken from it or None), wherever the import stands."""
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.lineno, "." * node.level + (node.module or ""), alias.name) for alias in node.names)
+
+
+def wrong_layers(files: list[File], package: str) -> list[str]:
+    """Imports that go up or sideways, and files that no layer names."""
+    place, group = {}, {}
+    for height, line in enumerate(reversed(LAYERS.strip().splitlines())):
+        for siblings in line.split("|"):
+            for name in siblings.split(","):
+                place[name.strip()], group[name.strip()] = height, siblings
+    found = []
+    for file in files:
+        if not file.name:
+            continue
+        own = file.layer_name
+        if own not in place:
+            found.append(f"{file.name}: no layer names it: add it to LAYERS")
+            continue
+        for line, module, name in imported(file):
+            other = _layer_of(module, name, package)
+            if other is None:
+                continue
+            if other not in place:
+                found.append(f"{file.name}:{line}: imports {other}, which no layer names")
+            elif group[other] != group[own] and place[other] >= place[own]:
+                found.append(f"{file.name}:{line}: {own} may not import {other}")
+    return found
+
+
+def _layer_of(module: str, name: str | None, package: str) -> str | None:
+    if module == package:
+        return name or package
+    return module.removeprefix(f"{package}.").split(".")[0] if module.startswith(f"{package}.") else None
+
+
+def wrong_third_parties(files: list[File]) -> list[str]:
+    """Third parties outside their homes, imported or reached through a dotted name such as `torch.distributed.barrier`."""
+    found = []
+    for file in files:
+        reached = [(line, f"{module}.{name}" if name else module) for line, module, name in imported(file)]
+        reached += [(node.lineno, ast.unparse(node)) for node in ast.walk(file.tree) if isinstance(node, ast.Attribute)]
+        for party, homes in THIRD_PARTIES.items():
+            at_home = any(_inside(file.name, home) for home in homes)
+            found += [f"{file.name}:{line}: {party} is at home in {', '.join(homes)}"
+                      for line in sorted({line for line, name in reached if _inside(name, party)}) if not at_home]
+    return found
+
+
+def _inside(name: str, whole: str) -> bool:
+    return name == whole or name.startswith(f"{whole}.")
+
+
+def wrong_paths(files: list[File], package: str) -> list[str]:
+    """Names with a second import path: relative imports, stars, tests, and names taken from a file that itself imported them."""
+    defined = {file.name: set(_defined(file.tree)) for file in files}
+    found = []
+    for file in files:
+        for line, module, name in imported(file):
+            where = f"{file.name}:{line}"
+            if module.startswith("."):
+                found.append(f"{where}: a relative import: write {package}....")
+            elif name == "*":
+                found.append(f"{where}: imports *")
+            elif _inside(module, "tests"):
+                found.append(f"{where}: imports tests")
+            elif _inside(module, package) and name:
+                source = module.removeprefix(package).removeprefix(".")
+                if source in defined and name not in defined[source] and f"{source}.{name}".removeprefix(".") not in defined:
+                    found.append(f"{where}: {name} is not defined in {module}: import it from where it is")
+    return found
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def wrong_rooms(files: list[File]) -> list[str]:
+    """`__init__.py` with more than a docstring, and files deeper than one room."""
+    found = [f"{file.name}/__init__.py holds more than a docstring" for file in files if file.is_room
+             and (len(file.tree.body) > 1 or ast.get_docstring(file.tree) is None)]
+    return found + [f"{file.name} lies deeper than one room" for file in files if file.name.count(".") > 1]
+
+
+def wrong_sizes(files: list[File]) -> list[str]:
+    """Files and functions above their budgets, and the package above its own."""
+    found = [f"{file.name} has {n} lines, above {FILE_LINES}" for file in files if (n := len(file.text.splitlines())) > FILE_LINES]
+    for file in files:
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
+                lines = node.end_lineno - node.lineno + 1
+                if lines > FUNCTION_LINES:
+                    found.append(f"{file.name}:{node.lineno}: {node.name} has {lines} lines, above {FUNCTION_LINES}")
+    code = sum(map(_code_lines, files))
+    return found + ([f"the package has {code} lines of code, above {PACKAGE_LINES}"] if code > PACKAGE_LINES else [])
+
+
+def _code_lines(file: File) -> int:
+    """Lines that are neither blank nor comment nor a text that stands alone, as docstrings do."""
+    texts = {line for node in ast.walk(file.tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    lines = enumerate(file.text.splitlines(), 1)
+    return sum(bool(line.strip()) and not line.lstrip().startswith("#") and n not in texts for n, line in lines)
+
+
+def missing_docstrings(files: list[File]) -> list[str]:
+    """Modules, and public functions, classes and methods, without a docstring."""
+    found = []
+    for file in files:
+        found += [] if ast.get_docstring(file.tree) else [f"{file.name}: the module has no docstring"]
+        found += [f"{file.name}:{node.lineno}: {node.name} has no docstring" for node in _public(file.tree) if not ast.get_docstring(node)]
+    return found
+
+
+def _public(node: ast.Module | ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+    for child in node.body:
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not child.name.startswith("_"):
+            yield child
+            if isinstance(child, ast.ClassDef):
+                yield from _public(child)

@@ -4,4 +4,3 @@ Commands are modules: `python -m recapp.train`, `python -m recapp.eval`, `python
 path, the file it lives in; packages export nothing. `recapp/DECISIONS.md` says why things are as they are.
 """
 
-__version__ = "0.1.0"

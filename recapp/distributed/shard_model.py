@@ -65,8 +65,8 @@ def embedding_tables(module: nn.Module) -> list[EmbeddingBagConfig]:
 def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule) -> None:
     """Replace every collection in a model, in place. What is sharded already stays.
 
-    Start values are those of the collection's seed, the same under every plan; values that a collection on a real device was given
-    by hand are not taken over.
+    Rows of a collection that was built on a real device are taken over; on the meta device there are none, and the start values are
+    those of the collection's seed, the same under every plan.
 
     Raises:
         PlanError: the plan does not cover the model's tables or is for another number of ranks.
@@ -77,6 +77,10 @@ def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule
             raise ConfigError("a collection cannot be sharded in place by itself: put it into a module, or use ShardedEmbeddingBagCollection")
         tables = collection.embedding_bag_configs()
         twin = ShardedEmbeddingBagCollection(tables, plan.part([t.name for t in tables]), comm, rule, collection.seed)
+        for block in twin.blocks():
+            whole = collection.weight(block.table)
+            if block.tensor == "weight" and whole.device.type != "meta":
+                block.data.copy_(whole.detach()[block.rows.start:block.rows.stop, block.cols.start:block.cols.stop])
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, twin)
 

@@ -1,0 +1,224 @@
+"""From settings to objects: the only place that knows how `conf/` is laid out.
+
+    settings (plain dict) -> tables, schema, rule, plan, data module, module, strategy, trainer
+
+A `_target_` in the settings is a constructor and its keys are the constructor's arguments.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import get_class, instantiate
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import Metric
+
+from recapp import console
+from recapp.dataset.schema import Schema, criteo_schema
+from recapp.dataset.synthetic import write_criteo, write_sample
+from recapp.errors import ConfigError, PlanError, suggest
+from recapp.metrics import click_metrics
+from recapp.optim import rules as row_rules
+from recapp.optim.rules import RowRule
+from recapp.planner.automatic import automatic_plan
+from recapp.planner.memory import check_memory
+from recapp.planner.rules import plan_by_rules, read_rule
+from recapp.planner.topology import Topology
+from recapp.sharding.plan import ShardingPlan
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.trainer.datamodule import ClickData, DataSettings
+from recapp.trainer.module import ClickModule
+from recapp.trainer.strategy import EmbeddingShardingStrategy
+
+Settings = Mapping[str, Any]
+
+
+def build_schema(dataset: Settings) -> Schema:
+    """Which columns are label, numbers and ids."""
+    if dataset["naming"] == "criteo":
+        return criteo_schema()
+    if dataset["naming"] != "exact":
+        raise ConfigError(f"dataset.naming={dataset['naming']}: {suggest(str(dataset['naming']), ['criteo', 'exact'])}")
+    if not dataset["sparse"]:
+        raise ConfigError("dataset.sparse is empty: name the columns that hold ids, e.g. \"dataset.sparse=[user,item]\"")
+    return Schema(dataset["label"], tuple(dataset["dense"]), tuple(dataset["sparse"]))
+
+
+def build_tables(settings: Settings) -> list[EmbeddingBagConfig]:
+    """The tables of the model.
+
+    Raises:
+        ConfigError: a table reads a feature that the data set does not have.
+    """
+    tables, features = settings["tables"], build_schema(settings["dataset"]).sparse
+    if tables["source"] == "from_dataset":
+        return _tables_of_dataset(settings["dataset"], tables, features)
+    made = [EmbeddingBagConfig(**t) for t in tables["tables"]]
+    for table in made:
+        for feature in table.feature_names:
+            if feature not in features:
+                raise ConfigError(f"tables.{table.name} reads feature {feature}, which the data set does not have; {suggest(feature, features)}; "
+                                  "use tables=from_dataset or the data set these tables are for (dataset=sample)")
+    return made
+
+
+def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[str]) -> list[EmbeddingBagConfig]:
+    rule = tables["id_rule"] or dataset["id_rule"]
+    dims = dataset["table_dims"] or {}
+    made = []
+    for i, feature in enumerate(features):
+        if dataset["table_rows"]:
+            rows = _for_feature(dataset["table_rows"], i, features, "dataset.table_rows")
+        elif dataset["cardinality"]:
+            rows = _for_feature(dataset["cardinality"], i, features, "dataset.cardinality") + 1
+        else:
+            rows = tables["max_rows"]
+        made.append(EmbeddingBagConfig(
+            name=feature, num_embeddings=min(rows, tables["max_rows"]) if rule == "hash" else rows, embedding_dim=dims.get(feature, tables["dim"]),
+            feature_names=[feature], pooling=tables["pooling"], data_type=tables["data_type"], id_rule=rule, init_range=tables["init_range"]))
+    return made
+
+
+def _for_feature(values: Sequence[int], i: int, features: Sequence[str], setting: str) -> int:
+    if len(values) != len(features):
+        raise ConfigError(f"{setting} has {len(values)} numbers for {len(features)} sparse columns: one each")
+    return int(values[i])
+
+
+def build_rule(settings: Settings) -> RowRule:
+    """What happens to touched rows."""
+    rule = instantiate(settings["optimizer"]["sparse"])
+    if not isinstance(rule, RowRule):
+        raise ConfigError(f"optimizer.sparse._target_={settings['optimizer']['sparse']['_target_']}: must make a row rule, one of "
+                          "recapp.optim.rules.sgd, adagrad, rowwise_adagrad, adam")
+    return rule
+
+
+def build_plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule | None) -> ShardingPlan:
+    """The plan that the settings ask for on these ranks, or recapp's own choice.
+
+    Raises:
+        PlanError: it names what does not exist, or does not fit.
+    """
+    plan = dict(settings.get("plan") or {})
+    known = ["name", "rules", "mode", "column_width", "tables"]
+    for key in plan:
+        if key not in known:
+            raise PlanError(f"plan.{key}: unknown setting; {suggest(str(key), known)}")
+    overrides = {str(k): str(v) for k, v in (plan.get("tables") or {}).items()}
+    if "rules" not in plan:
+        return automatic_plan(tables, topology, rule, overrides=overrides, mode=plan.get("mode", settings["planner"]["mode"]))
+    rules = [read_rule(r, f"plan.rules[{i}]") for i, r in enumerate(plan["rules"])]
+    made = plan_by_rules(tables, topology, rules, name=plan.get("name", "custom"), overrides=overrides, mode=plan.get("mode", "unique"),
+                         column_width=plan.get("column_width", 64))
+    check_memory(tables, made, rule, topology)
+    return made
+
+
+def build_model(settings: Settings) -> nn.Module:
+    """The model, its tables on the meta device."""
+    collection = EmbeddingBagCollection(tables=build_tables(settings), device=torch.device("meta"), seed=settings["seed"])
+    dense = len(build_schema(settings["dataset"]).dense)
+    model = instantiate(dict(settings["model"]), embedding_bag_collection=collection, dense_in_features=dense)
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def build_data(settings: Settings) -> ClickData:
+    """Where rows come from."""
+    dataset = settings["dataset"]
+    chosen = DataSettings(**{k: dataset[k] for k in DataSettings.__dataclass_fields__})
+    generate = dataset["generate"]
+    return ClickData(chosen, build_schema(dataset), settings["seed"], None if generate is None else partial(write_generated, dataset))
+
+
+def write_generated(dataset: Settings) -> None:
+    """Write the data set that the settings describe, unless it is there; progress is shown."""
+    wanted = dict(dataset["generate"])
+    kind = wanted.pop("kind")
+    if kind not in ("criteo", "sample"):
+        raise ConfigError(f"dataset.generate.kind={kind}: {suggest(str(kind), ['criteo', 'sample'])}")
+    if kind == "criteo":
+        wanted["sizes"] = tuple(dataset["table_rows"])
+    with console.progress(f"writing {dataset['path']}", wanted["rows"]) as advance:
+        (write_criteo if kind == "criteo" else write_sample)(dataset["path"], progress=advance, **wanted)
+
+
+def build_module(settings: Settings) -> ClickModule:
+    """Loss, optimiser and metrics around the model."""
+    optimizer = dict(settings["optimizer"])
+    return ClickModule(lambda: build_model(settings), partial(_dense_optimizer, optimizer["dense"]), partial(_metrics, settings["metrics"]["names"]),
+                       _schedule(optimizer["schedule"]), settings["seed"])
+
+
+def _dense_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    wanted = dict(settings)
+    made = get_class(wanted.pop("_target_"))(parameters, **wanted)
+    assert isinstance(made, Optimizer)
+    return made
+
+
+def _schedule(settings: Settings | None) -> Callable[[Optimizer], LRScheduler] | None:
+    if settings is None:
+        return None
+    make: Callable[[Optimizer], LRScheduler] = instantiate(dict(settings) | {"_partial_": True})
+    return make
+
+
+def _metrics(names: Sequence[str]) -> dict[str, Metric]:
+    known = click_metrics()
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"metrics.names: unknown metric {name}; {suggest(name, known)}")
+    return {name: known[name] for name in names}
+
+
+def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingStrategy:
+    """How tables are sharded. Evaluation holds no optimiser state."""
+    rule, topology = build_rule(settings) if training else row_rules.sgd(0.0), settings["topology"]
+    return EmbeddingShardingStrategy(partial(_plan, settings), rule, hosts=topology["hosts"], memory_bytes=topology["memory_bytes"],
+                                     reserve_bytes=topology["reserve_bytes"], stored={"config": dict(settings)})
+
+
+def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule) -> ShardingPlan:
+    return build_plan(settings, tables, topology, rule)
+
+
+def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[Callback]:
+    """Those of `conf/callbacks`; checkpoints go to `folder`."""
+    made: list[Callback] = []
+    for wanted in settings["callbacks"].values():
+        kind, extra = get_class(wanted["_target_"]), {}
+        if issubclass(kind, ModelCheckpoint):
+            extra["dirpath"] = str(folder)
+        if issubclass(kind, LearningRateMonitor) and not logging:
+            continue                                    # Lightning refuses a monitor without a logger
+        made.append(instantiate(dict(wanted), **extra))
+    return made
+
+
+def build_loggers(settings: Settings, folder: Path) -> list[Logger]:
+    """Those of `conf/logger`, below `folder`."""
+    return [instantiate(dict(wanted), save_dir=str(folder)) for wanted in settings["logger"].values()]
+
+
+def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callbacks: Sequence[Callback], loggers: Sequence[Logger], *,
+                  devices: int, nodes: int, bar: bool) -> Trainer:
+    """Lightning's Trainer for one rank of `devices` on each of `nodes`."""
+    wanted = {k: v for k, v in settings["trainer"].items() if v is not None and k not in ("devices", "accelerator", "enable_progress_bar")}
+    steps = wanted.pop("max_steps", -1)
+    epochs = wanted.pop("max_epochs", 1 if steps == -1 else -1)
+    if "val_check_interval" in wanted:
+        wanted["check_val_every_n_epoch"] = None        # steps are counted across epochs
+    gpu = settings["trainer"]["accelerator"] in ("gpu", "cuda") or (settings["trainer"]["accelerator"] == "auto" and torch.cuda.is_available())
+    return Trainer(accelerator="cuda" if gpu else "cpu", devices=devices, num_nodes=nodes, strategy=strategy, max_epochs=epochs, max_steps=steps,
+                   callbacks=list(callbacks), logger=list(loggers), enable_progress_bar=bar, enable_model_summary=False, num_sanity_val_steps=0,
+                   use_distributed_sampler=False, inference_mode=False, **wanted)

@@ -1,0 +1,206 @@
+"""What a run does beside training: keep the position, measure steps, say how it goes, end well.
+
+Ordinary Lightning callbacks; those of `conf/callbacks` (checkpoints, early stopping, rate monitor) stand beside them.
+"""
+
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from recapp.console import print_table
+from recapp.models.layer_table import layer_table
+from recapp.planner.explain import plan_rows, rank_rows
+from recapp.trainer.datamodule import ClickData
+from recapp.trainer.module import ClickModule
+from recapp.trainer.strategy import EmbeddingShardingStrategy
+
+WARM_UP_STEPS = 10      # not measured: first touches of memory, DDP's first step
+
+
+def _data(trainer: Trainer) -> ClickData:
+    data = getattr(trainer, "datamodule", None)
+    assert isinstance(data, ClickData)
+    return data
+
+
+def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
+    assert isinstance(trainer.strategy, EmbeddingShardingStrategy)
+    return trainer.strategy
+
+
+class KeepPosition(Callback):
+    """Writes how far training has come into the data module, before checkpoints are written."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """After a resume under another batch size Lightning's own count of batches is put right."""
+        loop, data = trainer.fit_loop.epoch_loop, _data(trainer)
+        if loop.restarting and data.position.epoch == trainer.current_epoch:
+            current = loop.batch_progress.current
+            behind = data.position.batches - current.completed
+            for name in ("ready", "started", "processed", "completed"):
+                setattr(current, name, getattr(current, name) + behind)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """One more batch is trained; after the last one the position is the start of the next epoch."""
+        position, done = _data(trainer).position, batch_idx + 1
+        over = done >= _data(trainer).epoch_batches
+        position.epoch, position.batches = (trainer.current_epoch + 1, 0) if over else (trainer.current_epoch, done)
+
+
+class StepClock(Callback):
+    """Measures training steps, waiting for data included, validation excluded: milliseconds, rows, bytes sent, collectives."""
+
+    def __init__(self) -> None:
+        self.step_ms: list[float] = []
+        self.rows: list[int] = []
+        self.bytes_sent: list[int] = []
+        self.calls: list[int] = []
+        self._since: float | None = None
+        self._sent = self._called = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The first step begins."""
+        self._begin(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation is no part of the next step."""
+        self._begin(trainer)
+
+    def _begin(self, trainer: Trainer) -> None:
+        comm = _strategy(trainer).comm
+        self._since, self._sent, self._called = time.perf_counter(), comm.bytes_sent, comm.calls
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """The step is over; the next begins."""
+        assert self._since is not None
+        comm = _strategy(trainer).comm
+        self.step_ms.append((time.perf_counter() - self._since) * 1e3)
+        self.rows.append(_data(trainer).settings.batch_size)
+        self.bytes_sent.append(comm.bytes_sent - self._sent)
+        self.calls.append(comm.calls - self._called)
+        self._begin(trainer)
+
+    def _measured(self, values: list[Any]) -> list[Any]:
+        return values[WARM_UP_STEPS:] or values
+
+    def summary(self) -> dict[str, float]:
+        """Medians and rates without the first steps; empty where nothing was trained. Bytes are this rank's."""
+        if not self.step_ms:
+            return {}
+        ms, rows = self._measured(self.step_ms), self._measured(self.rows)
+        return {"step_ms": statistics.median(ms), "samples_per_second": sum(rows) / sum(ms) * 1e3,
+                "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)), "collectives_per_step": max(self._measured(self.calls))}
+
+
+class ShowRate(Callback):
+    """Puts samples per second of all ranks on the progress bar."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self.clock = clock
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Over the last ten steps."""
+        recent = self.clock.step_ms[-10:]
+        if recent and batch_idx % 10 == 9:
+            pl_module.log("samples_per_s", 1e3 * sum(self.clock.rows[-len(recent):]) / sum(recent), prog_bar=True, batch_size=1)
+
+
+class PlainProgress(Callback):
+    """Lines instead of a bar where the output is no terminal: step, seconds of the last n steps, loss, lr.
+
+    Args:
+        every: steps between two lines.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every, self._since = every, 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Time begins."""
+        self._since = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A line every so many steps."""
+        if trainer.global_step % self.every == 0 and trainer.is_global_zero:
+            now, total = time.perf_counter(), trainer.estimated_stepping_batches
+            metrics = trainer.callback_metrics
+            parts = [f"step {trainer.global_step}/{int(total)}", f"{now - self._since:.2f} s for {self.every} steps",
+                     f"loss {float(metrics['train_loss']):.4f}", f"lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}"]
+            if "train_auc" in metrics:
+                parts.append(f"auc {float(metrics['train_auc']):.4f}")
+            print(", ".join(parts), file=sys.stderr, flush=True)
+            self._since = now
+
+
+class EndWell(Callback):
+    """However a run ends, it validates once at its last step and leaves a checkpoint.
+
+    Args:
+        folder: where a checkpoint goes if no `ModelCheckpoint` writes one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.saved: str | None = None
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning validates at the end of an epoch, but not where max_steps or a stop ends one early."""
+        assert isinstance(pl_module, ClickModule)
+        loop = trainer.fit_loop.epoch_loop
+        if pl_module.validated_step != trainer.global_step and trainer.limit_val_batches:
+            trainer.validating = True
+            loop.val_loop.run()
+            trainer.training = True
+        if not any(isinstance(c, ModelCheckpoint) for c in trainer.checkpoint_callbacks):
+            self.saved = str(self.folder / "last.ckpt")
+            trainer.save_checkpoint(self.saved)
+
+
+class StopTogether(Callback):
+    """A stop that one rank was asked for (SIGTERM of a scheduler) is taken by all at the same step, agreed in the counts message."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Say what this rank wants."""
+        for collection in _strategy(trainer).collections():
+            collection.header.wanted = int(self.asked)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Hear what all want."""
+        if any(any(c.header.wanted_W) for c in _strategy(trainer).collections()):
+            trainer.should_stop = True
+
+
+class StartReport(Callback):
+    """Before the first step: seed, ranks with their hosts and devices, the layers with their output shapes, the plan.
+
+    Args:
+        seed: of the run.
+        shown: False where standard output carries a document.
+    """
+
+    def __init__(self, seed: int, shown: bool) -> None:
+        self.seed, self.shown = seed, shown
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Rank 0 prints."""
+        strategy = _strategy(trainer)
+        if not (self.shown and trainer.is_global_zero):
+            return
+        assert isinstance(pl_module, ClickModule) and pl_module.model is not None and strategy.plan is not None
+        tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
+        backend = strategy.ranks[0]["backend"]
+        print(f"seed {self.seed}, {len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}, backend {backend}, plan {strategy.plan.name}\n")
+        print_table(layer_table(pl_module.model), title="Layers")
+        print_table(plan_rows(tables, strategy.plan), title="Plan")
+        held = rank_rows(tables, strategy.plan, strategy.rule)
+        print_table([{"rank": i, "host": r["host"], "device": r["device"]} | h for i, (r, h) in enumerate(zip(strategy.ranks, held, strict=True))],
+                    title="Ranks")
+        sys.stdout.flush()

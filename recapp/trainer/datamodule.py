@@ -1,0 +1,161 @@
+"""The LightningDataModule: where a run's rows come from, and where in them it is.
+
+Lightning counts batches but skips no data on resume, and looks ahead of what was trained. So the position is kept here, as
+(epoch, batches trained in it), written by a callback after each step; the train loader reads it at its first `next()`, when
+Lightning has settled the epoch. It is the same on all ranks and holds for any number of ranks and workers.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+
+from recapp.dataset.schema import Schema
+from recapp.dataset.source import Source, open_source, split
+from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
+from recapp.errors import ConfigError
+from recapp.sparse.batch import Batch
+
+Paths = str | Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """What of a data set's settings decides which rows come in which order.
+
+    Args:
+        path: training logs: a directory, a glob, a `_file_list.txt`, a file, or a list of those.
+        val_path: validation logs; None cuts them off the end of `path`.
+        test_path: test logs, or None.
+        val_share: part of `path` that validates, as a fraction: "1/7".
+        batch_size: rows of a GLOBAL training batch, a multiple of `lanes`.
+        val_batch_size: of a validation batch; None is `batch_size`.
+        lanes: V of the data order (`recapp/dataset/order.py`); at least the number of ranks.
+        shuffle_rows: rows within which the order is shuffled.
+        num_workers: reader processes per rank; 0 reads in the rank's own.
+        dense_transform: of dense columns.
+    """
+
+    path: Paths
+    val_path: Paths | None = None
+    test_path: Paths | None = None
+    val_share: str = "1/7"
+    batch_size: int = 1024
+    val_batch_size: int | None = None
+    lanes: int = 16
+    shuffle_rows: int = 4096
+    num_workers: int = 0
+    dense_transform: str = "log1p"
+
+
+@dataclass
+class Position:
+    """How far training has come: batches trained in an epoch."""
+
+    epoch: int = 0
+    batches: int = 0
+
+
+@dataclass
+class EpochLoader:
+    """A training epoch from the position on. Its length is the full epoch's: Lightning goes on counting after a resume."""
+
+    loader: BatchLoader
+    stream: BatchStream
+    position: Position
+    current_epoch: Callable[[], int]
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch = self.current_epoch()
+        start = self.position.batches if self.position.epoch == epoch else 0
+        self.stream.set_position(epoch, start)
+        yield from self.loader
+
+
+class ClickData(LightningDataModule):
+    """Streams Parquet click logs to this rank.
+
+    Args:
+        settings: which rows in which order.
+        schema: the columns.
+        seed: of the order.
+        prepare: writes the data where it is generated; called once per host before any rank reads.
+    """
+
+    def __init__(self, settings: DataSettings, schema: Schema, seed: int = 1, prepare: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self.settings, self.schema, self.seed, self._prepare = settings, schema, seed, prepare
+        self.position = Position()
+        self._train: Source | None = None
+        self._val: Source | None = None
+        self.epoch_batches = 0
+
+    def prepare_data(self) -> None:
+        """Generate what is to be generated; on one rank of each host."""
+        if self._prepare is not None:
+            self._prepare()
+
+    def setup(self, stage: str) -> None:
+        """Read footers and cut training from validation rows."""
+        if self._train is None:
+            everything = open_source(_paths(self.settings.path), self.schema)
+            if self.settings.val_path is None:
+                self._train, self._val = split(everything, _share(self.settings.val_share))
+            else:
+                self._train, self._val = everything, open_source(_paths(self.settings.val_path), self.schema, setting="dataset.val_path")
+
+    def train_dataloader(self) -> EpochLoader:
+        """This rank's part of every global batch, from the position on."""
+        assert self._train is not None and self.trainer is not None
+        stream = self._stream(self._train, training=True)
+        trainer, self.epoch_batches = self.trainer, len(stream)
+        return EpochLoader(make_loader(stream, self.settings.num_workers), stream, self.position, lambda: trainer.current_epoch)
+
+    def val_dataloader(self) -> BatchLoader:
+        """Every validation row once, in file order; ranks that have none left hand out empty batches."""
+        assert self._val is not None
+        return make_loader(self._stream(self._val, training=False), self.settings.num_workers)
+
+    def test_dataloader(self) -> BatchLoader:
+        """Every test row once.
+
+        Raises:
+            ConfigError: dataset.test_path is not set.
+        """
+        if self.settings.test_path is None:
+            raise ConfigError("dataset.test_path is not set: split=test needs it (a directory, a glob, a _file_list.txt or a list of them)")
+        source = open_source(_paths(self.settings.test_path), self.schema, setting="dataset.test_path")
+        return make_loader(self._stream(source, training=False), self.settings.num_workers)
+
+    def _stream(self, source: Source, *, training: bool) -> BatchStream:
+        assert self.trainer is not None
+        s = self.settings
+        return BatchStream(source, self.schema, batch_size=s.batch_size if training else s.val_batch_size or s.batch_size, lanes=s.lanes,
+                           shuffle_rows=s.shuffle_rows if training else 0, seed=self.seed, rank=self.trainer.global_rank,
+                           world=self.trainer.world_size, training=training, dense_transform=s.dense_transform)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what it is counted in."""
+        return {"epoch": self.position.epoch, "batches": self.position.batches, "batch_size": self.settings.batch_size}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a checkpoint stopped; under another batch size at the same row, rounded down to a batch."""
+        self.position.epoch = int(state_dict.get("epoch", 0))
+        rows = int(state_dict.get("batches", 0)) * int(state_dict.get("batch_size", self.settings.batch_size))
+        self.position.batches = rows // self.settings.batch_size
+
+
+def _paths(paths: Paths) -> str | list[str]:
+    return paths if isinstance(paths, str) else list(paths)
+
+
+def _share(text: str) -> Fraction:
+    try:
+        return Fraction(str(text))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"dataset.val_share={text}: write a fraction such as 1/7 or 0.1") from None

@@ -1,0 +1,179 @@
+"""The Lightning Strategy: tables are model parallel, the rest is DDP.
+
+    setup_environment   the process group, and one of its own for embedding traffic
+    setup               tables on the meta device become shards; DDP wraps the rest and ignores them; optimisers
+    backward            the loss is weighed by this rank's share of the global batch; tables are updated inside
+    save / load         a directory of rectangles (`recapp/checkpoints`), read under any plan and any number of ranks
+
+Everything else is DDPStrategy. Where Lightning would do something that is wrong or slow for shards, the method here says why.
+"""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recapp.checkpoints.directory import load_blocks, read_manifest, read_meta, remove_checkpoint, write_checkpoint
+from recapp.distributed.comm import Comm
+from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.distributed.resources import free_memory_bytes
+from recapp.distributed.shard_model import embedding_tables, shard_model, sharded_collections, wrap_dense
+from recapp.errors import ConfigError
+from recapp.optim.rules import RowRule
+from recapp.planner.topology import Topology
+from recapp.sharding.plan import ShardingPlan
+from recapp.tables.config import EmbeddingBagConfig
+
+Planner = Callable[[Sequence[EmbeddingBagConfig], Topology, RowRule], ShardingPlan]
+
+
+class EmbeddingShardingStrategy(DDPStrategy):
+    """Shards every `EmbeddingBagCollection` of a LightningModule; wraps the rest in DDP. One process runs the same code.
+
+    Args:
+        planner: makes the plan from the model's tables, the topology found at start and the rule; called on every rank alike.
+        rule: what happens to touched rows.
+        hosts: hosts the plan assumes; None takes the real ones.
+        memory_bytes: of a rank, for tables and their optimiser; None takes what is free at start.
+        reserve_bytes: of that, what tables may not use.
+        stored: plain data that every checkpoint's manifest keeps (the run's settings).
+        ddp: settings of DistributedDataParallel.
+
+    Ranks are started from outside (`recapp.train`, torchrun, srun): this strategy starts none.
+    """
+
+    def __init__(self, planner: Planner, rule: RowRule, *, hosts: int | None = None, memory_bytes: int | None = None,
+                 reserve_bytes: int = 0, stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
+        super().__init__(**({"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False} | ddp))
+        self.planner, self.rule, self.hosts, self.stored = planner, rule, hosts, dict(stored or {})
+        self.memory_bytes, self.reserve_bytes = memory_bytes, reserve_bytes
+        self.plan: ShardingPlan | None = None
+        self.ranks: list[dict[str, Any]] = []
+        self.comm = Comm()
+
+    def _configure_launcher(self) -> None:
+        """Lightning's launcher would run the whole command again for every rank, and in a sweep the whole sweep."""
+        assert self.cluster_environment is not None
+        if self.num_processes > 1 and not self.cluster_environment.creates_processes_externally:
+            raise ConfigError(f"trainer.devices={self.num_processes}: ranks are started by `python -m recapp.train`, torchrun or srun, not by Trainer")
+
+    def collections(self) -> list[ShardedEmbeddingBagCollection]:
+        """The sharded collections of the module, once it was set up."""
+        return sharded_collections(self.lightning_module) if self.lightning_module is not None else []
+
+    def setup_environment(self) -> None:
+        """After the process group: a group of its own for embedding traffic, so that its messages keep their own order."""
+        super().setup_environment()
+        if self.comm.group is None:
+            self.comm = Comm(dist.new_group(), self.root_device)
+
+    def setup(self, trainer: Trainer) -> None:
+        """Shard first, so that nothing ever holds a whole table; then DDP over the rest."""
+        assert self.accelerator is not None and self.model is not None and self.lightning_module is not None
+        self.accelerator.setup(trainer)
+        self._refuse(trainer)
+        self._shard(self.lightning_module)
+        self.model = self.precision_plugin.convert_module(self.model)
+        self.model_to_device()
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.model = self._setup_model(self.lightning_module)
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+        self._silence_broadcast(trainer)
+
+    def _refuse(self, trainer: Trainer) -> None:
+        if trainer.precision == "16-mixed":
+            raise ConfigError("trainer.precision=16-mixed: tables are updated in backward, where the scaled loss would reach them; use bf16-mixed")
+        if trainer.accumulate_grad_batches != 1:
+            raise ConfigError(f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: tables are updated in every backward; "
+                              "use a larger dataset.batch_size instead")
+
+    def _shard(self, module: LightningModule) -> None:
+        if self.plan is None:
+            self.ranks = self._look_around()
+            free = [r["free_bytes"] for r in self.ranks]
+            topology = Topology(self.comm.world, self.hosts or len({r["host"] for r in self.ranks}), self.root_device.type,
+                                None if None in free else free, self.reserve_bytes)
+            self.plan = self.planner(embedding_tables(module), topology, self.rule)
+        shard_model(module, self.plan, self.comm, self.rule)
+
+    def _look_around(self) -> list[dict[str, Any]]:
+        """Host, device, backend and free memory of every rank, on every rank."""
+        here = {"host": socket.gethostname(), "device": str(self.root_device), "backend": dist.get_backend(self.comm.group)}
+        together = self.comm.gather(here["host"]).count(here["host"])
+        free = self.memory_bytes if self.memory_bytes is not None else free_memory_bytes(self.root_device, together)
+        return self.comm.gather(here | {"free_bytes": free})
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
+        """On the default stream: Lightning 2.6 wraps on a side stream, which makes gradients wait for the wrong one."""
+        return wrap_dense(model, self.comm, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+
+    def _silence_broadcast(self, trainer: Trainer) -> None:
+        """Lightning broadcasts a stop flag before every step and waits for it; the counts message carries it here."""
+        loop = trainer.fit_loop.epoch_loop
+        if hasattr(loop, "_broadcast_sigterm_tensor"):
+            loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Weigh the loss so that ranks with batches of different size train as one process on the whole batch would."""
+        return super().backward(closure_loss * self._share(), optimizer, *args, **kwargs)
+
+    def _share(self) -> float:
+        """Rows of this rank times W over rows of all: 1 where batches are equal."""
+        for collection in self.collections():
+            rows_W = collection.header.rows_W
+            if rows_W and sum(rows_W):
+                return rows_W[self.comm.rank] * self.comm.world / sum(rows_W)
+        return 1.0
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Copy without waiting; Lightning would wait for every tensor of a type it does not know."""
+        return batch.to(device or self.root_device, non_blocking=True)
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Rows can be read into shards only once there are shards."""
+        return True
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
+        """Write a directory: every rank its rectangles, rank 0 the rest. Collective."""
+        assert self.lightning_module is not None and self.plan is not None
+        collections = self.collections()
+        trainer = self.lightning_module.trainer
+        metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
+        manifest = self.stored | {"plan": self.plan.to_dict(), "metrics": metrics, "step": trainer.global_step, "epoch": trainer.current_epoch,
+                                  "updates": [c.updates for c in collections], "rule": self.rule.name}
+        write_checkpoint(self.broadcast(str(filepath)), [b for c in collections for b in c.blocks()], comm=self.comm, meta=checkpoint,
+                         manifest=manifest)
+
+    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
+        """Fill this rank's rectangles from a checkpoint of any plan; optimiser state only where training goes on."""
+        assert self.lightning_module is not None
+        fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+        collections = self.collections()
+        load_blocks(checkpoint_path, [b for c in collections for b in c.blocks() if fitting or b.tensor == "weight"])
+        for collection, updates in zip(collections, read_manifest(checkpoint_path).extra.get("updates", []), strict=False):
+            collection.updates = updates
+        return read_meta(checkpoint_path)
+
+    def remove_checkpoint(self, filepath: _PATH) -> None:
+        """Rank 0 removes the directory."""
+        if self.is_global_zero:
+            remove_checkpoint(filepath)
+
+    def teardown(self) -> None:
+        """Leave tables and optimiser state where they are: the base would copy all of it to the CPU."""
+        assert self.cluster_environment is not None and self.accelerator is not None
+        if self.lightning_module is not None:
+            self.model = self.lightning_module
+        self.cluster_environment.teardown()
+        self.precision_plugin.teardown()
+        self.accelerator.teardown()

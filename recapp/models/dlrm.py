@@ -1,0 +1,98 @@
+"""DLRM as published: "Deep Learning Recommendation Model for Personalization and Recommendation Systems", arXiv 1906.00091.
+
+    dense_BI --- bottom MLP ------------ x_BD --+------------------------------+
+                                                |                              |
+    ids -------- embedding tables ---- f_BFD ---+-- dots of all pairs -- p_BP -+-- concatenate -- top MLP -- logits_B
+
+It is a plain module and knows no ranks: the collection of tables may be sharded behind its back. Published DLRM has one dim everywhere;
+here a table of another dim than the bottom MLP's output gets a linear map without bias to it.
+
+Shapes: B batch, I dense features, F features that read tables, D bottom output, P pairs.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from recapp.errors import ConfigError
+from recapp.models.layers import MLP, DotInteraction, published_linear
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.config import EmbeddingBagConfig
+
+
+class Collection(Protocol):
+    """What a model needs of its tables; sharded and unsharded collections both have it."""
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """The tables, in order."""
+        ...
+
+    def __call__(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Pooled vectors, [B, sum of dims], in the order of tables and of the features of each."""
+        ...
+
+
+class DLRM(nn.Module):
+    """Click logits from dense numbers and pooled embeddings.
+
+    Args:
+        embedding_bag_collection: a module that is a `Collection`.
+        dense_in_features: dense numbers I of a sample.
+        bottom_layers: widths of the bottom MLP; the last is the dim of the interaction, a ReLU follows each.
+        top_layers: widths of the top MLP; the last is the logit and must be 1, a ReLU follows each other one.
+
+    Raises:
+        ConfigError: shapes that do not fit; the message names the setting.
+    """
+
+    def __init__(self, embedding_bag_collection: nn.Module, dense_in_features: int, bottom_layers: Sequence[int],
+                 top_layers: Sequence[int]) -> None:
+        super().__init__()
+        if dense_in_features < 1:
+            raise ConfigError(f"dataset.dense has {dense_in_features} features: a DLRM's bottom MLP needs at least one")
+        self.bottom = MLP(dense_in_features, bottom_layers, setting="model.bottom_layers")
+        dim = bottom_layers[-1]
+        self.embedding_bag_collection = embedding_bag_collection
+        tables: list[EmbeddingBagConfig] = embedding_bag_collection.embedding_bag_configs()  # type: ignore[operator]
+        odd = {t.name: t.embedding_dim for t in tables if t.embedding_dim != dim}
+        self.projections = nn.ModuleDict({name: published_linear(width, dim, bias=False) for name, width in odd.items()})
+        self.interaction = DotInteraction(1 + sum(len(t.feature_names) for t in tables))
+        self.top = MLP(dim + self.interaction.pairs, _check_top(top_layers), last_relu=False, setting="model.top_layers")
+        self.dense_in_features = dense_in_features
+        self._tables = [t for t in tables for _ in t.feature_names]
+
+    def forward(self, dense_BI: Tensor, features: KeyedJaggedTensor) -> Tensor:
+        """Logits, [B].
+
+        Args:
+            dense_BI: [B, I].
+            features: raw ids, stride B.
+
+        Raises:
+            ConfigError: another number of dense features than the model was made for.
+        """
+        if dense_BI.dim() != 2 or dense_BI.shape[1] != self.dense_in_features:
+            raise ConfigError(f"the model was made for {self.dense_in_features} dense features and got a batch of shape "
+                              f"{list(dense_BI.shape)}: dataset.dense must be the one it was made with")
+        bottom_BD = self.bottom(dense_BI)
+        pooled: KeyedTensor = self.embedding_bag_collection(features)
+        joined_BK = torch.cat([bottom_BD, *self._project(pooled.values().to(bottom_BD.dtype))], 1)
+        dots_BP = self.interaction(joined_BK.view(len(dense_BI), self.interaction.vectors, bottom_BD.shape[1]))
+        logits_B1: Tensor = self.top(torch.cat([bottom_BD, dots_BP], 1))
+        return logits_B1.squeeze(1)
+
+    def _project(self, pooled_BK: Tensor) -> list[Tensor]:
+        """Pooled vectors side by side, all of the bottom MLP's width."""
+        if not self.projections:
+            return [pooled_BK]      # one block: splitting and joining it again would cost a copy each way
+        parts = torch.split(pooled_BK, [t.embedding_dim for t in self._tables], 1)
+        return [self.projections[t.name](part) if t.name in self.projections else part for t, part in zip(self._tables, parts, strict=True)]
+
+
+def _check_top(top_layers: Sequence[int]) -> Sequence[int]:
+    if isinstance(top_layers, list | tuple) and top_layers and top_layers[-1] != 1:
+        raise ConfigError(f"model.top_layers={list(top_layers)}: the last layer is the logit and must be 1, e.g. [256,128,1]")
+    return top_layers

@@ -1,0 +1,130 @@
+"""The dense layers that models are put together from: a stack of linear layers, and the dot product of every pair of vectors.
+
+They know neither ranks nor tables. Start values come from torch's global generator, so ranks that are seeded alike start alike.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from recapp.errors import ConfigError
+
+
+def check_widths(setting: str, widths: Sequence[int]) -> list[int]:
+    """The widths of a stack of layers, as a list.
+
+    Args:
+        setting: its full name, for the message.
+        widths: outputs of each layer, first to last.
+
+    Raises:
+        ConfigError: no layer, or a width that is no whole number of at least 1.
+    """
+    if not isinstance(widths, list | tuple) or not widths:
+        raise ConfigError(f"{setting}={widths}: must be a list of at least one width, e.g. [64,16]")
+    for width in widths:
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+            raise ConfigError(f"{setting}={list(widths)}: {width} is no width; each must be a whole number of at least 1")
+    return list(widths)
+
+
+def published_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+    """A linear layer with the start values of the published DLRM.
+
+    Weights are normal with standard deviation sqrt(2 / (in + out)), biases with sqrt(1 / out)
+    (facebookresearch/dlrm, `dlrm_s_pytorch.py: create_mlp`).
+    """
+    layer = nn.Linear(in_features, out_features, bias)
+    nn.init.normal_(layer.weight, 0.0, (2 / (in_features + out_features)) ** 0.5)
+    if bias:
+        nn.init.normal_(layer.bias, 0.0, (1 / out_features) ** 0.5)
+    return layer
+
+
+class MLP(nn.Sequential):
+    """Linear layers with a ReLU behind each, or behind each but the last: [B, in_features] -> [B, layers[-1]].
+
+    Args:
+        in_features: columns of the input.
+        layers: outputs of each linear layer, first to last.
+        last_relu: whether there is a ReLU behind the last layer too.
+        setting: the name of `layers` in the configuration, for messages.
+
+    Raises:
+        ConfigError: widths that cannot be.
+    """
+
+    def __init__(self, in_features: int, layers: Sequence[int], last_relu: bool = True, setting: str = "layers") -> None:
+        widths = [in_features, *check_widths(setting, layers)]
+        modules: list[nn.Module] = []
+        for width_in, width_out in pairwise(widths):
+            modules += [published_linear(width_in, width_out), nn.ReLU()]
+        super().__init__(*(modules if last_relu else modules[:-1]))
+
+
+class DotInteraction(nn.Module):
+    """The dot product of every pair of F vectors: [B, F, D] -> [B, F (F - 1) / 2].
+
+    The lower triangle without the diagonal, row by row, as published (arXiv 1906.00091):
+
+              f1   f2   f3
+        f1    .    .    .
+        f2    f12  .    .         ->   f12, f13, f23
+        f3    f13  f23  .
+
+    Args:
+        vectors: F.
+    """
+
+    pair_P: Tensor
+    entry_FF: Tensor
+
+    def __init__(self, vectors: int) -> None:
+        super().__init__()
+        self.vectors = vectors
+        row_P, col_P = torch.tril_indices(vectors, vectors, -1)
+        # The inverse map: which pair an entry of the full product belongs to; the diagonal belongs to one behind the last, which is zero.
+        entry_FF = torch.full((vectors, vectors), len(row_P))
+        entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = torch.arange(len(row_P))
+        self.register_buffer("pair_P", row_P * vectors + col_P, persistent=False)
+        self.register_buffer("entry_FF", entry_FF.flatten(), persistent=False)
+
+    @property
+    def pairs(self) -> int:
+        """Columns of the output."""
+        return self.vectors * (self.vectors - 1) // 2
+
+    def forward(self, vectors_BFD: Tensor) -> Tensor:
+        """All pairs' dot products, [B, F (F - 1) / 2]."""
+        dots_BP = _PairDots.apply(vectors_BFD, self.pair_P, self.entry_FF)     # type: ignore[no-untyped-call]
+        assert isinstance(dots_BP, Tensor)
+        return dots_BP
+
+    def extra_repr(self) -> str:
+        """Vectors and pairs."""
+        return f"{self.vectors} vectors, {self.pairs} pairs"
+
+
+class _PairDots(torch.autograd.Function):
+    """Backward reads the pairs' gradients as the symmetric matrix they stand for: one product instead of a scatter and two products.
+
+    At B = 1024, F = 27, D = 16 on one core forward and backward take 1.3 ms; bmm and `gather` left to autograd take 2.5 ms,
+    indexing with the triangle's rows and columns 4.4 ms.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, vectors_BFD: Tensor, pair_P: Tensor, entry_FF: Tensor) -> Tensor:
+        ctx.save_for_backward(vectors_BFD, entry_FF)
+        return torch.bmm(vectors_BFD, vectors_BFD.mT).flatten(1).index_select(1, pair_P)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BP: Tensor) -> tuple[Tensor, None, None]:
+        vectors_BFD, entry_FF = ctx.saved_tensors
+        padded_BP1 = torch.cat([grad_BP, grad_BP.new_zeros(len(grad_BP), 1)], 1).to(vectors_BFD.dtype)
+        count = vectors_BFD.shape[1]
+        return torch.bmm(padded_BP1.index_select(1, entry_FF).view(-1, count, count), vectors_BFD), None, None

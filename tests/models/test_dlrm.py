@@ -1,0 +1,132 @@
+"""DLRM: a forward pass worked out by hand, shapes refused with the setting's name, the printed layers."""
+
+import pytest
+import torch
+from torch import nn
+
+from recapp.errors import ConfigError
+from recapp.models.dlrm import DLRM
+from recapp.models.layer_table import layer_table
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+
+
+def table(name, dim, *features, rows=5, **more):
+    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=features, **more)
+
+
+def collection(*tables):
+    return EmbeddingBagCollection(list(tables))
+
+
+def bags(**bags_of):
+    lengths = [len(bag) for key in bags_of for bag in bags_of[key]]
+    return KeyedJaggedTensor(list(bags_of), torch.tensor([i for key in bags_of for bag in bags_of[key] for i in bag], dtype=torch.int64),
+                             lengths=torch.tensor(lengths, dtype=torch.int64))
+
+
+def put(layer, weight, bias=None):
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor(weight))
+        if bias is not None:
+            layer.bias.copy_(torch.tensor(bias))
+
+
+def by_hand():
+    """Bottom [2] of two numbers, a table of two columns, one of three with a projection, a top of one layer."""
+    tables = collection(table("two", 2, "a", rows=2), table("three", 3, "b", rows=2))
+    model = DLRM(tables, 2, [2], [1])
+    put(model.bottom[0], [[1.0, 0.0], [1.0, -1.0]], [0.5, 0.0])
+    put(tables.embedding_bags["two"], [[1.0, 2.0], [0.0, 3.0]])
+    put(tables.embedding_bags["three"], [[1.0, 0.0, 2.0], [4.0, 4.0, 4.0]])
+    put(model.projections["three"], [[1.0, 1.0, 1.0], [0.0, 0.0, -1.0]])
+    put(model.top[0], [[1.0, 10.0, 100.0, 1000.0, 10000.0]], [0.25])
+    return model
+
+
+def test_a_forward_pass_equals_the_one_written_out_by_hand():
+    # bottom: (1 + .5, relu(1 - 3)) = (1.5, 0);  a: rows 0 and 1 = (1, 5);  b: row 0 (1, 0, 2) -> (3, -2)
+    # f12 = 1.5 * 1 + 0 * 5 = 1.5;  f13 = 1.5 * 3 + 0 * -2 = 4.5;  f23 = 1 * 3 + 5 * -2 = -7
+    logits = by_hand()(torch.tensor([[1.0, 3.0]]), bags(a=[[0, 1]], b=[[0]]))
+    assert logits.tolist() == [1.5 + 10 * 0 + 100 * 1.5 + 1000 * 4.5 + 10000 * -7 + 0.25]
+
+
+def test_an_empty_batch_gives_no_logits_and_zero_gradients():
+    model = by_hand()
+    logits = model(torch.empty(0, 2), bags(a=[], b=[]))
+    logits.sum().backward()
+    assert logits.shape == (0,)
+    assert all(p.grad.abs().sum() == 0 for p in model.bottom.parameters())
+
+
+def test_only_tables_of_another_dim_are_projected_once_per_table():
+    model = DLRM(collection(table("wide", 8, "a", "b"), table("same", 4, "c", "a")), 3, [6, 4], [1])
+    assert [(name, m.in_features, m.out_features, m.bias) for name, m in model.projections.items()] == [("wide", 8, 4, None)]
+    assert model(torch.zeros(2, 3), bags(a=[[1], []], b=[[0], [1, 2]], c=[[], []])).shape == (2,)
+
+
+def test_features_keep_their_place_whether_or_not_any_is_projected():
+    torch.manual_seed(0)
+    plain = DLRM(collection(table("x", 4, "a"), table("y", 4, "b")), 3, [4], [1])
+    dense, ids = torch.randn(2, 3), bags(a=[[1], [2]], b=[[0], [1, 2]])
+    expected = plain(dense, ids)
+    plain.projections["y"] = nn.Linear(4, 4, bias=False)
+    put(plain.projections["y"], torch.eye(4).tolist())
+    assert torch.equal(plain(dense, ids), expected)
+
+
+def test_double_precision_is_kept_and_fp64_tables_serve_a_float_model():
+    tables = (table("x", 4, "a", data_type="fp64"),)
+    assert DLRM(collection(*tables), 3, [4], [1])(torch.zeros(1, 3), bags(a=[[1]])).dtype == torch.float32
+    assert DLRM(collection(*tables), 3, [4], [1]).double()(torch.zeros(1, 3).double(), bags(a=[[1]])).dtype == torch.float64
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"bottom_layers": []}, "model.bottom_layers=[]"),
+    ({"top_layers": [8, 2]}, "model.top_layers=[8, 2]: the last layer is the logit and must be 1, e.g. [256,128,1]"),
+    ({"top_layers": []}, "model.top_layers=[]"),
+    ({"top_layers": [0, 1]}, "model.top_layers=[0, 1]: 0 is no width"),
+    ({"dense_in_features": 0}, "dataset.dense has 0 features")])
+def test_shapes_that_do_not_fit_are_refused_at_construction(settings, said):
+    with pytest.raises(ConfigError) as error:
+        DLRM(collection(table("x", 4, "a")), **{"dense_in_features": 3, "bottom_layers": [4], "top_layers": [1], **settings})
+    assert said in str(error.value)
+
+
+def test_a_batch_of_other_dense_features_is_refused_with_both_numbers():
+    with pytest.raises(ConfigError, match=r"made for 2 dense features and got a batch of shape \[1, 3\]"):
+        by_hand()(torch.zeros(1, 3), bags(a=[[0]], b=[[0]]))
+
+
+def test_a_fresh_criteo_model_has_small_logits_for_large_dense_values():
+    torch.manual_seed(0)
+    names = [f"C{i}" for i in range(1, 27)]
+    model = DLRM(collection(*(table(n, 16, n, rows=100) for n in names)), 13, [256, 64, 16], [256, 128, 1])
+    with torch.no_grad():
+        logits = model(torch.full((4, 13), 15.0), bags(**{n: [[1], [2], [3], [4]] for n in names}))
+    assert logits.abs().max() < 5
+
+
+def test_the_layers_are_listed_as_they_run_with_b_left_open():
+    tables = [table("wide", 8, "a", "b", rows=1000), table("same", 4, "c")]
+    model = DLRM(EmbeddingBagCollection(tables, torch.device("meta")), 3, [6, 4], [5, 1])
+    rows = [(r["layer"], r["kind"], r["output"], r["parameters"]) for r in layer_table(model, 3)]
+    assert rows == [
+        ("bottom.0", "Linear", "B x 6", 3 * 6 + 6), ("bottom.2", "Linear", "B x 4", 6 * 4 + 4),
+        ("embedding_bag_collection", "EmbeddingBagCollection", "B x 20", 1000 * 8 + 5 * 4),
+        ("projections.wide", "Linear", "B x 4", 8 * 4), ("projections.wide", "Linear", "B x 4", 8 * 4),
+        ("interaction", "DotInteraction", "B x 6", 0),
+        ("top.0", "Linear", "B x 5", (4 + 6) * 5 + 5), ("top.2", "Linear", "B x 1", 6)]
+
+
+def test_listing_the_layers_leaves_the_model_as_it_was():
+    model = DLRM(collection(table("x", 4, "a")), 3, [4], [1])
+    model.top.eval()
+    before, random = dict(model.embedding_bag_collection.__dict__), torch.get_rng_state()
+    layer_table(model, 3)
+    assert (model.training, model.top.training) == (True, False)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert model.embedding_bag_collection.__dict__.keys() == before.keys()
+    assert not any(m._forward_hooks for m in model.modules())
+    assert model(torch.zeros(1, 3), bags(a=[[1]])).shape == (1,)

@@ -22,7 +22,8 @@ sharding
 optim
 kernels | tables
 sparse
-errors | console
+console
+errors
 """
 """High to low; one imports only what is lower, or itself. Names between commas see each other, names between bars do not."""
 

@@ -41,7 +41,8 @@ class Reader:
         self._plans = {lane: deque(_by_segment(pieces)) for lane, pieces in left.items()}
         self._inboxes: dict[tuple[int, int], deque[Rows]] = {}
         self._cursors: dict[tuple[int, int], Iterator[list[tuple[int, Rows]]]] = {}
-        self._pieces = self._owned(left)
+        self._stretches = self._owned(left)
+        self._due = {key: int((own[:, 1] - own[:, 0]).sum()) for key, own in self._stretches.items()}
 
     def take(self, lane: int, count: int) -> Rows:
         """The next `count` rows of a lane; fewer (at least one) at its end. ValueError when the lane has none left."""
@@ -62,6 +63,11 @@ class Reader:
     def held_rows(self) -> int:
         """Rows decoded and not yet taken."""
         return sum(len(rows) for inbox in self._inboxes.values() for rows in inbox)
+
+    @property
+    def open_row_groups(self) -> int:
+        """Row groups that are being read."""
+        return len(self._cursors)
 
     def _owned(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
         """Cursor key -> the stretches [P, 3] (first row, end, lane) that its lanes need of the segment, in row order."""
@@ -96,13 +102,16 @@ class Reader:
     def _advance(self, key: tuple[int, int]) -> None:
         """Decode one more chunk of a row group and hand its rows out."""
         if key not in self._cursors:
-            self._cursors[key] = _stream(self._source, key[0], self._pieces.pop(key), self._collate)
+            self._cursors[key] = _stream(self._source, key[0], self._stretches.pop(key), self._collate)
         parts = next(self._cursors[key], None)
         if parts is None:
             path = self._source.files[self._source.segments[key[0]].file].path
             raise DataError(f"{path}: has fewer rows than its footer says; write it again or leave it out")
         for lane, rows in parts:
             self._inboxes.setdefault((lane, key[0]), deque()).append(rows)
+            self._due[key] -= len(rows)
+        if not self._due[key]:
+            del self._cursors[key]  # ends the generator, which closes the file
 
 
 def _by_segment(pieces: IntArray) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ from difflib import get_close_matches
 import pyarrow as pa
 import pyarrow.types as pt
 
+from recapp.dataset.shapes import SAMPLE_SIZES
 from recapp.errors import ConfigError, DataError, suggest
 
 Naming = tuple[str, ...]
@@ -30,9 +31,9 @@ class Schema:
     label: name of the 0/1 column, or None for rows without labels (a batch then carries NaN labels).
     dense, sparse: canonical names, in the order of `Batch.dense_BI` and of the keys of `Batch.sparse`.
     label_names, dense_namings, sparse_namings: other namings, in order of preference; the canonical one is always tried first.
-    positional: a file in which no naming finds anything and that has exactly 1 + dense + sparse columns (or one less without
-    a label) is read by position.
-    Raises ConfigError for names that occur twice or a schema without any feature.
+    positional: a file in which no naming finds a feature and that has exactly label + dense + sparse columns is read by position,
+    in that order (a label under a known name must come first).
+    Raises ConfigError for names that occur twice or a schema without a sparse feature.
     """
 
     label: str | None
@@ -48,8 +49,8 @@ class Schema:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"dataset columns: {', '.join(twice)} named more than once; every column has one use")
-        if not self.dense and not self.sparse:
-            raise ConfigError("dataset columns: neither dense nor sparse columns named; name at least one feature")
+        if not self.sparse:
+            raise ConfigError("dataset columns: no sparse column named; name at least one feature with ids")
 
     def resolve(self, arrow_schema: pa.Schema, file: str) -> dict[str, str]:
         """Canonical name -> the file's own column name.
@@ -64,20 +65,20 @@ class Schema:
         ]
         if self.label is not None:
             parts.insert(0, ((self.label,), tuple((name,) for name in dict.fromkeys((self.label, *self.label_names)))))
-        columns = self._by_position(present, parts)
-        if columns is None:
-            columns = {}
+        columns = self._by_position(present)
+        if not columns:
             for names, namings in parts:
                 columns.update(_find(names, namings, present, file))
         self._check_types(arrow_schema, columns, file)
         return columns
 
-    def _by_position(self, present: Sequence[str], parts: list[tuple[Naming, tuple[Naming, ...]]]) -> dict[str, str] | None:
+    def _by_position(self, present: Sequence[str]) -> dict[str, str]:
         features = self.dense + self.sparse
         names = features if self.label is None else (self.label, *features)
-        known = {name for _, namings in parts for naming in namings for name in naming}
-        if not self.positional or len(present) != len(names) or known & set(present):
-            return None
+        known = {name for naming in (features, *self.dense_namings, *self.sparse_namings) for name in naming}
+        labels = {self.label, *self.label_names} if self.label is not None else set()
+        if not self.positional or len(present) != len(names) or known & set(present) or labels & set(present[1:]):
+            return {}
         return dict(zip(names, present, strict=True))
 
     def _check_types(self, arrow_schema: pa.Schema, columns: dict[str, str], file: str) -> None:
@@ -114,6 +115,11 @@ def criteo_schema(label: str | None = "label") -> Schema:
         ),
         positional=True,
     )
+
+
+def sample_schema() -> Schema:
+    """The schema of generated `sample` data: label, I1..I13 and the bags of the three sample tables."""
+    return Schema(label="label", dense=_numbered("I", 1, 13), sparse=tuple(SAMPLE_SIZES))
 
 
 def is_list(arrow_type: pa.DataType) -> bool:

@@ -130,6 +130,10 @@ def _told(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
 class BatchLoader(DataLoader[Any]):
     """A DataLoader over a `BatchStream` whose workers read some lanes each; it joins their parts to the rank's batch."""
 
+    def __len__(self) -> int:
+        """Batches of a whole epoch. Asked of the stream itself: DataLoader would count the workers' parts against it."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # A generator: the stream's position is read (and pickled to the workers) at the first next(), not at iter().
         items, workers = super().__iter__(), max(1, self.num_workers)

@@ -1,0 +1,240 @@
+"""Batches in the one order, for every number of ranks and workers, from any position, in bounded memory."""
+
+import warnings
+
+import pytest
+from dataset_files import (
+    SCHEMA,
+    global_batches,
+    lengths_of,
+    numbered_source,
+    random_groups,
+    rank_batches,
+    row_numbers,
+    values_of,
+)
+
+from recapp.dataset import reader
+from recapp.dataset.collate import Collate
+from recapp.dataset.order import deal, permutation
+from recapp.dataset.reader import CHUNK_ROWS, Reader
+from recapp.dataset.stream import BatchStream, make_loader
+from recapp.errors import ConfigError, DataError
+
+SETTINGS = {"batch_size": 60, "lanes": 6, "shuffle_rows": 42, "seed": 3, "training": True}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """397 rows in 3 files with row groups of 1 to 40 rows, one of them empty and one larger than a lane."""
+    sizes = random_groups(5, 300, 40)
+    return numbered_source(tmp_path_factory.mktemp("numbered"), [sizes[:9], [97, 0], sizes[9:]])
+
+
+def expected_batches(source, epoch=0, *, batch_size, lanes, shuffle_rows, seed, training):
+    """The contract written out with lists: deal, permute blocks, take equal shares."""
+    first_rows, seen = [], 0
+    for segment in source.segments:
+        first_rows.append(seen)
+        seen += segment.rows
+    orders = []
+    for lane, pieces in enumerate(deal([segment.rows for segment in source.segments], lanes, shuffle_rows).lanes):
+        rows = [first_rows[segment] + first + offset for segment, first, count in pieces.tolist() for offset in range(count)]
+        if shuffle_rows:
+            block = shuffle_rows // lanes
+            blocks = [rows[first : first + block] for first in range(0, len(rows), block)]
+            rows = [own[index] for number, own in enumerate(blocks) for index in permutation(seed, epoch, lane, number, len(own))]
+        orders.append(rows)
+    share = batch_size // lanes
+    count = source.rows // batch_size if training else -(-source.rows // batch_size)
+    return [[row for order in orders for row in order[index * share : (index + 1) * share]] for index in range(count)]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shuffle_rows", [0, 6, 42, 1000])
+def test_batches_are_those_of_the_contract(source, shuffle_rows, training):
+    settings = {**SETTINGS, "shuffle_rows": shuffle_rows, "training": training}
+    assert global_batches(source, **settings) == expected_batches(source, **settings)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("world", [2, 3, 4, 5])
+def test_the_number_of_ranks_does_not_change_global_batches(source, world, training):
+    settings = {**SETTINGS, "training": training}
+    assert global_batches(source, world=world, **settings) == global_batches(source, **settings)
+
+
+@pytest.mark.parametrize(("world", "workers"), [(1, 1), (1, 2), (2, 2), (4, 2)])
+def test_workers_do_not_change_global_batches(source, world, workers):
+    settings = {**SETTINGS, "training": False}
+    assert global_batches(source, world=world, workers=workers, **settings) == global_batches(source, **settings)
+
+
+def test_workers_join_bags_and_missing_ids_row_by_row(source):
+    stream = BatchStream(source, SCHEMA, **SETTINGS, dense_transform="none")
+    for alone, joined in zip(make_loader(stream), make_loader(stream, 2), strict=True):
+        assert repr(alone.sparse) == repr(joined.sparse)
+        assert alone.sparse.values().equal(joined.sparse.values())
+        assert alone.sparse.lengths().equal(joined.sparse.lengths())
+        assert alone.labels_B.equal(joined.labels_B)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_row_is_read_at_most_once_an_epoch_and_in_evaluation_exactly_once(source, training):
+    rows = [row for batch in global_batches(source, **{**SETTINGS, "training": training}) for row in batch]
+    assert len(rows) == len(set(rows)) == (360 if training else 397)
+
+
+def test_features_labels_and_numbers_of_a_row_stay_together(source):
+    for batch in make_loader(BatchStream(source, SCHEMA, **SETTINGS, dense_transform="none")):
+        rows = row_numbers(batch)
+        assert batch.labels_B.tolist() == [row % 2 for row in rows]
+        assert values_of(batch, "one") == [row * 10 for row in rows]
+        assert lengths_of(batch, "many") == [row % 4 for row in rows]
+        assert values_of(batch, "many") == [row for row in rows for _ in range(row % 4)]
+        assert values_of(batch, "other") == [row if row % 3 else -(2**63) for row in rows]
+
+
+def test_ranks_without_rows_pad_evaluation_with_empty_batches(tmp_path):
+    few = numbered_source(tmp_path, [[5]])
+    ranks = rank_batches(few, world=4, batch_size=4, lanes=4, shuffle_rows=0, training=False)
+    assert [[len(batch) for batch in batches] for batches in ranks] == [[1, 1], [1, 0], [1, 0], [1, 0]]
+    empty = list(make_loader(BatchStream(few, SCHEMA, batch_size=4, lanes=4, rank=3, world=4, training=False)))[1]
+    assert (empty.rows, empty.dense_BI.shape, empty.sparse.keys()) == (0, (0, 1), ["one", "many", "other"])
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("batches", [0, 1, 2, 5, 6])
+def test_a_position_needs_no_history(source, batches, world):
+    settings = {**SETTINGS, "training": False}
+    whole = expected_batches(source, epoch=4, **settings)
+    assert global_batches(source, world=world, position=(4, batches), **settings) == whole[batches:]
+
+
+def test_a_position_set_between_iterations_reaches_the_workers(source):
+    stream = BatchStream(source, SCHEMA, **SETTINGS, dense_transform="none")
+    loader = make_loader(stream, 2)
+    first = [row_numbers(batch) for batch in loader]
+    stream.set_position(1, 4)
+    second = [row_numbers(batch) for batch in loader]
+    assert (first, second) == (expected_batches(source, 0, **SETTINGS), expected_batches(source, 1, **SETTINGS)[4:])
+
+
+def test_a_position_is_read_at_the_first_batch_and_not_when_iteration_is_prepared(source):
+    stream = BatchStream(source, SCHEMA, **SETTINGS, dense_transform="none")
+    prepared = iter(make_loader(stream))
+    stream.set_position(0, 5)
+    assert [row_numbers(batch) for batch in prepared] == expected_batches(source, **SETTINGS)[5:]
+
+
+@pytest.mark.parametrize("change", [{"seed": 4}, {"position": (1, 0)}, {"lanes": 5}, {"shuffle_rows": 60}])
+def test_seed_epoch_lanes_and_shuffle_width_change_the_order(source, change):
+    assert global_batches(source, **{**SETTINGS, **change}) != global_batches(source, **SETTINGS)
+
+
+def test_the_length_is_that_of_a_whole_epoch_whatever_the_position_and_workers(source):
+    stream = BatchStream(source, SCHEMA, **SETTINGS)
+    stream.set_position(0, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # DataLoader warns when more is yielded than its dataset's length
+        loader = make_loader(stream, 2)
+        assert (len(loader), sum(1 for _ in loader), len(stream)) == (6, 2, 6)
+
+
+def test_a_part_of_a_source_streams_only_its_rows(source):
+    part = source.slice(50, 250)
+    rows = [row for batch in global_batches(part, **{**SETTINGS, "training": False}) for row in batch]
+    assert sorted(rows) == list(range(50, 250))
+
+
+def test_a_large_row_group_is_held_a_chunk_at_a_time(tmp_path):
+    source = numbered_source(tmp_path, [[6 * CHUNK_ROWS]])
+    held, rows = _most_held(source, lanes=4, shuffle_rows=4096)
+    assert rows == source.rows
+    assert held <= CHUNK_ROWS + 4 * 1024
+
+
+def test_separate_stretches_of_a_large_row_group_are_not_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "SHARED_ROWS", 1000)
+    monkeypatch.setattr(reader, "CHUNK_ROWS", 100)
+    sizes = [2000] * 5  # lanes of 2,500 rows: the fifth row group is passed from lane to lane
+    source = numbered_source(tmp_path, [sizes])
+    held, rows = _most_held(source, lanes=4, shuffle_rows=256)
+    assert rows == 10_000
+    assert held <= 4 * 100
+    settings = {"batch_size": 40, "lanes": 4, "shuffle_rows": 256, "seed": 1, "training": False}
+    assert global_batches(source, **settings) == expected_batches(source, **settings)
+
+
+def _most_held(source, lanes, shuffle_rows):
+    """The most rows that a reader holds while lanes advance evenly, and how many it gives in all."""
+    dealt = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
+    own = Reader(source, dealt, range(lanes), 0, Collate(SCHEMA, source.bags, "none"))
+    held, rows = 0, 0
+    for first in range(0, dealt.rows(0), 64):
+        for lane in range(lanes):
+            rows += len(own.take(lane, min(64, dealt.rows(lane) - first)))
+            held = max(held, own.held_rows)
+    return held, rows
+
+
+def test_no_more_row_groups_than_lanes_are_open(tmp_path):
+    source = numbered_source(tmp_path, [[7] * 40])
+    dealt = deal([segment.rows for segment in source.segments], 4, 0)
+    own = Reader(source, dealt, range(4), 0, Collate(SCHEMA, source.bags, "none"))
+    most = 0
+    for _ in range(dealt.rows(0)):
+        for lane in range(4):
+            own.take(lane, 1)
+            most = max(most, own.open_row_groups)
+    assert most <= 4
+    assert (own.open_row_groups, own.held_rows) == (0, 0)
+    with pytest.raises(ValueError, match="lane 2 has no rows left"):
+        own.take(2, 1)
+
+
+def test_a_reader_decodes_every_row_once(source, monkeypatch):
+    decoded = []
+    rows = Collate.rows
+    monkeypatch.setattr(Collate, "rows", lambda self, chunk, *rest: decoded.append(chunk.num_rows) or rows(self, chunk, *rest))
+    global_batches(source, **{**SETTINGS, "training": False})
+    assert sum(decoded) == 397
+
+
+def test_an_error_in_a_worker_arrives_as_its_one_line(tmp_path):
+    source = numbered_source(tmp_path, [[200]])
+    stream = BatchStream(source, SCHEMA, batch_size=20, lanes=2)
+    (tmp_path / "part-0.parquet").write_bytes(b"PAR1 overwritten since PAR1")
+    with pytest.raises(DataError) as alone:
+        list(make_loader(stream))
+    with pytest.raises(DataError) as worker:
+        list(make_loader(stream, 2))
+    assert str(worker.value) == str(alone.value)
+    assert "cannot be read" in str(alone.value)
+    assert "\n" not in str(alone.value)
+
+
+def test_a_file_that_shrank_since_its_footer_was_read_is_an_error(tmp_path):
+    source = numbered_source(tmp_path, [[200]])
+    numbered_source(tmp_path, [[20]])
+    with pytest.raises(DataError, match="has fewer rows than its footer says"):
+        list(make_loader(BatchStream(source, SCHEMA, batch_size=20, lanes=2)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"lanes": 2, "world": 3}, "dataset.lanes=2"),
+        ({"batch_size": 61}, "dataset.batch_size=61"),
+        ({"batch_size": 600}, "dataset.batch_size=600: larger than the 397 rows .* at most 396"),
+        ({"dense_transform": "log2p"}, "dataset.dense_transform=log2p: unknown; did you mean"),
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused(source, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        BatchStream(source, SCHEMA, **{**SETTINGS, **settings})
+
+
+def test_a_negative_number_of_workers_is_refused(source):
+    with pytest.raises(ConfigError, match="dataset.num_workers=-1"):
+        make_loader(BatchStream(source, SCHEMA, **SETTINGS), -1)

@@ -7,11 +7,12 @@ A `_target_` in the settings is a constructor and its keys are the constructor's
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import get_class, instantiate
+from hydra.utils import get_object
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
@@ -39,6 +40,30 @@ from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 Settings = Mapping[str, Any]
+
+
+def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
+    """Call the constructor that `_target_` names with the other keys as arguments.
+
+    Plain values in, plain errors out: Hydra's own `instantiate` would hand over its list type and wrap what a constructor raises.
+
+    Raises:
+        ConfigError: there is no such constructor, or it takes no such argument.
+    """
+    wanted = {k: v for k, v in settings.items() if k != "_target_"}
+    target = _target(settings, setting)
+    try:
+        signature(target).bind(*args, **wanted, **extra)
+    except TypeError as e:
+        raise ConfigError(f"{setting} ({settings['_target_']}): {e}") from None
+    return target(*args, **wanted, **extra)
+
+
+def _target(settings: Settings, setting: str) -> Any:
+    try:
+        return get_object(settings["_target_"])
+    except Exception as e:
+        raise ConfigError(f"{setting}._target_={settings.get('_target_')}: no such constructor: {e}") from None
 
 
 def build_schema(dataset: Settings) -> Schema:
@@ -95,7 +120,7 @@ def _for_feature(values: Sequence[int], i: int, features: Sequence[str], setting
 
 def build_rule(settings: Settings) -> RowRule:
     """What happens to touched rows."""
-    rule = instantiate(settings["optimizer"]["sparse"])
+    rule = make(settings["optimizer"]["sparse"], "optimizer.sparse")
     if not isinstance(rule, RowRule):
         raise ConfigError(f"optimizer.sparse._target_={settings['optimizer']['sparse']['_target_']}: must make a row rule, one of "
                           "recapp.optim.rules.sgd, adagrad, rowwise_adagrad, adam")
@@ -127,7 +152,7 @@ def build_model(settings: Settings) -> nn.Module:
     """The model, its tables on the meta device."""
     collection = EmbeddingBagCollection(tables=build_tables(settings), device=torch.device("meta"), seed=settings["seed"])
     dense = len(build_schema(settings["dataset"]).dense)
-    model = instantiate(dict(settings["model"]), embedding_bag_collection=collection, dense_in_features=dense)
+    model = make(settings["model"], "model", embedding_bag_collection=collection, dense_in_features=dense)
     assert isinstance(model, nn.Module)
     return model
 
@@ -149,7 +174,14 @@ def write_generated(dataset: Settings) -> None:
     if kind == "criteo":
         wanted["sizes"] = tuple(dataset["table_rows"])
     with console.progress(f"writing {dataset['path']}", wanted["rows"]) as advance:
-        (write_criteo if kind == "criteo" else write_sample)(dataset["path"], progress=advance, **wanted)
+        written = 0
+
+        def show(done: int, _total: int) -> None:
+            nonlocal written
+            advance(done - written)
+            written = done
+
+        (write_criteo if kind == "criteo" else write_sample)(dataset["path"], progress=show, **wanted)
 
 
 def build_module(settings: Settings) -> ClickModule:
@@ -160,17 +192,16 @@ def build_module(settings: Settings) -> ClickModule:
 
 
 def _dense_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    wanted = dict(settings)
-    made = get_class(wanted.pop("_target_"))(parameters, **wanted)
-    assert isinstance(made, Optimizer)
+    made = make(settings, "optimizer.dense", parameters)
+    if not isinstance(made, Optimizer):
+        raise ConfigError(f"optimizer.dense._target_={settings['_target_']}: must make a torch optimiser, e.g. torch.optim.Adam")
     return made
 
 
 def _schedule(settings: Settings | None) -> Callable[[Optimizer], LRScheduler] | None:
     if settings is None:
         return None
-    make: Callable[[Optimizer], LRScheduler] = instantiate(dict(settings) | {"_partial_": True})
-    return make
+    return partial(make, settings, "optimizer.schedule")
 
 
 def _metrics(names: Sequence[str]) -> dict[str, Metric]:
@@ -195,30 +226,31 @@ def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: To
 def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[Callback]:
     """Those of `conf/callbacks`; checkpoints go to `folder`."""
     made: list[Callback] = []
-    for wanted in settings["callbacks"].values():
-        kind, extra = get_class(wanted["_target_"]), {}
+    for name, wanted in settings["callbacks"].items():
+        kind, extra = _target(wanted, f"callbacks.{name}"), {}
         if issubclass(kind, ModelCheckpoint):
             extra["dirpath"] = str(folder)
         if issubclass(kind, LearningRateMonitor) and not logging:
             continue                                    # Lightning refuses a monitor without a logger
-        made.append(instantiate(dict(wanted), **extra))
+        made.append(make(wanted, f"callbacks.{name}", **extra))
     return made
 
 
 def build_loggers(settings: Settings, folder: Path) -> list[Logger]:
     """Those of `conf/logger`, below `folder`."""
-    return [instantiate(dict(wanted), save_dir=str(folder)) for wanted in settings["logger"].values()]
+    return [make(wanted, f"logger.{name}", save_dir=str(folder)) for name, wanted in settings["logger"].items()]
 
 
 def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callbacks: Sequence[Callback], loggers: Sequence[Logger], *,
-                  devices: int, nodes: int, bar: bool) -> Trainer:
-    """Lightning's Trainer for one rank of `devices` on each of `nodes`."""
+                  ranks: tuple[int, int], bar: bool) -> Trainer:
+    """Lightning's Trainer for one of `ranks`: so many on each host, so many hosts."""
     wanted = {k: v for k, v in settings["trainer"].items() if v is not None and k not in ("devices", "accelerator", "enable_progress_bar")}
     steps = wanted.pop("max_steps", -1)
     epochs = wanted.pop("max_epochs", 1 if steps == -1 else -1)
     if "val_check_interval" in wanted:
         wanted["check_val_every_n_epoch"] = None        # steps are counted across epochs
     gpu = settings["trainer"]["accelerator"] in ("gpu", "cuda") or (settings["trainer"]["accelerator"] == "auto" and torch.cuda.is_available())
-    return Trainer(accelerator="cuda" if gpu else "cpu", devices=devices, num_nodes=nodes, strategy=strategy, max_epochs=epochs, max_steps=steps,
-                   callbacks=list(callbacks), logger=list(loggers), enable_progress_bar=bar, enable_model_summary=False, num_sanity_val_steps=0,
+    return Trainer(accelerator="cuda" if gpu else "cpu", devices=ranks[0], num_nodes=ranks[1], strategy=strategy, max_epochs=epochs, max_steps=steps,
+                   callbacks=list(callbacks), logger=list(loggers), enable_progress_bar=bar, enable_model_summary=False,
+                   enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks), num_sanity_val_steps=0,
                    use_distributed_sampler=False, inference_mode=False, **wanted)

@@ -18,7 +18,7 @@ from recapp.distributed.rank_process import rank_main
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
-    """Train as the settings say; on rank 0 leave `metrics.json` in the job directory.
+    """Train or, where the settings name a split, evaluate; on rank 0 leave `metrics.json` in the job directory.
 
     Args:
         settings: composed and resolved, paths absolute.
@@ -29,27 +29,54 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     """
     import torch
 
+    _quiet()
+    torch.set_float32_matmul_precision("high")
+    metrics = evaluate(settings) if "split" in settings else fit(settings, job_dir)
+    if metrics:
+        (job_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        if settings["format"] == "text":
+            print_summary(metrics, job_dir)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
+    """Train; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
     from recapp import build
     from recapp.trainer import callbacks as own
 
-    _quiet()
-    torch.set_float32_matmul_precision("high")
-    bar = settings["trainer"]["enable_progress_bar"] and sys.stderr.isatty() and sys.stdout.isatty()
-    loggers = build.build_loggers(settings, job_dir)
+    bar, loggers = _bar(settings), build.build_loggers(settings, job_dir)
     clock, end, stop = own.StepClock(), own.EndWell(job_dir / "checkpoints"), own.StopTogether()
     signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "asked", True))
     lines = [] if bar else [own.PlainProgress(settings["trainer"]["log_every_n_steps"])]
-    report = own.StartReport(settings["seed"], settings["format"] == "text")
-    callbacks = [own.KeepPosition(), clock, own.ShowRate(clock), stop, report, *lines,
+    callbacks = [own.KeepPosition(), clock, own.ShowRate(clock), stop, own.StartReport(settings["seed"], settings["format"] == "text"), *lines,
                  *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), end]
     strategy = build.build_strategy(settings, training=True)
-    devices, nodes = ranks_here()
-    trainer = build.build_trainer(settings, strategy, callbacks, loggers, devices=devices, nodes=nodes, bar=bar)
+    trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here(), bar=bar)
     module, data = build.build_module(settings), build.build_data(settings)
     trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
-    _summarise(settings, job_dir, trainer, clock, end)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    return _measured(settings, trainer, clock, end)
+
+
+def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
+    """Measure a checkpoint; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
+    from recapp import build
+
+    strategy = build.build_strategy(settings, training=False)
+    trainer = build.build_trainer(settings, strategy, [], [], ranks=ranks_here(), bar=_bar(settings))
+    module, data = build.build_module(settings), build.build_data(settings)
+    measure = trainer.validate if settings["split"] == "val" else trainer.test
+    results = measure(module, datamodule=data, ckpt_path=settings["ckpt_path"], verbose=False)
+    if strategy.comm.rank:
+        return {}
+    assert strategy.plan is not None
+    return {name: float(value) for name, value in results[0].items()} | {
+        "checkpoint": settings["ckpt_path"], "split": settings["split"], "ranks": strategy.comm.world, "plan": strategy.plan.name, "status": "ok"}
+
+
+def _bar(settings: dict[str, Any]) -> bool:
+    """A progress bar wants a terminal; elsewhere there are lines."""
+    return bool(settings["trainer"]["enable_progress_bar"]) and sys.stderr.isatty() and sys.stdout.isatty()
 
 
 def ranks_here() -> tuple[int, int]:
@@ -67,33 +94,50 @@ def _quiet() -> None:
     """Silence what Lightning says to people who write loops, not to those who run this command."""
     import logging
 
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    import lightning.pytorch  # noqa: F401  (it sets its loggers' levels when it is imported)
+
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     for text in (".*does not have many workers.*", ".*is not resumable.*", ".*`training_step` returned `None`.*", ".*exists and is not empty.*",
-                 ".*isinstance.treespec, LeafSpec.*", ".*Checkpoint directory.*", ".*The number of training batches.*"):
+                 ".*isinstance.treespec, LeafSpec.*", ".*Checkpoint directory.*", ".*The number of training batches.*",
+                 ".*has `__len__` defined.*", ".*sync_dist=True.*"):
         warnings.filterwarnings("ignore", text)
 
 
-def _summarise(settings: dict[str, Any], job_dir: Path, trainer: Any, clock: Any, end: Any) -> None:
-    """Write `metrics.json`: the validation metrics of the checkpoint it names, and what the steps cost over all ranks."""
+def _measured(settings: dict[str, Any], trainer: Any, clock: Any, end: Any) -> dict[str, Any]:
+    """The validation metrics of the checkpoint that is named, and what the steps cost over all ranks."""
     from recapp.checkpoints.directory import read_manifest
     from recapp.planner.memory import bytes_per_rank
 
-    strategy = trainer.strategy
-    measured = clock.summary()
-    everyone = strategy.comm.gather(measured.get("bytes_sent_per_step", 0.0))
-    changed = strategy.comm.gather([dict(c.id_rules.changed) for c in strategy.collections()])
+    strategy, measured = trainer.strategy, clock.summary()
+    sent = strategy.comm.gather(measured.get("bytes_sent_per_step", 0.0))
+    changed = strategy.comm.gather(sum(n for c in strategy.collections() for n in c.id_rules.changed.values()))
     if strategy.comm.rank:
-        return
-    best = getattr(trainer.checkpoint_callback, "best_model_path", "") or end.saved or ""
-    manifest = read_manifest(best) if best else None
+        return {}
+    best = getattr(trainer.checkpoint_callback, "best_model_path", "") or end.saved
     tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
-    metrics = (manifest.extra["metrics"] if manifest else {}) | {
+    return dict(read_manifest(best).metrics) | {
         "samples_per_second": measured.get("samples_per_second"), "step_ms": measured.get("step_ms"), "steps": trainer.global_step,
         "ranks": strategy.comm.world, "plan": strategy.plan.name, "checkpoint": best, "seed": settings["seed"], "bytes_per_rank": max(held),
-        "bytes_by_rank": held, "bytes_exchanged_per_step": sum(everyone), "collectives_per_step": measured.get("collectives_per_step"),
-        "ids_changed": sum(n for rank in changed for c in rank for n in c.values()), "status": "ok"}
-    (job_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        "bytes_by_rank": held, "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
+        "ids_changed": sum(changed), "status": "ok"}
+
+
+def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:
+    """What a person wants to know at the end."""
+    from recapp.console import print_table
+
+    split = metrics.get("split", "val")
+    shown = {"AUC": "auc", "log loss": "log_loss", "normalised entropy": "normalized_entropy", "calibration": "calibration"}
+    rows = [{"what": f"{'test' if split == 'test' else 'validation'} {name}", "value": f"{metrics[f'{split}_{key}']:.5f}"}
+            for name, key in shown.items() if f"{split}_{key}" in metrics]
+    if metrics.get("samples_per_second"):
+        rows += [{"what": "samples/s, all ranks", "value": f"{metrics['samples_per_second']:,.0f}"},
+                 {"what": "step, median", "value": f"{metrics['step_ms']:.1f} ms"}]
+    rows += [{"what": "checkpoint", "value": metrics["checkpoint"]}, {"what": "metrics", "value": str(job_dir / "metrics.json")}]
+    print()
+    print_table(rows, title="Summary")
 
 
 if __name__ == "__main__":

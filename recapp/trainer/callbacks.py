@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from recapp.console import print_table
 from recapp.models.layer_table import layer_table
@@ -156,7 +155,7 @@ class EndWell(Callback):
             trainer.validating = True
             loop.val_loop.run()
             trainer.training = True
-        if not any(isinstance(c, ModelCheckpoint) for c in trainer.checkpoint_callbacks):
+        if trainer.checkpoint_callback is None:
             self.saved = str(self.folder / "last.ckpt")
             trainer.save_checkpoint(self.saved)
 
@@ -198,7 +197,7 @@ class StartReport(Callback):
         tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
         backend = strategy.ranks[0]["backend"]
         print(f"seed {self.seed}, {len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}, backend {backend}, plan {strategy.plan.name}\n")
-        print_table(layer_table(pl_module.model), title="Layers")
+        print_table(layer_table(pl_module.model, len(_data(trainer).schema.dense)), title="Layers")
         print_table(plan_rows(tables, strategy.plan), title="Plan")
         held = rank_rows(tables, strategy.plan, strategy.rule)
         print_table([{"rank": i, "host": r["host"], "device": r["device"]} | h for i, (r, h) in enumerate(zip(strategy.ranks, held, strict=True))],

@@ -1,0 +1,58 @@
+"""`python -m recapp.eval ckpt_path=DIR`: measures a checkpoint, on any number of ranks, under any plan.
+
+    DIR/manifest.json (settings, plan) + command line -> ranks (`recapp.worker`) -> JOB/metrics.json
+
+Model, tables, data and split come from the checkpoint alone; exactly what the command line says replaces them (`+plan=row_wise`,
+`trainer.devices=4`, `split=test`). On the data it was validated on a checkpoint reproduces the metrics it was saved with.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recapp import console
+from recapp.commands import Job, run, run_on_ranks
+from recapp.distributed.rank_process import outside_rank
+from recapp.errors import ConfigError, suggest
+from recapp.settings import compose_over, with_absolute_paths
+
+SPLITS = ("val", "test")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and answers its exit code.
+
+    Args:
+        argv: The arguments, by default those of the process.
+    """
+    def task(config: dict[str, Any], job: Job) -> float | None:
+        settings = settings_of(config, job)
+        metrics = run_on_ranks(settings, job, "recapp.worker")
+        if config["format"] == "json" and not outside_rank():
+            console.emit([metrics], "json")
+        return metrics.get(f"{settings['split']}_auc")
+
+    return run("eval", task, argv=argv)
+
+
+def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
+    """The checkpoint's settings, with what the command line says replaced.
+
+    Raises:
+        ConfigError: an unknown split, or no test data.
+        CheckpointError: no checkpoint, or an incomplete one.
+    """
+    from recapp.checkpoints.directory import read_manifest
+
+    path = Path(with_absolute_paths(config)["ckpt_path"])
+    settings = with_absolute_paths(compose_over(read_manifest(path).config, "eval", job.overrides))
+    if settings["split"] not in SPLITS:
+        raise ConfigError(f"split={settings['split']}: {suggest(str(settings['split']), SPLITS)}")
+    if settings["split"] == "test" and settings["dataset"]["test_path"] is None:
+        raise ConfigError("dataset.test_path is not set: split=test needs it (a directory, a glob, a _file_list.txt or a list of those)")
+    return settings | {"ckpt_path": str(path)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,8 +31,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recapp import settings
 from recapp.console import check_format, note, tracebacks_wanted
-from recapp.distributed.launch import launch, rank_count
-from recapp.distributed.rank_process import outside_rank, recorded_errors, shared_run_name
+from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
+from recapp.distributed.rank_process import as_rank, outside_rank, shared_run_name
 from recapp.errors import ConfigError, LaunchError, RecappError, suggest
 
 ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}
@@ -104,7 +104,7 @@ def run(
         known = settings.known_settings(name, arguments)
         report(ConfigError(settings.in_one_line(error, known)), error)
     except Exception as error:
-        report(error)
+        report(ConfigError(str(error)) if _raised_by_hydra(error) else error, error)
     return 1
 
 
@@ -128,7 +128,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
     if rank is None:
         launch(resolved, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json")
     else:
-        with recorded_errors():
+        with as_rank(), stdout_to_stderr(config["format"] == "json"):
             import_module(module).run(config, job.directory)
     if rank:
         return {}
@@ -156,6 +156,12 @@ def one_line(error: BaseException) -> str:
     """The text of an error in one line; of an error that no user is meant to see, its type as well."""
     text = " ".join(str(error).split())
     return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"
+
+
+def _raised_by_hydra(error: Exception) -> bool:
+    """Some mistakes on the command line meet a plain ValueError deep in Hydra."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return not isinstance(error, RecappError) and frames[-1][0].f_globals["__name__"].startswith(("hydra.", "omegaconf."))
 
 
 @dataclass
@@ -197,7 +203,8 @@ class _Jobs:
 
     def _job(self) -> Job:
         found = HydraConfig.get()
-        said = tuple(str(override) for override in found.overrides.task if override not in self.first)
+        task: Any = OmegaConf.to_container(OmegaConf.create(found.overrides.task), resolve=False)
+        said = tuple(override for override in task if override not in self.first)
         sweeps = found.mode is RunMode.MULTIRUN
         number, sweep = (int(found.job.num), Path(found.sweep.dir).absolute()) if sweeps else (None, None)
         job = Job(Path(found.runtime.output_dir), said, settings.choices(found), self.verb, number, sweep)

@@ -88,7 +88,7 @@ def print_table(
     if Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum > console.width:
         table.padding = (0, 1, 0, 0)  # one blank between columns before texts are broken
     if title:
-        console.print(Text(title, style="bold"))
+        console.print(Text(title, style="bold"), soft_wrap=True)
     console.print(table)
 
 

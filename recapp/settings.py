@@ -30,6 +30,13 @@ from recapp.errors import ConfigError, suggest
 HYDRA_VERSION_BASE = "1.3"
 PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"))
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
+ADVICE = (  # what Hydra says: what to do
+    (r"default list use \+(\S+)", "{0}: nothing is chosen there by default, so it needs a plus: +{0}"),
+    (r"^(\S+) appears more than once", "{0}: chosen twice; a group that has a default is chosen without a plus: {0}=..."),
+    (r"already at '(.*)'", "{0} is set already: write it without the plus"),
+    (r"Ambiguous value for argument '(.*)'", "{0}: put -m in front for one job for each value, or brackets around a list"),
+    (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
+)
 OF_THE_INVOCATION = ("format",)  # said for one command, never taken over from a checkpoint
 
 
@@ -60,13 +67,13 @@ def to_plain(config: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: A setting that must be given is not, or a reference leads nowhere.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
     try:
+        missing = sorted(OmegaConf.missing_keys(config))
         plain = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
+    if missing:
+        raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -116,8 +123,9 @@ def stored_choices(primary: str, overrides: Sequence[str]) -> list[str]:
         fresh = choices(compose(primary).hydra)
     except (IndexError, OSError, ValueError, KeyError, TypeError):
         return []
-    said = {override.partition("=")[0] for override in overrides}
-    return [f"{group}={option}" for group, option in stored.items() if group in fresh and group not in said]
+    said = {override.lstrip("+").partition("=")[0] for override in overrides}
+    there = {group: option for group, option in stored.items() if (conf_dir() / group / f"{option}.yaml").is_file()}
+    return [f"{'' if group in fresh else '+'}{group}={option}" for group, option in there.items() if group not in said]
 
 
 def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -219,13 +227,14 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
     if isinstance(error, MissingConfigException):
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         return f"{group}={option}: there is no such option; {suggest(option, error.options or ())}"
+    text = str(error) or str(cause)
+    for pattern, advice in ADVICE:
+        if found := re.search(pattern, text):
+            return advice.format(*found.groups())
+    if found := re.search(r"Could not override '([^']+)'\.", text):
+        return _unknown(found[1], list(known))
     if isinstance(cause, OmegaConfBaseException) and cause.full_key and "is not in struct" in str(cause):
         return _unknown(str(cause.full_key), list(known))
-    text = str(error) or str(cause)
-    if found := re.search(r"default list use (\+\S+)", text):
-        return f"{found[1][1:]}: nothing is chosen there by default, so it needs a plus: {found[1]}"
-    if found := re.search(r"Ambiguous value for argument '(.*)'", text):
-        return f"{found[1]}: put -m in front for a job for each of the values, or brackets around them for a list"
     return _first_line(cause if str(error) == "" else error)
 
 

@@ -15,8 +15,9 @@ import os
 import signal
 import socket
 import sys
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from recapp.errors import ConfigError, LaunchError, RecappError
 
 ADDRESS = "127.0.0.1"  # a number: the names of hosts in containers often do not resolve, and elastic would wait for that
 CPU_RANKS = 2  # where there is no GPU and `trainer.devices` is auto
-GRACE_SECONDS = 10  # after a signal, before what is still there is killed
+ELASTIC_KILLS_AFTER_SECONDS = 30  # its fixed patience with the peers of a rank that failed
+GRACE_SECONDS = 10  # after a signal to us, before ranks that are still there are killed
 LAST_LINES = 20  # of the output of a rank that died without a word
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RANK_PREFIXES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_")
@@ -89,25 +91,29 @@ def launch(
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _refuse_taken_port(port)
-    logs = {rank: Std.ALL if rank else Std.NONE for rank in range(ranks)}
+    run = uuid.uuid4().hex[:8]
+    logs = DefaultLogsSpecs(
+        log_dir=str(config_path.parent / "ranks"),
+        redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)},
+    )
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
-        run_id=uuid.uuid4().hex[:8],
+        run_id=run,
         rdzv_backend="c10d",
         rdzv_endpoint=f"{ADDRESS}:{port}",
         local_addr=ADDRESS,
         max_restarts=0,
         shutdown_timeout=GRACE_SECONDS,
-        logs_specs=DefaultLogsSpecs(log_dir=str(config_path.parent / "ranks"), redirects=logs),
+        logs_specs=logs,
     )
     arguments = ("-u", "-m", module, "--config", str(config_path))
     try:
-        with _kept_signals(), _environment_of_ranks(ranks), _silent_elastic(), _redirected(to_stderr):
+        with _kept_signals(), _environment_of_ranks(ranks), _silent_elastic(), stdout_to_stderr(to_stderr):
             elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as failed:
-        raise _explanation(failed.failures) from None
+        raise _explanation(failed.failures, config_path.parent / "ranks", run) from None
     except SignalException as interrupted:
         _show_cursor()
         if interrupted.sigval == signal.SIGINT:
@@ -180,9 +186,9 @@ def _silent_elastic() -> Iterator[None]:
 
 
 @contextmanager
-def _redirected(to_stderr: bool) -> Iterator[None]:
-    """Lets the ranks inherit standard error as their standard output."""
-    if not to_stderr:
+def stdout_to_stderr(wanted: bool) -> Iterator[None]:
+    """Sends to standard error, where wanted, what this process and those it starts write on standard output."""
+    if not wanted:
         yield
         return
     sys.stdout.flush()
@@ -191,6 +197,7 @@ def _redirected(to_stderr: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
 
@@ -204,8 +211,8 @@ def _show_cursor() -> None:
 # ---- which rank failed, and how
 
 
-def _explanation(failures: Mapping[int, Any]) -> RecappError:
-    """The error to raise for ranks that failed: elastic's `ProcessFailure` by rank."""
+def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappError:
+    """The error to raise for ranks that failed: elastic's `ProcessFailure` by rank; their logs are in `logs/<run>_*/`."""
     rank, failure = _first_to_fail(failures)
     who = f"rank {rank} on {socket.gethostname()} (process {failure.pid})"
     if isinstance(failure.message, dict):
@@ -223,7 +230,7 @@ def _explanation(failures: Mapping[int, Any]) -> RecappError:
     how = f"exited with code {failure.exitcode}" if failure.exitcode > 0 else f"was ended by {failure.signal_name()}"
     hint = "; the system does that to a process when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
     error = LaunchError(f"{who} {how}{hint}")
-    if lines := _last_lines(Path(failure.error_file).parent):
+    if lines := _last_lines(logs.glob(f"{run}_*/attempt_0/{rank}/std*.log")):
         error.add_note(f"the last lines of rank {rank}:\n{lines}")
     return error
 
@@ -234,16 +241,17 @@ def _first_to_fail(failures: Mapping[int, Any]) -> tuple[int, Any]:
     A rank that died without a word cannot have died of a peer's failure: that is an exception, which it would have told. Among those
     that told, the first to write did.
     """
-    silent = [item for item in failures.items() if not os.path.exists(item[1].error_file)]
-    silent = [item for item in silent if item[1].exitcode not in (-signal.SIGTERM, TERMINATED)]
     told = [item for item in failures.items() if os.path.exists(item[1].error_file)]
     told.sort(key=lambda item: os.stat(item[1].error_file).st_mtime_ns)
-    return [*silent, *told, *failures.items()][0]
+    ended = {-signal.SIGTERM, TERMINATED}  # by elastic, after another had failed
+    if told and time.time() - os.stat(told[0][1].error_file).st_mtime >= ELASTIC_KILLS_AFTER_SECONDS:
+        ended.add(-signal.SIGKILL)
+    silent = [item for item in failures.items() if item not in told and item[1].exitcode not in ended]
+    first: tuple[int, Any] = [*silent, *told, *failures.items()][0]
+    return first
 
 
-def _last_lines(directory: Path) -> str:
-    for name in ("stderr.log", "stdout.log"):
-        log = directory / name
-        if log.is_file() and (lines := log.read_text(errors="replace").strip().splitlines()):
-            return "\n".join(lines[-LAST_LINES:])
-    return ""
+def _last_lines(logs: Iterable[Path]) -> str:
+    """Of what a rank has printed: rank 0 has no logs, what it printed was on the terminal."""
+    text = "\n".join(log.read_text(errors="replace").strip() for log in sorted(logs, reverse=True))
+    return "\n".join(text.strip().splitlines()[-LAST_LINES:])

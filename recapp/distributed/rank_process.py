@@ -31,7 +31,7 @@ from recapp.errors import LaunchError
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set by elastic for each rank
 PARENT_PID = "RECAPP_PARENT_PID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-SECONDS_AFTER_SIGTERM = 5  # for handlers (Lightning has one) to end the rank in their own way
+SECONDS_AFTER_SIGTERM = 8  # for a handler to end the run in its own way; elastic waits for 10
 TERMINATED = 128 + signal.SIGTERM
 
 Body = Callable[[dict[str, Any], Path], None]
@@ -46,11 +46,9 @@ def rank_main(body: Body) -> None:
     parser = ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     path: Path = parser.parse_args().config
-    faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent hears of Ctrl-C as well, and says what there is to say
-    _leave_after_sigterm()
     try:
-        with recorded_errors():
+        with as_rank():
             body(yaml.safe_load(path.read_text()), path.parent)
     except Exception:
         if ERROR_FILE not in os.environ:
@@ -70,8 +68,10 @@ def die_with_parent() -> None:
 
 
 @contextmanager
-def recorded_errors() -> Iterator[None]:
-    """Writes an exception that passes to the file where torch elastic looks for it; nothing where there is none."""
+def as_rank() -> Iterator[None]:
+    """Inside, this process is a rank: it does not outlive SIGTERM, and an exception is written where torch elastic looks for it."""
+    faulthandler.enable()
+    _leave_after_sigterm()
     try:
         yield
     except Exception as error:

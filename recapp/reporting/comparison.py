@@ -105,7 +105,8 @@ def _record(job: Path, said: Mapping[str, str], swept: Mapping[str, str]) -> dic
     if isinstance(measured["bytes_per_rank"], list):
         measured["bytes_per_rank"] = max(measured["bytes_per_rank"], default=None)
     others = {name: value for name, value in swept.items() if name != "plan"}
-    return {"job": job.name, "status": status, "plan": plan, **others, **measured, "error": failure.get("error")}
+    number: int | str = int(job.name) if job.name.isdecimal() else job.name
+    return {"job": number, "status": status, "plan": plan, **others, **measured, "error": failure.get("error")}
 
 
 def _json(path: Path) -> dict[str, Any]:

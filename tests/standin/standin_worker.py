@@ -1,7 +1,7 @@
 """A worker that trains nothing: each rank does what `model.ranks` says, and those without a word wait to be ended.
 
 `fine` leaves at once; `raise`, `refuse`, `exit`, `kill` fail, each in its way; `late` fails because of a peer, slowly;
-`stubborn` does not listen to SIGTERM while it hangs in a call that never returns.
+`stubborn` hangs in a call of the system and does not care for SIGTERM.
 """
 
 import ctypes
@@ -45,9 +45,9 @@ def act(word: str, rank: int, directory: Path) -> None:
         raise ConnectionError("connection closed by peer")
     if word == "stubborn":
         signal.signal(signal.SIGTERM, lambda *_: None)
-        (directory / f"deaf{rank}").touch()
-        ctypes.CDLL(None).pause()  # a call that Python cannot interrupt... until a signal; then the next line
-        ctypes.PyDLL(None).sleep(FOREVER_SECONDS)
+        until = time.monotonic() + FOREVER_SECONDS
+        while time.monotonic() < until:
+            ctypes.CDLL(None).sleep(FOREVER_SECONDS)
     if word == "wait":
         time.sleep(FOREVER_SECONDS)
 

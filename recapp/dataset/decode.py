@@ -169,7 +169,7 @@ def _from_hex(column: pa.Array) -> Int64Array:
     else:
         if int(lengths.max()) > 16:
             raise _not_hex(column, int(np.argmax(lengths > 16)))
-        text = pc.utf8_lpad(column.filter(pa.array(present)), width=16, padding="0")
+        text = pc.ascii_lpad(column.filter(pa.array(present)), width=16, padding="0")
         values, width = _text_bytes(text), 16
     pairs = _HEX_PAIRS[values.view(np.uint16).reshape(-1, width // 2)]
     if pairs.size and int(pairs.min()) < 0:

@@ -137,12 +137,15 @@ class BatchLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         # A generator: the stream's position is read (and pickled to the workers) at the first next(), not at iter().
         items, workers = super().__iter__(), max(1, self.num_workers)
-        for first in items:
-            parts = [first, *(next(items) for _ in range(workers - 1))]
-            for part in parts:
-                if isinstance(part, _Failure):
-                    raise DataError(str(part))
-            yield join_batches(parts)
+        try:
+            for first in items:
+                parts = [first, *(next(items) for _ in range(workers - 1))]
+                for part in parts:
+                    if isinstance(part, _Failure):
+                        raise DataError(str(part))
+                yield join_batches(parts)
+        finally:
+            del items  # ends the workers now: an error's traceback would keep them until the garbage collector gives up on them
 
 
 def make_loader(stream: BatchStream, num_workers: int = 0) -> BatchLoader:

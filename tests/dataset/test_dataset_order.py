@@ -23,7 +23,8 @@ def dealt_row_by_row(sizes, lanes, shuffle_rows):
     out = [[] for _ in range(lanes)]
     run = max(1, (shuffle_rows or 4096) // lanes)
     for segment, size in enumerate(sizes):
-        units = [list(range(first, min(first + run, size))) for first in range(0, size, run)] if size * lanes > total else [list(range(size))]
+        step = run if size * lanes > total else size
+        units = [list(range(first, min(first + step, size))) for first in range(0, size, step)]
         for unit in units:
             while unit:
                 lane = min((lane for lane in range(lanes) if len(out[lane]) < room[lane]), key=lambda lane: (len(out[lane]), lane))

@@ -236,5 +236,5 @@ def test_settings_that_cannot_be_right_are_refused(source, settings, text):
 
 
 def test_a_negative_number_of_workers_is_refused(source):
-    with pytest.raises(ConfigError, match="dataset.num_workers=-1"):
+    with pytest.raises(ConfigError, match=r"dataset\.num_workers=-1"):
         make_loader(BatchStream(source, SCHEMA, **SETTINGS), -1)

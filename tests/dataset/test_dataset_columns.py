@@ -1,0 +1,188 @@
+"""What the columns of a file mean: ids, bags, numbers and labels as logs write them."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dataset_files import lengths_of, one_batch, values_of, write_columns
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recapp.dataset.decode import BadValue, decode_bags, decode_ids, decode_numbers
+from recapp.dataset.schema import Schema
+from recapp.errors import DataError
+from recapp.sparse.batch import MISSING
+
+SCHEMA = Schema("label", ("number",), ("id",))
+words = st.one_of(st.none(), st.just(""), st.integers(0, 2**32 - 1).map(lambda id: f"{id:08x}"))
+any_words = st.one_of(words, st.integers(0, 2**63 - 1).map(lambda id: f"{id:x}"), st.integers(0, 2**32 - 1).map(lambda id: f"{id:X}"))
+
+
+def by_hand(word):
+    return int(word, 16) if word else MISSING
+
+
+@given(st.lists(st.one_of(words, st.sampled_from(["DEADBEEF", "0000000a"])), max_size=30), st.data())
+def test_hexadecimal_words_of_eight_digits_are_ids(column, data):
+    first = data.draw(st.integers(0, len(column)))
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        assert decode_ids(pa.array(column, kind)[first:]).tolist() == [by_hand(word) for word in column[first:]]
+
+
+@given(st.lists(any_words, max_size=30))
+def test_hexadecimal_words_of_other_lengths_are_ids(column):
+    assert decode_ids(pa.array(column, pa.string())).tolist() == [by_hand(word) for word in column]
+
+
+@pytest.mark.parametrize("word", ["0xdeadbe", "deadbeeg", "zz", "12345678901234567", " 1234567", "\uff11\uff12"])
+def test_a_word_that_is_not_hexadecimal_is_found(word):
+    for kind in (pa.string(), pa.dictionary(pa.int32(), pa.string())):
+        with pytest.raises(BadValue) as error:
+            decode_ids(pa.array(["", "0000000a", None, word, "0000000b"], kind))
+        assert error.value.index == 3
+        assert word in error.value.problem
+
+
+def test_a_dictionary_longer_than_the_column_is_decoded_as_well():
+    words = pa.array([f"{id:08x}" for id in range(100)])
+    column = pa.DictionaryArray.from_arrays(pa.array([7, None, 99, 7]), words)
+    assert decode_ids(column).tolist() == [7, MISSING, 99, 7]
+    spelled = pa.DictionaryArray.from_arrays(pa.array([7, None, 99, 7]), pa.array([str(id) for id in range(100)]))
+    values, missing = decode_numbers(spelled)
+    assert (values.tolist(), missing.tolist()) == ([7, 0, 99, 7], [False, True, False, False])
+
+
+def test_a_bad_word_that_no_row_of_the_chunk_uses_is_no_error():
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 0, 0]), pa.array(["0000000a", "no hex"]))
+    assert decode_ids(column).tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()])
+def test_integers_of_every_width_are_ids(kind):
+    assert decode_ids(pa.array([0, None, 100, 7], kind)).tolist() == [0, MISSING, 100, 7]
+    assert decode_ids(pa.array([0, 100, 7], kind)[1:]).tolist() == [100, 7]
+
+
+def test_a_negative_int32_is_an_unsigned_hash_that_lost_its_sign():
+    assert decode_ids(pa.array([-1, -(2**31), 5, None], pa.int32())).tolist() == [2**32 - 1, 2**31, 5, MISSING]
+    assert decode_ids(pa.array([0xFFFFFFFF], pa.uint32())).tolist() == [2**32 - 1]
+    assert decode_ids(pa.array([-1], pa.int64())).tolist() == [-1]
+
+
+def test_whole_floats_are_ids_and_fractions_are_refused():
+    assert decode_ids(pa.array([3.0, math.nan, None, 4294967295.0])).tolist() == [3, MISSING, MISSING, 4294967295]
+    for bad in (1.5, math.inf, 2.0**60):
+        with pytest.raises(BadValue) as error:
+            decode_ids(pa.array([3.0, None, bad]))
+        assert error.value.index == 2
+
+
+def test_a_column_of_nulls_is_missing_everywhere():
+    assert decode_ids(pa.nulls(2)).tolist() == [MISSING, MISSING]
+    assert decode_numbers(pa.nulls(2))[1].tolist() == [True, True]
+
+
+bags = st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 2**40)), max_size=4)), max_size=12)
+
+
+@given(bags, st.data())
+def test_lists_are_bags_without_their_nulls(column, data):
+    first = data.draw(st.integers(0, len(column)))
+    clean = [[id for id in bag or [] if id is not None] for bag in column][first:]
+    for kind in (pa.list_(pa.int64()), pa.large_list(pa.int64())):
+        ids, lengths = decode_bags(pa.array(column, kind)[first:])
+        assert (ids.tolist(), lengths.tolist()) == ([id for bag in clean for id in bag], [len(bag) for bag in clean])
+
+
+def test_lists_of_fixed_size_and_lists_of_words_are_bags():
+    ids, lengths = decode_bags(pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)))
+    assert (ids.tolist(), lengths.tolist()) == ([1, 2, 3, 4], [2, 0, 2])
+    ids, lengths = decode_bags(pa.array([["0000000a", ""], [], ["0000000b", None]]))
+    assert (ids.tolist(), lengths.tolist()) == ([10, 11], [1, 0, 1])
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1)), max_size=20))
+def test_numbers_are_read_from_every_type(column):
+    expected = [np.float32(number or 0) for number in column]
+    spelled = ["" if number is None else str(number) for number in column]
+    for array in (pa.array(column, pa.int32()), pa.array(column, pa.int64()), pa.array(column, pa.float64()),
+                  pa.array(spelled), pa.array(spelled, pa.dictionary(pa.int32(), pa.string()))):  # fmt: skip
+        values, missing = decode_numbers(array)
+        assert values.tolist() == expected
+        assert (missing.tolist() if missing is not None else [False] * len(column)) == [number is None for number in column]
+
+
+def written(tmp_path, **columns):
+    rows = len(next(iter(columns.values())))
+    full = {"label": [0] * rows, "number": [0] * rows, "id": [0] * rows, **columns}
+    return write_columns(tmp_path / "data.parquet", **full)
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        ("log1p", [0, math.log(2), math.log(101), 0, 0]),
+        ("log3", [math.log(3), math.log(4), math.log(103), 0, math.log(3)]),
+        ("none", [0, 1, 100, -7, 0]),
+    ],
+)
+def test_dense_transforms_treat_negative_and_missing_numbers_as_stated(tmp_path, transform, expected):
+    path = written(tmp_path, number=[0, 1, 100, -7, None])
+    assert one_batch(path, SCHEMA, dense_transform=transform).dense_BI[:, 0].tolist() == pytest.approx(expected)
+
+
+def test_the_default_transform_is_log1p(tmp_path):
+    assert one_batch(written(tmp_path, number=["", "3", "-2"]), SCHEMA).dense_BI[:, 0].tolist() == pytest.approx([0, math.log(4), 0])
+
+
+@pytest.mark.parametrize("labels", [["1", "0", "1"], [1, 0, 1], [1.0, 0.0, 1.0], [True, False, True]])
+def test_labels_are_read_from_every_type(tmp_path, labels):
+    assert one_batch(written(tmp_path, label=labels), SCHEMA).labels_B.tolist() == [1, 0, 1]
+
+
+def test_rows_without_labels_carry_nan(tmp_path):
+    schema = Schema(None, ("number",), ("id",))
+    assert np.isnan(one_batch(written(tmp_path, id=[1, 2]), schema).labels_B.numpy()).all()
+
+
+def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
+    schema = Schema("label", (), ("b", "a", "c"))
+    path = write_columns(tmp_path / "f.parquet", a=[[1, 2], [], [3]], c=[7, None, 9], b=["0a", "0b", ""], label=[0, 1, 0])
+    batch = one_batch(path, schema)
+    assert batch.sparse.keys() == ["b", "a", "c"]
+    assert batch.dense_BI.shape == (3, 0)
+    assert [values_of(batch, key) for key in "bac"] == [[10, 11, MISSING], [1, 2, 3], [7, MISSING, 9]]
+    assert [lengths_of(batch, key) for key in "bac"] == [[1, 1, 1], [2, 0, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"label": [0, 1, 2]}, "column label, row 2 holds 2; a label must be 0 or 1"),
+        ({"label": [0, None, 1]}, "column label, row 1 holds None; a label must be 0 or 1"),
+        ({"label": ["0", "1", "yes"]}, "column label, row 2 holds 'yes', which is not a number"),
+        ({"number": [0.0, math.nan, 1.0]}, "column number, row 1 holds nan, which is not finite"),
+        ({"number": [0.0, 1.0, -math.inf]}, "column number, row 2 holds -inf, which is not finite"),
+        ({"number": [0.0, 1e300, 1.0]}, "column number, row 1 holds 1e.300, which is not finite"),
+        ({"number": ["", "inf", "1"]}, "column number, row 1 holds inf, which is not finite"),
+        ({"number": ["1", "", "1,5"]}, "column number, row 2 holds '1,5', which is not a number"),
+        ({"id": ["0a", "", "no id"]}, "column id, row 2 holds 'no id'; an id must be an integer or at most 16 hexadecimal digits"),
+        ({"id": [1.0, 2.5, 3.0]}, "column id, row 1 holds 2.5; an id must be an integer"),
+    ],
+)
+def test_a_bad_value_is_named_with_file_column_and_row(tmp_path, columns, text):
+    path = written(tmp_path, **columns)
+    with pytest.raises(DataError, match=f"{path}: {text}") as error:
+        one_batch(path, SCHEMA)
+    assert "\n" not in str(error.value)
+
+
+def test_the_row_of_a_bad_value_counts_from_the_start_of_the_file(tmp_path):
+    labels = [0] * 50
+    labels[37] = 3
+    table = pa.table({"label": labels, "number": [0] * 50, "id": [1] * 50})
+    pq.write_table(table, tmp_path / "f.parquet", row_group_size=10)
+    with pytest.raises(DataError, match="column label, row 37 holds 3"):
+        one_batch(tmp_path / "f.parquet", SCHEMA)

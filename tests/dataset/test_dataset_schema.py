@@ -1,0 +1,105 @@
+"""Columns are found under every naming that is in use, and nothing else is taken for them."""
+
+import pyarrow as pa
+import pytest
+
+from recapp.dataset.schema import Schema, criteo_schema, sample_schema
+from recapp.errors import ConfigError, DataError
+
+CRITEO = criteo_schema()
+NAMINGS = {
+    "torchrec": ("label", "int_{}", 0, "cat_{}", 0),
+    "torchrec from one": ("label", "int_{}", 1, "cat_{}", 1),
+    "Merlin, HugeCTR": ("label", "I{}", 1, "C{}", 1),
+    "reczoo x4, Kaggle": ("Label", "I{}", 1, "C{}", 1),
+    "from zero": ("label", "I{}", 0, "C{}", 0),
+    "Spark": ("_c0", "_c{}", 1, "_c{}", 14),
+    "pandas": ("0", "{}", 1, "{}", 14),
+    "NVIDIA DLRM": ("label", "num_{}", 0, "cat_{}", 0),
+    "mixed": ("click", "num_{}", 1, "C{}", 1),
+}
+
+
+def names_of(label, dense, dense_first, sparse, sparse_first):
+    numbers = (dense.format(dense_first + index) for index in range(13))
+    return [label, *numbers, *(sparse.format(sparse_first + index) for index in range(26))]
+
+
+def arrow(names, kinds=None):
+    return pa.schema([(name, (kinds or {}).get(name, pa.string())) for name in names])
+
+
+@pytest.mark.parametrize("naming", NAMINGS.values(), ids=NAMINGS)
+def test_every_naming_in_use_is_found(naming):
+    names = names_of(*naming)
+    canonical = ["label", *(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27))]
+    assert CRITEO.resolve(arrow(names), "f") == dict(zip(canonical, names, strict=True))
+    shuffled = sorted(names, key=lambda name: name[::-1])
+    assert CRITEO.resolve(arrow(["Id", *shuffled, "weight"]), "f") == dict(zip(canonical, names, strict=True))
+
+
+def test_unknown_names_are_read_by_position():
+    names = [f"x{index * 7}" for index in range(40)]
+    columns = CRITEO.resolve(arrow(names), "f")
+    assert (columns["label"], columns["I1"], columns["I13"], columns["C1"], columns["C26"]) == ("x0", "x7", "x91", "x98", "x273")
+    assert CRITEO.resolve(arrow(["label", *names[1:]]), "f")["C26"] == "x273"
+    assert criteo_schema(label=None).resolve(arrow(names[1:]), "f")["I1"] == "x7"
+
+
+@pytest.mark.parametrize("names", [[f"x{index}" for index in range(41)], [*(f"x{index}" for index in range(39)), "label"]])
+def test_position_is_no_guess(names):
+    with pytest.raises(DataError, match="no column for"):
+        CRITEO.resolve(arrow(names), "f")
+
+
+def test_a_missing_column_names_what_was_tried_and_what_is_close():
+    names = [name if name != "C7" else "C07" for name in names_of("label", "I{}", 1, "C{}", 1)]
+    text = r"^day_0\.parquet: no column for C7; tried C7, cat_6, cat_7, _c20, 20, c7, C6; did you mean .*C07"
+    with pytest.raises(DataError, match=text) as error:
+        CRITEO.resolve(arrow(names), "day_0.parquet")
+    assert "\n" not in str(error.value)
+
+
+def test_many_missing_columns_are_one_line():
+    with pytest.raises(DataError, match=r"no column for I1 \(and 12 more\); tried I1, .*; the file has label, a, b"):
+        CRITEO.resolve(arrow(["label", "a", "b"]), "f")
+
+
+def test_a_missing_label_is_an_error_only_where_labels_are_wanted():
+    names = names_of("label", "I{}", 1, "C{}", 1)[1:]
+    with pytest.raises(DataError, match="no column for label; tried label, Label, _c0, 0, click"):
+        CRITEO.resolve(arrow(names), "f")
+    assert len(criteo_schema(label=None).resolve(arrow(names), "f")) == 39
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "text"),
+    [
+        ("C3", pa.timestamp("s"), r"column C3 \(sparse feature C3\) has type timestamp\[s\]; allowed: integers, hex"),
+        ("C3", pa.list_(pa.struct([("a", pa.int64())])), "sparse feature C3"),
+        ("C3", pa.list_(pa.list_(pa.int64())), "sparse feature C3"),
+        ("C3", pa.bool_(), "sparse feature C3"),
+        ("I2", pa.list_(pa.float32()), r"column I2 \(dense feature I2\) has type list<.*>; allowed: numbers"),
+        ("label", pa.binary(), r"column label \(label label\) has type binary"),
+    ],
+)
+def test_a_type_that_cannot_be_read_is_refused_before_reading(column, kind, text):
+    with pytest.raises(DataError, match=text):
+        CRITEO.resolve(arrow(names_of("label", "I{}", 1, "C{}", 1), {column: kind}), "f")
+
+
+def test_dictionary_types_are_judged_by_their_values():
+    kinds = {"C3": pa.dictionary(pa.int32(), pa.string()), "C4": pa.dictionary(pa.int32(), pa.bool_())}
+    with pytest.raises(DataError, match="sparse feature C4"):
+        CRITEO.resolve(arrow(names_of("label", "I{}", 1, "C{}", 1), kinds), "f")
+
+
+def test_a_schema_needs_distinct_names_and_a_sparse_feature():
+    with pytest.raises(ConfigError, match="x named more than once"):
+        Schema("y", ("x",), ("x",))
+    with pytest.raises(ConfigError, match="no sparse column"):
+        Schema("y", ("x",), ())
+
+
+def test_the_sample_schema_names_its_tables():
+    assert sample_schema().sparse == ("large_table", "wide_table", "small_table")

@@ -160,7 +160,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         collections = self.collections()
         load_blocks(checkpoint_path, [b for c in collections for b in c.blocks() if fitting or b.tensor == "weight"])
-        for collection, updates in zip(collections, read_manifest(checkpoint_path).extra.get("updates", []), strict=False):
+        for collection, updates in zip(collections, read_manifest(checkpoint_path).info.get("updates", []), strict=False):
             collection.updates = updates
         return read_meta(checkpoint_path)
 

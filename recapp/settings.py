@@ -32,7 +32,7 @@ PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("da
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
 ADVICE = (  # what Hydra says: what to do
     (r"default list use \+(\S+)", "{0}: nothing is chosen there by default, so it needs a plus: +{0}"),
-    (r"^(\S+) appears more than once", "{0}: chosen twice; a group that has a default is chosen without a plus: {0}=..."),
+    (r"^(?:Multiple values for )?(\S+?)(?: appears more than once|\. To override)", "{0}: chosen twice; a group that has a default is chosen without a plus: {0}=..."),
     (r"already at '(.*)'", "{0} is set already: write it without the plus"),
     (r"Ambiguous value for argument '(.*)'", "{0}: put -m in front for one job for each value, or brackets around a list"),
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),

@@ -1,10 +1,8 @@
 """A worker that trains nothing: each rank does what `model.ranks` says, and those without a word wait to be ended.
 
-`fine` leaves at once; `raise`, `refuse`, `exit`, `kill` fail, each in its way; `late` fails because of a peer, slowly;
-`stubborn` hangs in a call of the system and does not care for SIGTERM.
+`fine` leaves at once; `raise`, `refuse`, `exit`, `kill` fail, each in its way; `late` fails because of a peer, slowly.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -24,13 +22,13 @@ def run(config: dict[str, Any], directory: Path) -> None:
     (directory / f"pid{rank}").write_text(str(os.getpid()))
     (directory / f"env{rank}.json").write_text(json.dumps(dict(os.environ)))
     print(f"rank {rank} speaks")
-    act(config["model"]["ranks"][rank], rank, directory)
+    act(config["model"]["ranks"][rank], rank)
     if rank == 0:
         metrics = {"val_auc": 0.75, "ranks": int(os.environ["WORLD_SIZE"]), "plan": config["choices"].get("plan", "auto")}
         (directory / "metrics.json").write_text(json.dumps(metrics))
 
 
-def act(word: str, rank: int, directory: Path) -> None:
+def act(word: str, rank: int) -> None:
     if word == "raise":
         raise RuntimeError(f"boom in rank {rank}")
     if word == "refuse":
@@ -43,11 +41,6 @@ def act(word: str, rank: int, directory: Path) -> None:
     if word == "late":
         time.sleep(0.3)
         raise ConnectionError("connection closed by peer")
-    if word == "stubborn":
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        until = time.monotonic() + FOREVER_SECONDS
-        while time.monotonic() < until:
-            ctypes.CDLL(None).sleep(FOREVER_SECONDS)
     if word == "wait":
         time.sleep(FOREVER_SECONDS)
 

@@ -1,0 +1,41 @@
+"""A configuration for tests of commands and launching: the real files that matter to them, and groups small enough to read."""
+
+import shutil
+from pathlib import Path
+
+REAL = Path(__file__).resolve().parents[1] / "conf"
+
+FILES = {
+    "train.yaml": """
+        defaults: [command, dataset: generated, model: dlrm, trainer: default, launch: local, _self_, experiment: null]
+        seed: 1
+        ckpt_path: null
+    """,
+    "show.yaml": "defaults: [command, trainer: default, _self_]\nsubject: ???\nseed: 1",
+    "dataset/generated.yaml": "path: data/generated\nval_path: null\ntest_path: null",
+    "dataset/other.yaml": "path: [a, b/*.parquet]\nval_path: null\ntest_path: null\nsplit: 1/7",
+    "model/dlrm.yaml": "ranks: [fine, fine]\ndim: 16",
+    "model/deep.yaml": "ranks: [fine, fine]\ndepth: 2\nseed_of_model: ${seed}",
+    "trainer/default.yaml": "devices: 2\naccelerator: cpu\nmax_steps: null\nmax_epochs: null",
+    "plan/mixed.yaml": "name: mixed\ntables: {}",
+    "plan/row_wise.yaml": "name: row_wise\ntables: {}",
+    "experiment/wide.yaml": """
+        # @package _global_
+        defaults: [override /model: deep]
+        seed: 7
+        trainer: {max_steps: 100}
+    """,
+}
+
+
+def write(folder: Path) -> Path:
+    """Writes the configuration into `folder` and answers it."""
+    shutil.copy(REAL / "command.yaml", folder)
+    shutil.copytree(REAL / "launch", folder / "launch")
+    for name, text in FILES.items():
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        lines = text.strip("\n").splitlines()
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        file.write_text("\n".join(line[indent:] for line in lines).rstrip() + "\n")
+    return folder

@@ -1,0 +1,326 @@
+"""Commands: what they make of a command line, right or wrong, and what they leave behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import standin_conf
+
+from recapp import commands, settings
+from recapp.errors import ConfigError, DataError
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """An empty working directory, a configuration that the test knows, and nobody who has started us as a rank."""
+    (tmp_path / "conf").mkdir()
+    conf = standin_conf.write(tmp_path / "conf")
+    monkeypatch.setattr(settings, "conf_dir", lambda: conf)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "RECAPP_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "here"
+
+
+class Calls(list):
+    """A task that remembers what it was called with, and fails where it is told to."""
+
+    def __call__(self, config, job):
+        self.append((config, job))
+        if isinstance(config.get("seed"), str):
+            raise DataError(f"seed={config['seed']}: no number\nat all")
+        if config.get("seed") == 13:
+            raise KeyError("a fault")
+        return 0.5
+
+
+def run(*argv, name="train", **options):
+    calls = Calls()
+    return commands.run(name, calls, argv=argv, **options), calls
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+
+
+# ---- what a job gets
+
+
+def test_a_job_gets_plain_settings_its_directory_and_what_the_command_line_said(place):
+    code, [(config, job)] = run("+plan=mixed", "seed=2", "hydra.run.dir=out")
+    assert code == 0
+    assert config["plan"] == {"name": "mixed", "tables": {}} and type(config["trainer"]) is dict
+    assert config["seed"] == 2 and config["choices"] == job.choices
+    assert job.directory == place / "out" and job.directory.is_dir()
+    assert job.overrides == ("+plan=mixed", "seed=2") and job.number is None and job.sweep is None
+    assert job.choices == {"plan": "mixed", "dataset": "generated", "model": "dlrm", "trainer": "default", "launch": "local"}
+
+
+def test_without_a_directory_given_a_job_gets_a_dated_one(place):
+    _, [(_, job)] = run()
+    assert job.directory.relative_to(place).parts[0] == "outputs"
+    assert not set("=,[] ") & set(str(job.directory.relative_to(place)))
+
+
+def test_jobs_of_a_sweep_have_numbers_and_directories_without_odd_signs(place):
+    code, calls = run("seed=1,2", "-m", "model=dlrm,deep")  # -m anywhere
+    assert code == 0
+    assert [job.number for _, job in calls] == [0, 1, 2, 3]
+    assert [job.directory.name for _, job in calls] == ["0", "1", "2", "3"]
+    assert calls[3][1].overrides == ("seed=2", "model=deep") and calls[3][0]["model"]["depth"] == 2
+    assert {job.sweep for _, job in calls} == {calls[0][1].directory.parent}
+    assert not set("=,[] ") & set("".join(files_in(place)))
+
+
+def test_a_command_that_only_prints_leaves_nothing(place):
+    code, calls = run("subject=x", name="show", writes=False)
+    assert code == 0 and len(calls) == 1
+    assert files_in(place) == []
+
+
+def test_a_verb_is_taken_off_the_front_and_must_be_known(capsys):
+    verbs = ("generate", "inspect")
+    code, [(_, job)] = run("inspect", "subject=x", name="show", writes=False, verbs=verbs)
+    assert code == 0 and job.verb == "inspect" and job.overrides == ("subject=x",)
+    assert run("inspct", "subject=x", name="show", verbs=verbs) == (1, [])
+    assert "unknown verb inspct: did you mean inspect?" in capsys.readouterr().err
+    assert run("subject=x", name="show", verbs=verbs) == (1, [])
+    assert "a verb is missing" in capsys.readouterr().err
+
+
+def test_help_and_cfg_answer_without_running_anything(place, capsys):
+    with pytest.raises(SystemExit) as left:
+        run("--help")
+    shown = capsys.readouterr().out
+    assert left.value.code == 0 and shown.startswith("python -m recapp.train")
+    assert "plan: mixed, row_wise" in shown and "RECAPP_TRACEBACK=1" in shown
+    assert run("+plan=mixed", "--cfg", "job") == (0, [])
+    assert "name: mixed" in capsys.readouterr().out
+    assert files_in(place) == []
+
+
+# ---- what is wrong with a command line, in one line
+
+
+@pytest.mark.parametrize(("argv", "said"), [
+    ("trainer.max_step=3", "unknown setting trainer.max_step: did you mean trainer.max_steps or trainer.max_epochs?"),
+    ("devices=3", "unknown setting devices: did you mean trainer.devices?"),
+    ("sede=3", "unknown setting sede: did you mean seed?"),
+    ("hydra.run.dri=x", "unknown setting hydra.run.dri: did you mean hydra.run.dir?"),
+    ("+plan=mixd", "plan=mixd: there is no such option; did you mean mixed?"),
+    ("model=dlmr", "model=dlmr: there is no such option; did you mean dlrm?"),
+    ("model=xyz", "model=xyz: there is no such option; known: deep, dlrm"),
+    ("+plann=mixed", "unknown setting plann: did you mean plan"),
+    ("plan=mixed", "so it needs a plus: +plan=mixed"),
+    ("plan.tables.C1=row_wise", "so it needs a plus: +plan.tables.C1=..."),
+    ("+model=deep", "a group that has a default is chosen without a plus: model=..."),
+    ("+seed=3", "seed is set already: write it without the plus"),
+    ("seed=1,2", "seed=1,2: put -m in front"),
+    ("seed=range(3)", "seed=range(3): put -m in front"),
+    ("foo", "cannot read 'foo': settings are key=value"),
+    ("ckpt_path=/a=b", "cannot read 'ckpt_path=/a=b'"),
+    ("--hlep", "unrecognized arguments: --hlep; --help lists what there is"),
+    ("--cfg", "argument --cfg/-c: expected one argument"),
+    ("dataset=null", "Config group override must be a string or a list"),
+    ("dataset.path=${nope}", "dataset.path: Interpolation key 'nope' not found"),
+    ("format=xml", "format=xml: choose one of text, json"),
+])
+def test_a_wrong_command_line_is_one_line_and_code_1(argv, said, capsys):
+    assert run(*argv.split(" ")) == (1, [])
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("error: ") and said in line
+
+
+def test_a_wrong_option_in_a_sweep_is_found_before_the_first_job(capsys):
+    assert run("-m", "+plan=mixed,row_wize") == (1, [])
+    assert capsys.readouterr().err == "error: plan=row_wize: there is no such option; did you mean row_wise?\n"
+
+
+def test_a_setting_that_must_be_given_is_named(capsys):
+    assert run(name="show", writes=False) == (1, [])
+    assert capsys.readouterr().err == "error: subject must be given: subject=...\n"
+
+
+# ---- failing jobs
+
+
+def test_an_error_for_people_is_one_line_and_stays_in_the_job_directory(place, capsys):
+    assert run("seed=x", "hydra.run.dir=out")[0] == 1
+    assert capsys.readouterr().err == "error: seed=x: no number at all\n"
+    assert json.loads((place / "out/error.json").read_text()) == {"error": "seed=x: no number at all"}
+
+
+def test_the_next_run_in_a_directory_forgets_the_error_of_the_last(place):
+    run("seed=x", "hydra.run.dir=out")
+    run("seed=2", "hydra.run.dir=out")
+    assert not (place / "out/error.json").exists()
+
+
+def test_a_traceback_comes_if_asked_for_and_always_with_a_fault_of_ours(capsys, monkeypatch):
+    run("seed=x")
+    assert "Traceback" not in capsys.readouterr().err
+    run("seed=13")
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown and shown.endswith("error: KeyError: 'a fault'\n")
+    monkeypatch.setenv("RECAPP_TRACEBACK", "1")
+    for argv in ("seed=x", "sede=3"):
+        run(argv)
+        shown = capsys.readouterr().err
+        assert "Traceback" in shown and shown.splitlines()[-1].startswith("error: ")
+
+
+def test_a_failing_job_does_not_stop_the_sweep(capsys):
+    seen = []
+    code, calls = run("-m", "seed=1,x,13,2", after=seen.append)
+    assert code == 1
+    assert [config["seed"] for config, _ in calls] == [1, "x", 13, 2]
+    assert [job.number for job in seen] == [0, 1, 2, 3]
+    shown = capsys.readouterr().err
+    assert shown.index("job 1: seed=x") < shown.index("error: seed=x: no number") < shown.index("job 2: seed=13")
+    assert "Error executing job" not in shown
+
+
+def test_ctrl_c_ends_a_sweep_at_once_and_without_a_traceback(capsys):
+    def interrupted(config, job):
+        raise KeyboardInterrupt
+
+    assert commands.run("train", interrupted, argv=["-m", "seed=1,2"]) == 130
+    assert capsys.readouterr().err.splitlines()[-2:] == ["job 0: seed=1", "interrupted"]
+
+
+# ---- ranks that are there already
+
+
+def test_ranks_started_outside_share_a_directory_and_only_rank_0_writes_hydras_files(place, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RECAPP_RUN_ID", "night run")
+    directories = []
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        code, [(_, job)] = run("seed=3")
+        assert code == 0
+        directories.append(job.directory)
+        assert files_in(place) == ([] if rank == "1" else [f"outputs/night run/.hydra/{name}.yaml" for name in
+                                                           ("config", "hydra", "overrides")])
+    assert directories == [place / "outputs/night run"] * 2
+
+
+def test_ranks_started_by_hand_are_asked_for_a_directory(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert run() == (1, [])
+    assert capsys.readouterr().err.startswith("error (rank 1): ranks started by hand need one directory for all")
+    assert run("hydra.run.dir=out")[0] == 0
+
+
+def test_a_sweep_inside_of_ranks_is_refused_in_one_line(monkeypatch, capsys):
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert run("-m", "seed=1,2") == (1, [])
+    assert capsys.readouterr().err.startswith("error: -m starts the ranks of its jobs itself")
+
+
+# ---- a checkpoint's settings
+
+
+@pytest.fixture
+def stored():
+    """The settings of a run that chose and changed much."""
+    _, [(config, _)] = run("model=deep", "+plan=mixed", "+plan.tables.C1=row_wise", "model.depth=5", "seed=4", "format=json")
+    return config
+
+
+def test_without_overrides_the_checkpoints_settings_stay_as_they_are(stored):
+    assert settings.compose_over(stored, "train", []) == stored | {"format": "text"}
+
+
+def test_one_setting_on_the_command_line_replaces_that_setting(stored):
+    got = settings.compose_over(stored, "train", ["trainer.max_epochs=2", "model.depth=6", "+plan.tables.C2=table_wise"])
+    assert got["trainer"] == stored["trainer"] | {"max_epochs": 2}
+    assert got["model"] == stored["model"] | {"depth": 6}
+    assert got["plan"] == {"name": "mixed", "tables": {"C1": "row_wise", "C2": "table_wise"}}
+    assert got["seed"] == 4
+
+
+def test_a_group_on_the_command_line_replaces_the_whole_group_and_what_it_refers_to_is_the_checkpoints(stored):
+    got = settings.compose_over(stored, "train", ["model=deep", "+plan=row_wise"])
+    assert got["model"] == {"ranks": ["fine", "fine"], "depth": 2, "seed_of_model": 4}
+    assert got["plan"] == {"name": "row_wise", "tables": {}}
+    assert got["choices"] == stored["choices"] | {"plan": "row_wise"}
+    assert got["trainer"] == stored["trainer"]
+
+
+def test_a_default_said_on_the_command_line_replaces_too(stored):
+    assert settings.compose_over(stored, "train", ["seed=1"])["seed"] == 1
+
+
+def test_an_experiment_replaces_what_it_lists(stored):
+    stored["model"] = {"ranks": []}
+    got = settings.compose_over(stored, "train", ["experiment=wide", "trainer.max_steps=9"])
+    assert got["seed"] == 7 and got["model"]["depth"] == 2
+    assert got["trainer"] == stored["trainer"] | {"max_steps": 9}
+    assert got["plan"] == stored["plan"]
+
+
+def test_what_another_command_has_and_the_checkpoint_has_not_is_added(stored):
+    got = settings.compose_over(stored, "show", ["subject=me"])
+    assert got["subject"] == "me" and got["model"] == stored["model"] and got["seed"] == 4
+
+
+@pytest.mark.parametrize(("override", "said"), [
+    ("model.dephth=3", "unknown setting model.dephth: did you mean model.depth?"),
+    ("model.dim=3", "unknown setting model.dim"),  # the default model has it, this one has not
+    ("model=dlmr", "did you mean dlrm?"),
+    ("+seed=3", "seed is set already"),
+])
+def test_a_wrong_override_of_a_checkpoint_is_one_line(stored, override, said):
+    with pytest.raises(ConfigError, match=said.replace("?", r"\?")) as raised:
+        settings.compose_over(stored, "train", [override])
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_settings_of_a_checkpoints_group_can_be_said_though_the_default_group_lacks_them(place, stored):
+    (place / "last.ckpt").mkdir()
+    (place / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
+    code, [(_, job)] = run("ckpt_path=last.ckpt", "model.depth=6")
+    assert code == 0 and job.overrides == ("ckpt_path=last.ckpt", "model.depth=6")
+    got = settings.compose_over(stored, "train", job.overrides)
+    assert got["model"]["depth"] == 6 and got["plan"] == stored["plan"]
+    assert run("model.depth=6") == (1, [])
+
+
+def test_paths_become_absolute_globs_and_lists_included(place, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    config = {"ckpt_path": "a/b.ckpt", "seed": 1, "dataset": {"path": ["x", "y/*.parquet"], "val_path": "~/v", "test_path": None}}
+    got = settings.with_absolute_paths(config)
+    assert got["ckpt_path"] == f"{place}/a/b.ckpt"
+    assert got["dataset"] == {"path": [f"{place}/x", f"{place}/y/*.parquet"], "val_path": "/home/me/v", "test_path": None}
+    assert config["ckpt_path"] == "a/b.ckpt" and settings.with_absolute_paths(got) == got
+
+
+# ---- where the configuration is, and that it is answered without torch
+
+
+def test_the_configuration_is_found_beside_the_package_or_inside_it(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    assert settings.conf_dir() == REPOSITORY / "conf"
+    (tmp_path / "recapp/conf").mkdir(parents=True)
+    monkeypatch.setattr(settings, "__file__", str(tmp_path / "recapp/settings.py"))
+    assert settings.conf_dir() == tmp_path / "recapp/conf"
+
+
+def test_help_and_misspelt_settings_load_neither_torch_nor_lightning(tmp_path):
+    code = ("import sys; from recapp import train; code = train.main(['trainer.max_stepz=1', '+plan=mixed'])\n"
+            "print(code, [name for name in ('torch', 'lightning', 'pyarrow', 'rich') if name in sys.modules])")
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                         capture_output=True, text=True, check=True)
+    assert ran.stdout == "1 []\n"
+    assert ran.stderr.startswith("error: unknown setting trainer.max_stepz: did you mean trainer.max_steps")

@@ -1,0 +1,153 @@
+"""`recapp.train` around ranks that train nothing: one run, sweeps, their table, Ctrl-C, ranks started from outside."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import standin_conf
+import yaml
+
+from recapp import settings, train
+from recapp.console import print_table
+from recapp.reporting import comparison
+
+TESTS = Path(__file__).resolve().parent
+MEASURED = {"val_auc": 0.7580123, "val_log_loss": 0.4892, "step_ms": 1234.5, "samples_per_second": 1234567.0, "ranks": 2,
+            "bytes_per_rank": [3 << 30, 2 << 30], "bytes_exchanged_per_step": 45 << 20, "plan": "table_row_wise"}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working directory with a configuration beside it; ranks find the stand-in."""
+    (tmp_path / "conf").mkdir()
+    conf = standin_conf.write(tmp_path / "conf")
+    (tmp_path / "conf/model/bad.yaml").write_text("ranks: [wait, raise]")
+    (tmp_path / "conf/model/slow.yaml").write_text("ranks: [wait, wait]")
+    monkeypatch.setattr(settings, "conf_dir", lambda: conf)
+    monkeypatch.setenv("STANDIN_CONF", str(conf))
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}{os.pathsep}{TESTS}")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def run(*argv):
+    return train.main(list(argv), worker="standin_worker")
+
+
+def test_a_run_writes_its_settings_with_absolute_paths_and_reports_as_json_alone(place, capfd):
+    assert run("+plan=mixed", "dataset=other", "hydra.run.dir=out", "format=json") == 0
+    written = yaml.safe_load((place / "out/resolved.yaml").read_text())
+    assert written["dataset"]["path"] == [f"{place}/a", f"{place}/b/*.parquet"]
+    assert written["choices"]["plan"] == "mixed" and written["plan"]["name"] == "mixed"
+    (row,) = json.loads(capfd.readouterr().out)["rows"]
+    assert row == json.loads((place / "out/metrics.json").read_text())
+    assert row["val_auc"] == 0.75 and row["plan"] == "mixed"
+
+
+def test_what_an_earlier_run_left_is_not_taken_for_the_result_of_a_failed_one(place):
+    (place / "out").mkdir()
+    (place / "out/metrics.json").write_text("{}")
+    assert run("model=bad", "hydra.run.dir=out") == 1
+    assert not (place / "out/metrics.json").exists() and (place / "out/error.json").exists()
+
+
+def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(place, capfd):
+    assert run("-m", "+plan=mixed,row_wise", "model=dlrm,bad", "hydra.sweep.dir=sweep") == 1
+    captured = capfd.readouterr()
+    assert captured.out.count("comparison.csv") == 4  # after each job
+    assert "boom in rank 1" in captured.err and "Traceback" in captured.err
+    with (place / "sweep/comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["job"], row["status"], row["plan"], row["model"]) for row in rows] == [
+        ("0", "ok", "mixed", "dlrm"), ("1", "failed", "mixed", "bad"), ("2", "ok", "row_wise", "dlrm"), ("3", "failed", "row_wise", "bad")]
+    assert rows[2]["val_auc"] == "0.75" and rows[3]["val_auc"] == "" and "boom in rank 1" in rows[3]["error"]
+    assert not list(place.glob("sweep/*/*/*torchelastic*")) and sorted(p.name for p in place.iterdir()) == ["sweep"]
+
+
+def test_a_sweep_as_json_is_one_document_at_its_end(place, capfd):
+    assert run("-m", "seed=1,2", "trainer.devices=1", "format=json", "hydra.sweep.dir=sweep") == 0
+    rows = json.loads(capfd.readouterr().out)["rows"]
+    assert [(row["job"], row["seed"], row["ranks"], row["status"]) for row in rows] == [(0, "1", 1, "ok"), (1, "2", 1, "ok")]
+
+
+def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
+    sweep = subprocess.Popen([sys.executable, "-m", "standin_train", "-m", "model=slow", "seed=1,2", "hydra.sweep.dir=sweep"],
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    end = time.monotonic() + 60
+    files = [place / f"sweep/0/pid{rank}" for rank in (0, 1)]
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.killpg(sweep.pid, signal.SIGINT)
+    said, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130
+    assert "Traceback" not in said and said.endswith("interrupted\n")
+    assert not (place / "sweep/1").exists()
+    assert not any(Path(f"/proc/{file.read_text()}").exists() for file in files)
+
+
+def test_ranks_started_by_torchrun_share_one_directory(place):
+    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
+                          "standin_train", "+plan=mixed", "format=json"], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    (metrics,) = place.glob("outputs/*/*/metrics.json")
+    assert {file.name for file in metrics.parent.iterdir()} == {".hydra", "resolved.yaml", "metrics.json", "pid0", "pid1", "env0.json",
+                                                                "env1.json"}
+    assert json.loads(ran.stdout)["rows"] == [json.loads(metrics.read_text())]
+
+
+# ---- the table, from directories that somebody left
+
+
+def job(sweep: Path, name: str, overrides: list[str], **files: dict) -> None:
+    (sweep / name / ".hydra").mkdir(parents=True)
+    (sweep / name / ".hydra/overrides.yaml").write_text(yaml.safe_dump(overrides))
+    for kind, content in files.items():
+        (sweep / name / f"{kind}.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    asked = ["+plan=a,b", "seed=1,2", "trainer.max_steps=5"]
+    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": {"task": asked}}}))
+    job(tmp_path, "0", ["+plan=a", "seed=1", "trainer.max_steps=5"], metrics=MEASURED)
+    job(tmp_path, "10", ["+plan=b", "seed=2", "trainer.max_steps=5"])
+    job(tmp_path, "9", ["+plan=b", "seed=1", "trainer.max_steps=5"], error={"error": "it broke"}, metrics=MEASURED)
+    (tmp_path / "notes").mkdir()
+    return tmp_path
+
+
+def test_jobs_are_compared_in_their_order_by_what_was_swept(sweep):
+    rows = comparison.compare(sweep)
+    assert [(row["job"], row["status"], row["plan"], row["seed"]) for row in rows] == [
+        (0, "ok", "table_row_wise", "1"), (9, "failed", "table_row_wise", "1"), (10, "stopped", "b", "2")]
+    assert all("trainer.max_steps" not in row for row in rows)  # the same for all
+    assert rows[0]["bytes_per_rank"] == 3 << 30 and rows[0]["val_auc"] == MEASURED["val_auc"]
+    assert [row["error"] for row in rows] == [None, "it broke", None]
+
+
+def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
+    path = sweep / "comparison.csv"
+    path.write_text("old")
+    comparison.write_csv(comparison.compare(sweep), path)
+    header, first, *_ = path.read_text().splitlines()
+    assert header == ("job,status,plan,seed,ranks,step_ms,samples_per_second,val_auc,val_log_loss,bytes_per_rank,"
+                      "bytes_exchanged_per_step,error")
+    assert first == f"0,ok,table_row_wise,1,2,1234.5,1234567.0,0.7580123,0.4892,{3 << 30},{45 << 20},"
+    assert sorted(sweep.glob("comparison*")) == [path]
+
+
+def test_the_printed_table_fits_80_columns(sweep, capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_table(comparison.lines_of_table(comparison.compare(sweep)), comparison.TABLE)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "1,234,567" in lines[2] and "0.75801" in lines[2] and "3,072.0" in lines[2]

@@ -135,9 +135,14 @@ def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:
     if metrics.get("samples_per_second"):
         rows += [{"what": "samples/s, all ranks", "value": f"{metrics['samples_per_second']:,.0f}"},
                  {"what": "step, median", "value": f"{metrics['step_ms']:.1f} ms"}]
-    rows += [{"what": "checkpoint", "value": metrics["checkpoint"]}, {"what": "metrics", "value": str(job_dir / "metrics.json")}]
     print()
     print_table(rows, title="Summary")
+    print(f"\ncheckpoint  {_short(metrics['checkpoint'])}\nmetrics     {_short(job_dir / 'metrics.json')}", flush=True)
+
+
+def _short(path: str | Path) -> str:
+    """A path to copy from the screen: from here, where that is shorter; never wrapped."""
+    return min(str(path), os.path.relpath(path), key=len)
 
 
 if __name__ == "__main__":

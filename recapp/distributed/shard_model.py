@@ -8,8 +8,9 @@
 Names and argument order as in TorchRec's class of that name.
 """
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,12 +37,12 @@ class EmbeddingBagCollectionSharder:
         rule: what happens to touched rows (`recapp/optim/rules.py`).
     """
 
-    rule: RowRule = rowwise_adagrad()
+    rule: RowRule = field(default_factory=rowwise_adagrad)
 
 
 def embedding_collections(module: nn.Module) -> list[tuple[str, EmbeddingBagCollection]]:
-    """Every unsharded collection in a model, by path."""
-    return [(path, m) for path, m in module.named_modules() if isinstance(m, EmbeddingBagCollection)]
+    """Every unsharded collection in a model, by path; one that stands in two places is listed twice."""
+    return [(path, m) for path, m in module.named_modules(remove_duplicate=False) if isinstance(m, EmbeddingBagCollection)]
 
 
 def sharded_collections(module: nn.Module) -> list[ShardedEmbeddingBagCollection]:
@@ -72,17 +73,28 @@ def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule
         PlanError: the plan does not cover the model's tables or is for another number of ranks.
         ConfigError: the model itself is a collection, which has no parent to hold its twin.
     """
-    for path, collection in embedding_collections(module):
+    found = embedding_collections(module)
+    if found:
+        plan.check(embedding_tables(module))
+    twins: dict[EmbeddingBagCollection, ShardedEmbeddingBagCollection] = {}
+    for path, collection in found:
         if not path:
-            raise ConfigError("a collection cannot be sharded in place by itself: put it into a module, or use ShardedEmbeddingBagCollection")
-        tables = collection.embedding_bag_configs()
-        twin = ShardedEmbeddingBagCollection(tables, plan.part([t.name for t in tables]), comm, rule, collection.seed)
-        for block in twin.blocks():
-            whole = collection.weight(block.table)
-            if block.tensor == "weight" and whole.device.type != "meta":
-                block.data.copy_(whole.detach()[block.rows.start:block.rows.stop, block.cols.start:block.cols.stop])
+            raise ConfigError("a collection cannot be sharded in place by itself: put it into a module, "
+                              "or use ShardedEmbeddingBagCollection")
+        if collection not in twins:
+            twins[collection] = _twin(collection, plan, comm, rule)
         parent, _, name = path.rpartition(".")
-        setattr(module.get_submodule(parent), name, twin)
+        setattr(module.get_submodule(parent), name, twins[collection])
+
+
+def _twin(collection: EmbeddingBagCollection, plan: ShardingPlan, comm: Comm, rule: RowRule) -> ShardedEmbeddingBagCollection:
+    tables = collection.embedding_bag_configs()
+    twin = ShardedEmbeddingBagCollection(tables, plan.part([t.name for t in tables]), comm, rule, collection.seed)
+    for block in twin.blocks():
+        whole = collection.weight(block.table)
+        if block.tensor == "weight" and whole.device.type != "meta":
+            block.data.copy_(whole.detach()[block.rows.start:block.rows.stop, block.cols.start:block.cols.stop])
+    return twin
 
 
 def sharded_names(module: nn.Module) -> list[str]:
@@ -97,11 +109,13 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     DDP would broadcast rank 0's shards over the others without a word, so their names are on its ignore list.
     """
     names = sharded_names(module)
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)  # type: ignore[no-untyped-call]
     dense = any(p.requires_grad for name, p in module.named_parameters() if name not in names)
     if comm.world == 1 or not dense:
         return module
-    return DistributedDataParallel(module, **settings)
+    with warnings.catch_warnings():         # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
+        warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
+        return DistributedDataParallel(module, **settings)
 
 
 class DistributedModelParallel(nn.Module):

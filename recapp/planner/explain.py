@@ -12,9 +12,11 @@ SHOWN_SHARDS = 4        # a table cut into more pieces is told by its first and 
 
 
 def plan_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> list[dict[str, Any]]:
-    """A record per table: name, rows, dim, type, mode and which rank holds what."""
+    """A record per table: name, rows, dim, type, mode, weights of the rank that holds most of it, and which rank holds what."""
+    held = bytes_per_rank(tables, plan, None)
     return [{"table": t.name, "rows": t.num_embeddings, "dim": t.embedding_dim, "type": plan.tables[t.name].sharding_type,
-             "mode": plan.tables[t.name].mode, "ranks": where(t, plan.tables[t.name])} for t in tables]
+             "mode": plan.tables[t.name].mode, "per rank": human(max(h.weights.get(t.name, 0) for h in held)),
+             "ranks": where(t, plan.tables[t.name])} for t in tables]
 
 
 def where(table: EmbeddingBagConfig, sharding: TableSharding) -> str:
@@ -38,5 +40,6 @@ def rank_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: Ro
     rows = []
     for rank, held in enumerate(bytes_per_rank(tables, plan, rule)):
         weights, state = sum(held.weights.values()), sum(held.state.values())
-        rows.append({"rank": rank, "tables": len(held.weights), "weights": human(weights), "optimiser_state": human(state), "bytes": weights + state})
+        rows.append({"rank": rank, "tables": len(held.weights), "weights": human(weights), "optimiser_state": human(state),
+                     "bytes": weights + state})
     return rows

@@ -1,0 +1,165 @@
+"""The files of stored rectangles: safetensors, one per rank, written row block by row block and read by slices.
+
+Any reader of that format opens them, only what is wanted is read, and nothing is unpickled. They are written here and not by the
+safetensors package, because that wants all tensors of a file in CPU memory at once; here one row block is.
+
+    8 bytes   length of the header, little endian
+    header    JSON: {key: {dtype, shape, data_offsets}}, padded with blanks so that data is aligned
+    data      the blocks, one behind the other
+"""
+
+import json
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from recapp.checkpoints.rectangles import DTYPES, Stored, block_key, by, check_tiling, overlap, row_blocks
+from recapp.errors import CheckpointError, suggest
+from recapp.sharding.layout import Block
+
+LENGTH_BYTES = 8            # of the header's length; data is aligned to as much
+_FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+                 torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}
+
+
+def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Stored]:
+    """Write the owned blocks of one rank into one file, row block by row block; no file if there are none.
+
+    Args:
+        folder: there already.
+        file: its name.
+        blocks: what this rank holds; those of other owners are left out.
+
+    Returns:
+        What was written, in file order.
+
+    Raises:
+        OSError: no space, no permission.
+    """
+    # Wide dtypes first, as the format's readers want every tensor aligned to its items and no gaps.
+    parts = sorted(((b, rows) for b in blocks if b.owner for rows in row_blocks(b)), key=lambda p: -p[0].data.element_size())
+    if not parts:
+        return []
+    entries, spans, end = {}, [], 0
+    for b, rows in parts:
+        assert b.data.shape == (len(b.rows), len(b.cols)), f"{b.table}, {b.tensor}: {tuple(b.data.shape)} held for {b.rows} x {b.cols}"
+        spans.append((end, end + len(rows) * len(b.cols) * b.data.element_size()))
+        end = spans[-1][1]
+        entries[block_key(b.table, b.tensor, rows, b.cols)] = {
+            "dtype": _FORMAT_NAMES[b.data.dtype], "shape": [len(rows), len(b.cols)], "data_offsets": spans[-1]}
+    head = json.dumps(entries).encode()
+    head += b" " * (-len(head) % LENGTH_BYTES)
+    base, stored = LENGTH_BYTES + len(head), []
+    with open(folder / file, "wb") as out:
+        out.write(len(head).to_bytes(LENGTH_BYTES, "little") + head)
+        for (b, rows), (begin, end) in zip(parts, spans, strict=True):
+            raw = _bytes(b.data[rows.start - b.rows.start:rows.stop - b.rows.start])
+            out.write(raw)
+            stored.append(Stored(b.table, b.tensor, b.shape, rows, b.cols, str(b.data.dtype).removeprefix("torch."), file,
+                                 base + begin, base + end, zlib.crc32(raw)))
+        out.flush()
+        os.fsync(out.fileno())
+    return stored
+
+
+def _bytes(data: Tensor) -> memoryview:
+    return data.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+
+
+# ---- reading
+
+
+def fill_blocks(folder: Path, stored: Iterable[Stored], blocks: Iterable[Block]) -> None:
+    """Fill held rectangles from stored ones, whatever either tiling is; floats are converted to the dtype that is held.
+
+    Args:
+        folder: of the files.
+        stored: the manifest's entries.
+        blocks: to be filled, owned or not.
+
+    Raises:
+        CheckpointError: a table or tensor that is not stored, another shape, a hole, a damaged file.
+    """
+    by_tensor: dict[tuple[str, str], list[Stored]] = defaultdict(list)
+    for s in stored:
+        by_tensor[s.table, s.tensor].append(s)
+    checked = set()
+    with ExitStack() as stack, torch.no_grad():
+        files: dict[str, Any] = {}
+        for b in blocks:
+            if not b.data.numel():
+                continue
+            sources = _sources(by_tensor, b)
+            if (b.table, b.tensor) not in checked:
+                check_tiling(sources)
+                checked.add((b.table, b.tensor))
+            for s in sources:
+                rows, cols = overlap(s.rows, b.rows), overlap(s.cols, b.cols)
+                if rows and cols:
+                    if s.file not in files:
+                        files[s.file] = stack.enter_context(_opened(folder / s.file))
+                    here = b.data[rows.start - b.rows.start:rows.stop - b.rows.start, cols.start - b.cols.start:cols.stop - b.cols.start]
+                    here.copy_(_slice(files[s.file], s, rows, cols))
+
+
+def _sources(by_tensor: dict[tuple[str, str], list[Stored]], block: Block) -> list[Stored]:
+    """The stored rectangles of the tensor that a block belongs to."""
+    found = by_tensor.get((block.table, block.tensor))
+    if found is None:
+        tables = {table for table, _ in by_tensor}
+        if block.table not in tables:
+            raise CheckpointError(f"the checkpoint has no table {block.table}: {suggest(block.table, tables)}")
+        has = ", ".join(sorted(tensor for table, tensor in by_tensor if table == block.table))
+        raise CheckpointError(f"the checkpoint has no {block.tensor} of table {block.table}, only {has}: "
+                              "set the optimizer that it was trained with")
+    if found[0].shape != block.shape:
+        raise CheckpointError(f"table {block.table}, {block.tensor} is {by(found[0].shape)} in the checkpoint, but {by(block.shape)} in "
+                              "the model: set tables and optimizer as they were when it was saved")
+    if DTYPES[found[0].dtype].is_floating_point != block.data.dtype.is_floating_point:
+        raise CheckpointError(f"table {block.table}, {block.tensor} is stored as {found[0].dtype} and cannot become {block.data.dtype}")
+    return found
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+def _slice(opened: Any, stored: Stored, rows: range, cols: range) -> Tensor:
+    """Part of a stored rectangle; rows and cols are those of the whole tensor."""
+    try:
+        part: Tensor = opened.get_slice(stored.key)[rows.start - stored.rows.start:rows.stop - stored.rows.start,
+                                                    cols.start - stored.cols.start:cols.stop - stored.cols.start]
+    except SafetensorError as error:
+        raise CheckpointError(f"{stored.file}: block {stored.key!r} cannot be read: {error}") from error
+    return part
+
+
+def check_bytes(folder: Path, stored: Iterable[Stored]) -> int:
+    """Read every stored block and compare its checksum.
+
+    Returns:
+        The bytes read.
+
+    Raises:
+        CheckpointError: naming the first block that differs.
+    """
+    count = 0
+    for s in stored:
+        with open(folder / s.file, "rb") as source:
+            source.seek(s.begin)
+            raw = source.read(s.end - s.begin)
+        if len(raw) != s.end - s.begin or zlib.crc32(raw) != s.crc32:
+            raise CheckpointError(f"{folder / s.file} is damaged: bytes {s.begin}..{s.end} ({s.key}) are not those that were saved")
+        count += len(raw)
+    return count

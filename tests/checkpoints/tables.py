@@ -1,0 +1,81 @@
+"""Tables cut at random and held by ranks that are threads of the test's process."""
+
+import threading
+
+import torch
+from hypothesis import strategies as st
+
+from recapp.checkpoints.directory import write_checkpoint
+from recapp.sharding.layout import Block
+
+
+class Comms:
+    """A `Comm` for each of W threads."""
+
+    def __init__(self, world):
+        self.world, self.barrier, self.slots = world, threading.Barrier(world), [None] * world
+
+    def rank(self, rank):
+        return Rank(self, rank)
+
+
+class Rank:
+    def __init__(self, comms, rank):
+        self.comms, self.rank, self.world = comms, rank, comms.world
+
+    def gather(self, value):
+        self.comms.slots[self.rank] = value
+        self.comms.barrier.wait(20)
+        values = list(self.comms.slots)
+        self.comms.barrier.wait(20)
+        return values
+
+
+def save(path, ranks_blocks, meta=None, manifest=None):
+    """Save as `len(ranks_blocks)` ranks; returns each rank's exception or None."""
+    comms, outcomes = Comms(len(ranks_blocks)), [None] * len(ranks_blocks)
+
+    def one(rank):
+        try:
+            write_checkpoint(path, ranks_blocks[rank], comm=comms.rank(rank), meta=meta or {"step": 3}, manifest=manifest or {"plan": "x"})
+        except Exception as error:
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(len(ranks_blocks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def block(table, tensor, values, rows, cols, owner=True):
+    """A held rectangle with the values it has in the whole tensor."""
+    data = values[rows.start:rows.stop, cols.start:cols.stop].clone()
+    return Block(table, tensor, tuple(values.shape), rows, cols, data, owner)
+
+
+def whole(table, tensor, values, owner=True):
+    return block(table, tensor, values, range(values.shape[0]), range(values.shape[1]), owner)
+
+
+def blank(held):
+    """The same rectangle, not filled yet."""
+    return held._replace(data=torch.full_like(held.data, -1))
+
+
+@st.composite
+def tilings(draw, rows, cols, world):
+    """Rectangles that tile a table, each with a rank: cut in two again and again, which reaches strips, grids and mixtures of them."""
+    def cut(rows, cols, depth):
+        ways = [w for w, part in (("rows", rows), ("cols", cols)) if len(part) > 1]
+        way = draw(st.sampled_from([*ways, "none"])) if depth and ways else "none"
+        if way == "none":
+            return [(draw(st.integers(0, world - 1)), rows, cols)]
+        part = rows if way == "rows" else cols
+        at = draw(st.integers(part.start + 1, part.stop - 1))
+        low, high = range(part.start, at), range(at, part.stop)
+        if way == "rows":
+            return cut(low, cols, depth - 1) + cut(high, cols, depth - 1)
+        return cut(rows, low, depth - 1) + cut(rows, high, depth - 1)
+    return cut(range(rows), range(cols), 4)

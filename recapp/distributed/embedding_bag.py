@@ -19,6 +19,7 @@ from recapp.distributed.message import Buffers, Header
 from recapp.distributed.requests import Requests
 from recapp.distributed.row_store import RowStore
 from recapp.distributed.shared_state import SharedState
+from recapp.errors import PlanError
 from recapp.kernels.reference import Links, group, pool
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block, make_layout
@@ -47,6 +48,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     def __init__(self, tables: list[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, rule: RowRule, seed: int = 0) -> None:
         super().__init__()
+        if plan.world_size != comm.world:
+            raise PlanError(f"plan {plan.name} is for {plan.world_size} ranks, but there are {comm.world}: "
+                            f"set trainer.devices={plan.world_size} or make the plan for {comm.world}")
         self.layout, self.plan, self.comm, self.rule = make_layout(tables, plan), plan, comm, rule
         self.dtype, device = compute_dtype(tables), comm.device
         self.id_rules = IdRules(tables)
@@ -61,7 +65,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.columns = [(g, i) for _, g, i in slots]
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
         self.agree = SharedState(self.layout, comm) if rule.needs_row and self.layout.column_cut else None
-        self.header, self.buffers = Header(), Buffers()
+        self.header, self.messages = Header(), Buffers()
         self.in_flight: weakref.WeakSet[Requests] = weakref.WeakSet()
         self._waiting: list[tuple[list[Tensor], list[Tensor]]] = []
         self.updates = 0
@@ -85,9 +89,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     def input_dist(self, features: KeyedJaggedTensor) -> Requests:
         """Exchange which rows a batch needs. Reads no weights, so it may run before the batch's turn has come; every rank calls it."""
-        weights = features.weights_or_none()
-        at_home = weights is not None and weights.requires_grad
-        return Requests(features, self.layout, self.routes, self.id_rules, self.comm, self.header, self.buffers, self.dtype, at_home)
+        return Requests(features, self.layout, self.routes, self.id_rules, self.comm, self.header, self.messages, self.dtype)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool every bag; every rank calls it with its own batch, an empty one if need be.
@@ -101,18 +103,28 @@ class ShardedEmbeddingBagCollection(nn.Module):
         Raises:
             IdError: on all ranks, if one of them has an id outside a table whose rule is `error`.
         """
-        if self._waiting and not self.in_flight:        # an output was dropped after its sibling's backward
-            self._update()
+        self.finish_step()
         requests = self.input_dist(features)
-        values_BD = Lookup.apply(self.anchor, requests.weights_L, self, requests)
+        values_BD = Lookup.apply(self.anchor, requests.weights_L, self, requests)  # type: ignore[no-untyped-call]
         assert isinstance(values_BD, Tensor)
+        if values_BD.requires_grad:
+            self.in_flight.add(requests)
         assert values_BD.requires_grad or not torch.is_grad_enabled(), "without a gradient the tables would silently not train"
         return KeyedTensor(output_names(self.layout.tables), [t.embedding_dim for t, _ in self.id_rules.pairs], values_BD)
 
     def learn(self, requests: Requests, row_GU: list[Tensor], grad_GUD: list[Tensor]) -> None:
         """Take one lookup's gradients; update once the last lookup of this step has come back."""
+        self.in_flight.discard(requests)
         self._waiting.append((row_GU, grad_GUD))
         if not self.in_flight:
+            self._update()
+
+    def finish_step(self) -> None:
+        """Update with gradients that still wait for another lookup of their step, which had no part in the loss.
+
+        Such an output may be held for ever, and on some ranks only: so the next lookup or reading of the rows ends a step for certain.
+        """
+        if self._waiting:
             self._update()
 
     @torch.no_grad()
@@ -151,7 +163,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return rows, grads
 
     def blocks(self) -> Iterator[Block]:
-        """The rectangles held here, as views: what a checkpoint reads and writes."""
+        """The rectangles held here, as views: what a checkpoint reads and writes. Every rank calls it."""
+        self.finish_step()
         for g in range(len(self.stores)):
             yield from self.store(g).blocks()
 

@@ -29,13 +29,12 @@ class Lookup(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, weights_L: Tensor | None, collection: "ShardedEmbeddingBagCollection", requests: Requests) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, weights_L: Tensor | None, collection: "ShardedEmbeddingBagCollection",
+                requests: Requests) -> Tensor:
         """Answer what was asked, swap vectors, combine."""
         ctx.collection, ctx.requests = collection, requests
         keep = weights_L is not None and weights_L.requires_grad
         out_BD, ctx.vectors_G = answer_and_combine(collection, requests, keep)
-        if anchor.requires_grad:
-            collection.in_flight.add(requests)
         return out_BD
 
     @staticmethod
@@ -49,18 +48,18 @@ class Lookup(torch.autograd.Function):
         if (scale := mean_scale(collection, requests)) is not None:
             grad_BD = grad_BD * scale
         weight_grad = weights_gradient(collection, requests, grad_BD, ctx.vectors_G) if ctx.needs_input_grad[1] else None
-        collection.in_flight.discard(requests)
         collection.learn(requests, *send_back(collection, requests, grad_BD / collection.comm.world))
         return None, weight_grad, None, None
 
 
 def answer_and_combine(c: "ShardedEmbeddingBagCollection", q: Requests, keep: bool) -> tuple[Tensor, list[Tensor]]:
     """output_dist: [B, sum of dims], and the vectors of each group if they are kept."""
-    buffer = c.buffers.take(q.vectors.numel, c.dtype, c.comm.device)
+    buffer = c.messages.take(q.vectors.numel, c.dtype, c.comm.device)
     for g in range(q.vectors.answered):
         store = c.store(g)
-        answers = store.pool(q.owned[g].answer).view(-1).split([p.numel() for p in q.vectors.served(buffer, g)])
-        for place, part in zip(q.vectors.served(buffer, g), answers, strict=True):
+        places = q.vectors.served(buffer, g)
+        answers = torch.split(store.pool(q.owned[g].answer).view(-1), [p.numel() for p in places])
+        for place, part in zip(places, answers, strict=True):
             place.copy_(part)
     c.comm.swap(buffer, *q.vectors.answers())()
     pooled, kept = [], []
@@ -73,7 +72,7 @@ def answer_and_combine(c: "ShardedEmbeddingBagCollection", q: Requests, keep: bo
         if keep:
             kept.append(vectors_VD.clone())
     out_BD = torch.cat([pooled[g][i] for g, i in c.columns], 1)
-    c.buffers.give_back(buffer)
+    c.messages.give_back(buffer)
     scale = mean_scale(c, q)
     return (out_BD if scale is None else out_BD * scale), kept
 
@@ -88,24 +87,25 @@ def mean_scale(c: "ShardedEmbeddingBagCollection", q: Requests) -> Tensor | None
 
 def send_back(c: "ShardedEmbeddingBagCollection", q: Requests, grad_BD: Tensor) -> tuple[list[Tensor], list[Tensor]]:
     """Gradients go to the owners: touched rows of each group's store, ascending, and their summed gradients."""
-    buffer = c.buffers.take(q.vectors.numel, c.dtype, c.comm.device)
+    buffer = c.messages.take(q.vectors.numel, c.dtype, c.comm.device)
     for g, (asked, grad_MD) in enumerate(zip(q.asked, grads_by_group(c, grad_BD), strict=True)):
         vectors_VD = pool(grad_MD, asked.spread)
         if asked.by_rank_V is not None:
             vectors_VD = vectors_VD.index_select(0, asked.by_rank_V)
         places = q.vectors.asked(buffer, g)
-        parts = [vectors_VD.view(-1)] * len(places) if q.everywhere[g] else vectors_VD.view(-1).split([p.numel() for p in places])
+        flat = vectors_VD.view(-1)
+        parts = [flat] * len(places) if q.everywhere[g] else torch.split(flat, [p.numel() for p in places])
         for place, part in zip(places, parts, strict=True):
             place.copy_(part)
     c.comm.swap(buffer, *q.vectors.requests())()
     grads = [pool(matrix(q.vectors.served(buffer, g), c.store(g).width), owned.learn) for g, owned in enumerate(q.owned)]
-    c.buffers.give_back(buffer)
+    c.messages.give_back(buffer)
     return [owned.row_U for owned in q.owned], grads
 
 
 def grads_by_group(c: "ShardedEmbeddingBagCollection", grad_BD: Tensor) -> list[Tensor]:
     """The output's gradient, bag by bag as each group numbers them: [slots * B, width]."""
-    column = dict(zip(c.columns, grad_BD.split([c.store(g).width for g, _ in c.columns], 1), strict=True))
+    column = dict(zip(c.columns, torch.split(grad_BD, [c.store(g).width for g, _ in c.columns], 1), strict=True))
     return [torch.cat([column[g, i] for i in range(len(group.slots))]) for g, group in enumerate(c.layout.groups)]
 
 
@@ -117,6 +117,6 @@ def weights_gradient(c: "ShardedEmbeddingBagCollection", q: Requests, grad_BD: T
         assert combine.offsets_M1 is not None
         bag_P = torch.repeat_interleave(torch.arange(len(grad_MD), device=grad_BD.device), combine.offsets_M1.diff().long())
         dot_P = (grad_MD[bag_P] * vectors_VD[combine.index_N]).sum(1)
-        for feature, dot in zip(routes.features, dot_P.split([q.per_F[f] for f in routes.features]), strict=True):
+        for feature, dot in zip(routes.features, torch.split(dot_P, [q.per_F[f] for f in routes.features]), strict=True):
             parts[feature] += dot
     return torch.cat(parts)

@@ -21,7 +21,7 @@ from torch import Tensor
 from recapp.distributed.comm import Comm, Span
 
 Counts = NDArray[np.int64]
-HEADER = 5          # status, rows in this batch, wanted, pair and id of the first id outside its table
+HEADER = 6          # status, rows in this batch, wanted, sample weights, pair and id of the first id outside its table
 
 
 @dataclass(slots=True)
@@ -102,8 +102,9 @@ class Buffers:
     def __init__(self) -> None:
         self._free: list[Tensor] = []
 
+    @torch.inference_mode(False)
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A flat buffer of `numel` elements, contents undefined."""
+        """A flat buffer of `numel` elements, contents undefined. Memory made in inference mode could not be written outside of it."""
         for i, held in enumerate(self._free):
             if held.dtype == dtype and held.device == device and held.numel() >= numel:
                 return self._free.pop(i)[:numel]

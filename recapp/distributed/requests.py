@@ -11,13 +11,14 @@ import torch
 
 from recapp.distributed.comm import Comm
 from recapp.distributed.message import Buffers, Header, Mail, swap_counts
-from recapp.errors import RankError
+from recapp.errors import ConfigError, RankError
 from recapp.sharding.layout import Layout
 from recapp.sharding.modes import Routes, ask, own
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.ids import IdRules, OutsideTable, Rows
 
-OK, OUTSIDE, FAILED = range(3)      # status in the header
+OK, OUTSIDE, FAILED = range(3)                                  # status in the header
+NO_IDS, UNWEIGHTED, WEIGHTED, LEARNED_WEIGHTS = range(4)        # sample weights in the header
 
 
 class Requests:
@@ -34,26 +35,30 @@ class Requests:
         header: what this rank wants; filled with what all ranks said.
         buffers: message memory.
         dtype: compute dtype of the collection.
-        at_home: pool at home even where the mode is `pooled`, because the weights need a gradient.
+
+    Weights that need a gradient are pooled at home even where the mode is `pooled`.
 
     Raises:
         IdError: an id outside its table on any rank.
+        ConfigError: sample weights on some ranks only.
         RankError: another rank could not read its batch.
     """
 
     def __init__(self, features: KeyedJaggedTensor, layout: Layout, routes: list[Routes], rules: IdRules, comm: Comm, header: Header,
-                 buffers: Buffers, dtype: torch.dtype, at_home: bool) -> None:
-        self.modes = ["unique" if at_home and r.mode == "pooled" else r.mode for r in routes]
+                 buffers: Buffers, dtype: torch.dtype) -> None:
         groups, widths = layout.groups, np.array([g.width for g in layout.groups])
         rows, status, failure = _rows(features, rules, dtype)
+        weighting = _weighting(rows)
+        asked_modes = _modes(routes, weighting)
         self.B, self.per_F, self.lengths_FB = rows.lengths_FB.shape[1], rows.per_F, rows.lengths_FB
         self.weights_L = rows.weights_L
         plain = rows if rows.weights_L is None else replace(rows, weights_L=rows.weights_L.detach())
-        self.asked = [ask(r, plain, comm.world, mode) for r, mode in zip(routes, self.modes, strict=True)]
+        self.asked = [ask(r, plain, comm.world, mode) for r, mode in zip(routes, asked_modes, strict=True)]
         out_WG3 = np.stack([a.counts_W3.numpy() for a in self.asked], 1).astype(np.int64)
-        heads, in_WG3 = swap_counts(comm, [status[0], self.B, header.wanted, *status[1:]], out_WG3)
+        heads, in_WG3 = swap_counts(comm, [status[0], self.B, header.wanted, weighting, *status[1:]], out_WG3)
         header.rows_W, header.wanted_W = heads[:, 1].tolist(), heads[:, 2].tolist()
         _raise_together(heads, rules, comm.rank, failure)
+        self.modes = _modes(routes, _agree_on_weights(heads[:, 3].tolist()))        # a rank without ids serves those that have some
         answered = sum(g.mode != "replicated" for g in groups)
         self.vectors = Mail(out_WG3[..., 1] * widths, in_WG3[..., 1] * widths, comm.rank, answered)
         words = Mail(out_WG3[..., 2], in_WG3[..., 2], comm.rank, answered)
@@ -83,8 +88,31 @@ def _rows(features: KeyedJaggedTensor, rules: IdRules, dtype: torch.dtype) -> tu
         return empty, (OUTSIDE, e.pair, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0), e
 
 
+def _weighting(rows: Rows) -> int:
+    if not len(rows.rows_L):
+        return NO_IDS
+    if rows.weights_L is None:
+        return UNWEIGHTED
+    return LEARNED_WEIGHTS if rows.weights_L.requires_grad and torch.is_grad_enabled() else WEIGHTED
+
+
+def _modes(routes: list[Routes], weighting: int) -> list[str]:
+    return ["unique" if weighting == LEARNED_WEIGHTS and r.mode == "pooled" else r.mode for r in routes]
+
+
+def _agree_on_weights(weighting_W: list[int]) -> int:
+    """How the ids of all ranks are weighted."""
+    names = ["no ids", "no sample weights", "sample weights", "sample weights that need a gradient"]
+    most = max(weighting_W)
+    for rank, weighting in enumerate(weighting_W):
+        if weighting not in (NO_IDS, most):
+            raise ConfigError(f"rank {rank} has a batch with {names[weighting]}, rank {weighting_W.index(most)} one with {names[most]}: "
+                              "give the batches of all ranks the same (weights of ones change nothing)")
+    return most
+
+
 def _raise_together(heads: "np.ndarray[tuple[int, int], np.dtype[np.int64]]", rules: IdRules, me: int, failure: Exception | None) -> None:
-    for rank, (status, _, _, pair, number) in enumerate(heads.tolist()):
+    for rank, (status, _, _, _, pair, number) in enumerate(heads.tolist()):
         if status == OUTSIDE:
             raise rules.error(pair, number, f" on rank {rank}" if len(heads) > 1 else "") from failure
         if status == FAILED:

@@ -17,6 +17,9 @@ from recapp.distributed.message import Mail
 from recapp.kernels.reference import runs, starts
 from recapp.sharding.layout import Layout, Piece
 
+Place = tuple[int, int]
+"""A strip and its first row: one piece, wherever it lies."""
+
 
 class SharedState:
     """Sums of squares over whole rows of the pieces on this rank.
@@ -24,7 +27,6 @@ class SharedState:
     Args:
         layout: of all tables.
         comm: the ranks.
-        groups: numbers of the groups, in the order in which `__call__` gets them.
     """
 
     def __init__(self, layout: Layout, comm: Comm) -> None:
@@ -37,28 +39,26 @@ class SharedState:
             if not self._replicated(p) or p.rank == comm.rank:
                 bands[layout.strips[p.strip].table, p.rows.start].append(p)
         band_P = [sorted(bands[layout.strips[p.strip].table, p.rows.start], key=lambda q: layout.strips[q.strip].cols.start) for p in mine]
-        self.depth = max((len(b) for b in band_P), default=0)
-        self.base_G = [torch.tensor([p.base for p in pieces] + [p.base + len(p.rows) for p in pieces[-1:]], dtype=torch.int64, device=comm.device)
-                       for pieces in self.mine_G]
-        self.out = sorted(((q.rank, p.rows.start, p.strip, q.strip, i) for i, (p, band) in enumerate(zip(mine, band_P, strict=True))
-                           for q in band if q.rank != comm.rank))
-        into = sorted(((q.rank, q.rows.start, q.strip, p.strip, i, band.index(q)) for i, (p, band) in enumerate(zip(mine, band_P, strict=True))
-                       for q in band if q.rank != comm.rank))
-        self.into_piece = torch.tensor([x[4] for x in into], dtype=torch.int64)
-        arrival = {(x[4], x[5]): n for n, x in enumerate(into)}
-        self.sources = [[self._source(i, j, band, number, arrival) for i, band in enumerate(band_P)] for j in range(self.depth)]
-        self.into_rank = [x[0] for x in into]
+        self.base_G = [torch.tensor([p.base for p in pieces] + [p.base + len(p.rows) for p in pieces[-1:]], dtype=torch.int64,
+                                    device=comm.device) for pieces in self.mine_G]
+        siblings = [(i, p, q) for i, (p, band) in enumerate(zip(mine, band_P, strict=True)) for q in band if q.rank != comm.rank]
+        self.out = sorted({(q.rank, p.rows.start, p.strip, i) for i, p, q in siblings})         # once to each rank, whatever it holds
+        into = sorted({(q.rank, q.rows.start, q.strip): i for i, _, q in siblings}.items())
+        self.into_rank = [rank for (rank, _, _), _ in into]
+        self.into_piece = torch.tensor([i for _, i in into], dtype=torch.int64)                 # an own piece of the same rows
+        arrival: dict[Place, int] = {(strip, row): n for n, ((_, row, strip), _) in enumerate(into)}
+        depth = max((len(b) for b in band_P), default=0)
+        self.sources = [[self._source(band, j, number, arrival) for band in band_P] for j in range(depth)]
 
     def _replicated(self, p: Piece) -> bool:
         return self.layout.groups[self.layout.strips[p.strip].group].mode == "replicated"
 
-    def _source(self, i: int, j: int, band: list[Piece], number: dict[tuple[int, int], int], arrival: dict[tuple[int, int], int]) -> tuple[str, int]:
-        """Where strip j of piece i's rows comes from: an own piece, an arrived part, or nowhere."""
+    def _source(self, band: list[Piece], j: int, number: dict[Place, int], arrival: dict[Place, int]) -> tuple[str, int]:
+        """Where strip j of a band comes from: an own piece, an arrived part, or nowhere."""
         if j >= len(band):
             return "none", 0
-        if band[j].rank == self.comm.rank:
-            return "own", number[band[j].strip, band[j].rows.start]
-        return "arrived", arrival[i, j]
+        place = band[j].strip, band[j].rows.start
+        return ("own", number[place]) if band[j].rank == self.comm.rank else ("arrived", arrival[place])
 
     def __call__(self, row_GU: list[Tensor], squares_GU: list[Tensor]) -> list[Tensor]:
         """Sums over whole rows.
@@ -84,21 +84,21 @@ class SharedState:
             index = runs(begin_P, torch.where(present_P, n_P, 0)).to(device)
             where = runs(first_P, torch.where(present_P, n_P, 0)).to(device)
             total[where] += everything[index]
-        return list(total.split([len(r) for r in row_GU]))
+        return list(torch.split(total, [len(r) for r in row_GU]))
 
     def _exchange(self, part: Tensor, n_P: Tensor, first_P: Tensor) -> tuple[Tensor, Tensor]:
         """Parts of the siblings on other ranks, and where each begins."""
         world = self.comm.world
         asked, served = np.zeros((world, 1), np.int64), np.zeros((world, 1), np.int64)
         size = n_P.tolist()
-        for rank, _, _, _, i in self.out:
+        for rank, _, _, i in self.out:
             asked[rank] += size[i]
         for rank, i in zip(self.into_rank, self.into_piece.tolist(), strict=True):
             served[rank] += size[i]
         mail = Mail(asked, served, self.comm.rank, 1)
         buffer = torch.empty(mail.numel, dtype=part.dtype, device=part.device)
         at = [c[0] for c in mail.asked_W]
-        for rank, _, _, _, i in self.out:
+        for rank, _, _, i in self.out:
             buffer[at[rank]:at[rank] + size[i]] = part[int(first_P[i]):int(first_P[i]) + size[i]]
             at[rank] += size[i]
         self.comm.swap(buffer, *mail.requests())()

@@ -40,7 +40,8 @@ class Grouped(NamedTuple):
 
     def transpose(self, row_N: Tensor, weights_N: Tensor | None) -> Links:
         """Key u collects from the rows that held it."""
-        return Links(row_N.index_select(0, self.order_N), self.start_U1, None if weights_N is None else weights_N.index_select(0, self.order_N))
+        weights = None if weights_N is None else weights_N.index_select(0, self.order_N)
+        return Links(row_N.index_select(0, self.order_N), self.start_U1, weights)
 
 
 def starts(counts_M: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The one optimiser object that Lightning sees.
 
-Lightning's automatic optimisation wants exactly one. This one owns the dense parameters' optimiser, any of torch's, and shows a param group per
-sharded collection beside it. Those groups hold no parameters: tables are updated in backward, and the update reads the group's live `lr`.
-So a learning-rate schedule or a monitor treats tables and dense part alike.
+Lightning's automatic optimisation wants exactly one. This one owns the dense parameters' optimiser, any of torch's, and shows a param
+group per sharded collection beside it. Those groups hold no parameters: tables are updated in backward, and the update reads the group's
+live `lr`. So a learning-rate schedule or a monitor treats tables and dense part alike.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,7 @@
 """The plan where none was given: rules that hold for any model, and the memory they must fit.
 
-Small tables are replicated (their rows are read at home and nothing is asked), large ones are spread by rows, the rest is dealt whole, largest first.
-One process keeps every table whole.
+Small tables are replicated (their rows are read at home and nothing is asked), large ones are spread by rows, the rest is dealt whole,
+largest first. One process keeps every table whole.
 """
 
 from collections.abc import Mapping, Sequence

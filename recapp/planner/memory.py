@@ -53,15 +53,17 @@ def check_memory(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule:
     if topology.memory_bytes is None:
         return
     held = bytes_per_rank(tables, plan, rule)
-    missing, rank = max((h.total + topology.reserve_bytes - free, -r) for r, (h, free) in enumerate(zip(held, topology.memory_bytes, strict=True)))
+    missing_W = [h.total + topology.reserve_bytes - free for h, free in zip(held, topology.memory_bytes, strict=True)]
+    missing = max(missing_W)
     if missing <= 0:
         return
-    rank = -rank
+    rank = missing_W.index(missing)
     worst = sorted(held[rank].weights, key=lambda t: -held[rank].weights[t])[:3]
     blame = ", ".join(f"{t} ({human(held[rank].weights[t] + held[rank].state[t])})" for t in worst)
     raise PlanError(
-        f"plan {plan.name} does not fit: rank {rank} lacks {missing:,} bytes ({human(missing)}): it would hold {human(held[rank].total)} of tables and "
-        f"optimiser state beside {human(topology.reserve_bytes)} reserved, and {human(topology.memory_bytes[rank])} are free; largest there: {blame}. "
+        f"plan {plan.name} does not fit: rank {rank} lacks {missing:,} bytes ({human(missing)}): it would hold {human(held[rank].total)} "
+        f"of tables and optimiser state beside {human(topology.reserve_bytes)} reserved, and {human(topology.memory_bytes[rank])} "
+        f"are free; largest there: {blame}. "
         "What helps: more ranks (trainer.devices), +plan=row_wise, fewer rows (tables.max_rows) or a smaller tables.data_type")
 
 

@@ -67,7 +67,8 @@ def read_rule(plain: Mapping[str, Any], setting: str) -> PlanRule:
             raise ConfigError(f"{setting}: unknown condition {key}; {suggest(str(key), known)}")
     if "type" not in plain:
         raise ConfigError(f"{setting}: a rule needs a type, one of {', '.join(t.value for t in ShardingType)}")
-    return PlanRule(**dict(plain))
+    globs = plain.get("tables")
+    return PlanRule(**(dict(plain) | {"tables": [globs] if isinstance(globs, str) else globs}))
 
 
 def plan_by_rules(tables: Sequence[EmbeddingBagConfig], topology: Topology, rules: Sequence[PlanRule], *, name: str,
@@ -79,24 +80,25 @@ def plan_by_rules(tables: Sequence[EmbeddingBagConfig], topology: Topology, rule
         topology: the ranks.
         rules: first match wins.
         name: of the plan.
-        overrides: sharding type by table name or glob; wins over the rules.
+        overrides: sharding type by table name or glob; wins over the rules, and a name over a glob.
         mode: how tables ask for rows, "unique" or "pooled".
         column_width: columns of a vertical strip.
 
     Raises:
         PlanError: an override names no table, or no rule matches a table.
     """
-    chosen = {t.name: _choose(t, rules, mode) for t in tables} | _overridden(tables, overrides or {}, mode)
+    chosen = _overridden(tables, overrides or {}, mode)
+    chosen |= {t.name: _choose(t, rules, mode) for t in tables if t.name not in chosen}
     load = [0] * topology.world_size
     done: dict[str, TableSharding] = {}
-    order = sorted(tables, key=lambda t: (chosen[t.name][0] not in _FIXED, -t.num_embeddings * t.embedding_dim * t.data_type.dtype.itemsize))
-    for t in order:
+    itemsize = {t.name: t.data_type.dtype.itemsize for t in tables}
+    for t in sorted(tables, key=lambda t: (chosen[t.name][0] not in _FIXED, -t.num_embeddings * t.embedding_dim * itemsize[t.name])):
         kind, how = chosen[t.name]
         ranks = sorted(range(topology.world_size), key=lambda r: (load[r], r))
         hosts = sorted(topology.host_ranks(), key=lambda h: (sum(load[r] for r in h), h))
         done[t.name] = tile(t, kind, Places(ranks, hosts, column_width), how)
         for s in done[t.name].shards:
-            load[s.rank] += len(s.rows) * len(s.cols) * t.data_type.dtype.itemsize
+            load[s.rank] += len(s.rows) * len(s.cols) * itemsize[t.name]
     return ShardingPlan({t.name: done[t.name] for t in tables}, topology.world_size, name)
 
 
@@ -104,13 +106,14 @@ def _choose(table: EmbeddingBagConfig, rules: Sequence[PlanRule], mode: str) -> 
     for rule in rules:
         if rule.matches(table):
             return rule.type, rule.mode or mode
-    raise PlanError(f"table {table.name} ({table.num_embeddings:,} x {table.embedding_dim}): no rule of the plan matches; end the list with a rule "
-                    "without conditions, e.g. {type: table_wise}")
+    raise PlanError(f"table {table.name} ({table.num_embeddings:,} x {table.embedding_dim}): no rule of the plan matches; "
+                    "end the list with a rule without conditions, e.g. {type: table_wise}")
 
 
 def _overridden(tables: Sequence[EmbeddingBagConfig], overrides: Mapping[str, str], mode: str) -> dict[str, tuple[str, str]]:
-    found = {}
-    for pattern, kind in overrides.items():
+    found: dict[str, tuple[str, str]] = {}
+    exact = {t.name for t in tables}
+    for pattern, kind in sorted(overrides.items(), key=lambda o: o[0] in exact):
         names = [t.name for t in tables if fnmatchcase(t.name, pattern)]
         if not names:
             raise PlanError(f"plan.tables.{pattern}: no such table; {suggest(pattern, [t.name for t in tables])}")

@@ -36,7 +36,8 @@ class Topology:
             raise ConfigError(f"topology: world_size={self.world_size}: must be at least 1")
         if self.hosts < 1 or self.world_size % self.hosts:
             fitting = [n for n in range(1, self.world_size + 1) if self.world_size % n == 0]
-            raise ConfigError(f"topology.hosts={self.hosts}: {self.world_size} ranks must spread equally; use one of {fitting} or other trainer.devices")
+            raise ConfigError(f"topology.hosts={self.hosts}: {self.world_size} ranks must spread equally; "
+                              f"use one of {fitting} or other trainer.devices")
 
     def host_ranks(self) -> list[list[int]]:
         """The ranks of each host."""

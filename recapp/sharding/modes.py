@@ -36,7 +36,7 @@ class Routes:
         self.rank_K = torch.tensor([p.rank for p in pieces], device=device)
         self.shift_K = torch.tensor([p.base - layout.strips[p.strip].key - p.rows.start for p in pieces], device=device)
         self.key_dtype = torch.int32 if int(self.first_K[-1]) + len(pieces[-1].rows) < 2**31 else torch.int64
-        self.row_dtype = torch.int32 if max(self.group.rows_W) < 2**31 else torch.int64
+        self.row_dtype = torch.int32 if max(max(g.rows_W) for g in layout.groups) < 2**31 else torch.int64      # one message, one type
 
     def locate(self, key_N: Tensor) -> tuple[Tensor, Tensor]:
         """Row keys to (owner, row of the owner's store)."""
@@ -90,7 +90,7 @@ def ask(routes: Routes, rows: Rows, world: int, mode: str) -> Asked:
     vector_U = torch.empty_like(by_rank_V, dtype=torch.int32)
     vector_U[by_rank_V] = torch.arange(len(by_rank_V), dtype=torch.int32, device=row_P.device)
     n_W = torch.bincount(rank_U, minlength=world).cpu()
-    ids_W = list(row_U[by_rank_V].split(n_W.tolist()))
+    ids_W = list(torch.split(row_U[by_rank_V], n_W.tolist()))
     return Asked(Links(vector_U[distinct.number_N], offsets_M1, weights_P), spread, by_rank_V, ids_W, n_W[:, None].repeat(1, 3))
 
 
@@ -112,10 +112,11 @@ def _ask_pooled(routes: Routes, key_P: Tensor, bag_P: Tensor, bags: int, weights
     by_rank_V = torch.argsort(rank_V, stable=True)
     by_rank_P = vector.order_N[torch.argsort(rank_P[vector.order_N], stable=True)]               # by rank, then by vector
     v_W, p_W = (torch.bincount(x, minlength=world).cpu() for x in (rank_V, rank_P))
-    parts = [row_P[by_rank_P].split(p_W.tolist()), vector.start_U1.diff()[by_rank_V].to(routes.row_dtype).split(v_W.tolist())]
+    length_V = vector.start_U1.diff()[by_rank_V].to(routes.row_dtype)
+    parts = [torch.split(row_P[by_rank_P], p_W.tolist()), torch.split(length_V, v_W.tolist())]
     if weights_P is not None:
         bits = weights_P[by_rank_P].to(weights_on_wire(weights_P.dtype, routes.row_dtype)).view(routes.row_dtype)
-        parts.append(bits.split((p_W * (len(bits) // max(1, len(row_P)))).tolist()))
+        parts.append(torch.split(bits, (p_W * (len(bits) // max(1, len(row_P)))).tolist()))
     ids_W = [torch.cat(p) for p in zip(*parts, strict=True)]
     number_V = torch.empty_like(by_rank_V, dtype=torch.int32)
     number_V[by_rank_V] = torch.arange(len(by_rank_V), dtype=torch.int32, device=key_P.device)
@@ -141,10 +142,13 @@ def own(mode: str, ids_W: list[Tensor], counts_W3: Tensor, weights_dtype: torch.
     if mode != "pooled":
         row_N = torch.cat(ids_W)
         distinct = group(row_N)
-        return Owned(Links(ids_W[rank] if mode == "replicated" else row_N), distinct.key_U.long(), Links(distinct.order_N.int(), distinct.start_U1))
-    parts = [ids.split([p, v, n - p - v]) for ids, (p, v, n) in zip(ids_W, counts_W3.tolist(), strict=True)]
+        answer = Links(ids_W[rank] if mode == "replicated" else row_N)
+        return Owned(answer, distinct.key_U.long(), Links(distinct.order_N.int(), distinct.start_U1))
+    parts = [torch.split(ids, [p, v, n - p - v]) for ids, (p, v, n) in zip(ids_W, counts_W3.tolist(), strict=True)]
     row_N, length_V, bits = (torch.cat(p) for p in zip(*parts, strict=True))
     weights_N = bits.view(weights_on_wire(weights_dtype, row_N.dtype)).to(weights_dtype) if len(bits) else None
     distinct = group(row_N)
-    vector_N = torch.repeat_interleave(torch.arange(len(length_V), dtype=torch.int32, device=row_N.device), length_V, output_size=len(row_N))
-    return Owned(Links(row_N, starts(length_V).to(row_N.dtype), weights_N), distinct.key_U.long(), distinct.transpose(vector_N, weights_N))
+    number_V = torch.arange(len(length_V), dtype=torch.int32, device=row_N.device)
+    vector_N = torch.repeat_interleave(number_V, length_V, output_size=len(row_N))
+    answer = Links(row_N, starts(length_V).to(row_N.dtype), weights_N)
+    return Owned(answer, distinct.key_U.long(), distinct.transpose(vector_N, weights_N))

@@ -83,8 +83,8 @@ class TableSharding:
                 for k in copies:
                     if held[r, c, k] != 1:
                         where = f" on rank {k}" if k >= 0 else ""
-                        raise PlanError(f"table {table.name}: the cell that starts at row {r}, column {c} is held {held[r, c, k]} times{where}; "
-                                        "a plan must tile a table exactly once")
+                        raise PlanError(f"table {table.name}: the cell that starts at row {r}, column {c} is held {held[r, c, k]} times"
+                                        f"{where}; a plan must tile a table exactly once")
 
 
 def _between(cuts: list[int], part: range) -> Iterator[tuple[int, int]]:
@@ -135,6 +135,8 @@ class ShardingPlan:
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "ShardingPlan":
         """The inverse of `to_dict`."""
-        return ShardingPlan({
-            name: TableSharding(tuple(Shard(k, range(r0, r1), range(c0, c1)) for k, r0, r1, c0, c1 in s["shards"]), s["mode"], s["sharding_type"])
-            for name, s in plain["tables"].items()}, plain["world_size"], plain["name"])
+        def shards(table: Mapping[str, Any]) -> tuple[Shard, ...]:
+            return tuple(Shard(rank, range(r0, r1), range(c0, c1)) for rank, r0, r1, c0, c1 in table["shards"])
+
+        tables = {name: TableSharding(shards(s), s["mode"], s["sharding_type"]) for name, s in plain["tables"].items()}
+        return ShardingPlan(tables, plain["world_size"], plain["name"])

@@ -15,7 +15,7 @@ who decides about balance (`recapp/planner`) and what a type means stay apart. S
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from recapp.errors import PlanError, suggest
 from recapp.sharding.plan import Shard, TableSharding
@@ -24,7 +24,7 @@ from recapp.tables.config import EmbeddingBagConfig
 COLUMN_WIDTH = 64       # columns of a strip unless set: 256 columns make four; 64 fp32 are four cache lines
 
 
-class ShardingType(str, Enum):
+class ShardingType(StrEnum):
     """The six named types; values as TorchRec spells them."""
 
     TABLE_WISE = "table_wise"

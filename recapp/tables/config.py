@@ -5,26 +5,27 @@ Names and defaults follow TorchRec (`torchrec/modules/embedding_configs.py`), so
 (seed, table, row, column) (`recapp/tables/initial.py`).
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TypeVar
 
 import torch
 
 from recapp.errors import ConfigError, suggest
 
-E = TypeVar("E", bound=Enum)
+E = TypeVar("E", bound=StrEnum)
 
 
-class PoolingType(str, Enum):
+class PoolingType(StrEnum):
     """How the rows of a bag become one vector. A mean divides by the length of the whole bag; an empty bag gives zeros."""
 
     SUM = "sum"
     MEAN = "mean"
 
 
-class DataType(str, Enum):
+class DataType(StrEnum):
     """How a table is stored. Arithmetic is done in fp64 if any table of a collection is fp64, else in fp32."""
 
     FP64 = "fp64"
@@ -41,7 +42,7 @@ class DataType(str, Enum):
 _DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class IdRule(str, Enum):
+class IdRule(StrEnum):
     """How a raw id becomes a row (`recapp/tables/ids.py`)."""
 
     ERROR = "error"
@@ -78,24 +79,30 @@ class EmbeddingBagConfig:
     init_range: float | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.feature_names, str):
+            raise ConfigError(f"tables.{self.name}.feature_names={self.feature_names}: must be a list of names, [{self.feature_names}]")
         object.__setattr__(self, "feature_names", tuple(self.feature_names))
         for field, kind in (("pooling", PoolingType), ("data_type", DataType), ("id_rule", IdRule)):
             object.__setattr__(self, field, _member(kind, getattr(self, field), f"tables.{self.name}.{field}"))
         for field in ("num_embeddings", "embedding_dim"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"tables.{self.name}.{field}={getattr(self, field)}: must be at least 1")
-        if not self.feature_names:
-            raise ConfigError(f"tables.{self.name}.feature_names is empty: name at least one feature that reads the table")
+            value = getattr(self, field)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"tables.{self.name}.{field}={value}: must be a whole number of at least 1")
+        if not self.feature_names or len(set(self.feature_names)) < len(self.feature_names):
+            raise ConfigError(f"tables.{self.name}.feature_names={list(self.feature_names)}: name at least one feature that reads the "
+                              "table, each once")
+        if self.init_range is not None and not (math.isfinite(self.init_range) and self.init_range >= 0):
+            raise ConfigError(f"tables.{self.name}.init_range={self.init_range}: must be a number of at least 0")
         if self.id_rule is IdRule.HASH and self.num_embeddings < 2:
             raise ConfigError(f"tables.{self.name}.num_embeddings=1: id_rule=hash needs 2 rows, one of them for missing ids")
 
 
-def _member(kind: type[E], value: object, setting: str) -> E:
+def _member(kind: type[E], value: str, setting: str) -> E:
     try:
         return kind(value)
     except ValueError:
         known = [str(m.value) for m in kind]
-        raise ConfigError(f"{setting}={value}: {suggest(str(value), known)}") from None
+        raise ConfigError(f"{setting}={value}: {suggest(value, known)}") from None
 
 
 def output_names(tables: Iterable[EmbeddingBagConfig]) -> list[str]:

@@ -79,10 +79,10 @@ class EmbeddingBagCollection(nn.Module):
             IdError: an id outside a table whose rule is `error`.
         """
         rows = self.id_rules(features)
-        weights = [None] * len(rows.per_F) if rows.weights_L is None else rows.weights_L.to(self.dtype).split(rows.per_F)
+        weights = [None] * len(rows.per_F) if rows.weights_L is None else torch.split(rows.weights_L.to(self.dtype), rows.per_F)
         parts = []
-        for (table, _), rows_N, lengths_B, weights_N in zip(self.id_rules.pairs, rows.rows_L.split(rows.per_F), rows.lengths_FB, weights,
-                                                             strict=True):
+        for (table, _), rows_N, lengths_B, weights_N in zip(self.id_rules.pairs, torch.split(rows.rows_L, rows.per_F), rows.lengths_FB,
+                                                             weights, strict=True):
             offsets_B1 = F.pad(lengths_B.cumsum(0), (1, 0)).long()
             pooled_BD = F.embedding_bag(rows_N, self.weight(table.name).to(self.dtype), offsets_B1, mode="sum",
                                         include_last_offset=True, per_sample_weights=weights_N, sparse=True)

@@ -78,7 +78,8 @@ class IdRules:
         ids_L, per_F = ids_L.long(), features.length_per_key()
         lengths_FB = features.lengths().view(len(self.pairs), -1) if per_F else features.lengths().view(0, 0)
         edge = [0, *accumulate(per_F)]
-        parts, kept = [], []
+        parts: list[Tensor] = []
+        kept: list[Tensor | None] = []
         for rule, run in self._runs:
             ids_N = ids_L[edge[run[0]]:edge[run[-1] + 1]]
             size_N = _per_id(torch.tensor([self.pairs[i][0].num_embeddings for i in run]), per_F[run[0]:run[-1] + 1], ids_N)

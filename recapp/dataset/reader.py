@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from recapp.dataset.collate import Collate, Place
 from recapp.dataset.order import Deal, IntArray, after
 from recapp.dataset.rows import Rows, join
-from recapp.dataset.source import Source
+from recapp.dataset.source import DataFile, Source
 from recapp.errors import DataError
 
 CHUNK_ROWS = 8192  # measured: smaller is slower (Arrow's cost per column and call), larger is not faster
@@ -133,10 +133,9 @@ def _stream(source: Source, segment: int, stretches: IntArray, collate: Collate)
             chunks = parquet.iter_batches(CHUNK_ROWS, row_groups=[row_group], columns=list(file.columns.values()), use_threads=False)
             for chunk in chunks:
                 end = begin + chunk.num_rows
-                if end > wanted[0, 0]:
-                    parts = _hand_out(chunk, begin, wanted, file.starts[row_group], file.path, file.columns, collate)
-                    if parts:
-                        yield parts
+                parts = _hand_out(chunk, begin, wanted, file.starts[row_group], file, collate)
+                if parts:
+                    yield parts
                 begin = end
                 if begin >= last:
                     return
@@ -146,7 +145,7 @@ def _stream(source: Source, segment: int, stretches: IntArray, collate: Collate)
 
 
 def _hand_out(
-    chunk: pa.RecordBatch, begin: int, wanted: IntArray, file_row: int, path: str, columns: dict[str, str], collate: Collate
+    chunk: pa.RecordBatch, begin: int, wanted: IntArray, file_row: int, file: DataFile, collate: Collate
 ) -> list[tuple[int, Rows]]:
     """Decode the wanted rows of a chunk, lane by lane behind each other, and cut them into the lanes' parts."""
     end = begin + chunk.num_rows
@@ -161,7 +160,7 @@ def _hand_out(
         chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
     else:
         chunk = chunk.take(pa.array(rows_N - begin))
-    decoded = collate.rows(chunk, columns, Place(path, rows_N + file_row))
+    decoded = collate.rows(chunk, file.columns, Place(file.path, rows_N + file_row))
     lanes, starts = np.unique(inside[:, 2], return_index=True)
     bounds = np.append(np.concatenate(([0], np.cumsum(lengths)))[starts], len(decoded)).tolist()
     return [(lane, decoded.slice(bounds[index], bounds[index + 1])) for index, lane in enumerate(lanes.tolist())]

@@ -16,7 +16,7 @@ Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class Bags:
     """The bags of one feature: their ids behind each other, and where each row's begin (offsets_N1 [N + 1])."""
 
@@ -41,7 +41,7 @@ class Bags:
         return Bags(self.values_L[places], offsets)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Some decoded rows; see the module. `bags` has one entry per multi-valued feature, in schema order."""
 

@@ -95,9 +95,11 @@ def _write(
         truth = _write_files(unfinished, HiddenModel(shape, seed, separability, positives, rows), rows, progress)
         (unfinished / TRUTH).write_text(json.dumps(truth, indent=2) + "\n")
         (unfinished / MANIFEST).write_text(json.dumps(settings, indent=2) + "\n")
-        if path.is_dir():
-            path.rmdir()
-        os.rename(unfinished, path)
+        try:
+            os.replace(unfinished, path)  # takes the place of an empty directory, never of another
+        except OSError:
+            if not _is_complete(path, settings):  # another process may have made the same set meanwhile
+                raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return path

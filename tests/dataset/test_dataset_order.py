@@ -65,6 +65,11 @@ def test_a_large_row_group_is_cut_into_runs():
     assert result.lanes[0].tolist() == [[0, 0, 4], [0, 8, 4], [0, 16, 4]]
 
 
+def test_a_row_group_of_exactly_a_lane_is_not_cut():
+    result = deal([6, 6], 2, 4)
+    assert [pieces.tolist() for pieces in result.lanes] == [[[0, 0, 6]], [[1, 0, 6]]]
+
+
 @given(segments, st.integers(1, 5), st.integers(0, 30), st.data())
 def test_what_is_left_of_a_lane_is_its_rows_without_the_first(sizes, lanes, shuffle_rows, data):
     pieces = deal(sizes, lanes, shuffle_rows).lanes[0]

@@ -1,6 +1,7 @@
 """Batches in the one order, for every number of ranks and workers, from any position, in bounded memory."""
 
 import warnings
+from multiprocessing import active_children
 
 import pytest
 from dataset_files import (
@@ -134,11 +135,12 @@ def test_seed_epoch_lanes_and_shuffle_width_change_the_order(source, change):
 
 def test_the_length_is_that_of_a_whole_epoch_whatever_the_position_and_workers(source):
     stream = BatchStream(source, SCHEMA, **SETTINGS)
-    stream.set_position(0, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # DataLoader warns when more is yielded than its dataset's length
         loader = make_loader(stream, 2)
-        assert (len(loader), sum(1 for _ in loader), len(stream)) == (6, 2, 6)
+        assert (len(loader), sum(1 for _ in loader), len(stream)) == (6, 6, 6)
+    stream.set_position(0, 4)
+    assert (len(loader), sum(1 for _ in loader), len(stream)) == (6, 2, 6)
 
 
 def test_a_part_of_a_source_streams_only_its_rows(source):
@@ -209,6 +211,7 @@ def test_an_error_in_a_worker_arrives_as_its_one_line(tmp_path):
         list(make_loader(stream))
     with pytest.raises(DataError) as worker:
         list(make_loader(stream, 2))
+    assert active_children() == [], "an error must end the workers even while somebody holds it"
     assert str(worker.value) == str(alone.value)
     assert "cannot be read" in str(alone.value)
     assert "\n" not in str(alone.value)

@@ -245,6 +245,21 @@ def test_an_interrupted_generation_leaves_nothing_behind(tmp_path):
     assert read_truth(write_criteo(tmp_path / "data", rows=200))["rows"] == 200
 
 
+def test_two_processes_may_make_the_same_set(tmp_path):
+    def meanwhile(done, total):
+        if done == total and not (tmp_path / "data").exists():
+            write_criteo(tmp_path / "data", rows=200)
+
+    write_criteo(tmp_path / "data", rows=200, progress=meanwhile)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    with pytest.raises(DataError, match="other settings"):
+        write_criteo(tmp_path / "data", rows=300)
+
+
+def test_an_empty_directory_is_filled(tmp_path):
+    assert read_truth(write_criteo(tmp_path, rows=50))["rows"] == 50
+
+
 def test_the_manifest_says_what_was_made(criteo):
     manifest = json.loads((criteo / "_generated.json").read_text())
     assert (manifest["kind"], manifest["rows"], manifest["seed"]) == ("criteo", ROWS, 1)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from hydra.utils import get_object
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.optim import Optimizer
@@ -252,5 +252,5 @@ def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callb
     gpu = settings["trainer"]["accelerator"] in ("gpu", "cuda") or (settings["trainer"]["accelerator"] == "auto" and torch.cuda.is_available())
     return Trainer(accelerator="cuda" if gpu else "cpu", devices=ranks[0], num_nodes=ranks[1], strategy=strategy, max_epochs=epochs, max_steps=steps,
                    callbacks=list(callbacks), logger=list(loggers), enable_progress_bar=bar, enable_model_summary=False,
-                   enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks), num_sanity_val_steps=0,
+                   enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks), num_sanity_val_steps=0,
                    use_distributed_sampler=False, inference_mode=False, **wanted)

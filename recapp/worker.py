@@ -29,6 +29,8 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     """
     import torch
 
+    from recapp.distributed.comm import leave_process_group
+
     _quiet()
     torch.set_float32_matmul_precision("high")
     metrics = evaluate(settings) if "split" in settings else fit(settings, job_dir)
@@ -36,8 +38,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
         (job_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
         if settings["format"] == "text":
             print_summary(metrics, job_dir)
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    leave_process_group()
 
 
 def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
@@ -46,16 +47,16 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     from recapp.trainer import callbacks as own
 
     bar, loggers = _bar(settings), build.build_loggers(settings, job_dir)
-    clock, end, stop = own.StepClock(), own.EndWell(job_dir / "checkpoints"), own.StopTogether()
+    clock, last, stop = own.StepClock(), own.KeepLast(job_dir / "checkpoints"), own.StopTogether()
     signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "asked", True))
     lines = [] if bar else [own.PlainProgress(settings["trainer"]["log_every_n_steps"])]
     callbacks = [own.KeepPosition(), clock, own.ShowRate(clock), stop, own.StartReport(settings["seed"], settings["format"] == "text"), *lines,
-                 *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), end]
+                 *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here(), bar=bar)
     module, data = build.build_module(settings), build.build_data(settings)
     trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
-    return _measured(settings, trainer, clock, end)
+    return _measured(settings, trainer, clock, last)
 
 
 def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", text)
 
 
-def _measured(settings: dict[str, Any], trainer: Any, clock: Any, end: Any) -> dict[str, Any]:
+def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any) -> dict[str, Any]:
     """The validation metrics of the checkpoint that is named, and what the steps cost over all ranks."""
     from recapp.checkpoints.directory import read_manifest
     from recapp.planner.memory import bytes_per_rank
@@ -114,7 +115,7 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, end: Any) -> d
     changed = strategy.comm.gather(sum(n for c in strategy.collections() for n in c.id_rules.changed.values()))
     if strategy.comm.rank:
         return {}
-    best = getattr(trainer.checkpoint_callback, "best_model_path", "") or end.saved
+    best = last.named(trainer)
     tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
     return dict(read_manifest(best).metrics) | {

@@ -76,3 +76,9 @@ class Comm:
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
         return self.gather(value)[0]
+
+
+def leave_process_group() -> None:
+    """End the default process group and those made of it, if there is one: gloo has no exit hook of its own."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 
+from recapp.checkpoints.directory import remove_checkpoint
 from recapp.console import print_table
 from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
@@ -136,28 +139,56 @@ class PlainProgress(Callback):
             self._since = now
 
 
-class EndWell(Callback):
-    """However a run ends, it validates once at its last step and leaves a checkpoint.
+class KeepLast(Checkpoint):
+    """However a run ends, it validates at its last step and leaves `last.ckpt`, from which training goes on.
+
+    Lightning validates at the end of an epoch and after a stop, but not where max_steps ends one early: so that becomes a stop. All of it
+    happens inside the epoch, because a checkpoint written after it would say that the epoch is over. Where a `ModelCheckpoint` has just
+    written the same state, `last.ckpt` is a link to it.
 
     Args:
-        folder: where a checkpoint goes if no `ModelCheckpoint` writes one.
+        folder: of the checkpoints.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.saved: str | None = None
+        self.path = folder / "last.ckpt"
+        self._step = -1
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Reaching max_steps is a stop; without validation it is the time to save."""
+        if 0 <= trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True
+        if trainer.should_stop and not trainer.limit_val_batches:
+            self._keep(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Every validated state is the last one for a while."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._keep(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning validates at the end of an epoch, but not where max_steps or a stop ends one early."""
-        assert isinstance(pl_module, ClickModule)
-        loop = trainer.fit_loop.epoch_loop
-        if pl_module.validated_step != trainer.global_step and trainer.limit_val_batches:
-            trainer.validating = True
-            loop.val_loop.run()
-            trainer.training = True
-        if trainer.checkpoint_callback is None:
-            self.saved = str(self.folder / "last.ckpt")
-            trainer.save_checkpoint(self.saved)
+        """An epoch's end without validation is kept too."""
+        self._keep(trainer)
+
+    def _keep(self, trainer: Trainer) -> None:
+        if self._step == trainer.global_step:
+            return
+        self._step = trainer.global_step
+        same = next((Path(c.best_model_path) for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)
+                     and c.best_model_path and c._last_global_step_saved == trainer.global_step), None)
+        if trainer.is_global_zero and self.path.is_symlink():
+            self.path.unlink()
+        if same is None:
+            trainer.save_checkpoint(self.path)
+        elif trainer.is_global_zero:
+            remove_checkpoint(self.path)
+            self.path.symlink_to(same.name)
+        trainer.strategy.barrier()
+
+    def named(self, trainer: Trainer) -> str:
+        """The checkpoint that a run's summary speaks of: the best one, or the last where none was chosen."""
+        best = [c.best_model_path for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+        return best[0] if best else str(self.path)
 
 
 class StopTogether(Callback):

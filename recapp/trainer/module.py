@@ -43,7 +43,6 @@ class ClickModule(LightningModule):
         for metric in self.train_metrics.values():
             metric.sync_on_compute = False                    # the running value on the bar is this rank's: no traffic
         self.model: nn.Module | None = None
-        self.validated_step = -1
 
     def configure_model(self) -> None:
         """Build the model once; tables stay on the meta device until the strategy shards them."""
@@ -91,7 +90,6 @@ class ClickModule(LightningModule):
         """Log `val_<metric>` over all ranks: the same numbers on each."""
         for name, metric in self.val_metrics.items():
             self.log(f"val_{name}", metric.compute(), prog_bar=name in ("auc", "log_loss"))
-        self.validated_step = self.trainer.global_step
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """As validation."""

@@ -89,7 +89,13 @@ def print_table(
         table.padding = (0, 1, 0, 0)  # one blank between columns before texts are broken
     if title:
         console.print(Text(title, style="bold"), soft_wrap=True)
-    console.print(table)
+    if pretty:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
 
 
 def emit(

@@ -31,6 +31,12 @@ def test_a_table_away_from_a_terminal_is_plain_and_fits_80_columns(capsys, monke
     assert out.count("word") == 60 and "123,456" in out and out.startswith("a title")
 
 
+def test_a_table_that_is_a_little_too_wide_moves_together_before_a_name_is_broken(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_table([{letter: letter * 19 for letter in "abcd"}])  # 82 with two blanks between, 79 with one
+    assert capsys.readouterr().out.splitlines()[1] == " ".join(letter * 19 for letter in "abcd")
+
+
 def test_columns_choose_scale_and_format(capsys):
     print_table([{"bytes": 3 << 20, "hidden": 1}], [Column("bytes", "MiB", ".1f", 2**20)])
     assert capsys.readouterr().out.split() == ["MiB", "3.0"]

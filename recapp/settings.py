@@ -32,7 +32,10 @@ PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("da
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
 ADVICE = (  # what Hydra says: what to do
     (r"default list use \+(\S+)", "{0}: nothing is chosen there by default, so it needs a plus: +{0}"),
-    (r"^(?:Multiple values for )?(\S+?)(?: appears more than once|\. To override)", "{0}: chosen twice; a group that has a default is chosen without a plus: {0}=..."),
+    (
+        r"^(?:Multiple values for )?(\S+?)(?: appears more than once|\. To override)",
+        "{0}: chosen twice; a group that has a default is chosen without a plus: {0}=...",
+    ),
     (r"already at '(.*)'", "{0} is set already: write it without the plus"),
     (r"Ambiguous value for argument '(.*)'", "{0}: put -m in front for one job for each value, or brackets around a list"),
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
@@ -120,12 +123,12 @@ def stored_choices(primary: str, overrides: Sequence[str]) -> list[str]:
     try:
         manifest = json.loads((Path(paths[-1]).expanduser() / "manifest.json").read_text())
         stored = dict(manifest["config"]["choices"])
-        fresh = choices(compose(primary).hydra)
+        default = compose(primary).hydra.runtime.choices        # null ones too
     except (IndexError, OSError, ValueError, KeyError, TypeError):
         return []
     said = {override.lstrip("+").partition("=")[0] for override in overrides}
     there = {group: option for group, option in stored.items() if (conf_dir() / group / f"{option}.yaml").is_file()}
-    return [f"{'' if group in fresh else '+'}{group}={option}" for group, option in there.items() if group not in said]
+    return [f"{'' if group in default else '+'}{group}={option}" for group, option in there.items() if group not in said]
 
 
 def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[str]) -> dict[str, Any]:

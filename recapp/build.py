@@ -90,14 +90,15 @@ def build_tables(settings: Settings) -> list[EmbeddingBagConfig]:
     for table in made:
         for feature in table.feature_names:
             if feature not in features:
-                raise ConfigError(f"tables.{table.name} reads feature {feature}, which the data set does not have; {suggest(feature, features)}; "
+                raise ConfigError(f"tables.{table.name} reads feature {feature}, which the data set does not have; "
+                                  f"{suggest(feature, features)}; "
                                   "use tables=from_dataset or the data set these tables are for (dataset=sample)")
     return made
 
 
 def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[str]) -> list[EmbeddingBagConfig]:
     rule = tables["id_rule"] or dataset["id_rule"]
-    dims = dataset["table_dims"] or {}
+    dims: Mapping[str, int] = dataset["table_dims"] or {}
     made = []
     for i, feature in enumerate(features):
         if dataset["table_rows"]:
@@ -106,9 +107,11 @@ def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[s
             rows = _for_feature(dataset["cardinality"], i, features, "dataset.cardinality") + 1
         else:
             rows = tables["max_rows"]
+        if rule == "hash":
+            rows = min(rows, tables["max_rows"])
         made.append(EmbeddingBagConfig(
-            name=feature, num_embeddings=min(rows, tables["max_rows"]) if rule == "hash" else rows, embedding_dim=dims.get(feature, tables["dim"]),
-            feature_names=[feature], pooling=tables["pooling"], data_type=tables["data_type"], id_rule=rule, init_range=tables["init_range"]))
+            name=feature, num_embeddings=rows, embedding_dim=dims.get(feature) or int(tables["dim"]), feature_names=[feature],
+            pooling=tables["pooling"], data_type=tables["data_type"], id_rule=rule, init_range=tables["init_range"]))
     return made
 
 
@@ -187,8 +190,8 @@ def write_generated(dataset: Settings) -> None:
 def build_module(settings: Settings) -> ClickModule:
     """Loss, optimiser and metrics around the model."""
     optimizer = dict(settings["optimizer"])
-    return ClickModule(lambda: build_model(settings), partial(_dense_optimizer, optimizer["dense"]), partial(_metrics, settings["metrics"]["names"]),
-                       _schedule(optimizer["schedule"]), settings["seed"])
+    return ClickModule(lambda: build_model(settings), partial(_dense_optimizer, optimizer["dense"]),
+                       partial(_metrics, settings["metrics"]["names"]), _schedule(optimizer["schedule"]), settings["seed"])
 
 
 def _dense_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -249,8 +252,10 @@ def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callb
     epochs = wanted.pop("max_epochs", 1 if steps == -1 else -1)
     if "val_check_interval" in wanted:
         wanted["check_val_every_n_epoch"] = None        # steps are counted across epochs
-    gpu = settings["trainer"]["accelerator"] in ("gpu", "cuda") or (settings["trainer"]["accelerator"] == "auto" and torch.cuda.is_available())
-    return Trainer(accelerator="cuda" if gpu else "cpu", devices=ranks[0], num_nodes=ranks[1], strategy=strategy, max_epochs=epochs, max_steps=steps,
+    accelerator = settings["trainer"]["accelerator"]
+    gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
+    return Trainer(accelerator="cuda" if gpu else "cpu", devices=ranks[0], num_nodes=ranks[1], strategy=strategy, max_epochs=epochs,
+                   max_steps=steps,
                    callbacks=list(callbacks), logger=list(loggers), enable_progress_bar=bar, enable_model_summary=False,
                    enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks), num_sanity_val_steps=0,
                    use_distributed_sampler=False, inference_mode=False, **wanted)

@@ -50,7 +50,8 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     clock, last, stop = own.StepClock(), own.KeepLast(job_dir / "checkpoints"), own.StopTogether()
     signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "asked", True))
     lines = [] if bar else [own.PlainProgress(settings["trainer"]["log_every_n_steps"])]
-    callbacks = [own.KeepPosition(), clock, own.ShowRate(clock), stop, own.StartReport(settings["seed"], settings["format"] == "text"), *lines,
+    report = own.StartReport(settings["seed"], settings["format"] == "text")
+    callbacks = [own.KeepPosition(), clock, own.ShowRate(clock), stop, report, *lines,
                  *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here(), bar=bar)
@@ -72,7 +73,8 @@ def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
         return {}
     assert strategy.plan is not None
     return {name: float(value) for name, value in results[0].items()} | {
-        "checkpoint": settings["ckpt_path"], "split": settings["split"], "ranks": strategy.comm.world, "plan": strategy.plan.name, "status": "ok"}
+        "checkpoint": settings["ckpt_path"], "split": settings["split"], "ranks": strategy.comm.world, "plan": strategy.plan.name,
+        "status": "ok"}
 
 
 def _bar(settings: dict[str, Any]) -> bool:
@@ -99,7 +101,7 @@ def _quiet() -> None:
 
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for text in (".*does not have many workers.*", ".*is not resumable.*", ".*`training_step` returned `None`.*", ".*exists and is not empty.*",
+    for text in (".*does not have many workers.*", ".*is not resumable.*", ".*exists and is not empty.*",
                  ".*isinstance.treespec, LeafSpec.*", ".*Checkpoint directory.*", ".*The number of training batches.*",
                  ".*has `__len__` defined.*", ".*sync_dist=True.*"):
         warnings.filterwarnings("ignore", text)

@@ -96,7 +96,8 @@ class StepClock(Callback):
             return {}
         ms, rows = self._measured(self.step_ms), self._measured(self.rows)
         return {"step_ms": statistics.median(ms), "samples_per_second": sum(rows) / sum(ms) * 1e3,
-                "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)), "collectives_per_step": max(self._measured(self.calls))}
+                "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
+                "collectives_per_step": max(self._measured(self.calls))}
 
 
 class ShowRate(Callback):
@@ -226,11 +227,11 @@ class StartReport(Callback):
             return
         assert isinstance(pl_module, ClickModule) and pl_module.model is not None and strategy.plan is not None
         tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
-        backend = strategy.ranks[0]["backend"]
-        print(f"seed {self.seed}, {len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}, backend {backend}, plan {strategy.plan.name}\n")
+        ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
+        print(f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}, plan {strategy.plan.name}\n")
         print_table(layer_table(pl_module.model, len(_data(trainer).schema.dense)), title="Layers")
         print_table(plan_rows(tables, strategy.plan), title="Plan")
         held = rank_rows(tables, strategy.plan, strategy.rule)
-        print_table([{"rank": i, "host": r["host"], "device": r["device"]} | h for i, (r, h) in enumerate(zip(strategy.ranks, held, strict=True))],
-                    title="Ranks")
+        where = [{"rank": i, "host": r["host"], "device": r["device"]} for i, r in enumerate(strategy.ranks)]
+        print_table([w | h for w, h in zip(where, held, strict=True)], title="Ranks")
         sys.stdout.flush()

@@ -4,7 +4,7 @@ Any LightningModule that holds an `EmbeddingBagCollection` trains sharded under 
 recapp's commands use. Lightning's automatic optimisation, callbacks, loggers and schedulers work as in any module.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
 from recapp.distributed.shard_model import sharded_collections
 from recapp.optim.optimizer import HybridOptimizer
@@ -35,11 +35,12 @@ class ClickModule(LightningModule):
     """
 
     def __init__(self, make_model: Callable[[], nn.Module], make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-                 make_metrics: Callable[[], dict[str, Metric]], make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
+                 make_metrics: Callable[[], Mapping[str, Metric]], make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
                  seed: int = 1) -> None:
         super().__init__()
         self._make_model, self._make_optimizer, self._make_schedule, self._seed = make_model, make_optimizer, make_schedule, seed
-        self.val_metrics, self.train_metrics = nn.ModuleDict(make_metrics()), nn.ModuleDict(make_metrics())
+        self.val_metrics = MetricCollection(dict(make_metrics()), compute_groups=False)
+        self.train_metrics = MetricCollection(dict(make_metrics()), compute_groups=False)
         for metric in self.train_metrics.values():
             metric.sync_on_compute = False                    # the running value on the bar is this rank's: no traffic
         self.model: nn.Module | None = None
@@ -62,34 +63,28 @@ class ClickModule(LightningModule):
         logits_B = self(batch)
         loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels_B, reduction="sum") / max(batch.rows, 1)
         self.log("train_loss", loss.detach(), prog_bar=True, batch_size=batch.rows)
-        for metric in self.train_metrics.values():
-            metric.update(logits_B.detach().float(), batch.labels_B)
+        self.train_metrics.update(logits_B.detach().float(), batch.labels_B)
         if "auc" in self.train_metrics and batch_idx % TRAIN_AUC_EVERY == TRAIN_AUC_EVERY - 1:
-            auc = self.train_metrics["auc"]
-            assert isinstance(auc, Metric)
-            self.log("train_auc", auc.compute().float(), prog_bar=True, batch_size=batch.rows)
+            self.log("train_auc", self.train_metrics["auc"].compute().float(), prog_bar=True, batch_size=batch.rows)
         return loss
 
     def on_train_epoch_start(self) -> None:
         """The running training metrics are those of the epoch."""
-        for metric in self.train_metrics.values():
-            metric.reset()
+        self.train_metrics.reset()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Count a batch in; an empty one counts nothing but takes part in the exchange."""
         logits_B = self(batch)
-        for metric in self.val_metrics.values():
-            metric.update(logits_B.float(), batch.labels_B)
+        self.val_metrics.update(logits_B.float(), batch.labels_B)
 
     def on_validation_epoch_start(self) -> None:
         """Start from nothing."""
-        for metric in self.val_metrics.values():
-            metric.reset()
+        self.val_metrics.reset()
 
     def on_validation_epoch_end(self) -> None:
         """Log `val_<metric>` over all ranks: the same numbers on each."""
-        for name, metric in self.val_metrics.items():
-            self.log(f"val_{name}", metric.compute(), prog_bar=name in ("auc", "log_loss"))
+        for name, value in self.val_metrics.compute().items():
+            self.log(f"val_{name}", value, prog_bar=name in ("auc", "log_loss"))
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """As validation."""
@@ -101,8 +96,8 @@ class ClickModule(LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """Log `test_<metric>`."""
-        for name, metric in self.val_metrics.items():
-            self.log(f"test_{name}", metric.compute())
+        for name, value in self.val_metrics.compute().items():
+            self.log(f"test_{name}", value)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """One optimiser: the dense parameters' own, and a group per sharded collection whose rate the fused update reads."""
@@ -111,4 +106,4 @@ class ClickModule(LightningModule):
         if self._make_schedule is None:
             return optimizer
         schedule: dict[str, Any] = {"scheduler": self._make_schedule(optimizer), "interval": "step"}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}  # type: ignore[return-value,typeddict-item]
+        return {"optimizer": optimizer, "lr_scheduler": schedule}  # type: ignore[return-value]

@@ -63,7 +63,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """Lightning's launcher would run the whole command again for every rank, and in a sweep the whole sweep."""
         assert self.cluster_environment is not None
         if self.num_processes > 1 and not self.cluster_environment.creates_processes_externally:
-            raise ConfigError(f"trainer.devices={self.num_processes}: ranks are started by `python -m recapp.train`, torchrun or srun, not by Trainer")
+            raise ConfigError(f"trainer.devices={self.num_processes}: ranks are started by `python -m recapp.train`, torchrun or srun, "
+                              "not by Trainer")
 
     def collections(self) -> list[ShardedEmbeddingBagCollection]:
         """The sharded collections of the module, once it was set up."""
@@ -91,7 +92,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
     def _refuse(self, trainer: Trainer) -> None:
         if trainer.precision == "16-mixed":
-            raise ConfigError("trainer.precision=16-mixed: tables are updated in backward, where the scaled loss would reach them; use bf16-mixed")
+            raise ConfigError("trainer.precision=16-mixed: tables are updated in backward, where the scaled loss would reach them; "
+                              "use bf16-mixed")
         if trainer.accumulate_grad_batches != 1:
             raise ConfigError(f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: tables are updated in every backward; "
                               "use a larger dataset.batch_size instead")
@@ -149,8 +151,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         collections = self.collections()
         trainer = self.lightning_module.trainer
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
-        manifest = self.stored | {"plan": self.plan.to_dict(), "metrics": metrics, "step": trainer.global_step, "epoch": trainer.current_epoch,
-                                  "updates": [c.updates for c in collections], "rule": self.rule.name}
+        manifest = self.stored | {"plan": self.plan.to_dict(), "metrics": metrics, "step": trainer.global_step,
+                                  "epoch": trainer.current_epoch, "updates": [c.updates for c in collections], "rule": self.rule.name}
         write_checkpoint(self.broadcast(str(filepath)), [b for c in collections for b in c.blocks()], comm=self.comm, meta=checkpoint,
                          manifest=manifest)
 

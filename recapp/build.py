@@ -252,6 +252,10 @@ def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callb
     epochs = wanted.pop("max_epochs", 1 if steps == -1 else -1)
     if "val_check_interval" in wanted:
         wanted["check_val_every_n_epoch"] = None        # steps are counted across epochs
+    known = signature(Trainer).parameters
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"trainer.{name}: Lightning's Trainer has no such setting; {suggest(name, known)}")
     accelerator = settings["trainer"]["accelerator"]
     gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
     return Trainer(accelerator="cuda" if gpu else "cpu", devices=ranks[0], num_nodes=ranks[1], strategy=strategy, max_epochs=epochs,

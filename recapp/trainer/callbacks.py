@@ -143,8 +143,8 @@ class PlainProgress(Callback):
 class KeepLast(Checkpoint):
     """However a run ends, it validates at its last step and leaves `last.ckpt`, from which training goes on.
 
-    Lightning validates at the end of an epoch and after a stop, but not where max_steps ends one early: so that becomes a stop. All of it
-    happens inside the epoch, because a checkpoint written after it would say that the epoch is over. Where a `ModelCheckpoint` has just
+    Lightning validates after a stop, but not where max_steps ends an epoch early or where validation goes by steps: so the last step becomes
+    a stop. All of it happens inside the epoch, because a checkpoint written after it would say that the epoch is over. Where a `ModelCheckpoint` has just
     written the same state, `last.ckpt` is a link to it.
 
     Args:
@@ -156,8 +156,9 @@ class KeepLast(Checkpoint):
         self._step = -1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Reaching max_steps is a stop; without validation it is the time to save."""
-        if 0 <= trainer.max_steps <= trainer.global_step:
+        """The last step is a stop; without validation it is the time to save."""
+        last_epoch = trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch + 1
+        if 0 <= trainer.max_steps <= trainer.global_step or (last_epoch and trainer.is_last_batch):
             trainer.should_stop = True
         if trainer.should_stop and not trainer.limit_val_batches:
             self._keep(trainer)

@@ -1,0 +1,60 @@
+"""Small training runs in this process, on one rank, through the same parts as the command: settings, build, strategy, callbacks."""
+
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback
+from omegaconf import OmegaConf
+
+from recapp import build, settings
+from recapp.dataset.synthetic import write_criteo
+from recapp.trainer import callbacks as own
+
+SIZES = (400, 90, 60, 50, 40, 4, 30, 20, 9, 300, 70, 60, 11, 20, 30, 10, 4, 9, 5, 200, 150, 90, 60, 30, 7, 5)
+
+
+def make_logs(path, rows=2100):
+    """A tiny Criteo-shaped set."""
+    write_criteo(path, rows=rows, sizes=SIZES, seed=3)
+    return path
+
+
+def compose(path, *overrides):
+    """Settings of a run on the tiny set: 18 training batches of 96, lanes 8."""
+    config = settings.compose("train", [
+        f"dataset.path={path}", "dataset.generate=null", f"dataset.table_rows=[{','.join(map(str, SIZES))}]", "dataset.batch_size=96",
+        "dataset.val_batch_size=96", "dataset.lanes=8", "dataset.shuffle_rows=64", "model.bottom_layers=[8,16]", "model.top_layers=[8,1]",
+        "logger=none", "trainer.enable_progress_bar=false", "topology.reserve_bytes=0", *overrides])
+    OmegaConf.set_struct(config, False)
+    config.pop("hydra")
+    return settings.to_plain(config)
+
+
+class Seen(Callback):
+    """What was trained: a fingerprint of every batch, its loss and the rates used."""
+
+    def __init__(self):
+        self.batches, self.losses, self.rates, self.validations = [], [], [], []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.rates.append([g["lr"] for g in trainer.optimizers[0].param_groups])
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.batches.append(float(batch.dense_BI.double().sum()) + float(batch.sparse.values().clamp(min=0).sum()))
+        self.losses.append(float(outputs["loss"]))
+
+    def on_validation_end(self, trainer, pl_module):
+        self.validations.append(trainer.global_step)
+
+
+def fit(config, folder, *extra, ckpt_path=None):
+    """Train in this process; returns what was seen, the trainer and the module."""
+    torch.set_num_threads(1)
+    seen, last = Seen(), own.KeepLast(Path(folder) / "checkpoints")
+    strategy = build.build_strategy(config, training=True)
+    callbacks = [own.KeepPosition(), own.StepClock(), own.StopTogether(), seen, *extra,
+                 *build.build_callbacks(config, Path(folder) / "checkpoints", logging=False), last]
+    trainer = build.build_trainer(config, strategy, callbacks, [], ranks=(1, 1), bar=False)
+    module, data = build.build_module(config), build.build_data(config)
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    return seen, trainer, module

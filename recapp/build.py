@@ -7,12 +7,12 @@ A `_target_` in the settings is a constructor and its keys are the constructor's
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import get_object
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
@@ -37,7 +37,7 @@ from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.trainer.datamodule import ClickData, DataSettings
 from recapp.trainer.module import ClickModule
-from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
 
 Settings = Mapping[str, Any]
 
@@ -60,10 +60,15 @@ def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
 
 
 def _target(settings: Settings, setting: str) -> Any:
+    home, _, name = str(settings.get("_target_")).rpartition(".")
     try:
-        return get_object(settings["_target_"])
-    except Exception as e:
-        raise ConfigError(f"{setting}._target_={settings.get('_target_')}: no such constructor: {e}") from None
+        module = import_module(home)
+    except (ImportError, ValueError):
+        raise ConfigError(f"{setting}._target_={settings.get('_target_')}: no such constructor: there is no module {home}") from None
+    if not hasattr(module, name):
+        known = [n for n in dir(module) if not n.startswith("_")]
+        raise ConfigError(f"{setting}._target_={settings['_target_']}: no such constructor in {home}; {suggest(name, known)}")
+    return getattr(module, name)
 
 
 def build_schema(dataset: Settings) -> Schema:
@@ -123,10 +128,12 @@ def _for_feature(values: Sequence[int], i: int, features: Sequence[str], setting
 
 def build_rule(settings: Settings) -> RowRule:
     """What happens to touched rows."""
-    rule = make(settings["optimizer"]["sparse"], "optimizer.sparse")
+    wanted = settings["optimizer"]["sparse"]
+    target = _target(wanted, "optimizer.sparse")
+    rule = None if isinstance(target, type) and issubclass(target, Optimizer) else make(wanted, "optimizer.sparse")
     if not isinstance(rule, RowRule):
-        raise ConfigError(f"optimizer.sparse._target_={settings['optimizer']['sparse']['_target_']}: must make a row rule, one of "
-                          "recapp.optim.rules.sgd, adagrad, rowwise_adagrad, adam")
+        raise ConfigError(f"optimizer.sparse._target_={wanted['_target_']}: must make a row rule, as those of recapp.optim.rules do: sgd, adagrad, "
+                          "rowwise_adagrad, adam")
     return rule
 
 
@@ -252,6 +259,7 @@ def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callb
     epochs = wanted.pop("max_epochs", 1 if steps == -1 else -1)
     if "val_check_interval" in wanted:
         wanted["check_val_every_n_epoch"] = None        # steps are counted across epochs
+    check_precision(wanted.get("precision"))
     known = signature(Trainer).parameters
     for name in wanted:
         if name not in known:

@@ -19,6 +19,10 @@ def unbroken(logs, tmp_path_factory):
     return seen, module
 
 
+def last_of(folder):
+    return str(folder / "checkpoints" / "last.ckpt")
+
+
 def weights(module):
     return {name: p.detach().clone() for name, p in module.named_parameters()}
 
@@ -32,7 +36,7 @@ def test_two_epochs_hold_the_same_rows_in_another_order(unbroken):
 @pytest.mark.parametrize("stop", [1, 7, EPOCH - 1, EPOCH, EPOCH + 5])
 def test_going_on_from_a_stop_equals_the_unbroken_run(logs, unbroken, tmp_path, stop):
     first, _, _ = fit(compose(logs, f"trainer.max_steps={stop}"), tmp_path)
-    rest, trainer, module = fit(compose(logs, "trainer.max_epochs=2"), tmp_path / "rest", ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    rest, trainer, module = fit(compose(logs, "trainer.max_epochs=2"), tmp_path / "rest", ckpt_path=last_of(tmp_path))
     seen, whole = unbroken
     assert first.batches + rest.batches == seen.batches
     assert first.losses + rest.losses == seen.losses
@@ -43,7 +47,7 @@ def test_going_on_from_a_stop_equals_the_unbroken_run(logs, unbroken, tmp_path, 
 
 def test_going_on_under_another_batch_size_skips_no_row_that_was_not_trained(logs, tmp_path):
     fit(compose(logs, "trainer.max_steps=6"), tmp_path)
-    rest, trainer, _ = fit(compose(logs, "dataset.batch_size=192"), tmp_path / "rest", ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    rest, trainer, _ = fit(compose(logs, "dataset.batch_size=192"), tmp_path / "rest", ckpt_path=last_of(tmp_path))
     assert len(rest.batches) == EPOCH // 2 - 3                      # 6 batches of 96 are 3 of 192
     assert rest.validations == [trainer.global_step]
 
@@ -76,5 +80,5 @@ def test_validation_can_be_limited_and_has_its_own_batch_size(logs, tmp_path, li
 def test_a_run_without_validation_leaves_a_checkpoint_too(logs, unbroken, tmp_path):
     first, _, _ = fit(compose(logs, "trainer.max_steps=5", "trainer.limit_val_batches=0"), tmp_path)
     assert first.validations == []
-    rest, _, _ = fit(compose(logs, "trainer.max_steps=9"), tmp_path / "rest", ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt"))
+    rest, _, _ = fit(compose(logs, "trainer.max_steps=9"), tmp_path / "rest", ckpt_path=last_of(tmp_path))
     assert first.losses + rest.losses == unbroken[0].losses[:9]

@@ -1,0 +1,100 @@
+"""What the strategy and the optimiser promise an ordinary LightningModule."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from trainer.runs import compose, fit, make_logs
+
+from recapp import build
+from recapp.errors import ConfigError, RecappError
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return make_logs(tmp_path_factory.mktemp("logs") / "set")
+
+
+def test_a_schedule_reaches_tables_and_dense_part_alike(logs, tmp_path):
+    schedule = ["optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=4", "optimizer.schedule.decay_start=6",
+                "optimizer.schedule.decay_steps=4", "optimizer.schedule.decay_power=1"]
+    seen, trainer, _ = fit(compose(logs, "trainer.max_steps=10", *schedule), tmp_path)
+    factors = [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    assert [g["name"] for g in trainer.optimizers[0].param_groups] == ["dense", "sparse/rowwise_adagrad"]
+    for rates, factor in zip(seen.rates, factors, strict=True):
+        assert rates == pytest.approx([1e-3 * factor, 0.05 * factor])
+
+
+def test_the_logged_rate_is_the_one_the_update_uses(logs, tmp_path):
+    used = []
+
+    class Watch(Callback):
+        def on_train_start(self, trainer, pl_module):
+            store = trainer.strategy.collections()[0].store(0)
+            update = store.update
+            store.update = lambda *args: (used.append(args[3]), update(*args))[1]
+
+    schedule = ["optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=5"]
+    seen, _, _ = fit(compose(logs, "trainer.max_steps=5", *schedule), tmp_path, Watch())
+    assert used == [rates[1] for rates in seen.rates]
+
+
+def test_zero_rates_change_nothing(logs, tmp_path):
+    config = compose(logs, "trainer.max_steps=3", "optimizer.dense.lr=0", "optimizer.sparse.lr=0")
+    before = {}
+
+    class Keep(Callback):
+        def on_train_start(self, trainer, pl_module):
+            before.update({b.table: b.data.clone() for c in trainer.strategy.collections() for b in c.blocks() if b.tensor == "weight"})
+
+    _, trainer, _ = fit(config, tmp_path, Keep())
+    for block in (b for c in trainer.strategy.collections() for b in c.blocks() if b.tensor == "weight"):
+        assert block.data.equal(before[block.table])
+
+
+def test_a_stop_that_was_asked_for_is_taken_validated_and_saved(logs, tmp_path):
+    class Ask(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            next(c for c in trainer.callbacks if type(c).__name__ == "StopTogether").asked = batch_idx >= 3
+
+    seen, trainer, _ = fit(compose(logs), tmp_path, Ask())
+    assert trainer.global_step == 5
+    assert seen.validations == [5]
+    assert (tmp_path / "checkpoints" / "last.ckpt" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(("setting", "says"), [
+    ("trainer.precision=16-mixed", "use bf16-mixed"), ("+trainer.accumulate_grad_batches=2", "larger dataset.batch_size"),
+    ("+trainer.max_step=3", "did you mean max_steps"), ("optimizer.sparse._target_=torch.optim.Adam", "row rule"),
+    ("optimizer.dense._target_=torch.optim.Adm", "no such constructor"), ("+optimizer.dense.learning_rate=1", "learning_rate"),
+    ("metrics.names=[auk]", "did you mean auc"), ("dataset.lanes=0", "lanes"), ("+plan.tables.C99=row_wise", "no such table"),
+    ("+plan.tables.C9=row_wize", "did you mean row_wise"), ("tables=sample", "large_table"), ("model.top_layers=[8,2]", "model.top_layers")])
+def test_settings_that_cannot_be_right_are_refused_with_the_way_out(logs, tmp_path, setting, says):
+    with pytest.raises(Exception, match=says) as caught:
+        fit(compose(logs, "trainer.max_steps=1", setting), tmp_path)
+    assert isinstance(caught.value, RecappError)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
+def test_the_dense_part_may_run_in_half_precision(logs, tmp_path, precision):
+    seen, trainer, _ = fit(compose(logs, "trainer.max_steps=3", f"trainer.precision={precision}"), tmp_path)
+    assert all(loss == loss for loss in seen.losses)
+    assert all(b.data.dtype == torch.float32 for c in trainer.strategy.collections() for b in c.blocks())
+
+
+def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp_path):
+    config = compose(logs, "trainer.max_steps=8")
+    _, trainer, _ = fit(config, tmp_path)
+    trained = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
+    strategy = build.build_strategy(config, training=False)
+    tester = build.build_trainer(config, strategy, [], [], ranks=(1, 1), bar=False)
+    path = str(tmp_path / "checkpoints" / "last.ckpt")
+    results = tester.validate(build.build_module(config), datamodule=build.build_data(config), ckpt_path=path, verbose=False)
+    assert {k: float(v) for k, v in results[0].items()} == trained
+    assert {b.tensor for c in strategy.collections() for b in c.blocks()} == {"weight"}
+
+
+def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):
+    config = compose(logs)
+    with pytest.raises(ConfigError, match="ranks are started by"):
+        build.build_trainer(config, build.build_strategy(config, training=True), [], [], ranks=(2, 1), bar=False)

@@ -20,7 +20,7 @@ from recapp.distributed.requests import Requests
 from recapp.distributed.row_store import RowStore
 from recapp.distributed.shared_state import SharedState
 from recapp.errors import PlanError
-from recapp.kernels.reference import Links, group, pool
+from recapp.kernels.reference import Links, group, pool, square_sums
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.modes import Routes
@@ -136,7 +136,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         lr = self.rule.rate(lr, self.updates) if self.rule.rate else lr
         means: list[Tensor | None] = [None] * len(row_GU)
         if self.rule.needs_row:
-            squares = [g.double().square().sum(1) for g in grad_GUD]
+            squares = [square_sums(grad_UD) for grad_UD in grad_GUD]
             if self.agree:
                 squares = self.agree(row_GU, squares)
             means = [self._mean(g, row_U, total_U) for g, (row_U, total_U) in enumerate(zip(row_GU, squares, strict=True))]

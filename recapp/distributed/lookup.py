@@ -48,7 +48,7 @@ class Lookup(torch.autograd.Function):
         if (scale := mean_scale(collection, requests)) is not None:
             grad_BD = grad_BD * scale
         weight_grad = weights_gradient(collection, requests, grad_BD, ctx.vectors_G) if ctx.needs_input_grad[1] else None
-        collection.learn(requests, *send_back(collection, requests, grad_BD / collection.comm.world))
+        collection.learn(requests, *send_back(collection, requests, grad_BD))
         return None, weight_grad, None, None
 
 
@@ -86,10 +86,13 @@ def mean_scale(c: "ShardedEmbeddingBagCollection", q: Requests) -> Tensor | None
 
 
 def send_back(c: "ShardedEmbeddingBagCollection", q: Requests, grad_BD: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients go to the owners: touched rows of each group's store, ascending, and their summed gradients."""
+    """Gradients go to the owners: touched rows of each group's store, ascending, and their summed gradients.
+
+    A rank divides its own sum by the number of ranks before it leaves, as DDP does with dense gradients.
+    """
     buffer = c.messages.take(q.vectors.numel, c.dtype, c.comm.device)
     for g, (asked, grad_MD) in enumerate(zip(q.asked, grads_by_group(c, grad_BD), strict=True)):
-        vectors_VD = pool(grad_MD, asked.spread)
+        vectors_VD = pool(grad_MD, asked.spread).div_(c.comm.world)
         if asked.by_rank_V is not None:
             vectors_VD = vectors_VD.index_select(0, asked.by_rank_V)
         places = q.vectors.asked(buffer, g)

@@ -19,6 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+SQUARE_BLOCK = 64       # columns; as wide as a vertical strip is by default (recapp/sharding/tilings.py)
+
+
 class Links(NamedTuple):
     """A sparse matrix in CSR: row m sums `weights[k] * rows[index[k]]` over k in offsets[m] .. offsets[m + 1].
 
@@ -83,6 +86,17 @@ def pool(rows_RD: Tensor, links: Links) -> Tensor:
         return rows_RD.new_zeros(len(offsets_M1) - 1, rows_RD.shape[1])
     return F.embedding_bag(links.index_N, rows_RD, offsets_M1.to(links.index_N.dtype), mode="sum", include_last_offset=True,
                            per_sample_weights=links.weights_N)
+
+
+def square_sums(grad_UD: Tensor) -> Tensor:
+    """fp64 sum of squares of every row, [U]: within blocks of `SQUARE_BLOCK` columns, then block by block.
+
+    So a table cut into such strips, whose owners add each other's sums, gets the bits of an uncut one.
+    """
+    total_U = torch.zeros(len(grad_UD), dtype=torch.float64, device=grad_UD.device)
+    for block_UC in torch.split(grad_UD, SQUARE_BLOCK, 1):
+        total_U += block_UC.to(torch.float64, copy=True).square_().sum(1)
+    return total_U
 
 
 def update(weights_RD: Tensor, state: Sequence[Tensor], row_U: Tensor, grad_UD: Tensor, mean_square_U1: Tensor | None, lr: float,

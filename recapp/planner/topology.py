@@ -42,3 +42,15 @@ class Topology:
     def host_ranks(self) -> list[list[int]]:
         """The ranks of each host."""
         return [list(r) for r in cut(self.world_size, self.hosts)]
+
+
+def hosts_in_blocks(host_W: Sequence[str]) -> int:
+    """How many hosts there are, given that of each rank; 1 where they do not hold equal shares in rank order.
+
+    Such ranks have no hosts that a plan could keep a table within (`srun --distribution=cyclic`, hosts of different size); all else works.
+    """
+    hosts = list(dict.fromkeys(host_W))
+    if len(host_W) % len(hosts):
+        return 1
+    blocks = [hosts[i] for i, ranks in enumerate(cut(len(host_W), len(hosts))) for _ in ranks]
+    return len(hosts) if blocks == list(host_W) else 1

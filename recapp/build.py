@@ -23,7 +23,7 @@ from torchmetrics import Metric
 
 from recapp import console
 from recapp.dataset.schema import Schema, criteo_schema
-from recapp.dataset.synthetic import write_criteo, write_sample
+from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.metrics import click_metrics
 from recapp.optim import rules as row_rules
@@ -192,6 +192,13 @@ def write_generated(dataset: Settings) -> None:
             written = done
 
         (write_criteo if kind == "criteo" else write_sample)(dataset["path"], progress=show, **wanted)
+
+
+def hidden_model_auc(dataset: Settings) -> float | None:
+    """What the model that drew the labels scores on the validation rows, where the data set was generated and split as it was written."""
+    if dataset["generate"] is None or dataset["val_path"] is not None or str(dataset["val_share"]) != "1/7":
+        return None
+    return float(read_truth(dataset["path"])["validation"]["auc"])
 
 
 def build_module(settings: Settings) -> ClickModule:

@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from recapp.distributed.place import place_of
 from recapp.distributed.rank_process import rank_main
 
 
@@ -83,14 +84,9 @@ def _bar(settings: dict[str, Any]) -> bool:
 
 
 def ranks_here() -> tuple[int, int]:
-    """Ranks on this host and number of hosts, as whoever started the ranks says (torch elastic, torchrun, srun)."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
-    if here:
-        return here, int(os.environ.get("GROUP_WORLD_SIZE") or int(os.environ["WORLD_SIZE"]) // here)
-    if "SLURM_NTASKS" in os.environ and "SLURM_PROCID" in os.environ:
-        nodes = int(os.environ.get("SLURM_NNODES") or os.environ.get("SLURM_JOB_NUM_NODES") or 1)
-        return int(os.environ["SLURM_NTASKS"]) // nodes, nodes
-    return int(os.environ.get("WORLD_SIZE", 1)), 1
+    """Ranks on this host and number of hosts, as whoever started the ranks says (torch elastic, torchrun, srun, a person)."""
+    place = place_of()
+    return (place.local_world, -(-place.world // place.local_world)) if place else (1, 1)
 
 
 def _quiet() -> None:
@@ -103,12 +99,13 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for text in (".*does not have many workers.*", ".*is not resumable.*", ".*exists and is not empty.*",
                  ".*isinstance.treespec, LeafSpec.*", ".*Checkpoint directory.*", ".*The number of training batches.*",
-                 ".*has `__len__` defined.*", ".*sync_dist=True.*"):
+                 ".*has `__len__` defined.*", ".*sync_dist=True.*", ".*`srun` command is available.*"):
         warnings.filterwarnings("ignore", text)
 
 
 def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any) -> dict[str, Any]:
     """The validation metrics of the checkpoint that is named, and what the steps cost over all ranks."""
+    from recapp.build import hidden_model_auc
     from recapp.checkpoints.directory import read_manifest
     from recapp.planner.memory import bytes_per_rank
 
@@ -124,7 +121,7 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any) -> 
         "samples_per_second": measured.get("samples_per_second"), "step_ms": measured.get("step_ms"), "steps": trainer.global_step,
         "ranks": strategy.comm.world, "plan": strategy.plan.name, "checkpoint": best, "seed": settings["seed"], "bytes_per_rank": max(held),
         "bytes_by_rank": held, "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
-        "ids_changed": sum(changed), "status": "ok"}
+        "ids_changed": sum(changed), "hidden_model_auc": hidden_model_auc(settings["dataset"]), "status": "ok"}
 
 
 def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:
@@ -135,6 +132,8 @@ def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:
     shown = {"AUC": "auc", "log loss": "log_loss", "normalised entropy": "normalized_entropy", "calibration": "calibration"}
     rows = [{"what": f"{'test' if split == 'test' else 'validation'} {name}", "value": f"{metrics[f'{split}_{key}']:.5f}"}
             for name, key in shown.items() if f"{split}_{key}" in metrics]
+    if metrics.get("hidden_model_auc"):
+        rows += [{"what": "AUC of the model that drew the labels", "value": f"{metrics['hidden_model_auc']:.5f}"}]
     if metrics.get("samples_per_second"):
         rows += [{"what": "samples/s, all ranks", "value": f"{metrics['samples_per_second']:,.0f}"},
                  {"what": "step, median", "value": f"{metrics['step_ms']:.1f} ms"}]

@@ -32,7 +32,8 @@ from omegaconf.errors import OmegaConfBaseException
 from recapp import settings
 from recapp.console import check_format, note, tracebacks_wanted
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
-from recapp.distributed.rank_process import as_rank, outside_rank, shared_run_name
+from recapp.distributed.place import outside_rank, shared_run_name
+from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
 from recapp.errors import ConfigError, LaunchError, RecappError, suggest
 
 ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}
@@ -144,6 +145,9 @@ def report(error: BaseException, cause: BaseException | None = None) -> None:
     Tracebacks come where `RECAPP_TRACEBACK=1` asks for them, and always with an error that is recapp's own fault.
     """
     rank = outside_rank()
+    if rank is not None and isinstance(error, RecappError):
+        write_error_file(error)
+        let_rank_0_speak()
     if not isinstance(error, RecappError) or tracebacks_wanted():
         traceback.print_exception(cause or error)
     else:

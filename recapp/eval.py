@@ -6,14 +6,14 @@ Model, tables, data and split come from the checkpoint alone; exactly what the c
 `trainer.devices=4`, `split=test`). On the data it was validated on a checkpoint reproduces the metrics it was saved with.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recapp import console
 from recapp.commands import Job, run, run_on_ranks
-from recapp.distributed.rank_process import outside_rank
+from recapp.distributed.place import outside_rank
+from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError, suggest
 from recapp.settings import compose_over, with_absolute_paths
 
@@ -55,4 +55,4 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -13,7 +13,8 @@ from typing import Any
 
 from recapp import console
 from recapp.commands import Job, run, run_on_ranks
-from recapp.distributed.rank_process import outside_rank
+from recapp.distributed.place import outside_rank
+from recapp.distributed.rank_process import leave
 from recapp.reporting import comparison
 from recapp.settings import compose_over, with_absolute_paths
 
@@ -76,4 +77,4 @@ def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

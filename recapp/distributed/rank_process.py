@@ -5,7 +5,7 @@ The parent (`launch.py`, torchrun or srun) sees of a rank its exit code and an e
   never return;
 - writes the exception that ends it to the file that torch elastic names, in elastic's format, and leaves at once.
 
-It also answers who started this process: with ranks started from outside the command itself is a rank.
+With ranks started from outside the command itself is a rank (`place.py`).
 """
 
 import ctypes
@@ -18,19 +18,19 @@ import threading
 import time
 import traceback
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml  # type: ignore[import-untyped]
 
-from recapp.errors import LaunchError
+from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set by elastic for each rank
 PARENT_PID = "RECAPP_PARENT_PID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+SECONDS_FOR_RANK_0 = 2  # to say it first, where a mistake is every rank's
 SECONDS_AFTER_SIGTERM = 8  # for a handler to end the run in its own way; elastic waits for 10
 TERMINATED = 128 + signal.SIGTERM
 
@@ -69,17 +69,58 @@ def die_with_parent() -> None:
 
 @contextmanager
 def as_rank() -> Iterator[None]:
-    """Inside, this process is a rank: it does not outlive SIGTERM, and an exception is written where torch elastic looks for it."""
+    """Inside, this process is a rank: it does not outlive SIGTERM, and an exception is written where torch elastic looks for it.
+
+    Raises:
+        LaunchError: Ranks were started by hand, without what they need to meet.
+    """
     faulthandler.enable()
     _leave_after_sigterm()
     try:
+        if place := place_of():
+            _fit_in(place)
         yield
     except Exception as error:
-        if path := os.environ.get(ERROR_FILE):
-            calls = {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))}
-            message = {"message": f"{type(error).__name__}: {error}", "extraInfo": calls}
-            Path(path).write_text(json.dumps({"message": message}))
+        write_error_file(error)
         raise
+
+
+def _fit_in(place: Place) -> None:
+    """What torchrun and `launch` leave to the ranks, and srun and a person forget."""
+    cores = len(os.sched_getaffinity(0))
+    bound = cores < (os.cpu_count() or cores)  # whoever started us has divided them already
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores if bound else max(1, cores // place.local_world)))
+    if interface := interface_towards(place):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def write_error_file(error: Exception) -> None:
+    """Tells torch elastic why this rank ends, if elastic has started it; the first to tell is heard."""
+    path = os.environ.get(ERROR_FILE)
+    if path and not os.path.exists(path):
+        calls = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
+        Path(path).write_text(json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": calls}}))
+
+
+def let_rank_0_speak() -> None:
+    """Waits, on ranks started from outside, for the one whose line is enough; it ends the others before they repeat it.
+
+    That is the first rank of each host under torchrun, as each host has a terminal, else rank 0. If the mistake was not that rank's
+    as well, this one is still here afterwards, and speaks.
+    """
+    rank = os.environ.get("LOCAL_RANK") if "TORCHELASTIC_RUN_ID" in os.environ else outside_rank()
+    if int(rank or 0):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(SECONDS_FOR_RANK_0)
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process of a command; a rank that has failed does not wait for threads and for peers that wait for it."""
+    if code and outside_rank() is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _leave_after_sigterm() -> None:
@@ -100,56 +141,3 @@ def _leave_after_sigterm() -> None:
         os._exit(TERMINATED)
 
     threading.Thread(target=watch, name="leave after SIGTERM", daemon=True).start()
-
-
-# ---- started from outside?
-
-
-def outside_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """This process's rank, if torchrun, srun or a person has started it as one of several; else None."""
-    if "TORCHELASTIC_RUN_ID" in environ and "RANK" in environ:
-        return int(environ["RANK"])
-    if _started_by_srun(environ):
-        return int(environ["SLURM_PROCID"])
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        return int(environ["RANK"])
-    return None
-
-
-def started_outside(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is a rank already, so that none must be started."""
-    return outside_rank(environ) is not None
-
-
-def _started_by_srun(environ: Mapping[str, str]) -> bool:
-    """srun, not the script that sbatch runs or a shell in an allocation: those have the variables, but are one process."""
-    script = environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
-    shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    return int(environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environ and not script and not shell
-
-
-def shared_run_name(environ: Mapping[str, str] = os.environ) -> str:
-    """One name for the run that all ranks started from outside agree on: they share its directory.
-
-    `RECAPP_RUN_ID` if given; under torchrun rank 0's clock, told to the others through the agent's store (the run id of torchrun is
-    often just `none`); under srun the numbers of job and step.
-
-    Raises:
-        LaunchError: Ranks started by hand have nothing in common but what they are given.
-    """
-    if run := environ.get("RECAPP_RUN_ID"):
-        return run
-    now = datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        from torch._C._distributed_c10d import TCPStore
-
-        store = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False)
-        key = f"recapp/run_name/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        if outside_rank(environ) == 0:
-            store.set(key, now)
-        return str(store.get(key).decode())
-    if _started_by_srun(environ):
-        return "_".join(["slurm", environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")])
-    if environ.get("WORLD_SIZE") == "1":
-        return now
-    raise LaunchError("ranks started by hand need one directory for all: give hydra.run.dir=DIR or RECAPP_RUN_ID=NAME")

@@ -1,59 +1,117 @@
-"""How much memory this rank can still give to tables: the tightest of the limits that hold for it.
+"""What a rank has where it runs: its host, and how much memory it can still give to tables.
 
-| limit                         | free                                              |
-|-------------------------------|---------------------------------------------------|
-| RLIMIT_AS, RLIMIT_DATA        | the limit less what the process has mapped        |
-| the cgroup                    | the limit less what is in use, by ranks on host   |
-| the machine                   | what the kernel calls available, by ranks on host |
-| a GPU                         | what CUDA calls free                              |
+Memory comes from pools, and ranks share some of them:
+
+| pool                         | free                                                           | shared by            |
+|------------------------------|----------------------------------------------------------------|----------------------|
+| the machine                  | what the kernel calls available                                | ranks on the machine |
+| each cgroup above the rank   | its limit less what is in use, files in memory not counted     | ranks inside         |
+| RLIMIT_AS, RLIMIT_DATA       | the limit less what the process has mapped                     | nobody               |
+| a GPU                        | what CUDA calls free                                           | nobody               |
 """
 
+import os
 import resource
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MAPPED = {resource.RLIMIT_AS: "VmSize:", resource.RLIMIT_DATA: "VmData:"}
 
 
-def free_memory_bytes(device: torch.device, ranks_on_host: int) -> int | None:
-    """Bytes this rank can still allocate on its device; None where nothing tells.
+class Pool(NamedTuple):
+    """Memory that a rank takes from; `name` is the same on all ranks that take from it, empty where it is the rank's alone."""
+
+    name: str
+    free_bytes: int
+
+
+def machine_id() -> str:
+    """One name for all processes on one machine, whatever their containers call it."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def host_id() -> str:
+    """One name for all processes that share a network: hosts of one name are told apart, and so are network namespaces."""
+    try:
+        network = str(os.stat("/proc/self/ns/net").st_ino)
+    except OSError:
+        network = ""
+    return f"{machine_id()} {socket.gethostname()} {network}"
+
+
+def memory_pools(device: torch.device) -> list[Pool]:
+    """The pools that this rank's tables are taken from.
 
     Args:
         device: of the rank.
-        ranks_on_host: ranks that share the machine's memory.
     """
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    free = [limit for limit in (_machine(ranks_on_host), _cgroup(ranks_on_host), *_rlimits()) if limit is not None]
-    return min(free, default=None)
+        return [Pool("", int(torch.cuda.mem_get_info(device)[0]))]
+    return [*_machine(), *_cgroups(), *_rlimits()]
 
 
-def _rlimits() -> list[int]:
-    found = []
+def free_memory_bytes(pools_W: Sequence[Sequence[Pool]]) -> list[int | None]:
+    """Bytes each rank can still allocate, if all do so at once: the least of its shares; None where nothing tells.
+
+    Args:
+        pools_W: `memory_pools` of every rank.
+    """
+    ranks = Counter(name for pools in pools_W for name in {pool.name for pool in pools if pool.name})
+    return [min((pool.free_bytes // ranks.get(pool.name, 1) for pool in pools), default=None) for pools in pools_W]
+
+
+def _rlimits() -> Iterator[Pool]:
     for which, field in _MAPPED.items():
         limit = resource.getrlimit(which)[0]
         mapped = _kilobytes(Path("/proc/self/status"), field)
         if limit != resource.RLIM_INFINITY and mapped is not None:
-            found.append(max(0, limit - mapped))
-    return found
+            yield Pool("", max(0, limit - mapped))
 
 
-def _machine(ranks: int) -> int | None:
+def _machine() -> Iterator[Pool]:
     available = _kilobytes(Path("/proc/meminfo"), "MemAvailable:")
-    return None if available is None else available // ranks
+    if available is not None:
+        yield Pool(f"machine {machine_id()}", available)
 
 
-def _cgroup(ranks: int) -> int | None:
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        try:
-            most = (_CGROUP / limit).read_text().strip()
-            if most != "max":
-                return max(0, int(most) - int((_CGROUP / used).read_text())) // ranks
-        except (OSError, ValueError):
-            continue
-    return None
+def _cgroups() -> Iterator[Pool]:
+    """The process's own cgroup and those around it, as far as they are visible here; both versions of the kernel's interface."""
+    for folder in _cgroup_folders():
+        for limit, used, files in (("memory.max", "memory.current", ("inactive_file", "active_file")),
+                                   ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))):
+            try:
+                most = (folder / limit).read_text().strip()
+                if most != "max":
+                    held = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                    in_use = int((folder / used).read_text()) - sum(int(held.get(name, 0)) for name in files)
+                    yield Pool(f"cgroup {machine_id()} {folder.stat().st_ino}", max(0, int(most) - in_use))
+            except (OSError, ValueError):
+                continue
+
+
+def _cgroup_folders() -> list[Path]:
+    """A container often sees its own cgroup as the root, under a path that is the host's: what does not exist is left out."""
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        lines = []
+    found = [_CGROUPS, _CGROUPS / "memory"]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            own = _CGROUPS / ("memory" if controllers else "") / path.lstrip("/")
+            found += [own, *(folder for folder in own.parents if _CGROUPS in folder.parents)]
+    return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
 
 
 def _kilobytes(file: Path, field: str) -> int | None:

@@ -24,15 +24,24 @@ from torch.optim import Optimizer
 from recapp.checkpoints.directory import load_blocks, read_manifest, read_meta, remove_checkpoint, write_checkpoint
 from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.distributed.resources import free_memory_bytes
+from recapp.distributed.place import place_of
+from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
 from recapp.distributed.shard_model import embedding_tables, shard_model, sharded_collections, wrap_dense
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule
-from recapp.planner.topology import Topology
+from recapp.planner.topology import Topology, hosts_in_blocks
 from recapp.sharding.plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.trainer.environment import RankEnvironment
 
 Planner = Callable[[Sequence[EmbeddingBagConfig], Topology, RowRule], ShardingPlan]
+
+
+def check_precision(precision: object) -> None:
+    """Raises ConfigError for 16-mixed: the loss is scaled there, and tables would be updated with the scaled gradient."""
+    if precision == "16-mixed":
+        raise ConfigError("trainer.precision=16-mixed: tables are updated in backward, where the scaled loss would reach them; "
+                          "use bf16-mixed")
 
 
 class EmbeddingShardingStrategy(DDPStrategy):
@@ -52,7 +61,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
     def __init__(self, planner: Planner, rule: RowRule, *, hosts: int | None = None, memory_bytes: int | None = None,
                  reserve_bytes: int = 0, stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
-        super().__init__(**({"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False} | ddp))
+        place = place_of()
+        super().__init__(cluster_environment=RankEnvironment(place) if place else None,
+                         **({"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False} | ddp))
         self.planner, self.rule, self.hosts, self.stored = planner, rule, hosts, dict(stored or {})
         self.memory_bytes, self.reserve_bytes = memory_bytes, reserve_bytes
         self.plan: ShardingPlan | None = None
@@ -91,9 +102,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self._silence_broadcast(trainer)
 
     def _refuse(self, trainer: Trainer) -> None:
-        if trainer.precision == "16-mixed":
-            raise ConfigError("trainer.precision=16-mixed: tables are updated in backward, where the scaled loss would reach them; "
-                              "use bf16-mixed")
+        check_precision(trainer.precision)
         if trainer.accumulate_grad_batches != 1:
             raise ConfigError(f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: tables are updated in every backward; "
                               "use a larger dataset.batch_size instead")
@@ -102,16 +111,17 @@ class EmbeddingShardingStrategy(DDPStrategy):
         if self.plan is None:
             self.ranks = self._look_around()
             free = [r["free_bytes"] for r in self.ranks]
-            topology = Topology(self.comm.world, self.hosts or len({r["host"] for r in self.ranks}), self.root_device.type,
+            topology = Topology(self.comm.world, self.hosts or hosts_in_blocks([r["host_id"] for r in self.ranks]), self.root_device.type,
                                 None if None in free else free, self.reserve_bytes)
             self.plan = self.planner(embedding_tables(module), topology, self.rule)
         shard_model(module, self.plan, self.comm, self.rule)
 
     def _look_around(self) -> list[dict[str, Any]]:
         """Host, device, backend and free memory of every rank, on every rank."""
-        here = {"host": socket.gethostname(), "device": str(self.root_device), "backend": dist.get_backend(self.comm.group)}
-        together = self.comm.gather(here["host"]).count(here["host"])
-        free = self.memory_bytes if self.memory_bytes is not None else free_memory_bytes(self.root_device, together)
+        here = {"host": socket.gethostname(), "host_id": host_id(), "device": str(self.root_device),
+                "backend": dist.get_backend(self.comm.group)}
+        pools_W = self.comm.gather(memory_pools(self.root_device))
+        free = self.memory_bytes if self.memory_bytes is not None else free_memory_bytes(pools_W)[self.comm.rank]
         return self.comm.gather(here | {"free_bytes": free})
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]

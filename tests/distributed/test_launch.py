@@ -15,7 +15,7 @@ import yaml
 from recapp.distributed import launch as launching
 from recapp.distributed import rank_process
 from recapp.distributed.launch import launch, rank_count
-from recapp.distributed.rank_process import outside_rank, shared_run_name, started_outside
+from recapp.distributed.place import outside_rank, shared_run_name, started_outside
 from recapp.errors import ConfigError, DataError, LaunchError
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -99,7 +99,8 @@ def _quiet() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for text in (".*does not have many workers.*", ".*is not resumable.*", ".*exists and is not empty.*",
                  ".*isinstance.treespec, LeafSpec.*", ".*Checkpoint directory.*", ".*The number of training batches.*",
-                 ".*has `__len__` defined.*", ".*sync_dist=True.*", ".*`srun` command is available.*"):
+                 ".*has `__len__` defined.*", ".*sync_dist=True.*", ".*dirpath has changed.*",
+                 ".*callbacks used to create the checkpoint.*", ".*`srun` command is available.*"):
         warnings.filterwarnings("ignore", text)
 
 

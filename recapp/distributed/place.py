@@ -89,8 +89,20 @@ def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
 def _started_by_srun(environ: Mapping[str, str]) -> bool:
     """srun, not the script that sbatch runs or a shell in an allocation: those have the variables, but are one process."""
     script = environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
-    shell = environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    return int(environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environ and not script and not shell
+    return int(environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environ and not script and not _typed_in_a_shell(environ)
+
+
+def _typed_in_a_shell(environ: Mapping[str, str]) -> bool:
+    """Whether a person in an allocation has typed the command: then its shell is the task, and gives it a process group of its own.
+
+    The job's name alone does not say it: `srun` in that shell starts tasks under the same name.
+    """
+    if environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return False
+    try:
+        return os.getpgid(int(environ["SLURM_TASK_PID"])) != os.getpgrp()
+    except (KeyError, ValueError, OSError):
+        return True
 
 
 def _place_in_step(rank: int, environ: Mapping[str, str]) -> Place:

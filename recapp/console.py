@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from recapp.errors import ConfigError
@@ -73,7 +74,8 @@ def print_table(
 
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     pretty = console.is_terminal
-    table = Table(box=box.SIMPLE_HEAD if pretty else None, pad_edge=False, padding=(0, 1), header_style="bold")
+    apart, close = ((0, 1, 0, 0), (0, 0)) if pretty else ((0, 1), (0, 1, 0, 0))  # two blanks and one: a box draws one itself
+    table = Table(box=box.SIMPLE_HEAD if pretty else None, show_edge=False, pad_edge=False, padding=apart, header_style="bold")
     for column in (chosen := columns_of(rows) if columns is None else columns):
         numbers = all(isinstance(row.get(column.key), int | float | None) for row in rows)
         table.add_column(
@@ -86,7 +88,7 @@ def print_table(
     for row in rows:
         table.add_row(*(Text(column.show(row.get(column.key))) for column in chosen))
     if Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum > console.width:
-        table.padding = (0, 1, 0, 0)  # one blank between columns before texts are broken
+        table.padding = close  # before texts are broken
     if title:
         console.print(Text(title, style="bold"), soft_wrap=True)
     if pretty:
@@ -144,6 +146,11 @@ def _plain(value: Any) -> Any:
     return _plain(value.item()) if hasattr(value, "item") else str(value)
 
 
+def short_path(path: str | Path) -> str:
+    """A path to copy from the screen: seen from here, where that is shorter."""
+    return min(str(path), os.path.relpath(path), key=len)
+
+
 def tracebacks_wanted() -> bool:
     """Whether the user asked for tracebacks beside the one-line errors: `RECAPP_TRACEBACK=1`."""
     return os.environ.get("RECAPP_TRACEBACK") == "1"
@@ -171,10 +178,19 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda steps: bar.advance(task, steps)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn(elapsed_when_finished=True))
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task(title, total=total)
+
+    def advance(steps: int) -> None:
+        bar.start()  # at the first step: what turns out to be done already shows nothing
+        bar.advance(task, steps)
+
+    try:
+        yield advance
+    finally:
+        bar.stop()
 
 
 def _progress_in_lines(title: str, total: int) -> Callable[[int], None]:

@@ -12,11 +12,18 @@ SHOWN_SHARDS = 4        # a table cut into more pieces is told by its first and 
 
 
 def plan_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> list[dict[str, Any]]:
-    """A record per table: name, rows, dim, type, mode, weights of the rank that holds most of it, and which rank holds what."""
+    """A record per table: name, rows, dim, type, weights of the rank that holds most of it, and which rank holds what.
+
+    The mode stands with the type where the type and the default do not say it: `row_wise (pooled)`.
+    """
     held = bytes_per_rank(tables, plan, None)
-    return [{"table": t.name, "rows": t.num_embeddings, "dim": t.embedding_dim, "type": plan.tables[t.name].sharding_type,
-             "mode": plan.tables[t.name].mode, "per rank": human(max(h.weights.get(t.name, 0) for h in held)),
+    return [{"table": t.name, "rows": t.num_embeddings, "dim": t.embedding_dim, "type": _type(plan.tables[t.name]),
+             "per rank": human(max(h.weights.get(t.name, 0) for h in held)),
              "ranks": where(t, plan.tables[t.name])} for t in tables]
+
+
+def _type(sharding: TableSharding) -> str:
+    return sharding.sharding_type if sharding.mode in ("unique", "replicated") else f"{sharding.sharding_type} ({sharding.mode})"
 
 
 def where(table: EmbeddingBagConfig, sharding: TableSharding) -> str:

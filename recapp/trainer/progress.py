@@ -1,0 +1,158 @@
+"""How far a run is, told while it runs: on a terminal one line that moves, elsewhere a line every so many steps.
+
+    epoch 1 ━━━━━━━━━━━━━━ 120/167 0:00:03 loss 0.4226 AUC 0.7503 13,556 samples/s
+    step 120/167, 0.94 s for 20 steps, loss 0.4226, lr 0.001, auc 0.7503
+
+Both fit 80 columns. Steps are those of the whole run; loss and AUC are rank 0's own, because no step is to wait for another rank to
+tell them. AUC is the epoch's so far. Both say what each validation found.
+"""
+
+import math
+import sys
+import time
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from recapp.trainer.callbacks import StepClock
+
+SECONDS_BETWEEN_READINGS = 0.2      # a loss is read off its device: that waits for the device
+
+
+class MovingLine(Callback):
+    """A progress bar for terminals, on standard error.
+
+    Args:
+        clock: measures the steps; None where nothing trains.
+    """
+
+    def __init__(self, clock: StepClock | None = None) -> None:
+        self._clock, self._next_reading = clock, 0.0
+        said = TextColumn("{task.fields[said]}", markup=False)
+        self._bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(bar_width=None), MofNCompleteColumn(),
+                             TimeRemainingColumn(elapsed_when_finished=True), said, console=Console(stderr=True), expand=True)
+        self._training: TaskID | None = None
+        self._validation: TaskID | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The line appears; after a resume it starts where training does."""
+        if trainer.is_global_zero:
+            self._training = self._bar.add_task("epoch 1", total=_steps(trainer), completed=trainer.global_step, said="")
+            self._bar.start()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """One step more; the numbers from time to time."""
+        if self._training is None:
+            return
+        self._bar.update(self._training, completed=trainer.global_step, description=f"epoch {trainer.current_epoch + 1}")
+        if (now := time.monotonic()) >= self._next_reading:
+            self._next_reading = now + SECONDS_BETWEEN_READINGS
+            self._say(trainer)
+
+    def _say(self, trainer: Trainer) -> None:
+        if self._training is not None:
+            found, rate = trainer.callback_metrics, self._clock.recent_rate() if self._clock else 0.0
+            titles = {"train_loss": "loss", "train_auc": "AUC"}
+            numbers = [f"{title} {float(found[name]):.4f}" for name, title in titles.items() if name in found]
+            self._bar.update(self._training, said=" ".join([*numbers, f"{rate:,.0f} samples/s"]))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A second line while validation lasts."""
+        if trainer.is_global_zero:
+            self._validation = self._bar.add_task("validation", total=_batches(trainer.num_val_batches), said="")
+            self._bar.start()
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+                                dataloader_idx: int = 0) -> None:
+        """One batch more."""
+        if self._validation is not None:
+            self._bar.advance(self._validation)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Where training goes on, only what was found stays."""
+        if self._validation is not None and trainer.state.fn == TrainerFn.FITTING:
+            self._bar.remove_task(self._validation)
+            self._bar.console.print(validated(trainer), highlight=False)
+        elif self._validation is not None:
+            self._bar.stop()
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As validation."""
+        if trainer.is_global_zero:
+            self._validation = self._bar.add_task("test", total=_batches(trainer.num_test_batches), said="")
+            self._bar.start()
+
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+                          dataloader_idx: int = 0) -> None:
+        """As validation."""
+        self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As validation."""
+        self.on_validation_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The line stays as it ended."""
+        self._say(trainer)
+        self._bar.stop()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The error is told below the line."""
+        self._bar.stop()
+
+
+class PlainLines(Callback):
+    """Lines on standard error where it is no terminal: step, seconds of the last n steps, loss, lr.
+
+    Args:
+        every: steps between two lines.
+    """
+
+    def __init__(self, every: int) -> None:
+        self.every, self._since, self._first = every, 0.0, 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Time begins."""
+        self._since, self._first = time.perf_counter(), trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A line every so many steps."""
+        if trainer.global_step % self.every == 0 and trainer.is_global_zero:
+            now, metrics = time.perf_counter(), trainer.callback_metrics
+            parts = [_step(trainer), f"{now - self._since:.2f} s for {trainer.global_step - self._first} steps",
+                     f"loss {float(metrics['train_loss']):.4f}", f"lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}"]
+            if "train_auc" in metrics:
+                parts.append(f"auc {float(metrics['train_auc']):.4f}")
+            print(", ".join(parts), file=sys.stderr, flush=True)
+            self._since, self._first = now, trainer.global_step
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What was found; the time it took is no part of the next steps'."""
+        if trainer.state.fn == TrainerFn.FITTING and trainer.is_global_zero:
+            print(validated(trainer), file=sys.stderr, flush=True)
+            self._since, self._first = time.perf_counter(), trainer.global_step
+
+
+def validated(trainer: Trainer) -> str:
+    """What a validation found, in one line."""
+    titles = {"val_auc": "AUC", "val_log_loss": "log loss"}
+    found = [f"{title} {float(trainer.callback_metrics[name]):.4f}" for name, title in titles.items() if name in trainer.callback_metrics]
+    return f"{_step(trainer)}, validation: {', '.join(found)}"
+
+
+def _step(trainer: Trainer) -> str:
+    total = _steps(trainer)
+    return f"step {trainer.global_step}" + (f"/{total}" if total else "")
+
+
+def _steps(trainer: Trainer) -> int | None:
+    total = trainer.estimated_stepping_batches
+    return int(total) if math.isfinite(total) else None
+
+
+def _batches(counts: int | float | list[int | float]) -> int | None:
+    total = sum(counts) if isinstance(counts, list) else counts
+    return int(total) if math.isfinite(total) else None

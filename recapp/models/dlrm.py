@@ -21,6 +21,7 @@ from recapp.models.layers import MLP, DotInteraction, published_linear
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.module_by_name import ModuleByName
 
 
 class Collection(Protocol):
@@ -58,7 +59,7 @@ class DLRM(nn.Module):
         self.embedding_bag_collection = embedding_bag_collection
         tables: list[EmbeddingBagConfig] = embedding_bag_collection.embedding_bag_configs()  # type: ignore[operator]
         odd = {t.name: t.embedding_dim for t in tables if t.embedding_dim != dim}
-        self.projections = nn.ModuleDict({name: published_linear(width, dim, bias=False) for name, width in odd.items()})
+        self.projections = ModuleByName({name: published_linear(width, dim, bias=False) for name, width in odd.items()})
         self.interaction = DotInteraction(1 + sum(len(t.feature_names) for t in tables))
         self.top = MLP(dim + self.interaction.pairs, _check_top(top_layers), last_relu=False, setting="model.top_layers")
         self.dense_in_features = dense_in_features

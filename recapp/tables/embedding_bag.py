@@ -19,6 +19,7 @@ from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_tables, output_names
 from recapp.tables.ids import IdRules
 from recapp.tables.initial import fill_initial
+from recapp.tables.module_by_name import ModuleByName
 
 
 def compute_dtype(tables: Sequence[EmbeddingBagConfig]) -> torch.dtype:
@@ -42,7 +43,7 @@ class EmbeddingBagCollection(nn.Module):
         super().__init__()
         check_tables(tables)
         self._tables, self.seed = list(tables), seed
-        self.embedding_bags = nn.ModuleDict({t.name: nn.EmbeddingBag(
+        self.embedding_bags = ModuleByName({t.name: nn.EmbeddingBag(
             t.num_embeddings, t.embedding_dim, mode="sum", sparse=True, dtype=t.data_type.dtype,
             _weight=torch.empty(t.num_embeddings, t.embedding_dim, dtype=t.data_type.dtype, device=device)) for t in tables})
         self.id_rules = IdRules(tables)

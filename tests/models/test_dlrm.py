@@ -130,3 +130,17 @@ def test_listing_the_layers_leaves_the_model_as_it_was():
     assert model.embedding_bag_collection.__dict__.keys() == before.keys()
     assert not any(m._forward_hooks for m in model.modules())
     assert model(torch.zeros(1, 3), bags(a=[[1]])).shape == (1,)
+
+
+def test_columns_may_have_names_that_torch_refuses_for_modules():
+    names = ["items", "type", "user.id", "values"]
+    model = DLRM(collection(*(table(name, dim, name) for name, dim in zip(names, (2, 3, 3, 2), strict=True))), 2, [2], [1])
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    assert {"embedding_bag_collection.embedding_bags.items.weight", "projections.type.weight", "projections.user/id.weight"} <= state.keys()
+    ids = bags(**{name: [[0, 1], [4]] for name in names})
+    logits_B = model(torch.zeros(2, 2), ids)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert not torch.equal(model(torch.zeros(2, 2), ids), logits_B)
+    model.load_state_dict(state)
+    assert torch.equal(model(torch.zeros(2, 2), ids), logits_B)

@@ -1,0 +1,28 @@
+"""A dict of modules whose names come from data: logs have columns called `items`, `type` or `user.id`.
+
+torch refuses such names, because submodules are attributes too (`module.items` is a method, a dot is a path). Here a module is found by
+its key and in the state dict, `<dict>.<name>.weight` with a slash for each dot of the name, and nowhere as an attribute.
+"""
+
+from typing import Any
+
+from torch import nn
+
+
+class ModuleByName(nn.ModuleDict):
+    """`torch.nn.ModuleDict` for any names without slashes."""
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Take a module in, whatever its name."""
+        modules: dict[str, nn.Module | None] = self._modules  # type: ignore[assignment]
+        modules[_key(name)] = module
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return super().__getitem__(_key(name))
+
+    def __contains__(self, name: Any) -> bool:
+        return super().__contains__(_key(str(name)))
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")

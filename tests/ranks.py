@@ -9,9 +9,11 @@ import os
 import sys
 import tempfile
 import traceback
+from multiprocessing.connection import wait
 
 SIZE = 4
 TIMEOUT_S = 120
+PATIENCE_S = 2          # with the others, once a rank has failed: they wait for it
 
 
 def _serve(rank, path, python_path, pipe):
@@ -56,17 +58,21 @@ class Ranks:
             self._start()
         for _, pipe in self._workers[:world]:
             pipe.send((fn, world, args))
-        answers, failed = [], []
-        for rank, (_, pipe) in enumerate(self._workers[:world]):
-            if not pipe.poll(TIMEOUT_S if not failed else 2):
-                failed.append(f"rank {rank} of {world}: no answer")
-                continue
-            fine, answer = pipe.recv()
-            (answers if fine else failed).append(answer)
+        waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._workers[:world])}
+        answers, failed = {}, []
+        while waiting:
+            heard = wait(list(waiting), TIMEOUT_S if not failed else PATIENCE_S)
+            if not heard:
+                failed += [f"rank {rank} of {world}: no answer" for rank in waiting.values()]
+                break
+            for pipe in heard:
+                rank = waiting.pop(pipe)
+                fine, answers[rank] = pipe.recv()
+                failed += [] if fine else [answers[rank]]
         if failed:
             self.stop(kill=True)
             raise AssertionError("\n".join(failed))
-        return answers
+        return [answers[rank] for rank in range(world)]
 
     def stop(self, kill=False):
         for process, pipe in self._workers:

@@ -68,7 +68,7 @@ def answer_and_combine(c: "ShardedEmbeddingBagCollection", q: Requests, keep: bo
             vectors_VD = c.store(g).pool(q.owned[g].answer)
         else:
             vectors_VD = matrix(q.vectors.asked(buffer, g), c.store(g).width)
-        pooled.append(pool(vectors_VD, asked.combine).view(-1, q.B, c.store(g).width))
+        pooled.append(pool(vectors_VD, asked.combine).view(len(c.routes[g].features), q.B, c.store(g).width))
         if keep:
             kept.append(vectors_VD.clone())
     out_BD = torch.cat([pooled[g][i] for g, i in c.columns], 1)

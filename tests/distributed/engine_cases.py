@@ -41,7 +41,8 @@ def batch_of(tables, rows, seed, *, most=3, weighted=False, one_hot=False):
     generator = torch.Generator().manual_seed(seed)
     features = list(dict.fromkeys(f for t in tables for f in t.feature_names))
     fitting = {f: min(t.num_embeddings for t in tables if f in t.feature_names) for f in features}
-    lengths = torch.ones(len(features), rows, dtype=torch.int64) if one_hot else torch.randint(0, most + 1, (len(features), rows), generator=generator)
+    lengths = torch.randint(0, most + 1, (len(features), rows), generator=generator)
+    lengths = torch.ones_like(lengths) if one_hot else lengths
     ids = torch.cat([torch.randint(0, fitting[f], (int(n.sum()),), generator=generator) for f, n in zip(features, lengths, strict=True)])
     weights = torch.rand(len(ids), generator=generator, dtype=tables_dtype(tables)) + 0.5 if weighted else None
     return KeyedJaggedTensor(features, ids, weights, lengths.flatten())

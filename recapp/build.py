@@ -183,7 +183,7 @@ def write_generated(dataset: Settings) -> None:
         raise ConfigError(f"dataset.generate.kind={kind}: {suggest(str(kind), ['criteo', 'sample'])}")
     if kind == "criteo":
         wanted["sizes"] = tuple(dataset["table_rows"])
-    with console.progress(f"writing {dataset['path']}", wanted["rows"]) as advance:
+    with console.progress(f"writing {console.short_path(dataset['path'])}", wanted["rows"]) as advance:
         written = 0
 
         def show(done: int, _total: int) -> None:
@@ -258,12 +258,19 @@ def build_loggers(settings: Settings, folder: Path) -> list[Logger]:
     return [make(wanted, f"logger.{name}", save_dir=str(folder)) for name, wanted in settings["logger"].items()]
 
 
+def length(trainer: Settings) -> tuple[int, int]:
+    """Epochs and steps after which training ends, -1 for no such end; where nothing is said, one epoch."""
+    steps, epochs = trainer.get("max_steps"), trainer.get("max_epochs")
+    if epochs is None:
+        epochs = 1 if steps in (None, -1) else -1
+    return epochs, -1 if steps is None else steps
+
+
 def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callbacks: Sequence[Callback], loggers: Sequence[Logger], *,
-                  ranks: tuple[int, int], bar: bool) -> Trainer:
+                  ranks: tuple[int, int]) -> Trainer:
     """Lightning's Trainer for one of `ranks`: so many on each host, so many hosts."""
     wanted = {k: v for k, v in settings["trainer"].items() if v is not None and k not in ("devices", "accelerator", "enable_progress_bar")}
-    steps = wanted.pop("max_steps", -1)
-    epochs = wanted.pop("max_epochs", 1 if steps == -1 else -1)
+    wanted["max_epochs"], wanted["max_steps"] = length(wanted)
     if "val_check_interval" in wanted:
         wanted["check_val_every_n_epoch"] = None        # steps are counted across epochs
     check_precision(wanted.get("precision"))
@@ -273,8 +280,7 @@ def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callb
             raise ConfigError(f"trainer.{name}: Lightning's Trainer has no such setting; {suggest(name, known)}")
     accelerator = settings["trainer"]["accelerator"]
     gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
-    return Trainer(accelerator="cuda" if gpu else "cpu", devices=ranks[0], num_nodes=ranks[1], strategy=strategy, max_epochs=epochs,
-                   max_steps=steps,
-                   callbacks=list(callbacks), logger=list(loggers), enable_progress_bar=bar, enable_model_summary=False,
+    return Trainer(accelerator="cuda" if gpu else "cpu", devices=ranks[0], num_nodes=ranks[1], strategy=strategy,
+                   callbacks=list(callbacks), logger=list(loggers), enable_progress_bar=False, enable_model_summary=False,
                    enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks), num_sanity_val_steps=0,
                    use_distributed_sampler=False, inference_mode=False, **wanted)

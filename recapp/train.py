@@ -18,6 +18,7 @@ from recapp.distributed.rank_process import leave
 from recapp.reporting import comparison
 from recapp.settings import compose_over, with_absolute_paths
 
+LENGTH = ("max_epochs", "max_steps")
 OBJECTIVE = "val_auc"  # of a sweeper that looks for the best settings
 
 
@@ -55,7 +56,8 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
 def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     """The settings of a run: those of the command line; with `ckpt_path` those of the checkpoint and what the command line replaces.
 
-    Paths are absolute, so that a checkpoint can be evaluated from anywhere.
+    How long to train is one decision: who says one of trainer.max_epochs and trainer.max_steps lifts the checkpoint's other one. Paths
+    are absolute, so that a checkpoint can be evaluated from anywhere.
     """
     config = with_absolute_paths(config)
     if not config["ckpt_path"]:
@@ -63,13 +65,18 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     from recapp.checkpoints.directory import read_manifest
 
     stored = read_manifest(Path(config["ckpt_path"])).config
-    return with_absolute_paths(compose_over(stored, "train", job.overrides))
+    settings = with_absolute_paths(compose_over(stored, "train", job.overrides))
+    said = {override.lstrip("+").partition("=")[0] for override in job.overrides}
+    for one, other in (LENGTH, LENGTH[::-1]):
+        if f"trainer.{one}" in said and f"trainer.{other}" not in said and settings["trainer"][one] is not None:
+            settings["trainer"][other] = None
+    return settings
 
 
 def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
     """Prints the jobs of a sweep so far, and below them why some failed."""
     print()
-    console.print_table(comparison.lines_of_table(compared), comparison.TABLE, title=f"{sweep / 'comparison.csv'}")
+    console.print_table(comparison.lines_of_table(compared), comparison.TABLE, title=console.short_path(sweep / "comparison.csv"))
     for record in compared:
         if record["error"]:
             print(f"job {record['job']} failed: {record['error']}")

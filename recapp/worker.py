@@ -14,6 +14,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from recapp.console import print_table, short_path
 from recapp.distributed.place import place_of
 from recapp.distributed.rank_process import rank_main
 
@@ -46,27 +47,59 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     """Train; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
     from recapp import build
     from recapp.trainer import callbacks as own
+    from recapp.trainer.progress import MovingLine, PlainLines
 
+    if setting := exhausted(settings):
+        return _as_it_was(settings, setting)
     bar, loggers = _bar(settings), build.build_loggers(settings, job_dir)
     clock, last, stop = own.StepClock(), own.KeepLast(job_dir / "checkpoints"), own.StopTogether()
     signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "asked", True))
-    lines = [] if bar else [own.PlainProgress(settings["trainer"]["log_every_n_steps"])]
+    told = MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])
     report = own.StartReport(settings["seed"], settings["format"] == "text")
-    callbacks = [own.KeepPosition(), clock, own.ShowRate(clock), stop, report, *lines,
+    callbacks = [own.KeepPosition(), clock, own.LogRate(clock), stop, report, told,
                  *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), last]
     strategy = build.build_strategy(settings, training=True)
-    trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here(), bar=bar)
+    trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
     module, data = build.build_module(settings), build.build_data(settings)
     trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
     return _measured(settings, trainer, clock, last)
 
 
+def exhausted(settings: dict[str, Any]) -> str | None:
+    """The setting that has been reached by the checkpoint to go on from; None where there is something to train."""
+    from recapp.build import length
+    from recapp.checkpoints.directory import read_manifest
+
+    if not settings["ckpt_path"]:
+        return None
+    manifest, (epochs, steps) = read_manifest(settings["ckpt_path"]), length(settings["trainer"])
+    if 0 <= steps <= manifest.info["step"]:
+        return f"trainer.max_steps={steps}"
+    return f"trainer.max_epochs={epochs}" if 0 <= epochs <= manifest.info["position"]["epoch"] else None
+
+
+def _as_it_was(settings: dict[str, Any], reached: str) -> dict[str, Any]:
+    """Says that nothing is left to train; the checkpoint's own metrics stand."""
+    from recapp.checkpoints.directory import read_manifest
+
+    place, path = place_of(), settings["ckpt_path"]
+    if place and place.rank:
+        return {}
+    manifest = read_manifest(path)
+    steps, position = manifest.info["step"], manifest.info["position"]
+    print(f"nothing is left to train: {short_path(path)} has {steps} steps behind it ({position['epoch']} epochs and {position['batches']} "
+          f"batches) and {reached}; raise that to go on")
+    return manifest.metrics | {"samples_per_second": None, "step_ms": None, "steps": steps, "ranks": place.world if place else 1,
+                               "plan": manifest.info["plan"]["name"], "checkpoint": path, "seed": settings["seed"], "status": "ok"}
+
+
 def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
     """Measure a checkpoint; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
     from recapp import build
+    from recapp.trainer.progress import MovingLine
 
     strategy = build.build_strategy(settings, training=False)
-    trainer = build.build_trainer(settings, strategy, [], [], ranks=ranks_here(), bar=_bar(settings))
+    trainer = build.build_trainer(settings, strategy, [MovingLine()] if _bar(settings) else [], [], ranks=ranks_here())
     module, data = build.build_module(settings), build.build_data(settings)
     measure = trainer.validate if settings["split"] == "val" else trainer.test
     results = measure(module, datamodule=data, ckpt_path=settings["ckpt_path"], verbose=False)
@@ -124,25 +157,19 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any) -> 
 
 def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:
     """What a person wants to know at the end."""
-    from recapp.console import print_table
-
     split = metrics.get("split", "val")
     shown = {"AUC": "auc", "log loss": "log_loss", "normalised entropy": "normalized_entropy", "calibration": "calibration"}
     rows = [{"what": f"{'test' if split == 'test' else 'validation'} {name}", "value": f"{metrics[f'{split}_{key}']:.5f}"}
             for name, key in shown.items() if f"{split}_{key}" in metrics]
     if metrics.get("hidden_model_auc"):
         rows += [{"what": "AUC of the model that drew the labels", "value": f"{metrics['hidden_model_auc']:.5f}"}]
+    rows += [{"what": "plan", "value": f"{metrics['plan']}, {metrics['ranks']} rank{'s' if metrics['ranks'] > 1 else ''}"}]
     if metrics.get("samples_per_second"):
         rows += [{"what": "samples/s, all ranks", "value": f"{metrics['samples_per_second']:,.0f}"},
                  {"what": "step, median", "value": f"{metrics['step_ms']:.1f} ms"}]
     print()
     print_table(rows, title="Summary")
-    print(f"\ncheckpoint  {_short(metrics['checkpoint'])}\nmetrics     {_short(job_dir / 'metrics.json')}", flush=True)
-
-
-def _short(path: str | Path) -> str:
-    """A path to copy from the screen: from here, where that is shorter; never wrapped."""
-    return min(str(path), os.path.relpath(path), key=len)
+    print(f"\ncheckpoint  {short_path(metrics['checkpoint'])}\nmetrics     {short_path(job_dir / 'metrics.json')}", flush=True)
 
 
 if __name__ == "__main__":

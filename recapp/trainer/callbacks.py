@@ -4,7 +4,6 @@ Ordinary Lightning callbacks; those of `conf/callbacks` (checkpoints, early stop
 """
 
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 WARM_UP_STEPS = 10      # not measured: first touches of memory, DDP's first step
+RATE_STEPS = 10         # a rate is that of so many steps
 
 
 def _data(trainer: Trainer) -> ClickData:
@@ -50,7 +50,7 @@ class KeepPosition(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """One more batch is trained; after the last one the position is the start of the next epoch."""
         position, done = _data(trainer).position, batch_idx + 1
-        over = done >= _data(trainer).epoch_batches
+        over = done >= trainer.num_training_batches
         position.epoch, position.batches = (trainer.current_epoch + 1, 0) if over else (trainer.current_epoch, done)
 
 
@@ -87,6 +87,11 @@ class StepClock(Callback):
         self.calls.append(comm.calls - self._called)
         self._begin(trainer)
 
+    def recent_rate(self) -> float:
+        """Samples per second of all ranks over the last steps; 0 before the first."""
+        rows, ms = sum(self.rows[-RATE_STEPS:]), sum(self.step_ms[-RATE_STEPS:])
+        return 1e3 * rows / ms if ms else 0.0
+
     def _measured(self, values: list[Any]) -> list[Any]:
         return values[WARM_UP_STEPS:] or values
 
@@ -100,44 +105,16 @@ class StepClock(Callback):
                 "collectives_per_step": max(self._measured(self.calls))}
 
 
-class ShowRate(Callback):
-    """Puts samples per second of all ranks on the progress bar."""
+class LogRate(Callback):
+    """Logs samples per second of all ranks."""
 
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Over the last ten steps."""
-        recent = self.clock.step_ms[-10:]
-        if recent and batch_idx % 10 == 9:
-            pl_module.log("samples_per_s", 1e3 * sum(self.clock.rows[-len(recent):]) / sum(recent), prog_bar=True, batch_size=1)
-
-
-class PlainProgress(Callback):
-    """Lines instead of a bar where the output is no terminal: step, seconds of the last n steps, loss, lr.
-
-    Args:
-        every: steps between two lines.
-    """
-
-    def __init__(self, every: int) -> None:
-        self.every, self._since = every, 0.0
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Time begins."""
-        self._since = time.perf_counter()
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A line every so many steps."""
-        if trainer.global_step % self.every == 0 and trainer.is_global_zero:
-            now, total = time.perf_counter(), trainer.estimated_stepping_batches
-            metrics = trainer.callback_metrics
-            parts = [f"step {trainer.global_step}/{int(total)}", f"{now - self._since:.2f} s for {self.every} steps",
-                     f"loss {float(metrics['train_loss']):.4f}", f"lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}"]
-            if "train_auc" in metrics:
-                parts.append(f"auc {float(metrics['train_auc']):.4f}")
-            print(", ".join(parts), file=sys.stderr, flush=True)
-            self._since = now
+        """A reading in a while."""
+        if batch_idx % RATE_STEPS == RATE_STEPS - 1:
+            pl_module.log("samples_per_s", self.clock.recent_rate(), batch_size=1)
 
 
 class KeepLast(Checkpoint):
@@ -229,10 +206,12 @@ class StartReport(Callback):
         assert isinstance(pl_module, ClickModule) and pl_module.model is not None and strategy.plan is not None
         tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
-        print(f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}, plan {strategy.plan.name}\n")
-        print_table(layer_table(pl_module.model, len(_data(trainer).schema.dense)), title="Layers")
-        print_table(plan_rows(tables, strategy.plan), title="Plan")
         held = rank_rows(tables, strategy.plan, strategy.rule)
         where = [{"rank": i, "host": r["host"], "device": r["device"]} for i, r in enumerate(strategy.ranks)]
-        print_table([w | h for w, h in zip(where, held, strict=True)], title="Ranks")
-        sys.stdout.flush()
+        print(f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}, plan {strategy.plan.name}")
+        for title, rows in (("Layers", layer_table(pl_module.model, len(_data(trainer).schema.dense))),
+                            ("Plan", plan_rows(tables, strategy.plan)),
+                            ("Ranks", [w | h for w, h in zip(where, held, strict=True)])):
+            print()
+            print_table(rows, title=title)
+        print(flush=True)

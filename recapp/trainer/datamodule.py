@@ -93,7 +93,6 @@ class ClickData(LightningDataModule):
         self.position = Position()
         self._train: Source | None = None
         self._val: Source | None = None
-        self.epoch_batches = 0
 
     def prepare_data(self) -> None:
         """Generate what is to be generated; on one rank of each host."""
@@ -113,7 +112,7 @@ class ClickData(LightningDataModule):
         """This rank's part of every global batch, from the position on."""
         assert self._train is not None and self.trainer is not None
         stream = self._stream(self._train, training=True)
-        trainer, self.epoch_batches = self.trainer, len(stream)
+        trainer = self.trainer
         return EpochLoader(make_loader(stream, self.settings.num_workers), stream, self.position, lambda: trainer.current_epoch)
 
     def val_dataloader(self) -> BatchLoader:

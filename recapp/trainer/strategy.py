@@ -32,6 +32,7 @@ from recapp.optim.rules import RowRule
 from recapp.planner.topology import Topology, hosts_in_blocks
 from recapp.sharding.plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.trainer.datamodule import ClickData
 from recapp.trainer.environment import RankEnvironment
 
 Planner = Callable[[Sequence[EmbeddingBagConfig], Topology, RowRule], ShardingPlan]
@@ -161,8 +162,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
         collections = self.collections()
         trainer = self.lightning_module.trainer
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
+        data = getattr(trainer, "datamodule", None)
         manifest = self.stored | {"plan": self.plan.to_dict(), "metrics": metrics, "step": trainer.global_step,
-                                  "epoch": trainer.current_epoch, "updates": [c.updates for c in collections], "rule": self.rule.name}
+                                  "position": data.state_dict() if isinstance(data, ClickData) else None,
+                                  "updates": [c.updates for c in collections], "rule": self.rule.name}
         write_checkpoint(self.broadcast(str(filepath)), [b for c in collections for b in c.blocks()], comm=self.comm, meta=checkpoint,
                          manifest=manifest)
 

@@ -30,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp import settings
-from recapp.console import check_format, note, tracebacks_wanted
+from recapp.console import check_format, note, short_path, tracebacks_wanted
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
 from recapp.distributed.place import outside_rank, shared_run_name
 from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
@@ -127,6 +127,8 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
         metrics.unlink(missing_ok=True)  # of an earlier run that wrote here
         resolved.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
     if rank is None:
+        if sys.stderr.isatty():
+            note(f"starting {ranks} rank{'s' if ranks > 1 else ''} in {short_path(job.directory)}")  # importing torch takes seconds
         launch(resolved, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json")
     else:
         with as_rank(), stdout_to_stderr(config["format"] == "json"):

@@ -54,7 +54,7 @@ def fit(config, folder, *extra, ckpt_path=None):
     strategy = build.build_strategy(config, training=True)
     callbacks = [own.KeepPosition(), own.StepClock(), own.StopTogether(), seen, *extra,
                  *build.build_callbacks(config, Path(folder) / "checkpoints", logging=False), last]
-    trainer = build.build_trainer(config, strategy, callbacks, [], ranks=(1, 1), bar=False)
+    trainer = build.build_trainer(config, strategy, callbacks, [], ranks=(1, 1))
     module, data = build.build_module(config), build.build_data(config)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return seen, trainer, module

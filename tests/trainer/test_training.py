@@ -87,7 +87,7 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
     _, trainer, _ = fit(config, tmp_path)
     trained = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
     strategy = build.build_strategy(config, training=False)
-    tester = build.build_trainer(config, strategy, [], [], ranks=(1, 1), bar=False)
+    tester = build.build_trainer(config, strategy, [], [], ranks=(1, 1))
     path = str(tmp_path / "checkpoints" / "last.ckpt")
     results = tester.validate(build.build_module(config), datamodule=build.build_data(config), ckpt_path=path, verbose=False)
     assert {k: float(v) for k, v in results[0].items()} == trained
@@ -97,4 +97,4 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
 def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):
     config = compose(logs)
     with pytest.raises(ConfigError, match="ranks are started by"):
-        build.build_trainer(config, build.build_strategy(config, training=True), [], [], ranks=(2, 1), bar=False)
+        build.build_trainer(config, build.build_strategy(config, training=True), [], [], ranks=(2, 1))

@@ -1,7 +1,8 @@
 """The files of stored rectangles: safetensors, one per rank, written row block by row block and read by slices.
 
-Any reader of that format opens them, only what is wanted is read, and nothing is unpickled. They are written here and not by the
-safetensors package, because that wants all tensors of a file in CPU memory at once; here one row block is.
+Any reader of that format opens them, only what is wanted is read, and nothing is unpickled. They are written and read here and not by the
+safetensors package: it wants all tensors of a file in CPU memory at once to write them, and for torch it maps a whole file privately to
+read a slice, which a limit on memory counts in full. Here one row block is in memory, or a few rows of it.
 
     8 bytes   length of the header, little endian
     header    JSON: {key: {dtype, shape, data_offsets}}, padded with blanks so that data is aligned
@@ -12,13 +13,11 @@ import json
 import os
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from recapp.checkpoints.rectangles import DTYPES, Stored, block_key, by, check_tiling, overlap, row_blocks
@@ -26,6 +25,7 @@ from recapp.errors import CheckpointError, suggest
 from recapp.sharding.layout import Block
 
 LENGTH_BYTES = 8            # of the header's length; data is aligned to as much
+READ_BYTES = 16 * 2**20     # of whole stored rows: what is in memory beside the shard that it is copied into
 _FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
                  torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}
 
@@ -93,7 +93,7 @@ def fill_blocks(folder: Path, stored: Iterable[Stored], blocks: Iterable[Block])
         by_tensor[s.table, s.tensor].append(s)
     checked = set()
     with ExitStack() as stack, torch.no_grad():
-        files: dict[str, Any] = {}
+        files: dict[str, _Opened] = {}
         for b in blocks:
             if not b.data.numel():
                 continue
@@ -102,12 +102,18 @@ def fill_blocks(folder: Path, stored: Iterable[Stored], blocks: Iterable[Block])
                 check_tiling(sources)
                 checked.add((b.table, b.tensor))
             for s in sources:
-                rows, cols = overlap(s.rows, b.rows), overlap(s.cols, b.cols)
-                if rows and cols:
+                if overlap(s.rows, b.rows) and overlap(s.cols, b.cols):
                     if s.file not in files:
-                        files[s.file] = stack.enter_context(_opened(folder / s.file))
-                    here = b.data[rows.start - b.rows.start:rows.stop - b.rows.start, cols.start - b.cols.start:cols.stop - b.cols.start]
-                    here.copy_(_slice(files[s.file], s, rows, cols))
+                        files[s.file] = stack.enter_context(_Opened(folder / s.file))
+                    _copy(files[s.file], s, b)
+
+
+def _copy(opened: "_Opened", stored: Stored, block: Block) -> None:
+    rows, cols = overlap(stored.rows, block.rows), overlap(stored.cols, block.cols)
+    strip = block.data[:, cols.start - block.cols.start:cols.stop - block.cols.start]
+    for some, part in opened.read(stored, rows):
+        wanted = part[:, cols.start - stored.cols.start:cols.stop - stored.cols.start]
+        strip[some.start - block.rows.start:some.stop - block.rows.start].copy_(wanted)
 
 
 def _sources(by_tensor: dict[tuple[str, str], list[Stored]], block: Block) -> list[Stored]:
@@ -128,21 +134,48 @@ def _sources(by_tensor: dict[tuple[str, str], list[Stored]], block: Block) -> li
     return found
 
 
-def _opened(file: Path) -> Any:
-    try:
-        return safe_open(file, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
+class _Opened:
+    """A file of stored rectangles, open for reading; a context manager.
 
+    Raises:
+        CheckpointError: it is not there, or has no such header.
+    """
 
-def _slice(opened: Any, stored: Stored, rows: range, cols: range) -> Tensor:
-    """Part of a stored rectangle; rows and cols are those of the whole tensor."""
-    try:
-        part: Tensor = opened.get_slice(stored.key)[rows.start - stored.rows.start:rows.stop - stored.rows.start,
-                                                    cols.start - stored.cols.start:cols.stop - stored.cols.start]
-    except SafetensorError as error:
-        raise CheckpointError(f"{stored.file}: block {stored.key!r} cannot be read: {error}") from error
-    return part
+    def __init__(self, file: Path) -> None:
+        self.name = file.name
+        try:
+            self.source = open(file, "rb")  # noqa: SIM115  (closed by __exit__)
+            length = int.from_bytes(self.source.read(LENGTH_BYTES), "little")
+            if length > os.fstat(self.source.fileno()).st_size:
+                raise ValueError(f"its header would have {length:,} bytes")
+            self.base, self.header = LENGTH_BYTES + length, dict(json.loads(self.source.read(length)))
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+    def __enter__(self) -> "_Opened":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.close()
+
+    def read(self, stored: Stored, rows: range) -> Iterator[tuple[range, Tensor]]:
+        """Rows of the whole tensor that a stored rectangle holds, in all its columns, a few at a time.
+
+        Raises:
+            CheckpointError: the file does not hold that rectangle where the manifest says.
+        """
+        dtype, shape = DTYPES[stored.dtype], [len(stored.rows), len(stored.cols)]
+        offsets = [stored.begin - self.base, stored.end - self.base]
+        if self.header.get(stored.key) != {"dtype": _FORMAT_NAMES[dtype], "shape": shape, "data_offsets": offsets}:
+            raise CheckpointError(f"{self.name}: block {stored.key!r} cannot be read: the manifest and the file disagree about it")
+        per_row = shape[1] * dtype.itemsize
+        for first in range(rows.start, rows.stop, max(1, READ_BYTES // per_row)):
+            some = range(first, min(first + max(1, READ_BYTES // per_row), rows.stop))
+            raw = bytearray(len(some) * per_row)
+            self.source.seek(stored.begin + (first - stored.rows.start) * per_row)
+            if self.source.readinto(raw) != len(raw):
+                raise CheckpointError(f"{self.name}: block {stored.key!r} cannot be read: the file ends before it does")
+            yield some, torch.frombuffer(raw, dtype=dtype).view(len(some), shape[1])
 
 
 def check_bytes(folder: Path, stored: Iterable[Stored]) -> int:

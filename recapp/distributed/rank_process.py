@@ -27,6 +27,7 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
 
+ARROW_RESERVE_KIB = "65536"  # pyarrow's allocator takes 1 GiB at once else, which a limit on memory counts whether used or not
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set by elastic for each rank
 PARENT_PID = "RECAPP_PARENT_PID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -76,6 +77,7 @@ def as_rank() -> Iterator[None]:
     """
     faulthandler.enable()
     _leave_after_sigterm()
+    os.environ.setdefault("MIMALLOC_ARENA_RESERVE", ARROW_RESERVE_KIB)
     try:
         if place := place_of():
             _fit_in(place)
@@ -99,7 +101,8 @@ def write_error_file(error: Exception) -> None:
     path = os.environ.get(ERROR_FILE)
     if path and not os.path.exists(path):
         calls = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
-        Path(path).write_text(json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": calls}}))
+        kind = next((c for c in type(error).__mro__ if c.__module__ == "recapp.errors"), type(error))      # that its reader knows
+        Path(path).write_text(json.dumps({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": calls}}))
 
 
 def let_rank_0_speak() -> None:

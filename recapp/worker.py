@@ -29,6 +29,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     Raises:
         RecappError: what a person can mend.
     """
+    os.environ.setdefault("MKL_DYNAMIC", "FALSE")  # before torch: else sums depend on how busy the machine is, and one seed gives two runs
     import torch
 
     from recapp.distributed.comm import leave_process_group

@@ -156,7 +156,6 @@ def _environment_of_ranks(ranks: int) -> Iterator[None]:
     os.environ[PARENT_PID] = str(os.getpid())
     if not os.environ.get("OMP_NUM_THREADS"):
         os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // ranks))
-    os.environ.setdefault("MKL_DYNAMIC", "FALSE")  # else sums depend on how busy the machine is: one seed, other bits
     if not _resolves(socket.gethostname()):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:

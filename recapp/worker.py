@@ -48,7 +48,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     """Train; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
     from recapp import build
     from recapp.trainer import callbacks as own
-    from recapp.trainer.progress import MovingLine, PlainLines
+    from recapp.trainer.progress import MovingLine, PlainLines, TellFall
 
     if setting := exhausted(settings):
         return _as_it_was(settings, setting)
@@ -57,7 +57,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "asked", True))
     told = MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])
     report = own.StartReport(settings["seed"], settings["format"] == "text")
-    callbacks = [own.KeepPosition(), clock, own.LogRate(clock), stop, report, told,
+    callbacks = [own.KeepPosition(), clock, own.LogRate(clock), stop, report, told, TellFall(),
                  *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
 SQUARE_BLOCK = 64       # columns; as wide as a vertical strip is by default (recapp/sharding/tilings.py)
 
 

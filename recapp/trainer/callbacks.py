@@ -120,9 +120,9 @@ class LogRate(Callback):
 class KeepLast(Checkpoint):
     """However a run ends, it validates at its last step and leaves `last.ckpt`, from which training goes on.
 
-    Lightning validates after a stop, but not where max_steps ends an epoch early or where validation goes by steps: so the last step becomes
-    a stop. All of it happens inside the epoch, because a checkpoint written after it would say that the epoch is over. Where a `ModelCheckpoint` has just
-    written the same state, `last.ckpt` is a link to it.
+    Lightning validates after a stop, but not where max_steps ends an epoch early or where validation goes by steps: so the last step
+    becomes a stop. All of it happens inside the epoch, because a checkpoint written after it would say that the epoch is over. Where a
+    `ModelCheckpoint` has just written the same state, `last.ckpt` is a link to it.
 
     Args:
         folder: of the checkpoints.

@@ -78,7 +78,8 @@ def make_case(seed, kind, world, *, rule, mode, pooling, weighted, steps=3, rows
         name=f"t{k}", num_embeddings=rng.choice([1, 3, 17, 131]), embedding_dim=rng.choice([1, 4, 5, 12]), data_type="fp64",
         feature_names=[f"f{k}_{j}" for j in range(rng.choice([1, 1, 2]))] + (["shared"] if k < 2 else []),
         pooling=rng.choice(["sum", "mean"]) if pooling == "both" else pooling) for k in range(4)]
-    plan = ShardingPlan({t.name: sharding(kind, t, world, rng, mode if mode != "both" else rng.choice(["unique", "pooled"])) for t in tables}, world)
+    modes = ["unique", "pooled"] if mode == "both" else [mode]
+    plan = ShardingPlan({t.name: sharding(kind, t, world, rng, rng.choice(modes)) for t in tables}, world)
     batches = [[make_batch(tables, rows + (r if uneven else 0), rng, generator, weighted) for r in range(world)] for _ in range(steps)]
     width = sum(t.embedding_dim * len(t.feature_names) for t in tables)
     return Case(tables, plan, batches, torch.randn(width, generator=generator, dtype=torch.float64), RULES[rule])

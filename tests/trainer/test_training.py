@@ -3,10 +3,12 @@
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from trainer.runs import compose, fit, make_logs
 
 from recapp import build
 from recapp.errors import ConfigError, RecappError
+from recapp.trainer.progress import TellFall
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,8 @@ def test_a_stop_that_was_asked_for_is_taken_validated_and_saved(logs, tmp_path):
     ("+trainer.max_step=3", "did you mean max_steps"), ("optimizer.sparse._target_=torch.optim.Adam", "row rule"),
     ("optimizer.dense._target_=torch.optim.Adm", "no such constructor"), ("+optimizer.dense.learning_rate=1", "learning_rate"),
     ("metrics.names=[auk]", "did you mean auc"), ("dataset.lanes=0", "lanes"), ("+plan.tables.C99=row_wise", "no such table"),
-    ("+plan.tables.C9=row_wize", "did you mean row_wise"), ("tables=sample", "large_table"), ("model.top_layers=[8,2]", "model.top_layers")])
+    ("+plan.tables.C9=row_wize", "did you mean row_wise"), ("tables=sample", "large_table"),
+    ("model.top_layers=[8,2]", "model.top_layers")])
 def test_settings_that_cannot_be_right_are_refused_with_the_way_out(logs, tmp_path, setting, says):
     with pytest.raises(Exception, match=says) as caught:
         fit(compose(logs, "trainer.max_steps=1", setting), tmp_path)
@@ -98,3 +101,16 @@ def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):
     config = compose(logs)
     with pytest.raises(ConfigError, match="ranks are started by"):
         build.build_trainer(config, build.build_strategy(config, training=True), [], [], ranks=(2, 1))
+
+
+def test_a_fall_of_validation_is_told_with_what_helps(logs, tmp_path, capsys):
+    _, trainer, module = fit(compose(logs, "trainer.max_steps=1"), tmp_path)
+    trainer.state.fn = TrainerFn.FITTING
+    tell = TellFall()
+    for auc in (0.75, 0.747, 0.73):
+        trainer.fit_loop.epoch_loop.val_loop._results.clear()
+        trainer._logger_connector._callback_metrics = {"val_auc": torch.tensor(auc)}
+        tell.on_validation_end(trainer, module)
+    said = capsys.readouterr().err
+    assert said.count("fell") == 1
+    assert "from 0.7500 to 0.7300" in said

@@ -1,0 +1,78 @@
+"""What a run says while it runs: a line that moves on a terminal, lines elsewhere."""
+
+import re
+
+import pytest
+from trainer.runs import compose, fit, make_logs
+
+from recapp.trainer.callbacks import StepClock
+from recapp.trainer.progress import MovingLine, PlainLines
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return make_logs(tmp_path_factory.mktemp("logs") / "set")
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "80", "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def drawn(capsys):
+    """Every state of the moving line, and the lines above it."""
+    return [line.rstrip() for line in re.split(r"[\r\n]+", CONTROL.sub("", capsys.readouterr().err)) if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def two_epochs(logs, tmp_path_factory):
+    """The settings of two epochs of 18 steps, a validation after 10 and one after 30; and where they run."""
+    return compose(logs, "trainer.max_epochs=2", "trainer.val_check_interval=10"), tmp_path_factory.mktemp("run")
+
+
+def test_the_line_fits_80_columns_and_has_loss_auc_and_rate(two_epochs, terminal, capsys):
+    clock = StepClock()
+    fit(*two_epochs, clock, MovingLine(clock))
+    lines = drawn(capsys)
+    assert max(map(len, lines)) <= 80
+    assert re.fullmatch(r"epoch 2 ━+ 36/36 \d:\d\d:\d\d loss 0\.\d{4} AUC 0\.\d{4} [\d,]+ samples/s", lines[-1])
+    found = [line for line in lines if re.fullmatch(r"step \d+/36, validation: AUC 0\.\d{4}, log loss 0\.\d{4}", line)]
+    assert [line.split(",")[0] for line in found] == ["step 10/36", "step 20/36", "step 30/36", "step 36/36"]
+
+
+def test_a_validation_under_way_has_a_line_below_and_then_none(two_epochs, terminal, capsys):
+    kept = []
+
+    class Slow(MovingLine):
+        def on_validation_end(self, trainer, pl_module):
+            kept.append([task.description for task in self._bar.tasks])
+            super().on_validation_end(trainer, pl_module)
+
+    line = Slow()
+    fit(*two_epochs, line)
+    assert kept[0] == ["epoch 1", "validation"] and kept[-1] == ["epoch 2", "validation"]
+    assert [task.description for task in line._bar.tasks] == ["epoch 2"]
+
+
+def test_going_on_starts_where_training_does(logs, tmp_path, terminal):
+    fit(compose(logs, "trainer.max_steps=5"), tmp_path)
+    started = []
+
+    class First(MovingLine):
+        def on_train_start(self, trainer, pl_module):
+            super().on_train_start(trainer, pl_module)
+            started.append([(task.completed, task.total) for task in self._bar.tasks])
+
+    fit(compose(logs, "trainer.max_steps=9"), tmp_path / "rest", First(), ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    assert started == [[(5, 9)]]
+
+
+def test_lines_count_the_steps_whose_seconds_they_tell(two_epochs, capsys):
+    fit(*two_epochs, PlainLines(every=8))
+    lines = capsys.readouterr().err.splitlines()
+    steps = [re.fullmatch(r"step (\d+)/36, \d+\.\d\d s for (\d+) steps, loss 0\.\d{4}, lr 0\.001(?:, auc 0\.\d{4})?", line) for line in lines]
+    assert [tuple(map(int, found.groups())) for found in steps if found] == [(8, 8), (16, 6), (24, 4), (32, 2)]
+    assert len([line for line in lines if ", validation: AUC " in line]) == len(lines) - 4 == 4

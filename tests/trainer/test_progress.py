@@ -29,8 +29,8 @@ def drawn(capsys):
 
 @pytest.fixture(scope="module")
 def two_epochs(logs, tmp_path_factory):
-    """The settings of two epochs of 18 steps, a validation after 10 and one after 30; and where they run."""
-    return compose(logs, "trainer.max_epochs=2", "trainer.val_check_interval=10"), tmp_path_factory.mktemp("run")
+    """The settings of two epochs of 37 steps, a validation every 30 and at the end; and where they run."""
+    return compose(logs, "trainer.max_epochs=2", "trainer.val_check_interval=30", "dataset.batch_size=48"), tmp_path_factory.mktemp("run")
 
 
 def test_the_line_fits_80_columns_and_has_loss_auc_and_rate(two_epochs, terminal, capsys):
@@ -38,9 +38,9 @@ def test_the_line_fits_80_columns_and_has_loss_auc_and_rate(two_epochs, terminal
     fit(*two_epochs, clock, MovingLine(clock))
     lines = drawn(capsys)
     assert max(map(len, lines)) <= 80
-    assert re.fullmatch(r"epoch 2 ━+ 36/36 \d:\d\d:\d\d loss 0\.\d{4} AUC 0\.\d{4} [\d,]+ samples/s", lines[-1])
-    found = [line for line in lines if re.fullmatch(r"step \d+/36, validation: AUC 0\.\d{4}, log loss 0\.\d{4}", line)]
-    assert [line.split(",")[0] for line in found] == ["step 10/36", "step 20/36", "step 30/36", "step 36/36"]
+    assert re.fullmatch(r"epoch 2 ━+ 74/74 \d:\d\d:\d\d loss 0\.\d{4} AUC 0\.\d{4} [\d,]+ samples/s", lines[-1])
+    found = [line for line in lines if re.fullmatch(r"step \d+/74, validation: AUC 0\.\d{4}, log loss 0\.\d{4}", line)]
+    assert [line.split(",")[0] for line in found] == ["step 30/74", "step 60/74", "step 74/74"]
 
 
 def test_a_validation_under_way_has_a_line_below_and_then_none(two_epochs, terminal, capsys):
@@ -71,8 +71,9 @@ def test_going_on_starts_where_training_does(logs, tmp_path, terminal):
 
 
 def test_lines_count_the_steps_whose_seconds_they_tell(two_epochs, capsys):
-    fit(*two_epochs, PlainLines(every=8))
+    fit(*two_epochs, PlainLines(every=16))
     lines = capsys.readouterr().err.splitlines()
-    steps = [re.fullmatch(r"step (\d+)/36, \d+\.\d\d s for (\d+) steps, loss 0\.\d{4}, lr 0\.001(?:, auc 0\.\d{4})?", line) for line in lines]
-    assert [tuple(map(int, found.groups())) for found in steps if found] == [(8, 8), (16, 6), (24, 4), (32, 2)]
-    assert len([line for line in lines if ", validation: AUC " in line]) == len(lines) - 4 == 4
+    told = r"step (\d+)/74, \d+\.\d\d s for (\d+) steps, loss 0\.\d{4}, lr 0\.001(?:, auc 0\.\d{4})?"
+    steps = [re.fullmatch(told, line) for line in lines]
+    assert [tuple(map(int, found.groups())) for found in steps if found] == [(16, 16), (32, 2), (48, 16), (64, 4)]
+    assert len([line for line in lines if ", validation: AUC " in line]) == len(lines) - 4 == 3

@@ -132,8 +132,8 @@ def build_rule(settings: Settings) -> RowRule:
     target = _target(wanted, "optimizer.sparse")
     rule = None if isinstance(target, type) and issubclass(target, Optimizer) else make(wanted, "optimizer.sparse")
     if not isinstance(rule, RowRule):
-        raise ConfigError(f"optimizer.sparse._target_={wanted['_target_']}: must make a row rule, as those of recapp.optim.rules do: sgd, adagrad, "
-                          "rowwise_adagrad, adam")
+        raise ConfigError(f"optimizer.sparse._target_={wanted['_target_']}: must make a row rule, as those of recapp.optim.rules "
+                          "do: sgd, adagrad, rowwise_adagrad, adam")
     return rule
 
 

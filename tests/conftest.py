@@ -1,9 +1,10 @@
-"""Fixtures shared by all tests: the pool of ranks, and where real click logs lie."""
+"""Fixtures shared by all tests: the pools of ranks, and where real click logs lie."""
 
 import os
 from pathlib import Path
 
 import pytest
+from jobs import Jobs
 from ranks import Ranks
 
 
@@ -11,6 +12,14 @@ from ranks import Ranks
 def ranks():
     """`ranks.run(fn, world, *args)`: see tests/ranks.py."""
     pool = Ranks()
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="session")
+def jobs():
+    """Jobs of the product on a pool of ranks: see tests/jobs.py."""
+    pool = Jobs()
     yield pool
     pool.stop()
 

@@ -1,0 +1,230 @@
+"""The product as tests run it: whole commands as a user types them, and jobs on a pool of ranks without a command around them.
+
+A command starts fresh processes and costs most of ten seconds; ranks that live as long as the pytest session import torch and Lightning
+once, and a small job takes one. What a rank prints lands in `JOB/rank<r>.out` and `.err`.
+"""
+
+import json
+import multiprocessing as mp
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recapp import errors
+from recapp.errors import RecappError
+
+REPOSITORY = Path(__file__).parents[1]
+SIZE, TIMEOUT_S = 4, 180
+
+# One table above 100,000 rows, 12 of at most 6,000 and 13 between: mixed uses three types, and all of it is 9 MB.
+TABLE_ROWS = (120_001, 18_598, 14_092, 7_012, 18_977, 4, 6_385, 1_245, 49, 18_621, 7_132, 6_728, 11, 2_168, 7_338, 61, 4, 932, 15, 20_451,
+              14_152, 19_943, 6_091, 9_137, 71, 34)
+
+
+def small(path, rows=6000, **others):
+    """Overrides for generated data of a size for tests: 20 batches of 256 train, 858 rows validate."""
+    settings = {"path": path, "generate.rows": rows, "table_rows": str(list(TABLE_ROWS)).replace(" ", ""), "batch_size": 256,
+                "val_batch_size": 256} | others
+    return [f"dataset.{name}={value}" for name, value in settings.items()]
+
+
+@dataclass
+class Finished:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def error(self):
+        """The one line on standard error of a command that failed; fails where there is more or less."""
+        assert self.code == 1, (self.code, self.err)
+        lines = self.err.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("error: "), self.err
+        return lines[0].removeprefix("error: ")
+
+
+def environment(**more):
+    """Of a command: no rank's, and this checkout."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RECAPP_T", "TORCHELASTIC"))}
+    return kept | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "150"} | more
+
+
+def command(name, *arguments, cwd, **variables):
+    """`python -m recapp.<name> <arguments>`, to its end."""
+    ran = subprocess.run([sys.executable, "-m", f"recapp.{name}", *map(str, arguments)], cwd=cwd, env=environment(**variables),
+                         capture_output=True, text=True, timeout=600)
+    return Finished(ran.returncode, ran.stdout, ran.stderr)
+
+
+def start(name, *arguments, cwd, **variables):
+    """The same, not waited for; its output in `cwd`/out.txt and err.txt."""
+    with open(cwd / "out.txt", "w") as out, open(cwd / "err.txt", "w") as err:
+        return subprocess.Popen([sys.executable, "-m", f"recapp.{name}", *map(str, arguments)], cwd=cwd, env=environment(**variables),
+                                stdout=out, stderr=err, start_new_session=True)
+
+
+def metrics_of(directory):
+    """`metrics.json` of a run."""
+    found: dict[str, Any] = json.loads((Path(directory) / "metrics.json").read_text())
+    return found
+
+
+def validation(metrics):
+    """What must not depend on plan, ranks or interruptions."""
+    return {name: value for name, value in metrics.items() if name.startswith("val_")}
+
+
+class Failed(Exception):
+    """A job that failed: kind and text of the exception of each rank that told one, by rank."""
+
+    def __init__(self, errors):
+        super().__init__("\n".join(f"rank {rank}: {kind}: {text}\n{calls}" for rank, (kind, text, calls) in errors.items()))
+        self.errors = {rank: (kind, text) for rank, (kind, text, _) in errors.items()}
+
+
+def refusal(job, *arguments, **options):
+    """(kind, line) of the error for people that `job(*arguments)` raises: on all ranks, but for those that only heard of it."""
+    try:
+        job(*arguments, **options)
+    except RecappError as error:
+        found = type(error).__name__, str(error)
+    except Failed as failed:
+        told = {error for error in failed.errors.values() if error[0] != "RankError"}
+        assert len(told) == 1, failed
+        (found,) = told
+    else:
+        raise AssertionError("nothing was refused")
+    kind, line = found
+    assert issubclass(getattr(errors, kind), RecappError) and len(line.splitlines()) == 1, found
+    return kind, line
+
+
+def resolved(name, overrides):
+    """The settings that the command `name` would hand to its ranks."""
+    from importlib import import_module
+
+    from omegaconf import OmegaConf
+
+    from recapp import settings
+    from recapp.commands import Job
+
+    overrides = [str(override) for override in overrides]
+    composed = settings.compose(name, [*settings.stored_choices(name, overrides), *overrides])
+    choices = settings.choices(composed.hydra)
+    plain = settings.to_plain(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
+    return import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, Job(Path(), tuple(overrides), choices))
+
+
+def _serve(rank, python_path, pipe):
+    sys.path[:] = python_path
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    from recapp import worker
+    from recapp.distributed.comm import leave_process_group
+
+    torch.set_num_threads(1)
+    while (job := pipe.recv()) is not None:
+        settings, directory, environ = job
+        os.environ.update(environ)
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{directory}/rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        try:
+            worker.run(settings, Path(directory))
+            failure = None
+        except Exception as error:
+            kind = next((c for c in type(error).__mro__ if c.__module__ == "recapp.errors"), type(error))
+            failure = (kind.__name__, str(error), traceback.format_exc())
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        pipe.send(failure)
+        if failure:
+            leave_process_group()
+
+
+class Jobs:
+    """A pool of ranks that run one job after another. Where some fail and others do not it starts afresh: a rank may hang."""
+
+    def __init__(self):
+        self._workers = []
+
+    def train(self, directory, *overrides, world=2):
+        """Train in `directory`; what `metrics.json` says. Raises Failed."""
+        return self.run("train", directory, overrides, world)
+
+    def evaluate(self, directory, *overrides, world=2):
+        """Evaluate in `directory`; what `metrics.json` says. Raises Failed."""
+        return self.run("eval", directory, overrides, world)
+
+    def run(self, name, directory, overrides, world):
+        """A job of the command `name` on `world` ranks."""
+        settings, directory = resolved(name, overrides), Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        if not self._workers:
+            self._start()
+        port = _free_port()
+        for rank, (_, pipe) in enumerate(self._workers[:world]):
+            pipe.send((settings, str(directory), _environment_of_rank(rank, world, port)))
+        failures = {}
+        for rank, (_, pipe) in enumerate(self._workers[:world]):
+            answered = pipe.poll(TIMEOUT_S if not failures else 10)
+            failure = pipe.recv() if answered else ("Silent", "no answer", "")
+            if failure:
+                failures[rank] = failure
+        if len(failures) not in (0, world) or ("Silent", "no answer", "") in failures.values():
+            self.stop(kill=True)
+        if failures:
+            raise Failed(failures)
+        return metrics_of(directory)
+
+    def _start(self):
+        context = mp.get_context("spawn")
+        for rank in range(SIZE):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, list(sys.path), there), daemon=False)
+            process.start()
+            self._workers.append((process, here))
+
+    def stop(self, kill=False):
+        """End the ranks."""
+        for process, pipe in self._workers:
+            if kill:
+                process.kill()
+            else:
+                pipe.send(None)
+        for process, _ in self._workers:
+            process.join(10)
+        self._workers = []
+
+
+def _environment_of_rank(rank, world, port):
+    """As torchrun sets it on one machine."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1,
+               "MASTER_PORT": port}
+    return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "tests"}
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def ranks_of(pid):
+    """The ranks that the command of this process has started: process by rank."""
+    found = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid:
+                environ = Path(f"/proc/{name}/environ").read_text().split("\0")
+                found |= {int(entry.partition("=")[2]): int(name) for entry in environ if entry.startswith("RANK=")}
+        except OSError:     # it is gone
+            continue
+    return found

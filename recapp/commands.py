@@ -197,7 +197,8 @@ class _Jobs:
             note(f"\njob {job.number}: {' '.join(job.overrides)}")
         try:
             settings.refuse_unknown_additions(self.name, job.overrides)
-            plain = {**settings.to_plain(config), "choices": job.choices}
+            whole = not settings.names_checkpoint(config)
+            plain = {**settings.to_plain(config, whole=whole), "choices": job.choices}
             check_format(plain["format"])
             result = self.task(plain, job)
         except Exception as error:

@@ -64,14 +64,23 @@ def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
     return {str(group): str(option) for group, option in chosen if option and not str(group).startswith("hydra/")}
 
 
-def to_plain(config: DictConfig) -> dict[str, Any]:
+def names_checkpoint(config: DictConfig) -> bool:
+    """Whether a checkpoint is named, which knows what the command line leaves open."""
+    return "ckpt_path" in config and not OmegaConf.is_missing(config, "ckpt_path") and bool(config.ckpt_path)
+
+
+def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
     """Settings as plain dicts and lists, every reference resolved.
+
+    Args:
+        config: Composed settings.
+        whole: Whether what must be given has to be there; where it is not, such a setting is `???`.
 
     Raises:
         ConfigError: A setting that must be given is not, or a reference leads nowhere.
     """
     try:
-        missing = sorted(OmegaConf.missing_keys(config))
+        missing = sorted(OmegaConf.missing_keys(config)) if whole else []
         plain = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error

@@ -118,7 +118,8 @@ def resolved(name, overrides):
     overrides = [str(override) for override in overrides]
     composed = settings.compose(name, [*settings.stored_choices(name, overrides), *overrides])
     choices = settings.choices(composed.hydra)
-    plain = settings.to_plain(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
+    config = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
+    plain = settings.to_plain(config, whole=not settings.names_checkpoint(config))
     return import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, Job(Path(), tuple(overrides), choices))
 
 

@@ -91,7 +91,8 @@ def test_without_a_plan_recapp_decides_and_the_model_stays_the_same(train):
 
 
 def test_single_tables_and_globs_can_be_overridden(place, train):
-    train("overridden", "+plan=mixed", "+plan.tables.C3=row_wise", "+plan.tables={C2*: data_parallel, C2: table_wise}", "trainer.max_steps=2")
+    train("overridden", "+plan=mixed", "+plan.tables.C3=row_wise", "+plan.tables={C2*: data_parallel, C2: table_wise}",
+          "trainer.max_steps=2")
     kinds = {name: table["sharding_type"] for name, table in last(place, "overridden").info["plan"]["tables"].items()}
     assert (kinds["C1"], kinds["C2"], kinds["C3"], kinds["C20"], kinds["C26"]) == (
         "row_wise", "table_wise", "row_wise", "data_parallel", "data_parallel")

@@ -4,7 +4,7 @@ A dynamic table, a quantised table or a table on another tier replaces this clas
 and to update them, a checkpoint asks it for its rectangles.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,10 @@ class RowStore(nn.Module):
         for name, kind in rule.state:
             held = torch.zeros(rows, self.width if kind == "element" else 1, dtype=dtype, device=device)
             self.register_buffer(name, held, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowStore":
+        """Rows stay as the plan made them: `model.half()` or Lightning's `bf16-true` is meant for the dense part."""
+        return self
 
     @property
     def state(self) -> list[Tensor]:

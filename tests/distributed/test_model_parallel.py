@@ -1,5 +1,11 @@
 """Sharding as a function applied to a finished model, and DDP around the rest."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
@@ -91,6 +97,48 @@ def alone(comm):
 
 def test_the_sharder_says_the_rule_and_the_plan_is_made_for_the_default_group(ranks):
     assert ranks.run(alone, 4) == [(4, 4, "sgd")] * 4
+
+
+SCRIPT = """
+import torch, torch.distributed as dist
+from recapp.distributed.shard_model import DistributedModelParallel
+from recapp.optim.optimizer import HybridOptimizer
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        tables = [EmbeddingBagConfig(name="t", num_embeddings=200_000, embedding_dim=8, feature_names=["f"])]
+        self.bags, self.top = EmbeddingBagCollection(tables=tables, device=torch.device("meta")), torch.nn.Linear(8, 1)
+
+    def forward(self, features):
+        return self.top(self.bags(features).values()).squeeze(1)
+
+dist.init_process_group("gloo")
+model = DistributedModelParallel(Model())
+optimizer = HybridOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.sparse_groups())
+ids = KeyedJaggedTensor(["f"], torch.arange(64) * 3000, None, torch.ones(64, dtype=torch.int64))
+for step in range(30):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(model(ids), (torch.arange(64) % 2).float())
+    loss.backward()
+    optimizer.step()
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss {loss.item():.3f}", "t: 200,000 x 8, row_wise" in repr(model), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.full
+def test_an_ordinary_torchrun_script_trains(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])})
+    told = re.findall(r"rank (\d) of 2: loss (\S+) True", done.stdout)
+    assert sorted(rank for rank, _ in told) == ["0", "1"], done.stderr
+    assert all(float(loss) < 0.3 for _, loss in told)
 
 
 def test_without_any_process_group_it_is_one_rank_and_no_ddp():

@@ -8,6 +8,7 @@ from parity.cases import Case, Oracle, loss_of
 from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import PlanError
+from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -52,6 +53,26 @@ def nobody_has_samples(comm):
 
 def test_a_step_without_any_sample_changes_nothing(ranks):
     assert ranks.run(nobody_has_samples, 2) == [True, True]
+
+
+def replicated_strips(comm):
+    """A plan that no named type covers: a table replicated in strips, beside one whose strips lie on two ranks."""
+    tables = make_tables(data_type="fp64")[:2]
+    cut = TableSharding(tuple(Shard(k, range(131), cols) for k in range(2) for cols in (range(7), range(7, 16))), "replicated")
+    dealt = TableSharding((Shard(1, range(40), range(2)), Shard(0, range(40), range(2, 5))))
+    collection = ShardedEmbeddingBagCollection(tables, ShardingPlan({"t0": cut, "t1": dealt}, 2), comm, RULES["rowwise_adagrad"], 1)
+    head = torch.linspace(-1, 1, collection.width, dtype=torch.float64)
+    oracle = Oracle(Case(tables, None, [], head, RULES["rowwise_adagrad"]), seed=1)
+    for step in range(3):
+        batches = [batch_of(tables, 5, 10 * step + r) for r in range(2)]
+        loss_of(collection(batches[comm.rank]).values(), head).mean().backward()
+        oracle.step(batches)
+    for (table, tensor), data in whole_tensors(comm, collection).items():
+        torch.testing.assert_close(data, oracle.tensor(table, tensor), rtol=1e-9, atol=1e-9)
+
+
+def test_replicas_in_strips_agree_on_their_statistics_at_home(ranks):
+    ranks.run(replicated_strips, 2)
 
 
 def shared_names(comm):

@@ -89,3 +89,17 @@ def same_as_unsharded(comm):
 
 def test_the_unsharded_collection_reads_narrow_tables_alike(ranks):
     assert max(ranks.run(same_as_unsharded, 2)) < 1e-6
+
+
+def cast(comm):
+    """What `model.half()` makes of a sharded model."""
+    tables = make_tables()
+    collection = sharded(comm, tables, "column_wise", "adagrad")
+    before = collection(batch_of(tables, 6, 0)).values().detach()
+    collection.half()
+    after = collection(batch_of(tables, 6, 0)).values().detach()
+    return torch.equal(before, after), {str(b.dtype) for b in collection.buffers()}
+
+
+def test_casting_a_model_leaves_its_tables_as_the_plan_made_them(ranks):
+    assert ranks.run(cast, 2) == [(True, {"torch.float32"})] * 2

@@ -8,10 +8,11 @@ import torch
 from parity.cases import KINDS, sharding
 
 from recapp.sharding.layout import make_layout
-from recapp.sharding.modes import Routes
+from recapp.sharding.modes import Routes, ask
 from recapp.sharding.plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.ids import Rows
 
 CPU = torch.device("cpu")
 
@@ -66,6 +67,9 @@ def test_all_groups_number_rows_in_one_type_because_they_share_a_message():
     assert {Routes(layout, g, 0, CPU).row_dtype for g in range(2)} == {torch.int64}
     rank, row = Routes(layout, 1, 0, CPU).locate(torch.tensor([3 * 2**31 - 1]))
     assert (int(rank), int(row)) == (0, 3 * 2**31 - 1)
+    rows = Rows(torch.tensor([5, 3 * 2**31 - 1, 9]), torch.tensor([[2], [1]]), None, [2, 1])
+    asked = ask(Routes(layout, 1, 0, CPU), rows, 1, "unique")
+    assert asked.ids_W[0].tolist() == [5, 3 * 2**31 - 1] and asked.combine.index_N.tolist() == [0, 1]
     split = layout_of([giant, small], ["row_wise", "table_wise"], 4)
     assert {Routes(split, g, 0, CPU).row_dtype for g in range(2)} == {torch.int32}
     assert int(Routes(split, 1, 0, CPU).locate(torch.tensor([3 * 2**31 - 1]))[1]) == 3 * 2**29 - 1

@@ -25,7 +25,8 @@ class HybridOptimizer(Optimizer):
         for number, group in enumerate(dense.param_groups):
             group.setdefault("name", "dense" if len(dense.param_groups) == 1 else f"dense/{number}")
         for number, group in enumerate(self.sparse_groups):
-            group["name"] = group["name"] if len(self.sparse_groups) == 1 else f"{group['name']}/{number}"
+            rule = "/".join(group["name"].split("/")[:2])         # as the collection named it, whoever numbered it before
+            group["name"] = rule if len(self.sparse_groups) == 1 else f"{rule}/{number}"
         super().__init__(dense.param_groups + self.sparse_groups, dense.defaults)
         self.state = dense.state
 

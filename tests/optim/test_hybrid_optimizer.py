@@ -83,3 +83,10 @@ def test_state_survives_a_round_trip_and_the_updates_keep_reading_their_own_grou
     assert restored.state[b]["step"] == 2
     LambdaLR(restored, lambda step: 0.5)
     assert fresh.param_group["lr"] == 0.0625                          # a schedule goes on from the restored rate
+
+
+def test_groups_named_once_keep_their_names_in_another_optimiser():
+    groups = [{"params": [], "lr": 0.1, "name": "sparse/sgd"} for _ in range(2)]
+    for _ in range(2):
+        made = HybridOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1), groups)
+        assert [g["name"] for g in made.param_groups] == ["dense", "sparse/sgd/0", "sparse/sgd/1"]

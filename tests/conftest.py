@@ -1,11 +1,21 @@
 """Fixtures shared by all tests: the pools of ranks, and where real click logs lie."""
 
+import logging
 import os
 from pathlib import Path
 
 import pytest
 from jobs import Jobs
 from ranks import Ranks
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was():
+    """Commands that run in this process set up logging on streams that pytest closes after the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
 
 
 @pytest.fixture(scope="session")

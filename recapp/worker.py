@@ -8,7 +8,6 @@ the settings are plain. Rank 0 speaks.
 
 import json
 import os
-import signal
 import sys
 import warnings
 from pathlib import Path
@@ -54,7 +53,6 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
         return _as_it_was(settings, setting)
     bar, loggers = _bar(settings), build.build_loggers(settings, job_dir)
     clock, last, stop = own.StepClock(), own.KeepLast(job_dir / "checkpoints"), own.StopTogether()
-    signal.signal(signal.SIGTERM, lambda *_: setattr(stop, "asked", True))
     told = MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])
     report = own.StartReport(settings["seed"], settings["format"] == "text")
     callbacks = [own.KeepPosition(), clock, own.LogRate(clock), stop, report, told, TellFall(),

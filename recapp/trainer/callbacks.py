@@ -3,6 +3,7 @@
 Ordinary Lightning callbacks; those of `conf/callbacks` (checkpoints, early stopping, rate monitor) stand beside them.
 """
 
+import signal
 import statistics
 import time
 from pathlib import Path
@@ -175,6 +176,10 @@ class StopTogether(Callback):
 
     def __init__(self) -> None:
         self.asked = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From here to the end SIGTERM asks; Lightning's own handler would start a broadcast wherever it interrupts this rank."""
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "asked", True))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Say what this rank wants."""

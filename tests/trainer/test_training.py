@@ -1,5 +1,8 @@
 """What the strategy and the optimiser promise an ordinary LightningModule."""
 
+import os
+import signal
+
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -53,15 +56,17 @@ def test_zero_rates_change_nothing(logs, tmp_path):
         assert block.data.equal(before[block.table])
 
 
-def test_a_stop_that_was_asked_for_is_taken_validated_and_saved(logs, tmp_path):
+def test_sigterm_stops_after_the_next_step_validated_and_saved(logs, tmp_path):
     class Ask(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            next(c for c in trainer.callbacks if type(c).__name__ == "StopTogether").asked = batch_idx >= 3
+            if batch_idx == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
 
     seen, trainer, _ = fit(compose(logs), tmp_path, Ask())
     assert trainer.global_step == 5
     assert seen.validations == [5]
     assert (tmp_path / "checkpoints" / "last.ckpt" / "manifest.json").is_file()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(("setting", "says"), [

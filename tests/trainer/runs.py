@@ -1,5 +1,6 @@
 """Small training runs in this process, on one rank, through the same parts as the command: settings, build, strategy, callbacks."""
 
+import logging
 from pathlib import Path
 
 import torch
@@ -50,6 +51,7 @@ class Seen(Callback):
 def fit(config, folder, *extra, ckpt_path=None):
     """Train in this process; returns what was seen, the trainer and the module."""
     torch.set_num_threads(1)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)      # as the worker has it
     seen, last = Seen(), own.KeepLast(Path(folder) / "checkpoints")
     strategy = build.build_strategy(config, training=True)
     callbacks = [own.KeepPosition(), own.StepClock(), own.StopTogether(), seen, *extra,

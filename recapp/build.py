@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
@@ -24,7 +25,7 @@ from torchmetrics import Metric
 from recapp import console
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
-from recapp.errors import ConfigError, PlanError, suggest
+from recapp.errors import ConfigError, PlanError, RecappError, suggest
 from recapp.metrics import click_metrics
 from recapp.optim import rules as row_rules
 from recapp.optim.rules import RowRule
@@ -48,7 +49,7 @@ def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
     Plain values in, plain errors out: Hydra's own `instantiate` would hand over its list type and wrap what a constructor raises.
 
     Raises:
-        ConfigError: there is no such constructor, or it takes no such argument.
+        ConfigError: there is no such constructor, it takes no such argument, or refuses its value.
     """
     wanted = {k: v for k, v in settings.items() if k != "_target_"}
     target = _target(settings, setting)
@@ -56,7 +57,17 @@ def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
         signature(target).bind(*args, **wanted, **extra)
     except TypeError as e:
         raise ConfigError(f"{setting} ({settings['_target_']}): {e}") from None
-    return target(*args, **wanted, **extra)
+    return _construct(target, f"{setting} ({settings['_target_']})", *args, **wanted, **extra)
+
+
+def _construct(target: Any, setting: str, *args: Any, **extra: Any) -> Any:
+    """Call a constructor; what others than recapp refuse with exceptions of their own is still a mistake in the settings."""
+    try:
+        return target(*args, **extra)
+    except RecappError:
+        raise
+    except (TypeError, ValueError, MisconfigurationException) as e:
+        raise ConfigError(f"{setting}: {' '.join(str(e).split())}") from e
 
 
 def _target(settings: Settings, setting: str) -> Any:
@@ -243,6 +254,7 @@ def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: To
 def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[Callback]:
     """Those of `conf/callbacks`; checkpoints go to `folder`."""
     made: list[Callback] = []
+    measured = [f"val_{name}" for name in _metrics(settings["metrics"]["names"])]
     for name, wanted in settings["callbacks"].items():
         kind, extra = _target(wanted, f"callbacks.{name}"), {}
         if issubclass(kind, ModelCheckpoint):
@@ -250,6 +262,9 @@ def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[
         if issubclass(kind, LearningRateMonitor) and not logging:
             continue                                    # Lightning refuses a monitor without a logger
         made.append(make(wanted, f"callbacks.{name}", **extra))
+        monitor = str(getattr(made[-1], "monitor", None))
+        if monitor.startswith("val_") and monitor not in measured:      # Lightning would find out after the first epoch
+            raise ConfigError(f"callbacks.{name}.monitor={monitor}: not measured (metrics.names); {suggest(monitor, measured)}")
     return made
 
 
@@ -280,7 +295,9 @@ def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callb
             raise ConfigError(f"trainer.{name}: Lightning's Trainer has no such setting; {suggest(name, known)}")
     accelerator = settings["trainer"]["accelerator"]
     gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
-    return Trainer(accelerator="cuda" if gpu else "cpu", devices=ranks[0], num_nodes=ranks[1], strategy=strategy,
-                   callbacks=list(callbacks), logger=list(loggers), enable_progress_bar=False, enable_model_summary=False,
-                   enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks), num_sanity_val_steps=0,
-                   use_distributed_sampler=False, inference_mode=False, **wanted)
+    made = _construct(Trainer, "trainer", accelerator="cuda" if gpu else "cpu", devices=ranks[0], num_nodes=ranks[1], strategy=strategy,
+                      callbacks=list(callbacks), logger=list(loggers), enable_progress_bar=False, enable_model_summary=False,
+                      enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks), num_sanity_val_steps=0,
+                      use_distributed_sampler=False, inference_mode=False, **wanted)
+    assert isinstance(made, Trainer)
+    return made

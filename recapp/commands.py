@@ -119,7 +119,11 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
 
     Returns:
         What rank 0 left in `metrics.json`; nothing for other ranks.
+
+    Raises:
+        RecappError: A setting that cannot be, or what a rank has raised.
     """
+    settings.check_values(config)
     rank = outside_rank()
     ranks = 0 if rank is not None else rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
     metrics, resolved = job.directory / METRICS_FILE, job.directory / SETTINGS_FILE

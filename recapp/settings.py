@@ -28,6 +28,12 @@ from omegaconf.errors import OmegaConfBaseException
 from recapp.errors import ConfigError, suggest
 
 HYDRA_VERSION_BASE = "1.3"
+LEAST = {  # settings that are whole numbers, and the smallest that makes sense; those that may be null are left out when they are
+    "seed": 0, "trainer.max_epochs": 1, "trainer.max_steps": 1, "trainer.val_check_interval": 1, "trainer.log_every_n_steps": 1,
+    "dataset.batch_size": 1, "dataset.val_batch_size": 1, "dataset.lanes": 1, "dataset.shuffle_rows": 0, "dataset.num_workers": 0,
+    "topology.hosts": 1, "topology.memory_bytes": 0, "topology.reserve_bytes": 0, "tables.max_rows": 1,
+}  # fmt: skip
+ONE_OF = {"trainer.accelerator": ("auto", "cpu", "gpu", "cuda")}
 PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"))
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
 ADVICE = (  # what Hydra says: what to do
@@ -40,6 +46,7 @@ ADVICE = (  # what Hydra says: what to do
     (r"Ambiguous value for argument '(.*)'", "{0}: put -m in front for one job for each value, or brackets around a list"),
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
+NO_END = ("trainer.max_epochs", "trainer.max_steps")  # -1 is allowed there
 OF_THE_INVOCATION = ("format",)  # said for one command, never taken over from a checkpoint
 
 
@@ -88,6 +95,25 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
         raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def check_values(config: Mapping[str, Any]) -> None:
+    """Refuses numbers and words that Hydra takes and that only a later stage, or nobody, would stumble over.
+
+    Raises:
+        ConfigError: Naming the setting, its value and what is allowed.
+    """
+    for name in (*LEAST, *ONE_OF):
+        group, _, key = name.rpartition(".")
+        holder = config.get(group) if group else config
+        value = holder.get(key) if isinstance(holder, Mapping) else None
+        if value is None:
+            continue
+        if name in ONE_OF:
+            if value not in ONE_OF[name]:
+                raise ConfigError(f"{name}={value}: {suggest(str(value), ONE_OF[name])}")
+        elif not isinstance(value, int) or isinstance(value, bool) or (value < LEAST[name] and not (name in NO_END and value == -1)):
+            raise ConfigError(f"{name}={value}: must be a whole number of at least {LEAST[name]}")
 
 
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:

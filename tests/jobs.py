@@ -120,7 +120,9 @@ def resolved(name, overrides):
     choices = settings.choices(composed.hydra)
     config = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
     plain = settings.to_plain(config, whole=not settings.names_checkpoint(config))
-    return import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, Job(Path(), tuple(overrides), choices))
+    whole = import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, Job(Path(), tuple(overrides), choices))
+    settings.check_values(whole)
+    return whole
 
 
 def _serve(rank, python_path, pipe):

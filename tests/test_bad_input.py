@@ -103,6 +103,13 @@ MISTAKES = {
     "a batch that no lanes share": Mistake(
         "ConfigError", ("dataset.batch_size=100", "dataset.lanes=16", "set 96"), ("dataset.batch_size=100",)),
     "more ranks than lanes": Mistake("ConfigError", ("dataset.lanes=1", "2 ranks"), ("dataset.lanes=1",), ranks=2),
+    "a validation batch that no lanes share": Mistake(
+        "ConfigError", ("dataset.val_batch_size=70", "dataset.lanes=16", "set 64"), ("dataset.val_batch_size=70",)),
+    "a value that the constructor refuses": Mistake(
+        "ConfigError", ("optimizer.dense (torch.optim.Adam)", "Invalid learning rate: -1"), ("optimizer.dense.lr=-1",)),
+    "a value that Lightning refuses": Mistake("ConfigError", ("trainer: ", "Precision 17 is invalid"), ("trainer.precision=17",)),
+    "a metric to watch that is not measured": Mistake(
+        "ConfigError", ("callbacks.checkpoint.monitor=val_auk", "did you mean val_auc?"), ("callbacks.checkpoint.monitor=val_auk",)),
     "an argument that nobody takes": Mistake("ConfigError", ("optimizer.dense", "betta"), ("+optimizer.dense.betta=1",)),
     "a constructor that is not there": Mistake(
         "ConfigError", ("model._target_=recapp.models.dlrm.DRLM", "no such constructor"), ("model._target_=recapp.models.dlrm.DRLM",)),
@@ -212,6 +219,10 @@ def say(tmp_path, monkeypatch, capfd):
     (["dataset=criteo_kagle"], "did you mean criteo_kaggle?"),
     (["dataset=criteo_kaggle"], "dataset.path must be given"),
     (["ckpt_path=nowhere.ckpt"], "there is no checkpoint"),
+    (["trainer.max_steps=many"], "trainer.max_steps=many: must be a whole number of at least 1"),
+    (["trainer.max_epochs=0"], "trainer.max_epochs=0: must be a whole number of at least 1"),
+    (["dataset.batch_size=1.5"], "dataset.batch_size=1.5: must be a whole number"),
+    (["trainer.accelerator=gpuu"], "trainer.accelerator=gpuu: did you mean gpu"),
     (["launch.port=70000"], "launch.port=70000: give a number below 65536"),
 ])
 def test_the_command_line_is_refused_before_any_rank_is_started(say, arguments, says):

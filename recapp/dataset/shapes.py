@@ -78,7 +78,7 @@ def criteo_shape(sizes: tuple[int, ...] = CRITEO_SIZES) -> Shape:
     Raises ConfigError for a table of fewer than two rows (row 0 is for missing ids).
     """
     if not sizes or min(sizes) < 2:
-        raise ConfigError(f"dataset.sizes={list(sizes)}: each table needs at least 2 rows, row 0 being that of missing ids")
+        raise ConfigError(f"dataset.table_rows={list(sizes)}: each table needs at least 2 rows, row 0 being that of missing ids")
     return Shape(_numbers(), tuple(_criteo_column(number, rows) for number, rows in enumerate(sizes, start=1)))
 
 

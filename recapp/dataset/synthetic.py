@@ -81,9 +81,9 @@ def _write(
     path: Path, kind: str, shape: Shape, rows: int, seed: int, separability: float, positives: float, progress: Progress | None
 ) -> Path:
     if rows < 1:
-        raise ConfigError(f"dataset.rows={rows}: at least 1 row is needed")
+        raise ConfigError(f"dataset.generate.rows={rows}: at least 1 row is needed")
     if not 0 < positives < 1:
-        raise ConfigError(f"dataset.positives={positives}: a share of clicks between 0 and 1 is needed")
+        raise ConfigError(f"dataset.generate.positives={positives}: a share of clicks between 0 and 1 is needed")
     settings = {"version": VERSION, "kind": kind, "rows": rows, "seed": seed, "separability": separability, "positives": positives,
                 "tables": {column.name: column.rows for column in shape.ids}}  # fmt: skip
     if _is_complete(path, settings):

@@ -49,6 +49,12 @@ class DataSettings:
     num_workers: int = 0
     dense_transform: str = "log1p"
 
+    def __post_init__(self) -> None:
+        size = self.val_batch_size
+        if size is not None and self.lanes > 0 and (size < 1 or size % self.lanes):
+            raise ConfigError(f"dataset.val_batch_size={size}: lanes share it equally, so a multiple of dataset.lanes={self.lanes} "
+                              f"is allowed; set {max(size // self.lanes, 1) * self.lanes}")
+
 
 @dataclass
 class Position:

@@ -269,9 +269,9 @@ def test_the_manifest_says_what_was_made(criteo):
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"rows": 0}, "dataset.rows=0"),
-        ({"rows": 9, "positives": 1.0}, "dataset.positives"),
-        ({"rows": 9, "sizes": (5, 1)}, r"dataset.sizes=\[5, 1\]"),
+        ({"rows": 0}, "dataset.generate.rows=0"),
+        ({"rows": 9, "positives": 1.0}, "dataset.generate.positives"),
+        ({"rows": 9, "sizes": (5, 1)}, r"dataset.table_rows=\[5, 1\]"),
     ],
 )
 def test_impossible_settings_are_refused(tmp_path, settings, text):

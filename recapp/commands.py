@@ -104,6 +104,9 @@ def run(
     except (HydraException, OmegaConfBaseException) as error:
         known = settings.known_settings(name, arguments)
         report(ConfigError(settings.in_one_line(error, known)), error)
+    except OSError as error:  # of Hydra's: a job's own are caught where it runs
+        said = f"{error.filename}: cannot be written ({error.strerror}): choose another hydra.run.dir or hydra.sweep.dir"
+        report(ConfigError(said), error)
     except Exception as error:
         report(ConfigError(str(error)) if _raised_by_hydra(error) else error, error)
     return 1

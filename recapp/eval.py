@@ -40,11 +40,13 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     """The checkpoint's settings, with what the command line says replaced.
 
     Raises:
-        ConfigError: an unknown split, or no test data.
+        ConfigError: no checkpoint named, an unknown split, or no test data.
         CheckpointError: no checkpoint, or an incomplete one.
     """
     from recapp.checkpoints.directory import read_manifest
 
+    if not config["ckpt_path"]:
+        raise ConfigError("ckpt_path must be given: ckpt_path=DIR, a checkpoint that recapp.train has named")
     path = Path(with_absolute_paths(config)["ckpt_path"])
     settings = with_absolute_paths(compose_over(read_manifest(path).config, "eval", job.overrides))
     if settings["split"] not in SPLITS:

@@ -103,6 +103,8 @@ def check_values(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: Naming the setting, its value and what is allowed.
     """
+    if isinstance(dataset := config.get("dataset"), Mapping) and not dataset.get("path", True):
+        raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
     for name in (*LEAST, *ONE_OF):
         group, _, key = name.rpartition(".")
         holder = config.get(group) if group else config
@@ -277,12 +279,11 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
-    top = name.partition(".")[0]
-    if top in ADDED_GROUPS and top not in known:
+    top, (home, _, leaf) = name.partition(".")[0], name.rpartition(".")
+    if top in ADDED_GROUPS and (top not in known or (home in known and home != top)):
         return f"{name}: nothing is set there by default, so it needs a plus: +{name}=..."
     if not name.startswith("hydra."):
         known = [key for key in known if key.partition(".")[0] != "hydra"]
-    home, _, leaf = name.rpartition(".")
     same = [key for key in known if key.rpartition(".")[2] == leaf]
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == home}
     close = [beside[match] for match in get_close_matches(leaf, beside)]

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from jobs import command, refusal
 
+from recapp import eval as evaluation
 from recapp import train
 from recapp.dataset.synthetic import write_criteo
 from recapp.errors import PlanError
@@ -202,8 +203,8 @@ def say(tmp_path, monkeypatch, capfd):
     """`say(*arguments)`: the one line of `python -m recapp.train` in this process; a failed start leaves no result."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments):
-        assert train.main([*arguments, "hydra.run.dir=run"]) == 1
+    def run(*arguments, main=train.main):
+        assert main(["hydra.run.dir=run", *arguments]) == 1
         err = capfd.readouterr().err
         assert len(err.splitlines()) == 1 and err.startswith("error: "), err
         assert not (tmp_path / "run/metrics.json").exists() and not (tmp_path / "data").exists()
@@ -219,6 +220,9 @@ def say(tmp_path, monkeypatch, capfd):
     (["dataset=criteo_kagle"], "did you mean criteo_kaggle?"),
     (["dataset=criteo_kaggle"], "dataset.path must be given"),
     (["ckpt_path=nowhere.ckpt"], "there is no checkpoint"),
+    (["+plan=mixed", "plan.tables.C3=row_wise"], "nothing is set there by default, so it needs a plus: +plan.tables.C3=..."),
+    (["dataset.path="], "dataset.path is empty"),
+    (["hydra.run.dir=/proc/none"], "/proc/none: cannot be written (No such file or directory): choose another hydra.run.dir"),
     (["trainer.max_steps=many"], "trainer.max_steps=many: must be a whole number of at least 1"),
     (["trainer.max_epochs=0"], "trainer.max_epochs=0: must be a whole number of at least 1"),
     (["dataset.batch_size=1.5"], "dataset.batch_size=1.5: must be a whole number"),
@@ -247,6 +251,12 @@ def test_an_incomplete_checkpoint_is_refused_with_what_is_missing(jobs, place, t
     assert kind == "CheckpointError" and "is incomplete" in line
     (path / "manifest.json").unlink()
     assert "no checkpoint, or an incomplete one: it has no manifest.json" in say(f"ckpt_path={path}")
+
+
+def test_evaluation_needs_a_checkpoint_and_is_shown_one_that_lies_below(jobs, place, tmp_path, say):
+    assert "ckpt_path must be given: ckpt_path=DIR" in say(main=evaluation.main)
+    jobs.train(tmp_path / "whole", f"dataset.path={place / 'logs'}", *SETTINGS, "trainer.max_steps=1", world=1)
+    assert f"below it there is {tmp_path}/whole/checkpoints/step_000001.ckpt" in say(f"ckpt_path={tmp_path}/whole", main=evaluation.main)
 
 
 # ---- plans that no setting can write

@@ -148,6 +148,22 @@ def test_where_nothing_is_left_to_train_it_says_so_and_leaves_the_checkpoint_alo
     assert (path / "manifest.json").stat().st_mtime_ns == before and not (place / "done/checkpoints").exists()
 
 
+@pytest.mark.full
+def test_what_a_scheduler_ends_with_sigterm_is_validated_and_saved_first(place, trained, jobs):
+    run = product.start("train", "+plan=mixed", *small("logs"), "trainer.max_steps=1000000", "trainer.val_check_interval=1000000",
+                        "hydra.run.dir=ended", cwd=place)
+    end = time.monotonic() + 120
+    while "step 40/" not in (place / "err.txt").read_text():
+        assert run.poll() is None and time.monotonic() < end, (place / "err.txt").read_text()
+        time.sleep(0.05)
+    run.terminate()
+    assert run.wait(timeout=60) == 128 + signal.SIGTERM
+    found = metrics_of(place / "ended")
+    assert found["steps"] >= 40 and 0.5 < found["val_auc"] < 1
+    more = found["steps"] + 1
+    assert jobs.train(place / "ended_on", f"ckpt_path={place}/ended/checkpoints/last.ckpt", f"trainer.max_steps={more}")["steps"] == more
+
+
 def test_a_killed_rank_is_named_the_others_end_and_the_last_checkpoint_is_whole(place, trained, jobs):
     run = product.start("train", "+plan=row_wise", *small("logs"), "trainer.max_steps=1000000", "trainer.val_check_interval=3",
                         "trainer.limit_val_batches=1", "hydra.run.dir=killed", cwd=place)

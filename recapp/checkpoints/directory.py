@@ -169,7 +169,9 @@ def read_manifest(path: str | Path) -> Manifest:
 
 def _why_none(path: Path, folder: Path) -> str:
     if folder.is_dir():
-        return f"{path} is no checkpoint, or an incomplete one: it has no {MANIFEST}, which is written last"
+        below = [str(p) for p in find_checkpoints(folder)]
+        hint = f"; below it there is {below[-1]}" if below else ""
+        return f"{path} is no checkpoint, or an incomplete one: it has no {MANIFEST}, which is written last{hint}"
     if folder.is_file():
         return f"{path} is a file: a checkpoint of recapp is a directory with a {MANIFEST}"
     beside = [p.name for p in path.parent.glob("*.ckpt")] if path.parent.is_dir() else []

@@ -8,6 +8,7 @@ import shutil
 import socket
 from dataclasses import dataclass
 
+import jobs as product
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -239,6 +240,16 @@ def test_a_port_that_is_taken_is_named(say):
         other.listen()
         port = other.getsockname()[1]
         assert f"launch.port={port}: Address already in use; choose another" in say(f"launch.port={port}")
+
+
+def test_a_port_that_is_taken_is_named_by_ranks_that_others_started(jobs, place, tmp_path, monkeypatch):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setattr(product, "_free_port", lambda: port)
+        kind, line = refusal(jobs.train, tmp_path / "run", f"dataset.path={place / 'logs'}", *SETTINGS, world=1)
+    assert kind == "LaunchError" and f"could not meet at 127.0.0.1:{port} (MASTER_ADDR, MASTER_PORT)" in line and "in use" in line
 
 
 def test_an_incomplete_checkpoint_is_refused_with_what_is_missing(jobs, place, tmp_path, say):

@@ -27,7 +27,7 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
 from recapp.distributed.shard_model import embedding_tables, shard_model, sharded_collections, wrap_dense
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, LaunchError
 from recapp.optim.rules import RowRule
 from recapp.planner.topology import Topology, hosts_in_blocks
 from recapp.sharding.plan import ShardingPlan
@@ -83,8 +83,18 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return sharded_collections(self.lightning_module) if self.lightning_module is not None else []
 
     def setup_environment(self) -> None:
-        """After the process group: a group of its own for embedding traffic, so that its messages keep their own order."""
-        super().setup_environment()
+        """After the process group: a group of its own for embedding traffic, so that its messages keep their own order.
+
+        Raises:
+            LaunchError: the ranks do not meet: a port that is taken, an address that cannot be reached.
+        """
+        try:
+            super().setup_environment()
+        except dist.DistError as e:
+            where = self.cluster_environment
+            assert where is not None
+            raise LaunchError(f"the ranks could not meet at {where.main_address}:{where.main_port} (MASTER_ADDR, MASTER_PORT): "
+                              f"{' '.join(str(e).split())}") from e
         if self.comm.group is None:
             self.comm = Comm(dist.new_group(), self.root_device)
 

@@ -149,6 +149,7 @@ def _serve(rank, python_path, pipe):
         pipe.send(failure)
         if failure:
             leave_process_group()
+    os._exit(0)     # the interpreter would take seconds over torch
 
 
 class Jobs:

@@ -69,11 +69,8 @@ def test_every_command_of_the_readme_means_something(first_run, monkeypatch):
 def test_the_script_runs(tmp_path):
     assert "`torchrun --nproc-per-node 2 script.py`" in TEXT
     (tmp_path / "script.py").write_text(SCRIPT)
-    for _ in range(2):      # gloo's threads abort a process that is leaving about once in forty exits: torch's, seen with no error of ours
-        ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py"], cwd=tmp_path,
-                             env=environment(), capture_output=True, text=True, timeout=300)
-        if "terminate called without an active exception" not in ran.stderr:
-            break
+    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py"], cwd=tmp_path,
+                         env=environment(), capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
     assert re.search(r"users: 200,000 x 16, \w+", ran.stdout) and re.search(r"items: 1,000 x 16, \w+", ran.stdout)
     assert re.search(r"^loss 0\.\d{4}$", ran.stdout, re.MULTILINE)

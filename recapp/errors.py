@@ -18,7 +18,12 @@ from difflib import get_close_matches
 
 
 class RecappError(Exception):
-    """An error a user can act on; its text is one line."""
+    """An error a user can act on; its text is one line.
+
+    `secondhand`: another rank told this one, so that rank has the traceback that helps and is let speak first.
+    """
+
+    secondhand = False
 
 
 class ConfigError(RecappError, ValueError):
@@ -47,6 +52,8 @@ class LaunchError(RecappError, RuntimeError):
 
 class RankError(RecappError, RuntimeError):
     """Another rank failed first; the launcher names that rank's own error instead of this one."""
+
+    secondhand = True
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

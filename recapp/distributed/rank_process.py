@@ -32,6 +32,7 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set by elastic for each rank
 PARENT_PID = "RECAPP_PARENT_PID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SECONDS_FOR_RANK_0 = 2  # to say it first, where a mistake is every rank's
+SECONDS_FOR_THE_SOURCE = 1  # the rank whose own error it is, to say it first
 SECONDS_AFTER_SIGTERM = 8  # for a handler to end the run in its own way; elastic waits for 10
 TERMINATED = 128 + signal.SIGTERM
 
@@ -83,6 +84,8 @@ def as_rank() -> Iterator[None]:
             _fit_in(place)
         yield
     except Exception as error:
+        if getattr(error, "secondhand", False):
+            time.sleep(SECONDS_FOR_THE_SOURCE)
         write_error_file(error)
         raise
 

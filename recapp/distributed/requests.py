@@ -114,7 +114,9 @@ def _agree_on_weights(weighting_W: list[int]) -> int:
 def _raise_together(heads: "np.ndarray[tuple[int, int], np.dtype[np.int64]]", rules: IdRules, me: int, failure: Exception | None) -> None:
     for rank, (status, _, _, _, pair, number) in enumerate(heads.tolist()):
         if status == OUTSIDE:
-            raise rules.error(pair, number, f" on rank {rank}" if len(heads) > 1 else "") from failure
+            error = rules.error(pair, number, f" on rank {rank}" if len(heads) > 1 else "")
+            error.secondhand = failure is None
+            raise error from failure
         if status == FAILED:
             if failure is not None and rank == me:
                 raise failure

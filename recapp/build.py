@@ -244,7 +244,8 @@ def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingSt
     """How tables are sharded. Evaluation holds no optimiser state."""
     rule, topology = build_rule(settings) if training else row_rules.sgd(0.0), settings["topology"]
     return EmbeddingShardingStrategy(partial(_plan, settings), rule, hosts=topology["hosts"], memory_bytes=topology["memory_bytes"],
-                                     reserve_bytes=topology["reserve_bytes"], stored={"config": dict(settings)})
+                                     reserve_bytes=topology["reserve_bytes"], transport=topology.get("transport", "auto"),
+                                     stored={"config": dict(settings)})
 
 
 def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule) -> ShardingPlan:

@@ -29,6 +29,8 @@ class Comm:
         alone = group is None and not (dist.is_available() and dist.is_initialized())
         self.rank, self.world = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
         self.device = device or torch.device("cpu")
+        self.transport = "none" if self.world == 1 else str(dist.get_backend(group))
+        self.fallback = ""              # why it is not a faster one (`transport.make_comm`)
         self.calls = 0
         self.bytes_sent = 0
 

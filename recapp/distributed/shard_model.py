@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.automatic import automatic_plan
@@ -126,17 +127,18 @@ class DistributedModelParallel(nn.Module):
         plan: where tables lie; None lets recapp decide.
         sharders: one `EmbeddingBagCollectionSharder`, or None for row-wise Adagrad at its default rate.
         device: of this rank; None takes the rank's GPU where the default process group is NCCL, else the CPU.
+        transport: which way the tables' messages go (`recapp/distributed/transport.py`).
 
     Scale the loss so that its mean over ranks is the loss of the global batch, as for DDP.
     """
 
     def __init__(self, module: nn.Module, plan: ShardingPlan | None = None, sharders: Sequence[EmbeddingBagCollectionSharder] | None = None,
-                 device: torch.device | None = None) -> None:
+                 device: torch.device | None = None, transport: str = "auto") -> None:
         super().__init__()
         sharder = (sharders or [EmbeddingBagCollectionSharder()])[0]
         self.device = device or _own_device()
         group = dist.new_group() if dist.is_available() and dist.is_initialized() else None
-        self.comm = Comm(group, self.device)
+        self.comm = make_comm(group, self.device, transport)
         self.plan = plan or automatic_plan(embedding_tables(module), Topology(self.comm.world), sharder.rule)
         shard_model(module, self.plan, self.comm, sharder.rule)
         module = module.to(self.device)

@@ -213,7 +213,10 @@ class StartReport(Callback):
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
         held = rank_rows(tables, strategy.plan, strategy.rule)
         where = [{"rank": i, "host": r["host"], "device": r["device"]} for i, r in enumerate(strategy.ranks)]
-        print(f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}, plan {strategy.plan.name}")
+        comm, way = strategy.comm, ""
+        if comm.world > 1:
+            way = f", transport {comm.transport}" + (f" (no shared memory: {comm.fallback})" if comm.fallback else "")
+        print(f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}{way}, plan {strategy.plan.name}")
         for title, rows in (("Layers", layer_table(pl_module.model, len(_data(trainer).schema.dense))),
                             ("Plan", plan_rows(tables, strategy.plan)),
                             ("Ranks", [w | h for w, h in zip(where, held, strict=True)])):

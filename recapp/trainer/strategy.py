@@ -27,6 +27,7 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
 from recapp.distributed.shard_model import embedding_tables, shard_model, sharded_collections, wrap_dense
+from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError, LaunchError
 from recapp.optim.rules import RowRule
 from recapp.planner.topology import Topology, hosts_in_blocks
@@ -54,6 +55,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         hosts: hosts the plan assumes; None takes the real ones.
         memory_bytes: of a rank, for tables and their optimiser; None takes what is free at start.
         reserve_bytes: of that, what tables may not use.
+        transport: which way the tables' messages go (`recapp/distributed/transport.py`).
         stored: plain data that every checkpoint's manifest keeps (the run's settings).
         ddp: settings of DistributedDataParallel.
 
@@ -61,12 +63,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
     """
 
     def __init__(self, planner: Planner, rule: RowRule, *, hosts: int | None = None, memory_bytes: int | None = None,
-                 reserve_bytes: int = 0, stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
+                 reserve_bytes: int = 0, transport: str = "auto", stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
         place = place_of()
         super().__init__(cluster_environment=RankEnvironment(place) if place else None,
                          **({"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False} | ddp))
         self.planner, self.rule, self.hosts, self.stored = planner, rule, hosts, dict(stored or {})
-        self.memory_bytes, self.reserve_bytes = memory_bytes, reserve_bytes
+        self.memory_bytes, self.reserve_bytes, self.transport = memory_bytes, reserve_bytes, transport
         self.plan: ShardingPlan | None = None
         self.ranks: list[dict[str, Any]] = []
         self.comm = Comm()
@@ -86,7 +88,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """After the process group: a group of its own for embedding traffic, so that its messages keep their own order.
 
         Raises:
-            LaunchError: the ranks do not meet: a port that is taken, an address that cannot be reached.
+            LaunchError: the ranks do not meet: a port that is taken, an address that cannot be reached. Or they cannot share memory
+                though they should.
         """
         try:
             super().setup_environment()
@@ -96,7 +99,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             raise LaunchError(f"the ranks could not meet at {where.main_address}:{where.main_port} (MASTER_ADDR, MASTER_PORT): "
                               f"{' '.join(str(e).split())}") from e
         if self.comm.group is None:
-            self.comm = Comm(dist.new_group(), self.root_device)
+            self.comm = make_comm(dist.new_group(), self.root_device, self.transport)
 
     def setup(self, trainer: Trainer) -> None:
         """Shard first, so that nothing ever holds a whole table; then DDP over the rest."""

@@ -1,0 +1,113 @@
+"""Messages through shared memory, compiled: a ring of bytes from each rank to each other one, two counters, no locks.
+
+    sent     bytes written to the ring so far: told by the sender after it wrote them
+    taken    bytes read from it so far: told by the receiver after it read them
+    ring     |....XXXXXXXX......|     X: sent - taken bytes that wait, the next to be read at `taken % size`
+
+A message passes piece by piece as there is room, so one of any size does; both ends know its length, so it has no header. The counters
+step over the rest of its last line, so that every message begins on a line.
+
+A lane is this rank's end of a ring: lane r sends to rank r, lane W + r receives from it. Work is a list of messages in order; those of one
+lane go one after the other. Only addresses are handled here: the caller keeps the memory alive.
+
+Counters are read with acquire and written with release order, so whoever sees a counter move sees the bytes too, on every processor.
+Importing this file needs numba.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+LINE = 64                               # bytes of a cache line
+PIECE_BYTES = 1 << 18                   # told at once: one core copies a piece out while the other copies the next in
+SPINS = 200                             # fruitless looks before the core is offered to others: microseconds
+LOOKS = 1500                            # before Python has its turn, for signals and for a rest: about a millisecond
+TURN_BYTES = 1 << 26                    # moved before the same: some ten milliseconds
+DONE, MOVED, IDLE = 0, 1, 2             # how `pump` ended
+LANE, PLACE, LEFT, SWAP = 0, 1, 2, 3    # columns of the work: which lane, address, bytes still to move, which swap it belongs to
+RING, MINE, THEIRS = 0, 1, 2            # columns of the lanes: addresses of the ring, of the counter told here, of the one told there
+
+Numbers = NDArray[np.int64]
+_sched_yield = types.ExternalFunction("sched_yield", types.intc())
+
+
+@intrinsic
+def _load(_typing: Any, _address: Any) -> Any:
+    def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "acquire", 8)
+    return types.int64(types.int64), build
+
+
+@intrinsic
+def _store(_typing: Any, _address: Any, _value: Any) -> Any:
+    def build(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        builder.store_atomic(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "release", 8)
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64), build
+
+
+@intrinsic
+def _copy(_typing: Any, _to: Any, _source: Any, _count: Any) -> Any:
+    def build(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        byte, overlapping = ir.IntType(8).as_pointer(), ir.Constant(ir.IntType(1), 0)
+        memcpy = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)])
+        builder.call(memcpy, [builder.inttoptr(args[0], byte), builder.inttoptr(args[1], byte), args[2], overlapping])
+        return context.get_dummy_value()
+    return types.void(types.int64, types.int64, types.int64), build
+
+
+@njit(nogil=True, cache=True)
+def _advance(message: Numbers, lane: Numbers, sends: bool, ring_bytes: int) -> int:
+    """Move one piece of a message, if the ring has room or something for it; bytes moved."""
+    mine, theirs, left = _load(lane[MINE]), _load(lane[THEIRS]), message[LEFT]
+    room = ring_bytes - (mine - theirs) if sends else theirs - mine
+    at = mine % ring_bytes
+    count: int = min(room, ring_bytes - at, left, PIECE_BYTES)
+    if count <= 0:
+        return 0
+    if sends:
+        _copy(lane[RING] + at, message[PLACE], count)
+    else:
+        _copy(message[PLACE], lane[RING] + at, count)
+    message[PLACE] += count
+    message[LEFT] -= count
+    _store(lane[MINE], mine + (count + LINE - 1) // LINE * LINE)
+    return count
+
+
+@njit(nogil=True, cache=True)
+def pump(work_N4: Numbers, lanes_L3: Numbers, busy_L: Numbers, ring_bytes: int, swap: int, looks: int) -> int:
+    """Move bytes until one swap's messages have all passed.
+
+    Args:
+        work_N4: messages, in order; what is left of them is written back.
+        lanes_L3: both ends of this rank's rings.
+        busy_L: room for a number per lane.
+        ring_bytes: size of a ring, whole lines.
+        swap: to wait for; earlier ones are moved on the way.
+        looks: how often to look in vain before giving up.
+
+    Returns:
+        `DONE`; or else `MOVED` or `IDLE`, and the caller looks around before it comes again.
+    """
+    idle, moved = 0, 0
+    while True:
+        busy_L[:] = 0
+        step, waiting = 0, False
+        for i in range(len(work_N4)):
+            lane = work_N4[i, LANE]
+            if work_N4[i, LEFT] > 0 and busy_L[lane] == 0:
+                busy_L[lane] = 1
+                step += _advance(work_N4[i], lanes_L3[lane], lane < len(lanes_L3) // 2, ring_bytes)
+            waiting |= work_N4[i, SWAP] == swap and work_N4[i, LEFT] > 0
+        moved, idle = moved + step, 0 if step else idle + 1
+        if not waiting:
+            return DONE
+        if moved > TURN_BYTES or idle > looks:
+            return MOVED if moved else IDLE
+        if idle > SPINS:
+            _sched_yield()

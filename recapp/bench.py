@@ -1,0 +1,93 @@
+"""`python -m recapp.bench kernels|step|train|strategies|data`: measures recapp, and those it is compared with, in the same rounds.
+
+    settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.worker`) -> JOB/metrics.json -> a table
+
+| verb         | measures                                                                        | against                          |
+|--------------|---------------------------------------------------------------------------------|----------------------------------|
+| `kernels`    | lookup, backward and update in one process                                      | FBGEMM, plain torch, bandwidth   |
+| `step`       | the embedding step on several ranks, under plans and transports                 | TorchRec, the best plan          |
+| `train`      | a whole training step of a DLRM                                                 | its matrix products, TorchRec    |
+| `strategies` | sharding strategies: latency, memory, bytes exchanged                           | each other                       |
+| `data`       | reading Parquet, and training from it                                           | training from memory             |
+
+Whatever cannot be is refused here, before anything is measured.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from recapp import console
+from recapp.commands import Job, run, run_on_ranks
+from recapp.distributed.place import outside_rank
+from recapp.distributed.rank_process import leave
+from recapp.errors import ConfigError, suggest
+from recapp.settings import conf_dir, with_absolute_paths
+
+VERBS = ("kernels", "step", "train", "strategies", "data")
+SHORT = ("plan", "model")       # groups have these names, and Hydra would look for an option there
+PLANS = {                       # without plan=...
+    "step": ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed", "hugectr_mixed", "torchrec_mixed"),
+    "train": ("table_wise",),
+    "strategies": ("table_wise", "row_wise", "column_wise", "mixed", "data_parallel"),
+    "data": ("table_wise",),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and answers its exit code.
+
+    Args:
+        argv: The arguments, by default those of the process.
+    """
+    def task(config: dict[str, Any], job: Job) -> None:
+        found = run_on_ranks(settings_of(config, job), job, "recapp.benchmarks.worker")
+        if outside_rank():
+            return
+        from recapp.benchmarks import tables
+
+        rows = found["rows"]
+        console.emit(rows if config["format"] == "json" else tables.shown(job.verb, rows), config["format"], tables.COLUMNS[job.verb])
+        for path in found["pictures"]:
+            console.note(f"picture {console.short_path(path)}")
+
+    arguments = [_spelled_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    return run("bench", task, verbs=VERBS, argv=arguments)
+
+
+def _spelled_out(argument: str) -> str:
+    name = argument.lstrip("+").partition("=")[0]
+    return f"bench.{argument.lstrip('+')}" if name in SHORT and "=" in argument else argument
+
+
+def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
+    """What the ranks are told: every name checked, every choice made.
+
+    Raises:
+        ConfigError: a name that is none, a number that cannot be, a backend or a Python that is not there.
+    """
+    from recapp.benchmarks.checks import checked
+
+    bench = config["bench"]
+    known = {path.stem: path for path in sorted((conf_dir() / "plan").glob("*.yaml"))}
+    chosen = _names(bench["plan"], PLANS.get(job.verb, ()), [*known, *bench["plans"]])
+    plans = {name: bench["plans"].get(name) or OmegaConf.to_container(OmegaConf.load(known[name])) for name in chosen}
+    settings = with_absolute_paths(config) | {"verb": job.verb, "plans": plans, "model": bench["model"],
+                                              "torchrec_python": bench["torchrec_python"]}
+    del settings["bench"]
+    settings = checked(settings)
+    return settings | {"trainer": {"devices": settings["ranks"], "accelerator": "cpu"}, "launch": {"port": 0}}
+
+
+def _names(given: object, default: Sequence[str], known: Sequence[str]) -> list[str]:
+    names = list(default) if given is None else list(given) if isinstance(given, list) else [given]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"plan={name}: {suggest(str(name), known)}")
+    return list(dict.fromkeys(map(str, names)))
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,61 @@
+"""What a benchmark is told, checked before anything is measured; what is left open becomes a choice."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from recapp.benchmarks.engine import check_backend, check_names, check_transports
+from recapp.benchmarks.models import MODELS
+from recapp.benchmarks.rivals import check_python
+from recapp.benchmarks.workloads import WORKLOADS
+from recapp.errors import ConfigError
+
+IDS = ("uniform", "zipf")
+STRATEGY_BATCHES = [32, 4096]
+
+
+def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with every choice made.
+
+    Args:
+        settings: of the command, with `verb` and `plans`.
+
+    Raises:
+        ConfigError: a name that is none, a number that cannot be, a backend or a Python that is not there.
+    """
+    verb, cores = settings["verb"], len(os.sched_getaffinity(0))
+    ranks = 1 if verb == "kernels" else _number("ranks", settings["ranks"])
+    threads = settings["threads"] or ([1, 2] if verb == "kernels" else max(1, cores // ranks))
+    if verb != "kernels" and isinstance(threads, list):
+        raise ConfigError(f"threads={threads}: a list is for kernels; a rank of {verb} has one number of threads")
+    found = {
+        "workload": check_names("workload", settings["workload"], list(WORKLOADS)),
+        "model": check_names("model", settings["model"], list(MODELS)),
+        "ids": check_names("ids", settings["ids"], IDS),
+        "transport": check_transports(settings["transport"]),
+        "backend": check_backend(settings["backend"]),
+        "threads": _numbers("threads", threads),
+        "batch_size": _numbers("batch_size", settings["batch_size"] or STRATEGY_BATCHES),
+        "ranks": ranks, "rounds": _number("rounds", settings["rounds"]), "bag": _number("bag", settings["bag"]),
+        "round_seconds": _seconds(settings["round_seconds"]),
+    }
+    if verb == "strategies" and settings["tables"]["source"] != "list":
+        raise ConfigError("tables: strategies needs tables written out, as in conf/tables/sample.yaml: tables=sample")
+    check_python(settings["torchrec_python"])
+    return dict(settings) | found
+
+
+def _number(setting: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{setting}={value}: must be a whole number of at least 1")
+    return value
+
+
+def _numbers(setting: str, value: object) -> list[int]:
+    return [_number(setting, v) for v in (value if isinstance(value, list) and value else [value])]
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise ConfigError(f"round_seconds={value}: must be a number above 0")
+    return float(value)

@@ -1,0 +1,109 @@
+"""The engine as benchmarks use it: which plan, transport and backend, in one place.
+
+    names on the command line -> ShardingPlan, Comm, ShardedEmbeddingBagCollection
+"""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from recapp.distributed.comm import Comm
+from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.distributed.transport import TRANSPORTS, make_comm
+from recapp.errors import ConfigError, suggest
+from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.planner.rules import plan_by_rules, read_rule
+from recapp.planner.topology import Topology
+from recapp.sharding.plan import ShardingPlan
+from recapp.tables.config import EmbeddingBagConfig
+
+LEARNING_RATE, EPS = 0.01, 1e-8
+BACKENDS = ("auto", "numba", "torch")
+
+
+def check_names(setting: str, given: object, known: Sequence[str]) -> list[str]:
+    """The names that a setting chooses: one, several, or with null all.
+
+    Raises:
+        ConfigError: a name that is none, with close matches.
+    """
+    names = list(known) if given is None else given if isinstance(given, list) else [given]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{setting}={name}: {suggest(str(name), known)}")
+    if not names:
+        raise ConfigError(f"{setting}=[]: name at least one of {', '.join(known)}")
+    return list(dict.fromkeys(map(str, names)))
+
+
+def check_transports(given: object) -> list[str]:
+    """The transports that a setting names."""
+    return check_names("transport", "auto" if given is None else given, TRANSPORTS)
+
+
+def check_backend(name: object) -> str:
+    """Raises ConfigError for a backend that is none, or that is not there."""
+    (name,) = check_names("backend", name or "auto", BACKENDS)
+    return name
+
+
+def rule() -> RowRule:
+    """What happens to touched rows in every benchmark, and at every rival."""
+    return rowwise_adagrad(LEARNING_RATE, EPS)
+
+
+def make_plan(name: str, plain: Mapping[str, Any], tables: Sequence[EmbeddingBagConfig], world: int) -> ShardingPlan:
+    """The plan of that name on these ranks.
+
+    Strips are narrow enough that every rank can have one: at dim 64 the usual 64 columns would make one strip of a table, on two ranks
+    they become 32.
+    """
+    rules = [read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plain["rules"])]
+    widest = max(t.embedding_dim for t in tables)
+    width = min(plain.get("column_width", 64), -(-widest // world))
+    return plan_by_rules(tables, Topology(world), rules, name=name, mode=plain.get("mode", "unique"), column_width=width)
+
+
+def torchrec_sharding(plan: ShardingPlan) -> dict[str, tuple[str, list[int]]]:
+    """A plan as TorchRec is told it: type and ranks of each table, a rank for each column strip."""
+    return {name: (s.sharding_type, [shard.rank for shard in s.shards]) for name, s in plan.tables.items()}
+
+
+def open_transports(names: Sequence[str]) -> dict[str, Comm]:
+    """A Comm for each transport, with a process group of its own; under the name of what it turned out to be. Every rank calls it."""
+    comms = [make_comm(dist.new_group() if dist.is_initialized() else None, transport=name) for name in names]
+    return {comm.transport: comm for comm in comms}
+
+
+def make_collection(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, backend: str) -> ShardedEmbeddingBagCollection:
+    """The sharded collection that is measured."""
+    return ShardedEmbeddingBagCollection(list(tables), plan, comm, rule())
+
+
+class PhaseClock:
+    """Milliseconds of each phase of a step, in order of appearance: give it to a collection as its `mark`."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, list[float]] = {}
+        self._last = 0.0
+
+    def start(self) -> None:
+        """A step begins."""
+        self._last = time.perf_counter()
+
+    def __call__(self, phase: str) -> None:
+        """A phase has ended."""
+        now = time.perf_counter()
+        self._spent.setdefault(phase, []).append((now - self._last) * 1e3)
+        self._last = now
+
+    def medians(self, steps: int) -> dict[str, float]:
+        """The median over steps of each phase; a phase that comes several times in a step is one."""
+        found = {}
+        for phase, spent in self._spent.items():
+            times = max(1, len(spent) // steps)
+            found[phase] = statistics.median(sum(spent[i:i + times]) for i in range(0, len(spent), times))
+        return found

@@ -1,0 +1,66 @@
+"""What the table of each measurement shows; the records have more.
+
+A median has its quartiles below it, so that everything fits into 80 columns.
+"""
+
+from typing import Any
+
+from recapp.console import Column
+
+
+class Spread(Column):
+    """A column of medians or ratios, each with its quartiles in a second line."""
+
+
+def shown(verb: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records as they are printed: a median or ratio as text, with its quartiles below."""
+    return [{column.key: _cell(row, column) for column in COLUMNS[verb]} for row in rows]
+
+
+def _cell(row: dict[str, Any], column: Column) -> Any:
+    value = row.get(column.key)
+    if not isinstance(column, Spread) or value is None:
+        return value
+    low, high = quartile_keys(column.key)
+    return f"{_short(value)}\n{_short(row[low])}-{_short(row[high])}"
+
+
+def quartile_keys(key: str) -> tuple[str, str]:
+    """The entries with the quartiles of an entry."""
+    if key.endswith("median_ms"):
+        stem = key.removesuffix("median_ms")
+        return f"{stem}q1_ms", f"{stem}q3_ms"
+    return f"{key}_q1", f"{key}_q3"
+
+
+def _short(value: float) -> str:
+    """Three digits that matter."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+COLUMNS: dict[str, list[Column]] = {
+    "kernels": [
+        Column("workload", "work-\nload"), Column("threads", "thr"), Spread("median_ms", "ms"), Spread("fbgemm_ratio", "fbgemm\nratio"),
+        Spread("fbgemm_tuned_ratio", "tuned\nratio"), Spread("torch_ratio", "torch\nratio"), Spread("floor_ratio", "floor\nratio"),
+        Spread("backward_floor_ratio", "floor,\nbackward"),
+    ],
+    "step": [
+        Column("workload", "work-\nload"), Column("plan", "plan"), Column("transport", "transport"), Spread("median_ms", "ms"),
+        Spread("torchrec_ratio", "torchrec\nratio"), Spread("torchrec_tuned_ratio", "tuned\nratio"),
+        Spread("best_plan_ratio", "best plan\nratio"),
+    ],
+    "train": [
+        Column("model", "model"), Column("plan", "plan"), Column("transport", "transport"), Spread("median_ms", "ms"),
+        Spread("gemm_floor_ratio", "gemm\nfloor"), Spread("torchrec_ratio", "torchrec\nratio"),
+        Spread("torchrec_tuned_ratio", "tuned\nratio"),
+    ],
+    "strategies": [
+        Column("strategy", "strategy"), Column("ids", "ids"), Column("batch_size", "batch"), Column("step", "pass"),
+        Spread("batch_time_ms", "ms"), Column("throughput", "samples/s", ",.0f"), Column("memory_gb", "GB", ".2f"),
+        Column("memory_peak_gb", "peak", ".2f"), Column("bytes_exchanged", "MB sent", ",.1f", 1e6),
+    ],
+    "data": [
+        Column("stage", "stage"), Column("rows_per_second", "rows/s", ",.0f"), Column("mb_per_second", "MB/s", ",.1f"),
+        Spread("median_ms", "ms"), Spread("memory_ratio", "memory\nratio"), Column("decode_share", "decode\nshare", ".1%"),
+    ],
+}

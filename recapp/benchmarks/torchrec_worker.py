@@ -1,0 +1,235 @@
+"""The rivals' side, run by a Python that has TorchRec and FBGEMM, and no recapp: builds what it is told and times steps on command.
+
+First line in: what to build. First line out: `{"ready": true}`, or `{"refused": "why"}`. Every further line in, such as
+`{"steps": 12, "threads": 1}`, is answered by the milliseconds of each step: `{"step": [...]}`. It ends with its standard input, or with
+its parent.
+
+What it builds (`kind`), always with row-wise Adagrad fused into backward where TorchRec has it:
+    kernels   FBGEMM's SplitTableBatchedEmbeddingBags on the CPU, one process
+    step      TorchRec's sharded EmbeddingBagCollection under a plan, several processes
+    train     TorchRec's DLRM around the same, DDP and Adam for its dense part
+
+Tables that TorchRec keeps data-parallel have dense gradients, which DDP reduces, and its own RowWiseAdagrad.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+sys.path.pop(0)     # the folder of this file: its other modules are no top-level modules
+PR_SET_PDEATHSIG = 1
+Step = Callable[[int], dict[str, float]]
+"""Runs the step of that number and answers its milliseconds by part."""
+
+
+def main() -> None:
+    """Builds, then obeys."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)       # what libraries print is no answer
+    spec = json.loads(sys.stdin.readline())
+    try:
+        step = BUILD[spec["kind"]](spec)
+        answer(answers, {"ready": True})
+    except Refusal as refusal:
+        answer(answers, {"refused": " ".join(str(refusal).split())})
+        return
+    number = 0
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        set_threads(wanted["threads"])
+        times: dict[str, list[float]] = {}
+        for _ in range(wanted["steps"]):
+            for part, ms in step(number).items():
+                times.setdefault(part, []).append(ms)
+            number += 1
+        answer(answers, times)
+
+
+class Refusal(Exception):
+    """TorchRec does not do this."""
+
+
+def answer(to: Any, what: dict[str, Any]) -> None:
+    """One line."""
+    to.write(json.dumps(what) + "\n")
+    to.flush()
+
+
+def set_threads(threads: int) -> None:
+    """Torch's own threads; FBGEMM asks torch."""
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def load_ids(spec: dict[str, Any]) -> Any:
+    """Ids of the batches of this rank, int64 [N, L], as recapp's rank has written them, and the ids of each bag, [F * B]."""
+    import numpy
+    import torch
+
+    ids_NL = torch.from_numpy(numpy.load(spec["ids"]))
+    lengths_FB = torch.repeat_interleave(torch.tensor(spec["bags"], dtype=torch.int32), spec["batch_size"])
+    return ids_NL, lengths_FB
+
+
+def build_kernels(spec: dict[str, Any]) -> Step:
+    """FBGEMM alone: forward, and backward with its fused update."""
+    import torch
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, OptimType, SplitTableBatchedEmbeddingBagsCodegen
+
+    set_threads(spec["threads"])
+    module = SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for _, rows, dim in spec["tables"]],
+        optimizer=OptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=spec["learning_rate"], eps=spec["eps"])
+    module.init_embedding_weights_uniform(-0.01, 0.01)
+    ids_NL, lengths_FB = load_ids(spec)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths_FB.long().cumsum(0)])
+    gradient = torch.randn(spec["batch_size"], sum(dim for _, _, dim in spec["tables"]))
+
+    def step(number: int) -> dict[str, float]:
+        ids_L = ids_NL[number % len(ids_NL)]
+        begin = time.perf_counter()
+        pooled = module(ids_L, offsets)
+        middle = time.perf_counter()
+        pooled.backward(gradient)
+        end = time.perf_counter()
+        return {"forward": (middle - begin) * 1e3, "backward": (end - middle) * 1e3, "step": (end - begin) * 1e3}
+
+    return step
+
+
+def join_ranks(spec: dict[str, Any]) -> None:
+    """Gloo, met through a file."""
+    import torch.distributed as dist
+
+    set_threads(spec["threads"])
+    os.environ.update(LOCAL_RANK=str(spec["rank"]), LOCAL_WORLD_SIZE=str(spec["world"]))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method="file://" + spec["store"], rank=spec["rank"], world_size=spec["world"])
+
+
+def shard(spec: dict[str, Any], module: Any, collection: Any, path: str) -> Any:
+    """TorchRec's DistributedModelParallel under the plan of the spec.
+
+    Raises:
+        Refusal: a sharding type that TorchRec's sharder does not list for the CPU, or what it says when it builds.
+    """
+    import torch
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.distributed import DistributedModelParallel
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, data_parallel, table_wise
+    from torchrec.distributed.types import ShardingPlan
+
+    sharder = EmbeddingBagCollectionSharder(fused_params={
+        "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": spec["learning_rate"], "eps": spec["eps"]})
+    made = {"table_wise": lambda ranks: table_wise(rank=ranks[0]), "column_wise": lambda ranks: column_wise(ranks=ranks),
+            "data_parallel": lambda ranks: data_parallel()}
+    wanted = {kind for kind, _ in spec["sharding"].values()}
+    refused = sorted(wanted - set(sharder.sharding_types("cpu")) | wanted - set(made))
+    if refused:
+        raise Refusal(f"no {', '.join(refused)} on the CPU")
+    tables = {table: made[kind](ranks) for table, (kind, ranks) in spec["sharding"].items()}
+    plan = construct_module_sharding_plan(collection, tables, sharder=sharder, local_size=spec["world"], world_size=spec["world"],
+                                          device_type="cpu")
+    return DistributedModelParallel(module, device=torch.device("cpu"), plan=ShardingPlan({path: plan}), sharders=[sharder])
+
+
+def features(spec: dict[str, Any]) -> list[Any]:
+    """The batches as TorchRec takes them."""
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    ids_NL, lengths_FB = load_ids(spec)
+    names = [name for name, _, _ in spec["tables"]]
+    return [KeyedJaggedTensor(names, ids_L, lengths=lengths_FB) for ids_L in ids_NL]
+
+
+def collection_of(spec: dict[str, Any]) -> Any:
+    """The unsharded collection, on the meta device."""
+    import torch
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+    return EmbeddingBagCollection(device=torch.device("meta"), tables=[
+        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[name]) for name, rows, dim in spec["tables"]])
+
+
+def replicated(model: Any, spec: dict[str, Any]) -> list[Any]:
+    """The weights of tables that are data-parallel: the only ones whose gradient is dense."""
+    names = {f"embedding_bags.{table}.weight" for table, (kind, _) in spec["sharding"].items() if kind == "data_parallel"}
+    return [p for name, p in model.named_parameters() if any(name.endswith(n) for n in names)]
+
+
+def build_step(spec: dict[str, Any]) -> Step:
+    """The embedding step: exchange, lookup, backward, update."""
+    import torch
+    import torch.distributed as dist
+    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+    join_ranks(spec)
+    collection = collection_of(spec)
+    model = shard(spec, collection, collection, "")
+    weights = replicated(model, spec)
+    optimizer = RowWiseAdagrad(weights, lr=spec["learning_rate"], eps=spec["eps"]) if weights else None
+    batches = features(spec)
+    gradient = torch.randn(spec["batch_size"], sum(dim for _, _, dim in spec["tables"]))
+
+    def step(number: int) -> dict[str, float]:
+        dist.barrier()
+        begin = time.perf_counter()
+        model(batches[number % len(batches)]).wait().values().backward(gradient)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+        return {"step": (time.perf_counter() - begin) * 1e3}
+
+    return step
+
+
+def build_train(spec: dict[str, Any]) -> Step:
+    """A whole training step of TorchRec's DLRM."""
+    import torch
+    import torch.distributed as dist
+    from torchrec.models.dlrm import DLRM
+    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+    join_ranks(spec)
+    torch.manual_seed(0)
+    collection, wanted = collection_of(spec), spec["model"]
+    dlrm = DLRM(collection, wanted["dense"], wanted["bottom"], wanted["top"], dense_device=torch.device("cpu"))
+    model = shard(spec, dlrm, collection, "sparse_arch.embedding_bag_collection")
+    weights = replicated(model, spec)
+    dense = [p for name, p in model.named_parameters() if ".embedding_bags." not in name]
+    optimizers = [torch.optim.Adam(dense, lr=1e-3)]
+    if weights:
+        optimizers.append(RowWiseAdagrad(weights, lr=spec["learning_rate"], eps=spec["eps"]))
+    batches = features(spec)
+    numbers = torch.rand(spec["batch_size"], wanted["dense"])
+    labels = torch.randint(2, (spec["batch_size"],)).float()
+
+    def step(number: int) -> dict[str, float]:
+        dist.barrier()
+        begin = time.perf_counter()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        logits = model(numbers, batches[number % len(batches)]).squeeze(1)
+        loss: Any = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return {"step": (time.perf_counter() - begin) * 1e3}
+
+    return step
+
+
+BUILD: dict[str, Callable[[dict[str, Any]], Step]] = {"kernels": build_kernels, "step": build_step, "train": build_train}
+
+if __name__ == "__main__":
+    main()

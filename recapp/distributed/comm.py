@@ -4,7 +4,12 @@ One process is not a special case: with one rank there is nobody to swap with, a
 that tests and reports state what a step costs instead of guessing it.
 """
 
+import atexit
+import re
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +18,9 @@ from torch import Tensor
 
 Span = tuple[int, int]
 """Begin and end in a flat buffer, in elements."""
+
+LOOK_S = 0.01           # longer than a thread waits for the GIL before it asks again (5 ms)
+PATIENCE_S = 10.0
 
 
 class Comm:
@@ -84,3 +92,32 @@ def leave_process_group() -> None:
     """End the default process group and those made of it, if there is one: gloo has no exit hook of its own."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+@atexit.register
+def let_gloo_finish() -> None:
+    """Before the interpreter goes: waits until gloo's threads have let go of the tensors of the last collectives.
+
+    Such a thread wakes us when a collective is done and drops its tensors after that, for which it needs the GIL. Where that falls
+    together with the end of Python, it is unwound below C++ frames that may not throw, and the process aborts after all its work:
+    "terminate called without an active exception" (PyTorch issue 190489). `destroy_process_group` does not join these threads, only
+    the destructor of the last reference to a group does, and models and DDP refer to theirs to the end.
+
+    A thread that has slept from one look to the next, while nobody held the GIL, has let go.
+    """
+    before, now = [""], gloo_threads()
+    late = time.monotonic() + PATIENCE_S
+    while now and (now != before or not all("S (sleeping)" in t for t in now)) and time.monotonic() < late:
+        time.sleep(LOOK_S)
+        before, now = now, gloo_threads()
+
+
+def gloo_threads() -> list[str]:
+    """For each worker thread of gloo groups whether it sleeps, and how often it has left a core."""
+    threads = []
+    for task in Path("/proc/self/task").glob("*/status"):
+        with suppress(OSError):         # it has ended
+            status = task.read_text()
+            if status.startswith("Name:\tpt_gloo"):
+                threads.append(" ".join([task.parent.name, *re.findall(r"^(?:State|\w*ctxt_switches):.*", status, re.MULTILINE)]))
+    return sorted(threads)

@@ -59,7 +59,7 @@ def test_the_named_checkpoint_is_whole_and_holds_the_metrics_of_the_summary(plac
 
 def test_before_the_first_step_it_is_said_what_will_happen(trained):
     seed, *lines = trained.out.splitlines()
-    assert seed == "seed 1, 2 ranks, backend gloo, plan mixed"
+    assert seed == "seed 1, 2 ranks, backend gloo, transport shared_memory, plan mixed"
     said = {line.split()[0]: line.split() for line in lines if line.strip()}
     assert said["bottom.0"][1:5] == ["Linear", "B", "x", "256"] and said["top.4"][1:5] == ["Linear", "B", "x", "1"]
     assert said["interaction"][1:5] == ["DotInteraction", "B", "x", "351"]

@@ -2,7 +2,7 @@
 
     sent     bytes written to the ring so far: told by the sender after it wrote them
     taken    bytes read from it so far: told by the receiver after it read them
-    ring     |....XXXXXXXX......|     X: sent - taken bytes that wait, the next to be read at `taken % size`
+    ring     |....oooooooo......|     o: sent - taken bytes that wait, the next to be read at `taken % size`
 
 A message passes piece by piece as there is room, so one of any size does; both ends know its length, so it has no header. The counters
 step over the rest of its last line, so that every message begins on a line.

@@ -62,6 +62,11 @@ def make_comm(group: "dist.ProcessGroup | None" = None, device: "torch.device | 
     return comm
 
 
+def describe(comm: "Comm") -> str:
+    """The transport in few words, with the reason if it is not the one that was hoped for."""
+    return f"transport {comm.transport}" + (f" (no shared memory: {comm.fallback})" if comm.fallback else "")
+
+
 class Here(NamedTuple):
     """What a rank has: its host, which processes it sees, why it has no shared memory (empty: it may), its pools of memory."""
 

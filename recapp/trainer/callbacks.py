@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.checkpoints.directory import remove_checkpoint
 from recapp.console import print_table
+from recapp.distributed.transport import describe
 from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
 from recapp.trainer.datamodule import ClickData
@@ -213,9 +214,7 @@ class StartReport(Callback):
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
         held = rank_rows(tables, strategy.plan, strategy.rule)
         where = [{"rank": i, "host": r["host"], "device": r["device"]} for i, r in enumerate(strategy.ranks)]
-        comm, way = strategy.comm, ""
-        if comm.world > 1:
-            way = f", transport {comm.transport}" + (f" (no shared memory: {comm.fallback})" if comm.fallback else "")
+        way = f", {describe(strategy.comm)}" if strategy.comm.world > 1 else ""
         print(f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}{way}, plan {strategy.plan.name}")
         for title, rows in (("Layers", layer_table(pl_module.model, len(_data(trainer).schema.dense))),
                             ("Plan", plan_rows(tables, strategy.plan)),

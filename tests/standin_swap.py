@@ -1,0 +1,30 @@
+"""A worker of which rank 1 is killed while rank 0 waits for what it should send."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from recapp.distributed.rank_process import rank_main
+
+
+def run(config: dict[str, Any], directory: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from recapp.distributed.transport import make_comm
+
+    dist.init_process_group("gloo")
+    comm = make_comm(transport="shared_memory")
+    comm.barrier()
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.swap(torch.zeros(8), [(0, 0), (0, 4)], [(0, 0), (4, 8)])()
+    except Exception as error:
+        (directory / "said0").write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
+if __name__ == "__main__":
+    rank_main(run)

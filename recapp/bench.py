@@ -78,7 +78,20 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
                                               "torchrec_python": bench["torchrec_python"]}
     del settings["bench"]
     settings = checked(settings)
+    if job.verb == "data":
+        _write_logs(settings["dataset"])
     return settings | {"trainer": {"devices": settings["ranks"], "accelerator": "cpu"}, "launch": {"port": 0}}
+
+
+def _write_logs(dataset: dict[str, Any]) -> None:
+    """Writes the generated logs, unless they are there."""
+    if dataset["naming"] != "criteo":
+        raise ConfigError(f"dataset.naming={dataset['naming']}: data trains DLRMs over Criteo's columns; use dataset=generated or "
+                          "dataset=criteo_kaggle dataset.path=DIR")
+    if dataset["generate"] is not None:
+        from recapp.build import write_generated
+
+        write_generated(dataset)
 
 
 def _names(given: object, default: Sequence[str], known: Sequence[str]) -> list[str]:

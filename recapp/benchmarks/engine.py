@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.distributed.shard_model import shard_model
 from recapp.distributed.transport import TRANSPORTS, make_comm
 from recapp.errors import ConfigError, suggest
 from recapp.optim.rules import RowRule, rowwise_adagrad
@@ -81,6 +83,11 @@ def open_transports(names: Sequence[str]) -> dict[str, Comm]:
 def make_collection(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, backend: str) -> ShardedEmbeddingBagCollection:
     """The sharded collection that is measured."""
     return ShardedEmbeddingBagCollection(list(tables), plan, comm, rule())
+
+
+def shard(model: nn.Module, plan: ShardingPlan, comm: Comm, backend: str) -> None:
+    """Replace a model's collections by sharded ones."""
+    shard_model(model, plan, comm, rule())
 
 
 class PhaseClock:

@@ -1,10 +1,127 @@
-"""Pictures of what was measured."""
+"""Pictures of what was measured, next to the records.
 
-from collections.abc import Sequence
+    kernels      roofline.png                        work per byte against work per second, under the copy bandwidth's roof
+    step         phases.png                          where a step's milliseconds go, plan by plan
+    strategies   latency.png, memory.png             a bar for each strategy
+"""
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Records = Sequence[dict[str, Any]]
+DPI = 150
+LATENCY_TITLE, MEMORY_TITLE = "Latency by Sharding Strategy", "Memory Usage by Sharding Strategy"
 
 
-def draw(verb: str, rows: Sequence[dict[str, Any]], folder: Path) -> list[str]:
-    """none yet"""
-    return []
+def draw(verb: str, rows: Records, folder: Path) -> list[str]:
+    """Draw what belongs to a measurement; the paths of the pictures."""
+    paths = []
+    for name, picture in PICTURES.get(verb, {}).items():
+        path = folder / name
+        if _save(path, rows, picture):
+            paths.append(str(path))
+    return paths
+
+
+def _save(path: Path, rows: Records, picture: Callable[["Axes", Records], bool]) -> bool:
+    """Draw one picture; False where the records have nothing for it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    if not picture(figure.add_subplot(), rows):
+        return False
+    figure.savefig(path, dpi=DPI)
+    return True
+
+
+def roofline(axes: "Axes", rows: Records) -> bool:
+    """Forward and backward of each workload at the least number of threads: a point on the roof moves bytes as fast as a plain copy."""
+    threads = min(row["threads"] for row in rows)
+    shown = [row for row in rows if row["threads"] == threads]
+    bandwidth = sum(row["copy_gb_per_s"] for row in shown) / len(shown)
+    work = []
+    for row in shown:
+        for part, marker in (("forward", "o"), ("backward", "s")):
+            intensity = row[f"{part}_flops"] / row[f"{part}_bytes"]
+            rate = row[f"{part}_flops"] / row[f"{part}_median_ms"] / 1e6
+            axes.plot(intensity, rate, marker, markersize=9, label=f"{row['workload']} {part}")
+            work.append(intensity)
+    ends = [min(work) / 2, max(work) * 2]
+    axes.plot(ends, [bandwidth * x for x in ends], "k--", label=f"copy bandwidth, {bandwidth:.1f} GB/s")
+    axes.set(xscale="log", yscale="log", xlabel="operations per byte that must move", ylabel="GFLOP/s",
+             title=f"Roofline of lookup and update, {threads} thread{'s' if threads > 1 else ''}")
+    axes.legend(fontsize=8)
+    axes.grid(True, which="both", alpha=0.25)
+    return True
+
+
+def phases(axes: "Axes", rows: Records) -> bool:
+    """Each plan's step as a bar of its phases."""
+    shown = [row for row in rows if _phases_of(row)]
+    if not shown:
+        return False
+    names = list(dict.fromkeys(name for row in shown for name in _phases_of(row)))
+    labels = [f"{row['workload']} {row['plan']}\n{row['transport']}" for row in shown]
+    left = [0.0] * len(shown)
+    for name in names:
+        spent = [row.get(f"phase_{name}_ms", 0.0) for row in shown]
+        axes.barh(labels, spent, left=left, label=name)
+        left = [a + b for a, b in zip(left, spent, strict=True)]
+    axes.plot([row["median_ms"] for row in shown], range(len(shown)), "kx", label="step, median")
+    axes.invert_yaxis()
+    axes.set(xlabel="ms (median of each phase, mean of the ranks)", title="Phases of the embedding step")
+    axes.tick_params(axis="y", labelsize=7)
+    axes.legend(fontsize=8)
+    return True
+
+
+def _phases_of(row: dict[str, Any]) -> list[str]:
+    return [key.removeprefix("phase_").removesuffix("_ms") for key in row if key.startswith("phase_")]
+
+
+def latency(axes: "Axes", rows: Records) -> bool:
+    """A bar for each strategy, batch size and pass, with quartiles."""
+    def group(row: dict[str, Any]) -> str:
+        return f"{row['step']}, batch {row['batch_size']:,}, {row['ids']}"
+
+    _bars(axes, rows, group, "batch_time_ms")
+    axes.set(yscale="log", ylabel="ms per batch (median and quartiles)", title=LATENCY_TITLE)
+    return True
+
+
+def memory(axes: "Axes", rows: Records) -> bool:
+    """A bar for each strategy: what stays and what the peak adds, with the largest batch."""
+    most = max(row["batch_size"] for row in rows)
+    last = {row["strategy"]: row for row in rows if row["batch_size"] == most}
+    names = list(last)
+    axes.bar(names, [last[n]["memory_peak_gb"] for n in names], color="C0", alpha=0.4, label="peak during steps")
+    axes.bar(names, [last[n]["memory_gb"] for n in names], color="C0", label="tables, optimiser state and buffers")
+    axes.set(ylabel="GB of the rank that holds most", title=MEMORY_TITLE)
+    axes.legend()
+    return True
+
+
+def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], key: str) -> None:
+    """Bars side by side: strategies along the axis, a colour for each group."""
+    strategies, groups = (list(dict.fromkeys(values)) for values in ([row["strategy"] for row in rows], [group(row) for row in rows]))
+    width = 0.8 / len(groups)
+    for i, name in enumerate(groups):
+        own = {row["strategy"]: row for row in rows if group(row) == name}
+        places = [strategies.index(s) + (i + 0.5) * width - 0.4 for s in own]
+        heights = [row[key] for row in own.values()]
+        below = [max(0.0, row[key] - row[f"{key}_q1"]) for row in own.values()]
+        above = [max(0.0, row[f"{key}_q3"] - row[key]) for row in own.values()]
+        axes.bar(places, heights, width, yerr=[below, above], label=name, error_kw={"linewidth": 0.8})
+    axes.set_xticks(range(len(strategies)), strategies)
+    axes.legend(fontsize=8)
+
+
+PICTURES: dict[str, dict[str, Callable[["Axes", Records], bool]]] = {
+    "kernels": {"roofline.png": roofline},
+    "step": {"phases.png": phases},
+    "strategies": {"latency.png": latency, "memory.png": memory},
+}

@@ -1,0 +1,118 @@
+"""`strategies`: sharding strategies side by side, without a model around the tables.
+
+Every strategy shards the same tables, looks up the same ids and takes the same gradient. Forward is timed alone and with backward (and
+so with the update). Memory is what a rank's process has grown by: when tables and buffers are there, and at its highest during steps.
+"""
+
+import ctypes
+import gc
+from pathlib import Path
+
+import torch
+
+from recapp.benchmarks.engine import make_collection, make_plan, open_transports
+from recapp.benchmarks.session import Session
+from recapp.benchmarks.step import EmbeddingStep
+from recapp.benchmarks.timing import Times, spread, time_steps
+from recapp.benchmarks.workloads import Workload
+from recapp.distributed.comm import Comm
+from recapp.tables.config import EmbeddingBagConfig
+
+MEMORY_STEPS = 3
+FORWARD, BOTH = "forward", "forward+backward"
+
+Key = tuple[str, int, str]
+"""Strategy, batch size, kind of ids."""
+
+
+class ForwardAlone:
+    """The forward of a step, as in evaluation."""
+
+    def __init__(self, step: EmbeddingStep) -> None:
+        self._step, self.number = step, 0
+
+    def run(self, steps: int) -> Times:
+        """Forwards."""
+        return time_steps([("step", self.forward)], steps, self._step.comm.barrier)
+
+    @torch.no_grad()
+    def forward(self) -> None:
+        """One of them."""
+        batches = self._step.batches
+        self._step.collection(batches[self.number % len(batches)]).values()
+        self.number += 1
+
+    def bytes_exchanged(self) -> int:
+        """What all ranks send in one forward."""
+        comm = self._step.collection.comm
+        before = comm.bytes_sent
+        self.forward()
+        return int(sum(self._step.comm.gather(comm.bytes_sent - before)))
+
+
+def workload_of(tables: list[EmbeddingBagConfig], batch_size: int, bag: int, ids: str) -> Workload:
+    """Those tables as a workload."""
+    return Workload(f"{ids}_{batch_size}", batch_size, tuple(t.num_embeddings for t in tables), tuple(t.embedding_dim for t in tables),
+                    (bag,) * len(tables), ids == "zipf")
+
+
+def run(session: Session) -> None:
+    """Measure every strategy with every batch size and every kind of ids, through the first transport."""
+    settings = session.settings
+    torch.set_num_threads(settings["threads"][0])
+    ((_, comm),) = open_transports(settings["transport"][:1]).items()
+    made = [EmbeddingBagConfig(**t) for t in settings["tables"]["tables"]]
+    workloads = [workload_of(made, B, settings["bag"], ids) for ids in settings["ids"] for B in settings["batch_size"]]
+    batches = {w.name: session.batches(w) for w in workloads}
+    steps: dict[tuple[str, str], EmbeddingStep] = {}
+    memory: dict[tuple[str, str], dict[str, float]] = {}
+    for name, plain in settings["plans"].items():
+        session.say(f"{name}: tables are made")
+        before = _resident_bytes()
+        collection = make_collection(workloads[0].tables(), make_plan(name, plain, workloads[0].tables(), comm.world), comm,
+                                     settings["backend"])
+        for w in workloads:
+            steps[name, w.name] = EmbeddingStep(collection, batches[w.name], session.comm)
+            memory[name, w.name] = _memory(steps[name, w.name], before, session.comm)
+    for w in workloads:
+        own = {name: steps[name, w.name] for name in settings["plans"]}
+        for kind in (FORWARD, BOTH):
+            _measure(session, w, kind, own, {name: memory[name, w.name] for name in own}, comm)
+
+
+def _measure(session: Session, workload: Workload, kind: str, steps: dict[str, EmbeddingStep], memory: dict[str, dict[str, float]],
+             comm: Comm) -> None:
+    contenders = {name: step if kind == BOTH else ForwardAlone(step) for name, step in steps.items()}
+    measured = session.measure(f"{kind}, batch {workload.batch_size}", contenders)
+    for name, contender in contenders.items():
+        median, first, third = spread(measured[name]).values()
+        session.add({
+            "strategy": name, "ids": "zipf" if workload.zipf else "uniform", "batch_size": workload.batch_size, "step": kind,
+            "batch_time_ms": median, "batch_time_ms_q1": first, "batch_time_ms_q3": third,
+            "throughput": workload.batch_size * comm.world / median * 1e3, **memory[name],
+            "bytes_exchanged": contender.bytes_exchanged(), "transport": comm.transport, "ranks": comm.world,
+            "rounds": len(measured[name].rounds["step"]),
+        })
+
+
+def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:
+    """GB of the rank that has most: tables and buffers as they stay, and the peak of some steps."""
+    _forget_peak()
+    step.run(MEMORY_STEPS)
+    told = comm.gather((_resident_bytes() - before, _resident_bytes("VmHWM") - before))
+    return {"memory_gb": max(now for now, _ in told) / 1e9, "memory_peak_gb": max(peak for _, peak in told) / 1e9}
+
+
+def _resident_bytes(field: str = "VmRSS") -> int:
+    """Memory of this process: `VmRSS` now, once what is unused was given back, or `VmHWM`, the highest since `_forget_peak`."""
+    if field == "VmRSS":
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")     # proc(5): resets the peak

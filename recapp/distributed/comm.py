@@ -91,6 +91,7 @@ class Comm:
 def leave_process_group() -> None:
     """End the default process group and those made of it, if there is one: gloo has no exit hook of its own."""
     if dist.is_available() and dist.is_initialized():
+        let_gloo_finish()               # DDP may hold the last reference, and destroys a group with the GIL in hand
         dist.destroy_process_group()
 
 

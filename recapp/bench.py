@@ -15,6 +15,7 @@ Whatever cannot be is refused here, before anything is measured.
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -75,12 +76,17 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     chosen = _names(bench["plan"], PLANS.get(job.verb, ()), [*known, *bench["plans"]])
     plans = {name: bench["plans"].get(name) or OmegaConf.to_container(OmegaConf.load(known[name])) for name in chosen}
     settings = with_absolute_paths(config) | {"verb": job.verb, "plans": plans, "model": bench["model"],
-                                              "torchrec_python": bench["torchrec_python"]}
+                                              "torchrec_python": _absolute(bench["torchrec_python"])}
     del settings["bench"]
     settings = checked(settings)
     if job.verb == "data":
         _write_logs(settings["dataset"])
     return settings | {"trainer": {"devices": settings["ranks"], "accelerator": "cpu"}, "launch": {"port": 0}}
+
+
+def _absolute(path: str | None) -> str | None:
+    """Not resolved: the Python of an environment is a link, and elsewhere it would be another Python."""
+    return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _write_logs(dataset: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ THIRD_PARTIES = {
     "omegaconf": HYDRA_HOMES,
     "pyarrow": ("dataset",),
     "lightning": ("trainer", *HYDRA_HOMES),
-    "torch.distributed": ("distributed", "trainer.strategy"),
+    "torch.distributed": ("distributed", "trainer.strategy", "benchmarks.ranks", "benchmarks.torchrec_worker"),
 }
 """Where a third party is at home: rooms or files, below the package."""
 

@@ -25,24 +25,30 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     verb, cores = settings["verb"], len(os.sched_getaffinity(0))
     ranks = 1 if verb == "kernels" else _number("ranks", settings["ranks"])
-    threads = settings["threads"] or ([1, 2] if verb == "kernels" else max(1, cores // ranks))
+    threads = _or(settings["threads"], [1, 2] if verb == "kernels" else max(1, cores // ranks))
     if verb != "kernels" and isinstance(threads, list):
         raise ConfigError(f"threads={threads}: a list is for kernels; a rank of {verb} has one number of threads")
-    found = {
+    found: dict[str, Any] = {
         "workload": check_names("workload", settings["workload"], list(WORKLOADS)),
         "model": check_names("model", settings["model"], list(MODELS)),
         "ids": check_names("ids", settings["ids"], IDS),
         "transport": check_transports(settings["transport"]),
         "backend": check_backend(settings["backend"]),
         "threads": _numbers("threads", threads),
-        "batch_size": _numbers("batch_size", settings["batch_size"] or STRATEGY_BATCHES),
+        "batch_size": _numbers("batch_size", _or(settings["batch_size"], STRATEGY_BATCHES)),
         "ranks": ranks, "rounds": _number("rounds", settings["rounds"]), "bag": _number("bag", settings["bag"]),
         "round_seconds": _seconds(settings["round_seconds"]),
     }
+    if verb in ("strategies", "data") and len(found["transport"]) > 1:
+        raise ConfigError(f"transport={settings['transport']}: {verb} takes one; step and train compare several")
     if verb == "strategies" and settings["tables"]["source"] != "list":
         raise ConfigError("tables: strategies needs tables written out, as in conf/tables/sample.yaml: tables=sample")
     check_python(settings["torchrec_python"])
     return dict(settings) | found
+
+
+def _or(value: object, default: object) -> object:
+    return default if value is None else value
 
 
 def _number(setting: str, value: object) -> int:

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from recapp.benchmarks.engine import make_plan, open_transports
+from recapp.benchmarks.engine import make_plan
 from recapp.benchmarks.models import MODELS, NamedModel
+from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.rivals import Absent
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
@@ -80,9 +81,9 @@ def run(session: Session) -> None:
     """Measure the stages of reading, then training from Parquet and from memory."""
     settings, dataset = session.settings, session.settings["dataset"]
     torch.set_num_threads(settings["threads"][0])
+    (comm,) = open_transports(settings["transport"]).values()
     source = open_source(dataset["path"], criteo_schema())
     _stages(session, source.slice(0, MOST_ROWS), dataset)
-    ((_, comm),) = open_transports(settings["transport"][:1]).items()
     for name in settings["model"]:
         for plan, plain in settings["plans"].items():
             _training(session, MODELS[name], source, plan, plain, comm)

@@ -8,14 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch.distributed as dist
-from torch import nn
+import torch
 
 from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.distributed.shard_model import shard_model
-from recapp.distributed.transport import TRANSPORTS, make_comm
+from recapp.distributed.transport import TRANSPORTS
 from recapp.errors import ConfigError, suggest
+from recapp.kernels.backend import backend as make_backend
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.rules import plan_by_rules, read_rule
 from recapp.planner.topology import Topology
@@ -23,7 +22,6 @@ from recapp.sharding.plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 
 LEARNING_RATE, EPS = 0.01, 1e-8
-BACKENDS = ("auto", "numba", "torch")
 
 
 def check_names(setting: str, given: object, known: Sequence[str]) -> list[str]:
@@ -48,8 +46,9 @@ def check_transports(given: object) -> list[str]:
 
 def check_backend(name: object) -> str:
     """Raises ConfigError for a backend that is none, or that is not there."""
-    (name,) = check_names("backend", name or "auto", BACKENDS)
-    return name
+    chosen = str(name or "auto")
+    make_backend(chosen, torch.device("cpu"))
+    return chosen
 
 
 def rule() -> RowRule:
@@ -74,43 +73,33 @@ def torchrec_sharding(plan: ShardingPlan) -> dict[str, tuple[str, list[int]]]:
     return {name: (s.sharding_type, [shard.rank for shard in s.shards]) for name, s in plan.tables.items()}
 
 
-def open_transports(names: Sequence[str]) -> dict[str, Comm]:
-    """A Comm for each transport, with a process group of its own; under the name of what it turned out to be. Every rank calls it."""
-    comms = [make_comm(dist.new_group() if dist.is_initialized() else None, transport=name) for name in names]
-    return {comm.transport: comm for comm in comms}
-
-
 def make_collection(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, backend: str) -> ShardedEmbeddingBagCollection:
     """The sharded collection that is measured."""
-    return ShardedEmbeddingBagCollection(list(tables), plan, comm, rule())
-
-
-def shard(model: nn.Module, plan: ShardingPlan, comm: Comm, backend: str) -> None:
-    """Replace a model's collections by sharded ones."""
-    shard_model(model, plan, comm, rule())
+    return ShardedEmbeddingBagCollection(list(tables), plan, comm, rule(), backend=backend)
 
 
 class PhaseClock:
-    """Milliseconds of each phase of a step, in order of appearance: give it to a collection as its `mark`."""
+    """Milliseconds of each phase of steps, in order of appearance: give it to a collection as its `mark`."""
 
     def __init__(self) -> None:
-        self._spent: dict[str, list[float]] = {}
+        self._steps: list[dict[str, float]] = []
         self._last = 0.0
 
     def start(self) -> None:
         """A step begins."""
+        self._steps.append({})
         self._last = time.perf_counter()
 
     def __call__(self, phase: str) -> None:
-        """A phase has ended."""
+        """A phase has ended; one that comes several times in a step is one."""
         now = time.perf_counter()
-        self._spent.setdefault(phase, []).append((now - self._last) * 1e3)
+        step = self._steps[-1]
+        step[phase] = step.get(phase, 0.0) + (now - self._last) * 1e3
         self._last = now
 
-    def medians(self, steps: int) -> dict[str, float]:
-        """The median over steps of each phase; a phase that comes several times in a step is one."""
-        found = {}
-        for phase, spent in self._spent.items():
-            times = max(1, len(spent) // steps)
-            found[phase] = statistics.median(sum(spent[i:i + times]) for i in range(0, len(spent), times))
-        return found
+    def means(self) -> dict[str, float]:
+        """The mean of each phase over the middle half of the steps by their length: it adds up to those steps, and bad ones have no say."""
+        ordered = sorted(self._steps, key=lambda step: sum(step.values()))
+        middle = ordered[len(ordered) // 4:-(-3 * len(ordered) // 4)]
+        names = dict.fromkeys(name for step in middle for name in step)
+        return {name: statistics.mean(step.get(name, 0.0) for step in middle) for name in names}

@@ -14,41 +14,34 @@ if TYPE_CHECKING:
 
 Records = Sequence[dict[str, Any]]
 DPI = 150
+COLORS = [f"C{i}" for i in range(10)] + ["black", "gold", "navy", "lime", "crimson", "silver"]
 LATENCY_TITLE, MEMORY_TITLE = "Latency by Sharding Strategy", "Memory Usage by Sharding Strategy"
 
 
 def draw(verb: str, rows: Records, folder: Path) -> list[str]:
     """Draw what belongs to a measurement; the paths of the pictures."""
+    from matplotlib.figure import Figure
+
     paths = []
     for name, picture in PICTURES.get(verb, {}).items():
-        path = folder / name
-        if _save(path, rows, picture):
-            paths.append(str(path))
+        figure = Figure(figsize=(9, 3 + 0.35 * max(7, len(rows) if picture is phases else 0)), layout="constrained")
+        picture(figure.add_subplot(), rows)
+        figure.savefig(folder / name, dpi=DPI)
+        paths.append(str(folder / name))
     return paths
 
 
-def _save(path: Path, rows: Records, picture: Callable[["Axes", Records], bool]) -> bool:
-    """Draw one picture; False where the records have nothing for it."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    if not picture(figure.add_subplot(), rows):
-        return False
-    figure.savefig(path, dpi=DPI)
-    return True
-
-
-def roofline(axes: "Axes", rows: Records) -> bool:
+def roofline(axes: "Axes", rows: Records) -> None:
     """Forward and backward of each workload at the least number of threads: a point on the roof moves bytes as fast as a plain copy."""
     threads = min(row["threads"] for row in rows)
     shown = [row for row in rows if row["threads"] == threads]
     bandwidth = sum(row["copy_gb_per_s"] for row in shown) / len(shown)
     work = []
-    for row in shown:
+    for i, row in enumerate(shown):
         for part, marker in (("forward", "o"), ("backward", "s")):
             intensity = row[f"{part}_flops"] / row[f"{part}_bytes"]
             rate = row[f"{part}_flops"] / row[f"{part}_median_ms"] / 1e6
-            axes.plot(intensity, rate, marker, markersize=9, label=f"{row['workload']} {part}")
+            axes.plot(intensity, rate, marker, color=f"C{i}", markersize=9, label=f"{row['workload']} {part}")
             work.append(intensity)
     ends = [min(work) / 2, max(work) * 2]
     axes.plot(ends, [bandwidth * x for x in ends], "k--", label=f"copy bandwidth, {bandwidth:.1f} GB/s")
@@ -56,44 +49,37 @@ def roofline(axes: "Axes", rows: Records) -> bool:
              title=f"Roofline of lookup and update, {threads} thread{'s' if threads > 1 else ''}")
     axes.legend(fontsize=8)
     axes.grid(True, which="both", alpha=0.25)
-    return True
 
 
-def phases(axes: "Axes", rows: Records) -> bool:
+def phases(axes: "Axes", rows: Records) -> None:
     """Each plan's step as a bar of its phases."""
-    shown = [row for row in rows if _phases_of(row)]
-    if not shown:
-        return False
-    names = list(dict.fromkeys(name for row in shown for name in _phases_of(row)))
-    labels = [f"{row['workload']} {row['plan']}\n{row['transport']}" for row in shown]
-    left = [0.0] * len(shown)
-    for name in names:
-        spent = [row.get(f"phase_{name}_ms", 0.0) for row in shown]
-        axes.barh(labels, spent, left=left, label=name)
+    names = list(dict.fromkeys(name for row in rows for name in _phases_of(row)))
+    labels = [f"{row['workload']} {row['plan']}\n{row['transport']}" for row in rows]
+    left = [0.0] * len(rows)
+    for i, name in enumerate(names):
+        spent = [row.get(f"phase_{name}_ms", 0.0) for row in rows]
+        axes.barh(labels, spent, left=left, label=name, color=COLORS[i % len(COLORS)])
         left = [a + b for a, b in zip(left, spent, strict=True)]
-    axes.plot([row["median_ms"] for row in shown], range(len(shown)), "kx", label="step, median")
     axes.invert_yaxis()
-    axes.set(xlabel="ms (median of each phase, mean of the ranks)", title="Phases of the embedding step")
+    axes.set(xlabel="ms (mean of the middle half of steps, mean of the ranks)", title="Phases of the embedding step")
     axes.tick_params(axis="y", labelsize=7)
-    axes.legend(fontsize=8)
-    return True
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def _phases_of(row: dict[str, Any]) -> list[str]:
     return [key.removeprefix("phase_").removesuffix("_ms") for key in row if key.startswith("phase_")]
 
 
-def latency(axes: "Axes", rows: Records) -> bool:
+def latency(axes: "Axes", rows: Records) -> None:
     """A bar for each strategy, batch size and pass, with quartiles."""
     def group(row: dict[str, Any]) -> str:
         return f"{row['step']}, batch {row['batch_size']:,}, {row['ids']}"
 
     _bars(axes, rows, group, "batch_time_ms")
     axes.set(yscale="log", ylabel="ms per batch (median and quartiles)", title=LATENCY_TITLE)
-    return True
 
 
-def memory(axes: "Axes", rows: Records) -> bool:
+def memory(axes: "Axes", rows: Records) -> None:
     """A bar for each strategy: what stays and what the peak adds, with the largest batch."""
     most = max(row["batch_size"] for row in rows)
     last = {row["strategy"]: row for row in rows if row["batch_size"] == most}
@@ -102,7 +88,6 @@ def memory(axes: "Axes", rows: Records) -> bool:
     axes.bar(names, [last[n]["memory_gb"] for n in names], color="C0", label="tables, optimiser state and buffers")
     axes.set(ylabel="GB of the rank that holds most", title=MEMORY_TITLE)
     axes.legend()
-    return True
 
 
 def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], key: str) -> None:
@@ -117,10 +102,10 @@ def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], k
         above = [max(0.0, row[f"{key}_q3"] - row[key]) for row in own.values()]
         axes.bar(places, heights, width, yerr=[below, above], label=name, error_kw={"linewidth": 0.8})
     axes.set_xticks(range(len(strategies)), strategies)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.06))
 
 
-PICTURES: dict[str, dict[str, Callable[["Axes", Records], bool]]] = {
+PICTURES: dict[str, dict[str, Callable[["Axes", Records], None]]] = {
     "kernels": {"roofline.png": roofline},
     "step": {"phases.png": phases},
     "strategies": {"latency.png": latency, "memory.png": memory},

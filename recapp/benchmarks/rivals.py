@@ -42,7 +42,7 @@ def check_python(path: str | None) -> None:
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         raise ConfigError(f"{setting}: there is no such program; name the Python of an environment with TorchRec; {how}")
     try:
-        found = subprocess.run([path, "-c", "import torch, fbgemm_gpu, torchrec"], capture_output=True, text=True,
+        found = subprocess.run([path, "-c", "import torchrec, fbgemm_gpu"], capture_output=True, text=True,
                                timeout=SECONDS_TO_IMPORT, env=_environment({}, 1))
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{setting}: cannot be run ({' '.join(str(error).split())}); {how}") from None

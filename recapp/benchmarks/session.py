@@ -51,7 +51,7 @@ class Session:
         rounds, seconds = self.settings["rounds"], self.settings["round_seconds"]
         if self.comm.rank:
             return interleave(contenders, self.comm, rounds=rounds, seconds=seconds)
-        with progress(f"{title}: {', '.join(contenders)}: rounds", rounds) as advance:
+        with progress(f"{title}, rounds", rounds) as advance:
             return interleave(contenders, self.comm, rounds=rounds, seconds=seconds, advance=advance)
 
     def batches(self, workload: Workload) -> list[KeyedJaggedTensor]:

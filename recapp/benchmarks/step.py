@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from recapp.benchmarks.engine import PhaseClock, make_collection, make_plan, open_transports, torchrec_sharding
+from recapp.benchmarks.engine import PhaseClock, make_collection, make_plan, torchrec_sharding
+from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.rivals import rivals
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Measured, Times, ratio, spread, time_steps
@@ -53,15 +54,16 @@ class EmbeddingStep:
         return int(sum(self.comm.gather(self.collection.comm.bytes_sent - before)))
 
     def phases(self) -> dict[str, float]:
-        """Where a step's milliseconds go: medians, on this rank."""
+        """Where a step's milliseconds go on this rank; `rest` comes after the last phase."""
         clock, quiet = PhaseClock(), self.collection.mark
         self.collection.mark = clock
         for _ in range(PHASE_STEPS):
             self.comm.barrier()
             clock.start()
             self.step()
+            clock("rest")
         self.collection.mark = quiet
-        return clock.medians(PHASE_STEPS)
+        return clock.means()
 
 
 def run(session: Session) -> None:
@@ -114,8 +116,7 @@ def _against_plans(key: Key, alike: dict[Key, Measured]) -> dict[str, Any]:
 
 
 def _phases(step: EmbeddingStep) -> dict[str, float]:
-    """The phases of a step as `phase_<name>_ms`, the mean of all ranks."""
-    if not hasattr(step.collection, "mark"):
-        return {}
+    """The phases of a step as `phase_<name>_ms`, the mean of all ranks; `phases_ms` is their sum."""
     told = step.comm.gather(step.phases())
-    return {f"phase_{name}_ms": sum(t[name] for t in told) / len(told) for name in told[0]}
+    phases = {f"phase_{name}_ms": sum(t[name] for t in told) / len(told) for name in told[0]}
+    return phases | {"phases_ms": sum(phases.values())}

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from recapp.benchmarks.engine import make_collection, make_plan, open_transports
+from recapp.benchmarks.engine import make_collection, make_plan
+from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.step import EmbeddingStep
 from recapp.benchmarks.timing import Times, spread, time_steps
@@ -57,10 +58,10 @@ def workload_of(tables: list[EmbeddingBagConfig], batch_size: int, bag: int, ids
 
 
 def run(session: Session) -> None:
-    """Measure every strategy with every batch size and every kind of ids, through the first transport."""
+    """Measure every strategy with every batch size and every kind of ids."""
     settings = session.settings
     torch.set_num_threads(settings["threads"][0])
-    ((_, comm),) = open_transports(settings["transport"][:1]).items()
+    (comm,) = open_transports(settings["transport"]).values()
     made = [EmbeddingBagConfig(**t) for t in settings["tables"]["tables"]]
     workloads = [workload_of(made, B, settings["bag"], ids) for ids in settings["ids"] for B in settings["batch_size"]]
     batches = {w.name: session.batches(w) for w in workloads}

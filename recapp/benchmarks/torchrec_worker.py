@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-sys.path.pop(0)     # the folder of this file: its other modules are no top-level modules
 PR_SET_PDEATHSIG = 1
 Step = Callable[[int], dict[str, float]]
 """Runs the step of that number and answers its milliseconds by part."""
@@ -30,6 +29,7 @@ Step = Callable[[int], dict[str, float]]
 def main() -> None:
     """Builds, then obeys."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    sys.path.pop(0)     # the folder of this file: its other modules are no top-level modules
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)       # what libraries print is no answer
     spec = json.loads(sys.stdin.readline())

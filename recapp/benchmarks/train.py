@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.benchmarks.engine import make_plan, open_transports, shard, torchrec_sharding
+from recapp.benchmarks.engine import make_collection, make_plan, torchrec_sharding
 from recapp.benchmarks.models import DENSE, MODELS, NamedModel
+from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.rivals import rivals
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
@@ -28,7 +29,6 @@ from recapp.sharding.plan import ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 
 class TrainingStep:
@@ -46,9 +46,7 @@ class TrainingStep:
     def __init__(self, model: NamedModel, tables: list[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, barrier: Comm,
                  backend: str) -> None:
         torch.manual_seed(0)
-        collection = EmbeddingBagCollection(tables, device=torch.device("meta"))
-        dlrm = DLRM(collection, DENSE, model.bottom_layers, model.top)
-        shard(dlrm, plan, comm, backend)
+        dlrm = DLRM(make_collection(tables, plan, comm, backend), DENSE, model.bottom_layers, model.top)
         self.model = wrap_dense(dlrm, comm, static_graph=True, gradient_as_bucket_view=True, broadcast_buffers=False)
         dense = [p for p in dlrm.parameters() if p.requires_grad and p.numel()]
         self.optimizer = hybrid(torch.optim.Adam(dense, lr=1e-3), sharded_collections(dlrm))

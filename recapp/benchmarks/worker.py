@@ -24,14 +24,11 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     """
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     warnings.filterwarnings("ignore", ".*[Ss]parse invariant checks.*")
-    import torch.distributed as dist
-
+    from recapp.benchmarks.ranks import join
     from recapp.benchmarks.session import Session
-    from recapp.distributed.comm import Comm, leave_process_group
+    from recapp.distributed.comm import leave_process_group
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
-    comm = Comm()
+    comm = join()
     folder = Path(comm.broadcast(tempfile.mkdtemp(prefix="recapp_bench_") if comm.rank == 0 else None))
     try:
         session = Session(settings, comm, folder, job_dir)

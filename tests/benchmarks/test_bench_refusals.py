@@ -1,0 +1,55 @@
+"""What a benchmark is told wrong is one line, and nothing is measured."""
+
+import sys
+
+import pytest
+
+from recapp import bench
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
+    """`refused(*arguments)`: the one line of a command that must fail before any rank is started."""
+    monkeypatch.setattr(bench, "run_on_ranks", lambda *_: pytest.fail("something was measured"))
+
+    def run(*arguments):
+        assert bench.main([*arguments, f"hydra.run.dir={tmp_path}/run"]) == 1
+        said = capsys.readouterr()
+        assert said.out == "" and len(said.err.splitlines()) == 1, said
+        return said.err.strip()
+    return run
+
+
+@pytest.mark.parametrize(("arguments", "parts"), [
+    (("kernels", "workload=W5"), ("workload=W5", "W4")),
+    (("kernels", "workload=[W1,w2]"), ("workload=w2", "W2")),
+    (("step", "plan=row_wiss"), ("plan=row_wiss", "row_wise")),
+    (("step", "plan=[mixed,hugectr_mix]"), ("plan=hugectr_mix", "hugectr_mixed")),
+    (("step", "+plan=mixd"), ("plan=mixd", "mixed")),
+    (("step", "transport=shared"), ("transport=shared", "shared_memory")),
+    (("step", "backend=nmba"), ("backend=nmba", "numba")),
+    (("train", "model=smal"), ("model=smal", "small")),
+    (("strategies", "ids=zip"), ("ids=zip", "zipf")),
+    (("strategies", "tables=from_dataset"), ("tables=sample",)),
+    (("strategies", "batch_size=0"), ("batch_size=0", "at least 1")),
+    (("data", "dataset=sample"), ("dataset.naming=exact", "criteo")),
+    (("kernels", "rounds=0"), ("rounds=0", "at least 1")),
+    (("kernels", "round_seconds=0"), ("round_seconds=0", "above 0")),
+    (("step", "ranks=none"), ("ranks=none", "at least 1")),
+    (("step", "threads=[1,2]"), ("threads=[1, 2]", "kernels")),
+    (("data", "transport=[gloo,shared_memory]"), ("data takes one",)),
+    (("kernels", "workload=[]"), ("workload=[]",)),
+    (("kernels", "bench.torchrec_python=/no/such/python"), ("bench.torchrec_python=/no/such/python", "no such program")),
+    (("step", f"bench.torchrec_python={sys.executable}"), ("bench.torchrec_python=", "cannot import torchrec")),
+    (("step", "bench.torchrec_python=/bin/false"), ("bench.torchrec_python=/bin/false", "cannot import torchrec")),
+    (("speed",), ("unknown verb speed", "step")),
+    (("step", "wrkload=W1"), ("wrkload", "workload")),
+])
+def test_a_mistake_is_one_line_before_anything_is_measured(refused, arguments, parts):
+    line = refused(*arguments)
+    assert line.startswith("error: ") and all(part in line for part in parts), line
+
+
+def test_a_backend_that_is_not_there_is_refused(refused, monkeypatch):
+    monkeypatch.setattr("recapp.kernels.backend.find_spec", lambda name: None)
+    assert "numba is not installed" in refused("kernels", "backend=numba")

@@ -7,9 +7,11 @@ live learning rate is read from `param_group`, which the one optimiser object ho
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,16 +22,20 @@ from recapp.distributed.requests import Requests
 from recapp.distributed.row_store import RowStore
 from recapp.distributed.shared_state import SharedState
 from recapp.errors import PlanError
-from recapp.kernels.reference import Links, group, pool, square_sums
+from recapp.kernels.backend import backend as choose_backend
+from recapp.kernels.links import Bags, Links, Scratch, place_type
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block, make_layout
-from recapp.sharding.modes import Routes
+from recapp.sharding.modes import make_routes
 from recapp.sharding.plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, output_names
 from recapp.tables.embedding_bag import compute_dtype
-from recapp.tables.ids import IdRules
+from recapp.tables.ids import IdRules, Rows
+
+Lesson = tuple[Tensor, Links]
+"""Touched rows of a group's store, and what each learns from."""
 
 
 class ShardedEmbeddingBagCollection(nn.Module):
@@ -41,33 +47,43 @@ class ShardedEmbeddingBagCollection(nn.Module):
         comm: the ranks.
         rule: what happens to touched rows.
         seed: of the start values: the same model under every plan.
+        backend: which kernels run (`recapp/kernels/backend.py`); `auto` takes the fastest that is there.
+        payload: type of vectors and gradients that travel; None takes the compute type.
 
     Raises:
         PlanError: the plan does not tile the tables or was made for another number of ranks.
+        ConfigError: the backend is unknown or not there.
     """
 
-    def __init__(self, tables: list[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, rule: RowRule, seed: int = 0) -> None:
+    def __init__(self, tables: list[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, rule: RowRule, seed: int = 0,
+                 backend: str = "auto", payload: torch.dtype | None = None) -> None:
         super().__init__()
         if plan.world_size != comm.world:
             raise PlanError(f"plan {plan.name} is for {plan.world_size} ranks, but there are {comm.world}: "
                             f"set trainer.devices={plan.world_size} or make the plan for {comm.world}")
         self.layout, self.plan, self.comm, self.rule = make_layout(tables, plan), plan, comm, rule
         self.dtype, device = compute_dtype(tables), comm.device
-        self.id_rules = IdRules(tables)
-        self.routes = [Routes(self.layout, g, comm.rank, device) for g in range(len(self.layout.groups))]
-        self.stores = nn.ModuleList([RowStore(self.layout, g, comm.rank, rule, self.dtype, device) for g in range(len(self.layout.groups))])
+        self.backend, self.payload = choose_backend(backend, device), payload or self.dtype
+        self.id_rules = IdRules(tables, self.backend.rows_of_ids)
+        groups = range(len(self.layout.groups))
+        self.routes = [make_routes(self.layout, g, comm.rank, device) for g in groups]
+        self.stores = nn.ModuleList([RowStore(self.layout, g, comm.rank, rule, self.dtype, device, self.backend) for g in groups])
+        self.widths_G = np.array([g.width for g in self.layout.groups])
+        self.answered = sum(g.mode != "replicated" for g in self.layout.groups)
         pairs = [t for t, _ in self.id_rules.pairs]
         self.width = sum(t.embedding_dim for t in pairs)
         self.any_mean = any(t.pooling is PoolingType.MEAN for t in pairs)
         self.mean_F = torch.tensor([t.pooling is PoolingType.MEAN for t in pairs], device=device)
-        self.dim_F = torch.tensor([t.embedding_dim for t in pairs], device=device)
-        slots = sorted((s.column, g, i) for g, held in enumerate(self.layout.groups) for i, s in enumerate(held.slots))
-        self.columns = [(g, i) for _, g, i in slots]
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
         self.agree = SharedState(self.layout, comm) if rule.needs_row and self.layout.column_cut else None
         self.header, self.messages = Header(), Buffers()
+        self.mark: Callable[[str], None] = _no_mark
         self.in_flight: weakref.WeakSet[Requests] = weakref.WeakSet()
-        self._waiting: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._ahead: dict[int, tuple[KeyedJaggedTensor, Requests]] = {}
+        self._leases: list[list[Scratch]] = []
+        self._merging = [Scratch() for _ in groups]
+        self._where: dict[tuple[int, int], Tensor] = {}
+        self._waiting: list[list[tuple[Tensor, Tensor]]] = []
         self.updates = 0
         self.param_group: dict[str, Any] = {"params": [], "lr": rule.lr, "name": f"sparse/{rule.name}"}
         self.reset_parameters(seed)
@@ -87,9 +103,52 @@ class ShardedEmbeddingBagCollection(nn.Module):
         assert isinstance(store, RowStore)
         return store
 
+    # ---- the exchange of a batch
+
     def input_dist(self, features: KeyedJaggedTensor) -> Requests:
-        """Exchange which rows a batch needs. Reads no weights, so it may run before the batch's turn has come; every rank calls it."""
-        return Requests(features, self.layout, self.routes, self.id_rules, self.comm, self.header, self.messages, self.dtype)
+        """Start to exchange which rows a batch needs. Reads no weights, so it may run before the batch's turn; every rank calls it."""
+        return Requests(features, self)
+
+    def look_ahead(self, features: KeyedJaggedTensor) -> None:
+        """Start the exchange of a batch that comes later; `forward` finds it by the identity of `features`. Every rank calls it."""
+        self._ahead[id(features)] = features, self.input_dist(features)
+
+    def advance_ahead(self) -> None:
+        """Go on with exchanges that were started ahead, in their order; every rank calls it at the same point."""
+        for _, requests in self._ahead.values():
+            requests.advance()
+
+    def forget_ahead(self) -> None:
+        """End exchanges that were started ahead for batches that will not come. Every rank calls it."""
+        for _, requests in self._ahead.values():
+            requests.abandon()
+        self._ahead.clear()
+
+    def lease(self) -> list[Scratch]:
+        """Memory for one batch in flight, by group."""
+        return self._leases.pop() if self._leases else [Scratch() for _ in self.routes]
+
+    def give_back(self, lease: list[Scratch]) -> None:
+        """Memory that a batch in flight no longer needs."""
+        self._leases.append(lease)
+
+    def bags(self, rows: Rows) -> list[Bags]:
+        """A batch as each group sees it; a strip asks for its feature again."""
+        edge_F1, B = np.array([0, *accumulate(rows.per_F)], np.int64), rows.lengths_FB.shape[1]
+        scale_FB = None
+        if self.any_mean or rows.weights_L is not None:
+            length_FB = torch.where(self.mean_F[:, None], rows.lengths_FB.clamp(min=1), 1)
+            scale_FB = length_FB.to(self.dtype).reciprocal()
+        found = []
+        for g, r in enumerate(self.routes):
+            if (g, B) not in self._where:
+                column_S = torch.from_numpy(r.column_S).to(self.comm.device)
+                where = column_S[:, None] + self.width * torch.arange(B, device=self.comm.device)
+                self._where[g, B] = where.to(place_type(B * self.width)).view(-1)
+            scale_M = None if scale_FB is None else scale_FB[r.feature_S].view(-1)
+            found.append(Bags(rows.rows_L, rows.lengths_FB, edge_F1[r.features], edge_F1[1:][r.features], self._where[g, B], scale_M,
+                              rows.weights_L))
+        return found
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool every bag; every rank calls it with its own batch, an empty one if need be.
@@ -104,63 +163,85 @@ class ShardedEmbeddingBagCollection(nn.Module):
             IdError: on all ranks, if one of them has an id outside a table whose rule is `error`.
         """
         self.finish_step()
-        requests = self.input_dist(features)
+        ahead = self._ahead.pop(id(features), None)
+        requests = self.input_dist(features) if ahead is None else ahead[1]
+        requests.finish()
+        self.header.rows_W, self.header.wanted_W = requests.heads[:, 1].tolist(), requests.heads[:, 2].tolist()
         values_BD = Lookup.apply(self.anchor, requests.weights_L, self, requests)  # type: ignore[no-untyped-call]
         assert isinstance(values_BD, Tensor)
         if values_BD.requires_grad:
             self.in_flight.add(requests)
+        else:
+            requests.release()
         assert values_BD.requires_grad or not torch.is_grad_enabled(), "without a gradient the tables would silently not train"
         return KeyedTensor(output_names(self.layout.tables), [t.embedding_dim for t, _ in self.id_rules.pairs], values_BD)
 
-    def learn(self, requests: Requests, row_GU: list[Tensor], grad_GUD: list[Tensor]) -> None:
-        """Take one lookup's gradients; update once the last lookup of this step has come back."""
-        self.in_flight.discard(requests)
-        self._waiting.append((row_GU, grad_GUD))
-        if not self.in_flight:
-            self._update()
+    # ---- the update
 
+    def learn(self, requests: Requests, gradients: Tensor, lessons: Sequence[Lesson]) -> None:
+        """Take one lookup's gradients; update once the last lookup of this step has come back.
+
+        Args:
+            requests: of the lookup.
+            gradients: flat; used before this returns.
+            lessons: of each group.
+        """
+        self.in_flight.discard(requests)
+        if not self.in_flight and not self._waiting:
+            self._update(gradients, lessons)
+            return
+        self._waiting.append([self._summed(g, gradients, *lesson) for g, lesson in enumerate(lessons)])
+        if not self.in_flight:
+            self.finish_step()
+
+    @torch.no_grad()
     def finish_step(self) -> None:
         """Update with gradients that still wait for another lookup of their step, which had no part in the loss.
 
         Such an output may be held for ever, and on some ranks only: so the next lookup or reading of the rows ends a step for certain.
         """
         if self._waiting:
-            self._update()
+            waiting, self._waiting = self._waiting, []
+            merged = [self._merged(g, [lookup[g] for lookup in waiting]) for g in range(len(self.stores))]
+            self._update([gradients for gradients, _ in merged], [lesson for _, lesson in merged])
 
     @torch.no_grad()
-    def _update(self) -> None:
-        row_GU, grad_GUD = self._waiting[0] if len(self._waiting) == 1 else self._merged()
-        self._waiting = []
+    def _update(self, gradients: Tensor | list[Tensor], lessons: Sequence[Lesson]) -> None:
+        """Of one flat tensor, or of one per group."""
+        gradients_G = gradients if isinstance(gradients, list) else [gradients] * len(lessons)
         self.updates += 1
         lr = float(self.param_group["lr"])
         lr = self.rule.rate(lr, self.updates) if self.rule.rate else lr
-        means: list[Tensor | None] = [None] * len(row_GU)
-        if self.rule.needs_row:
-            squares = [square_sums(grad_UD) for grad_UD in grad_GUD]
-            if self.agree:
-                squares = self.agree(row_GU, squares)
-            means = [self._mean(g, row_U, total_U) for g, (row_U, total_U) in enumerate(zip(row_GU, squares, strict=True))]
-        for g, (row_U, grad_UD, mean_U1) in enumerate(zip(row_GU, grad_GUD, means, strict=True)):
-            self.store(g).update(row_U, grad_UD, mean_U1, lr)
+        means: list[Tensor | None] = [None] * len(lessons)
+        if self.agree:
+            squares = [self.backend.square_sums(grad, self.store(g).width, learn, self.dtype)
+                       for g, (grad, (_, learn)) in enumerate(zip(gradients_G, lessons, strict=True))]
+            totals = self.agree([row_U for row_U, _ in lessons], squares)
+            means = [self._mean(g, row_U, total_U) for g, ((row_U, _), total_U) in enumerate(zip(lessons, totals, strict=True))]
+        for g, (grad, (row_U, learn), mean_U) in enumerate(zip(gradients_G, lessons, means, strict=True)):
+            self.store(g).update(grad, learn, row_U, mean_U, lr)
 
     def _mean(self, group: int, row_U: Tensor, total_U: Tensor) -> Tensor:
         """Sums of squares over whole rows become means: a strip's table may be wider than the strip."""
-        if self.agree is None:
-            return (total_U / self.store(group).width).to(self.dtype)[:, None]
         store = self.store(group)
         edge = torch.tensor([p.base for p in store.pieces] or [0], device=row_U.device)
         dim_K = torch.tensor([self.layout.tables[self.layout.strips[p.strip].table].embedding_dim for p in store.pieces] or [1],
                              device=row_U.device)
-        return (total_U / dim_K[torch.searchsorted(edge, row_U, right=True) - 1]).to(self.dtype)[:, None]
+        return (total_U / dim_K[torch.bucketize(row_U, edge, right=True) - 1]).to(self.dtype)
 
-    def _merged(self) -> tuple[list[Tensor], list[Tensor]]:
+    def _summed(self, group: int, gradients: Tensor, row_U: Tensor, learn: Links) -> tuple[Tensor, Tensor]:
+        """Memory of its own for what one lookup teaches: rows, and their gradients side by side."""
+        width = self.store(group).width
+        summed = torch.empty(learn.bags * width, dtype=self.dtype, device=gradients.device)
+        self.backend.pool(gradients, 1, width, learn, summed, self.dtype)
+        return row_U.clone(), summed
+
+    def _merged(self, group: int, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Lesson]:
         """Several lookups of one step: a row's gradients are added in the order in which the lookups came back."""
-        rows, grads = [], []
-        for g in range(len(self.stores)):
-            distinct = group(torch.cat([row_GU[g] for row_GU, _ in self._waiting]))
-            rows.append(distinct.key_U)
-            grads.append(pool(torch.cat([grad_GUD[g] for _, grad_GUD in self._waiting]), Links(distinct.order_N.int(), distinct.start_U1)))
-        return rows, grads
+        row_N, gradients = torch.cat([row_U for row_U, _ in parts]), torch.cat([summed for _, summed in parts])
+        at_N = (self.store(group).width * torch.arange(len(row_N), device=row_N.device)).to(place_type(gradients.numel()))
+        asked = Links(row_N, None, None, at_N, len(row_N))
+        return gradients, self.backend.group_rows(self.store(group).rows, asked, self._merging[group])
 
     def blocks(self) -> Iterator[Block]:
         """The rectangles held here, as views: what a checkpoint reads and writes. Every rank calls it."""
@@ -176,3 +257,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
             ranks = "all ranks" if s.mode == "replicated" else f"rank{'s' if len(s.ranks) > 1 else ''} {', '.join(map(str, s.ranks))}"
             lines.append(f"{t.name}: {t.num_embeddings:,} x {t.embedding_dim}, {s.sharding_type}, {s.mode}, {ranks}")
         return f"plan={self.plan.name}, rank {self.comm.rank} of {self.comm.world}\n" + "\n".join(lines)
+
+
+def _no_mark(phase: str) -> None:
+    """What `mark` is until a profiler puts its own there: called with a phase's name when it ends."""

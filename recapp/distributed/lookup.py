@@ -4,7 +4,8 @@
     rows learn from S^T . exchange(A^T . grad)       gradients: one collective; no gradient tensor of a table ever exists
 
 A rank sums a row's gradient over its own batch in sample order, owners add the ranks' sums in rank order, then the row is updated once:
-so weights are equal bit for bit under every plan. `backward` ends in the update of the stores.
+so weights are equal bit for bit under every plan. `backward` ends in the update of the stores. What can be done while a message travels
+is done then: bags of local rows are summed, requested rows are brought together.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from recapp.distributed.message import matrix
 from recapp.distributed.requests import Requests
-from recapp.kernels.reference import pool
+from recapp.kernels.reference import gather
 
 if TYPE_CHECKING:
     from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
@@ -45,81 +45,80 @@ class Lookup(torch.autograd.Function):
         if requests.spent:
             raise RuntimeError("the lookup was already differentiated: its rows were updated in that backward and would be updated twice")
         requests.spent = True
-        if (scale := mean_scale(collection, requests)) is not None:
-            grad_BD = grad_BD * scale
-        weight_grad = weights_gradient(collection, requests, grad_BD, ctx.vectors_G) if ctx.needs_input_grad[1] else None
-        collection.learn(requests, *send_back(collection, requests, grad_BD))
+        gradient = grad_BD.to(collection.dtype).contiguous().view(-1)
+        collection.mark("autograd")
+        weight_grad = weights_gradient(collection, requests, gradient, ctx.vectors_G) if ctx.needs_input_grad[1] else None
+        collection.advance_ahead()
+        if collection.comm.world == 1:                    # a row learns from the output's gradient, no vector between
+            collection.learn(requests, gradient, [(a.found.row_U, a.learn) for a in requests.asked])
+        else:
+            message = send_back(collection, requests, gradient)
+            collection.learn(requests, message, [(s.row_U, s.learn) for s in requests.served])
+            collection.messages.give_back(message)
+        requests.release()
+        collection.mark("update")
         return None, weight_grad, None, None
 
 
 def answer_and_combine(c: "ShardedEmbeddingBagCollection", q: Requests, keep: bool) -> tuple[Tensor, list[Tensor]]:
-    """output_dist: [B, sum of dims], and the vectors of each group if they are kept."""
-    buffer = c.messages.take(q.vectors.numel, c.dtype, c.comm.device)
-    for g in range(q.vectors.answered):
-        store = c.store(g)
-        places = q.vectors.served(buffer, g)
-        answers = torch.split(store.pool(q.owned[g].answer).view(-1), [p.numel() for p in places])
-        for place, part in zip(places, answers, strict=True):
-            place.copy_(part)
-    c.comm.swap(buffer, *q.vectors.answers())()
-    pooled, kept = [], []
-    for g, asked in enumerate(q.asked):
-        if q.everywhere[g]:
-            vectors_VD = c.store(g).pool(q.owned[g].answer)
-        else:
-            vectors_VD = matrix(q.vectors.asked(buffer, g), c.store(g).width)
-        pooled.append(pool(vectors_VD, asked.combine).view(len(c.routes[g].features), q.B, c.store(g).width))
-        if keep:
-            kept.append(vectors_VD.clone())
-    out_BD = torch.cat([pooled[g][i] for g, i in c.columns], 1)
-    c.messages.give_back(buffer)
-    scale = mean_scale(c, q)
-    return (out_BD if scale is None else out_BD * scale), kept
+    """output_dist: [B, sum of dims], and the vector of each (slot, id) pair by group if they are kept."""
+    message = c.messages.take(q.vectors.numel, c.payload, c.comm.device)
+    if c.comm.world > 1:
+        for g in range(q.vectors.answered):
+            c.backend.pool(c.store(g).flat, c.store(g).width, c.store(g).width, q.served[g].answer, message, c.dtype)
+    c.mark("answer")
+    wait = c.comm.swap(message, *q.vectors.answers())
+    out_BD = torch.empty(q.B, c.width, dtype=c.dtype, device=c.comm.device)
+    kept: dict[int, Tensor] = {}
+    for local in (True, False):
+        for g, asked in enumerate(q.asked):
+            if asked.local is local:
+                width = c.store(g).width
+                source, unit = (c.store(g).flat, width) if local else (message, 1)
+                c.backend.pool(source, unit, width, asked.combine, out_BD.view(-1), c.dtype)
+                if keep:
+                    kept[g] = gather(source, unit, width, asked.combine.index_N, c.dtype)
+        c.mark("combine")
+        if local:
+            wait()
+            c.mark("vectors")
+    c.messages.give_back(message)
+    return out_BD, [kept[g] for g in sorted(kept)]
 
 
-def mean_scale(c: "ShardedEmbeddingBagCollection", q: Requests) -> Tensor | None:
-    """[B, sum of dims]: one over the length of the whole bag where a table pools by mean."""
-    if not c.any_mean:
-        return None
-    length_FB = torch.where(c.mean_F[:, None], q.lengths_FB.clamp(min=1), 1)
-    return length_FB.to(c.dtype).reciprocal().T.repeat_interleave(c.dim_F, 1, output_size=c.width)
-
-
-def send_back(c: "ShardedEmbeddingBagCollection", q: Requests, grad_BD: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients go to the owners: touched rows of each group's store, ascending, and their summed gradients.
+def send_back(c: "ShardedEmbeddingBagCollection", q: Requests, gradient: Tensor) -> Tensor:
+    """Gradients of the asked vectors go to the owners: the message in which `served` finds them.
 
     A rank divides its own sum by the number of ranks before it leaves, as DDP does with dense gradients.
     """
-    buffer = c.messages.take(q.vectors.numel, c.dtype, c.comm.device)
-    for g, (asked, grad_MD) in enumerate(zip(q.asked, grads_by_group(c, grad_BD), strict=True)):
-        vectors_VD = pool(grad_MD, asked.spread).div_(c.comm.world)
-        if asked.by_rank_V is not None:
-            vectors_VD = vectors_VD.index_select(0, asked.by_rank_V)
-        places = q.vectors.asked(buffer, g)
-        flat = vectors_VD.view(-1)
-        parts = [flat] * len(places) if q.everywhere[g] else torch.split(flat, [p.numel() for p in places])
-        for place, part in zip(places, parts, strict=True):
-            place.copy_(part)
-    c.comm.swap(buffer, *q.vectors.requests())()
-    grads = [pool(matrix(q.vectors.served(buffer, g), c.store(g).width), owned.learn) for g, owned in enumerate(q.owned)]
-    c.messages.give_back(buffer)
-    return [owned.row_U for owned in q.owned], grads
+    message = c.messages.take(q.vectors.numel, c.payload, c.comm.device)
+    for g, asked in enumerate(q.asked):
+        c.backend.pool(gradient, 1, c.store(g).width, asked.learn, message, c.dtype, 1 / c.comm.world)
+        if asked.everywhere:
+            spans = q.vectors.asked_WG1[:, g:g + 2].tolist()
+            own = message[slice(*spans[c.comm.rank])]
+            for rank, (first, last) in enumerate(spans):
+                if rank != c.comm.rank:
+                    message[first:last] = own
+    c.mark("spread")
+    wait = c.comm.swap(message, *q.vectors.requests())
+    for g, served in enumerate(q.served):
+        served.group(c.store(g).rows)
+    c.mark("group")
+    wait()
+    c.mark("gradients")
+    return message
 
 
-def grads_by_group(c: "ShardedEmbeddingBagCollection", grad_BD: Tensor) -> list[Tensor]:
-    """The output's gradient, bag by bag as each group numbers them: [slots * B, width]."""
-    column = dict(zip(c.columns, torch.split(grad_BD, [c.store(g).width for g, _ in c.columns], 1), strict=True))
-    return [torch.cat([column[g, i] for i in range(len(group.slots))]) for g, group in enumerate(c.layout.groups)]
-
-
-def weights_gradient(c: "ShardedEmbeddingBagCollection", q: Requests, grad_BD: Tensor, vectors_G: list[Tensor]) -> Tensor:
+def weights_gradient(c: "ShardedEmbeddingBagCollection", q: Requests, gradient: Tensor, vectors_G: list[Tensor]) -> Tensor:
     """A sample weight's gradient is its bag's gradient times the vector it scaled, summed over the strips of its table."""
-    parts = [torch.zeros(n, dtype=c.dtype, device=grad_BD.device) for n in q.per_F]
-    for routes, asked, vectors_VD, grad_MD in zip(c.routes, q.asked, vectors_G, grads_by_group(c, grad_BD), strict=True):
-        combine = asked.combine
-        assert combine.offsets_M1 is not None
-        bag_P = torch.repeat_interleave(torch.arange(len(grad_MD), device=grad_BD.device), combine.offsets_M1.diff().long())
-        dot_P = (grad_MD[bag_P] * vectors_VD[combine.index_N]).sum(1)
-        for feature, dot in zip(routes.features, torch.split(dot_P, [q.per_F[f] for f in routes.features]), strict=True):
+    parts = [torch.zeros(n, dtype=c.dtype, device=gradient.device) for n in q.rows.per_F]
+    for routes, asked, vectors_PD in zip(c.routes, q.asked, vectors_G, strict=True):
+        bags, ends = asked.bags, asked.combine.offsets_M1
+        assert ends is not None and bags.scale_M is not None
+        bag_P = torch.repeat_interleave(torch.arange(asked.combine.bags, device=gradient.device), ends.diff().long())
+        grad_PD = gather(gradient, 1, routes.width, bags.where_M[bag_P], c.dtype)
+        dot_P = (grad_PD * vectors_PD).sum(1) * bags.scale_M[bag_P]
+        for feature, dot in zip(routes.features, torch.split(dot_P, [q.rows.per_F[f] for f in routes.features]), strict=True):
             parts[feature] += dot
     return torch.cat(parts)

@@ -10,17 +10,16 @@
 What a rank asks of itself is written where it is read. Elements are ids in the first message, vectors' numbers in the other two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from recapp.distributed.comm import Comm, Span
+from recapp.kernels.links import Counts
 
-Counts = NDArray[np.int64]
 HEADER = 6          # status, rows in this batch, wanted, sample weights, pair and id of the first id outside its table
 
 
@@ -36,8 +35,8 @@ class Header:
     wanted_W: list[int] = field(default_factory=list)
 
 
-def swap_counts(comm: Comm, header: Sequence[int], counts_WG3: Counts) -> tuple[Counts, Counts]:
-    """Tell each rank what it will be asked, and everybody this rank's header.
+def swap_counts(comm: Comm, header: Sequence[int], counts_WG3: Counts) -> Callable[[], tuple[Counts, Counts]]:
+    """Start to tell each rank what it will be asked, and everybody this rank's header.
 
     Args:
         comm: the ranks.
@@ -45,14 +44,18 @@ def swap_counts(comm: Comm, header: Sequence[int], counts_WG3: Counts) -> tuple[
         counts_WG3: rows, vectors and words asked of each rank, by group.
 
     Returns:
-        [W, HEADER] headers, [W, G, 3] counts that each rank asks of this one.
+        A function that waits for [W, HEADER] headers and [W, G, 3] counts that each rank asks of this one.
     """
     world, n = comm.world, HEADER + counts_WG3[0].size
     out = np.concatenate([np.tile(np.asarray(header, np.int64), (world, 1)), counts_WG3.reshape(world, -1)], 1)
     both = torch.from_numpy(np.concatenate([out, out])).to(comm.device)
-    comm.swap(both.view(-1), *[[(at + r * n, at + (r + 1) * n) for r in range(world)] for at in (0, world * n)])()
-    got = both[world:].cpu().numpy()
-    return got[:, :HEADER], got[:, HEADER:].reshape(counts_WG3.shape)
+    wait = comm.swap(both.view(-1), *[[(at + r * n, at + (r + 1) * n) for r in range(world)] for at in (0, world * n)])
+
+    def arrived() -> tuple[Counts, Counts]:
+        wait()
+        got = both[world:].cpu().numpy()
+        return got[:, :HEADER], got[:, HEADER:].reshape(counts_WG3.shape)
+    return arrived
 
 
 class Mail:
@@ -63,34 +66,28 @@ class Mail:
         served_WG: elements each rank asks of this one, by group.
         me: this rank.
         answered: groups that are answered, the first ones.
+
+    `asked_WG1[w, g]` .. `asked_WG1[w, g + 1]` is what this rank asks of rank w in group g; `served_WG1` likewise.
     """
 
     def __init__(self, asked_WG: Counts, served_WG: Counts, me: int, answered: int) -> None:
         world, groups = asked_WG.shape
         others = [r for r in range(world) if r != me]
         sizes = np.concatenate([served_WG[others], asked_WG[[me]], asked_WG[others]])
-        edge = np.concatenate([[0], sizes.reshape(-1).cumsum()]).tolist()
-        chunks = [edge[i * groups:(i + 1) * groups + 1] for i in range(2 * world - 1)]
-        place = {r: i for i, r in enumerate(others)} | {me: world - 1}
-        self.served_W = [chunks[place[r]] for r in range(world)]
-        self.asked_W = [chunks[place[r] + (0 if r == me else world)] for r in range(world)]
+        edge = np.concatenate([[0], sizes.reshape(-1).cumsum()])
+        edge_C = np.stack([edge[i * groups:(i + 1) * groups + 1] for i in range(2 * world - 1)])
+        at_W = np.empty(world, np.int64)
+        at_W[others], at_W[me] = np.arange(world - 1), world - 1
+        self.served_WG1, self.asked_WG1 = edge_C[at_W], edge_C[np.where(at_W < world - 1, at_W + world, at_W)]
         self.numel, self.answered = int(edge[-1]), answered
 
     def requests(self) -> tuple[list[Span], list[Span]]:
         """Spans to send and to receive on the way to the owners: ids, gradients."""
-        return [(c[0], c[-1]) for c in self.asked_W], [(c[0], c[-1]) for c in self.served_W]
+        return self.asked_WG1[:, [0, -1]].tolist(), self.served_WG1[:, [0, -1]].tolist()
 
     def answers(self) -> tuple[list[Span], list[Span]]:
         """Spans to send and to receive on the way home: vectors."""
-        return [(c[0], c[self.answered]) for c in self.served_W], [(c[0], c[self.answered]) for c in self.asked_W]
-
-    def asked(self, buffer: Tensor, group: int) -> list[Tensor]:
-        """What this rank asks of each rank, in one group: views, rank by rank."""
-        return [buffer[c[group]:c[group + 1]] for c in self.asked_W]
-
-    def served(self, buffer: Tensor, group: int) -> list[Tensor]:
-        """What each rank asks of this one, in one group: views, rank by rank."""
-        return [buffer[c[group]:c[group + 1]] for c in self.served_W]
+        return self.served_WG1[:, [0, self.answered]].tolist(), self.asked_WG1[:, [0, self.answered]].tolist()
 
 
 class Buffers:
@@ -115,10 +112,3 @@ class Buffers:
         """Lend it again. The caller keeps no view."""
         base = buffer._base if buffer._base is not None else buffer
         self._free.append(base)
-
-
-def matrix(blocks: Sequence[Tensor], width: int) -> Tensor:
-    """Blocks of vectors of one width as one matrix [V, width]; no copy where there is one block."""
-    full = [b for b in blocks if b.numel()] or [blocks[0]]
-    flat = full[0] if len(full) == 1 else torch.cat(full)
-    return flat.view(-1, width)

@@ -1,21 +1,29 @@
 """input_dist of one batch: who needs which rows. It reads no weights, so it may run before the batch's turn has come.
 
+    made        ids become rows, equal rows meet, counts leave           (with a header per rank)
+    advance()   counts have arrived: ids are placed and leave; links are made while they travel
+    finish()    ids have arrived: what is asked of this rank
+
 Two messages: the counts, with a header per rank, and the ids. An error on one rank (an id outside its table) rides in the header, so all
 ranks raise it, with the guilty rank's name, before anything else is sent.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from recapp.distributed.comm import Comm
-from recapp.distributed.message import Buffers, Header, Mail, swap_counts
+from recapp.distributed.message import Mail, swap_counts
 from recapp.errors import ConfigError, RankError
-from recapp.sharding.layout import Layout
-from recapp.sharding.modes import Routes, ask, own
+from recapp.kernels.links import Counts, Routes, place_type
+from recapp.sharding.modes import BagRequests, RowRequests, Served
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.ids import IdRules, OutsideTable, Rows
+
+if TYPE_CHECKING:
+    from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 
 OK, OUTSIDE, FAILED = range(3)                                  # status in the header
 NO_IDS, UNWEIGHTED, WEIGHTED, LEARNED_WEIGHTS = range(4)        # sample weights in the header
@@ -24,55 +32,97 @@ NO_IDS, UNWEIGHTED, WEIGHTED, LEARNED_WEIGHTS = range(4)        # sample weights
 class Requests:
     """The exchange of one batch: what this rank asked, what it was asked, and where the vectors will stand.
 
-    It belongs to its batch, not to a module: several may be in flight.
+    It belongs to its batch, not to a module: several may be in flight. It leases the collection's scratch memory until `release`.
 
     Args:
         features: the batch's raw ids.
-        layout: where rows live.
-        routes: of each group.
-        rules: that make rows of ids.
-        comm: the ranks.
-        header: what this rank wants; filled with what all ranks said.
-        buffers: message memory.
-        dtype: compute dtype of the collection.
+        collection: whose tables they mean.
 
     Weights that need a gradient are pooled at home even where the mode is `pooled`.
-
-    Raises:
-        IdError: an id outside its table on any rank.
-        ConfigError: sample weights on some ranks only.
-        RankError: another rank could not read its batch.
     """
 
-    def __init__(self, features: KeyedJaggedTensor, layout: Layout, routes: list[Routes], rules: IdRules, comm: Comm, header: Header,
-                 buffers: Buffers, dtype: torch.dtype) -> None:
-        groups, widths = layout.groups, np.array([g.width for g in layout.groups])
-        rows, status, failure = _rows(features, rules, dtype)
-        weighting = _weighting(rows)
-        asked_modes = _modes(routes, weighting)
-        self.B, self.per_F, self.lengths_FB = rows.lengths_FB.shape[1], rows.per_F, rows.lengths_FB
-        self.weights_L = rows.weights_L
-        plain = rows if rows.weights_L is None else replace(rows, weights_L=rows.weights_L.detach())
-        self.asked = [ask(r, plain, comm.world, mode) for r, mode in zip(routes, asked_modes, strict=True)]
-        out_WG3 = np.stack([a.counts_W3.numpy() for a in self.asked], 1).astype(np.int64)
-        heads, in_WG3 = swap_counts(comm, [status[0], self.B, header.wanted, weighting, *status[1:]], out_WG3)
-        header.rows_W, header.wanted_W = heads[:, 1].tolist(), heads[:, 2].tolist()
-        _raise_together(heads, rules, comm.rank, failure)
-        self.modes = _modes(routes, _agree_on_weights(heads[:, 3].tolist()))        # a rank without ids serves those that have some
-        answered = sum(g.mode != "replicated" for g in groups)
-        self.vectors = Mail(out_WG3[..., 1] * widths, in_WG3[..., 1] * widths, comm.rank, answered)
-        words = Mail(out_WG3[..., 2], in_WG3[..., 2], comm.rank, answered)
-        row_dtype = torch.int64 if any(r.row_dtype == torch.int64 for r in routes) else torch.int32
-        ids = buffers.take(words.numel, row_dtype, comm.device)
+    def __init__(self, features: KeyedJaggedTensor, collection: "ShardedEmbeddingBagCollection") -> None:
+        c = self.collection = collection
+        self.lease = c.lease()
+        self.rows, status, self.failure = _rows(features, c.id_rules, c.dtype)
+        weighting = _weighting(self.rows)
+        self.B, self.weights_L = self.rows.lengths_FB.shape[1], self.rows.weights_L
+        plain = self.rows if self.weights_L is None else replace(self.rows, weights_L=self.weights_L.detach())
+        self.asked = [_asker(mode, c.comm.world)(c.backend, r, c.comm.world, c.comm.rank, take)
+                      for mode, r, take in zip(_modes(c.routes, weighting), c.routes, self.lease, strict=False)]
+        self.counts_WG3 = np.stack([a.route(b) for a, b in zip(self.asked, c.bags(plain), strict=True)], 1)
+        c.mark("route")
+        self._counts = swap_counts(c.comm, [status[0], self.B, c.header.wanted, weighting, *status[1:]], self.counts_WG3)
+        self._ids: Callable[[], None] | None = None
+        self.heads: Counts = np.zeros((0, 0), np.int64)
+        self.finished = self.spent = self.released = False
+
+    def advance(self) -> None:
+        """Go on as soon as the counts are there; every rank calls it at the same point of its program.
+
+        An error that the headers tell is kept for `finish`, which belongs to the batch's own turn.
+        """
+        if len(self.heads):
+            return
+        c, out_WG3 = self.collection, self.counts_WG3
+        self.heads, self.in_WG3 = self._counts()
+        c.mark("counts")
+        if self.heads[:, 0].any() or _weights_differ(self.heads[:, 3].tolist()):
+            return
+        words = self.words = Mail(out_WG3[..., 2], self.in_WG3[..., 2], c.comm.rank, c.answered)
+        self.vectors = Mail(out_WG3[..., 1] * c.widths_G, self.in_WG3[..., 1] * c.widths_G, c.comm.rank, c.answered)
+        self.place = place_type(self.vectors.numel)
+        self.ids = c.messages.take(words.numel, c.routes[0].row_dtype, c.comm.device)
         for g, a in enumerate(self.asked):
-            for place, part in zip(words.asked(ids, g), a.ids_W, strict=True):
-                place.copy_(part)
-        comm.swap(ids, *words.requests())()
-        self.owned = [own(mode, words.served(ids, g), torch.from_numpy(in_WG3[:, g]), dtype, comm.rank)
-                      for g, mode in enumerate(self.modes)]
-        buffers.give_back(ids)
-        self.everywhere = [m == "replicated" for m in self.modes]
-        self.spent = False
+            a.place(self.ids, words.asked_WG1[:, g], self.vectors.asked_WG1[:, g], self.place)
+        c.mark("place")
+        self._ids = c.comm.swap(self.ids, *words.requests())
+        for a in self.asked:
+            a.link(c.dtype)
+        c.mark("link")
+
+    def finish(self) -> None:
+        """Wait for what the others ask.
+
+        Raises:
+            IdError: an id outside its table on any rank.
+            ConfigError: sample weights on some ranks only.
+            RankError: another rank could not read its batch.
+        """
+        if self.finished:
+            return
+        self.advance()
+        c = self.collection
+        _raise_together(self.heads, c.id_rules, c.comm.rank, self.failure)
+        modes = _modes(c.routes, max(self.heads[:, 3].tolist()))                # a rank without ids serves those that have some
+        assert self._ids is not None
+        self._ids()
+        c.mark("ids")
+        self.served = [Served(c.backend, r, mode, take) for r, mode, take in zip(c.routes, modes, self.lease, strict=False)]
+        if c.comm.world > 1:
+            for g, s in enumerate(self.served):
+                s.serve(self.ids, self.words.served_WG1[:, g], self.vectors.served_WG1[:, g], self.in_WG3[:, g], c.dtype, self.place)
+        c.messages.give_back(self.ids)
+        del self.ids
+        self.finished = True
+
+    def abandon(self) -> None:
+        """End an exchange whose batch will not come: what is under way has to arrive before its memory is used again."""
+        self.advance()
+        if self._ids is not None and not self.finished:
+            self._ids()
+            self.collection.messages.give_back(self.ids)
+        self.release()
+
+    def release(self) -> None:
+        """Give the scratch memory back: nothing of this exchange is used any more."""
+        if not self.released:
+            self.released = True
+            self.collection.give_back(self.lease)
+
+
+def _asker(mode: str, world: int) -> type[RowRequests | BagRequests]:
+    return BagRequests if mode == "pooled" and world > 1 else RowRequests
 
 
 def _rows(features: KeyedJaggedTensor, rules: IdRules, dtype: torch.dtype) -> tuple[Rows, tuple[int, int, int], Exception | None]:
@@ -100,18 +150,11 @@ def _modes(routes: list[Routes], weighting: int) -> list[str]:
     return ["unique" if weighting == LEARNED_WEIGHTS and r.mode == "pooled" else r.mode for r in routes]
 
 
-def _agree_on_weights(weighting_W: list[int]) -> int:
-    """How the ids of all ranks are weighted."""
-    names = ["no ids", "no sample weights", "sample weights", "sample weights that need a gradient"]
-    most = max(weighting_W)
-    for rank, weighting in enumerate(weighting_W):
-        if weighting not in (NO_IDS, most):
-            raise ConfigError(f"rank {rank} has a batch with {names[weighting]}, rank {weighting_W.index(most)} one with {names[most]}: "
-                              "give the batches of all ranks the same (weights of ones change nothing)")
-    return most
+def _weights_differ(weighting_W: list[int]) -> bool:
+    return any(weighting not in (NO_IDS, max(weighting_W)) for weighting in weighting_W)
 
 
-def _raise_together(heads: "np.ndarray[tuple[int, int], np.dtype[np.int64]]", rules: IdRules, me: int, failure: Exception | None) -> None:
+def _raise_together(heads: Counts, rules: IdRules, me: int, failure: Exception | None) -> None:
     for rank, (status, _, _, _, pair, number) in enumerate(heads.tolist()):
         if status == OUTSIDE:
             error = rules.error(pair, number, f" on rank {rank}" if len(heads) > 1 else "")
@@ -121,4 +164,9 @@ def _raise_together(heads: "np.ndarray[tuple[int, int], np.dtype[np.int64]]", ru
             if failure is not None and rank == me:
                 raise failure
             raise RankError(f"rank {rank} could not look up its batch; its own message says why")
-
+    names, weighting_W = ["no ids", "no sample weights", "sample weights", "sample weights that need a gradient"], heads[:, 3].tolist()
+    most = max(weighting_W)
+    for rank, weighting in enumerate(weighting_W):
+        if weighting not in (NO_IDS, most):
+            raise ConfigError(f"rank {rank} has a batch with {names[weighting]}, rank {weighting_W.index(most)} one with {names[most]}: "
+                              "give the batches of all ranks the same (weights of ones change nothing)")

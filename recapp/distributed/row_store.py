@@ -5,14 +5,18 @@ and to update them, a checkpoint asks it for its rectangles.
 """
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from recapp.kernels.reference import Links, pool, update
+from recapp.kernels.links import Links
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block, Layout
 from recapp.tables.initial import fill_initial
+
+if TYPE_CHECKING:
+    from recapp.kernels.backend import Backend
 
 
 class RowStore(nn.Module):
@@ -25,12 +29,15 @@ class RowStore(nn.Module):
         rule: the optimiser's.
         dtype: what is computed in; weights may be stored narrower.
         device: where the rows live.
+        backend: the kernels.
     """
 
     weights: Tensor
 
-    def __init__(self, layout: Layout, group: int, rank: int, rule: RowRule, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, layout: Layout, group: int, rank: int, rule: RowRule, dtype: torch.dtype, device: torch.device,
+                 backend: "Backend") -> None:
         super().__init__()
+        self.backend = backend
         self.layout, self.rank, self.rule, self.dtype = layout, rank, rule, dtype
         self.width = layout.groups[group].width
         self.pieces = layout.pieces_of(rank, group)
@@ -57,17 +64,19 @@ class RowStore(nn.Module):
         for held in self.state:
             held.zero_()
 
-    def pool(self, links: Links) -> Tensor:
-        """Sum rows along a sparse matrix over the store's rows: [M, width] in the compute dtype."""
-        if self.weights.dtype == self.dtype:
-            return pool(self.weights, links)
-        rows_ND = self.weights.index_select(0, links.index_N).to(self.dtype)
-        number_N = torch.arange(len(links.index_N), dtype=torch.int32, device=rows_ND.device)
-        return pool(rows_ND, links._replace(index_N=number_N))
+    @property
+    def flat(self) -> Tensor:
+        """All rows behind each other."""
+        return self.weights.view(-1)
 
-    def update(self, row_U: Tensor, grad_UD: Tensor, mean_square_U1: Tensor | None, lr: float) -> None:
-        """Apply the rule to touched rows, once each."""
-        update(self.weights, self.state, row_U, grad_UD, mean_square_U1, lr, self.rule.step, self.rule.constants)
+    @property
+    def rows(self) -> int:
+        """R, rows held here."""
+        return len(self.weights)
+
+    def update(self, gradients: Tensor, learn: Links, row_U: Tensor, mean_U: Tensor | None, lr: float) -> None:
+        """Sum the touched rows' gradients along `learn` and apply the rule, once each; `mean_U` where a row here is a strip."""
+        self.backend.update(gradients, learn, row_U, mean_U, self.weights, self.state, self.dtype, lr, self.rule)
 
     def blocks(self) -> Iterator[Block]:
         """The rectangles held here, as views: what a checkpoint reads and writes."""

@@ -64,17 +64,18 @@ class SharedState:
         """Sums over whole rows.
 
         Args:
-            row_GU: touched rows of each group's store, ascending.
+            row_GU: touched rows of each group's store, in the order in which they were asked for.
             squares_GU: fp64 sums of squares over the strip's columns.
 
         Returns:
             fp64 sums of squares over the whole row, shaped as they came.
         """
         device = self.comm.device
-        counts = [torch.searchsorted(row, base).diff() if len(base) else base for row, base in zip(row_GU, self.base_G, strict=True)]
-        n_P = torch.cat(counts).cpu()
+        piece_GU = [torch.bucketize(row, base[:-1], right=True) - 1 for row, base in zip(row_GU, self.base_G, strict=True)]
+        order_GU = [torch.argsort(piece, stable=True) for piece in piece_GU]
+        n_P = torch.cat([torch.bincount(p, minlength=max(len(b) - 1, 0)) for p, b in zip(piece_GU, self.base_G, strict=True)]).cpu()
         first_P = starts(n_P)[:-1]
-        part = torch.cat(squares_GU)
+        part = torch.cat([squares[order] for squares, order in zip(squares_GU, order_GU, strict=True)])
         arrived, first_A = self._exchange(part, n_P, first_P)
         everything = torch.cat([part, arrived, part.new_zeros(1)])
         total = torch.zeros_like(part)
@@ -84,7 +85,10 @@ class SharedState:
             index = runs(begin_P, torch.where(present_P, n_P, 0)).to(device)
             where = runs(first_P, torch.where(present_P, n_P, 0)).to(device)
             total[where] += everything[index]
-        return list(torch.split(total, [len(r) for r in row_GU]))
+        found = [torch.empty_like(squares) for squares in squares_GU]
+        for whole, order, mine in zip(found, order_GU, torch.split(total, [len(r) for r in row_GU]), strict=True):
+            whole[order] = mine
+        return found
 
     def _exchange(self, part: Tensor, n_P: Tensor, first_P: Tensor) -> tuple[Tensor, Tensor]:
         """Parts of the siblings on other ranks, and where each begins."""
@@ -97,12 +101,12 @@ class SharedState:
             served[rank] += size[i]
         mail = Mail(asked, served, self.comm.rank, 1)
         buffer = torch.empty(mail.numel, dtype=part.dtype, device=part.device)
-        at = [c[0] for c in mail.asked_W]
+        at = mail.asked_WG1[:, 0].tolist()
         for rank, _, _, i in self.out:
             buffer[at[rank]:at[rank] + size[i]] = part[int(first_P[i]):int(first_P[i]) + size[i]]
             at[rank] += size[i]
         self.comm.swap(buffer, *mail.requests())()
-        arrived = torch.cat([buffer[c[0]:c[1]] for r, c in enumerate(mail.served_W) if r != self.comm.rank] or [buffer[:0]])
+        arrived = torch.cat([buffer[c[0]:c[1]] for r, c in enumerate(mail.served_WG1.tolist()) if r != self.comm.rank] or [buffer[:0]])
         return arrived, starts(n_P[self.into_piece])[:-1]
 
 

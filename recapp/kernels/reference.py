@@ -1,35 +1,26 @@
-"""The local arithmetic in torch: it defines the result that every faster backend must reproduce.
+"""The local functions of the engine in torch: they define the result that every faster backend must reproduce, and run on any device.
 
-Everything local is a sparse matrix in CSR form (`Links`), its transpose, one `pool` and one `update`. Letters: N entries, M rows of the
-matrix, U distinct keys, R rows of a store, D width.
+    integers    route, place, link      home: which rows a batch needs, of whom, and which vectors make which bag
+                serve, group            owner: what was asked, and the distinct rows that learn
+    arithmetic  pool                    sums of vectors along a sparse matrix: lookup, combine, segment sums of backward
+                update                  weights and state of each touched row, once
 
-    group   equal keys brought together: distinct keys, each key's places, each place's key
-    pool    out[m] = sum of weights[k] * rows[index[k]], k in offsets[m] .. offsets[m + 1]      lookup, combine, segment sums
-    update  weights and state of each touched row, once
-
-A bag's entries are summed one after the other in their order, whatever the width: that is what makes results equal bit for bit
-under every way of cutting a table.
+A bag's entries are summed one after the other in their order, whatever the width: that is what makes results equal bit for bit under every
+way of cutting a table. Types and letters are those of `recapp/kernels/links.py`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SQUARE_BLOCK = 64       # columns; as wide as a vertical strip is by default (recapp/sharding/tilings.py)
+from recapp.kernels.links import Bags, Counts, Links, Routes, Rule, Scratch
 
-
-class Links(NamedTuple):
-    """A sparse matrix in CSR: row m sums `weights[k] * rows[index[k]]` over k in offsets[m] .. offsets[m + 1].
-
-    No offsets: one entry per row. No weights: ones.
-    """
-
-    index_N: Tensor
-    offsets_M1: Tensor | None = None
-    weights_N: Tensor | None = None
+CHUNK_ELEMENTS = 1 << 24        # gathered at a time where vectors are scattered over a buffer: 64 MB in fp32
+SQUARE_BLOCK = 64               # columns; as wide as a vertical strip is by default (recapp/sharding/tilings.py)
 
 
 class Grouped(NamedTuple):
@@ -40,10 +31,24 @@ class Grouped(NamedTuple):
     order_N: Tensor
     start_U1: Tensor
 
-    def transpose(self, row_N: Tensor, weights_N: Tensor | None) -> Links:
-        """Key u collects from the rows that held it."""
-        weights = None if weights_N is None else weights_N.index_select(0, self.order_N)
-        return Links(row_N.index_select(0, self.order_N), self.start_U1, weights)
+
+class _Distinct(NamedTuple):
+    """Distinct rows of a group in one batch: rows in their owners' stores, owners, and the pairs of each."""
+
+    row_U: Tensor
+    rank_U: Tensor
+    grouped: Grouped
+
+
+class _BagRows(NamedTuple):
+    """The pairs of a group in one batch: their owners and rows there, and the pairs of each (bag, owner), owners within bags."""
+
+    rank_P: Tensor
+    row_P: Tensor
+    pair_P: Tensor
+    grouped: Grouped
+    rank_V: Tensor
+    bag_V: Tensor
 
 
 def starts(counts_M: Tensor) -> Tensor:
@@ -67,53 +72,278 @@ def group(key_N: Tensor) -> Grouped:
     return Grouped(sorted_N.index_select(0, first_U), number_N, order_N, F.pad(first_U, (0, 1), value=len(key_N)).int())
 
 
-def pool(rows_RD: Tensor, links: Links) -> Tensor:
-    """Sum rows along a sparse matrix.
+def gather(source: Tensor, unit: int, width: int, index_N: Tensor, dtype: torch.dtype) -> Tensor:
+    """source[index[n] * unit : +width], [N, width]: rows of a store (`unit` is the width) or vectors at places of a buffer (1)."""
+    if not len(index_N):
+        return source.new_zeros(0, width, dtype=dtype)
+    return source.as_strided(((len(source) - width) // unit + 1, width), (unit, 1)).index_select(0, index_N).to(dtype)
 
-    Args:
-        rows_RD: what is read, fp32 or fp64.
-        links: M bags of its rows.
 
-    Returns:
-        [M, D].
-    """
+class TorchBackend:
+    """The reference. Functions take a `Scratch` for results that stay from batch to batch; this backend makes fresh ones."""
+
+    name = "torch"
+    rows_of_ids = None      # id rules have their own torch operations
+
+    def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_Distinct, Counts]:
+        """The distinct rows that a group needs, and how many of each rank.
+
+        Args:
+            r: the group.
+            b: the batch.
+            world: ranks W.
+            take: memory for results.
+
+        Returns:
+            What `place_rows` and `link_rows` of this backend go on with (its `row_U`: rows in their owners' stores), and counts [W].
+        """
+        row_P, strip_P, _ = _pairs(r, b)
+        distinct = group(row_P + _keys(r)[strip_P])
+        strip_U = strip_P[distinct.order_N[distinct.start_U1[:-1].long()]]
+        rank_U, row_U = _locate(r, distinct.key_U - _keys(r)[strip_U], strip_U)
+        return _Distinct(row_U, rank_U, distinct), torch.bincount(rank_U, minlength=world).cpu().numpy()
+
+    def place_rows(self, r: Routes, d: _Distinct, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, place: torch.dtype,
+                   take: Scratch) -> Tensor:
+        """Write the requests of distinct rows into a message and say where their vectors will stand.
+
+        Args:
+            r: the group.
+            d: from `route_rows`.
+            ids: the message of ids, written at each rank's first place.
+            id_first_W: those places.
+            vector_first_W: first place of the group's vectors of each rank in the message of vectors.
+            place: type of places.
+            take: memory for results.
+
+        Returns:
+            Places of the vectors, [U].
+        """
+        nth_U = _nth_of_rank(d.rank_U)
+        ids[torch.from_numpy(id_first_W).to(ids.device)[d.rank_U] + nth_U] = d.row_U.to(ids.dtype)
+        return (torch.from_numpy(vector_first_W).to(ids.device)[d.rank_U] + nth_U * r.width).to(place)
+
+    def link_rows(self, r: Routes, b: Bags, d: _Distinct, source_U: Tensor, dtype: torch.dtype, take: Scratch) -> tuple[Links, Links]:
+        """The matrix A and its transpose.
+
+        Args:
+            r: the group.
+            b: the batch.
+            d: from `route_rows`.
+            source_U: where each distinct row's vector stands: places in a message, or rows of the store.
+            dtype: of the matrices' entries.
+            take: memory for results.
+
+        Returns:
+            Links of the bags to vectors, placed in the output, and of the distinct rows to places in the output's gradient.
+        """
+        offsets_M1 = starts(_lengths(r, b)).int()
+        bag_P = torch.repeat_interleave(torch.arange(len(b.where_M), device=offsets_M1.device), offsets_M1.diff())
+        use_P = None
+        if b.scale_M is not None:
+            use_P = b.scale_M[bag_P] if b.weights_L is None else b.scale_M[bag_P] * b.weights_L[_pairs(r, b)[2]]
+        order = d.grouped.order_N
+        learn = Links(b.where_M[bag_P[order]], d.grouped.start_U1, None if use_P is None else use_P[order], None, len(d.row_U))
+        return Links(source_U[d.grouped.number_N], offsets_M1, use_P, b.where_M, len(b.where_M)), learn
+
+    def route_bags(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_BagRows, Counts]:
+        """What each bag of a group wants of each rank.
+
+        Returns:
+            What `place_bags` of this backend goes on with, and rows and vectors asked of each rank, [W, 2].
+        """
+        row_P, strip_P, pair_P = _pairs(r, b)
+        rank_P, local_P = _locate(r, row_P, strip_P)
+        bag_P = torch.repeat_interleave(torch.arange(len(b.where_M), device=row_P.device), _lengths(r, b))
+        vector = group(bag_P * world + rank_P)
+        rank_V, bag_V = vector.key_U % world, vector.key_U // world
+        counts = [torch.bincount(x, minlength=world).cpu().numpy() for x in (rank_P, rank_V)]
+        return _BagRows(rank_P, local_P, pair_P, vector, rank_V, bag_V), np.stack(counts, 1)
+
+    def place_bags(self, r: Routes, b: Bags, found: _BagRows, ids: Tensor, id_first_W: Counts, vector_first_W: Counts,
+                   words_L: Tensor | None, place: torch.dtype, take: Scratch) -> tuple[Links, Links]:
+        """Write the requests of bags into a message: to each rank its rows, bag lengths and the bits of the sample weights.
+
+        Args:
+            r: the group.
+            b: the batch.
+            found: from `route_bags`.
+            ids: the message, written at each rank's first place.
+            id_first_W: those places.
+            vector_first_W: first place of the group's vectors of each rank in the message of vectors.
+            words_L: [L, words] sample weights as integers of the message's type, or None.
+            place: type of places.
+            take: memory for results.
+
+        Returns:
+            Links of the bags to vectors, and of the vectors to places in the output's gradient, placed in the message.
+        """
+        device, (rank_P, row_P, pair_P, vector, rank_V, bag_V) = ids.device, found
+        rows_W, vectors_W = (torch.bincount(x, minlength=len(id_first_W)) for x in (rank_P, rank_V))
+        first_W, order = torch.from_numpy(id_first_W).to(device), vector.order_N
+        at_P = _nth_of_rank(rank_P[order])
+        ids[first_W[rank_P[order]] + at_P] = row_P[order].to(ids.dtype)
+        nth_V = _nth_of_rank(rank_V)
+        ids[(first_W + rows_W)[rank_V] + nth_V] = vector.start_U1.diff().to(ids.dtype)
+        if words_L is not None:
+            first = (first_W + rows_W + vectors_W)[rank_P[order]] + at_P * words_L.shape[1]
+            ids[first[:, None] + torch.arange(words_L.shape[1], device=device)] = words_L[pair_P[order]]
+        index_V = (torch.from_numpy(vector_first_W).to(device)[rank_V] + nth_V * r.width).to(place)
+        offsets_M1 = starts(torch.bincount(bag_V, minlength=len(b.where_M))).int()
+        use_V = None if b.scale_M is None else b.scale_M[bag_V]
+        combine = Links(index_V, offsets_M1, use_V, b.where_M, len(b.where_M))
+        return combine, Links(b.where_M[bag_V], None, use_V, index_V, len(index_V))
+
+    def serve(self, ids: Tensor, id_first_W: Counts, counts_W3: Counts, vector_first_W: Counts, width: int, pooled: bool,
+              words: int, weights: torch.dtype, place: torch.dtype, take: Scratch) -> Links:
+        """What all ranks ask of a group's store here, in rank order: the matrix S, its answers placed in the message of vectors.
+
+        Args:
+            ids: the message of ids.
+            id_first_W: where each rank's request begins in it.
+            counts_W3: rows, vectors and words of it.
+            vector_first_W: where each rank's answers begin in the message of vectors.
+            width: of the group.
+            pooled: whether requests carry bag lengths.
+            words: integers per sample weight, 0 without.
+            weights: type of the weights.
+            place: type of places.
+            take: memory for results.
+        """
+        requests = [ids[first:first + n] for first, n in zip(id_first_W.tolist(), counts_W3[:, 2].tolist(), strict=True)]
+        parts = [(q[:n], q[n:n + v], q[n + v:]) for q, (n, v, _) in zip(requests, counts_W3.tolist(), strict=True)] if pooled else []
+        row_N = torch.cat([rows for rows, _, _ in parts] if pooled else requests)
+        at_V = torch.cat([first + width * torch.arange(v, device=ids.device)
+                          for first, v in zip(vector_first_W.tolist(), counts_W3[:, 1].tolist(), strict=True)]).to(place)
+        offsets = starts(torch.cat([lengths for _, lengths, _ in parts])).int() if pooled else None
+        use_N = torch.cat([bits for _, _, bits in parts]).view(weights) if words else None
+        return Links(row_N, offsets, use_N, at_V, len(at_V))
+
+    def group_rows(self, rows: int, asked: Links, take: Scratch) -> tuple[Tensor, Links]:
+        """The distinct rows that were asked for, and what each learns from.
+
+        Args:
+            rows: of the store.
+            asked: from `serve`: rows, and where each vector's gradient will stand.
+            take: memory for results.
+
+        Returns:
+            Rows [U] in an order that depends on the requests alone, and links of each to places of gradients, in the order of asking.
+        """
+        assert asked.at_M is not None
+        distinct, at_N = group(asked.index_N), asked.at_M
+        if asked.offsets_M1 is not None:
+            at_N = torch.repeat_interleave(at_N, asked.offsets_M1.diff())
+        use_T = None if asked.weights_N is None else asked.weights_N[distinct.order_N]
+        return distinct.key_U, Links(at_N[distinct.order_N], distinct.start_U1, use_T, None, len(distinct.key_U))
+
+    def pool(self, source: Tensor, unit: int, width: int, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0) -> None:
+        """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over k in offsets[m] .. offsets[m + 1].
+
+        Args:
+            source: flat; 16-bit floats are read as fp32.
+            unit: the width where `index` holds rows, 1 where it holds places.
+            width: of a vector.
+            links: the sparse matrix.
+            target: flat, written in its own type.
+            dtype: what is computed in, fp32 or fp64.
+            scale: of all sums.
+        """
+        step = max(1, CHUNK_ELEMENTS // width)
+        for first in range(0, links.bags, step):
+            last = min(first + step, links.bags)
+            rows_MD = _sums(source, unit, width, links, dtype, first, last) * scale
+            if links.at_M is None:
+                target[first * width:last * width] = rows_MD.view(-1).to(target.dtype)
+            else:
+                column_D = torch.arange(width, device=target.device)
+                target[links.at_M[first:last, None].long() + column_D] = rows_MD.to(target.dtype)
+
+    def square_sums(self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype) -> Tensor:
+        """fp64 sum of squares of every touched row's gradient, [U]: within blocks of `SQUARE_BLOCK` columns, then block by block.
+
+        So a table cut into such strips, whose owners add each other's sums, gets the bits of an uncut one.
+        """
+        return _squares(_sums(gradients, 1, width, learn, dtype, 0, learn.bags))
+
+    def update(self, gradients: Tensor, learn: Links, row_U: Tensor, mean_U: Tensor | None, weights_RD: Tensor, state: Sequence[Tensor],
+               dtype: torch.dtype, lr: float, rule: Rule) -> None:
+        """Sum each touched row's gradient and apply a rule (`recapp/optim/rules.py`) to it, once.
+
+        Args:
+            gradients: flat message or output gradient.
+            learn: what each touched row learns from.
+            row_U: distinct rows of the store.
+            mean_U: mean of the squared gradient over the whole logical row where the row here is a strip of it; else None.
+            weights_RD: the store, changed in place; half types are read as `dtype` and rounded back.
+            state: its state tensors, [R, 1] or [R, D], changed in place.
+            dtype: what is computed in.
+            lr: learning rate of this update.
+            rule: its expression, constants and kinds of state.
+        """
+        row_U, held, width = row_U.long(), [weights_RD, *state], weights_RD.shape[1]
+        grad_UD = _sums(gradients, 1, width, learn, dtype, 0, learn.bags)
+        mean_U1 = (_squares(grad_UD) / width if mean_U is None else mean_U).to(dtype)[:, None]
+        w_UD, *s = (x.index_select(0, row_U).to(dtype) for x in held)
+        new = rule.step(w_UD, grad_UD, mean_U1, lr, torch.sqrt, *rule.constants, *s)
+        for x, value in zip(held, new, strict=True):
+            x.index_copy_(0, row_U, value.to(x.dtype))
+
+
+def _sums(source: Tensor, unit: int, width: int, links: Links, dtype: torch.dtype, first: int, last: int) -> Tensor:
+    """Bags first..last of `pool`, unscaled: [last - first, width]."""
+    begin, end = first, last
+    if links.offsets_M1 is not None:
+        begin, end = int(links.offsets_M1[first]), int(links.offsets_M1[last])
+    if begin == end:
+        return source.new_zeros(last - first, width, dtype=dtype)
+    gathered_ND = gather(source, unit, width, links.index_N[begin:end], dtype)
     if links.offsets_M1 is None and links.weights_N is None:
-        return rows_RD.index_select(0, links.index_N)
-    n = len(links.index_N)
-    offsets_M1 = torch.arange(n + 1, device=rows_RD.device) if links.offsets_M1 is None else links.offsets_M1
-    if n == 0:                                                    # embedding_bag refuses a table of no rows
-        return rows_RD.new_zeros(len(offsets_M1) - 1, rows_RD.shape[1])
-    return F.embedding_bag(links.index_N, rows_RD, offsets_M1.to(links.index_N.dtype), mode="sum", include_last_offset=True,
-                           per_sample_weights=links.weights_N)
+        return gathered_ND
+    offsets = torch.arange(end - begin + 1, device=source.device)
+    if links.offsets_M1 is not None:
+        offsets = links.offsets_M1[first:last + 1].long() - begin
+    weights = None if links.weights_N is None else links.weights_N[begin:end].to(dtype)
+    return F.embedding_bag(torch.arange(end - begin, device=source.device), gathered_ND, offsets, mode="sum", include_last_offset=True,
+                           per_sample_weights=weights)
 
 
-def square_sums(grad_UD: Tensor) -> Tensor:
-    """fp64 sum of squares of every row, [U]: within blocks of `SQUARE_BLOCK` columns, then block by block.
-
-    So a table cut into such strips, whose owners add each other's sums, gets the bits of an uncut one.
-    """
+def _squares(grad_UD: Tensor) -> Tensor:
     total_U = torch.zeros(len(grad_UD), dtype=torch.float64, device=grad_UD.device)
     for block_UC in torch.split(grad_UD, SQUARE_BLOCK, 1):
         total_U += block_UC.to(torch.float64, copy=True).square_().sum(1)
     return total_U
 
 
-def update(weights_RD: Tensor, state: Sequence[Tensor], row_U: Tensor, grad_UD: Tensor, mean_square_U1: Tensor | None, lr: float,
-           step: Callable[..., tuple[Any, ...]], constants: Sequence[float]) -> None:
-    """Apply a rule (`recapp/optim/rules.py`) to each touched row, once.
+def _pairs(r: Routes, b: Bags) -> tuple[Tensor, Tensor, Tensor]:
+    """Row, strip and position in the batch of every pair of a group, slot by slot; a strip asks for its feature again."""
+    device = b.rows_L.device
+    first_S, last_S = torch.from_numpy(b.first_S).to(device), torch.from_numpy(b.last_S).to(device)
+    pair_P = runs(first_S, last_S - first_S)
+    strip_P = torch.repeat_interleave(r.strip_S, last_S - first_S, output_size=len(pair_P))
+    return b.rows_L[pair_P].long(), strip_P, pair_P
 
-    Args:
-        weights_RD: the store, changed in place; half types are read as the gradient's type and rounded back.
-        state: its state tensors, [R, 1] or [R, D], changed in place.
-        row_U: distinct rows, int64.
-        grad_UD: their summed gradients.
-        mean_square_U1: mean of the squared gradient over the whole logical row, or None where the rule does not ask.
-        lr: learning rate of this update.
-        step: the rule's expression.
-        constants: the rule's constants.
-    """
-    held = [weights_RD, *state]
-    w_UD, *s = (x.index_select(0, row_U).to(grad_UD.dtype) for x in held)
-    new = step(w_UD, grad_UD, mean_square_U1, lr, torch.sqrt, *constants, *s)
-    for x, value in zip(held, new, strict=True):
-        x.index_copy_(0, row_U, value.to(x.dtype))
+
+def _lengths(r: Routes, b: Bags) -> Tensor:
+    return b.lengths_FB[r.feature_S].flatten().long()
+
+
+def _keys(r: Routes) -> Tensor:
+    """A number for the first row of each strip, such that rows of all strips are numbered without gaps."""
+    return starts(r.rows_I)[:-1]
+
+
+def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of strips to (owner, row of the owner's store)."""
+    first_K = r.start_K + torch.repeat_interleave(_keys(r), r.piece_I1.diff())
+    piece_N = torch.searchsorted(first_K, row_N + _keys(r)[strip_N], right=True) - 1
+    return r.rank_K[piece_N], row_N - r.start_K[piece_N] + r.base_K[piece_N]
+
+
+def _nth_of_rank(rank_N: Tensor) -> Tensor:
+    """How many entries of the same rank stand before each entry."""
+    order_N = torch.argsort(rank_N, stable=True)
+    first_W = starts(torch.bincount(rank_N))
+    nth_N = torch.empty_like(rank_N)
+    nth_N[order_N] = torch.arange(len(rank_N), device=rank_N.device) - first_W[rank_N[order_N]]
+    return nth_N

@@ -13,8 +13,9 @@ table's rule makes a row of each:
 So a hashed table keeps row 0 for missing ids alone (measured on Criteo: sharing it costs .003 AUC).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 import torch
@@ -31,7 +32,7 @@ class Rows:
     """The rows a batch looks up, (table, feature) pair by pair.
 
     Args:
-        rows_L: int64, pairs-major, samples in order within a pair.
+        rows_L: integers, pairs-major, samples in order within a pair.
         lengths_FB: ids per bag; F counts (table, feature) pairs.
         weights_L: a weight per id, or None.
         per_F: ids per pair, on the host.
@@ -53,11 +54,26 @@ class OutsideTable(IdError):
         self.pair, self.number = pair, number
 
 
-class IdRules:
-    """Applies the rules of a collection's tables to a batch. Counts what clamp and drop changed, by table, in `changed`."""
+Kernel = Callable[[Tensor, Sequence[int], Tensor, Tensor, Tensor], tuple[Tensor, int]]
+"""All rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) to rows, -1 where an id is dropped, and the place of the first id
+that is an error, or -1. Rules are numbered as in `RULE_NUMBERS`; `changed_F` is added to."""
 
-    def __init__(self, tables: Sequence[EmbeddingBagConfig]) -> None:
+RULE_NUMBERS = {rule: number for number, rule in enumerate((IdRule.ERROR, IdRule.HASH, IdRule.CLAMP, IdRule.DROP))}
+
+
+class IdRules:
+    """Applies the rules of a collection's tables to a batch. Counts what clamp and drop changed, by table, in `changed`.
+
+    Args:
+        tables: of the collection.
+        kernel: a faster way for ids on the CPU; the torch operations here define the result.
+    """
+
+    def __init__(self, tables: Sequence[EmbeddingBagConfig], kernel: Kernel | None = None) -> None:
         self.pairs = [(t, f) for t in tables for f in t.feature_names]
+        self._kernel = kernel
+        self._size_F = torch.tensor([t.num_embeddings for t, _ in self.pairs])
+        self._rule_F = torch.tensor([RULE_NUMBERS[t.id_rule] for t, _ in self.pairs])
         self.changed = {t.name: 0 for t in tables}
         self._runs = [(rule, [i for i, _ in run]) for rule, run in groupby(enumerate(self.pairs), key=lambda p: p[1][0].id_rule)]
 
@@ -78,6 +94,8 @@ class IdRules:
         ids_L, per_F = ids_L.long(), features.length_per_key()
         lengths_FB = features.lengths().view(len(self.pairs), -1) if per_F else features.lengths().view(0, 0)
         edge = [0, *accumulate(per_F)]
+        if self._kernel is not None:
+            return self._in_one_pass(self._kernel, Rows(ids_L, lengths_FB, weights_L, per_F), edge)
         parts: list[Tensor] = []
         kept: list[Tensor | None] = []
         for rule, run in self._runs:
@@ -106,6 +124,17 @@ class IdRules:
         """The error of a pair's id that was found elsewhere; `where` says on which rank."""
         table, feature = self.pairs[pair]
         return OutsideTable(table, feature, pair, number, where)
+
+    def _in_one_pass(self, kernel: Kernel, ids: Rows, edge: list[int]) -> Rows:
+        changed_F = torch.zeros(len(self.pairs), dtype=torch.int64)
+        rows_L, first = kernel(ids.rows_L.contiguous(), edge, self._size_F, self._rule_F, changed_F)
+        if first >= 0:
+            raise self.error(bisect_right(edge, first) - 1, int(ids.rows_L[first]), "")
+        dropped = False
+        for (table, _), n in zip(self.pairs, changed_F.tolist(), strict=True):
+            self.changed[table.name] += n
+            dropped |= n > 0 and table.id_rule is IdRule.DROP
+        return _drop(rows_L, ids.lengths_FB, ids.weights_L, rows_L >= 0) if dropped else replace(ids, rows_L=rows_L)
 
     def _select(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         wanted, keys = [f for _, f in self.pairs], list(features.keys())

@@ -105,7 +105,7 @@ def calls_of_an_error(comm):
     tables = make_tables()
     collection = sharded(comm, tables, "row_wise")
     with pytest.raises(IdError):
-        collection.input_dist(outside(batch_of(tables, 4, comm.rank)))
+        collection.input_dist(outside(batch_of(tables, 4, comm.rank))).finish()
     return comm.calls
 
 

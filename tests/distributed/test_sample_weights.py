@@ -121,8 +121,7 @@ def wide_rows(comm, dtype):
     outputs = []
     for row_dtype in (torch.int32, torch.int64):
         collection = sharded(comm, tables, "random", "sgd", mode="pooled")
-        for routes in collection.routes:
-            routes.row_dtype = row_dtype
+        collection.routes = [replace(routes, row_dtype=row_dtype) for routes in collection.routes]
         collection(batch).values().sum().backward()
         outputs.append(collection(batch).values().detach())
     return torch.equal(*outputs)

@@ -248,7 +248,7 @@ def over(comm, train, *args):
     (4, "column_wise", "adagrad", "pooled"), (4, "data_parallel", "sgd", "unique")])
 def test_sharded_training_equals_one_process_through_shared_memory_too(ranks, world, kind, rule, mode):
     options = {"rule": rule, "mode": mode, "pooling": "mean", "weighted": True, "uneven": True}
-    for calls, *_, agreed in ranks.run(over, world, train_and_compare, 3, kind, options):
+    for calls, *_, agreed in ranks.run(over, world, train_and_compare, 3, kind, "auto", options):
         assert calls == 4 + agreed
 
 

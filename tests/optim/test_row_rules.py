@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from recapp.errors import ConfigError
-from recapp.kernels.reference import update
+from recapp.kernels.links import Links
+from recapp.kernels.reference import TorchBackend
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 
 RULES = [sgd(0.3), adagrad(0.3), rowwise_adagrad(0.3), adam(0.1, 0.8, 0.95)]
@@ -34,7 +35,8 @@ def rate(rule, t):
 def trained(rule):
     weights, state = fresh(rule)
     for t, (row_U, grad_UD) in enumerate(gradients(), 1):
-        update(weights, state, row_U, grad_UD, grad_UD.square().mean(1, keepdim=True), rate(rule, t), rule.step, rule.constants)
+        learn = Links(D * torch.arange(len(row_U)), torch.arange(len(row_U) + 1), None, None, len(row_U))
+        TorchBackend().update(grad_UD.view(-1), learn, row_U, None, weights, state, torch.float64, rate(rule, t), rule)
     return weights, state
 
 

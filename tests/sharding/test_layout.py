@@ -8,11 +8,10 @@ import torch
 from parity.cases import KINDS, sharding
 
 from recapp.sharding.layout import make_layout
-from recapp.sharding.modes import Routes, ask
+from recapp.sharding.modes import make_routes
 from recapp.sharding.plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.ids import Rows
 
 CPU = torch.device("cpu")
 
@@ -52,27 +51,22 @@ def test_every_row_is_found_in_the_store_that_holds_it(kind, world):
     assert all(stored[g, rank] == set(range(group.rows_W[rank])) for g, group in enumerate(layout.groups) for rank in range(world))
     for number, group in enumerate(layout.groups):
         for rank in range(world):
-            routes = Routes(layout, number, rank, CPU)
-            for i, strip in enumerate(layout.strips):
-                if strip.group == number:
-                    keys = torch.arange(strip.key, strip.key + tables[strip.table].num_embeddings)
-                    pieces = [p for p in layout.pieces if p.strip == i and (group.mode != "replicated" or p.rank == rank)]
-                    expected = [(p.rank, p.base + k) for p in pieces for k in range(len(p.rows))]
-                    assert list(zip(*(x.tolist() for x in routes.locate(keys)), strict=True)) == expected
+            routes = make_routes(layout, number, rank, CPU)
+            for nth, i in enumerate(i for i, strip in enumerate(layout.strips) if strip.group == number):
+                pieces = [p for p in layout.pieces if p.strip == i and (group.mode != "replicated" or p.rank == rank)]
+                expected = [(p.rank, p.base + k) for p in pieces for k in range(len(p.rows))]
+                found = slice(*routes.piece_I1[nth:nth + 2].tolist())
+                ends = [*routes.start_K[found].tolist()[1:], int(routes.rows_I[nth])]
+                held = zip(routes.start_K[found].tolist(), ends, routes.rank_K[found].tolist(), routes.base_K[found].tolist(), strict=True)
+                assert [(rank, base + k) for first, last, rank, base in held for k in range(last - first)] == expected
 
 
 def test_all_groups_number_rows_in_one_type_because_they_share_a_message():
     giant, small = table("giant", 3 * 2**31, 4, ["a"]), table("small", 10, 2, ["b"])
     layout = layout_of([giant, small], ["table_wise", "table_wise"], 1)
-    assert {Routes(layout, g, 0, CPU).row_dtype for g in range(2)} == {torch.int64}
-    rank, row = Routes(layout, 1, 0, CPU).locate(torch.tensor([3 * 2**31 - 1]))
-    assert (int(rank), int(row)) == (0, 3 * 2**31 - 1)
-    rows = Rows(torch.tensor([5, 3 * 2**31 - 1, 9]), torch.tensor([[2], [1]]), None, [2, 1])
-    asked = ask(Routes(layout, 1, 0, CPU), rows, 1, "unique")
-    assert asked.ids_W[0].tolist() == [5, 3 * 2**31 - 1] and asked.combine.index_N.tolist() == [0, 1]
+    assert {make_routes(layout, g, 0, CPU).row_dtype for g in range(2)} == {torch.int64}
     split = layout_of([giant, small], ["row_wise", "table_wise"], 4)
-    assert {Routes(split, g, 0, CPU).row_dtype for g in range(2)} == {torch.int32}
-    assert int(Routes(split, 1, 0, CPU).locate(torch.tensor([3 * 2**31 - 1]))[1]) == 3 * 2**29 - 1
+    assert {make_routes(split, g, 0, CPU).row_dtype for g in range(2)} == {torch.int32}
 
 
 def calls_in(work):

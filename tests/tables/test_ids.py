@@ -4,12 +4,21 @@ import pytest
 import torch
 
 from recapp.errors import ConfigError, DataError, IdError
+from recapp.kernels.backend import backend
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.ids import IdRules
+from recapp.tables.ids import IdRules as TorchIdRules
 
 BIG = 2**62 + 7
+IdRules = TorchIdRules
+
+
+@pytest.fixture(params=["torch", "numba"], autouse=True)
+def way(request, monkeypatch):
+    """Every rule in torch's operations and in one compiled pass."""
+    kernel = backend(request.param, torch.device("cpu")).rows_of_ids
+    monkeypatch.setitem(globals(), "IdRules", lambda tables: TorchIdRules(tables, kernel))
 
 
 def table(rule, rows=10, name="t", features=("f",)):
@@ -82,7 +91,7 @@ def test_ids_that_are_no_integers_are_refused_with_what_is_wanted(values):
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_any_integer_type_will_do(dtype):
     found = IdRules([table("error")])(KeyedJaggedTensor(["f"], torch.tensor([1, 9], dtype=dtype), None, [2]))
-    assert found.rows_L.tolist() == [1, 9] and found.rows_L.dtype == torch.int64
+    assert found.rows_L.tolist() == [1, 9] and found.rows_L.dtype in (torch.int32, torch.int64)
 
 
 def test_a_missing_feature_is_refused_with_the_close_matches():

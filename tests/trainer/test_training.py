@@ -36,7 +36,7 @@ def test_the_logged_rate_is_the_one_the_update_uses(logs, tmp_path):
         def on_train_start(self, trainer, pl_module):
             store = trainer.strategy.collections()[0].store(0)
             update = store.update
-            store.update = lambda *args: (used.append(args[3]), update(*args))[1]
+            store.update = lambda *args: (used.append(args[4]), update(*args))[1]
 
     schedule = ["optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=5"]
     seen, _, _ = fit(compose(logs, "trainer.max_steps=5", *schedule), tmp_path, Watch())

@@ -1,0 +1,135 @@
+"""What the two halves of a kernel backend hand to each other: a group as arrays, a batch as a group sees it, and sparse matrices.
+
+A *place* is an element offset in a flat buffer (a message, the output, its gradient): vectors of every width lie behind each other in one
+buffer, and nothing has to be moved or aligned. A *row* counts in units of a store's width. Letters: S slots, I strips, K pieces, L ids,
+P (slot, id) pairs, M output bags, V vectors, U distinct rows, N entries, W ranks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Counts = NDArray[np.int64]
+
+
+class Links(NamedTuple):
+    """A sparse matrix in CSR between places: bag m sums `weights[k] * source[index[k]]` over k in offsets[m] .. offsets[m + 1].
+
+    No offsets: one entry per bag. No weights: ones. Its result stands at place `at[m]` of the target; without, bags stand side by side.
+    `index` holds places, or rows where the source is a store.
+    """
+
+    index_N: Tensor
+    offsets_M1: Tensor | None
+    weights_N: Tensor | None
+    at_M: Tensor | None
+    bags: int
+
+
+@dataclass(frozen=True)
+class Routes:
+    """A group as arrays: its slots strip by strip, and where every row of its strips lives. Integers are int64, on the group's device.
+
+    Args:
+        mode: how it asks.
+        width: columns of its strips.
+        features: of each slot, on the host.
+        feature_S: the same, on the device.
+        column_S: the first output column of each slot, on the host.
+        strip_S: each slot's strip, numbered within the group.
+        rows_I: rows of each strip.
+        piece_I1: strip i is made of pieces piece[i] .. piece[i + 1].
+        start_K: first row of each piece within its strip.
+        rank_K: its owner.
+        base_K: its first row in the owner's store.
+        row_dtype: int32 where all stores' rows fit, for all groups of a collection alike: ids travel in one message.
+    """
+
+    mode: str
+    width: int
+    features: list[int]
+    feature_S: Tensor
+    column_S: Counts
+    strip_S: Tensor
+    rows_I: Tensor
+    piece_I1: Tensor
+    start_K: Tensor
+    rank_K: Tensor
+    base_K: Tensor
+    row_dtype: torch.dtype
+
+
+@dataclass(slots=True)
+class Bags:
+    """A batch as a group sees it.
+
+    Args:
+        rows_L: rows of the whole batch, pair by pair.
+        lengths_FB: ids per bag.
+        first_S: where the ids of each slot begin, on the host.
+        last_S: where they end.
+        where_M: place of each bag in the output, slots first.
+        scale_M: what each bag is multiplied by (means); None: nothing, and there are no weights either.
+        weights_L: a weight per id, or None.
+    """
+
+    rows_L: Tensor
+    lengths_FB: Tensor
+    first_S: Counts
+    last_S: Counts
+    where_M: Tensor
+    scale_M: Tensor | None
+    weights_L: Tensor | None
+
+    @property
+    def pairs(self) -> int:
+        """P: ids that the group looks up."""
+        return int((self.last_S - self.first_S).sum())
+
+
+class Rule(Protocol):
+    """What kernels need to know of a row rule (`recapp/optim/rules.py`)."""
+
+    @property
+    def step(self) -> Callable[..., tuple[Any, ...]]:
+        """The expression."""
+
+    @property
+    def constants(self) -> tuple[float, ...]:
+        """Handed to it before the state."""
+
+    @property
+    def state(self) -> tuple[tuple[str, Any], ...]:
+        """Name and kind ("row" or "element") of every state tensor."""
+
+    @property
+    def needs_row(self) -> bool:
+        """Whether it asks for the mean square of the whole row's gradient."""
+
+
+class Scratch:
+    """Arrays by name that stay: a fresh one costs a page fault per 4 KB, more than the arithmetic done in it (measured).
+
+    One belongs to one group of one batch in flight, so what stands in it is that batch's until the batch's backward has run.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    @torch.inference_mode(False)
+    def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
+        """An array of n elements on the CPU, contents undefined; the same memory for the same name. Never an inference tensor."""
+        held = self._held.get(name)
+        if held is None or held.numel() < n or held.dtype != dtype:
+            held = self._held[name] = torch.empty(n + n // 5 + 64, dtype=dtype)
+        return held[:n]
+
+
+def place_type(numel: int) -> torch.dtype:
+    """The type of places in a buffer of `numel` elements."""
+    return torch.int32 if numel < 2**31 else torch.int64

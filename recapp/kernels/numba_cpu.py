@@ -1,0 +1,193 @@
+"""The compiled CPU backend: numba kernels behind the functions of `recapp/kernels/reference.py`, several times as fast.
+
+Tensors become arrays without a copy; results stand in the caller's `Scratch`, which stays from batch to batch. What the functions mean is
+documented at the reference; how they are fast, in `numba_integers.py` and `numba_vectors.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from recapp.kernels import numba_integers as integers
+from recapp.kernels import numba_vectors as vectors
+from recapp.kernels.links import Bags, Counts, Links, Routes, Rule, Scratch
+
+SPREAD_FROM_ROWS = 2048         # fewer bags or touched rows are not worth waking a second thread (10 to 30 us)
+
+
+class _Distinct(NamedTuple):
+    """Distinct rows of a group in one batch: numbers of pairs, rows in their owners' stores, owners, uses."""
+
+    number_P: Tensor
+    row_U: Tensor
+    rank_U: Tensor
+    count_U: Tensor
+
+
+def _array(tensor: Tensor | None) -> Any:
+    """The tensor's memory, flat; 16-bit floats under the names that `simd.py` reads."""
+    if tensor is None:
+        return None
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    elif tensor.dtype == torch.float16:
+        tensor = tensor.view(torch.uint16)
+    return tensor.numpy()
+
+
+def _given(tensor: Tensor | None, dtype: torch.dtype) -> Any:
+    """The tensor's memory; nothing of its type where there is none, so that one compiled kernel serves both."""
+    return _NOTHING[dtype] if tensor is None else tensor.numpy()
+
+
+_NOTHING = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in (torch.int32, torch.float32, torch.float64)}
+
+
+def _number(dtype: torch.dtype, value: float) -> Any:
+    return np.float64(value) if dtype == torch.float64 else np.float32(value)
+
+
+class NumbaBackend:
+    """Kernels for tensors on the CPU. One belongs to one collection: it holds the hash table that the grouping kernels share."""
+
+    name = "numba"
+
+    def __init__(self) -> None:
+        self._slot_H = np.full(1024, -1, np.int32)
+        self._routes: dict[int, tuple[Any, ...]] = {}
+
+    def _slots(self, n: int) -> Any:
+        """The hash table for up to n rows, all -1."""
+        if len(self._slot_H) < 4 * n:
+            self._slot_H = np.full(4 << max(n, 1).bit_length(), -1, np.int32)
+        return self._slot_H
+
+    def _arrays(self, r: Routes) -> tuple[Any, ...]:
+        """strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K."""
+        found = self._routes.get(id(r))
+        if found is None:
+            found = self._routes[id(r)] = tuple(map(_array, (r.strip_S, r.feature_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K)))
+        return found
+
+    def rows_of_ids(self, ids_L: Tensor, edges: Sequence[int], size_F: Tensor, rule_F: Tensor, changed_F: Tensor) -> tuple[Tensor, int]:
+        """Rows of raw ids by the rules of all tables in one pass (`recapp/tables/ids.py` says what is what)."""
+        rows_L = torch.empty(len(ids_L), dtype=torch.int32 if int(size_F.max()) < 2**31 else torch.int64)
+        first = integers.rows_of_ids(_array(ids_L), np.array(edges, np.int64), _array(size_F), _array(rule_F), _array(changed_F),
+                                     _array(rows_L))
+        return rows_L, first
+
+    def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_Distinct, Counts]:
+        """See the reference."""
+        strip_S, _, rows_I, piece_I1, start_K, rank_K, base_K = self._arrays(r)
+        P, n_W = b.pairs, np.zeros(world, np.int64)
+        number, rank, count, place = (take(name, P, torch.int32) for name in ("number", "rank", "count", "place"))
+        row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
+        U = integers.route_rows(_array(b.rows_L), b.first_S, b.last_S, strip_S, rows_I, piece_I1, start_K, rank_K, base_K, self._slots(P),
+                                _array(number), _array(row), _array(rank), _array(count), _array(place), n_W)
+        return _Distinct(number, row[:U], rank[:U], count[:U]), n_W
+
+    def place_rows(self, r: Routes, d: _Distinct, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, place: torch.dtype,
+                   take: Scratch) -> Tensor:
+        """See the reference."""
+        at = take("at", len(d.row_U), place)
+        integers.place_rows(_array(d.rank_U), _array(d.row_U), len(d.row_U), r.width, vector_first_W.copy(), id_first_W.copy(), _array(ids),
+                            _array(at))
+        return at
+
+    def link_rows(self, r: Routes, b: Bags, d: _Distinct, source_U: Tensor, dtype: torch.dtype, take: Scratch) -> tuple[Links, Links]:
+        """See the reference."""
+        P, M, U = b.pairs, len(b.where_M), len(d.row_U)
+        start, offsets = take("start", U + 1, torch.int32), take("offsets", M + 1, torch.int32)
+        index, order = take("index", P, source_U.dtype), take("order", P, b.where_M.dtype)
+        use, use_T = (None, None) if b.scale_M is None else (take("use", P, dtype), take("use_T", P, dtype))
+        integers.link_rows(_array(d.number_P), _array(d.count_U), U, _array(source_U), b.first_S, self._arrays(r)[1], _array(b.lengths_FB),
+                           _array(b.where_M), _array(b.scale_M), _array(b.weights_L), _array(start), _array(offsets), _array(index),
+                           _array(order), _array(use), _array(use_T))
+        return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U)
+
+    def route_bags(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[tuple[int, Counts], Counts]:
+        """See the reference."""
+        strip_S, feature_S, _, piece_I1, start_K, rank_K, _ = self._arrays(r)
+        last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
+        V = integers.route_bags(_array(b.rows_L), b.first_S, feature_S, _array(b.lengths_FB), strip_S, piece_I1, start_K, rank_K, last_W,
+                                rows_W, vectors_W)
+        counts_W2 = np.stack([rows_W, vectors_W], 1)
+        return (V, counts_W2), counts_W2
+
+    def place_bags(self, r: Routes, b: Bags, found: tuple[int, Counts], ids: Tensor, id_first_W: Counts, vector_first_W: Counts,
+                   words_L: Tensor | None, place: torch.dtype, take: Scratch) -> tuple[Links, Links]:
+        """See the reference."""
+        strip_S, feature_S, _, piece_I1, start_K, rank_K, base_K = self._arrays(r)
+        (V, counts_W2), M = found, len(b.where_M)
+        offsets, index, source = take("offsets", M + 1, torch.int32), take("index", V, place), take("source", V, b.where_M.dtype)
+        use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
+        length_W = id_first_W + counts_W2[:, 0]
+        integers.place_bags(_array(b.rows_L), b.first_S, feature_S, _array(b.lengths_FB), strip_S, piece_I1, start_K, rank_K, base_K,
+                            np.zeros(len(length_W), np.int64), vector_first_W.copy(), id_first_W.copy(), length_W, r.width,
+                            _array(b.where_M), _array(b.scale_M), _array(words_L), length_W + counts_W2[:, 1], _array(ids),
+                            _array(offsets), _array(index), _array(source), _array(use))
+        return Links(index, offsets, use, b.where_M, M), Links(source, None, use, index, V)
+
+    def serve(self, ids: Tensor, id_first_W: Counts, counts_W3: Counts, vector_first_W: Counts, width: int, pooled: bool,
+              words: int, weights: torch.dtype, place: torch.dtype, take: Scratch) -> Links:
+        """See the reference."""
+        N, V = int(counts_W3[:, 0].sum()), int(counts_W3[:, 1].sum())
+        row, at, use = take("served_row", N, ids.dtype), take("served_at", V, place), None
+        offsets = take("served_offsets", V + 1, torch.int32) if pooled else None
+        if words:
+            use = take("served_use", N * words * ids.element_size() // weights.itemsize, weights)
+        integers.serve(_array(ids), id_first_W, counts_W3[:, 0].copy(), counts_W3[:, 1].copy(), vector_first_W, width, _array(row),
+                       _array(offsets), _array(at), None if use is None else _array(use.view(ids.dtype)))
+        return Links(row, offsets, use, at, V)
+
+    def group_rows(self, rows: int, asked: Links, take: Scratch) -> tuple[Tensor, Links]:
+        """See the reference."""
+        N = len(asked.index_N)
+        row, start = take("learn_row", N, asked.index_N.dtype), take("learn_start", N + 1, torch.int32)
+        assert asked.at_M is not None
+        order = take("learn_order", N, asked.at_M.dtype)
+        use_T = None if asked.weights_N is None else take("learn_use", N, asked.weights_N.dtype)
+        number, place = take("learn_number", N, torch.int32), take("learn_place", N, torch.int32)
+        U = integers.group_rows(_array(asked.index_N), _array(asked.offsets_M1), _array(asked.at_M), asked.bags, _array(asked.weights_N),
+                                rows, self._slots(N), _array(row), _array(start), _array(order), _array(use_T), _array(number),
+                                _array(place))
+        return row[:U], Links(order, start, use_T, None, U)
+
+    def pool(self, source: Tensor, unit: int, width: int, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0) -> None:
+        """See the reference."""
+        weights = _given(links.weights_N, dtype)
+        arguments = (_array(source), unit, _array(links.index_N), _given(links.offsets_M1, torch.int32), weights, _array(target),
+                     _given(links.at_M, torch.int32), _number(dtype, scale))
+        _run(vectors.pool, vectors.pool_on_threads, (width,), arguments, links.bags)
+
+    def square_sums(self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype) -> Tensor:
+        """See the reference."""
+        total_U = torch.empty(learn.bags, dtype=torch.float64)
+        vectors.squares(width)(_array(gradients), _array(learn.index_N), _array(learn.offsets_M1), _given(learn.weights_N, dtype),
+                               _number(dtype, 0), learn.bags, _array(total_U))
+        return total_U
+
+    def update(self, gradients: Tensor, learn: Links, row_U: Tensor, mean_U: Tensor | None, weights_RD: Tensor, state: Sequence[Tensor],
+               dtype: torch.dtype, lr: float, rule: Rule) -> None:
+        """See the reference."""
+        kinds = tuple(kind for _, kind in rule.state)
+        made_for = rule.step, tuple(rule.constants), kinds, rule.needs_row, weights_RD.shape[1]
+        held = [*(_array(s.view(-1)) for s in state), *[_given(None, dtype)] * (2 - len(kinds))]
+        arguments = (_array(gradients), _array(learn.index_N), _array(learn.offsets_M1), _given(learn.weights_N, dtype), _array(row_U),
+                     _given(mean_U, dtype), _array(weights_RD.view(-1)), *held, float(lr), _number(dtype, 0))
+        _run(vectors.update, vectors.update_on_threads, made_for, arguments, learn.bags)
+
+
+def _run(serial: Callable[..., Any], on_threads: Callable[..., Any], made_for: tuple[Any, ...], arguments: tuple[Any, ...],
+         count: int) -> None:
+    """On as many threads as torch uses; alone where the work is too small or numba is told to use one."""
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    if threads == 1 or count < SPREAD_FROM_ROWS:
+        serial(*made_for)(*arguments, 0, count)
+        return
+    numba.set_num_threads(threads)
+    on_threads(*made_for)(*arguments, count, threads * vectors.TASKS_PER_THREAD)

@@ -1,0 +1,318 @@
+"""The integer half of the compiled backend: which rows a batch needs, of whom, and where their vectors will stand.
+
+Nothing here sorts. Equal rows meet in a small hash table, `slot_H`, whose size follows the batch and not the table (a table of a billion
+rows costs nothing here); one that has a place for every row of a table is used without hashing. It is all -1 between calls: who fills it
+notes the places and clears those. Distinct rows so come in the order of first appearance.
+
+A *place* is an element offset in a flat buffer (a message, the output, its gradient); a *row* counts in units of a width. Letters:
+S slots, I strips, K pieces, P (slot, id) pairs, M output bags, V vectors, U distinct rows, W ranks, H places of the hash table.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from recapp.kernels.simd import OPTIONS, get, put
+
+jit = njit(**OPTIONS)
+ERROR, HASH, CLAMP, DROP = range(4)             # rules, as `recapp/tables/ids.py` numbers them
+MISSING = np.int64(-(2**63))
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)         # 2^64 / golden ratio: Knuth's multiplicative hashing
+
+
+@jit  # type: ignore[untyped-decorator]
+def _hashing(rows: Any, n: Any) -> Any:
+    """(multiplier, shift, mask) for n rows of a table: a quarter to half of the places are used, or each row has its own."""
+    bits = 1
+    while 1 << bits < 2 * n:
+        bits += 1
+    if rows <= 1 << bits:
+        return np.uint64(1), np.uint64(0), np.uint64((1 << bits) - 1)
+    return GOLDEN, np.uint64(64 - bits), np.uint64((1 << bits) - 1)
+
+
+@jit  # type: ignore[untyped-decorator]
+def _find(row: Any, slot_H: Any, row_U: Any, multiplier: Any, shift: Any, mask: Any) -> Any:
+    """The place of a row, or the free place where it belongs."""
+    h = ((np.uint64(row) * multiplier) >> shift) & mask
+    while True:
+        u = get(slot_H, np.int64(h))
+        if u < 0 or get(row_U, u) == row:
+            return np.int64(h)
+        h = (h + np.uint64(1)) & mask
+
+
+@jit  # type: ignore[untyped-decorator]
+def _piece(row: Any, start_K: Any, first: Any, last: Any) -> Any:
+    """The last piece in first..last that starts at or before row."""
+    while last - first > 1:
+        middle = (first + last) >> 1
+        if get(start_K, middle) <= row:
+            first = middle
+        else:
+            last = middle
+    return first
+
+
+# ---- raw ids
+
+
+@jit  # type: ignore[untyped-decorator]
+def rows_of_ids(ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: Any, rows_L: Any) -> Any:
+    """Rows by the rules of `recapp/tables/ids.py`; returns the place of the first id that is an error, or -1."""
+    for f in range(len(size_F)):
+        size, rule = size_F[f], rule_F[f]
+        small = np.uint32(min(size - 1, 2**32 - 1))
+        for at in range(edge_F1[f], edge_F1[f + 1]):
+            number = get(ids_L, at)
+            row = number
+            if number == MISSING:
+                row = 0
+            elif rule == HASH:
+                if np.uint64(number) < 2**32 and size <= 2**32:
+                    row = 1 + int(np.uint32(number) % small)                         # several times as fast as in 64 bits
+                else:
+                    row = 1 + number % (size - 1)
+            elif np.uint64(number) >= np.uint64(size):                              # negative ones too
+                if rule == ERROR:
+                    return at
+                changed_F[f] += 1
+                row = -1 if rule == DROP else 0 if number < 0 else size - 1
+            put(rows_L, at, row)
+    return -1
+
+
+# ---- home, one vector per distinct row
+
+
+@jit  # type: ignore[untyped-decorator]
+def route_rows(rows_L: Any, first_S: Any, last_S: Any, strip_S: Any, rows_I: Any, piece_I1: Any, start_K: Any, rank_K: Any, base_K: Any,
+               slot_H: Any, number_P: Any, row_U: Any, rank_U: Any, count_U: Any, place_U: Any, vectors_W: Any) -> Any:
+    """Number the distinct rows of each strip, count their uses and find their owners; returns how many there are."""
+    U, p, s = 0, 0, 0
+    while s < len(strip_S):
+        strip, begin, end, n = strip_S[s], U, s, 0
+        while end < len(strip_S) and strip_S[end] == strip:
+            n += last_S[end] - first_S[end]
+            end += 1
+        multiplier, shift, mask = _hashing(rows_I[strip], n)
+        for slot in range(s, end):
+            for at in range(first_S[slot], last_S[slot]):
+                row = get(rows_L, at)
+                h = _find(row, slot_H, row_U, multiplier, shift, mask)
+                u = int(get(slot_H, h))
+                if u < 0:
+                    u = U
+                    put(slot_H, h, u)
+                    put(place_U, u, h)
+                    put(row_U, u, row)
+                    put(count_U, u, 0)
+                    U += 1
+                put(count_U, u, get(count_U, u) + 1)
+                put(number_P, p, u)
+                p += 1
+        _settle(row_U, rank_U, place_U, begin, U, slot_H, start_K, rank_K, base_K, piece_I1[strip], piece_I1[strip + 1], vectors_W)
+        s = end
+    return U
+
+
+@jit  # type: ignore[untyped-decorator]
+def _settle(row_U: Any, rank_U: Any, place_U: Any, begin: Any, end: Any, slot_H: Any, start_K: Any, rank_K: Any, base_K: Any, first: Any,
+            last: Any, vectors_W: Any) -> None:
+    """Rows of a strip become rows of their owners' stores."""
+    for u in range(begin, end):
+        row = get(row_U, u)
+        put(slot_H, get(place_U, u), -1)
+        k = _piece(row, start_K, first, last)
+        rank = get(rank_K, k)
+        put(rank_U, u, rank)
+        put(row_U, u, row - get(start_K, k) + get(base_K, k))
+        put(vectors_W, rank, get(vectors_W, rank) + 1)
+
+
+@jit  # type: ignore[untyped-decorator]
+def place_rows(rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W: Any, ids: Any, at_U: Any) -> None:
+    """Vectors and requests go to the next place for their rank; both cursors move."""
+    for u in range(U):
+        rank = get(rank_U, u)
+        put(at_U, u, get(vector_W, rank))
+        put(vector_W, rank, get(vector_W, rank) + width)
+        put(ids, get(row_W, rank), get(row_U, u))
+        put(row_W, rank, get(row_W, rank) + 1)
+
+
+@jit  # type: ignore[untyped-decorator]
+def link_rows(number_P: Any, count_U: Any, U: Any, source_U: Any, first_S: Any, feature_S: Any, lengths_FB: Any, where_M: Any, scale_M: Any,
+              weights_L: Any, start_U1: Any, offsets_M1: Any, index_P: Any, order_P: Any, use_P: Any, use_T: Any) -> None:
+    """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; vector u learns from order[start[u]:start[u+1]]."""
+    start = 0
+    for u in range(U):
+        count = get(count_U, u)
+        put(start_U1, u, start)
+        put(count_U, u, start)                                                      # now a cursor
+        start += count
+    put(start_U1, U, start)
+    p, m = 0, 0
+    for s in range(len(first_S)):
+        at, feature = first_S[s], feature_S[s]
+        for b in range(lengths_FB.shape[1]):
+            put(offsets_M1, m, p)
+            where = get(where_M, m)
+            for _ in range(lengths_FB[feature, b]):
+                u = int(get(number_P, p))
+                k = int(get(count_U, u))
+                put(count_U, u, k + 1)
+                put(index_P, p, get(source_U, u))
+                put(order_P, k, where)
+                if use_P is not None:
+                    use = scale_M[m] if weights_L is None else scale_M[m] * weights_L[at]
+                    put(use_P, p, use)
+                    put(use_T, k, use)
+                p += 1
+                at += 1
+            m += 1
+    put(offsets_M1, m, p)
+
+
+# ---- home, one vector per bag and owner
+
+
+@jit  # type: ignore[untyped-decorator]
+def route_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip_S: Any, piece_I1: Any, start_K: Any, rank_K: Any,
+               last_W: Any, rows_W: Any, vectors_W: Any) -> Any:
+    """Count the rows and vectors that each rank will be asked; returns how many (bag, owner) pairs there are."""
+    last_W[:] = -1
+    m, V = 0, 0
+    for s in range(len(strip_S)):
+        at, strip, feature = first_S[s], strip_S[s], feature_S[s]
+        first, last = piece_I1[strip], piece_I1[strip + 1]
+        for b in range(lengths_FB.shape[1]):
+            for _ in range(lengths_FB[feature, b]):
+                rank = get(rank_K, _piece(get(rows_L, at), start_K, first, last))
+                at += 1
+                put(rows_W, rank, get(rows_W, rank) + 1)
+                if get(last_W, rank) != m:
+                    put(last_W, rank, m)
+                    put(vectors_W, rank, get(vectors_W, rank) + 1)
+                    V += 1
+            m += 1
+    return V
+
+
+@jit  # type: ignore[untyped-decorator]
+def place_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip_S: Any, piece_I1: Any, start_K: Any, rank_K: Any,
+               base_K: Any, last_W: Any, vector_W: Any, row_W: Any, length_W: Any, width: Any, where_M: Any, scale_M: Any, words_L: Any,
+               word_W: Any, ids: Any, offsets_M1: Any, index_V: Any, source_V: Any, use_V: Any) -> None:
+    """Fill the requests (rows, bag lengths, bits of the weights); vector v of a bag stands at index[v] and learns from source[v].
+
+    The entries of A are the scales of the bags alone: sample weights go to the owner, who sums.
+    """
+    last_W[:] = -1
+    m, v = 0, 0
+    for s in range(len(strip_S)):
+        at, strip, feature = first_S[s], strip_S[s], feature_S[s]
+        first, last = piece_I1[strip], piece_I1[strip + 1]
+        for b in range(lengths_FB.shape[1]):
+            put(offsets_M1, m, v)
+            for _ in range(lengths_FB[feature, b]):
+                row = get(rows_L, at)
+                k = _piece(row, start_K, first, last)
+                rank = get(rank_K, k)
+                if get(last_W, rank) != m:
+                    put(last_W, rank, m)
+                    put(index_V, v, get(vector_W, rank))
+                    put(source_V, v, get(where_M, m))
+                    if use_V is not None:
+                        put(use_V, v, scale_M[m])
+                    v += 1
+                    put(vector_W, rank, get(vector_W, rank) + width)
+                    put(ids, get(length_W, rank), 0)
+                    put(length_W, rank, get(length_W, rank) + 1)
+                length = get(length_W, rank) - 1
+                put(ids, length, get(ids, length) + 1)
+                put(ids, get(row_W, rank), row - get(start_K, k) + get(base_K, k))
+                put(row_W, rank, get(row_W, rank) + 1)
+                if words_L is not None:
+                    for word in range(words_L.shape[1]):
+                        put(ids, get(word_W, rank), words_L[at, word])
+                        put(word_W, rank, get(word_W, rank) + 1)
+                at += 1
+            m += 1
+    put(offsets_M1, m, v)
+
+
+# ---- owner
+
+
+@jit  # type: ignore[untyped-decorator]
+def group_rows(row_N: Any, offsets_V1: Any, at_V: Any, V: Any, use_N: Any, rows: Any, slot_H: Any, row_U: Any, start_U1: Any, order_N: Any,
+               use_T: Any, number_N: Any, place_U: Any) -> Any:
+    """The distinct rows that were asked for, and for each the places of the gradients it learns from, in the order of asking."""
+    U = 0
+    multiplier, shift, mask = _hashing(rows, len(row_N))
+    for n in range(len(row_N)):
+        row = get(row_N, n)
+        h = _find(row, slot_H, row_U, multiplier, shift, mask)
+        u = int(get(slot_H, h))
+        if u < 0:
+            u = U
+            put(slot_H, h, u)
+            put(place_U, u, h)
+            put(row_U, u, row)
+            put(start_U1, u, 0)
+            U += 1
+        put(start_U1, u, get(start_U1, u) + 1)
+        put(number_N, n, u)
+    start = 0
+    for u in range(U):
+        count = get(start_U1, u)
+        put(start_U1, u, start)
+        put(slot_H, get(place_U, u), -1)
+        start += count
+    put(start_U1, U, start)
+    n = 0
+    for v in range(V):
+        end = v + 1
+        if offsets_V1 is not None:
+            end = get(offsets_V1, v + 1)
+        while n < end:
+            u = int(get(number_N, n))
+            k = int(get(start_U1, u))
+            put(start_U1, u, k + 1)
+            put(order_N, k, get(at_V, v))
+            if use_N is not None:
+                put(use_T, k, get(use_N, n))
+            n += 1
+    for u in range(U, 0, -1):                                                       # the cursors stand at the ends
+        put(start_U1, u, get(start_U1, u - 1))
+    put(start_U1, 0, 0)
+    return U
+
+
+@jit  # type: ignore[untyped-decorator]
+def serve(ids: Any, id_first_W: Any, rows_W: Any, vectors_W: Any, vector_first_W: Any, width: Any, row_N: Any, offsets_V1: Any, at_V: Any,
+          word_N: Any) -> None:
+    """The requests of all ranks behind each other: rows, and for each vector its entries and the place of its answer."""
+    n, v, end, word = 0, 0, 0, 0
+    for w in range(len(id_first_W)):
+        at, place = id_first_W[w], vector_first_W[w]
+        for _ in range(rows_W[w]):
+            put(row_N, n, get(ids, at))
+            n += 1
+            at += 1
+        for _ in range(vectors_W[w]):
+            put(at_V, v, place)
+            place += width
+            if offsets_V1 is not None:
+                put(offsets_V1, v, end)
+                end += get(ids, at)
+                at += 1
+            v += 1
+        if word_N is not None:
+            for _ in range(rows_W[w] * (len(word_N) // len(row_N))):
+                put(word_N, word, get(ids, at))
+                word += 1
+                at += 1
+    if offsets_V1 is not None:
+        put(offsets_V1, v, end)

@@ -1,0 +1,174 @@
+"""The arithmetic half of the compiled backend: `pool`, `update` and `squares`, made for one width each.
+
+One source serves every width, type and rule; LLVM keeps a row in registers. A bag or a touched row is one task's whole work and its
+entries are added in their order, so results are the same bits for every number of threads. A dispatch over threads goes to OpenMP, whose
+pool torch uses as well: two pools would fight for the cores.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from numba import njit, prange
+from numba.extending import register_jitable
+
+from recapp.kernels.simd import OPTIONS, cast, get, load, prefetch, put, sqrt, square_total, store, zeros
+
+AHEAD = 12              # vectors fetched before they are needed (8 to 16 measured alike)
+ROWS_AHEAD = 6          # rows of the store, in an update
+TASKS_PER_THREAD = 4
+
+jit = njit(**OPTIONS)
+spread = njit(**OPTIONS, parallel=True)
+
+
+@lru_cache(None)
+def pool(width: int) -> Callable[..., None]:
+    """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over k in offsets[m] .. offsets[m + 1].
+
+    Lookup, combine and, on transposes, the segment sums of backward. Empty offsets: one entry per bag; empty weights: ones; empty `at`:
+    bags side by side. (None instead of empty would compile a kernel for each combination.) Returns the kernel for bags first..last.
+    """
+    @jit  # type: ignore[untyped-decorator]
+    def pool(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any, first: Any,
+             last: Any) -> None:
+        N, bags, weighted, placed, begin = len(index_N), len(offsets_M1) > 0, len(weights_N) > 0, len(at_M) > 0, first
+        if bags:
+            begin = int(get(offsets_M1, first))
+        for m in range(first, last):
+            end = m + 1
+            if bags:
+                end = int(get(offsets_M1, m + 1))
+            row = zeros(scale, width)
+            for k in range(begin, end):
+                if k + AHEAD < N:
+                    prefetch(source, get(index_N, k + AHEAD) * unit, width)
+                here = load(source, get(index_N, k) * unit, scale, width)
+                if weighted:
+                    here = here * get(weights_N, k)
+                row = row + here
+            begin = end
+            at = m * width
+            if placed:
+                at = int(get(at_M, m))
+            store(target, at, row * scale)
+    return pool  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def pool_on_threads(width: int) -> Callable[..., None]:
+    """`pool` of all bags, dealt to threads in `tasks` runs."""
+    serial = pool(width)
+
+    @spread  # type: ignore[untyped-decorator]
+    def pool_on_threads(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any, M: Any,
+                        tasks: Any) -> None:
+        for task in prange(tasks):
+            serial(source, unit, index_N, offsets_M1, weights_N, target, at_M, scale, M * task // tasks, M * (task + 1) // tasks)
+    return pool_on_threads  # type: ignore[no-any-return]
+
+
+def _bound(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]) -> Callable[..., Any]:
+    """A rule's expression with its constants filled in, ready to be compiled into a kernel."""
+    register_jitable(error_model="numpy")(step)                 # stays a plain function: the disk cache knows it by its name
+
+    @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
+    def bound(w: Any, g: Any, mean: Any, lr: Any, state: Any) -> Any:
+        return step(w, g, mean, lr, sqrt, *(constants + state))
+
+    @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
+    def bound_bare(w: Any, g: Any, mean: Any, lr: Any, state: Any) -> Any:
+        return step(w, g, mean, lr, sqrt, *state)
+    return bound if constants else bound_bare  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def update(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
+           width: int) -> Callable[..., None]:
+    """Sum the gradients of each touched row and apply the rule to its weights and state, in one pass over memory.
+
+    Args:
+        step: the rule's expression.
+        constants: of the rule.
+        state: "row" or "element" for each state tensor; at most two.
+        needs_row: whether the rule asks for the mean square.
+        width: of the store.
+
+    Returns:
+        The kernel for touched rows first..last. `mean_U` is empty where rows are whole, state arrays are empty where the rule has none.
+    """
+    rule, kinds = _bound(step, constants), (*state, "none", "none")[:2]
+    first_kind, second_kind = kinds
+
+    @jit  # type: ignore[untyped-decorator]
+    def update(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any, weights: Any, state0: Any, state1: Any,
+               lr: Any, like: Any, first: Any, last: Any) -> None:
+        N, weighted, whole = len(index_N), len(use_N) > 0, len(mean_U) == 0
+        for u in range(first, last):
+            if u + ROWS_AHEAD < last:
+                prefetch(weights, get(row_U, u + ROWS_AHEAD) * width, width)
+            g = zeros(like, width)
+            for k in range(get(start_U1, u), get(start_U1, u + 1)):
+                if k + AHEAD < N:
+                    prefetch(gradients, get(index_N, k + AHEAD), width)
+                here = load(gradients, get(index_N, k), like, width)
+                if weighted:
+                    here = here * get(use_N, k)
+                g = g + here
+            row = int(get(row_U, u))
+            at = row * width
+            mean = like
+            if whole:
+                if needs_row:
+                    mean = cast(like, square_total(g) / width)
+            else:
+                mean = get(mean_U, u)
+            w = load(weights, at, like, width)
+            if first_kind == "none":
+                w, = rule(w, g, mean, lr, ())
+            elif first_kind == "row":
+                w, s = rule(w, g, mean, lr, (get(state0, row),))
+                put(state0, row, s)
+            elif second_kind == "none":
+                w, e = rule(w, g, mean, lr, (load(state0, at, like, width),))
+                store(state0, at, e)
+            else:
+                w, e, f = rule(w, g, mean, lr, (load(state0, at, like, width), load(state1, at, like, width)))
+                store(state0, at, e)
+                store(state1, at, f)
+            store(weights, at, w)
+    return update  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def update_on_threads(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
+                      width: int) -> Callable[..., None]:
+    """`update` of all touched rows, dealt to threads in `tasks` runs."""
+    serial = update(step, constants, state, needs_row, width)
+
+    @spread  # type: ignore[untyped-decorator]
+    def update_on_threads(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any, weights: Any, state0: Any,
+                          state1: Any, lr: Any, like: Any, U: Any, tasks: Any) -> None:
+        for task in prange(tasks):
+            serial(gradients, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like, U * task // tasks,
+                   U * (task + 1) // tasks)
+    return update_on_threads  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def squares(width: int) -> Callable[..., None]:
+    """fp64 sum of squares of each touched row's gradient: what strips of one row tell each other."""
+    @jit  # type: ignore[untyped-decorator]
+    def squares(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, like: Any, U: Any, total_U: Any) -> None:
+        N, weighted = len(index_N), len(use_N) > 0
+        for u in range(U):
+            g = zeros(like, width)
+            for k in range(get(start_U1, u), get(start_U1, u + 1)):
+                if k + AHEAD < N:
+                    prefetch(gradients, get(index_N, k + AHEAD), width)
+                here = load(gradients, get(index_N, k), like, width)
+                if weighted:
+                    here = here * get(use_N, k)
+                g = g + here
+            put(total_U, u, square_total(g))
+    return squares  # type: ignore[no-any-return]

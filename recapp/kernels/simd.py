@@ -1,0 +1,257 @@
+"""A numba type for one row of a table: a vector of `width` numbers in registers, with arithmetic.
+
+`Row(element, width)` lowers to LLVM's `<width x float>`, so a kernel reads like the arithmetic it does, and a row rule written for torch
+blocks (`recapp/optim/rules.py`) compiles unchanged. Any width works: LLVM splits it into machine registers.
+
+    zeros(like, width)                  an empty accumulator in the type of the number `like`
+    load(array, at, like, width)        width elements of a flat array from element `at` on, as a row
+    store(array, at, row)               and back
+    prefetch(array, at, width)          ask the cache for them
+    cast(like, x)                       a number in the type of `like`
+    square_total(row)                   fp64 sum of squares, in a fixed order
+    get(array, i), put(array, i, x)     one number
+
+No access is bounds-checked and negative indices do not wrap: `array[i]` with a signed computed index asks each time whether i is negative,
+which halves the integer kernels (measured). Arrays are contiguous. Two 16-bit types that numpy lacks or numba refuses travel under
+other names: bfloat16 as int16, float16 as uint16; rows of them are computed in fp32.
+
+No operation may be reordered or fused: a row cut into strips must get the bits of the whole row, whatever code its width compiles to.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
+
+from recapp.kernels.reference import SQUARE_BLOCK
+
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False, "cache": True}
+CACHE_LINE_BYTES = 64
+I32 = ir.IntType(32)
+
+
+class Row(types.Type):  # type: ignore[misc]
+    """The type of a row: `width` numbers of an element type."""
+
+    def __init__(self, element: types.Float, width: int) -> None:
+        self.element, self.width = element, width
+        super().__init__(f"Row({element}, {width})")
+
+
+@register_model(Row)
+class RowModel(models.PrimitiveModel):  # type: ignore[misc]
+    """A row is an LLVM vector."""
+
+    def __init__(self, dmm: Any, fe_type: Row) -> None:
+        super().__init__(dmm, fe_type, ir.VectorType(dmm.lookup(fe_type.element).get_value_type(), fe_type.width))
+
+
+def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [offset])
+
+
+def _vector_address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, width: int) -> tuple[Any, int]:
+    """Address of array[offset], seen as a vector, and the alignment it has."""
+    element = context.get_data_type(array_type.dtype)
+    at = _address(context, builder, array_type, array, offset)
+    return builder.bitcast(at, ir.VectorType(element, width).as_pointer()), context.get_abi_sizeof(element)
+
+
+def _splat(value: Any, width: int) -> Any:
+    return ir.Constant(ir.VectorType(value.type, width), [value.constant] * width)
+
+
+def _widen(builder: Any, raw: Any, kind: Any, element: Any, width: int) -> Any:
+    """What was loaded becomes numbers of the row's type."""
+    wide = ir.VectorType(element, width)
+    if kind == types.int16:                                                         # bfloat16: the upper half of an fp32
+        bits = builder.shl(builder.zext(raw, ir.VectorType(I32, width)), _splat(I32(16), width))
+        raw = builder.bitcast(bits, ir.VectorType(ir.FloatType(), width))
+    elif kind == types.uint16:
+        raw = builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), width)), ir.VectorType(ir.FloatType(), width))
+    if raw.type == wide:
+        return raw
+    return builder.fpext(raw, wide) if isinstance(element, ir.DoubleType) else builder.fptrunc(raw, wide)
+
+
+def _narrow(builder: Any, value: Any, kind: Any, width: int) -> Any:
+    """Numbers of a row become what is stored, rounded to nearest, ties to even."""
+    single = ir.VectorType(ir.FloatType(), width)
+    if kind in (types.int16, types.uint16) and value.type != single:
+        value = builder.fptrunc(value, single)
+    if kind == types.uint16:
+        return builder.bitcast(builder.fptrunc(value, ir.VectorType(ir.HalfType(), width)), ir.VectorType(ir.IntType(16), width))
+    if kind == types.int16:
+        bits = builder.bitcast(value, ir.VectorType(I32, width))
+        odd = builder.and_(builder.lshr(bits, _splat(I32(16), width)), _splat(I32(1), width))
+        rounded = builder.add(builder.add(bits, _splat(I32(0x7FFF), width)), odd)
+        rounded = builder.select(builder.fcmp_unordered("uno", value, value), _splat(I32(0x7FC00000), width), rounded)
+        return builder.trunc(builder.lshr(rounded, _splat(I32(16), width)), ir.VectorType(ir.IntType(16), width))
+    wide = ir.VectorType(ir.DoubleType() if kind == types.float64 else ir.FloatType(), width)
+    if value.type == wide:
+        return value
+    return builder.fpext(value, wide) if kind == types.float64 else builder.fptrunc(value, wide)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def load(typingctx: Any, array: Any, offset: Any, like: Any, width: Any) -> Any:
+    """`width` elements from `offset` on, as a row of the type of `like`."""
+    row = Row(like, width.literal_value)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at, size = _vector_address(context, builder, signature.args[0], args[0], args[1], row.width)
+        raw = builder.load(at)
+        raw.align = size
+        return _widen(builder, raw, signature.args[0].dtype, context.get_value_type(row.element), row.width)
+    return row(array, types.int64, like, width), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def store(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
+    """Write a row at `offset`, in the array's type."""
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        width = signature.args[2].width
+        at, size = _vector_address(context, builder, signature.args[0], args[0], args[1], width)
+        builder.store(_narrow(builder, args[2], signature.args[0].dtype, width), at).align = size
+        return context.get_dummy_value()
+    return types.void(array, types.int64, row), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def get(typingctx: Any, array: Any, i: Any) -> Any:
+    """array[i], neither checked nor wrapped."""
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_address(context, builder, signature.args[0], args[0], args[1]))
+    return array.dtype(array, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def put(typingctx: Any, array: Any, i: Any, value: Any) -> Any:
+    """array[i] = value, neither checked nor wrapped."""
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1]))
+        return context.get_dummy_value()
+    return types.void(array, types.int64, array.dtype), codegen
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def prefetch(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
+    """Ask the cache for `width` elements from `offset` on; numba has no prefetch of its own."""
+    lines = -(-width.literal_value * array.dtype.bitwidth // (8 * CACHE_LINE_BYTES))
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        first = builder.bitcast(_address(context, builder, signature.args[0], args[0], args[1]), cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, I32, I32, I32])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        for line in range(lines):
+            at = builder.gep(first, [ir.Constant(ir.IntType(64), CACHE_LINE_BYTES * line)])
+            builder.call(ask, [at, I32(0), I32(3), I32(1)])                         # to read, keep in all levels, data
+        return context.get_dummy_value()
+    return types.void(array, types.int64, width), codegen
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def zeros(typingctx: Any, like: Any, width: Any) -> Any:
+    """A row of zeros in the type of `like`."""
+    row = Row(like, width.literal_value)
+    return row(like, width), lambda context, builder, signature, args: ir.Constant(context.get_value_type(row), None)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def cast(typingctx: Any, like: Any, number: Any) -> Any:
+    """A number in the type of `like`."""
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.cast(builder, args[1], signature.args[1], signature.args[0])
+    return like(like, number), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def square_total(typingctx: Any, row: Any) -> Any:
+    """fp64 sum of squares: a tree within blocks of `SQUARE_BLOCK` columns, then block by block.
+
+    A table cut into such strips gets the bits of the whole one, if its owners add each other's sums in column order.
+    """
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        width, total = signature.args[0].width, ir.Constant(ir.DoubleType(), 0.0)
+        for first in range(0, width, SQUARE_BLOCK):
+            total = builder.fadd(total, _block_square(builder, args[0], range(first, min(first + SQUARE_BLOCK, width))))
+        return total
+    return types.float64(row), codegen
+
+
+def _block_square(builder: Any, row: Any, columns: range) -> Any:
+    part = _shuffle(builder, row, columns)
+    if not isinstance(part.type.element, ir.DoubleType):
+        part = builder.fpext(part, ir.VectorType(ir.DoubleType(), len(columns)))
+    part, count = builder.fmul(part, part), len(columns)
+    size = 1 << (count - 1).bit_length()
+    if size > count:                                                                # zeros change no sum
+        zero = ir.Constant(part.type, None)
+        part = builder.shuffle_vector(part, zero, _mask([*range(count), *[count] * (size - count)]))
+    while size > 1:
+        size //= 2
+        part = builder.fadd(_shuffle(builder, part, range(size)), _shuffle(builder, part, range(size, 2 * size)))
+    return builder.extract_element(part, I32(0))
+
+
+def _mask(lanes: Any) -> Any:
+    lanes = list(lanes)
+    return ir.Constant(ir.VectorType(I32, len(lanes)), [ir.Constant(I32, i) for i in lanes])
+
+
+def _shuffle(builder: Any, vector: Any, lanes: range) -> Any:
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), _mask(lanes))
+
+
+def _spread(context: Any, builder: Any, value: Any, kind: Any, row: Row) -> Any:
+    """A number becomes a row of equal numbers."""
+    if isinstance(kind, Row):
+        return value
+    value = context.cast(builder, value, kind, row.element)
+    vector = ir.VectorType(value.type, row.width)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, row.width), None))
+
+
+def _define(op: Callable[..., Any], instruction: str) -> None:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def binary(typingctx: Any, a: Any, b: Any) -> Any:
+        row = a if isinstance(a, Row) else b
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            left, right = (_spread(context, builder, x, t, row) for x, t in zip(args, signature.args, strict=True))
+            return getattr(builder, instruction)(left, right)
+        return row(a, b), codegen
+
+    @overload(op, inline="always")
+    def arithmetic(a, b):  # type: ignore[no-untyped-def]  # numba compares its signature with the lambda's, annotations included
+        if isinstance(a, Row) or isinstance(b, Row):
+            return lambda a, b: binary(a, b)
+        return None
+
+
+for _op, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul"), (operator.truediv, "fdiv")):
+    _define(_op, _instruction)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _root(typingctx: Any, row: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        name = f"llvm.sqrt.v{row.width}f{row.element.bitwidth}"
+        return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(args[0].type, [args[0].type]), name), args)
+    return row(row), codegen
+
+
+def sqrt(x: Any) -> Any:
+    """The square root of a number or of each number of a row; what row rules get as their `sqrt` in compiled loops."""
+    return np.sqrt(x)
+
+
+@overload(sqrt, inline="always")
+def _sqrt(x):  # type: ignore[no-untyped-def]
+    return (lambda x: _root(x)) if isinstance(x, Row) else (lambda x: np.sqrt(x))

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
 from recapp import console
+from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
 from recapp.errors import ConfigError, PlanError, RecappError, suggest
@@ -36,6 +37,7 @@ from recapp.planner.topology import Topology
 from recapp.sharding.plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData, DataSettings
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
@@ -270,8 +272,12 @@ def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[
 
 
 def build_loggers(settings: Settings, folder: Path) -> list[Logger]:
-    """Those of `conf/logger`, below `folder`."""
-    return [make(wanted, f"logger.{name}", save_dir=str(folder)) for name, wanted in settings["logger"].items()]
+    """Those of `conf/logger`, below `folder`. Where a run goes on from a checkpoint of its own, its curve goes on too."""
+    made = [make(wanted, f"logger.{name}", save_dir=str(folder)) for name, wanted in settings["logger"].items()]
+    if settings["ckpt_path"] and Path(settings["ckpt_path"]).resolve().is_relative_to(folder.resolve()):
+        for curves in (logger for logger in made if isinstance(logger, CSVCurves)):
+            curves.kept_steps = int(read_manifest(settings["ckpt_path"]).info["step"])
+    return made
 
 
 def length(trainer: Settings) -> tuple[int, int]:

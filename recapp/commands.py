@@ -35,11 +35,10 @@ from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
 from recapp.distributed.place import outside_rank, shared_run_name
 from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
 from recapp.errors import ConfigError, LaunchError, RecappError, suggest
+from recapp.reporting import record
 
 ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}
 INTERRUPTED = 128 + signal.SIGINT
-METRICS_FILE = "metrics.json"  # in the directory of a job that ended well
-SETTINGS_FILE = "resolved.yaml"  # in the directory of each job: what its ranks read
 
 
 @dataclass(frozen=True)
@@ -116,12 +115,12 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
     """Runs a job on ranks of its own; where this process is one of several ranks already, its part of the job.
 
     Args:
-        config: The settings, resolved; they become `resolved.yaml` in the job's directory.
+        config: The settings, resolved; they become `resolved.yaml` in the job's directory once it writes there.
         job: Where the ranks write.
         module: What a rank runs: it has `run(config, directory)`, and its `__main__` calls `rank_main(run)`.
 
     Returns:
-        What rank 0 left in `metrics.json`; nothing for other ranks.
+        What rank 0 has left in `metrics.json`; nothing for other ranks.
 
     Raises:
         RecappError: A setting that cannot be, or what a rank has raised.
@@ -129,23 +128,26 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
     settings.check_values(config)
     rank = outside_rank()
     ranks = 0 if rank is not None else rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
-    metrics, resolved = job.directory / METRICS_FILE, job.directory / SETTINGS_FILE
-    if not rank:
-        metrics.unlink(missing_ok=True)  # of an earlier run that wrote here
-        resolved.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
-    if rank is None:
-        if sys.stderr.isatty():
-            note(f"starting {ranks} rank{'s' if ranks > 1 else ''} in {short_path(job.directory)}")  # importing torch takes seconds
-        launch(resolved, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json")
-    else:
-        with as_rank(), stdout_to_stderr(config["format"] == "json"):
-            import_module(module).run(config, job.directory)
-    if rank:
-        return {}
-    if not metrics.is_file():
-        raise LaunchError(f"the ranks ended without an error, but there is no {metrics}")
-    found: dict[str, Any] = json.loads(metrics.read_text())
-    return found
+    written, unsettled = record.written_at(job.directory), record.unsettled(job.directory)
+    try:
+        if not rank:
+            unsettled.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+        if rank is None:
+            if sys.stderr.isatty():
+                note(f"starting {ranks} rank{'s' if ranks > 1 else ''} in {short_path(job.directory)}")  # importing torch takes seconds
+            launch(unsettled, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json")
+        else:
+            with as_rank(), stdout_to_stderr(config["format"] == "json"):
+                import_module(module).run(config, job.directory)
+        if rank:
+            return {}
+        if record.written_at(job.directory) in (None, written):
+            raise LaunchError(f"the ranks ended without an error, but wrote no {job.directory / record.METRICS_FILE}")
+        record.settle(job.directory)
+    finally:
+        if not rank:
+            unsettled.unlink(missing_ok=True)
+    return record.read_metrics(job.directory)
 
 
 def report(error: BaseException, cause: BaseException | None = None) -> None:

@@ -1,6 +1,6 @@
 """`python -m recapp.train`: trains a recommender with sharded tables, on as many ranks as there are devices.
 
-    settings -> JOB/resolved.yaml -> ranks (`recapp.worker`, each reads resolved.yaml) -> JOB/metrics.json
+    settings -> JOB/resolved.yaml.tmp -> ranks (`recapp.worker`, each reads it) -> JOB/resolved.yaml, JOB/metrics.json
 
 This process only composes the settings, starts the ranks and waits; with `-m` it does so once for each job and compares the jobs
 so far after each. Under torchrun or srun the ranks are there already: then each of them runs this, and the worker's body in place.

@@ -1,12 +1,11 @@
 """What every rank runs: build, say what will happen, fit, end well, report.
 
-    JOB/resolved.yaml -> run -> JOB/checkpoints/*.ckpt, JOB/metrics.json, JOB/csv
+    JOB/resolved.yaml.tmp -> run -> JOB/resolved.yaml, JOB/checkpoints/*.ckpt, JOB/metrics.json, JOB/csv
 
 `python -m recapp.train` starts this module on every rank; under torchrun and srun it calls `run` in place. Hydra composes nothing here:
 the settings are plain. Rank 0 speaks.
 """
 
-import json
 import os
 import sys
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 from recapp.console import print_table, short_path
 from recapp.distributed.place import place_of
 from recapp.distributed.rank_process import rank_main
+from recapp.reporting.record import write_metrics
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
@@ -37,7 +37,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     torch.set_float32_matmul_precision("high")
     metrics = evaluate(settings) if "split" in settings else fit(settings, job_dir)
     if metrics:
-        (job_dir / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        write_metrics(metrics, job_dir)
         if settings["format"] == "text":
             print_summary(metrics, job_dir)
     leave_process_group()
@@ -55,7 +55,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     clock, last, stop = own.StepClock(), own.KeepLast(job_dir / "checkpoints"), own.StopTogether()
     told = MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])
     report = own.StartReport(settings["seed"], settings["format"] == "text")
-    callbacks = [own.KeepPosition(), clock, own.LogRate(clock), stop, report, told, TellFall(),
+    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), clock, own.LogRate(clock), stop, report, told, TellFall(),
                  *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())

@@ -1,6 +1,7 @@
 """A worker that trains nothing: each rank does what `model.ranks` says, and those without a word wait to be ended.
 
-`fine` leaves at once; `raise`, `refuse`, `exit`, `kill` fail, each in its way; `late` fails because of a peer, slowly.
+`fine` leaves at once, `mute` without a result; `raise`, `refuse`, `exit`, `kill` fail, each in its way; `late` fails because of a peer,
+slowly.
 """
 
 import json
@@ -23,7 +24,7 @@ def run(config: dict[str, Any], directory: Path) -> None:
     (directory / f"env{rank}.json").write_text(json.dumps(dict(os.environ)))
     print(f"rank {rank} speaks")
     act(config["model"]["ranks"][rank], rank)
-    if rank == 0:
+    if rank == 0 and config["model"]["ranks"][0] != "mute":
         metrics = {"val_auc": 0.75, "ranks": int(os.environ["WORLD_SIZE"]), "plan": config["choices"].get("plan", "auto")}
         (directory / "metrics.json").write_text(json.dumps(metrics))
 

@@ -145,28 +145,39 @@ def contents(directory):
     return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+EARLIER = ("metrics.json", "resolved.yaml", "csv/metrics.csv", "checkpoints/best.ckpt/manifest.json")
+
+
+def leave_an_earlier_run(directory):
+    """What a good run leaves; answers every file with its bytes."""
+    for name in EARLIER:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(f"{name} of an earlier run")
+    return contents(directory)
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_refused_in_one_line(jobs, made, tmp_path, name):
     settings, says = made(MISTAKES[name])
+    leave_an_earlier_run(tmp_path / "run")
     before = contents(tmp_path)
     kind, line = refusal(jobs.train, tmp_path / "run", *settings, world=MISTAKES[name].ranks)
     assert kind == MISTAKES[name].error
     assert [text for text in says if text not in line] == [], line
-    assert {path: text for path, text in contents(tmp_path).items() if "run" not in path.parts} == before
-    assert not (tmp_path / "run/checkpoints").exists() and not (tmp_path / "run/metrics.json").exists()
+    assert {path: text for path, text in contents(tmp_path).items() if path.suffix not in (".out", ".err")} == before
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_command_says_it_in_that_one_line(made, tmp_path, name):
     settings, says = made(MISTAKES[name])
-    (tmp_path / "run/checkpoints/best.ckpt").mkdir(parents=True)
-    (tmp_path / "run/checkpoints/best.ckpt/manifest.json").write_text("of an earlier run")
+    leave_an_earlier_run(tmp_path / "run")
     before = contents(tmp_path)
     line = command("train", *settings, "hydra.run.dir=run", cwd=tmp_path).error()
     assert [text for text in says if text not in line] == [], line
     after = contents(tmp_path)
-    assert {path: after[path] for path in before} == before and not (tmp_path / "run/metrics.json").exists()
+    assert {path: after[path] for path in before} == before
+    assert {path.parts[len(tmp_path.parts) + 1] for path in after.keys() - before.keys()} <= {".hydra", "error.json", "ranks"}
 
 
 def test_through_the_command_a_ranks_error_is_one_line_and_code_1(made, tmp_path):
@@ -201,14 +212,16 @@ def test_a_rank_that_dies_shows_its_own_traceback_and_ends_the_others(place, tmp
 
 @pytest.fixture
 def say(tmp_path, monkeypatch, capfd):
-    """`say(*arguments)`: the one line of `python -m recapp.train` in this process; a failed start leaves no result."""
+    """`say(*arguments)`: the one line of `python -m recapp.train` in this process; a failed start leaves what was there, and no more."""
     monkeypatch.chdir(tmp_path)
+    before = leave_an_earlier_run(tmp_path / "run")
 
     def run(*arguments, main=train.main):
         assert main(["hydra.run.dir=run", *arguments]) == 1
         err = capfd.readouterr().err
         assert len(err.splitlines()) == 1 and err.startswith("error: "), err
-        assert not (tmp_path / "run/metrics.json").exists() and not (tmp_path / "data").exists()
+        left = {path: text for path, text in contents(tmp_path / "run").items() if ".hydra" not in path.parts and path.name != "error.json"}
+        assert left == before and not (tmp_path / "data").exists()
         return err
     return run
 

@@ -52,11 +52,23 @@ def test_a_run_writes_its_settings_with_absolute_paths_and_reports_as_json_alone
     assert row["val_auc"] == 0.75 and row["plan"] == "mixed"
 
 
-def test_what_an_earlier_run_left_is_not_taken_for_the_result_of_a_failed_one(place):
+def test_a_run_that_could_not_begin_leaves_what_an_earlier_one_left(place):
     (place / "out").mkdir()
-    (place / "out/metrics.json").write_text("{}")
+    earlier = {"metrics.json": "{}", "resolved.yaml": "seed: 7"}
+    for name, text in earlier.items():
+        (place / "out" / name).write_text(text)
     assert run("model=bad", "hydra.run.dir=out") == 1
-    assert not (place / "out/metrics.json").exists() and (place / "out/error.json").exists()
+    assert {file.name: file.read_text() for file in (place / "out").iterdir() if file.name in earlier} == earlier
+    assert (place / "out/error.json").exists() and not (place / "out/resolved.yaml.tmp").exists()
+
+
+def test_what_an_earlier_run_left_is_not_taken_for_the_result_of_one_that_measured_nothing(place, capfd):
+    (place.parent / "conf/model/mute.yaml").write_text("ranks: [mute, fine]")
+    (place / "out").mkdir()
+    (place / "out/metrics.json").write_text('{"val_auc": 0.9}')
+    assert run("model=mute", "hydra.run.dir=out", "format=json") == 1
+    captured = capfd.readouterr()
+    assert captured.out == "" and "the ranks ended without an error, but wrote no" in captured.err
 
 
 def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(place, capfd):
@@ -128,7 +140,8 @@ def sweep(tmp_path):
 def test_jobs_are_compared_in_their_order_by_what_was_swept(sweep):
     rows = comparison.compare(sweep)
     assert [(row["job"], row["status"], row["plan"], row["seed"]) for row in rows] == [
-        (0, "ok", "table_row_wise", "1"), (9, "failed", "table_row_wise", "1"), (10, "stopped", "b", "2")]
+        (0, "ok", "table_row_wise", "1"), (9, "failed", "b", "1"), (10, "stopped", "b", "2")]
+    assert rows[1]["val_auc"] is None      # what is beside an error is an earlier run's
     assert all("trainer.max_steps" not in row for row in rows)  # the same for all
     assert rows[0]["bytes_per_rank"] == 3 << 30 and rows[0]["val_auc"] == MEASURED["val_auc"]
     assert [row["error"] for row in rows] == [None, "it broke", None]

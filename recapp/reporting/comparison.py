@@ -98,7 +98,8 @@ def _overrides(path: Path) -> dict[str, str]:
 
 
 def _record(job: Path, said: Mapping[str, str], swept: Mapping[str, str]) -> dict[str, Any]:
-    metrics, failure = _json(job / "metrics.json"), _json(job / "error.json")
+    failure = _json(job / "error.json")
+    metrics = {} if failure else _json(job / "metrics.json")      # of an earlier run, if there are any beside an error
     status = "failed" if failure else metrics.get("status", "ok") if metrics else "stopped"
     plan = metrics.get("plan") or said.get("plan") or "auto"
     measured = {name: metrics.get(name) for name in METRICS}

@@ -18,6 +18,7 @@ from recapp.console import print_table
 from recapp.distributed.transport import describe
 from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
+from recapp.reporting.record import take_over
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -37,6 +38,31 @@ def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
     return trainer.strategy
 
 
+class TakeOver(Callback):
+    """A run has its directory for itself (`recapp/reporting/record.py`) once it writes there: a curve's first row or a checkpoint.
+
+    Args:
+        directory: of the run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self._done = directory, False
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Loggers write after this step."""
+        if trainer.loggers and trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self._take_over(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint is about to be written."""
+        self._take_over(trainer)
+
+    def _take_over(self, trainer: Trainer) -> None:
+        if trainer.is_global_zero and not self._done:
+            take_over(self.directory)
+        self._done = True
+
+
 class KeepPosition(Callback):
     """Writes how far training has come into the data module, before checkpoints are written."""
 
@@ -48,6 +74,10 @@ class KeepPosition(Callback):
             behind = data.position.batches - current.completed
             for name in ("ready", "started", "processed", "completed"):
                 setattr(current, name, getattr(current, name) + behind)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Loggers number steps by a count of their own, which a checkpoint written inside an epoch holds one step too low."""
+        trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """One more batch is trained; after the last one the position is the start of the next epoch."""

@@ -54,9 +54,10 @@ def fit(config, folder, *extra, ckpt_path=None):
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)      # as the worker has it
     seen, last = Seen(), own.KeepLast(Path(folder) / "checkpoints")
     strategy = build.build_strategy(config, training=True)
-    callbacks = [own.KeepPosition(), own.StepClock(), own.StopTogether(), seen, *extra,
-                 *build.build_callbacks(config, Path(folder) / "checkpoints", logging=False), last]
-    trainer = build.build_trainer(config, strategy, callbacks, [], ranks=(1, 1))
+    loggers = build.build_loggers(config, Path(folder))
+    callbacks = [own.TakeOver(Path(folder)), own.KeepPosition(), own.StepClock(), own.StopTogether(), seen, *extra,
+                 *build.build_callbacks(config, Path(folder) / "checkpoints", logging=bool(loggers)), last]
+    trainer = build.build_trainer(config, strategy, callbacks, loggers, ranks=(1, 1))
     module, data = build.build_module(config), build.build_data(config)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return seen, trainer, module

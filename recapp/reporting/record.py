@@ -1,0 +1,54 @@
+"""What a run leaves in its directory, and from when on: a run that cannot begin leaves what an earlier one wrote there.
+
+    resolved.yaml.tmp   the settings, as the ranks read them, until the run writes a curve's first row or a checkpoint
+    resolved.yaml       the settings, from then on
+    metrics.json        how it ended; from then to the end there is none
+
+Data, plan and memory are looked at before the first step, so most mistakes are found while nothing is lost. Once checkpoints and curves
+are the new run's, an earlier run's results would stand beside them as if they were its own.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+METRICS_FILE = "metrics.json"
+SETTINGS_FILE = "resolved.yaml"
+
+
+def unsettled(directory: Path) -> Path:
+    """The file that holds the settings until the run takes its directory over."""
+    return directory / f"{SETTINGS_FILE}.tmp"
+
+
+def take_over(directory: Path) -> None:
+    """The run writes: its settings take their name, and an earlier run's results go. One rank calls it."""
+    (directory / METRICS_FILE).unlink(missing_ok=True)
+    settle(directory)
+
+
+def settle(directory: Path) -> None:
+    """The settings take their name, if they have not yet."""
+    if unsettled(directory).is_file():
+        os.replace(unsettled(directory), directory / SETTINGS_FILE)
+
+
+def write_metrics(metrics: Mapping[str, Any], directory: Path) -> None:
+    """Writes `metrics.json`: the new file is there whole, or the old one still is."""
+    unfinished = directory / f"{METRICS_FILE}.tmp"
+    unfinished.write_text(json.dumps(metrics, indent=2) + "\n")
+    os.replace(unfinished, directory / METRICS_FILE)
+
+
+def read_metrics(directory: Path) -> dict[str, Any]:
+    """What `metrics.json` says."""
+    found: dict[str, Any] = json.loads((directory / METRICS_FILE).read_text())
+    return found
+
+
+def written_at(directory: Path) -> int | None:
+    """When `metrics.json` was written, in nanoseconds; None where there is none. Tells a run's own from an earlier one's."""
+    file = directory / METRICS_FILE
+    return file.stat().st_mtime_ns if file.is_file() else None

@@ -1,0 +1,94 @@
+"""A run's curves as CSV, for any spreadsheet: a row per reading, a column per name, empty where a reading has no such number.
+
+    epoch,lr-dense,step,train_auc,train_loss,val_auc
+    0,0.001,19,,,
+    0,,19,0.6612,0.5093,
+
+Lightning's own CSV logger deletes the file of an earlier run when it is set up, before anybody knows whether this run can begin, and also
+where the run goes on from a checkpoint of the same directory. Here nothing is touched until there is something to write, and going on
+keeps the rows of the steps that the checkpoint has behind it.
+"""
+
+import csv
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class CSVCurves(Logger):
+    """Writes `<save_dir>/csv/metrics.csv`.
+
+    Args:
+        save_dir: the directory of the run.
+        kept_steps: rows of so many steps stay of the file that is there; 0 begins a new one.
+    """
+
+    def __init__(self, save_dir: str, kept_steps: int = 0) -> None:
+        super().__init__()
+        self.file, self.kept_steps = Path(save_dir) / "csv" / "metrics.csv", kept_steps
+        self._columns: list[str] = []
+        self._unsaved: list[dict[str, Any]] = []
+        self._begun = False
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        """None: a run has a directory of its own."""
+        return ""
+
+    @property
+    def log_dir(self) -> str:
+        """Where the file is."""
+        return str(self.file.parent)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Take down a row. Lightning saves after the step."""
+        self._unsaved.append({**metrics, "step": step})
+
+    def log_hyperparams(self, params: object, *args: object, **kwargs: object) -> None:
+        """Settings are in `resolved.yaml`."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Append the rows taken down; the file is written anew where they have new columns."""
+        if not self._unsaved:
+            return
+        before = [] if self._begun else self._kept()
+        wanted = sorted({name for row in (*before, *self._unsaved) for name in row}.union(self._columns))
+        if self._begun and wanted == self._columns:
+            with open(self.file, "a", newline="") as file:
+                csv.DictWriter(file, wanted).writerows(self._unsaved)
+        else:
+            self._write(wanted, [*(self._rows() if self._begun else before), *self._unsaved])
+        self._columns, self._unsaved, self._begun = wanted, [], True
+
+    def finalize(self, status: str) -> None:
+        """The last rows; none of a run that failed before it had begun."""
+        if self._begun or status != "failed":
+            self.save()
+
+    def _kept(self) -> list[dict[str, Any]]:
+        rows = self._rows() if self.kept_steps and self.file.is_file() else []
+        return [row for row in rows if int(row["step"]) < self.kept_steps]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        with open(self.file, newline="") as file:
+            return list(csv.DictReader(file))
+
+    def _write(self, columns: list[str], rows: list[dict[str, Any]]) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.file.with_suffix(".tmp")
+        with open(unfinished, "w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(unfinished, self.file)

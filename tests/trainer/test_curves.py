@@ -1,0 +1,104 @@
+"""What a run writes into its directory while it trains, and what it leaves of an earlier one."""
+
+import csv
+import shutil
+
+import pytest
+from lightning.pytorch import Callback
+from trainer.runs import compose, fit, make_logs
+
+EPOCH = 18      # batches
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return make_logs(tmp_path_factory.mktemp("logs") / "set")
+
+
+def settings(logs, folder=None, ckpt=None, **trainer):
+    """A curve with a point every two steps."""
+    more = [f"trainer.{name}={value}" for name, value in trainer.items()]
+    return compose(logs, "logger=csv", "trainer.log_every_n_steps=2", *more, *([f"ckpt_path={folder}/checkpoints/{ckpt}"] if ckpt else []))
+
+
+def train(logs, folder, **trainer):
+    """Steps from nothing in `folder`; its rows."""
+    fit(settings(logs, **trainer), folder)
+    return rows_of(folder)
+
+
+def go_on(logs, folder, checkpoint="last.ckpt", *, into=None, **trainer):
+    """Steps from a checkpoint of `folder`, by default in the same; its rows."""
+    config = settings(logs, folder, checkpoint, **trainer)
+    fit(config, into or folder, ckpt_path=config["ckpt_path"])
+    return rows_of(into or folder)
+
+
+def rows_of(folder):
+    with open(folder / "csv/metrics.csv") as file:
+        return list(csv.DictReader(file))
+
+
+def curve(rows, name):
+    return [(int(row["step"]), row[name]) for row in rows if row.get(name)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(logs, tmp_path_factory):
+    return train(logs, tmp_path_factory.mktemp("unbroken"), max_steps=EPOCH + 8)
+
+
+@pytest.mark.parametrize("stop", [5, 6, EPOCH, EPOCH + 3])
+def test_the_curve_of_a_run_that_went_on_is_that_of_the_unbroken_run(logs, unbroken, tmp_path, stop):
+    train(logs, tmp_path, max_steps=stop)
+    rows = go_on(logs, tmp_path, max_steps=EPOCH + 8)
+    for name in ("train_loss", "lr-dense"):
+        assert [point for point in curve(rows, name) if point[0] % 2] == curve(unbroken, name)     # a last step is logged wherever it is
+    assert [step for step, _ in curve(unbroken, "train_loss")] == list(range(1, EPOCH + 8, 2))
+    assert [step for step, _ in curve(rows, "val_auc")] == sorted({stop - 1, EPOCH - 1, EPOCH + 7})
+
+
+def test_going_on_from_an_earlier_checkpoint_drops_what_came_after_it(logs, unbroken, tmp_path):
+    train(logs, tmp_path, max_steps=4)
+    shutil.copytree(tmp_path / "checkpoints/last.ckpt", tmp_path / "checkpoints/early.ckpt")
+    go_on(logs, tmp_path, "early.ckpt", max_steps=12)
+    rows = go_on(logs, tmp_path, "early.ckpt", max_steps=8)
+    assert [step for step, _ in curve(rows, "train_loss")] == [1, 3, 5, 7]
+
+
+def test_a_run_from_nothing_or_in_another_directory_begins_a_new_curve(logs, tmp_path):
+    train(logs, tmp_path / "one", max_steps=6)
+    assert [step for step, _ in curve(go_on(logs, tmp_path / "one", into=tmp_path / "two", max_steps=10), "train_loss")] == [7, 9]
+    assert [step for step, _ in curve(train(logs, tmp_path / "one", max_steps=4), "train_loss")] == [1, 3]
+
+
+def leave_an_earlier_run(folder):
+    (folder / "csv").mkdir()
+    for name in ("metrics.json", "resolved.yaml", "csv/metrics.csv"):
+        (folder / name).write_text("of an earlier run")
+    (folder / "resolved.yaml.tmp").write_text("of this run")
+
+
+class Fail(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == self.step:
+            raise ValueError("a bad batch")
+
+
+@pytest.mark.parametrize(("step", "written"), [(0, False), (1, False), (2, True)])
+def test_a_run_that_fails_before_it_writes_leaves_the_earlier_results_and_none_after_that(logs, tmp_path, step, written):
+    leave_an_earlier_run(tmp_path)
+    with pytest.raises(ValueError, match="a bad batch"):
+        fit(settings(logs), tmp_path, Fail(step))
+    assert (tmp_path / "metrics.json").exists() != written
+    assert (tmp_path / "resolved.yaml").read_text() == ("of this run" if written else "of an earlier run")
+    assert ((tmp_path / "csv/metrics.csv").read_text() == "of an earlier run") != written
+
+
+def test_without_a_curve_the_first_checkpoint_takes_over(logs, tmp_path):
+    leave_an_earlier_run(tmp_path)
+    fit(compose(logs, "trainer.max_steps=1"), tmp_path)
+    assert not (tmp_path / "metrics.json").exists() and (tmp_path / "resolved.yaml").read_text() == "of this run"

@@ -16,6 +16,7 @@ from jobs import command, refusal
 
 from recapp import eval as evaluation
 from recapp import train
+from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.synthetic import write_criteo
 from recapp.errors import PlanError
 from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
@@ -276,6 +277,19 @@ def test_an_incomplete_checkpoint_is_refused_with_what_is_missing(jobs, place, t
     assert kind == "CheckpointError" and "is incomplete" in line
     (path / "manifest.json").unlink()
     assert "no checkpoint, or an incomplete one: it has no manifest.json" in say(f"ckpt_path={path}")
+
+
+@pytest.mark.parametrize("job", ["evaluate", "train"])
+def test_a_damaged_checkpoint_is_refused_with_file_and_table(jobs, place, tmp_path, job):
+    jobs.train(tmp_path / "whole", f"dataset.path={place / 'logs'}", *SETTINGS, "trainer.max_steps=1", world=1)
+    path = (tmp_path / "whole/checkpoints/last.ckpt").resolve()
+    block = next(b for b in read_manifest(path).blocks if (b.table, b.tensor) == ("C10", "weight"))
+    raw = bytearray((path / block.file).read_bytes())
+    raw[(block.begin + block.end) // 2] ^= 255
+    (path / block.file).write_bytes(raw)
+    more = ["trainer.max_steps=2"] if job == "train" else []
+    kind, line = refusal(getattr(jobs, job), tmp_path / "next", f"ckpt_path={path}", *more, world=2)
+    assert kind == "CheckpointError" and f"{path}/rank-00000.safetensors is damaged: table C10, weight" in line
 
 
 def test_evaluation_needs_a_checkpoint_and_is_shown_one_that_lies_below(jobs, place, tmp_path, say):

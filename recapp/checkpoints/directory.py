@@ -9,7 +9,7 @@
 
 A save goes to `best.ckpt.tmp` and takes its name when it is whole. An earlier checkpoint of that name is moved to `best.ckpt.old` for the
 moment between two renames; whoever is killed right there loses nothing, because readers look there too and the next save moves it back.
-Saving is for all ranks together; loading is each rank's own business.
+Saving is for all ranks together; loading is each rank's own business. What is loaded has been compared with its checksum.
 """
 
 import os
@@ -182,9 +182,16 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     """The plain part: dense parameters, Lightning's state; tensors on the CPU.
 
     Raises:
-        CheckpointError: no checkpoint, or a file that holds more than plain types.
+        CheckpointError: no checkpoint, a damaged file, or one that holds more than plain types.
     """
-    return _read_meta(read_manifest(path).folder / META)
+    manifest = read_manifest(path)
+    _check_meta(manifest)
+    return _read_meta(manifest.folder / META)
+
+
+def _check_meta(manifest: Manifest) -> None:
+    if _crc32(manifest.folder / META) != manifest.files[META].get("crc32"):
+        raise CheckpointError(f"{manifest.folder / META} is damaged: its bytes are not those that were saved; use another checkpoint")
 
 
 def _read_meta(file: Path) -> dict[str, Any]:
@@ -243,8 +250,7 @@ def verify(path: str | Path) -> int:
     manifest = read_manifest(path)
     for of_tensor in manifest.tensors.values():
         check_tiling(of_tensor)
-    if _crc32(manifest.folder / META) != manifest.files[META].get("crc32"):
-        raise CheckpointError(f"{manifest.folder / META} is damaged: its bytes are not those that were saved")
+    _check_meta(manifest)
     return check_bytes(manifest.folder, manifest.blocks) + int(manifest.files[META]["bytes"])
 
 

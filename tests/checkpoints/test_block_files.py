@@ -44,6 +44,20 @@ def test_any_slice_is_the_same_however_few_rows_are_read_at_once(saved, monkeypa
             assert torch.equal(b.data, values[b.table][rows.start:rows.stop, cols.start:cols.stop])
 
 
+def test_a_block_is_read_whole_the_first_time_and_then_by_slices(saved, monkeypatch):
+    read, pieces = [], block_files._Opened._pieces
+
+    def watched(self, stored, rows):
+        read.append((stored.key, rows))
+        return pieces(self, stored, rows)
+
+    monkeypatch.setattr(block_files._Opened, "_pieces", watched)
+    path, values = saved
+    load_blocks(path, [blank(block("T1", "weight", values["T1"], range(1, 4), cols)) for cols in (range(1), range(1, 4))])
+    left, right = "T1/weight/rows 0-6/cols 0-3", "T1/weight/rows 0-6/cols 3-7"
+    assert read == [(left, range(6)), (left, range(1, 4)), (right, range(6))]
+
+
 @pytest.mark.parametrize("header", ["[1]", '"x"', "{", "{}"])
 def test_a_file_that_does_not_hold_what_the_manifest_says_is_an_error(saved, header):
     path, values = saved

@@ -5,6 +5,7 @@ import os
 import pkgutil
 import signal
 import zipfile
+import zlib
 from collections import OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -12,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tables import block, save, whole
+from tables import blank, block, save, whole
 
 from recapp.checkpoints import directory, rectangles
 from recapp.checkpoints.directory import (
     find_checkpoints,
     is_checkpoint,
+    load_blocks,
     load_table,
     read_manifest,
     read_meta,
@@ -248,6 +250,28 @@ def test_verify_finds_one_flipped_bit_and_names_the_file(saved, file):
         verify(saved)
 
 
+@pytest.mark.parametrize("wanted", [range(8), range(3, 7), range(7, 8)])
+def test_damaged_rows_are_never_loaded_whichever_rows_of_their_block_are_wanted(saved, wanted):
+    held = blank(block("A", "weight", torch.zeros(8, 2), wanted, range(1)))
+    load_blocks(saved, [held])
+    assert held.data.unique().tolist() == [1]
+    raw = bytearray((saved / "rank-00001.safetensors").read_bytes())
+    raw[-9] ^= 1        # in row 6; the block holds rows 4 to 7
+    (saved / "rank-00001.safetensors").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"rank-00001\.safetensors is damaged: table A, weight, rows 4-8") as error:
+        load_blocks(saved, [held])
+    assert "\n" not in str(error.value)
+    load_blocks(saved, [blank(block("A", "weight", torch.zeros(8, 2), range(4), range(2)))])      # the other file is whole
+
+
+def test_a_damaged_meta_is_never_read(saved):
+    raw = bytearray((saved / "meta.pt").read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (saved / "meta.pt").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"meta\.pt is damaged"):
+        read_meta(saved)
+
+
 def test_a_manifest_that_points_beside_the_blocks_is_an_error_not_wrong_rows(saved):
     edit(saved, blocks=block_entry(saved, rows=[0, 5]))
     with pytest.raises(CheckpointError, match=r"overlap|cannot be read"):
@@ -270,7 +294,8 @@ class Evil:
 def test_code_in_meta_is_never_run(saved, monkeypatch):
     monkeypatch.chdir(saved.parent)
     torch.save({"x": Evil()}, saved / "meta.pt")
-    edit(saved, files={**read_manifest_files(saved), "meta.pt": {"bytes": (saved / "meta.pt").stat().st_size}})
+    crc32 = f"{zlib.crc32((saved / 'meta.pt').read_bytes()):08x}"
+    edit(saved, files={**read_manifest_files(saved), "meta.pt": {"bytes": (saved / "meta.pt").stat().st_size, "crc32": crc32}})
     with pytest.raises(CheckpointError, match="cannot be read as plain types"):
         read_meta(saved)
     assert not Path("pwned").exists()

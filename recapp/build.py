@@ -43,6 +43,8 @@ from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
 
 Settings = Mapping[str, Any]
+PAYLOADS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""`topology.payload`; other values are refused before ranks start."""
 
 
 def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
@@ -165,7 +167,7 @@ def build_plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topolog
     if "rules" not in plan:
         return automatic_plan(tables, topology, rule, overrides=overrides, mode=plan.get("mode", settings["planner"]["mode"]))
     rules = [read_rule(r, f"plan.rules[{i}]") for i, r in enumerate(plan["rules"])]
-    made = plan_by_rules(tables, topology, rules, name=plan.get("name", "custom"), overrides=overrides, mode=plan.get("mode", "unique"),
+    made = plan_by_rules(tables, topology, rules, name=plan.get("name", "custom"), overrides=overrides, mode=plan.get("mode", "auto"),
                          column_width=plan.get("column_width", 64))
     check_memory(tables, made, rule, topology)
     return made
@@ -245,9 +247,12 @@ def _metrics(names: Sequence[str]) -> dict[str, Metric]:
 def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingStrategy:
     """How tables are sharded. Evaluation holds no optimiser state."""
     rule, topology = build_rule(settings) if training else row_rules.sgd(0.0), settings["topology"]
+    stored = ShardingPlan.from_dict(read_manifest(settings["ckpt_path"]).info["plan"]).tables if settings["ckpt_path"] else {}
+    modes = {name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"}
     return EmbeddingShardingStrategy(partial(_plan, settings), rule, hosts=topology["hosts"], memory_bytes=topology["memory_bytes"],
                                      reserve_bytes=topology["reserve_bytes"], transport=topology.get("transport", "auto"),
-                                     stored={"config": dict(settings)})
+                                     backend=topology.get("backend", "auto"), payload=PAYLOADS[topology.get("payload", "full")],
+                                     modes=modes, stored={"config": dict(settings)})
 
 
 def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule) -> ShardingPlan:

@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recapp.distributed.transport import TRANSPORTS
 from recapp.errors import ConfigError, suggest
+from recapp.kernels.backend import BACKENDS
 
 HYDRA_VERSION_BASE = "1.3"
 LEAST = {  # settings that are whole numbers, and the smallest that makes sense; those that may be null are left out when they are
@@ -34,7 +35,8 @@ LEAST = {  # settings that are whole numbers, and the smallest that makes sense;
     "dataset.batch_size": 1, "dataset.val_batch_size": 1, "dataset.lanes": 1, "dataset.shuffle_rows": 0, "dataset.num_workers": 0,
     "topology.hosts": 1, "topology.memory_bytes": 0, "topology.reserve_bytes": 0, "tables.max_rows": 1,
 }  # fmt: skip
-ONE_OF = {"trainer.accelerator": ("auto", "cpu", "gpu", "cuda"), "topology.transport": TRANSPORTS}
+ONE_OF = {"trainer.accelerator": ("auto", "cpu", "gpu", "cuda"), "topology.transport": TRANSPORTS,
+          "topology.backend": BACKENDS, "topology.payload": ("full", "bf16", "fp16")}
 PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"))
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
 ADVICE = (  # what Hydra says: what to do

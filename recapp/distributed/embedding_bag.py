@@ -24,6 +24,7 @@ from recapp.distributed.shared_state import SharedState
 from recapp.errors import PlanError
 from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.links import Bags, Links, Scratch, place_type
+from recapp.kernels.warm_up import told, warm_up
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.modes import make_routes
@@ -86,7 +87,20 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._waiting: list[list[tuple[Tensor, Tensor]]] = []
         self.updates = 0
         self.param_group: dict[str, Any] = {"params": [], "lr": rule.lr, "name": f"sparse/{rule.name}"}
+        self._warm_up()
         self.reset_parameters(seed)
+
+    def _warm_up(self) -> None:
+        """Compile kernels before the first step: rank 0 first, the others read what it left on disk."""
+        if self.backend.name != "numba":
+            return
+        if self.comm.rank:
+            self.comm.barrier()
+        with told(self.comm.rank == 0):
+            warm_up(self.backend, self.routes, [g.dtype for g in self.layout.groups], self.dtype, self.payload, self.rule,
+                    self.agree is not None)
+        if not self.comm.rank:
+            self.comm.barrier()
 
     def reset_parameters(self, seed: int) -> None:
         """Write the start values of every row held here; optimiser state becomes zero."""

@@ -64,8 +64,9 @@ def embedding_tables(module: nn.Module) -> list[EmbeddingBagConfig]:
     return tables
 
 
-def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule) -> None:
-    """Replace every collection in a model, in place. What is sharded already stays.
+def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule, backend: str = "auto",
+                payload: torch.dtype | None = None) -> None:
+    """Replace every collection in a model, in place. What is sharded already stays. `backend` and `payload` as of the sharded collection.
 
     Rows of a collection that was built on a real device are taken over; on the meta device there are none, and the start values are
     those of the collection's seed, the same under every plan.
@@ -83,14 +84,15 @@ def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule
             raise ConfigError("a collection cannot be sharded in place by itself: put it into a module, "
                               "or use ShardedEmbeddingBagCollection")
         if collection not in twins:
-            twins[collection] = _twin(collection, plan, comm, rule)
+            twins[collection] = _twin(collection, plan, comm, rule, backend, payload)
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, twins[collection])
 
 
-def _twin(collection: EmbeddingBagCollection, plan: ShardingPlan, comm: Comm, rule: RowRule) -> ShardedEmbeddingBagCollection:
+def _twin(collection: EmbeddingBagCollection, plan: ShardingPlan, comm: Comm, rule: RowRule, backend: str,
+          payload: torch.dtype | None) -> ShardedEmbeddingBagCollection:
     tables = collection.embedding_bag_configs()
-    twin = ShardedEmbeddingBagCollection(tables, plan.part([t.name for t in tables]), comm, rule, collection.seed)
+    twin = ShardedEmbeddingBagCollection(tables, plan.part([t.name for t in tables]), comm, rule, collection.seed, backend, payload)
     for block in twin.blocks():
         whole = collection.weight(block.table)
         if block.tensor == "weight" and whole.device.type != "meta":

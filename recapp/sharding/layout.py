@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recapp.errors import PlanError
 from recapp.sharding.plan import Mode, Shard, ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -106,9 +107,12 @@ def make_layout(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> Lay
     """The layout of a plan.
 
     Raises:
-        PlanError: the plan does not tile a table, or names other tables.
+        PlanError: the plan does not tile a table, names other tables or leaves a mode open.
     """
     plan.check(tables)
+    if plan.undecided:
+        open_modes = ", ".join(plan.undecided)
+        raise PlanError(f"the mode of {open_modes} is still open: decide_modes (recapp/planner/modes.py) or with_modes sets it")
     world = plan.world_size
     cells = [plan.tables[t.name].cells(t, world) for t in tables]
     kinds = sorted({_kind(t, s, plan) for t, held in zip(tables, cells, strict=True) for s in held}, key=_replicated_last)

@@ -22,9 +22,10 @@ from typing import Any, Literal, get_args
 from recapp.errors import PlanError, suggest
 from recapp.tables.config import EmbeddingBagConfig
 
-Mode = Literal["unique", "pooled", "replicated"]
+Mode = Literal["unique", "pooled", "replicated", "auto"]
 """How a table asks for rows. `unique`: a vector per distinct row, pooled at home. `pooled`: a vector per bag and owner, pooled there.
-`replicated`: rows are read at home, every rank learns from every rank's gradients."""
+`replicated`: rows are read at home, every rank learns from every rank's gradients. `auto`: unique or pooled, to be decided before the plan
+is used (`recapp/planner/modes.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,15 @@ class ShardingPlan:
             if t.name not in self.tables:
                 raise PlanError(f"the plan says nothing of table {t.name}")
             self.tables[t.name].cells(t, self.world_size)
+
+    @property
+    def undecided(self) -> list[str]:
+        """Tables whose mode is still open."""
+        return [name for name, s in self.tables.items() if s.mode == "auto"]
+
+    def with_modes(self, modes: Mapping[str, Mode]) -> "ShardingPlan":
+        """The plan with some tables' modes set."""
+        return replace(self, tables={n: replace(s, mode=modes.get(n, s.mode)) for n, s in self.tables.items()})
 
     def part(self, names: Sequence[str]) -> "ShardingPlan":
         """The plan of some of its tables."""

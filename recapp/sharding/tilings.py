@@ -108,7 +108,7 @@ def tile(table: EmbeddingBagConfig, sharding_type: str, places: Places, mode: st
         table: to be cut.
         sharding_type: a value of `ShardingType`.
         places: ranks and hosts, least loaded first.
-        mode: "unique" or "pooled"; data_parallel is always "replicated".
+        mode: "unique", "pooled" or "auto"; data_parallel is always "replicated".
 
     Raises:
         PlanError: an unknown type or mode, a strip of no columns.
@@ -118,8 +118,8 @@ def tile(table: EmbeddingBagConfig, sharding_type: str, places: Places, mode: st
         raise PlanError(f"table {table.name}: unknown sharding type {sharding_type}; {suggest(sharding_type, known)}")
     if places.column_width < 1:
         raise PlanError(f"plan.column_width={places.column_width}: must be at least 1")
-    if mode not in ("unique", "pooled"):
-        raise PlanError(f"table {table.name}: plan.mode={mode}: {suggest(mode, ['unique', 'pooled'])}")
+    if mode not in ("auto", "unique", "pooled"):
+        raise PlanError(f"table {table.name}: plan.mode={mode}: {suggest(mode, ['auto', 'unique', 'pooled'])}")
     kind = ShardingType(sharding_type)
     shards = tuple(_TILINGS[kind](table, places))
     return TableSharding(shards, "replicated" if kind is ShardingType.DATA_PARALLEL else mode, kind.value)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ Lightning has settled the epoch. It is the same on all ranks and holds for any n
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -120,6 +121,13 @@ class ClickData(LightningDataModule):
         stream = self._stream(self._train, training=True)
         trainer = self.trainer
         return EpochLoader(make_loader(stream, self.settings.num_workers), stream, self.position, lambda: trainer.current_epoch)
+
+    def sample(self, batches: int) -> list[Batch]:
+        """This rank's first training batches of the first epoch, whatever the position: what choices about traffic are counted on."""
+        assert self._train is not None
+        stream = self._stream(self._train, training=True)
+        stream.set_position(0, 0)
+        return list(islice(make_loader(stream, 0), batches))
 
     def val_dataloader(self) -> BatchLoader:
         """Every validation row once, in file order; ranks that have none left hand out empty batches."""

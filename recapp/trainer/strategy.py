@@ -30,8 +30,9 @@ from recapp.distributed.shard_model import embedding_tables, shard_model, sharde
 from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError, LaunchError
 from recapp.optim.rules import RowRule
+from recapp.planner.modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.topology import Topology, hosts_in_blocks
-from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.plan import Mode, ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.environment import RankEnvironment
@@ -56,6 +57,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
         memory_bytes: of a rank, for tables and their optimiser; None takes what is free at start.
         reserve_bytes: of that, what tables may not use.
         transport: which way the tables' messages go (`recapp/distributed/transport.py`).
+        backend: which kernels run (`recapp/kernels/backend.py`).
+        payload: type of vectors and gradients that travel; None takes the compute type.
+        modes: of tables whose plan leaves the mode open; what is open then is counted on the first training batches.
         stored: plain data that every checkpoint's manifest keeps (the run's settings).
         ddp: settings of DistributedDataParallel.
 
@@ -63,12 +67,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
     """
 
     def __init__(self, planner: Planner, rule: RowRule, *, hosts: int | None = None, memory_bytes: int | None = None,
-                 reserve_bytes: int = 0, transport: str = "auto", stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
+                 reserve_bytes: int = 0, transport: str = "auto", backend: str = "auto", payload: torch.dtype | None = None,
+                 modes: Mapping[str, Mode] | None = None, stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
         place = place_of()
         super().__init__(cluster_environment=RankEnvironment(place) if place else None,
                          **({"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False} | ddp))
         self.planner, self.rule, self.hosts, self.stored = planner, rule, hosts, dict(stored or {})
         self.memory_bytes, self.reserve_bytes, self.transport = memory_bytes, reserve_bytes, transport
+        self.backend, self.payload, self.modes = backend, payload, dict(modes or {})
         self.plan: ShardingPlan | None = None
         self.ranks: list[dict[str, Any]] = []
         self.comm = Comm()
@@ -127,8 +133,19 @@ class EmbeddingShardingStrategy(DDPStrategy):
             free = [r["free_bytes"] for r in self.ranks]
             topology = Topology(self.comm.world, self.hosts or hosts_in_blocks([r["host_id"] for r in self.ranks]), self.root_device.type,
                                 None if None in free else free, self.reserve_bytes)
-            self.plan = self.planner(embedding_tables(module), topology, self.rule)
-        shard_model(module, self.plan, self.comm, self.rule)
+            self.plan = self._decide_modes(module, self.planner(embedding_tables(module), topology, self.rule))
+        shard_model(module, self.plan, self.comm, self.rule, self.backend, self.payload)
+
+    def _decide_modes(self, module: LightningModule, plan: ShardingPlan) -> ShardingPlan:
+        """Open modes: as the checkpoint has them, else by counted bytes of the first training batches of rank 0, else `unique`."""
+        plan = plan.with_modes({name: self.modes[name] for name in plan.undecided if name in self.modes})
+        data = getattr(module.trainer, "datamodule", None)
+        fitting = module.trainer.state.fn == TrainerFn.FITTING
+        if plan.undecided and fitting and isinstance(data, ClickData) and self.comm.world > 1:
+            first = [b.sparse for b in data.sample(SAMPLE_BATCHES)] if self.comm.rank == 0 else []
+            decided = decide_modes(embedding_tables(module), plan, first) if first else plan
+            plan = plan.with_modes(self.comm.broadcast({name: decided.tables[name].mode for name in plan.undecided}))
+        return plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
 
     def _look_around(self) -> list[dict[str, Any]]:
         """Host, device, backend and free memory of every rank, on every rank."""

@@ -356,9 +356,9 @@ def test_runs_starts_and_gathers():
 def test_auto_takes_the_compiled_kernels_where_they_are_and_a_wrong_choice_is_explained():
     assert backend("auto", CPU).name == "numba" and isinstance(backend("torch", CPU), TorchBackend)
     assert backend("auto", torch.device("meta")).name == "torch"
-    with pytest.raises(ConfigError, match="backend=nunba: unknown; did you mean numba"):
+    with pytest.raises(ConfigError, match=r"topology\.backend=nunba: unknown; did you mean numba"):
         backend("nunba", CPU)
-    with pytest.raises(ConfigError, match="backend=numba: it computes on the CPU, rows live on cuda"):
+    with pytest.raises(ConfigError, match=r"topology\.backend=numba: it computes on the CPU, rows live on cuda"):
         backend("numba", torch.device("cuda"))
 
 

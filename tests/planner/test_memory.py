@@ -31,7 +31,7 @@ def test_counted_bytes_are_those_of_the_stores(kind, types):
     for rule in RULES.values():
         held = []
         for rank in range(3):
-            stores = [RowStore(layout, g, rank, rule, compute_dtype(tables), None) for g in range(len(layout.groups))]
+            stores = [RowStore(layout, g, rank, rule, compute_dtype(tables), None, None) for g in range(len(layout.groups))]
             held.append(sum(b.numel() * b.element_size() for s in stores for b in s.buffers()))
         assert [h.total for h in bytes_per_rank(tables, plan, rule)] == held
     assert [sum(h.state.values()) for h in bytes_per_rank(tables, plan, None)] == [0, 0, 0]

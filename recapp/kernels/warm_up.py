@@ -1,0 +1,95 @@
+"""Compiles what a collection will need before its first step, once per machine: results lie in numba's cache on disk.
+
+Kernels are compiled for the types and widths they are called with. So each function is called here with one row of each width, the way the
+engine calls it; a step that finds something new still compiles it then (sample weights do).
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from recapp.console import note
+from recapp.kernels.links import Bags, Links, Routes, Rule, Scratch
+
+if TYPE_CHECKING:
+    from recapp.kernels.backend import Backend
+
+TOLD_AFTER_SECONDS = 1.0        # loading from the cache takes .2 s: nothing to tell
+
+
+@contextmanager
+def told(speaks: bool) -> Iterator[None]:
+    """Says that kernels are compiled, and how long it took, if that takes longer than reading them from disk."""
+    began, said = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        said.set()
+        note("compiling kernels for this machine (first use; they are kept on disk) ...")
+    timer = threading.Timer(TOLD_AFTER_SECONDS, tell)
+    timer.daemon = True
+    if speaks:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if said.is_set():
+            note(f"compiled in {time.monotonic() - began:.1f} s")
+
+
+def warm_up(kernels: "Backend", routes: list[Routes], stored: list[torch.dtype], dtype: torch.dtype, payload: torch.dtype, rule: Rule,
+            shares_state: bool) -> None:
+    """Call every function once.
+
+    Args:
+        kernels: the backend.
+        routes: of each group: its width and mode.
+        stored: type of each group's rows.
+        dtype: what is computed in.
+        payload: what travels.
+        rule: what happens to touched rows.
+        shares_state: whether strips of one row tell each other their sums of squares.
+    """
+    one = np.zeros(1, np.int64)
+    if kernels.rows_of_ids is not None:
+        kernels.rows_of_ids(torch.zeros(1, dtype=torch.int64), [0, 1], torch.ones(1, dtype=torch.int64), _zero(), _zero())
+    for r, held in zip(routes, stored, strict=True):
+        tiny = Routes(r.mode, r.width, [0], _zero(), one, _zero(), torch.ones(1, dtype=torch.int64), torch.tensor([0, 1]),
+                      _zero(), _zero(), _zero(), r.row_dtype)
+        bags = Bags(torch.zeros(1, dtype=torch.int32), torch.ones(1, 1, dtype=torch.int64), one, one + 1,
+                    torch.zeros(1, dtype=torch.int32), None, None)
+        learn = _requests(kernels, tiny, bags, dtype)
+        for source, target in {(held, payload), (held, dtype), (payload, dtype), (dtype, payload)}:
+            kernels.pool(torch.zeros(r.width, dtype=source), 1, r.width, learn, torch.zeros(r.width, dtype=target), dtype)
+        if shares_state:
+            kernels.square_sums(torch.zeros(r.width, dtype=payload), r.width, learn, dtype)
+        state = [torch.zeros(1, r.width if kind == "element" else 1, dtype=dtype) for _, kind in rule.state]
+        kernels.update(torch.zeros(r.width, dtype=payload), learn, torch.zeros(1, dtype=r.row_dtype), None,
+                       torch.zeros(1, r.width, dtype=held), state, dtype, 0.0, rule)
+
+
+def _requests(kernels: "Backend", r: Routes, bags: Bags, dtype: torch.dtype) -> Links:
+    """One row asked, placed, linked, served and grouped."""
+    take, one = Scratch(), np.zeros(1, np.int64)
+    ids = torch.ones(2, dtype=r.row_dtype)
+    pooled = r.mode == "pooled"
+    if pooled:
+        found, _ = kernels.route_bags(r, bags, 1, take)
+        kernels.place_bags(r, bags, found, ids, one, one, None, torch.int32, take)
+    else:
+        distinct, _ = kernels.route_rows(r, bags, 1, take)
+        at = kernels.place_rows(r, distinct, ids, one, one, torch.int32, take)
+        kernels.link_rows(r, bags, distinct, at, dtype, take)
+        kernels.link_rows(r, bags, distinct, distinct.row_U, dtype, take)
+    served = kernels.serve(ids, one, np.array([[1, 1, 2 if pooled else 1]]), one, r.width, pooled, 0, dtype, torch.int32, take)
+    learn: Links = kernels.group_rows(1, served, take)[1]
+    return learn
+
+
+def _zero() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.int64)

@@ -32,8 +32,11 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     import torch
 
     from recapp.distributed.comm import leave_process_group
+    from recapp.distributed.resources import keep_freed_memory
 
     _quiet()
+    if settings["launch"].get("keep_freed_memory", True):
+        keep_freed_memory()
     torch.set_float32_matmul_precision("high")
     metrics = evaluate(settings) if "split" in settings else fit(settings, job_dir)
     if metrics:
@@ -47,21 +50,21 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     """Train; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
     from recapp import build
     from recapp.trainer import callbacks as own
-    from recapp.trainer.progress import MovingLine, PlainLines, TellFall
+    from recapp.trainer.progress import MovingLine, PlainLines, TellFall, TellStop
 
     if setting := exhausted(settings):
         return _as_it_was(settings, setting)
     bar, loggers = _bar(settings), build.build_loggers(settings, job_dir)
     clock, last, stop = own.StepClock(), own.KeepLast(job_dir / "checkpoints"), own.StopTogether()
     told = MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])
-    report = own.StartReport(settings["seed"], settings["format"] == "text")
-    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), clock, own.LogRate(clock), stop, report, told, TellFall(),
+    report, ended = own.StartReport(settings["seed"], settings["format"] == "text"), TellStop()
+    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), clock, own.LogRate(clock), stop, report, told, TellFall(), ended,
                  *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
     module, data = build.build_module(settings), build.build_data(settings)
     trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
-    return _measured(settings, trainer, clock, last)
+    return _measured(settings, trainer, clock, last, ended.said)
 
 
 def exhausted(settings: dict[str, Any]) -> str | None:
@@ -89,7 +92,8 @@ def _as_it_was(settings: dict[str, Any], reached: str) -> dict[str, Any]:
     print(f"nothing is left to train: {short_path(path)} has {steps} steps behind it ({position['epoch']} epochs and {position['batches']} "
           f"batches) and {reached}; raise that to go on")
     return manifest.metrics | {"samples_per_second": None, "step_ms": None, "steps": steps, "ranks": place.world if place else 1,
-                               "plan": manifest.info["plan"]["name"], "checkpoint": path, "seed": settings["seed"], "status": "ok"}
+                               "plan": manifest.info["plan"]["name"], "checkpoint": path, "checkpoint_step": steps,
+                               "seed": settings["seed"], "status": "ok"}
 
 
 def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +137,7 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")        # torch's, of a tree that Lightning walks
 
 
-def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any) -> dict[str, Any]:
+def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, stopped: str | None) -> dict[str, Any]:
     """The validation metrics of the checkpoint that is named, and what the steps cost over all ranks."""
     from recapp.build import hidden_model_auc
     from recapp.checkpoints.directory import read_manifest
@@ -145,12 +149,14 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any) -> 
     if strategy.comm.rank:
         return {}
     best = last.named(trainer)
+    manifest = read_manifest(best)
     tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
-    return dict(read_manifest(best).metrics) | {
+    return manifest.metrics | {
         "samples_per_second": measured.get("samples_per_second"), "step_ms": measured.get("step_ms"), "steps": trainer.global_step,
-        "ranks": strategy.comm.world, "plan": strategy.plan.name, "checkpoint": best, "seed": settings["seed"], "bytes_per_rank": max(held),
-        "bytes_by_rank": held, "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
+        "ranks": strategy.comm.world, "plan": strategy.plan.name, "checkpoint": best, "checkpoint_step": manifest.info["step"],
+        "stopped": stopped, "seed": settings["seed"], "bytes_per_rank": max(held), "bytes_by_rank": held,
+        "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
         "ids_changed": sum(changed), "hidden_model_auc": hidden_model_auc(settings["dataset"]), "status": "ok"}
 
 
@@ -166,9 +172,13 @@ def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:
     if metrics.get("samples_per_second"):
         rows += [{"what": "samples/s, all ranks", "value": f"{metrics['samples_per_second']:,.0f}"},
                  {"what": "step, median", "value": f"{metrics['step_ms']:.1f} ms"}]
+    if metrics.get("stopped"):
+        rows += [{"what": "stopped early", "value": metrics["stopped"]}]
+    behind, steps = metrics.get("checkpoint_step"), metrics.get("steps")
+    of = f" (step {behind} of {steps})" if behind != steps else ""
     print()
     print_table(rows, title="Summary")
-    print(f"\ncheckpoint  {short_path(metrics['checkpoint'])}\nmetrics     {short_path(job_dir / 'metrics.json')}", flush=True)
+    print(f"\ncheckpoint  {short_path(metrics['checkpoint'])}{of}\nmetrics     {short_path(job_dir / 'metrics.json')}", flush=True)
 
 
 if __name__ == "__main__":

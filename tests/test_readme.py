@@ -16,7 +16,7 @@ from readme import REPOSITORY, TEXT, commands, fenced, indented, quoted, table
 IN_BLOCKS = commands(line for block in fenced("bash") for line in block.splitlines())
 IN_TEXT = commands(indented()) + commands(span for span in quoted() if span.startswith("python -m "))
 SCRIPT = fenced("python")[0]
-SUMMARY = re.compile(r"^Summary$.*?^validation AUC +(0\.\d+)$.*?^checkpoint +(\S+)$", re.DOTALL | re.MULTILINE)
+SUMMARY = re.compile(r"^Summary$.*?^validation AUC +(0\.\d+)$.*?^checkpoint +(\S+)", re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

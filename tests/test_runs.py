@@ -8,6 +8,7 @@ two seeds do, only less. Measured on 858 validation rows: .003 AUC and .003 log 
 
 import csv
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ SEVEN = {"table_wise": [], "row_wise": [], "column_wise": [CUT], "table_row_wise
 SAMPLE = ["dataset=sample", "dataset.generate.rows=6000", "dataset.id_rule=hash", "tables.max_rows=20000", "dataset.lanes=8",
           "dataset.table_dims={large_table:16,wide_table:256,small_table:8}", "dataset.batch_size=256", "dataset.val_batch_size=256"]
 DOUBLE = ["trainer.precision=64-true", "tables.data_type=fp64"]
-EXPECTED = ("step ", "writing ", "validation AUC fell from ")
+EXPECTED = ("step ", "writing ", "validation AUC fell from ", "stopped early at step ")
 SINGLE_APART, DOUBLE_APART = 0.02, 1e-9
 SCHEDULE = ["optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=10", "optimizer.schedule.decay_start=15",
             "optimizer.schedule.decay_steps=100"]
@@ -145,6 +146,12 @@ def test_training_stops_when_validation_has_stopped_growing(place, train):
     found = train("early", "+plan=mixed", "callbacks=early_stopping", "trainer.max_epochs=9")
     aucs = [float(row["val_auc"]) for row in validations(place, "early")]
     assert found["steps"] == 20 * len(aucs) < 180 and max(aucs) == found["val_auc"] == aucs[-3]
+    assert found["checkpoint_step"] == found["steps"] - 40
+    why = f"step {found['steps']}/180: Monitored metric val_auc did not improve in the last 2 records"
+    summary = (place / "early/rank0.out").read_text().partition("Summary")[2]
+    assert f"stopped early at {why}" in (place / "early/rank0.err").read_text() and found["stopped"].startswith(why)
+    assert re.search(rf"^stopped early +{re.escape(why[:30])}", summary, re.MULTILINE)
+    assert f".ckpt (step {found['checkpoint_step']} of {found['steps']})\n" in summary
 
 
 def test_the_best_checkpoint_is_kept_beside_the_last_and_the_metrics_are_its_own(place, train):

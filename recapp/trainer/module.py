@@ -4,6 +4,7 @@ Any LightningModule that holds an `EmbeddingBagCollection` trains sharded under 
 recapp's commands use. Lightning's automatic optimisation, callbacks, loggers and schedulers work as in any module.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,8 +20,6 @@ from torchmetrics import Metric, MetricCollection
 from recapp.distributed.shard_model import sharded_collections
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.sparse.batch import Batch
-
-TRAIN_AUC_EVERY = 20      # steps between two readings of the training AUC: a reading walks the whole histogram
 
 
 class ClickModule(LightningModule):
@@ -64,9 +63,18 @@ class ClickModule(LightningModule):
         loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels_B, reduction="sum") / max(batch.rows, 1)
         self.log("train_loss", loss.detach(), prog_bar=True, batch_size=batch.rows)
         self.train_metrics.update(logits_B.detach().float(), batch.labels_B)
-        if "auc" in self.train_metrics and batch_idx % TRAIN_AUC_EVERY == TRAIN_AUC_EVERY - 1:
-            self.log("train_auc", self.train_metrics["auc"].compute().float(), prog_bar=True, batch_size=batch.rows)
         return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Log the running AUC where loggers write: every so many steps, and at a stop, which a callback may just have asked for."""
+        due = self.global_step % self.trainer.log_every_n_steps == 0 or self.trainer.should_stop  # type: ignore[attr-defined]
+        if due and (auc := self.train_auc()) is not None:
+            self.log("train_auc", auc, batch_size=batch.rows)
+
+    def train_auc(self) -> float | None:
+        """AUC of the epoch's training batches so far, of this rank; None before both classes were seen. 3 ms: it walks a histogram."""
+        value = float(self.train_metrics["auc"].compute()) if "auc" in self.train_metrics else math.nan
+        return None if math.isnan(value) else value
 
     def on_train_epoch_start(self) -> None:
         """The running training metrics are those of the epoch."""

@@ -4,7 +4,7 @@
     step 120/167, 0.94 s for 20 steps, loss 0.4226, lr 0.001, auc 0.7503
 
 Both fit 80 columns. Steps are those of the whole run; loss and AUC are rank 0's own, because no step is to wait for another rank to
-tell them. AUC is the epoch's so far. Both say what each validation found.
+tell them. AUC is the epoch's so far, up to this step. Both say what each validation found.
 """
 
 import math
@@ -13,15 +13,17 @@ import time
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from recapp.console import note
 from recapp.trainer.callbacks import StepClock
+from recapp.trainer.module import ClickModule
 
 FALL = 0.005                        # of AUC: seeds of one setting differ by up to .004
-SECONDS_BETWEEN_READINGS = 0.2      # a loss is read off its device: that waits for the device
+SECONDS_BETWEEN_READINGS = 0.5      # a loss is read off its device, which waits for it, and an AUC takes 3 ms
 
 
 class MovingLine(Callback):
@@ -52,14 +54,13 @@ class MovingLine(Callback):
         self._bar.update(self._training, completed=trainer.global_step, description=f"epoch {trainer.current_epoch + 1}")
         if (now := time.monotonic()) >= self._next_reading:
             self._next_reading = now + SECONDS_BETWEEN_READINGS
-            self._say(trainer)
+            self._say(trainer, pl_module)
 
-    def _say(self, trainer: Trainer) -> None:
+    def _say(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._training is not None:
-            found, rate = trainer.callback_metrics, self._clock.recent_rate() if self._clock else 0.0
-            titles = {"train_loss": "loss", "train_auc": "AUC"}
-            numbers = [f"{title} {float(found[name]):.4f}" for name, title in titles.items() if name in found]
-            self._bar.update(self._training, said=" ".join([*numbers, f"{rate:,.0f} samples/s"]))
+            numbers, rate = _loss_and_auc(trainer, pl_module), self._clock.recent_rate() if self._clock else 0.0
+            said = " ".join([*(f"{title} {value:.4f}" for title, value in numbers.items()), f"{rate:,.0f} samples/s"])
+            self._bar.update(self._training, said=said)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A second line while validation lasts."""
@@ -98,7 +99,7 @@ class MovingLine(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The line stays as it ended."""
-        self._say(trainer)
+        self._say(trainer, pl_module)
         self._bar.stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -123,11 +124,10 @@ class PlainLines(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A line every so many steps."""
         if trainer.global_step % self.every == 0 and trainer.is_global_zero:
-            now, metrics = time.perf_counter(), trainer.callback_metrics
-            parts = [_step(trainer), f"{now - self._since:.2f} s for {trainer.global_step - self._first} steps",
-                     f"loss {float(metrics['train_loss']):.4f}", f"lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}"]
-            if "train_auc" in metrics:
-                parts.append(f"auc {float(metrics['train_auc']):.4f}")
+            now = time.perf_counter()
+            loss, *auc = (f"{title.lower()} {value:.4f}" for title, value in _loss_and_auc(trainer, pl_module).items())
+            parts = [_step(trainer), f"{now - self._since:.2f} s for {trainer.global_step - self._first} steps", loss,
+                     f"lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}", *auc]
             print(", ".join(parts), file=sys.stderr, flush=True)
             self._since, self._first = now, trainer.global_step
 
@@ -139,7 +139,10 @@ class PlainLines(Callback):
 
 
 class TellFall(Callback):
-    """Says so when validation gets worse while training goes on: a second epoch costs about .02 AUC on Criteo's logs."""
+    """Says so when validation gets worse while training goes on: a second epoch costs about .02 AUC on Criteo's logs.
+
+    The best so far is in the checkpoint, so a fall after going on is told as well.
+    """
 
     def __init__(self) -> None:
         self._best = -math.inf
@@ -148,9 +151,48 @@ class TellFall(Callback):
         """Compare with the best so far."""
         auc = float(trainer.callback_metrics.get("val_auc", math.nan))
         if trainer.state.fn == TrainerFn.FITTING and trainer.is_global_zero and auc < self._best - FALL:
+            advice = "" if trainer.early_stopping_callbacks else ", and callbacks=early_stopping stops in time"
             note(f"validation AUC fell from {self._best:.4f} to {auc:.4f}: training longer on the same rows overfits; the best "
-                 "checkpoint is kept, and callbacks=early_stopping stops in time")
+                 f"checkpoint is kept{advice}")
         self._best = max(self._best, auc) if auc == auc else self._best
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint."""
+        return {"best": self._best}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From the checkpoint."""
+        self._best = float(state_dict["best"])
+
+
+class TellStop(Callback):
+    """Says why and when early stopping has ended a run; `said` is the same for the summary, None where it has not."""
+
+    def __init__(self) -> None:
+        self.said: str | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What a checkpoint tells of an earlier stop is over."""
+        for stopping in _early_stopping(trainer):
+            stopping.stopping_reason_message = None
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that would have ended here anyway was not stopped."""
+        reasons = [stopping.stopping_reason_message for stopping in _early_stopping(trainer) if stopping.stopping_reason_message]
+        if reasons and trainer.global_step != _steps(trainer):
+            self.said = f"{_step(trainer)}: {reasons[0].removesuffix(' Signaling Trainer to stop.')}"
+            if trainer.is_global_zero:
+                note(f"stopped early at {self.said}")
+
+
+def _early_stopping(trainer: Trainer) -> list[EarlyStopping]:
+    return [callback for callback in trainer.early_stopping_callbacks if isinstance(callback, EarlyStopping)]
+
+
+def _loss_and_auc(trainer: Trainer, module: LightningModule) -> dict[str, float]:
+    """Of the step that has just ended."""
+    auc = module.train_auc() if isinstance(module, ClickModule) else None
+    return {"loss": float(trainer.callback_metrics["train_loss"])} | ({} if auc is None else {"AUC": auc})
 
 
 def validated(trainer: Trainer) -> str:

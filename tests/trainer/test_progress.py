@@ -1,10 +1,13 @@
 """What a run says while it runs: a line that moves on a terminal, lines elsewhere."""
 
+import csv
 import re
 
 import pytest
+from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs
 
+from recapp.trainer import progress
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.progress import MovingLine, PlainLines
 
@@ -73,7 +76,47 @@ def test_going_on_starts_where_training_does(logs, tmp_path, terminal):
 def test_lines_count_the_steps_whose_seconds_they_tell(two_epochs, capsys):
     fit(*two_epochs, PlainLines(every=16))
     lines = capsys.readouterr().err.splitlines()
-    told = r"step (\d+)/74, \d+\.\d\d s for (\d+) steps, loss 0\.\d{4}, lr 0\.001(?:, auc 0\.\d{4})?"
+    told = r"step (\d+)/74, \d+\.\d\d s for (\d+) steps, loss 0\.\d{4}, lr 0\.001, auc 0\.\d{4}"
     steps = [re.fullmatch(told, line) for line in lines]
     assert [tuple(map(int, found.groups())) for found in steps if found] == [(16, 16), (32, 2), (48, 16), (64, 4)]
     assert len([line for line in lines if ", validation: AUC " in line]) == len(lines) - 4 == 3
+
+
+class Readings(Callback):
+    """The AUC of the epoch so far at every step, as text."""
+
+    def __init__(self):
+        self.auc = {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.auc[trainer.global_step] = f"{pl_module.train_metrics['auc'].compute():.4f}"
+
+
+def test_the_auc_that_is_told_is_that_of_the_epoch_up_to_this_step(two_epochs, capsys):
+    readings = Readings()
+    fit(*two_epochs, readings, PlainLines(every=13))
+    found = re.findall(r"step (\d+)/74, .* auc (0\.\d{4})", capsys.readouterr().err)
+    assert found == [(str(step), readings.auc[step]) for step in (13, 26, 39, 52, 65)]
+
+
+def test_the_moving_line_tells_the_auc_of_now(two_epochs, terminal, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_READINGS", 0)
+    said = {}
+
+    class Listening(MovingLine):
+        def on_train_batch_end(self, trainer, *others):
+            super().on_train_batch_end(trainer, *others)
+            said[trainer.global_step] = self._bar.tasks[self._training].fields["said"]
+
+    readings = Readings()
+    fit(*two_epochs, readings, Listening(StepClock()))
+    assert [text.split()[3] for text in said.values()] == list(readings.auc.values())
+
+
+def test_the_curve_has_an_auc_at_every_point_also_in_the_second_epoch(two_epochs, tmp_path):
+    config, _ = two_epochs
+    readings = Readings()
+    fit({**config, "logger": {"csv": {"_target_": "recapp.trainer.curves.CSVCurves"}}}, tmp_path, readings)
+    with open(tmp_path / "csv/metrics.csv") as file:
+        found = [(int(row["step"]) + 1, f"{float(row['train_auc']):.4f}") for row in csv.DictReader(file) if row["train_auc"]]
+    assert found == [(step, readings.auc[step]) for step in (20, 40, 60, 74)]

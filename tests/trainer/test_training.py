@@ -11,7 +11,7 @@ from trainer.runs import compose, fit, make_logs
 
 from recapp import build
 from recapp.errors import ConfigError, RecappError
-from recapp.trainer.progress import TellFall
+from recapp.trainer.progress import TellFall, TellStop
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +108,57 @@ def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):
         build.build_trainer(config, build.build_strategy(config, training=True), [], [], ranks=(2, 1))
 
 
-def test_a_fall_of_validation_is_told_with_what_helps(logs, tmp_path, capsys):
-    _, trainer, module = fit(compose(logs, "trainer.max_steps=1"), tmp_path)
+def validate(tell, trainer, module, *aucs):
+    """Have a callback hear of validations with these AUCs while training."""
     trainer.state.fn = TrainerFn.FITTING
-    tell = TellFall()
-    for auc in (0.75, 0.747, 0.73):
+    for auc in aucs:
         trainer.fit_loop.epoch_loop.val_loop._results.clear()
         trainer._logger_connector._callback_metrics = {"val_auc": torch.tensor(auc)}
         tell.on_validation_end(trainer, module)
+
+
+def test_a_fall_of_validation_is_told_with_what_helps(logs, tmp_path, capsys):
+    _, trainer, module = fit(compose(logs, "trainer.max_steps=1"), tmp_path)
+    validate(TellFall(), trainer, module, 0.75, 0.747, 0.73)
     said = capsys.readouterr().err
     assert said.count("fell") == 1
-    assert "from 0.7500 to 0.7300" in said
+    assert "from 0.7500 to 0.7300" in said and "callbacks=early_stopping" in said
+
+
+def test_what_is_in_force_is_no_advice_when_validation_falls(logs, tmp_path, capsys):
+    _, trainer, module = fit(compose(logs, "trainer.max_steps=1", "callbacks=early_stopping"), tmp_path)
+    validate(TellFall(), trainer, module, 0.75, 0.73)
+    said = capsys.readouterr().err
+    assert "from 0.7500 to 0.7300" in said and "early_stopping" not in said
+
+
+def test_a_fall_after_going_on_is_told(logs, tmp_path, capsys):
+    class Good(Callback):
+        def on_validation_end(self, trainer, pl_module):
+            trainer.callback_metrics["val_auc"].fill_(0.99)
+
+    fit(compose(logs, "trainer.max_steps=2"), tmp_path, Good(), TellFall())
+    fit(compose(logs, "trainer.max_steps=3"), tmp_path / "rest", TellFall(), ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    assert "validation AUC fell from 0.9900 to 0." in capsys.readouterr().err
+
+
+STOPPING = ["callbacks=early_stopping", "callbacks.early_stopping.patience=1", "callbacks.early_stopping.min_delta=1",
+            "trainer.val_check_interval=2"]       # the first validation is the best, the second one too many
+
+
+def test_early_stopping_says_when_and_why_once(logs, tmp_path, capsys):
+    told = TellStop()
+    _, trainer, _ = fit(compose(logs, *STOPPING), tmp_path, told)
+    assert trainer.global_step == 4 and told.said.startswith("step 4/18: Monitored metric val_auc did not improve in the last 1 records")
+    assert capsys.readouterr().err.splitlines() == [f"stopped early at {told.said}"]
+    again = TellStop()
+    config = compose(logs, *STOPPING[:2], "trainer.max_steps=6", "callbacks.early_stopping.min_delta=-1")
+    _, trainer, _ = fit(config, tmp_path / "rest", again, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    assert trainer.global_step == 6 and again.said is None
+
+
+@pytest.mark.parametrize("end", [["trainer.max_steps=4"], ["trainer.max_steps=3"]])
+def test_a_run_that_ends_as_it_should_was_not_stopped(logs, tmp_path, end):
+    told = TellStop()
+    fit(compose(logs, *STOPPING, *end), tmp_path, told)
+    assert told.said is None

@@ -7,7 +7,7 @@ from recapp.errors import PlanError
 from recapp.optim.rules import RowRule
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import Shard, ShardingPlan
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingBagConfig, IdRule
 from recapp.tables.embedding_bag import compute_dtype
 
 
@@ -63,8 +63,25 @@ def check_memory(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule:
     raise PlanError(
         f"plan {plan.name} does not fit: rank {rank} lacks {missing:,} bytes ({human(missing)}): it would hold {human(held[rank].total)} "
         f"of tables and optimiser state beside {human(topology.reserve_bytes)} reserved, and {human(topology.memory_bytes[rank])} "
-        f"are free; largest there: {blame}. "
-        "What helps: more ranks (trainer.devices), +plan=row_wise, fewer rows (tables.max_rows) or a smaller tables.data_type")
+        f"are free; largest there: {blame}. What helps: {_what_helps([t for t in tables if t.name in worst], plan, rank)}")
+
+
+def _what_helps(largest: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank: int) -> str:
+    """What would take bytes off a rank's largest tables and is not in force already."""
+    def in_equal_parts(t: EmbeddingBagConfig) -> bool:
+        fair = -(-t.num_embeddings // plan.world_size)
+        return all(len(s.rows) <= fair for s in plan.tables[t.name].cells(t, plan.world_size) if s.rank == rank)
+
+    replicated = all(plan.tables[t.name].mode == "replicated" for t in largest)
+    hashed = any(t.id_rule == IdRule.HASH for t in largest)
+    ways = {
+        "more ranks (trainer.devices)": plan.world_size == 1 or not replicated,
+        "+plan=row_wise": any(plan.tables[t.name].mode == "replicated" or not in_equal_parts(t) for t in largest),
+        "fewer rows (tables.max_rows)" if hashed else "hashed tables of fewer rows (id_rule hash)": True,
+        "a smaller tables.data_type": any(t.data_type.dtype.itemsize > 2 for t in largest),
+    }
+    *others, last = [way for way, fits in ways.items() if fits]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def human(n: float) -> str:

@@ -1,6 +1,7 @@
 """Bytes of a plan: what each rank holds is what its stores hold, and what does not fit is refused before it is made."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from parity.cases import KINDS, RULES, sharding
@@ -59,6 +60,30 @@ def test_what_does_not_fit_is_refused_with_the_missing_bytes_the_rank_and_the_la
         "reserved, and 404.0 kB are free; largest there: big (404.0 kB). What helps: more ranks (trainer.devices), +plan=row_wise")
     with pytest.raises(PlanError, match=r"rank 1 lacks 9,000 bytes .*beside 10.0 kB reserved, and 5.0 kB are free; .* small"):
         check(sgd(), [500_000, 5_000], reserve=10_000)
+
+
+SMALLER = "hashed tables of fewer rows (id_rule hash) or a smaller tables.data_type"
+
+
+@pytest.mark.parametrize(("kind", "world", "helps"), [
+    ("table_wise", 2, f"more ranks (trainer.devices), +plan=row_wise, {SMALLER}"),
+    ("data_parallel", 2, f"+plan=row_wise, {SMALLER}"),
+    ("data_parallel", 1, f"more ranks (trainer.devices), +plan=row_wise, {SMALLER}"),
+    ("row_wise", 2, f"more ranks (trainer.devices), {SMALLER}"),
+    ("row_wise", 1, f"more ranks (trainer.devices), {SMALLER}"),
+])
+def test_what_helps_is_not_what_is_in_force_already(kind, world, helps):
+    topology = Topology(world, memory_bytes=[0] * world)
+    plan = plan_by_rules(TABLES, topology, [PlanRule(kind)], name=kind)
+    with pytest.raises(PlanError) as error:
+        check_memory(TABLES, plan, sgd(), topology)
+    assert str(error.value).partition("What helps: ")[2] == helps
+
+
+def test_hashed_tables_may_have_fewer_rows_and_half_precision_is_the_smallest():
+    tables, topology = [replace(table("big", 1_000, 100, "bf16"), id_rule="hash")], Topology(2, memory_bytes=[0, 0])
+    with pytest.raises(PlanError, match=r"What helps: more ranks \(trainer.devices\) or fewer rows \(tables.max_rows\)$"):
+        check_memory(tables, plan_by_rules(tables, topology, [PlanRule("row_wise")], name="row_wise"), sgd(), topology)
 
 
 def test_the_rank_that_lacks_most_is_named_and_the_lowest_of_equals():

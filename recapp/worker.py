@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from recapp.console import print_table, short_path
@@ -145,6 +146,7 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, sto
 
     strategy, measured = trainer.strategy, clock.summary()
     sent = strategy.comm.gather(measured.get("bytes_sent_per_step", 0.0))
+    waits = [strategy.comm.gather(measured.get(name, 0.0)) for name in ("input_wait_ms", "exchange_wait_ms")]
     changed = strategy.comm.gather(sum(n for c in strategy.collections() for n in c.id_rules.changed.values()))
     if strategy.comm.rank:
         return {}
@@ -157,7 +159,7 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, sto
         "ranks": strategy.comm.world, "plan": strategy.plan.name, "checkpoint": best, "checkpoint_step": manifest.info["step"],
         "stopped": stopped, "seed": settings["seed"], "bytes_per_rank": max(held), "bytes_by_rank": held,
         "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
-        "ids_changed": sum(changed), "hidden_model_auc": hidden_model_auc(settings["dataset"]), "status": "ok"}
+        "input_wait_ms": mean(waits[0]), "exchange_wait_ms": mean(waits[1]), "ids_changed": sum(changed), "hidden_model_auc": hidden_model_auc(settings["dataset"]), "status": "ok"}
 
 
 def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:

@@ -87,3 +87,23 @@ def test_nothing_that_tells_is_no_limit(cgroups, monkeypatch):
     assert cgroups("", {}) == []
     monkeypatch.setattr(resources, "_kilobytes", lambda file, field: None)
     assert free_memory_bytes([memory_pools(CPU)]) == [None]
+
+
+FAULTS = """
+import resource, sys, torch
+from recapp.distributed.resources import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(48 << 18)                                     # 48 MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(min([faults() for _ in range(20)][-5:]))                # the freed pieces grow together within some steps
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_freed_memory_is_faulted_in_again_unless_it_is_kept():
+    found = {how: int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)
+             for how in ("keep", "system")}
+    assert found["keep"] < 100 < found["system"]

@@ -39,6 +39,7 @@ from recapp.reporting import record
 
 ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}
 INTERRUPTED = 128 + signal.SIGINT
+RANKS_PER_CORE = 4  # more of them deserve a word
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
     settings.check_values(config)
     rank = outside_rank()
     ranks = 0 if rank is not None else rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
+    if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
+        note(f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks share; fewer are faster")
     written, unsettled = record.written_at(job.directory), record.unsettled(job.directory)
     try:
         if not rank:

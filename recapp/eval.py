@@ -15,7 +15,7 @@ from recapp.commands import Job, run, run_on_ranks
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError, suggest
-from recapp.settings import compose_over, with_absolute_paths
+from recapp.settings import check_data, compose_over, with_absolute_paths
 
 SPLITS = ("val", "test")
 
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     def task(config: dict[str, Any], job: Job) -> float | None:
         settings = settings_of(config, job)
+        check_data(settings)
         metrics = run_on_ranks(settings, job, "recapp.worker")
         if config["format"] == "json" and not outside_rank():
             console.emit([metrics], "json")

@@ -25,6 +25,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recapp.distributed.launch import rank_count
+from recapp.distributed.place import started_outside
 from recapp.distributed.transport import TRANSPORTS
 from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import BACKENDS
@@ -32,6 +34,7 @@ from recapp.kernels.backend import BACKENDS
 HYDRA_VERSION_BASE = "1.3"
 LEAST = {  # settings that are whole numbers, and the smallest that makes sense; those that may be null are left out when they are
     "seed": 0, "trainer.max_epochs": 1, "trainer.max_steps": 1, "trainer.val_check_interval": 1, "trainer.log_every_n_steps": 1,
+    "trainer.look_ahead": 0,
     "dataset.batch_size": 1, "dataset.val_batch_size": 1, "dataset.lanes": 1, "dataset.shuffle_rows": 0, "dataset.num_workers": 0,
     "topology.hosts": 1, "topology.memory_bytes": 0, "topology.reserve_bytes": 0, "tables.max_rows": 1,
 }  # fmt: skip
@@ -119,6 +122,28 @@ def check_values(config: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{name}={value}: {suggest(str(value), ONE_OF[name])}")
         elif not isinstance(value, int) or isinstance(value, bool) or (value < LEAST[name] and not (name in NO_END and value == -1)):
             raise ConfigError(f"{name}={value}: must be a whole number of at least {LEAST[name]}")
+
+
+def check_data(config: Mapping[str, Any]) -> None:
+    """Refuses, before ranks are started, what each of them would refuse some seconds later: files that are not there, too few lanes.
+
+    Ranks that others have started find out themselves: files may lie on their hosts only.
+
+    Raises:
+        ConfigError, DataError: As a rank would say it.
+    """
+    check_values(config)
+    if started_outside():
+        return
+    from recapp.dataset.order import check_order
+    from recapp.dataset.source import file_names
+
+    dataset, test = config["dataset"], config.get("split") == "test"
+    ranks = rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
+    check_order(dataset["batch_size"], dataset["lanes"], ranks, dataset["shuffle_rows"])
+    for key in ("test_path",) if test else ("path", "val_path"):
+        if dataset[key] is not None and dataset["generate"] is None:
+            file_names(dataset[key], setting=f"dataset.{key}")
 
 
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from recapp.commands import Job, run, run_on_ranks
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import leave
 from recapp.reporting import comparison
-from recapp.settings import compose_over, with_absolute_paths
+from recapp.settings import check_data, compose_over, with_absolute_paths
 
 LENGTH = ("max_epochs", "max_steps")
 OBJECTIVE = "val_auc"  # of a sweeper that looks for the best settings
@@ -35,7 +35,9 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
     def task(config: dict[str, Any], job: Job) -> float | None:
         nonlocal format
         format = config["format"]
-        metrics = run_on_ranks(settings_of(config, job), job, worker)
+        settings = settings_of(config, job)
+        check_data(settings)
+        metrics = run_on_ranks(settings, job, worker)
         if format == "json" and job.sweep is None and not outside_rank():
             console.emit([metrics], format)
         return metrics.get(OBJECTIVE)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 REAL = Path(__file__).resolve().parents[1] / "conf"
 
+DATA = "val_path: null\ntest_path: null\ngenerate: {}\nlanes: 16\nbatch_size: 32\nshuffle_rows: 0"
+
 FILES = {
     "train.yaml": """
         defaults: [command, dataset: generated, model: dlrm, trainer: default, launch: local, _self_, experiment: null]
@@ -12,8 +14,8 @@ FILES = {
         ckpt_path: null
     """,
     "show.yaml": "defaults: [command, trainer: default, _self_]\nsubject: ???\nseed: 1",
-    "dataset/generated.yaml": "path: data/generated\nval_path: null\ntest_path: null",
-    "dataset/other.yaml": "path: [a, b/*.parquet]\nval_path: null\ntest_path: null\nsplit: 1/7",
+    "dataset/generated.yaml": f"path: data/generated\n{DATA}",
+    "dataset/other.yaml": f"path: [a, b/*.parquet]\nsplit: 1/7\n{DATA}",
     "model/dlrm.yaml": "ranks: [fine, fine]\ndim: 16",
     "model/deep.yaml": "ranks: [fine, fine]\ndepth: 2\nseed_of_model: ${seed}",
     "trainer/default.yaml": "devices: 2\naccelerator: cpu\nmax_steps: null\nmax_epochs: null",

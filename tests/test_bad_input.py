@@ -18,6 +18,7 @@ from recapp import eval as evaluation
 from recapp import train
 from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.synthetic import write_criteo
+from recapp.distributed import launch as launching
 from recapp.errors import PlanError
 from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
@@ -244,9 +245,27 @@ def say(tmp_path, monkeypatch, capfd):
     (["trainer.accelerator=gpuu"], "trainer.accelerator=gpuu: did you mean gpu"),
     (["topology.transport=shm"], "topology.transport=shm: known: auto, gloo, shared_memory"),
     (["launch.port=70000"], "launch.port=70000: give a number below 65536"),
+    (["dataset=criteo_kaggle", "dataset.path=/gone"], "dataset.path=/gone: no such file or directory"),
+    (["dataset=criteo_kaggle", "dataset.path=.", "dataset.val_path=gone"], "dataset.path={here}: no Parquet files"),
+    (["dataset.lanes=1", "dataset.path=new"], "dataset.lanes=1: each of the 2 ranks needs a lane; set dataset.lanes=2 or more"),
 ])
-def test_the_command_line_is_refused_before_any_rank_is_started(say, arguments, says):
-    assert says in say(*arguments)
+def test_the_command_line_is_refused_before_any_rank_is_started(say, tmp_path, monkeypatch, arguments, says):
+    monkeypatch.setattr("recapp.commands.launch", lambda *_, port, **__: launching._refuse_taken_port(port))
+    assert says.replace("{here}", str(tmp_path)) in say(*arguments)
+
+
+def test_validation_files_are_looked_for_before_any_rank_is_started(say, place):
+    given = ["dataset=criteo_kaggle", f"dataset.path={place / 'logs'}", "dataset.val_path=gone/*.parquet", "trainer.devices=1"]
+    assert "dataset.val_path=" in (line := say(*given)) and "gone/*.parquet: no file matches" in line
+
+
+def test_far_more_ranks_than_cores_deserve_a_word(place, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("recapp.commands.launch", lambda *_, **__: None)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    for ranks, told in ((8, 0), (9, 1)):
+        train.main([f"dataset.path={place / 'logs'}", "dataset=custom", "dataset.sparse=[C1]", f"trainer.devices={ranks}"])
+        assert capfd.readouterr().err.count(f"trainer.devices={ranks}: there are 2 cores here") == told
 
 
 def test_a_port_that_is_taken_is_named(say):

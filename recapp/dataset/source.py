@@ -76,10 +76,7 @@ def open_source(paths: str | Sequence[str], schema: Schema, *, setting: str = "d
     setting: the name that error messages give the user.
     Raises DataError for a path that is not there, holds nothing, is no whole Parquet file or lacks a column of `schema`.
     """
-    given = [paths] if isinstance(paths, str) else list(paths)
-    if not given:
-        raise DataError(f"{setting}: an empty list; name a directory, a glob or Parquet files")
-    names = [name for path in given for name in _expand(str(path), setting)]
+    names = file_names(paths, setting=setting)
     files: list[DataFile] = []
     segments: list[Segment] = []
     bags = frozenset[str]()
@@ -93,8 +90,18 @@ def open_source(paths: str | Sequence[str], schema: Schema, *, setting: str = "d
         files.append(file)
         segments += [Segment(number, group, 0, rows) for group, rows in enumerate(groups) if rows]
     if not segments:
-        raise DataError(f"{setting}={given[0]}: {len(names)} Parquet file(s) without a single row")
+        raise DataError(f"{setting}={_given(paths)[0]}: {len(names)} Parquet file(s) without a single row")
     return Source(tuple(files), tuple(segments), bags)
+
+
+def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> list[str]:
+    """The files that `paths` names, none of them opened.
+
+    Raises DataError for a path that is not there or holds nothing.
+    """
+    if not _given(paths):
+        raise DataError(f"{setting}: an empty list; name a directory, a glob or Parquet files")
+    return [name for path in _given(paths) for name in _expand(path, setting)]
 
 
 def split(source: Source, val_share: Fraction) -> tuple[Source, Source]:
@@ -108,6 +115,10 @@ def split(source: Source, val_share: Fraction) -> tuple[Source, Source]:
     if rows_train == 0:
         raise ConfigError(f"dataset.val_share={val_share}: leaves none of {source.rows} rows to train on; choose a smaller share")
     return source.slice(0, rows_train), source.slice(rows_train, source.rows)
+
+
+def _given(paths: str | Sequence[str]) -> list[str]:
+    return [paths] if isinstance(paths, str) else [str(path) for path in paths]
 
 
 def _expand(path: str, setting: str) -> list[str]:

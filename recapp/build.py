@@ -45,6 +45,7 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
 Settings = Mapping[str, Any]
 PAYLOADS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`topology.payload`; other values are refused before ranks start."""
+NOT_LIGHTNINGS = ("devices", "accelerator", "enable_progress_bar", "look_ahead")        # of `trainer`: recapp reads them itself
 
 
 def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
@@ -252,7 +253,7 @@ def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingSt
     return EmbeddingShardingStrategy(partial(_plan, settings), rule, hosts=topology["hosts"], memory_bytes=topology["memory_bytes"],
                                      reserve_bytes=topology["reserve_bytes"], transport=topology.get("transport", "auto"),
                                      backend=topology.get("backend", "auto"), payload=PAYLOADS[topology.get("payload", "full")],
-                                     modes=modes, stored={"config": dict(settings)})
+                                     modes=modes, look_ahead=settings["trainer"].get("look_ahead", 1), stored={"config": dict(settings)})
 
 
 def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule) -> ShardingPlan:
@@ -296,7 +297,7 @@ def length(trainer: Settings) -> tuple[int, int]:
 def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callbacks: Sequence[Callback], loggers: Sequence[Logger], *,
                   ranks: tuple[int, int]) -> Trainer:
     """Lightning's Trainer for one of `ranks`: so many on each host, so many hosts."""
-    wanted = {k: v for k, v in settings["trainer"].items() if v is not None and k not in ("devices", "accelerator", "enable_progress_bar")}
+    wanted = {k: v for k, v in settings["trainer"].items() if v is not None and k not in NOT_LIGHTNINGS}
     wanted["max_epochs"], wanted["max_steps"] = length(wanted)
     if "val_check_interval" in wanted:
         wanted["check_val_every_n_epoch"] = None        # steps are counted across epochs

@@ -159,7 +159,8 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, sto
         "ranks": strategy.comm.world, "plan": strategy.plan.name, "checkpoint": best, "checkpoint_step": manifest.info["step"],
         "stopped": stopped, "seed": settings["seed"], "bytes_per_rank": max(held), "bytes_by_rank": held,
         "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
-        "input_wait_ms": mean(waits[0]), "exchange_wait_ms": mean(waits[1]), "ids_changed": sum(changed), "hidden_model_auc": hidden_model_auc(settings["dataset"]), "status": "ok"}
+        "input_wait_ms": mean(waits[0]), "exchange_wait_ms": mean(waits[1]), "ids_changed": sum(changed),
+        "hidden_model_auc": hidden_model_auc(settings["dataset"]), "status": "ok"}
 
 
 def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:

@@ -6,10 +6,11 @@ Rows live in one store per group (`recapp/distributed/row_store.py`). The optimi
 live learning rate is read from `param_group`, which the one optimiser object holds too, so schedules reach tables like any parameter.
 """
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ from recapp.tables.ids import IdRules, Rows
 
 Lesson = tuple[Tensor, Links]
 """Touched rows of a group's store, and what each learns from."""
+
+Message = TypeVar("Message")
 
 
 class ShardedEmbeddingBagCollection(nn.Module):
@@ -80,7 +83,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.header, self.messages = Header(), Buffers()
         self.mark: Callable[[str], None] = _no_mark
         self.in_flight: weakref.WeakSet[Requests] = weakref.WeakSet()
-        self._ahead: dict[int, tuple[KeyedJaggedTensor, Requests]] = {}
+        self.waited_s = dict.fromkeys(("counts", "ids", "vectors", "gradients"), 0.0)
+        self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._leases: list[list[Scratch]] = []
         self._merging = [Scratch() for _ in groups]
         self._where: dict[tuple[int, int], Tensor] = {}
@@ -119,24 +123,56 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     # ---- the exchange of a batch
 
-    def input_dist(self, features: KeyedJaggedTensor) -> Requests:
+    def input_dist(self, features: KeyedJaggedTensor | Exception) -> Requests:
         """Start to exchange which rows a batch needs. Reads no weights, so it may run before the batch's turn; every rank calls it."""
         return Requests(features, self)
 
-    def look_ahead(self, features: KeyedJaggedTensor) -> None:
-        """Start the exchange of a batch that comes later; `forward` finds it by the identity of `features`. Every rank calls it."""
-        self._ahead[id(features)] = features, self.input_dist(features)
+    def look_ahead(self, features: KeyedJaggedTensor | Exception) -> int:
+        """Start the exchange of a batch that comes later; `forward` finds it by the identity of `features`. Every rank calls it.
+
+        Args:
+            features: of the batch. Or why this rank could not read it: the others raise a RankError when its turn comes.
+
+        Returns:
+            Exchanges that wait for their batches now.
+        """
+        self.finish_step()
+        self._ahead.append((features, self.input_dist(features)))
+        return len(self._ahead)
 
     def advance_ahead(self) -> None:
-        """Go on with exchanges that were started ahead, in their order; every rank calls it at the same point."""
-        for _, requests in self._ahead.values():
+        """Go on with exchanges that were started ahead, in their order; every rank calls it at the same point.
+
+        What their headers ask of all is heard now: a stop does not wait for the batch it travelled with.
+        """
+        for _, requests in self._ahead:
             requests.advance()
+            self.header.wanted_W = np.bitwise_or(self.header.wanted_W or [0], requests.heads[:, 2]).tolist()
+
+    def failure_ahead(self) -> bool:
+        """Whether a batch that was looked ahead to is known to fail in its turn: on all ranks alike."""
+        return any(requests.heads[:, :1].any() for _, requests in self._ahead)
 
     def forget_ahead(self) -> None:
         """End exchanges that were started ahead for batches that will not come. Every rank calls it."""
-        for _, requests in self._ahead.values():
-            requests.abandon()
-        self._ahead.clear()
+        while self._ahead:
+            self._ahead.pop(0)[1].abandon()
+
+    def _requests(self, features: KeyedJaggedTensor) -> Requests:
+        """Of a batch whose turn has come: started ahead, or now."""
+        for i, (expected, requests) in enumerate(self._ahead):
+            if expected is features:
+                del self._ahead[i]
+                return requests
+        return self.input_dist(features)
+
+    def wait(self, phase: str, message: Callable[[], Message]) -> Message:
+        """Wait for a message. `waited_s` adds up by phase how long the host was held up: what nothing has hidden."""
+        began = time.perf_counter()
+        arrived = message()
+        self.waited_s[phase] += time.perf_counter() - began
+        self.mark(phase)
+        return arrived
 
     def lease(self) -> list[Scratch]:
         """Memory for one batch in flight, by group."""
@@ -177,8 +213,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
             IdError: on all ranks, if one of them has an id outside a table whose rule is `error`.
         """
         self.finish_step()
-        ahead = self._ahead.pop(id(features), None)
-        requests = self.input_dist(features) if ahead is None else ahead[1]
+        requests = self._requests(features)
         requests.finish()
         self.header.rows_W, self.header.wanted_W = requests.heads[:, 1].tolist(), requests.heads[:, 2].tolist()
         values_BD = Lookup.apply(self.anchor, requests.weights_L, self, requests)  # type: ignore[no-untyped-call]

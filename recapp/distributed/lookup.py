@@ -80,8 +80,7 @@ def answer_and_combine(c: "ShardedEmbeddingBagCollection", q: Requests, keep: bo
                     kept[g] = gather(source, unit, width, asked.combine.index_N, c.dtype)
         c.mark("combine")
         if local:
-            wait()
-            c.mark("vectors")
+            c.wait("vectors", wait)
     c.messages.give_back(message)
     return out_BD, [kept[g] for g in sorted(kept)]
 
@@ -105,8 +104,7 @@ def send_back(c: "ShardedEmbeddingBagCollection", q: Requests, gradient: Tensor)
     for g, served in enumerate(q.served):
         served.group(c.store(g).rows)
     c.mark("group")
-    wait()
-    c.mark("gradients")
+    c.wait("gradients", wait)
     return message
 
 

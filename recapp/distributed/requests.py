@@ -35,16 +35,16 @@ class Requests:
     It belongs to its batch, not to a module: several may be in flight. It leases the collection's scratch memory until `release`.
 
     Args:
-        features: the batch's raw ids.
+        features: the batch's raw ids, or why this rank has none.
         collection: whose tables they mean.
 
     Weights that need a gradient are pooled at home even where the mode is `pooled`.
     """
 
-    def __init__(self, features: KeyedJaggedTensor, collection: "ShardedEmbeddingBagCollection") -> None:
+    def __init__(self, features: KeyedJaggedTensor | Exception, collection: "ShardedEmbeddingBagCollection") -> None:
         c = self.collection = collection
         self.lease = c.lease()
-        self.rows, status, self.failure = _rows(features, c.id_rules, c.dtype)
+        self.rows, status, self.failure = _rows(features, c)
         weighting = _weighting(self.rows)
         self.B, self.weights_L = self.rows.lengths_FB.shape[1], self.rows.weights_L
         plain = self.rows if self.weights_L is None else replace(self.rows, weights_L=self.weights_L.detach())
@@ -65,8 +65,7 @@ class Requests:
         if len(self.heads):
             return
         c, out_WG3 = self.collection, self.counts_WG3
-        self.heads, self.in_WG3 = self._counts()
-        c.mark("counts")
+        self.heads, self.in_WG3 = c.wait("counts", self._counts)
         if self.heads[:, 0].any() or _weights_differ(self.heads[:, 3].tolist()):
             return
         words = self.words = Mail(out_WG3[..., 2], self.in_WG3[..., 2], c.comm.rank, c.answered)
@@ -96,8 +95,7 @@ class Requests:
         _raise_together(self.heads, c.id_rules, c.comm.rank, self.failure)
         modes = _modes(c.routes, max(self.heads[:, 3].tolist()))                # a rank without ids serves those that have some
         assert self._ids is not None
-        self._ids()
-        c.mark("ids")
+        c.wait("ids", self._ids)
         self.served = [Served(c.backend, r, mode, take) for r, mode, take in zip(c.routes, modes, self.lease, strict=False)]
         if c.comm.world > 1:
             for g, s in enumerate(self.served):
@@ -125,15 +123,19 @@ def _asker(mode: str, world: int) -> type[RowRequests | BagRequests]:
     return BagRequests if mode == "pooled" and world > 1 else RowRequests
 
 
-def _rows(features: KeyedJaggedTensor, rules: IdRules, dtype: torch.dtype) -> tuple[Rows, tuple[int, int, int], Exception | None]:
+def _rows(features: KeyedJaggedTensor | Exception,
+          c: "ShardedEmbeddingBagCollection") -> tuple[Rows, tuple[int, int, int], Exception | None]:
     """The batch's rows, or none of them and what is wrong."""
+    rules = c.id_rules
     try:
+        if isinstance(features, Exception):
+            raise features
         rows = rules(features)
         if rows.weights_L is not None:
-            rows.weights_L = rows.weights_L.to(dtype)
+            rows.weights_L = rows.weights_L.to(c.dtype)
         return rows, (OK, 0, 0), None
     except Exception as e:
-        lengths = torch.zeros(len(rules.pairs), 0, dtype=torch.int64, device=features.values().device)
+        lengths = torch.zeros(len(rules.pairs), 0, dtype=torch.int64, device=c.comm.device)
         empty = Rows(torch.zeros(0, dtype=torch.int64, device=lengths.device), lengths, None, [0] * len(rules.pairs))
         return empty, (OUTSIDE, e.pair, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0), e
 

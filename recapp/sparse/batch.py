@@ -47,9 +47,11 @@ class Batch:
         return len(self.labels_B)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """The same samples on a device."""
-        return Batch(self.dense_BI.to(device, non_blocking=non_blocking), self.sparse.to(device, non_blocking),
-                     self.labels_B.to(device, non_blocking=non_blocking))
+        """The same samples on a device; as with tensors the batch itself where they are there."""
+        dense_BI, labels_B = (t.to(device, non_blocking=non_blocking) for t in (self.dense_BI, self.labels_B))
+        sparse = self.sparse.to(device, non_blocking)
+        same = dense_BI is self.dense_BI and labels_B is self.labels_B and sparse is self.sparse
+        return self if same else Batch(dense_BI, sparse, labels_B)
 
     def pin_memory(self) -> "Batch":
         """The same samples in page-locked memory, from where copies to a GPU can be asynchronous."""

@@ -245,8 +245,9 @@ class KeyedJaggedTensor:
             [per_key[i] for i in taken])
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedJaggedTensor":
-        """The same bags on a device; the counts per key go along on the host."""
-        return self._each(lambda t: t.to(device, non_blocking=non_blocking))
+        """The same bags on a device; as with tensors the object itself where they are there. Counts per key stay on the host."""
+        moved = self._each(lambda t: t.to(device, non_blocking=non_blocking))
+        return self if all(a is b for a, b in zip(self._tensors(), moved._tensors(), strict=True)) else moved
 
     def pin_memory(self) -> "KeyedJaggedTensor":
         """The same bags in page-locked memory, from where copies to a GPU can be asynchronous."""
@@ -254,9 +255,11 @@ class KeyedJaggedTensor:
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the work that `stream` has queued by now is done."""
-        for tensor in (self._values, self._weights, self._lengths, self._offsets):
-            if tensor is not None:
-                tensor.record_stream(stream)
+        for tensor in self._tensors():
+            tensor.record_stream(stream)
+
+    def _tensors(self) -> list[Tensor]:
+        return [t for t in (self._values, self._weights, self._lengths, self._offsets) if t is not None]
 
     def _counted(self) -> "KeyedJaggedTensor":
         check_total(sum(self.length_per_key()), self._values)

@@ -87,15 +87,21 @@ class KeepPosition(Callback):
 
 
 class StepClock(Callback):
-    """Measures training steps, waiting for data included, validation excluded: milliseconds, rows, bytes sent, collectives."""
+    """Measures training steps, waiting for data included, validation excluded: milliseconds, rows, bytes sent, collectives.
+
+    Also for how much of it the host stood waiting for the tables' messages: for counts and ids (`input_wait_ms`), and for all of them.
+    """
 
     def __init__(self) -> None:
         self.step_ms: list[float] = []
         self.rows: list[int] = []
         self.bytes_sent: list[int] = []
         self.calls: list[int] = []
+        self.input_wait_ms: list[float] = []
+        self.exchange_wait_ms: list[float] = []
         self._since: float | None = None
         self._sent = self._called = 0
+        self._input = self._exchange = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The first step begins."""
@@ -108,6 +114,7 @@ class StepClock(Callback):
     def _begin(self, trainer: Trainer) -> None:
         comm = _strategy(trainer).comm
         self._since, self._sent, self._called = time.perf_counter(), comm.bytes_sent, comm.calls
+        self._input, self._exchange = _waited_ms(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """The step is over; the next begins."""
@@ -117,12 +124,19 @@ class StepClock(Callback):
         self.rows.append(_data(trainer).settings.batch_size)
         self.bytes_sent.append(comm.bytes_sent - self._sent)
         self.calls.append(comm.calls - self._called)
+        counts_and_ids, everything = _waited_ms(trainer)
+        self.input_wait_ms.append(counts_and_ids - self._input)
+        self.exchange_wait_ms.append(everything - self._exchange)
         self._begin(trainer)
 
     def recent_rate(self) -> float:
         """Samples per second of all ranks over the last steps; 0 before the first."""
         rows, ms = sum(self.rows[-RATE_STEPS:]), sum(self.step_ms[-RATE_STEPS:])
         return 1e3 * rows / ms if ms else 0.0
+
+    def recent_input_wait_ms(self) -> float:
+        """What a step of the last ones waited for counts and ids on this rank; 0 before the first."""
+        return statistics.mean(self.input_wait_ms[-RATE_STEPS:] or [0.0])
 
     def _measured(self, values: list[Any]) -> list[Any]:
         return values[WARM_UP_STEPS:] or values
@@ -134,11 +148,19 @@ class StepClock(Callback):
         ms, rows = self._measured(self.step_ms), self._measured(self.rows)
         return {"step_ms": statistics.median(ms), "samples_per_second": sum(rows) / sum(ms) * 1e3,
                 "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
-                "collectives_per_step": max(self._measured(self.calls))}
+                "collectives_per_step": statistics.median_low(self._measured(self.calls)),      # look-ahead shifts some between the ends
+                "input_wait_ms": statistics.median(self._measured(self.input_wait_ms)),
+                "exchange_wait_ms": statistics.median(self._measured(self.exchange_wait_ms))}
+
+
+def _waited_ms(trainer: Trainer) -> tuple[float, float]:
+    """So far: for counts and ids, for every message of the tables."""
+    waited = [c.waited_s for c in _strategy(trainer).collections()]
+    return 1e3 * sum(w["counts"] + w["ids"] for w in waited), 1e3 * sum(sum(w.values()) for w in waited)
 
 
 class LogRate(Callback):
-    """Logs samples per second of all ranks."""
+    """Logs samples per second of all ranks, and what a step of this rank waited for its input exchange."""
 
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
@@ -147,6 +169,7 @@ class LogRate(Callback):
         """A reading in a while."""
         if batch_idx % RATE_STEPS == RATE_STEPS - 1:
             pl_module.log("samples_per_s", self.clock.recent_rate(), batch_size=1)
+            pl_module.log("input_wait_ms", self.clock.recent_input_wait_ms(), batch_size=1)
 
 
 class KeepLast(Checkpoint):
@@ -205,17 +228,15 @@ class KeepLast(Checkpoint):
 class StopTogether(Callback):
     """A stop that one rank was asked for (SIGTERM of a scheduler) is taken by all at the same step, agreed in the counts message."""
 
-    def __init__(self) -> None:
-        self.asked = False
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here to the end SIGTERM asks; Lightning's own handler would start a broadcast wherever it interrupts this rank."""
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "asked", True))
+        self._want(trainer, 0)
+        signal.signal(signal.SIGTERM, lambda *_: self._want(trainer, 1))
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Say what this rank wants."""
+    def _want(self, trainer: Trainer, wanted: int) -> None:
+        """At once: the next counts to leave are those of a batch that is looked ahead to."""
         for collection in _strategy(trainer).collections():
-            collection.header.wanted = int(self.asked)
+            collection.header.wanted = wanted
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Hear what all want."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
@@ -33,9 +34,11 @@ from recapp.optim.rules import RowRule
 from recapp.planner.modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.topology import Topology, hosts_in_blocks
 from recapp.sharding.plan import Mode, ShardingPlan
+from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.environment import RankEnvironment
+from recapp.trainer.lookahead import LookAhead
 
 Planner = Callable[[Sequence[EmbeddingBagConfig], Topology, RowRule], ShardingPlan]
 
@@ -60,6 +63,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         backend: which kernels run (`recapp/kernels/backend.py`).
         payload: type of vectors and gradients that travel; None takes the compute type.
         modes: of tables whose plan leaves the mode open; what is open then is counted on the first training batches.
+        look_ahead: training batches whose input exchange runs before their turn (`recapp/trainer/lookahead.py`); 0 for none.
         stored: plain data that every checkpoint's manifest keeps (the run's settings).
         ddp: settings of DistributedDataParallel.
 
@@ -68,13 +72,13 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
     def __init__(self, planner: Planner, rule: RowRule, *, hosts: int | None = None, memory_bytes: int | None = None,
                  reserve_bytes: int = 0, transport: str = "auto", backend: str = "auto", payload: torch.dtype | None = None,
-                 modes: Mapping[str, Mode] | None = None, stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
+                 modes: Mapping[str, Mode] | None = None, look_ahead: int = 1, stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
         place = place_of()
         super().__init__(cluster_environment=RankEnvironment(place) if place else None,
                          **({"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False} | ddp))
         self.planner, self.rule, self.hosts, self.stored = planner, rule, hosts, dict(stored or {})
         self.memory_bytes, self.reserve_bytes, self.transport = memory_bytes, reserve_bytes, transport
-        self.backend, self.payload, self.modes = backend, payload, dict(modes or {})
+        self.backend, self.payload, self.modes, self.look_ahead = backend, payload, dict(modes or {}), look_ahead
         self.plan: ShardingPlan | None = None
         self.ranks: list[dict[str, Any]] = []
         self.comm = Comm()
@@ -178,8 +182,32 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return 1.0
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """Copy without waiting; Lightning would wait for every tensor of a type it does not know."""
-        return batch.to(device or self.root_device, non_blocking=True)
+        """Copy a `Batch` without waiting; Lightning would wait for every tensor of a type it does not know."""
+        if isinstance(batch, Batch):
+            return batch.to(device or self.root_device, non_blocking=True)
+        return super().batch_to_device(batch, device, dataloader_idx)
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Training batches are looked ahead to. Not those of a loader that keeps its own position, which would count what was read.
+
+        Evaluation is not: without a backward, and with every row read once, there is too little to hide an exchange behind.
+        """
+        assert self.lightning_module is not None
+        if not self.look_ahead or not self.lightning_module.trainer.training or hasattr(dataloader, "state_dict"):
+            return dataloader
+        return LookAhead(dataloader, self.look_ahead, self.collections, self._moved)
+
+    def _moved(self, batch: Any) -> Any:
+        """On the device before a module's own transfer hooks, which come in the batch's turn."""
+        return self.batch_to_device(batch) if isinstance(batch, Batch) else move_data_to_device(batch, self.root_device)
+
+    def on_train_end(self) -> None:
+        """Batches that were looked ahead to beyond a limit or a stop will not come.
+
+        Not after an exception: another rank may be gone, and waiting for it would hang. A next `fit` clears what is left.
+        """
+        for collection in self.collections():
+            collection.forget_ahead()
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:

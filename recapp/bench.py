@@ -16,6 +16,7 @@ Whatever cannot be is refused here, before anything is measured.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -44,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments, by default those of the process.
     """
     def task(config: dict[str, Any], job: Job) -> None:
-        found = run_on_ranks(settings_of(config, job), job, "recapp.benchmarks.worker")
+        settings = settings_of(config, job)
+        with TemporaryDirectory(prefix="recapp_bench_") as folder:
+            found = run_on_ranks(settings | {"folder": folder}, job, "recapp.benchmarks.worker")
         if outside_rank():
             return
         from recapp.benchmarks import tables
@@ -81,7 +84,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     settings = checked(settings)
     if job.verb == "data":
         _write_logs(settings["dataset"])
-    return settings | {"trainer": {"devices": settings["ranks"], "accelerator": "cpu"}, "launch": {"port": 0}}
+    return settings | {"trainer": {"devices": settings["ranks"], "accelerator": "cpu"}}
 
 
 def _absolute(path: str | None) -> str | None:

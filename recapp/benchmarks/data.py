@@ -118,11 +118,11 @@ def _training(session: Session, model: NamedModel, source: Source, plan_name: st
         raise ConfigError(f"dataset.path has {source.rows:,} rows, fewer than a batch of {model.name} on {world} ranks: {batch_size:,}")
     tables = [EmbeddingBagConfig(name=t.name, num_embeddings=t.num_embeddings, embedding_dim=t.embedding_dim,
                                  feature_names=t.feature_names, id_rule=IdRule(dataset["id_rule"])) for t in model.workload().tables()]
-    plan = make_plan(plan_name, plain, tables, world)
-    training = TrainingStep(model, tables, plan, comm, session.comm, session.settings["backend"])
     batches = endless(stream_of(source, dataset, batch_size, session.comm.rank, world), dataset["num_workers"])
-    contenders: dict[str, Contender] = {"parquet": FromParquet(training, batches),
-                                        "memory": InMemory(training, list(islice(batches, KEPT_BATCHES)))}
+    kept = list(islice(batches, KEPT_BATCHES))
+    plan = make_plan(plan_name, plain, tables, session.comm, [batch.sparse for batch in kept])
+    training = TrainingStep(model, tables, plan, comm, session.comm, session.settings["backend"])
+    contenders: dict[str, Contender] = {"parquet": FromParquet(training, batches), "memory": InMemory(training, kept)}
     measured = {name: sustained(found) for name, found in session.measure(f"training {model.name}", contenders).items()}
     for name, own in measured.items():
         session.add(_record(model, name, plan_name, batch_size, own, measured["memory"]))

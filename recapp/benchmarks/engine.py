@@ -16,9 +16,12 @@ from recapp.distributed.transport import TRANSPORTS
 from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import backend as make_backend
 from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.planner.modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.rules import plan_by_rules, read_rule
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.tilings import COLUMN_WIDTH
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 
 LEARNING_RATE, EPS = 0.01, 1e-8
@@ -56,16 +59,26 @@ def rule() -> RowRule:
     return rowwise_adagrad(LEARNING_RATE, EPS)
 
 
-def make_plan(name: str, plain: Mapping[str, Any], tables: Sequence[EmbeddingBagConfig], world: int) -> ShardingPlan:
-    """The plan of that name on these ranks.
+def make_plan(name: str, plain: Mapping[str, Any], tables: Sequence[EmbeddingBagConfig], comm: Comm,
+              batches: Sequence[KeyedJaggedTensor]) -> ShardingPlan:
+    """The plan of that name on these ranks; open modes are decided as in training, on rank 0's batches. Every rank calls it.
 
     Strips are narrow enough that every rank can have one: at dim 64 the usual 64 columns would make one strip of a table, on two ranks
     they become 32.
     """
     rules = [read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plain["rules"])]
     widest = max(t.embedding_dim for t in tables)
-    width = min(plain.get("column_width", 64), -(-widest // world))
-    return plan_by_rules(tables, Topology(world), rules, name=name, mode=plain.get("mode", "unique"), column_width=width)
+    width = min(plain.get("column_width", COLUMN_WIDTH), -(-widest // comm.world))
+    plan = plan_by_rules(tables, Topology(comm.world), rules, name=name, mode=plain.get("mode", "auto"), column_width=width)
+    if comm.world > 1:
+        decided = decide_modes(tables, plan, batches[:SAMPLE_BATCHES]) if comm.rank == 0 else plan
+        plan = plan.with_modes(comm.broadcast({table: decided.tables[table].mode for table in plan.undecided}))
+    return plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
+
+
+def pooled_tables(plan: ShardingPlan) -> int:
+    """How many tables ask for pooled bags instead of distinct rows."""
+    return sum(s.mode == "pooled" for s in plan.tables.values())
 
 
 def torchrec_sharding(plan: ShardingPlan) -> dict[str, tuple[str, list[int]]]:

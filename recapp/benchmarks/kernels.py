@@ -126,7 +126,7 @@ def run(session: Session) -> None:
 def _measure(session: Session, workload: Workload) -> None:
     settings, comm = session.settings, session.comm
     tables, batches = workload.tables(), session.batches(workload)
-    plan = make_plan("table_wise", WHOLE, tables, 1)
+    plan = make_plan("table_wise", WHOLE, tables, comm, batches)
     collection = make_collection(tables, plan, comm, settings["backend"])
     floor, most = floor_of(workload, batches[0]), max(settings["threads"])
     with rivals("fbgemm", settings["torchrec_python"], session.specs("kernels", workload), session.folder, comm, most) as others:

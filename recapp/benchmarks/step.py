@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from recapp.benchmarks.engine import PhaseClock, make_collection, make_plan, torchrec_sharding
+from recapp.benchmarks.engine import PhaseClock, make_collection, make_plan, pooled_tables, torchrec_sharding
 from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.rivals import rivals
 from recapp.benchmarks.session import Session
@@ -76,7 +76,7 @@ def run(session: Session) -> None:
 
 def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> None:
     settings, tables, batches = session.settings, workload.tables(), session.batches(workload)
-    plans = {name: make_plan(name, plain, tables, session.comm.world) for name, plain in settings["plans"].items()}
+    plans = {name: make_plan(name, plain, tables, session.comm, batches) for name, plain in settings["plans"].items()}
     own = {(name, transport): EmbeddingStep(make_collection(tables, plan, comm, settings["backend"]), batches, session.comm)
            for name, plan in plans.items() for transport, comm in comms.items()}
     alike = {}
@@ -91,7 +91,7 @@ def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> No
             measured = _against_torchrec(session, workload, plan, steps)
         for transport, step in steps.items():
             record = _record(workload, name, transport, measured) | _against_plans((name, transport), alike)
-            session.add(record | {"bytes_exchanged": step.bytes_exchanged()} | _phases(step))
+            session.add(record | {"pooled_tables": pooled_tables(plan), "bytes_exchanged": step.bytes_exchanged()} | _phases(step))
 
 
 def _against_torchrec(session: Session, workload: Workload, plan: ShardingPlan, steps: dict[str, EmbeddingStep]) -> dict[str, Measured]:

@@ -6,6 +6,7 @@ so with the update). Memory is what a rank's process has grown by: when tables a
 
 import ctypes
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -64,14 +65,16 @@ def run(session: Session) -> None:
     (comm,) = open_transports(settings["transport"]).values()
     made = [EmbeddingBagConfig(**t) for t in settings["tables"]["tables"]]
     workloads = [workload_of(made, B, settings["bag"], ids) for ids in settings["ids"] for B in settings["batch_size"]]
+    tables = [replace(t, feature_names=[feature]) for t, feature in zip(made, workloads[0].features, strict=True)]
     batches = {w.name: session.batches(w) for w in workloads}
+    largest = max(workloads, key=lambda w: w.batch_size).name
     steps: dict[tuple[str, str], EmbeddingStep] = {}
     memory: dict[tuple[str, str], dict[str, float]] = {}
     for name, plain in settings["plans"].items():
         session.say(f"{name}: tables are made")
         before = _resident_bytes()
-        collection = make_collection(workloads[0].tables(), make_plan(name, plain, workloads[0].tables(), comm.world), comm,
-                                     settings["backend"])
+        plan = make_plan(name, plain, tables, session.comm, batches[largest])
+        collection = make_collection(tables, plan, comm, settings["backend"])
         for w in workloads:
             steps[name, w.name] = EmbeddingStep(collection, batches[w.name], session.comm)
             memory[name, w.name] = _memory(steps[name, w.name], before, session.comm)

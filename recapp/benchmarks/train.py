@@ -140,11 +140,14 @@ def run(session: Session) -> None:
     for name in session.settings["model"]:
         for plan, plain in session.settings["plans"].items():
             workload = MODELS[name].workload()
-            _measure(session, MODELS[name], workload, make_plan(plan, plain, workload.tables(), session.comm.world), comms)
+            features = session.batches(workload)
+            made = make_plan(plan, plain, workload.tables(), session.comm, features)
+            _measure(session, MODELS[name], workload, made, batches_of(MODELS[name], features), comms)
 
 
-def _measure(session: Session, model: NamedModel, workload: Workload, plan: ShardingPlan, comms: dict[str, Comm]) -> None:
-    settings, batches = session.settings, batches_of(model, session.batches(workload))
+def _measure(session: Session, model: NamedModel, workload: Workload, plan: ShardingPlan, batches: list[Batch],
+             comms: dict[str, Comm]) -> None:
+    settings = session.settings
     own: dict[str, Contender] = {
         transport: InMemory(TrainingStep(model, workload.tables(), plan, comm, session.comm, settings["backend"]), batches)
         for transport, comm in comms.items()}

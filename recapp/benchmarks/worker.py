@@ -5,8 +5,6 @@
 
 import json
 import os
-import shutil
-import tempfile
 import warnings
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +17,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     """Measure what the settings ask for; rank 0 leaves `metrics.json` with the records as `rows`.
 
     Args:
-        settings: of `recapp.bench`, checked; `verb` says which measurement.
+        settings: of `recapp.bench`, checked; `verb` says which measurement, `folder` where its files may lie.
         job_dir: where the run writes.
     """
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
@@ -27,16 +25,14 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     from recapp.benchmarks.ranks import join
     from recapp.benchmarks.session import Session
     from recapp.distributed.comm import leave_process_group
+    from recapp.distributed.resources import keep_freed_memory
 
+    if settings["launch"]["keep_freed_memory"]:
+        keep_freed_memory()     # as the product's own worker does
     comm = join()
-    folder = Path(comm.broadcast(tempfile.mkdtemp(prefix="recapp_bench_") if comm.rank == 0 else None))
-    try:
-        session = Session(settings, comm, folder, job_dir)
-        import_module(f"recapp.benchmarks.{settings['verb']}").run(session)
-        comm.barrier()
-    finally:
-        if comm.rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
+    session = Session(settings, comm, Path(settings["folder"]), job_dir)
+    import_module(f"recapp.benchmarks.{settings['verb']}").run(session)
+    comm.barrier()
     if comm.rank == 0:
         from recapp.benchmarks.figures import draw
 

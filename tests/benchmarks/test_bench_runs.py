@@ -40,7 +40,8 @@ def tiny(monkeypatch):
 
 def measured(verb, folder, **more):
     """The records of a measurement on one rank, in this process."""
-    worker.run(SETTINGS | {"verb": verb, "plans": PLANS, "ranks": 1} | more, folder)
+    (folder / "ids").mkdir(exist_ok=True)
+    worker.run(SETTINGS | {"verb": verb, "plans": PLANS, "ranks": 1, "folder": str(folder / "ids")} | more, folder)
     found = json.loads((folder / "metrics.json").read_text())
     assert json.loads((folder / "rows.json").read_text())["rows"] == found["rows"]
     return found["rows"], {Path(path).name for path in found["pictures"]}
@@ -116,7 +117,7 @@ def test_the_commands_of_the_readme_mean_something(monkeypatch):
         said = [bench._spelled_out(a) for a in c.arguments[1:] if not a.startswith(("bench.torchrec_python", "format"))]
         config = OmegaConf.masked_copy(settings.compose("bench", said), ["bench", "workload", "threads", "transport", "backend", "ranks",
                                                                         "rounds", "round_seconds", "batch_size", "ids", "bag", "tables",
-                                                                        "dataset", "format"])
+                                                                        "dataset", "launch", "format"])
         told = bench.settings_of(settings.to_plain(config), Job(Path(), tuple(said), {}, c.arguments[0]))
         assert import_module(f"recapp.benchmarks.{told['verb']}").run and bool(told["plans"]) == (told["verb"] != "kernels")
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Counts = NDArray[np.int64]
+CACHE_LINE_BYTES = 64
 
 
 class Links(NamedTuple):

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_vectors as vectors
-from recapp.kernels.links import Bags, Counts, Links, Routes, Rule, Scratch
+from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Counts, Links, Routes, Rule, Scratch
 
+STREAM_FROM_BYTES = 4 << 20      # smaller targets are read again from the caches
 SPREAD_FROM_ROWS = 2048         # fewer bags or touched rows are not worth waking a second thread (10 to 30 us)
 
 
@@ -157,12 +158,14 @@ class NumbaBackend:
                                 _array(place))
         return row[:U], Links(order, start, use_T, None, U)
 
-    def pool(self, source: Tensor, unit: int, width: int, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0) -> None:
+    def pool(self, source: Tensor, unit: int, width: int, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0,
+             in_lines: bool = False) -> None:
         """See the reference."""
+        streamed = in_lines and target.nbytes >= STREAM_FROM_BYTES and target.data_ptr() % CACHE_LINE_BYTES == 0
         weights = _given(links.weights_N, dtype)
         arguments = (_array(source), unit, _array(links.index_N), _given(links.offsets_M1, torch.int32), weights, _array(target),
                      _given(links.at_M, torch.int32), _number(dtype, scale))
-        _run(vectors.pool, vectors.pool_on_threads, (width,), arguments, links.bags)
+        _run(vectors.pool, vectors.pool_on_threads, (width, streamed), arguments, links.bags)
 
     def square_sums(self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype) -> Tensor:
         """See the reference."""

@@ -12,7 +12,7 @@ from typing import Any
 from numba import njit, prange
 from numba.extending import register_jitable
 
-from recapp.kernels.simd import OPTIONS, cast, get, load, prefetch, put, sqrt, square_total, store, zeros
+from recapp.kernels.simd import OPTIONS, cast, fence, get, load, prefetch, put, sqrt, square_total, store, stream, zeros
 
 AHEAD = 12              # vectors fetched before they are needed (8 to 16 measured alike)
 ROWS_AHEAD = 6          # rows of the store, in an update
@@ -23,12 +23,15 @@ spread = njit(**OPTIONS, parallel=True)
 
 
 @lru_cache(None)
-def pool(width: int) -> Callable[..., None]:
+def pool(width: int, streamed: bool = False) -> Callable[..., None]:
     """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over k in offsets[m] .. offsets[m + 1].
 
     Lookup, combine and, on transposes, the segment sums of backward. Empty offsets: one entry per bag; empty weights: ones; empty `at`:
     bags side by side. (None instead of empty would compile a kernel for each combination.) Returns the kernel for bags first..last.
+    `streamed`: results go past the caches, 2 times as fast where the target is larger than they are (measured; 4 times on a busy machine).
     """
+    write = stream if streamed else store
+
     @jit  # type: ignore[untyped-decorator]
     def pool(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any, first: Any,
              last: Any) -> None:
@@ -51,14 +54,16 @@ def pool(width: int) -> Callable[..., None]:
             at = m * width
             if placed:
                 at = int(get(at_M, m))
-            store(target, at, row * scale)
+            write(target, at, row * scale)
+        if streamed:
+            fence()
     return pool  # type: ignore[no-any-return]
 
 
 @lru_cache(None)
-def pool_on_threads(width: int) -> Callable[..., None]:
+def pool_on_threads(width: int, streamed: bool = False) -> Callable[..., None]:
     """`pool` of all bags, dealt to threads in `tasks` runs."""
-    serial = pool(width)
+    serial = pool(width, streamed)
 
     @spread  # type: ignore[untyped-decorator]
     def pool_on_threads(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any, M: Any,

@@ -237,7 +237,8 @@ class TorchBackend:
         use_T = None if asked.weights_N is None else asked.weights_N[distinct.order_N]
         return distinct.key_U, Links(at_N[distinct.order_N], distinct.start_U1, use_T, None, len(distinct.key_U))
 
-    def pool(self, source: Tensor, unit: int, width: int, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0) -> None:
+    def pool(self, source: Tensor, unit: int, width: int, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0,
+             in_lines: bool = False) -> None:
         """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over k in offsets[m] .. offsets[m + 1].
 
         Args:
@@ -248,6 +249,7 @@ class TorchBackend:
             target: flat, written in its own type.
             dtype: what is computed in, fp32 or fp64.
             scale: of all sums.
+            in_lines: every result fills whole cache lines of a target that begins with one, and is not read soon: a hint.
         """
         step = max(1, CHUNK_ELEMENTS // width)
         for first in range(0, links.bags, step):

@@ -6,6 +6,7 @@ blocks (`recapp/optim/rules.py`) compiles unchanged. Any width works: LLVM split
     zeros(like, width)                  an empty accumulator in the type of the number `like`
     load(array, at, like, width)        width elements of a flat array from element `at` on, as a row
     store(array, at, row)               and back
+    stream(array, at, row), fence()     and back past the caches
     prefetch(array, at, width)          ask the cache for them
     cast(like, x)                       a number in the type of `like`
     square_total(row)                   fp64 sum of squares, in a fixed order
@@ -28,10 +29,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, overload, register_model
 
+from recapp.kernels.links import CACHE_LINE_BYTES
 from recapp.kernels.reference import SQUARE_BLOCK
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False, "cache": True}
-CACHE_LINE_BYTES = 64
 I32 = ir.IntType(32)
 
 
@@ -120,6 +121,28 @@ def store(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
         builder.store(_narrow(builder, args[2], signature.args[0].dtype, width), at).align = size
         return context.get_dummy_value()
     return types.void(array, types.int64, row), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def stream(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
+    """`store` past the caches: no line is read before it is overwritten whole. The row fills whole cache lines; `fence` comes after."""
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        width = signature.args[2].width
+        at, _ = _vector_address(context, builder, signature.args[0], args[0], args[1], width)
+        written = builder.store(_narrow(builder, args[2], signature.args[0].dtype, width), at)
+        written.align = CACHE_LINE_BYTES
+        written.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+        return context.get_dummy_value()
+    return types.void(array, types.int64, row), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fence(typingctx: Any) -> Any:
+    """What was streamed is seen before anything that is written later."""
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+    return types.void(), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]

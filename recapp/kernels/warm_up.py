@@ -19,6 +19,7 @@ from recapp.kernels.links import Bags, Links, Routes, Rule, Scratch
 if TYPE_CHECKING:
     from recapp.kernels.backend import Backend
 
+STREAMED_BYTES = 8 << 20        # an output of which results are written past the caches
 TOLD_AFTER_SECONDS = 1.0        # loading from the cache takes .2 s: nothing to tell
 
 
@@ -66,6 +67,9 @@ def warm_up(kernels: "Backend", routes: list[Routes], stored: list[torch.dtype],
         learn = _requests(kernels, tiny, bags, dtype)
         for source, target in {(held, payload), (held, dtype), (payload, dtype), (dtype, payload)}:
             kernels.pool(torch.zeros(r.width, dtype=source), 1, r.width, learn, torch.zeros(r.width, dtype=target), dtype)
+        big = torch.empty(STREAMED_BYTES // dtype.itemsize, dtype=dtype)
+        for source in {held, payload}:
+            kernels.pool(torch.zeros(r.width, dtype=source), 1, r.width, learn, big, dtype, in_lines=True)
         if shares_state:
             kernels.square_sums(torch.zeros(r.width, dtype=payload), r.width, learn, dtype)
         state = [torch.zeros(1, r.width if kind == "element" else 1, dtype=dtype) for _, kind in rule.state]

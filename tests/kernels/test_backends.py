@@ -101,6 +101,15 @@ def test_vectors_are_read_from_places_and_written_to_places(kernels):
     torch.testing.assert_close(target, expected, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_target_larger_than_the_caches_gets_the_same_vectors(kernels):
+    rows, width = 1 << 15, 64
+    source, index = torch.randn(100 * width), torch.randint(0, 100, (rows,)).int()
+    target, at = torch.full((rows * 2 * width,), torch.nan), (2 * width * torch.arange(rows)).int()
+    kernels.pool(source, width, width, Links(index, None, None, at, rows), target, torch.float32, 0.5, in_lines=True)
+    found = target.view(rows, 2, width)
+    assert torch.equal(found[:, 0], source.view(100, width)[index] * 0.5) and bool(found[:, 1].isnan().all())
+
+
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_halves_are_read_as_fp32_and_written_rounded(kernels, half):
     rows_RD = torch.randn(R, 5).to(half)

@@ -1,0 +1,205 @@
+"""The arithmetic half of the GPU backend as Triton kernels: one source for every type, width and rule.
+
+A program has a tile of bags (or touched rows) x columns and walks along its bags' entries together; every bag adds its own, one after the
+other. No sum goes over threads and no addition is atomic, so what a bag sums to depends on its entries alone. Bags of very different
+lengths would leave a tile waiting for its longest one, and rows of small tables have tens of thousands of entries; so a bag longer than
+`RUN` is summed in runs of that many, counted from its own first entry, and then run by run:
+
+    entries   0         256        512        768          a run that begins in entries 256 w .. 256 w + 255 has place 2 w + 1 where it
+    bags      |a|        b           |  c  |               begins its bag and 2 w where it goes on with one: at most one of each can,
+    runs        [b0       )[b1       )                     so the host makes room without knowing any length
+
+Multiplications and additions are never fused: with fusing, bits could differ between two ways to compile one line.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import triton
+import triton.language as tl
+
+RUN = 256                   # entries; fewer need more partial sums, more take longer one after the other
+TILE_ELEMENTS = 1024        # of a program's tile: 8 in each thread of 4 warps
+TILE_BAGS = 64
+TILE_COLUMNS = 128          # whole blocks of squares (`SQUARE_BLOCK` of the reference)
+AT_ONCE = 4                 # entries whose loads do not wait for each other
+
+
+def tile(width: int) -> tuple[int, int]:
+    """Bags and columns of a program's tile for vectors of a width."""
+    columns = min(triton.next_power_of_2(width), TILE_COLUMNS)
+    return min(TILE_ELEMENTS // columns, TILE_BAGS), columns
+
+
+@lru_cache(None)
+def device_function(step: Callable[..., Any]) -> Any:
+    """A rule's expression as a function that kernels call: Triton reads the very source that Python runs."""
+    return triton.jit(step)
+
+
+@triton.jit
+def sqrt(x: Any) -> Any:
+    """Correctly rounded; in single precision the bare `tl.sqrt` is an approximation."""
+    if x.dtype == tl.float64:
+        return tl.sqrt(x)
+    else:
+        return tl.sqrt_rn(x)
+
+
+@triton.jit
+def _entries(source: Any, index: Any, weights: Any, begin_B: Any, length_B: Any, column_C: Any, inside_C: Any, DTYPE: tl.constexpr,
+             UNIT: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr) -> Any:
+    """Entries begin .. begin + length of each bag, one after the other: [BAGS, COLUMNS]."""
+    total_BC = tl.zeros([BAGS, COLUMNS], DTYPE)
+    for first in range(0, tl.max(length_B, 0), AT_ONCE):
+        for ahead in tl.static_range(AT_ONCE):
+            here_B, k_B = first + ahead < length_B, begin_B + first + ahead
+            at_B = tl.load(index + k_B, mask=here_B, other=0).to(tl.int64) * UNIT
+            vector_BC = tl.load(source + at_B[:, None] + column_C[None, :], mask=here_B[:, None] & inside_C[None, :], other=0.0).to(DTYPE)
+            if weights is not None:
+                vector_BC = vector_BC * tl.load(weights + k_B, mask=here_B, other=0.0).to(DTYPE)[:, None]
+            total_BC = total_BC + vector_BC
+    return total_BC
+
+
+@triton.jit
+def _sums(source: Any, index: Any, offsets: Any, weights: Any, partial: Any, bag_B: Any, there_B: Any, column_C: Any, inside_C: Any,
+          DTYPE: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr,
+          AT_ONCE: tl.constexpr) -> Any:
+    """A tile of sums: short bags from their entries, long ones from the sums of their runs."""
+    if offsets is None:
+        return _entries(source, index, weights, bag_B, there_B.to(tl.int32), column_C, inside_C, DTYPE, UNIT, BAGS, COLUMNS, 1)
+    else:
+        begin_B = tl.load(offsets + bag_B, mask=there_B, other=0)
+        length_B = tl.load(offsets + bag_B + 1, mask=there_B, other=0) - begin_B
+        long_B = length_B > RUN
+        total_BC = _entries(source, index, weights, begin_B, tl.where(long_B, 0, length_B), column_C, inside_C, DTYPE, UNIT, BAGS, COLUMNS,
+                            AT_ONCE)
+        if partial is not None:
+            runs_B = tl.where(long_B, tl.cdiv(length_B, RUN), 0)
+            for run in range(0, tl.max(runs_B, 0)):
+                place_B = ((begin_B // RUN + run) * 2 + (run == 0)).to(tl.int64) * WIDTH
+                here_BC = (run < runs_B)[:, None] & inside_C[None, :]
+                total_BC = total_BC + tl.load(partial + place_B[:, None] + column_C[None, :], mask=here_BC, other=0.0)
+        return total_BC
+
+
+@triton.jit(do_not_specialize=["bags"])
+def sum_runs(source: Any, index: Any, offsets: Any, weights: Any, partial: Any, bags: Any, DTYPE: tl.constexpr, WIDTH: tl.constexpr,
+             UNIT: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr) -> None:
+    """Partial sums of the bags longer than `RUN`: program 2 w + 1 the run that begins such a bag in window w, 2 w one that goes on there."""
+    place = tl.program_id(0)
+    window, begins = (place // 2) * RUN, place % 2 == 1
+    look = tl.where(begins, window + RUN - 1, window - 1)       # an entry that only the bag in question can hold
+    low, high = 0, bags
+    while high - low > 1:
+        middle = (low + high) // 2
+        left = tl.load(offsets + middle) <= look
+        low, high = tl.where(left, middle, low), tl.where(left, high, middle)
+    begin, end = tl.load(offsets + low), tl.load(offsets + low + 1)
+    first = begin + tl.cdiv(tl.maximum(window - begin, 0), RUN) * RUN
+    if (end - begin > RUN) & (first < end) & (begins == (begin >= window)):
+        column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        inside_C, alone = column_C < WIDTH, tl.zeros([1], tl.int32)
+        total_BC = _entries(source, index, weights, first + alone, tl.minimum(end - first, RUN) + alone, column_C, inside_C, DTYPE, UNIT, 1,
+                            COLUMNS, AT_ONCE)
+        tl.store(partial + place.to(tl.int64) * WIDTH + column_C[None, :], total_BC, mask=inside_C[None, :])
+
+
+@triton.jit(do_not_specialize=["bags"])
+def pool(source: Any, index: Any, offsets: Any, weights: Any, partial: Any, target: Any, at: Any, bags: Any, scale: tl.float64,
+         DTYPE: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr,
+         AT_ONCE: tl.constexpr) -> None:
+    """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over the entries k of bag m.
+
+    Where `offsets`, `weights`, `at` are None: one entry per bag, ones, bags side by side; `partial` is None where no bag can be long.
+    """
+    bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
+    column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    there_B, inside_C = bag_B < bags, column_C < WIDTH
+    total_BC = _sums(source, index, offsets, weights, partial, bag_B, there_B, column_C, inside_C, DTYPE, WIDTH, UNIT, RUN, BAGS, COLUMNS,
+                     AT_ONCE)
+    if at is None:
+        place_B = bag_B.to(tl.int64) * WIDTH
+    else:
+        place_B = tl.load(at + bag_B, mask=there_B, other=0).to(tl.int64)
+    tl.store(target + place_B[:, None] + column_C[None, :], total_BC * tl.full([1, 1], scale, DTYPE), mask=there_B[:, None] & inside_C[None, :])
+
+
+@triton.jit
+def _add_squares(total_B: Any, grad_BC: Any, BAGS: tl.constexpr, COLUMNS: tl.constexpr, FOLDS: tl.constexpr) -> Any:
+    """total + sums of squares of the tile's blocks of 2^FOLDS columns, block by block.
+
+    Within a block neighbours are added, then neighbouring pairs, and so on: the same tree for a narrow block as for a wide one that ends
+    in zeros, whatever threads hold the tile. (`tl.sum` adds in an order that depends on how the tile was loaded.)
+    """
+    square_BC = grad_BC.to(tl.float64)
+    square_BC = square_BC * square_BC
+    for fold in tl.static_range(FOLDS):
+        left_BC, right_BC = tl.split(tl.reshape(square_BC, [BAGS, COLUMNS >> (fold + 1), 2]))
+        square_BC = left_BC + right_BC
+    if COLUMNS >> FOLDS == 2:
+        left_B, right_B = tl.split(square_BC)
+        return total_B + left_B + right_B
+    else:
+        return total_B + tl.reshape(square_BC, [BAGS])
+
+
+@triton.jit(do_not_specialize=["bags"])
+def square_sums(source: Any, index: Any, offsets: Any, weights: Any, partial: Any, total: Any, bags: Any, DTYPE: tl.constexpr,
+                WIDTH: tl.constexpr, RUN: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr, FOLDS: tl.constexpr,
+                AT_ONCE: tl.constexpr) -> None:
+    """fp64 sum of squares of each touched row's gradient: what strips of one row tell each other."""
+    bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
+    there_B, total_B = bag_B < bags, tl.zeros([BAGS], tl.float64)
+    for first in tl.static_range(0, WIDTH, COLUMNS):
+        column_C = first + tl.arange(0, COLUMNS)
+        grad_BC = _sums(source, index, offsets, weights, partial, bag_B, there_B, column_C, column_C < WIDTH, DTYPE, WIDTH, 1, RUN, BAGS,
+                        COLUMNS, AT_ONCE)
+        total_B = _add_squares(total_B, grad_BC, BAGS, COLUMNS, FOLDS)
+    tl.store(total + bag_B, total_B, mask=there_B)
+
+
+@triton.jit
+def _read(held: Any, row_B: Any, there_B: Any, column_C: Any, inside_C: Any, DTYPE: tl.constexpr, WIDTH: tl.constexpr,
+          KIND: tl.constexpr) -> Any:
+    if KIND == "row":
+        return tl.load(held + row_B, mask=there_B, other=0.0).to(DTYPE)[:, None]
+    else:
+        here_BC = there_B[:, None] & inside_C[None, :]
+        return tl.load(held + row_B[:, None] * WIDTH + column_C[None, :], mask=here_BC, other=0.0).to(DTYPE)
+
+
+@triton.jit
+def _write(held: Any, value: Any, row_B: Any, there_B: Any, column_C: Any, inside_C: Any, WIDTH: tl.constexpr, KIND: tl.constexpr) -> None:
+    if KIND == "row":
+        tl.store(held + row_B[:, None], value, mask=there_B[:, None])
+    else:
+        tl.store(held + row_B[:, None] * WIDTH + column_C[None, :], value, mask=there_B[:, None] & inside_C[None, :])
+
+
+@triton.jit(do_not_specialize=["bags"])
+def update(source: Any, index: Any, offsets: Any, weights: Any, partial: Any, row: Any, mean: Any, held: Any, state0: Any, state1: Any,
+           bags: Any, lr: tl.float64, STEP: tl.constexpr, SQRT: tl.constexpr, CONSTANTS: tl.constexpr, KIND0: tl.constexpr,
+           KIND1: tl.constexpr, NEEDS_ROW: tl.constexpr, DTYPE: tl.constexpr, WIDTH: tl.constexpr, RUN: tl.constexpr, BAGS: tl.constexpr,
+           COLUMNS: tl.constexpr, FOLDS: tl.constexpr, AT_ONCE: tl.constexpr) -> None:
+    """Sum the gradients of each touched row and apply a rule to its weights and state, in one pass over memory.
+
+    A row wider than a tile is summed a second time where the rule wants the mean square of the whole row first. `mean` is None where rows
+    are whole, `state0` and `state1` are None where the rule has fewer; KIND is "row" or "element".
+    """
+    bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
+    there_B, rate = bag_B < bags, tl.full([1, 1], lr, DTYPE)
+    row_B = tl.load(row + bag_B, mask=there_B, other=0).to(tl.int64)
+    mean_B = tl.zeros([BAGS], DTYPE)
+    if mean is not None:
+        mean_B = tl.load(mean + bag_B, mask=there_B, other=0.0)
+    elif NEEDS_ROW:
+        total_B = tl.zeros([BAGS], tl.float64)
+        for first in tl.static_range(0, WIDTH, COLUMNS):
+            column_C = first + tl.arange(0, COLUMNS)
+            grad_BC = _sums(source, index, offsets, weights, partial, bag_B, there_B, column_C, column_C < WIDTH, DTYPE, WIDTH, 1, RUN,
+                            BAGS, COLUMNS, AT_ONCE)
+            total_B = _add_squares(total_B, grad_BC, BAGS, COLUMNS, FOLDS)
+        mean_B = (total_B / WIDTH).to(DTYPE)

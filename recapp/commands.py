@@ -37,7 +37,7 @@ from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_err
 from recapp.errors import ConfigError, LaunchError, RecappError, suggest
 from recapp.reporting import record
 
-ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}
+ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}; after Ctrl-C "status" as well
 INTERRUPTED = 128 + signal.SIGINT
 RANKS_PER_CORE = 4  # more of them deserve a word
 
@@ -216,9 +216,16 @@ class _Jobs:
         except Exception as error:
             self._failed(error, job)
             result = None  # no word from Hydra, and the next job; to a sweeper this is a failed job, too
+        except BaseException:  # Ctrl-C, SIGTERM: there is no next job, but what follows a job takes place
+            self._note_error("interrupted", job, status="stopped")
+            self._ended(job)
+            raise
+        self._ended(job)
+        return result
+
+    def _ended(self, job: Job) -> None:
         if self.after is not None:
             self.after(job)
-        return result
 
     def _job(self) -> Job:
         found = HydraConfig.get()
@@ -234,8 +241,11 @@ class _Jobs:
     def _failed(self, error: Exception, job: Job) -> None:
         self.failed += 1
         report(error)
+        self._note_error(one_line(error), job)
+
+    def _note_error(self, text: str, job: Job, **more: str) -> None:
         if self.writes and not outside_rank():
-            (job.directory / ERROR_FILE).write_text(json.dumps({"error": one_line(error)}) + "\n")
+            (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")
 
 
 def _directory(writes: bool, overrides: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ class Column:
         key: The entry of each row that is shown.
         title: The heading; a newline in it makes a narrow column.
         spec: A format specification for numbers, such as `,.1f`.
-        scale: Numbers are divided by it, such as `2**20` for MiB.
+        scale: Numbers are divided by it, such as `1e6` for MB.
     """
 
     key: str

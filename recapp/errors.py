@@ -13,6 +13,7 @@ Commands print such a line alone and exit with code 1; `RECAPP_TRACEBACK=1` show
       RankError         another rank failed; its own message says why
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -58,7 +59,7 @@ class RankError(RecappError, RuntimeError):
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """What to add to 'unknown NAME': the close matches if there are any, else all that is known."""
-    names = sorted(known)
+    names = sorted(known, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
     close = get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"

@@ -76,12 +76,9 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
 
 
 def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
-    """Prints the jobs of a sweep so far, and below them why some failed."""
+    """Prints the jobs of a sweep so far. Why one failed was said when it did, and stands in `comparison.csv`."""
     print()
     console.print_table(comparison.lines_of_table(compared), comparison.TABLE, title=console.short_path(sweep / "comparison.csv"))
-    for record in compared:
-        if record["error"]:
-            print(f"job {record['job']} failed: {record['error']}")
     sys.stdout.flush()
 
 

@@ -25,7 +25,7 @@ def run(config: dict[str, Any], directory: Path) -> None:
     print(f"rank {rank} speaks")
     act(config["model"]["ranks"][rank], rank)
     if rank == 0 and config["model"]["ranks"][0] != "mute":
-        metrics = {"val_auc": 0.75, "ranks": int(os.environ["WORLD_SIZE"]), "plan": config["choices"].get("plan", "auto")}
+        metrics = {"val_auc": 0.75, "ranks": int(os.environ["WORLD_SIZE"]), "plan": config["choices"].get("plan", "automatic")}
         (directory / "metrics.json").write_text(json.dumps(metrics))
 
 

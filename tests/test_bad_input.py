@@ -19,7 +19,7 @@ from recapp import train
 from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.synthetic import write_criteo
 from recapp.distributed import launch as launching
-from recapp.errors import PlanError
+from recapp.errors import PlanError, suggest
 from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -315,6 +315,10 @@ def test_evaluation_needs_a_checkpoint_and_is_shown_one_that_lies_below(jobs, pl
     assert "ckpt_path must be given: ckpt_path=DIR" in say(main=evaluation.main)
     jobs.train(tmp_path / "whole", f"dataset.path={place / 'logs'}", *SETTINGS, "trainer.max_steps=1", world=1)
     assert f"below it there is {tmp_path}/whole/checkpoints/step_000001.ckpt" in say(f"ckpt_path={tmp_path}/whole", main=evaluation.main)
+
+
+def test_names_are_listed_as_people_count():
+    assert suggest("user", ["C10", "C2", "C1", "I3"]) == "known: C1, C2, C10, I3"
 
 
 # ---- plans that no setting can write

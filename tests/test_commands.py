@@ -196,6 +196,16 @@ def test_ctrl_c_ends_a_sweep_at_once_and_without_a_traceback(capsys):
     assert capsys.readouterr().err.splitlines()[-2:] == ["job 0: seed=1", "interrupted"]
 
 
+def test_what_follows_a_job_follows_an_interrupted_one_too(place):
+    def interrupted(config, job):
+        raise KeyboardInterrupt
+
+    seen = []
+    commands.run("train", interrupted, after=seen.append, argv=["-m", "seed=1,2", "hydra.sweep.dir=sweep"])
+    assert [job.number for job in seen] == [0]
+    assert json.loads((place / "sweep/0/error.json").read_text()) == {"error": "interrupted", "status": "stopped"}
+
+
 # ---- ranks that are there already
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -75,7 +76,9 @@ def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(place, capfd):
     assert run("-m", "+plan=mixed,row_wise", "model=dlrm,bad", "hydra.sweep.dir=sweep") == 1
     captured = capfd.readouterr()
     assert captured.out.count("comparison.csv") == 4  # after each job
-    assert "boom in rank 1" in captured.err and "Traceback" in captured.err
+    assert "Traceback" in captured.err and "boom" not in captured.out
+    assert [captured.err.count(f"error: rank 1 on {socket.gethostname()} (process {(place / f'sweep/{job}/pid1').read_text()}) failed: ")
+            for job in (1, 3)] == [1, 1]
     with (place / "sweep/comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["job"], row["status"], row["plan"], row["model"]) for row in rows] == [
@@ -87,7 +90,7 @@ def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(place, capfd):
 def test_a_sweep_as_json_is_one_document_at_its_end(place, capfd):
     assert run("-m", "seed=1,2", "trainer.devices=1", "format=json", "hydra.sweep.dir=sweep") == 0
     rows = json.loads(capfd.readouterr().out)["rows"]
-    assert [(row["job"], row["seed"], row["ranks"], row["status"]) for row in rows] == [(0, "1", 1, "ok"), (1, "2", 1, "ok")]
+    assert [(row["job"], row["seed"], row["ranks"], row["status"]) for row in rows] == [(0, 1, 1, "ok"), (1, 2, 1, "ok")]
 
 
 def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
@@ -103,6 +106,8 @@ def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
     assert sweep.returncode == 130
     assert "Traceback" not in said and said.endswith("interrupted\n")
     assert not (place / "sweep/1").exists()
+    with (place / "sweep/comparison.csv").open() as file:
+        assert [(row["job"], row["status"], row["error"]) for row in csv.DictReader(file)] == [("0", "stopped", "interrupted")]
     assert not any(Path(f"/proc/{file.read_text()}").exists() for file in files)
 
 
@@ -140,11 +145,19 @@ def sweep(tmp_path):
 def test_jobs_are_compared_in_their_order_by_what_was_swept(sweep):
     rows = comparison.compare(sweep)
     assert [(row["job"], row["status"], row["plan"], row["seed"]) for row in rows] == [
-        (0, "ok", "table_row_wise", "1"), (9, "failed", "b", "1"), (10, "stopped", "b", "2")]
+        (0, "ok", "table_row_wise", 1), (9, "failed", "b", 1), (10, "stopped", "b", 2)]
     assert rows[1]["val_auc"] is None      # what is beside an error is an earlier run's
     assert all("trainer.max_steps" not in row for row in rows)  # the same for all
     assert rows[0]["bytes_per_rank"] == 3 << 30 and rows[0]["val_auc"] == MEASURED["val_auc"]
     assert [row["error"] for row in rows] == [None, "it broke", None]
+
+
+def test_without_a_plan_a_failed_job_is_called_as_a_good_one_would_be(tmp_path):
+    job(tmp_path, "0", ["seed=1"], error={"error": "it broke"})
+    job(tmp_path, "1", ["seed=1e-3"], metrics=MEASURED | {"plan": "automatic"})
+    job(tmp_path, "2", ["seed=nan"])
+    rows = comparison.compare(tmp_path)
+    assert [row["plan"] for row in rows] == ["automatic"] * 3 and [row["seed"] for row in rows] == [1, 1e-3, "nan"]
 
 
 def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
@@ -163,4 +176,4 @@ def test_the_printed_table_fits_80_columns(sweep, capsys, monkeypatch):
     print_table(comparison.lines_of_table(comparison.compare(sweep)), comparison.TABLE)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "1,234,567" in lines[2] and "0.75801" in lines[2] and "3,072.0" in lines[2]
+    assert "1,234,567" in lines[2] and "0.75801" in lines[2] and "3,221.2" in lines[2]

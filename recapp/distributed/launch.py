@@ -45,7 +45,7 @@ def rank_count(devices: int | str, accelerator: str = "auto") -> int:
     Raises:
         ConfigError: `devices` is neither, or there are fewer GPUs.
     """
-    automatic = devices in ("auto", -1, "-1")
+    automatic = devices == "auto"
     if not automatic and not (str(devices).isdecimal() and int(devices) > 0):
         raise ConfigError(f"trainer.devices={devices}: give a number of ranks, or auto: one for each GPU, {CPU_RANKS} on the CPU")
     wants_gpu = accelerator in ("gpu", "cuda")

@@ -2,7 +2,8 @@
 
     SWEEP/multirun.yaml               what was asked for: +plan=mixed,row_wise
     SWEEP/0/.hydra/overrides.yaml     what this job was: +plan=mixed
-    SWEEP/0/metrics.json              how it went; without it error.json says why, in one line
+    SWEEP/0/metrics.json              how it went
+    SWEEP/0/error.json                why it failed or was stopped, in one line
     SWEEP/comparison.csv              all of it, a line for each job
 
 It is read anew after each job: no job needs to have told another anything, and an interrupted sweep has its table.
@@ -10,6 +11,7 @@ It is read anew after each job: no job needs to have told another anything, and 
 
 import csv
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,8 +40,8 @@ TABLE = (  # 80 characters hold it
     Column("samples_per_second", "samples\n/ s", ",.0f"),
     Column("val_auc", "val\nAUC", ".5f"),
     Column("val_log_loss", "val log\nloss", ".5f"),
-    Column("bytes_per_rank", "MiB a\nrank", ",.1f", 2.0**20),
-    Column("bytes_exchanged_per_step", "MiB a\nstep", ",.2f", 2.0**20),
+    Column("bytes_per_rank", "MB a\nrank", ",.1f", 1e6),
+    Column("bytes_exchanged_per_step", "MB a\nstep", ",.2f", 1e6),
 )
 
 
@@ -51,7 +53,7 @@ def compare(sweep: Path) -> list[dict[str, Any]]:
 
     Returns:
         Records with `job, status, plan`, the other settings that were swept, what `METRICS` lists (bytes per rank: the fullest
-        rank's), and `error`. The status is what `metrics.json` says (`ok`), `failed`, or `stopped` where there is neither.
+        rank's), and `error`. The status is what `metrics.json` says (`ok`), `failed`, or `stopped` by Ctrl-C or without a word.
     """
     asked = _overrides(sweep / "multirun.yaml")
     jobs = [file.parent.parent for file in sweep.glob("*/.hydra/overrides.yaml")]
@@ -100,14 +102,26 @@ def _overrides(path: Path) -> dict[str, str]:
 def _record(job: Path, said: Mapping[str, str], swept: Mapping[str, str]) -> dict[str, Any]:
     failure = _json(job / "error.json")
     metrics = {} if failure else _json(job / "metrics.json")      # of an earlier run, if there are any beside an error
-    status = "failed" if failure else metrics.get("status", "ok") if metrics else "stopped"
-    plan = metrics.get("plan") or said.get("plan") or "auto"
+    status = failure.get("status", "failed") if failure else metrics.get("status", "ok") if metrics else "stopped"
+    plan = metrics.get("plan") or said.get("plan") or "automatic"
     measured = {name: metrics.get(name) for name in METRICS}
     if isinstance(measured["bytes_per_rank"], list):
         measured["bytes_per_rank"] = max(measured["bytes_per_rank"], default=None)
-    others = {name: value for name, value in swept.items() if name != "plan"}
+    others = {name: _number(value) for name, value in swept.items() if name != "plan"}
     number: int | str = int(job.name) if job.name.isdecimal() else job.name
     return {"job": number, "status": status, "plan": plan, **others, **measured, "error": failure.get("error")}
+
+
+def _number(text: str) -> int | float | str:
+    """A number where the text is one; `inf` and `nan` stay text."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return number if math.isfinite(number := float(text)) else text
+    except ValueError:
+        return text
 
 
 def _json(path: Path) -> dict[str, Any]:

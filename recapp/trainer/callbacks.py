@@ -18,6 +18,7 @@ from recapp.console import print_table
 from recapp.distributed.transport import describe
 from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
+from recapp.planner.topology import hosts_in_blocks
 from recapp.reporting.record import take_over
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import ClickModule
@@ -264,7 +265,7 @@ class StartReport(Callback):
         tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
         held = rank_rows(tables, strategy.plan, strategy.rule)
-        where = [{"rank": i, "host": r["host"], "device": r["device"]} for i, r in enumerate(strategy.ranks)]
+        where = [{"rank": i, **_hosts(strategy, i), "device": r["device"]} for i, r in enumerate(strategy.ranks)]
         way = f", {describe(strategy.comm)}" if strategy.comm.world > 1 else ""
         print(f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}{way}, plan {strategy.plan.name}")
         for title, rows in (("Layers", layer_table(pl_module.model, len(_data(trainer).schema.dense))),
@@ -273,3 +274,11 @@ class StartReport(Callback):
             print()
             print_table(rows, title=title)
         print(flush=True)
+
+
+def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:
+    """The host a rank is on, and the number of the one it is on for the plan where `topology.hosts` says otherwise."""
+    found = strategy.ranks[rank]["host"]
+    if strategy.hosts in (None, hosts_in_blocks([r["host_id"] for r in strategy.ranks])):
+        return {"host": found}
+    return {"host": found, "plan's_host": rank * strategy.hosts // strategy.comm.world}

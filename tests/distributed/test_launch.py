@@ -241,13 +241,14 @@ def test_a_rank_that_hangs_and_ignores_sigterm_is_gone_soon_after_it():
 def test_auto_is_two_ranks_without_gpus_and_one_for_each_gpu(monkeypatch):
     for gpus, wanted in ((0, 2), (3, 3)):
         monkeypatch.setattr(launching, "_gpu_count", lambda answer=gpus: answer)
-        assert rank_count("auto") == rank_count(-1) == wanted
+        assert rank_count("auto") == wanted
         assert rank_count("auto", "cpu") == 2
         assert rank_count(1) == 1 and rank_count("2") == 2
 
 
 @pytest.mark.parametrize(("devices", "accelerator", "gpus", "said"), [
     (0, "auto", 0, "trainer.devices=0: give a number of ranks, or auto"),
+    (-1, "auto", 3, "trainer.devices=-1: give a number of ranks, or auto"),
     ("two", "cpu", 0, "trainer.devices=two: give a number of ranks, or auto"),
     ([0, 1], "cpu", 0, "trainer.devices=[0, 1]: give a number"),
     (2, "gpu", 0, "trainer.accelerator=gpu: there is no GPU here"),

@@ -16,6 +16,9 @@ from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Counts, Links, Routes, Rule, Scratch
 
+# Torch's libgomp is in the process already and serves numba's OpenMP layer too: one pool. TBB's or numba's own would fight it for the cores.
+numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+
 STREAM_FROM_BYTES = 4 << 20      # smaller targets are read again from the caches
 SPREAD_FROM_ROWS = 2048         # fewer bags or touched rows are not worth waking a second thread (10 to 30 us)
 

@@ -24,7 +24,7 @@ from recapp.distributed.row_store import RowStore
 from recapp.distributed.shared_state import SharedState
 from recapp.errors import PlanError
 from recapp.kernels.backend import backend as choose_backend
-from recapp.kernels.links import Bags, Links, Scratch, place_type
+from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Links, Scratch, place_type
 from recapp.kernels.warm_up import told, warm_up
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block, make_layout
@@ -76,6 +76,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.answered = sum(g.mode != "replicated" for g in self.layout.groups)
         pairs = [t for t, _ in self.id_rules.pairs]
         self.width = sum(t.embedding_dim for t in pairs)
+        line = CACHE_LINE_BYTES // self.dtype.itemsize
+        self.in_lines_G = [not (np.array([r.width, self.width, *r.column_S]) % line).any() for r in self.routes]
         self.any_mean = any(t.pooling is PoolingType.MEAN for t in pairs)
         self.mean_F = torch.tensor([t.pooling is PoolingType.MEAN for t in pairs], device=device)
         self.anchor = torch.zeros(0, device=device, requires_grad=True)

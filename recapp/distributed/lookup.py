@@ -75,7 +75,7 @@ def answer_and_combine(c: "ShardedEmbeddingBagCollection", q: Requests, keep: bo
             if asked.local is local:
                 width = c.store(g).width
                 source, unit = (c.store(g).flat, width) if local else (message, 1)
-                c.backend.pool(source, unit, width, asked.combine, out_BD.view(-1), c.dtype)
+                c.backend.pool(source, unit, width, asked.combine, out_BD.view(-1), c.dtype, in_lines=c.in_lines_G[g])
                 if keep:
                     kept[g] = gather(source, unit, width, asked.combine.index_N, c.dtype)
         c.mark("combine")

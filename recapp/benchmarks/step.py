@@ -85,19 +85,18 @@ def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> No
         alike = {key: together["/".join(key)] for key in own}
     for name, plan in plans.items():
         steps = {transport: own[name, transport] for transport in comms}
-        if settings["torchrec_python"] is None and alike:
-            measured: dict[str, Measured] = {transport: alike[name, transport] for transport in comms}
-        else:
-            measured = _against_torchrec(session, workload, plan, steps)
+        measured = _against_torchrec(session, workload, plan, steps, {transport: alike[name, transport] for transport in comms if alike})
         for transport, step in steps.items():
             record = _record(workload, name, transport, measured) | _against_plans((name, transport), alike)
             session.add(record | {"pooled_tables": pooled_tables(plan), "bytes_exchanged": step.bytes_exchanged()} | _phases(step))
 
 
-def _against_torchrec(session: Session, workload: Workload, plan: ShardingPlan, steps: dict[str, EmbeddingStep]) -> dict[str, Measured]:
+def _against_torchrec(session: Session, workload: Workload, plan: ShardingPlan, steps: dict[str, EmbeddingStep],
+                      alike: dict[str, Measured]) -> dict[str, Measured]:
+    """recapp and TorchRec in the same rounds; what was measured with the other plans where TorchRec is not there or refuses."""
     specs = session.specs("step", workload, sharding=torchrec_sharding(plan))
     with rivals("torchrec", session.settings["torchrec_python"], specs, session.folder, session.comm) as others:
-        return session.measure(f"{workload.name}, {plan.name}", {**steps, **others})
+        return session.measure(f"{workload.name}, {plan.name}", {**steps, **others}) if others or not alike else alike
 
 
 def _record(workload: Workload, plan: str, transport: str, measured: dict[str, Measured]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from recapp.dataset.schema import is_text
 from recapp.sparse.batch import MISSING
 
 Int64Array = npt.NDArray[np.int64]
@@ -36,8 +37,8 @@ def decode_ids(column: pa.Array) -> Int64Array:
     kind = column.type
     if pt.is_null(kind):
         return np.full(len(column), MISSING, dtype=np.int64)
-    if pt.is_string(kind) or pt.is_large_string(kind):
-        return _from_hex(column)
+    if is_text(kind):
+        return _from_hex(_as_text(column))
     if pt.is_floating(kind):
         return _from_whole_floats(column)
     missing = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
@@ -70,8 +71,8 @@ def decode_numbers(column: pa.Array) -> tuple[Float32Array, npt.NDArray[np.bool_
         return _numbers_through_dictionary(column)
     if pt.is_null(column.type):
         return np.zeros(len(column), dtype=np.float32), np.ones(len(column), dtype=np.bool_)
-    if pt.is_string(column.type) or pt.is_large_string(column.type):
-        column = _spelled_numbers(column)
+    if is_text(column.type):
+        column = _spelled_numbers(_as_text(column))
     missing = None
     if column.null_count:
         missing = column.is_null().to_numpy(zero_copy_only=False)
@@ -143,6 +144,18 @@ def _from_whole_floats(column: pa.Array) -> Int64Array:
     ids: Int64Array = whole.astype(np.int64)
     ids[missing] = MISSING
     return ids
+
+
+def _as_text(column: pa.Array) -> pa.Array:
+    """Bytes as text, where they are ASCII (digits are); a copy of nothing."""
+    if pt.is_string(column.type) or pt.is_large_string(column.type):
+        return column
+    try:
+        return column.cast(pa.large_string() if pt.is_large_binary(column.type) else pa.string())
+    except pa.ArrowInvalid:
+        values = column.to_pylist()
+        index = next(i for i, value in enumerate(values) if value is not None and not value.isascii())
+        raise BadValue(index, f"holds the bytes {values[index][:20]!r}, which are no text") from None
 
 
 def _hex_pairs() -> npt.NDArray[np.int16]:

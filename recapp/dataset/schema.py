@@ -89,7 +89,7 @@ class Schema:
                 good = _is_id(arrow_type) or (is_list(arrow_type) and _is_id(value_type(arrow_type.value_type)))
             else:
                 wanted = "numbers, or strings that spell numbers"
-                good = _is_number(arrow_type) or _is_text(arrow_type) or pt.is_null(arrow_type)
+                good = _is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
             if not good:
                 use = "label" if name == self.label else "sparse feature" if name in self.sparse else "dense feature"
                 raise DataError(f"{file}: column {column} ({use} {name}) has type {arrow_type}; allowed: {wanted}")
@@ -127,6 +127,11 @@ def is_list(arrow_type: pa.DataType) -> bool:
     return bool(pt.is_list(arrow_type) or pt.is_large_list(arrow_type) or pt.is_fixed_size_list(arrow_type))
 
 
+def is_text(arrow_type: pa.DataType) -> bool:
+    """Whether a column holds text, also where its writer did not mark it as such (Parquet's BYTE_ARRAY without UTF8)."""
+    return bool(pt.is_string(arrow_type) or pt.is_large_string(arrow_type) or pt.is_binary(arrow_type) or pt.is_large_binary(arrow_type))
+
+
 def value_type(arrow_type: pa.DataType) -> pa.DataType:
     """The type of the values themselves, whether dictionary-encoded or not."""
     return arrow_type.value_type if pt.is_dictionary(arrow_type) else arrow_type
@@ -154,14 +159,10 @@ def _find(names: Naming, namings: tuple[Naming, ...], present: Sequence[str], fi
     raise DataError(f"{file}: no column for {name}{more}; tried {', '.join(tried)}; {hint}")
 
 
-def _is_text(arrow_type: pa.DataType) -> bool:
-    return bool(pt.is_string(arrow_type) or pt.is_large_string(arrow_type))
-
-
 def _is_number(arrow_type: pa.DataType) -> bool:
     return bool(pt.is_integer(arrow_type) or pt.is_floating(arrow_type) or pt.is_boolean(arrow_type))
 
 
 def _is_id(arrow_type: pa.DataType) -> bool:
     whole = pt.is_integer(arrow_type) or pt.is_floating(arrow_type)
-    return bool(whole or _is_text(arrow_type) or pt.is_null(arrow_type))
+    return bool(whole or is_text(arrow_type) or pt.is_null(arrow_type))

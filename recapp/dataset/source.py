@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recapp.dataset.schema import Schema, is_list
+from recapp.dataset.schema import Schema, is_list, is_text
 from recapp.errors import ConfigError, DataError, suggest
 
 _FILE_LIST = "_file_list.txt"
@@ -178,7 +178,7 @@ def _open_file(name: str, schema: Schema, setting: str) -> tuple[DataFile, froze
     starts = [sum(groups[:index]) for index in range(len(groups))]
     types = {column: arrow_schema.field(column).type for column in columns.values()}
     bags = frozenset(feature for feature in schema.sparse if is_list(types[columns[feature]]))
-    texts = tuple(column for column, kind in types.items() if pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    texts = tuple(column for column, kind in types.items() if is_text(kind))
     return DataFile(name, columns, texts, tuple(starts)), bags, groups
 
 

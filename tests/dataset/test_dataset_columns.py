@@ -16,6 +16,7 @@ from recapp.errors import DataError
 from recapp.sparse.batch import MISSING
 
 SCHEMA = Schema("label", ("number",), ("id",))
+TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 words = st.one_of(st.none(), st.just(""), st.integers(0, 2**32 - 1).map(lambda id: f"{id:08x}"))
 any_words = st.one_of(words, st.integers(0, 2**63 - 1).map(lambda id: f"{id:x}"), st.integers(0, 2**32 - 1).map(lambda id: f"{id:X}"))
 
@@ -27,7 +28,7 @@ def by_hand(word):
 @given(st.lists(st.one_of(words, st.sampled_from(["DEADBEEF", "0000000a"])), max_size=30), st.data())
 def test_hexadecimal_words_of_eight_digits_are_ids(column, data):
     first = data.draw(st.integers(0, len(column)))
-    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+    for kind in (*TEXTS, *(pa.dictionary(pa.int32(), text) for text in TEXTS[:3:2])):
         assert decode_ids(pa.array(column, kind)[first:]).tolist() == [by_hand(word) for word in column[first:]]
 
 
@@ -38,7 +39,7 @@ def test_hexadecimal_words_of_other_lengths_are_ids(column):
 
 @pytest.mark.parametrize("word", ["0xdeadbe", "deadbeeg", "zz", "12345678901234567", " 1234567", "\uff11\uff12"])
 def test_a_word_that_is_not_hexadecimal_is_found(word):
-    for kind in (pa.string(), pa.dictionary(pa.int32(), pa.string())):
+    for kind in (pa.string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())):
         with pytest.raises(BadValue) as error:
             decode_ids(pa.array(["", "0000000a", None, word, "0000000b"], kind))
         assert error.value.index == 3
@@ -108,10 +109,17 @@ def test_numbers_are_read_from_every_type(column):
     expected = [np.float32(number or 0) for number in column]
     spelled = ["" if number is None else str(number) for number in column]
     for array in (pa.array(column, pa.int32()), pa.array(column, pa.int64()), pa.array(column, pa.float64()),
-                  pa.array(spelled), pa.array(spelled, pa.dictionary(pa.int32(), pa.string()))):  # fmt: skip
+                  *(pa.array(spelled, kind) for kind in (pa.string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())))):
         values, missing = decode_numbers(array)
         assert values.tolist() == expected
         assert (missing.tolist() if missing is not None else [False] * len(column)) == [number is None for number in column]
+
+
+def test_bytes_that_are_no_text_are_found():
+    for decode in (decode_ids, decode_numbers):
+        with pytest.raises(BadValue, match=r"the bytes b'.xff1', which are no text") as error:
+            decode(pa.array([None, b"12", b"\xff1"]))
+        assert error.value.index == 2
 
 
 def written(tmp_path, **columns):
@@ -186,3 +194,12 @@ def test_the_row_of_a_bad_value_counts_from_the_start_of_the_file(tmp_path):
     pq.write_table(table, tmp_path / "f.parquet", row_group_size=10)
     with pytest.raises(DataError, match="column label, row 37 holds 3"):
         one_batch(tmp_path / "f.parquet", SCHEMA)
+
+
+def test_text_whose_writer_did_not_mark_it_as_such_is_text(tmp_path):
+    columns = {"label": ["0", "1", "1"], "number": ["3", "", "-1"], "id": ["0000000a", "", "ff"]}
+    table = pa.table({name: pa.array([word.encode() for word in words]) for name, words in columns.items()})
+    pq.write_table(table, tmp_path / "data.parquet", store_schema=False)
+    assert pq.read_schema(tmp_path / "data.parquet").field("id").type == pa.binary()
+    batch = one_batch(tmp_path, SCHEMA)
+    assert batch.labels_B.tolist() == [0, 1, 1] and values_of(batch, "id") == [10, MISSING, 255]

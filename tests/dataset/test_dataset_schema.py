@@ -80,7 +80,7 @@ def test_a_missing_label_is_an_error_only_where_labels_are_wanted():
         ("C3", pa.list_(pa.list_(pa.int64())), "sparse feature C3"),
         ("C3", pa.bool_(), "sparse feature C3"),
         ("I2", pa.list_(pa.float32()), r"column I2 \(dense feature I2\) has type list<.*>; allowed: numbers"),
-        ("label", pa.binary(), r"column label \(label label\) has type binary"),
+        ("label", pa.binary(4), r"column label \(label label\) has type fixed_size_binary"),
     ],
 )
 def test_a_type_that_cannot_be_read_is_refused_before_reading(column, kind, text):

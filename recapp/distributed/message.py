@@ -99,14 +99,19 @@ class Buffers:
     def __init__(self) -> None:
         self._free: list[Tensor] = []
 
-    @torch.inference_mode(False)
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A flat buffer of `numel` elements, contents undefined. Memory made in inference mode could not be written outside of it."""
+        """A flat buffer of `numel` elements, contents undefined."""
         for i, held in enumerate(self._free):
             if held.dtype == dtype and held.device == device and held.numel() >= numel:
                 return self._free.pop(i)[:numel]
         self._free = [b for b in self._free if b.dtype != dtype][-8:]      # all of this type are too small now
-        return torch.empty(numel + numel // 5 + 64, dtype=dtype, device=device)[:numel]
+        return self._fresh(numel, dtype, device)[:numel]
+
+    @staticmethod
+    @torch.inference_mode(False)
+    def _fresh(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory made in inference mode could not be written outside of it."""
+        return torch.empty(numel + numel // 5 + 64, dtype=dtype, device=device)
 
     def give_back(self, buffer: Tensor) -> None:
         """Lend it again. The caller keeps no view."""

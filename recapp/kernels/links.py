@@ -122,13 +122,18 @@ class Scratch:
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
-    @torch.inference_mode(False)
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
-        """An array of n elements on the CPU, contents undefined; the same memory for the same name. Never an inference tensor."""
+        """An array of n elements on the CPU, contents undefined; the same memory for the same name."""
         held = self._held.get(name)
         if held is None or held.numel() < n or held.dtype != dtype:
-            held = self._held[name] = torch.empty(n + n // 5 + 64, dtype=dtype)
+            held = self._held[name] = self._grown(n, dtype)
         return held[:n]
+
+    @staticmethod
+    @torch.inference_mode(False)
+    def _grown(n: int, dtype: torch.dtype) -> Tensor:
+        """Memory made in inference mode could not be written outside of it."""
+        return torch.empty(n + n // 5 + 64, dtype=dtype)
 
 
 def place_type(numel: int) -> torch.dtype:

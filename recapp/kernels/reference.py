@@ -92,7 +92,6 @@ class TorchBackend:
             r: the group.
             b: the batch.
             world: ranks W.
-            take: memory for results.
 
         Returns:
             What `place_rows` and `link_rows` of this backend go on with (its `row_U`: rows in their owners' stores), and counts [W].
@@ -114,7 +113,6 @@ class TorchBackend:
             id_first_W: those places.
             vector_first_W: first place of the group's vectors of each rank in the message of vectors.
             place: type of places.
-            take: memory for results.
 
         Returns:
             Places of the vectors, [U].
@@ -132,7 +130,6 @@ class TorchBackend:
             d: from `route_rows`.
             source_U: where each distinct row's vector stands: places in a message, or rows of the store.
             dtype: of the matrices' entries.
-            take: memory for results.
 
         Returns:
             Links of the bags to vectors, placed in the output, and of the distinct rows to places in the output's gradient.
@@ -173,7 +170,6 @@ class TorchBackend:
             vector_first_W: first place of the group's vectors of each rank in the message of vectors.
             words_L: [L, words] sample weights as integers of the message's type, or None.
             place: type of places.
-            take: memory for results.
 
         Returns:
             Links of the bags to vectors, and of the vectors to places in the output's gradient, placed in the message.
@@ -208,7 +204,6 @@ class TorchBackend:
             words: integers per sample weight, 0 without.
             weights: type of the weights.
             place: type of places.
-            take: memory for results.
         """
         requests = [ids[first:first + n] for first, n in zip(id_first_W.tolist(), counts_W3[:, 2].tolist(), strict=True)]
         parts = [(q[:n], q[n:n + v], q[n + v:]) for q, (n, v, _) in zip(requests, counts_W3.tolist(), strict=True)] if pooled else []
@@ -225,7 +220,6 @@ class TorchBackend:
         Args:
             rows: of the store.
             asked: from `serve`: rows, and where each vector's gradient will stand.
-            take: memory for results.
 
         Returns:
             Rows [U] in an order that depends on the requests alone, and links of each to places of gradients, in the order of asking.

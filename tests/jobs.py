@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ranks import stop
+
 from recapp import errors
 from recapp.errors import RecappError
 
@@ -197,14 +199,7 @@ class Jobs:
 
     def stop(self, kill=False):
         """End the ranks."""
-        for process, pipe in self._workers:
-            if kill:
-                process.kill()
-            else:
-                pipe.send(None)
-        for process, _ in self._workers:
-            process.join(10)
-        self._workers = []
+        stop(self._workers, kill)
 
 
 def _environment_of_rank(rank, world, port):

@@ -39,6 +39,18 @@ def _serve(rank, path, python_path, pipe):
             pipe.send((False, f"rank {rank} of {world}:\n{traceback.format_exc()}"))
 
 
+def stop(workers, kill=False):
+    """End processes that serve a pipe each, and forget them."""
+    for process, pipe in workers:
+        if kill:
+            process.kill()
+        else:
+            pipe.send(None)
+    for process, _ in workers:
+        process.join(10)
+    workers.clear()
+
+
 class Ranks:
     """The pool. A rank that fails inside a collective leaves the others waiting, so after any failure the pool starts afresh."""
 
@@ -75,11 +87,4 @@ class Ranks:
         return [answers[rank] for rank in range(world)]
 
     def stop(self, kill=False):
-        for process, pipe in self._workers:
-            if kill:
-                process.kill()
-            else:
-                pipe.send(None)
-        for process, _ in self._workers:
-            process.join(10)
-        self._workers = []
+        stop(self._workers, kill)

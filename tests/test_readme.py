@@ -92,6 +92,13 @@ def test_the_table_of_groups_is_the_configuration():
     assert all(len(names) == 1 for names in rest.values() if names)
 
 
+def test_the_tolerance_of_pooled_tables_is_the_one_that_is_tested():
+    from test_runs import DOUBLE_APART, SINGLE_APART
+
+    (told,) = re.findall(r"agree within (0\.\d+) in single precision[^(]*\((\S+) relative in double\)", " ".join(TEXT.split()))
+    assert [float(number) for number in told] == [SINGLE_APART, DOUBLE_APART]
+
+
 def test_every_setting_the_readme_names_exists():
     known = resolved("train", ["dataset=custom", "dataset.path=x", "+plan=mixed"])
     named = re.findall(r"^\+?(dataset|tables|trainer|plan)\.(\w+)", "\n".join(quoted()), re.MULTILINE)

@@ -2,8 +2,7 @@
 
 All of it at the command's own defaults on 2 ranks of the pool (tests/jobs.py), on generated logs of 20 steps an epoch. Ids are one-hot but
 for the sample tables. `pooled` sums in another order: in double precision that is rounding, and the comparison is sharp. In single
-precision one ReLU that flips in one sample gives its rows, which row-wise Adagrad normalises, another first step; from there runs part as
-two seeds do, only less. Measured on 858 validation rows: .003 AUC and .003 log loss apart.
+precision AUC and log loss are held to the tolerance that README and DECISIONS state.
 """
 
 import csv
@@ -25,8 +24,8 @@ SEVEN = {"table_wise": [], "row_wise": [], "column_wise": [CUT], "table_row_wise
 SAMPLE = ["dataset=sample", "dataset.generate.rows=6000", "dataset.id_rule=hash", "tables.max_rows=20000", "dataset.lanes=8",
           "dataset.table_dims={large_table:16,wide_table:256,small_table:8}", "dataset.batch_size=256", "dataset.val_batch_size=256"]
 DOUBLE = ["trainer.precision=64-true", "tables.data_type=fp64"]
-EXPECTED = ("step ", "writing ", "validation AUC fell from ", "stopped early at step ")
-SINGLE_APART, DOUBLE_APART = 0.02, 1e-9
+EXPECTED = ("step ", "writing ", "compiling kernels ", "compiled in ", "validation AUC fell from ", "stopped early at step ")
+SINGLE_APART, DOUBLE_APART = 0.005, 1e-9     # of AUC and log loss, absolute (README); of every metric, relative
 SCHEDULE = ["optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=10", "optimizer.schedule.decay_start=15",
             "optimizer.schedule.decay_steps=100"]
 
@@ -106,7 +105,7 @@ def test_single_tables_and_globs_can_be_overridden(place, train):
 def unique(place, train):
     """What pooled tables must come close to, in double and in single precision; and the sample data's settings."""
     data = [*SAMPLE, f"dataset.path={place / 'sample'}"]
-    return [validation(train("unique", "+plan=table_wise", *precision, data=data)) for precision in (DOUBLE, [])], data
+    return [validation(train("unique", "+plan=table_wise", "plan.mode=unique", *precision, data=data)) for precision in (DOUBLE, [])], data
 
 
 @pytest.mark.parametrize("asked", ["planner.mode=pooled", *(f"+plan={plan}" for plan in SEVEN)])
@@ -115,7 +114,9 @@ def test_pooled_tables_train_the_same_model_up_to_rounding(place, train, unique,
     more = [f"+plan={plan}", *(x for x in SEVEN[plan] if x != CUT), "plan.mode=pooled"] if plan in SEVEN else [asked]
     (double, single), data = unique
     assert validation(train("pooled", *more, *DOUBLE, data=data)) == pytest.approx(double, rel=DOUBLE_APART)
-    assert validation(train("pooled", *more, data=data)) == pytest.approx(single, rel=SINGLE_APART)
+    found = train("pooled", *more, data=data)
+    for name in ("val_auc", "val_log_loss"):
+        assert found[name] == pytest.approx(single[name], abs=SINGLE_APART)
     replicated = plan == "data_parallel"
     assert {table["mode"] for table in last(place, "pooled").info["plan"]["tables"].values()} == {"replicated" if replicated else "pooled"}
 

@@ -81,7 +81,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.any_mean = any(t.pooling is PoolingType.MEAN for t in pairs)
         self.mean_F = torch.tensor([t.pooling is PoolingType.MEAN for t in pairs], device=device)
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
-        self.agree = SharedState(self.layout, comm) if rule.needs_row and self.layout.column_cut else None
+        self.agree = SharedState(self.layout, comm, self.backend) if rule.needs_row and self.layout.column_cut else None
         self.header, self.messages = Header(), Buffers()
         self.mark: Callable[[str], None] = _no_mark
         self.in_flight: weakref.WeakSet[Requests] = weakref.WeakSet()
@@ -259,26 +259,30 @@ class ShardedEmbeddingBagCollection(nn.Module):
     @torch.no_grad()
     def _update(self, gradients: Tensor | list[Tensor], lessons: Sequence[Lesson]) -> None:
         """Of one flat tensor, or of one per group."""
-        gradients_G = gradients if isinstance(gradients, list) else [gradients] * len(lessons)
+        gradients_G: Sequence[Tensor] = gradients if isinstance(gradients, list) else [gradients] * len(lessons)
         self.updates += 1
         lr = float(self.param_group["lr"])
         lr = self.rule.rate(lr, self.updates) if self.rule.rate else lr
-        means: list[Tensor | None] = [None] * len(lessons)
+        means: Sequence[Tensor | None] = [None] * len(lessons)
         if self.agree:
+            gradients_G, lessons = self._side_by_side(gradients_G, lessons)
             squares = [self.backend.square_sums(grad, self.store(g).width, learn, self.dtype)
                        for g, (grad, (_, learn)) in enumerate(zip(gradients_G, lessons, strict=True))]
-            totals = self.agree([row_U for row_U, _ in lessons], squares)
-            means = [self._mean(g, row_U, total_U) for g, ((row_U, _), total_U) in enumerate(zip(lessons, totals, strict=True))]
+            means = self.agree([row_U for row_U, _ in lessons], squares, self.dtype)
         for g, (grad, (row_U, learn), mean_U) in enumerate(zip(gradients_G, lessons, means, strict=True)):
             self.store(g).update(grad, learn, row_U, mean_U, lr)
 
-    def _mean(self, group: int, row_U: Tensor, total_U: Tensor) -> Tensor:
-        """Sums of squares over whole rows become means: a strip's table may be wider than the strip."""
-        store = self.store(group)
-        edge = torch.tensor([p.base for p in store.pieces] or [0], device=row_U.device)
-        dim_K = torch.tensor([self.layout.tables[self.layout.strips[p.strip].table].embedding_dim for p in store.pieces] or [1],
-                             device=row_U.device)
-        return (total_U / dim_K[torch.bucketize(row_U, edge, right=True) - 1]).to(self.dtype)
+    def _side_by_side(self, gradients_G: Sequence[Tensor], lessons: Sequence[Lesson]) -> tuple[list[Tensor], list[Lesson]]:
+        """Every touched row's gradient summed once and for all: it is read twice, for its squares and for the update."""
+        summed, read = [], []
+        for g, (gradients, (row_U, learn)) in enumerate(zip(gradients_G, lessons, strict=True)):
+            width, n, take = self.store(g).width, learn.bags, self._merging[g]
+            flat = take("summed", n * width, self.dtype) if gradients.device.type == "cpu" else gradients.new_empty(n * width)
+            self.backend.pool(gradients, 1, width, learn, flat, self.dtype)
+            number = torch.arange(n + 1, dtype=torch.int32, device=gradients.device)
+            summed.append(flat)
+            read.append((row_U, Links(number[:n] * width, number, None, None, n)))
+        return summed, read
 
     def _summed(self, group: int, gradients: Tensor, row_U: Tensor, learn: Links) -> tuple[Tensor, Tensor]:
         """Memory of its own for what one lookup teaches: rows, and their gradients side by side."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recapp.distributed.requests import Requests
-from recapp.kernels.reference import gather
+from recapp.kernels.ragged import gather
 
 if TYPE_CHECKING:
     from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection

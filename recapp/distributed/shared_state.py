@@ -7,6 +7,7 @@ Every strip adds the parts in column order, so all copies of the state stay equa
 """
 
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor
 
 from recapp.distributed.comm import Comm
 from recapp.distributed.message import Mail
-from recapp.kernels.reference import runs, starts
+from recapp.kernels.links import Counts
 from recapp.sharding.layout import Layout, Piece
+
+if TYPE_CHECKING:
+    from recapp.kernels.backend import Backend
 
 Place = tuple[int, int]
 """A strip and its first row: one piece, wherever it lies."""
@@ -27,10 +31,11 @@ class SharedState:
     Args:
         layout: of all tables.
         comm: the ranks.
+        backend: the kernels.
     """
 
-    def __init__(self, layout: Layout, comm: Comm) -> None:
-        self.layout, self.comm = layout, comm
+    def __init__(self, layout: Layout, comm: Comm, backend: "Backend") -> None:
+        self.layout, self.comm, self.backend = layout, comm, backend
         self.mine_G = [layout.pieces_of(comm.rank, g) for g in range(len(layout.groups))]
         mine = [p for pieces in self.mine_G for p in pieces]
         number = {(p.strip, p.rows.start): i for i, p in enumerate(mine)}
@@ -39,13 +44,14 @@ class SharedState:
             if not self._replicated(p) or p.rank == comm.rank:
                 bands[layout.strips[p.strip].table, p.rows.start].append(p)
         band_P = [sorted(bands[layout.strips[p.strip].table, p.rows.start], key=lambda q: layout.strips[q.strip].cols.start) for p in mine]
-        self.base_G = [torch.tensor([p.base for p in pieces] + [p.base + len(p.rows) for p in pieces[-1:]], dtype=torch.int64,
-                                    device=comm.device) for pieces in self.mine_G]
+        self.base_G = [torch.tensor([p.base for p in pieces], dtype=torch.int64, device=comm.device) for pieces in self.mine_G]
+        self.dim_G = [torch.tensor([layout.tables[layout.strips[p.strip].table].embedding_dim for p in pieces], device=comm.device)
+                      for pieces in self.mine_G]
         siblings = [(i, p, q) for i, (p, band) in enumerate(zip(mine, band_P, strict=True)) for q in band if q.rank != comm.rank]
         self.out = sorted({(q.rank, p.rows.start, p.strip, i) for i, p, q in siblings})         # once to each rank, whatever it holds
         into = sorted({(q.rank, q.rows.start, q.strip): i for i, _, q in siblings}.items())
         self.into_rank = [rank for (rank, _, _), _ in into]
-        self.into_piece = torch.tensor([i for _, i in into], dtype=torch.int64)                 # an own piece of the same rows
+        self.into_piece = np.array([i for _, i in into], np.int64)                              # an own piece of the same rows
         arrival: dict[Place, int] = {(strip, row): n for n, ((_, row, strip), _) in enumerate(into)}
         depth = max((len(b) for b in band_P), default=0)
         self.sources = [[self._source(band, j, number, arrival) for band in band_P] for j in range(depth)]
@@ -60,57 +66,60 @@ class SharedState:
         place = band[j].strip, band[j].rows.start
         return ("own", number[place]) if band[j].rank == self.comm.rank else ("arrived", arrival[place])
 
-    def __call__(self, row_GU: list[Tensor], squares_GU: list[Tensor]) -> list[Tensor]:
-        """Sums over whole rows.
+    def __call__(self, row_GU: list[Tensor], squares_GU: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        """Mean squares over whole rows.
 
         Args:
             row_GU: touched rows of each group's store, in the order in which they were asked for.
             squares_GU: fp64 sums of squares over the strip's columns.
+            dtype: of the result.
 
         Returns:
-            fp64 sums of squares over the whole row, shaped as they came.
+            Means over the whole row of each touched row of each group.
         """
-        device = self.comm.device
-        piece_GU = [torch.bucketize(row, base[:-1], right=True) - 1 for row, base in zip(row_GU, self.base_G, strict=True)]
-        order_GU = [torch.argsort(piece, stable=True) for piece in piece_GU]
-        n_P = torch.cat([torch.bincount(p, minlength=max(len(b) - 1, 0)) for p, b in zip(piece_GU, self.base_G, strict=True)]).cpu()
-        first_P = starts(n_P)[:-1]
-        part = torch.cat([squares[order] for squares, order in zip(squares_GU, order_GU, strict=True)])
+        found_G = [self.backend.find_pieces(row_U, base_K) for row_U, base_K in zip(row_GU, self.base_G, strict=True)]
+        n_P = np.concatenate([n_K for _, _, n_K in found_G])
+        first_P = n_P.cumsum() - n_P
+        part = torch.empty(int(n_P.sum()), dtype=torch.float64, device=self.comm.device)
+        pieces = 0
+        for (piece_U, nth_U, n_K), squares_U in zip(found_G, squares_GU, strict=True):
+            first_K = torch.from_numpy(first_P[pieces:pieces + len(n_K)]).to(part.device)
+            self.backend.place_parts(squares_U, first_K, piece_U, nth_U, part)
+            pieces += len(n_K)
         arrived, first_A = self._exchange(part, n_P, first_P)
-        everything = torch.cat([part, arrived, part.new_zeros(1)])
-        total = torch.zeros_like(part)
-        for level in self.sources:
-            begin_P = torch.tensor([_begin(kind, k, first_P, first_A, len(part)) for kind, k in level])
-            present_P = torch.tensor([kind != "none" for kind, _ in level])
-            index = runs(begin_P, torch.where(present_P, n_P, 0)).to(device)
-            where = runs(first_P, torch.where(present_P, n_P, 0)).to(device)
-            total[where] += everything[index]
-        found = [torch.empty_like(squares) for squares in squares_GU]
-        for whole, order, mine in zip(found, order_GU, torch.split(total, [len(r) for r in row_GU]), strict=True):
-            whole[order] = mine
-        return found
+        parts, begin_JP = torch.cat([part, arrived]), self._begins(first_P, first_A, len(part))
+        means, pieces = [], 0
+        for (piece_U, nth_U, n_K), dim_K in zip(found_G, self.dim_G, strict=True):
+            begin_JK = torch.from_numpy(np.ascontiguousarray(begin_JP[:, pieces:pieces + len(n_K)])).to(part.device)
+            means.append(self.backend.mean_of_parts(parts, begin_JK, piece_U, nth_U, dim_K, dtype))
+            pieces += len(n_K)
+        return means
 
-    def _exchange(self, part: Tensor, n_P: Tensor, first_P: Tensor) -> tuple[Tensor, Tensor]:
+    def _begins(self, first_P: Counts, first_A: Counts, own: int) -> Counts:
+        """Where the part of each strip of each own piece's band begins among own and arrived parts; -1: there is no such strip."""
+        begin_JP = np.full((len(self.sources), len(first_P)), -1, np.int64)
+        for j, level in enumerate(self.sources):
+            for piece, (kind, number) in enumerate(level):
+                if kind != "none":
+                    begin_JP[j, piece] = first_P[number] if kind == "own" else own + first_A[number]
+        return begin_JP
+
+    def _exchange(self, part: Tensor, n_P: Counts, first_P: Counts) -> tuple[Tensor, Counts]:
         """Parts of the siblings on other ranks, and where each begins."""
         world = self.comm.world
         asked, served = np.zeros((world, 1), np.int64), np.zeros((world, 1), np.int64)
-        size = n_P.tolist()
+        size, first = n_P.tolist(), first_P.tolist()
         for rank, _, _, i in self.out:
             asked[rank] += size[i]
-        for rank, i in zip(self.into_rank, self.into_piece.tolist(), strict=True):
+        for rank, i in zip(self.into_rank, self.into_piece, strict=True):
             served[rank] += size[i]
         mail = Mail(asked, served, self.comm.rank, 1)
         buffer = torch.empty(mail.numel, dtype=part.dtype, device=part.device)
         at = mail.asked_WG1[:, 0].tolist()
         for rank, _, _, i in self.out:
-            buffer[at[rank]:at[rank] + size[i]] = part[int(first_P[i]):int(first_P[i]) + size[i]]
+            buffer[at[rank]:at[rank] + size[i]] = part[first[i]:first[i] + size[i]]
             at[rank] += size[i]
         self.comm.swap(buffer, *mail.requests())()
         arrived = torch.cat([buffer[c[0]:c[1]] for r, c in enumerate(mail.served_WG1.tolist()) if r != self.comm.rank] or [buffer[:0]])
-        return arrived, starts(n_P[self.into_piece])[:-1]
-
-
-def _begin(kind: str, number: int, first_P: Tensor, first_A: Tensor, own: int) -> int:
-    if kind == "own":
-        return int(first_P[number])
-    return own + int(first_A[number]) if kind == "arrived" else 0
+        n_A = n_P[self.into_piece]
+        return arrived, n_A.cumsum() - n_A

@@ -16,7 +16,7 @@ from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Counts, Links, Routes, Rule, Scratch
 
-# Torch's libgomp is in the process already and serves numba's OpenMP layer too: one pool. TBB's or numba's own would fight it for the cores.
+# Torch's libgomp is in the process already and serves numba's OpenMP layer too: one pool. TBB's or numba's own would fight for the cores.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 STREAM_FROM_BYTES = 4 << 20      # smaller targets are read again from the caches
@@ -176,6 +176,23 @@ class NumbaBackend:
         vectors.squares(width)(_array(gradients), _array(learn.index_N), _array(learn.offsets_M1), _given(learn.weights_N, dtype),
                                _number(dtype, 0), learn.bags, _array(total_U))
         return total_U
+
+    def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
+        """See the reference."""
+        piece_U, nth_U = torch.empty(2, len(row_U), dtype=torch.int32).unbind()
+        n_K = np.zeros(len(base_K), np.int64)
+        integers.find_pieces(_array(row_U), _array(base_K), _array(piece_U), _array(nth_U), n_K)
+        return piece_U, nth_U, n_K
+
+    def place_parts(self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor) -> None:
+        """See the reference."""
+        integers.place_parts(_array(part_U), _array(first_K), _array(piece_U), _array(nth_U), _array(parts))
+
+    def mean_of_parts(self, parts: Tensor, begin_JK: Tensor, piece_U: Tensor, nth_U: Tensor, dim_K: Tensor, dtype: torch.dtype) -> Tensor:
+        """See the reference."""
+        mean_U = torch.empty(len(piece_U), dtype=dtype)
+        integers.mean_of_parts(_array(parts), _array(begin_JK), _array(piece_U), _array(nth_U), _array(dim_K), _array(mean_U))
+        return mean_U
 
     def update(self, gradients: Tensor, learn: Links, row_U: Tensor, mean_U: Tensor | None, weights_RD: Tensor, state: Sequence[Tensor],
                dtype: torch.dtype, lr: float, rule: Rule) -> None:

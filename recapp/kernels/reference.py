@@ -18,18 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recapp.kernels.links import Bags, Counts, Links, Routes, Rule, Scratch
+from recapp.kernels.ragged import Grouped, gather, group, runs, starts
 
 CHUNK_ELEMENTS = 1 << 24        # gathered at a time where vectors are scattered over a buffer: 64 MB in fp32
 SQUARE_BLOCK = 64               # columns; as wide as a vertical strip is by default (recapp/sharding/tilings.py)
-
-
-class Grouped(NamedTuple):
-    """Equal keys brought together: `order[start[u] : start[u + 1]]` are the places of `key[u]` in their original order."""
-
-    key_U: Tensor
-    number_N: Tensor
-    order_N: Tensor
-    start_U1: Tensor
 
 
 class _Distinct(NamedTuple):
@@ -49,34 +41,6 @@ class _BagRows(NamedTuple):
     grouped: Grouped
     rank_V: Tensor
     bag_V: Tensor
-
-
-def starts(counts_M: Tensor) -> Tensor:
-    """Offsets of counts: 0, c0, c0 + c1, ...; one longer."""
-    return F.pad(counts_M.cumsum(0, dtype=counts_M.dtype), (1, 0))
-
-
-def runs(first_K: Tensor, count_K: Tensor) -> Tensor:
-    """first0, first0 + 1, ... (count0 of them), first1, ..."""
-    total = int(count_K.sum())
-    return torch.repeat_interleave(first_K - starts(count_K)[:-1], count_K, output_size=total) + torch.arange(total, device=first_K.device)
-
-
-def group(key_N: Tensor) -> Grouped:
-    """Bring equal keys together; distinct keys come out ascending."""
-    sorted_N, order_N = torch.sort(key_N, stable=True)
-    new_N = torch.ones_like(sorted_N, dtype=torch.bool)
-    torch.ne(sorted_N[1:], sorted_N[:-1], out=new_N[1:])
-    first_U = new_N.nonzero().view(-1)
-    number_N = torch.empty_like(order_N, dtype=torch.int32).index_copy_(0, order_N, new_N.cumsum(0, dtype=torch.int32) - 1)
-    return Grouped(sorted_N.index_select(0, first_U), number_N, order_N, F.pad(first_U, (0, 1), value=len(key_N)).int())
-
-
-def gather(source: Tensor, unit: int, width: int, index_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """source[index[n] * unit : +width], [N, width]: rows of a store (`unit` is the width) or vectors at places of a buffer (1)."""
-    if not len(index_N):
-        return source.new_zeros(0, width, dtype=dtype)
-    return source.as_strided(((len(source) - width) // unit + 1, width), (unit, 1)).index_select(0, index_N).to(dtype)
 
 
 class TorchBackend:
@@ -261,6 +225,23 @@ class TorchBackend:
         So a table cut into such strips, whose owners add each other's sums, gets the bits of an uncut one.
         """
         return _squares(_sums(gradients, 1, width, learn, dtype, 0, learn.bags))
+
+    def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
+        """The piece of each row of a store (`base_K`: first row of each), its number among the piece's rows here, and rows per piece."""
+        piece_U = torch.bucketize(row_U, base_K, right=True) - 1
+        return piece_U, _nth_of_rank(piece_U), torch.bincount(piece_U, minlength=len(base_K)).cpu().numpy()
+
+    def place_parts(self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor) -> None:
+        """parts[first of the row's piece + the row's number in it] = its own part."""
+        parts[first_K[piece_U] + nth_U] = part_U
+
+    def mean_of_parts(self, parts: Tensor, begin_JK: Tensor, piece_U: Tensor, nth_U: Tensor, dim_K: Tensor, dtype: torch.dtype) -> Tensor:
+        """The parts of each row added in the order J of its strips (-1: no such strip), over the columns of the whole row."""
+        total_U = torch.zeros(len(piece_U), dtype=torch.float64, device=parts.device)
+        for begin_K in begin_JK:
+            there_U = begin_K[piece_U] >= 0
+            total_U += torch.where(there_U, parts[torch.where(there_U, begin_K[piece_U] + nth_U, 0)], 0.0)
+        return (total_U / dim_K[piece_U]).to(dtype)
 
     def update(self, gradients: Tensor, learn: Links, row_U: Tensor, mean_U: Tensor | None, weights_RD: Tensor, state: Sequence[Tensor],
                dtype: torch.dtype, lr: float, rule: Rule) -> None:

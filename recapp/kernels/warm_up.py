@@ -71,7 +71,10 @@ def warm_up(kernels: "Backend", routes: list[Routes], stored: list[torch.dtype],
         for source in {held, payload}:
             kernels.pool(torch.zeros(r.width, dtype=source), 1, r.width, learn, big, dtype, in_lines=True)
         if shares_state:
-            kernels.square_sums(torch.zeros(r.width, dtype=payload), r.width, learn, dtype)
+            squares = kernels.square_sums(torch.zeros(r.width, dtype=dtype), r.width, learn, dtype)
+            piece, nth, _ = kernels.find_pieces(torch.zeros(1, dtype=r.row_dtype), _zero())
+            kernels.place_parts(squares, _zero(), piece, nth, squares)
+            kernels.mean_of_parts(squares, _zero()[None], piece, nth, _zero() + 1, dtype)
         state = [torch.zeros(1, r.width if kind == "element" else 1, dtype=dtype) for _, kind in rule.state]
         kernels.update(torch.zeros(r.width, dtype=payload), learn, torch.zeros(1, dtype=r.row_dtype), None,
                        torch.zeros(1, r.width, dtype=held), state, dtype, 0.0, rule)

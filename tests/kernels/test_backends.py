@@ -9,18 +9,25 @@ import torch
 from recapp.errors import ConfigError
 from recapp.kernels.backend import backend
 from recapp.kernels.links import Bags, Links, Routes, Scratch
-from recapp.kernels.reference import SQUARE_BLOCK, TorchBackend, gather, group, runs, starts
+from recapp.kernels.ragged import gather, group, runs, starts
+from recapp.kernels.reference import SQUARE_BLOCK, TorchBackend
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 from recapp.sharding.tilings import COLUMN_WIDTH
 
 CPU = torch.device("cpu")
 R, N, M, WIDEST = 50, 200, 40, 200
 RULES = [sgd(0.3), adagrad(0.3), rowwise_adagrad(0.3), adam(0.1, 0.8, 0.95)]
-STRIPS = {"torch": range(1, WIDEST + 1), "numba": (1, 3, 5, 16, 64, 128)}      # each width is compiled
+STRIPS = {"torch": range(1, WIDEST + 1), "numba": (1, 3, 5, 16, 64, 128), "triton": (3, 64)}   # compiled one by one; interpreted
+
+
+@pytest.fixture(params=["torch", "numba", "triton"])
+def kernels(request):
+    return request.getfixturevalue("interpreted") if request.param == "triton" else backend(request.param, CPU)
 
 
 @pytest.fixture(params=["torch", "numba"])
-def kernels(request):
+def cpu_kernels(request):
+    """Of threads and caches of the CPU there is nothing to ask a GPU's kernels."""
     return backend(request.param, CPU)
 
 
@@ -70,7 +77,7 @@ def test_a_bag_has_the_same_bits_among_others_and_alone(kernels, dtype, weighted
     rows_RD, links = bags(dtype, weighted, index_dtype)
     rows_RD = rows_RD[:, :16]
     edge, whole = links.offsets_M1.tolist(), pooled(kernels, rows_RD, links)
-    for m in range(M):
+    for m in range(0, M, 8 if kernels.name == "triton" else 1):
         part = slice(edge[m], edge[m + 1])
         ends = torch.tensor([0, edge[m + 1] - edge[m]], dtype=torch.int32)
         alone = Links(links.index_N[part], ends, None if not weighted else links.weights_N[part], None, 1)
@@ -101,11 +108,11 @@ def test_vectors_are_read_from_places_and_written_to_places(kernels):
     torch.testing.assert_close(target, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_target_larger_than_the_caches_gets_the_same_vectors(kernels):
+def test_a_target_larger_than_the_caches_gets_the_same_vectors(cpu_kernels):
     rows, width = 1 << 15, 64
     source, index = torch.randn(100 * width), torch.randint(0, 100, (rows,)).int()
     target, at = torch.full((rows * 2 * width,), torch.nan), (2 * width * torch.arange(rows)).int()
-    kernels.pool(source, width, width, Links(index, None, None, at, rows), target, torch.float32, 0.5, in_lines=True)
+    cpu_kernels.pool(source, width, width, Links(index, None, None, at, rows), target, torch.float32, 0.5, in_lines=True)
     found = target.view(rows, 2, width)
     assert torch.equal(found[:, 0], source.view(100, width)[index] * 0.5) and bool(found[:, 1].isnan().all())
 
@@ -129,7 +136,7 @@ def test_nothing_sums_to_zeros(kernels, rows):
     assert pooled(kernels, torch.ones(rows, 3), Links(none, None, None, None, 0)).shape == (0, 3)
 
 
-def test_several_threads_give_the_bits_of_one(kernels):
+def test_several_threads_give_the_bits_of_one(cpu_kernels):
     rows_RD, row_U = torch.randn(3000, 16), torch.randperm(5000)[:4000].int()
     index, offsets = torch.randint(0, 3000, (9000,)).int(), torch.cat([torch.tensor([0]), torch.randint(0, 9001, (3999,)).sort().values,
                                                                      torch.tensor([9000])]).int()
@@ -138,8 +145,8 @@ def test_several_threads_give_the_bits_of_one(kernels):
         for threads in (1, 2):
             torch.set_num_threads(threads)
             weights_RD, state = torch.ones(5000, 16), [torch.zeros(5000, 1)]
-            kernels.update(rows_RD.view(-1), learn, row_U, None, weights_RD, state, torch.float32, 0.1, RULES[2])
-            found.append((pooled(kernels, rows_RD, learn._replace(index_N=index)), weights_RD, *state))
+            cpu_kernels.update(rows_RD.view(-1), learn, row_U, None, weights_RD, state, torch.float32, 0.1, RULES[2])
+            found.append((pooled(cpu_kernels, rows_RD, learn._replace(index_N=index)), weights_RD, *state))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -329,6 +336,20 @@ def test_an_owner_learns_each_row_once_from_its_gradients_in_the_order_of_asking
             assert dict(zip(row_U.tolist(), uses, strict=True)) == {7: [0.0, 2.0, 5.0], 3: [1.0, 4.0], 9: [3.0]}
 
 
+def test_parts_of_a_row_meet_in_the_order_of_its_strips(kernels):
+    """Pieces begin at rows 0, 10 and 30 of the store; the second piece's table is cut in three strips, the others' in two."""
+    row_U, base_K = torch.tensor([31, 4, 12, 30, 10, 9, 0], dtype=torch.int32), torch.tensor([0, 10, 30])
+    piece_U, nth_U, n_K = kernels.find_pieces(row_U, base_K)
+    assert (piece_U.tolist(), nth_U.tolist(), n_K.tolist()) == ([2, 0, 1, 2, 1, 0, 0], [0, 0, 0, 1, 1, 1, 2], [3, 2, 2])
+    own = torch.zeros(7, dtype=torch.float64)
+    kernels.place_parts(torch.arange(7.0, dtype=torch.float64), torch.tensor([0, 3, 5]), piece_U, nth_U, own)
+    assert own.tolist() == [1, 5, 6, 2, 4, 0, 3]
+    parts = torch.cat([own, torch.full((3,), 10.0), torch.full((2,), 2.0**60), torch.full((2,), -(2.0**60)), torch.zeros(2)]).double()
+    begin_JK = torch.tensor([[0, 10, 5], [7, 3, 14], [-1, 12, -1]])
+    mean_U = kernels.mean_of_parts(parts, begin_JK, piece_U, nth_U, torch.tensor([2, 4, 8]), torch.float32)
+    assert mean_U.tolist() == [0, 5.5, 0, 3 / 8, 0, 7.5, 8]                # 2^60 + 2 - 2^60 is 0 in this order, 2 in another
+
+
 def test_rows_of_a_huge_table_are_told_apart_with_little_memory():
     """Rows that differ in high bits only, and many that meet in one place of the hash table."""
     kernels, rows = backend("numba", CPU), [k << 40 for k in range(500)] + list(range(1, 501)) + [2**62 + k for k in range(500)]
@@ -371,8 +392,11 @@ def test_auto_takes_the_compiled_kernels_where_they_are_and_a_wrong_choice_is_ex
         backend("numba", torch.device("cuda"))
 
 
-def test_without_numba_the_reference_runs_and_the_forced_choice_is_an_error(monkeypatch):
+def test_without_its_package_a_forced_backend_is_an_error_and_the_reference_runs(monkeypatch):
     monkeypatch.setattr("recapp.kernels.backend.find_spec", lambda name: None)
     assert backend("auto", CPU).name == "torch"
     with pytest.raises(ConfigError, match="numba is not installed"):
         backend("numba", CPU)
+    assert backend("auto", torch.device("cuda")).name == "torch"
+    with pytest.raises(ConfigError, match=r"topology\.backend=triton: triton is not installed"):
+        backend("triton", torch.device("cuda"))

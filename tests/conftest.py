@@ -5,8 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from jobs import Jobs
 from ranks import Ranks
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")      # read where triton is imported: its kernels run on CPU tensors then
 
 
 @pytest.fixture(autouse=True)

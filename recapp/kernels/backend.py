@@ -4,6 +4,7 @@
 |---------|--------|------------|
 | torch   | any    | `reference.py`: plain torch, defines the result |
 | numba   | CPU    | `numba_cpu.py`: compiled for the machine at first use, several times as fast; results are kept on disk |
+| triton  | GPU    | `triton_cuda.py`: arithmetic in kernels, integers as the reference; checked by Triton's interpreter only, not timed |
 
 `auto` takes the fastest that is there; the setting is `topology.backend`. Faster backends give the reference's result up to the order of
 sums; within one backend results are the same bits under every plan and for every number of threads.
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     Backend = TorchBackend | Any
     """Something with the reference's functions."""
 
-BACKENDS = ("auto", "numba", "torch")
+BACKENDS = ("auto", "numba", "torch", "triton")
 SETTING = "topology.backend"
 
 
@@ -38,14 +39,35 @@ def backend(name: str, device: "torch.device") -> "Backend":
     """
     if name not in BACKENDS:
         raise ConfigError(f"{SETTING}={name}: unknown; {suggest(name, BACKENDS)}")
-    on_cpu, installed = device.type == "cpu", find_spec("numba") is not None
-    if name == "numba" and not (on_cpu and installed):
-        missing = "numba is not installed (pip install numba)" if on_cpu else f"it computes on the CPU, rows live on {device}"
-        raise ConfigError(f"{SETTING}=numba: {missing}; use auto or torch")
-    if name == "torch" or not (on_cpu and installed):
-        from recapp.kernels.reference import TorchBackend
+    obstacles = {"numba": _no_numba, "triton": _no_triton}
+    if name in obstacles and (why := obstacles[name](device)):
+        raise ConfigError(f"{SETTING}={name}: {why}; use auto or torch")
+    if name == "triton" or (name == "auto" and device.type == "cuda" and not _no_triton(device)):
+        from recapp.kernels.triton_cuda import TritonBackend
 
-        return TorchBackend()
-    from recapp.kernels.numba_cpu import NumbaBackend
+        return TritonBackend()
+    if name == "numba" or (name == "auto" and not _no_numba(device)):
+        from recapp.kernels.numba_cpu import NumbaBackend
 
-    return NumbaBackend()
+        return NumbaBackend()
+    from recapp.kernels.reference import TorchBackend
+
+    return TorchBackend()
+
+
+def _no_numba(device: "torch.device") -> str:
+    """Why numba's kernels cannot be had; empty if they can."""
+    if device.type != "cpu":
+        return f"it computes on the CPU, rows live on {device}"
+    return "" if find_spec("numba") else "numba is not installed (pip install numba)"
+
+
+def _no_triton(device: "torch.device") -> str:
+    """Why Triton's kernels cannot be had; its interpreter takes tensors of the CPU as well."""
+    if not find_spec("triton"):
+        return "triton is not installed (torch for CUDA brings it; pip install triton)"
+    from triton import knobs
+
+    if device.type == "cuda" or (device.type == "cpu" and knobs.runtime.interpret):
+        return ""
+    return f"it computes on a GPU, rows live on {device}"

@@ -18,11 +18,23 @@ Counts = NDArray[np.int64]
 CACHE_LINE_BYTES = 64
 
 
+class Staged(NamedTuple):
+    """How the source of a sparse matrix is read strip by strip: first copied side by side, then gathered from the copy.
+
+    Bags of one table lie a whole output row apart, and at such distances thousands of them fall into a few sets of a cache. Where each is
+    read several times (bags of many ids), a copy that fits the cache halves the gathering (measured).
+    """
+
+    where_M: Tensor         # places of all bags in the source
+    bag_I1: Counts          # strip i has bags bag[i] .. bag[i + 1]; entries of the matrix are places in the copy of its bags
+    row_I1: Counts          # and rows of the matrix row[i] .. row[i + 1]
+
+
 class Links(NamedTuple):
     """A sparse matrix in CSR between places: bag m sums `weights[k] * source[index[k]]` over k in offsets[m] .. offsets[m + 1].
 
     No offsets: one entry per bag. No weights: ones. Its result stands at place `at[m]` of the target; without, bags stand side by side.
-    `index` holds places, or rows where the source is a store.
+    `index` holds places, or rows where the source is a store. `staged`: or places in copies that are made strip by strip.
     """
 
     index_N: Tensor
@@ -30,6 +42,7 @@ class Links(NamedTuple):
     weights_N: Tensor | None
     at_M: Tensor | None
     bags: int
+    staged: Staged | None = None
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from recapp.kernels import numba_integers as integers
+from recapp.kernels import numba_strips as strips
 from recapp.kernels import numba_vectors as vectors
-from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Counts, Links, Routes, Rule, Scratch
+from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Counts, Links, Routes, Rule, Scratch, Staged
 
 # Torch's libgomp is in the process already and serves numba's OpenMP layer too: one pool. TBB's or numba's own would fight for the cores.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 STREAM_FROM_BYTES = 4 << 20      # smaller targets are read again from the caches
+STAGE_FROM_READS = 3            # times that a bag's gradient is read: below, a copy costs more than it gains
 SPREAD_FROM_ROWS = 2048         # fewer bags or touched rows are not worth waking a second thread (10 to 30 us)
 
 
@@ -30,6 +32,7 @@ class _Distinct(NamedTuple):
     row_U: Tensor
     rank_U: Tensor
     count_U: Tensor
+    row_I1: Counts
 
 
 def _array(tensor: Tensor | None) -> Any:
@@ -62,7 +65,8 @@ class NumbaBackend:
 
     def __init__(self) -> None:
         self._slot_H = np.full(1024, -1, np.int32)
-        self._routes: dict[int, tuple[Any, ...]] = {}
+        self._routes: dict[int, tuple[Routes, tuple[Any, ...]]] = {}
+        self._copies = Scratch()
 
     def _slots(self, n: int) -> Any:
         """The hash table for up to n rows, all -1."""
@@ -72,9 +76,10 @@ class NumbaBackend:
 
     def _arrays(self, r: Routes) -> tuple[Any, ...]:
         """strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K."""
-        found = self._routes.get(id(r))
-        if found is None:
-            found = self._routes[id(r)] = tuple(map(_array, (r.strip_S, r.feature_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K)))
+        known, found = self._routes.get(id(r), (None, ()))
+        if known is not r:
+            found = tuple(map(_array, (r.strip_S, r.feature_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K)))
+            self._routes[id(r)] = r, found
         return found
 
     def rows_of_ids(self, ids_L: Tensor, edges: Sequence[int], size_F: Tensor, rule_F: Tensor, changed_F: Tensor) -> tuple[Tensor, int]:
@@ -87,12 +92,12 @@ class NumbaBackend:
     def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_Distinct, Counts]:
         """See the reference."""
         strip_S, _, rows_I, piece_I1, start_K, rank_K, base_K = self._arrays(r)
-        P, n_W = b.pairs, np.zeros(world, np.int64)
+        P, n_W, row_I1 = b.pairs, np.zeros(world, np.int64), np.zeros(len(rows_I) + 1, np.int64)
         number, rank, count, place = (take(name, P, torch.int32) for name in ("number", "rank", "count", "place"))
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
         U = integers.route_rows(_array(b.rows_L), b.first_S, b.last_S, strip_S, rows_I, piece_I1, start_K, rank_K, base_K, self._slots(P),
-                                _array(number), _array(row), _array(rank), _array(count), _array(place), n_W)
-        return _Distinct(number, row[:U], rank[:U], count[:U]), n_W
+                                _array(number), _array(row), _array(rank), _array(count), _array(place), n_W, row_I1)
+        return _Distinct(number, row[:U], rank[:U], count[:U], row_I1), n_W
 
     def place_rows(self, r: Routes, d: _Distinct, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, place: torch.dtype,
                    take: Scratch) -> Tensor:
@@ -108,10 +113,19 @@ class NumbaBackend:
         start, offsets = take("start", U + 1, torch.int32), take("offsets", M + 1, torch.int32)
         index, order = take("index", P, source_U.dtype), take("order", P, b.where_M.dtype)
         use, use_T = (None, None) if b.scale_M is None else (take("use", P, dtype), take("use_T", P, dtype))
+        staged, staged_S = self._stages(r, b, d)
         integers.link_rows(_array(d.number_P), _array(d.count_U), U, _array(source_U), b.first_S, self._arrays(r)[1], _array(b.lengths_FB),
                            _array(b.where_M), _array(b.scale_M), _array(b.weights_L), _array(start), _array(offsets), _array(index),
-                           _array(order), _array(use), _array(use_T))
-        return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U)
+                           _array(order), _array(use), _array(use_T), staged_S, r.width)
+        return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
+
+    def _stages(self, r: Routes, b: Bags, d: _Distinct) -> tuple[Staged | None, Counts]:
+        """Whether gradients are copied strip by strip first, and in which bag of its strip's copy each slot begins."""
+        strip_S, bags = self._arrays(r)[0], b.lengths_FB.shape[1]
+        if b.pairs < STAGE_FROM_READS * len(b.where_M) or len(r.rows_I) < _threads():
+            return None, np.zeros(0, np.int64)
+        slot_I1 = np.searchsorted(strip_S, np.arange(len(r.rows_I) + 1))
+        return Staged(b.where_M, slot_I1 * bags, d.row_I1), (np.arange(len(strip_S)) - slot_I1[strip_S]) * bags
 
     def route_bags(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[tuple[int, Counts], Counts]:
         """See the reference."""
@@ -165,10 +179,12 @@ class NumbaBackend:
              in_lines: bool = False) -> None:
         """See the reference."""
         streamed = in_lines and target.nbytes >= STREAM_FROM_BYTES and target.data_ptr() % CACHE_LINE_BYTES == 0
-        weights = _given(links.weights_N, dtype)
-        arguments = (_array(source), unit, _array(links.index_N), _given(links.offsets_M1, torch.int32), weights, _array(target),
-                     _given(links.at_M, torch.int32), _number(dtype, scale))
-        _run(vectors.pool, vectors.pool_on_threads, (width, streamed), arguments, links.bags)
+        matrix = (_array(links.index_N), _given(links.offsets_M1, torch.int32), _given(links.weights_N, dtype))
+        result = (_array(target), _given(links.at_M, torch.int32), _number(dtype, scale))
+        if links.staged is None:
+            _run(vectors.pool, vectors.pool_on_threads, (width, streamed), (_array(source), unit, *matrix, *result), links.bags)
+        else:
+            self._run_staged(vectors.pool_staged, vectors.pool_staged_on_threads, (width,), source, links.staged, (*matrix, *result), dtype)
 
     def square_sums(self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype) -> Tensor:
         """See the reference."""
@@ -181,17 +197,17 @@ class NumbaBackend:
         """See the reference."""
         piece_U, nth_U = torch.empty(2, len(row_U), dtype=torch.int32).unbind()
         n_K = np.zeros(len(base_K), np.int64)
-        integers.find_pieces(_array(row_U), _array(base_K), _array(piece_U), _array(nth_U), n_K)
+        strips.find_pieces(_array(row_U), _array(base_K), _array(piece_U), _array(nth_U), n_K)
         return piece_U, nth_U, n_K
 
     def place_parts(self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor) -> None:
         """See the reference."""
-        integers.place_parts(_array(part_U), _array(first_K), _array(piece_U), _array(nth_U), _array(parts))
+        strips.place_parts(_array(part_U), _array(first_K), _array(piece_U), _array(nth_U), _array(parts))
 
     def mean_of_parts(self, parts: Tensor, begin_JK: Tensor, piece_U: Tensor, nth_U: Tensor, dim_K: Tensor, dtype: torch.dtype) -> Tensor:
         """See the reference."""
         mean_U = torch.empty(len(piece_U), dtype=dtype)
-        integers.mean_of_parts(_array(parts), _array(begin_JK), _array(piece_U), _array(nth_U), _array(dim_K), _array(mean_U))
+        strips.mean_of_parts(_array(parts), _array(begin_JK), _array(piece_U), _array(nth_U), _array(dim_K), _array(mean_U))
         return mean_U
 
     def update(self, gradients: Tensor, learn: Links, row_U: Tensor, mean_U: Tensor | None, weights_RD: Tensor, state: Sequence[Tensor],
@@ -200,15 +216,34 @@ class NumbaBackend:
         kinds = tuple(kind for _, kind in rule.state)
         made_for = rule.step, tuple(rule.constants), kinds, rule.needs_row, weights_RD.shape[1]
         held = [*(_array(s.view(-1)) for s in state), *[_given(None, dtype)] * (2 - len(kinds))]
-        arguments = (_array(gradients), _array(learn.index_N), _array(learn.offsets_M1), _given(learn.weights_N, dtype), _array(row_U),
-                     _given(mean_U, dtype), _array(weights_RD.view(-1)), *held, float(lr), _number(dtype, 0))
-        _run(vectors.update, vectors.update_on_threads, made_for, arguments, learn.bags)
+        arguments = (_array(learn.index_N), _array(learn.offsets_M1), _given(learn.weights_N, dtype), _array(row_U), _given(mean_U, dtype),
+                     _array(weights_RD.view(-1)), *held, float(lr), _number(dtype, 0))
+        if learn.staged is None:
+            _run(vectors.update, vectors.update_on_threads, made_for, (_array(gradients), *arguments), learn.bags)
+        else:
+            self._run_staged(vectors.update_staged, vectors.update_staged_on_threads, made_for, gradients, learn.staged, arguments, dtype)
+
+    def _run_staged(self, serial: Callable[..., Any], on_threads: Callable[..., Any], made_for: tuple[Any, ...], source: Tensor,
+                    staged: Staged, arguments: tuple[Any, ...], dtype: torch.dtype) -> None:
+        """Strip by strip, on as many threads as torch uses."""
+        threads, most = _threads(), int(np.diff(staged.bag_I1).max())
+        copies = _array(self._copies("copies", threads * most * made_for[-1], dtype))
+        whole = (_array(source), _array(staged.where_M), staged.bag_I1, staged.row_I1, *arguments, copies)
+        if threads == 1:
+            serial(*made_for)(*whole, 0, 1)
+            return
+        numba.set_num_threads(threads)
+        on_threads(*made_for)(*whole, threads)
+
+
+def _threads() -> int:
+    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
 
 
 def _run(serial: Callable[..., Any], on_threads: Callable[..., Any], made_for: tuple[Any, ...], arguments: tuple[Any, ...],
          count: int) -> None:
     """On as many threads as torch uses; alone where the work is too small or numba is told to use one."""
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    threads = _threads()
     if threads == 1 or count < SPREAD_FROM_ROWS:
         serial(*made_for)(*arguments, 0, count)
         return

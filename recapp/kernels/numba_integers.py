@@ -44,7 +44,7 @@ def _find(row: Any, slot_H: Any, row_U: Any, multiplier: Any, shift: Any, mask: 
 
 
 @jit  # type: ignore[untyped-decorator]
-def _piece(row: Any, start_K: Any, first: Any, last: Any) -> Any:
+def piece_of(row: Any, start_K: Any, first: Any, last: Any) -> Any:
     """The last piece in first..last that starts at or before row."""
     while last - first > 1:
         middle = (first + last) >> 1
@@ -88,9 +88,9 @@ def rows_of_ids(ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: A
 
 @jit  # type: ignore[untyped-decorator]
 def route_rows(rows_L: Any, first_S: Any, last_S: Any, strip_S: Any, rows_I: Any, piece_I1: Any, start_K: Any, rank_K: Any, base_K: Any,
-               slot_H: Any, number_P: Any, row_U: Any, rank_U: Any, count_U: Any, place_U: Any, vectors_W: Any) -> Any:
+               slot_H: Any, number_P: Any, row_U: Any, rank_U: Any, count_U: Any, place_U: Any, vectors_W: Any, row_I1: Any) -> Any:
     """Number the distinct rows of each strip, count their uses and find their owners; returns how many there are."""
-    U, p, s = 0, 0, 0
+    U, p, s, i = 0, 0, 0, 0
     while s < len(strip_S):
         strip, begin, end, n = strip_S[s], U, s, 0
         while end < len(strip_S) and strip_S[end] == strip:
@@ -113,7 +113,8 @@ def route_rows(rows_L: Any, first_S: Any, last_S: Any, strip_S: Any, rows_I: Any
                 put(number_P, p, u)
                 p += 1
         _settle(row_U, rank_U, place_U, begin, U, slot_H, start_K, rank_K, base_K, piece_I1[strip], piece_I1[strip + 1], vectors_W)
-        s = end
+        s, i = end, i + 1
+        row_I1[i] = U
     return U
 
 
@@ -124,7 +125,7 @@ def _settle(row_U: Any, rank_U: Any, place_U: Any, begin: Any, end: Any, slot_H:
     for u in range(begin, end):
         row = get(row_U, u)
         put(slot_H, get(place_U, u), -1)
-        k = _piece(row, start_K, first, last)
+        k = piece_of(row, start_K, first, last)
         rank = get(rank_K, k)
         put(rank_U, u, rank)
         put(row_U, u, row - get(start_K, k) + get(base_K, k))
@@ -144,8 +145,12 @@ def place_rows(rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W
 
 @jit  # type: ignore[untyped-decorator]
 def link_rows(number_P: Any, count_U: Any, U: Any, source_U: Any, first_S: Any, feature_S: Any, lengths_FB: Any, where_M: Any, scale_M: Any,
-              weights_L: Any, start_U1: Any, offsets_M1: Any, index_P: Any, order_P: Any, use_P: Any, use_T: Any) -> None:
-    """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; vector u learns from order[start[u]:start[u+1]]."""
+              weights_L: Any, start_U1: Any, offsets_M1: Any, index_P: Any, order_P: Any, use_P: Any, use_T: Any, staged_S: Any,
+              width: Any) -> None:
+    """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; vector u learns from order[start[u]:start[u+1]].
+
+    Where copies are made strip by strip, `staged_S` says in which bag of its strip's copy a slot begins; else it is empty.
+    """
     start = 0
     for u in range(U):
         count = get(count_U, u)
@@ -158,7 +163,7 @@ def link_rows(number_P: Any, count_U: Any, U: Any, source_U: Any, first_S: Any, 
         at, feature = first_S[s], feature_S[s]
         for b in range(lengths_FB.shape[1]):
             put(offsets_M1, m, p)
-            where = get(where_M, m)
+            where = int(get(where_M, m)) if len(staged_S) == 0 else (staged_S[s] + b) * width
             for _ in range(lengths_FB[feature, b]):
                 u = int(get(number_P, p))
                 k = int(get(count_U, u))
@@ -189,7 +194,7 @@ def route_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip
         first, last = piece_I1[strip], piece_I1[strip + 1]
         for b in range(lengths_FB.shape[1]):
             for _ in range(lengths_FB[feature, b]):
-                rank = get(rank_K, _piece(get(rows_L, at), start_K, first, last))
+                rank = get(rank_K, piece_of(get(rows_L, at), start_K, first, last))
                 at += 1
                 put(rows_W, rank, get(rows_W, rank) + 1)
                 if get(last_W, rank) != m:
@@ -217,7 +222,7 @@ def place_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip
             put(offsets_M1, m, v)
             for _ in range(lengths_FB[feature, b]):
                 row = get(rows_L, at)
-                k = _piece(row, start_K, first, last)
+                k = piece_of(row, start_K, first, last)
                 rank = get(rank_K, k)
                 if get(last_W, rank) != m:
                     put(last_W, rank, m)
@@ -316,35 +321,3 @@ def serve(ids: Any, id_first_W: Any, rows_W: Any, vectors_W: Any, vector_first_W
                 at += 1
     if offsets_V1 is not None:
         put(offsets_V1, v, end)
-
-
-# ---- owner, strips of one row
-
-
-@jit  # type: ignore[untyped-decorator]
-def find_pieces(row_U: Any, base_K: Any, piece_U: Any, nth_U: Any, n_K: Any) -> None:
-    """The piece of each row, and its number among the piece's rows."""
-    for u in range(len(row_U)):
-        k = _piece(get(row_U, u), base_K, 0, len(base_K))
-        put(piece_U, u, k)
-        put(nth_U, u, get(n_K, k))
-        put(n_K, k, get(n_K, k) + 1)
-
-
-@jit  # type: ignore[untyped-decorator]
-def place_parts(part_U: Any, first_K: Any, piece_U: Any, nth_U: Any, parts: Any) -> None:
-    """Parts piece by piece."""
-    for u in range(len(part_U)):
-        put(parts, get(first_K, get(piece_U, u)) + get(nth_U, u), get(part_U, u))
-
-
-@jit  # type: ignore[untyped-decorator]
-def mean_of_parts(parts: Any, begin_JK: Any, piece_U: Any, nth_U: Any, dim_K: Any, mean_U: Any) -> None:
-    """The parts of a row in the order of its strips, over its columns."""
-    for u in range(len(piece_U)):
-        total, k = 0.0, int(get(piece_U, u))
-        for j in range(begin_JK.shape[0]):
-            begin = begin_JK[j, k]
-            if begin >= 0:
-                total += get(parts, begin + get(nth_U, u))
-        mean_U[u] = total / get(dim_K, k)

@@ -73,6 +73,47 @@ def pool_on_threads(width: int, streamed: bool = False) -> Callable[..., None]:
     return pool_on_threads  # type: ignore[no-any-return]
 
 
+@lru_cache(None)
+def stage(width: int) -> Callable[..., None]:
+    """Copy vectors from places in a buffer, side by side."""
+    @jit  # type: ignore[untyped-decorator]
+    def stage(source: Any, where_M: Any, first: Any, last: Any, like: Any, copy: Any) -> None:
+        for m in range(first, last):
+            if m + AHEAD < last:
+                prefetch(source, get(where_M, m + AHEAD), width)
+            store(copy, (m - first) * width, load(source, get(where_M, m), like, width))
+    return stage  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def pool_staged(width: int) -> Callable[..., None]:
+    """`pool` from copies of the bags of every `step`-th strip, from the `first` on."""
+    serial, copied = pool(width), stage(width)
+
+    @jit  # type: ignore[untyped-decorator]
+    def pool_staged(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any,
+                    at_M: Any, scale: Any, copy: Any, first: Any, step: Any) -> None:
+        for i in range(first, len(bag_I1) - 1, step):
+            copied(source, where_M, bag_I1[i], bag_I1[i + 1], scale, copy)
+            serial(copy, 1, index_N, offsets_M1, weights_N, target, at_M, scale, row_I1[i], row_I1[i + 1])
+    return pool_staged  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def pool_staged_on_threads(width: int) -> Callable[..., None]:
+    """`pool_staged` of all strips, dealt to threads; each has its part of `copies`."""
+    serial = pool_staged(width)
+
+    @spread  # type: ignore[untyped-decorator]
+    def pool_staged_on_threads(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, offsets_M1: Any, weights_N: Any,
+                               target: Any, at_M: Any, scale: Any, copies: Any, tasks: Any) -> None:
+        size = len(copies) // tasks
+        for task in prange(tasks):
+            serial(source, where_M, bag_I1, row_I1, index_N, offsets_M1, weights_N, target, at_M, scale,
+                   copies[task * size:(task + 1) * size], task, tasks)
+    return pool_staged_on_threads  # type: ignore[no-any-return]
+
+
 def _bound(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]) -> Callable[..., Any]:
     """A rule's expression with its constants filled in, ready to be compiled into a kernel."""
     register_jitable(error_model="numpy")(step)                 # stays a plain function: the disk cache knows it by its name
@@ -158,6 +199,37 @@ def update_on_threads(step: Callable[..., tuple[Any, ...]], constants: tuple[flo
             serial(gradients, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like, U * task // tasks,
                    U * (task + 1) // tasks)
     return update_on_threads  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def update_staged(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
+                  width: int) -> Callable[..., None]:
+    """`update` from copies of the bags of every `step`-th strip, from the `first` on."""
+    serial, copied = update(step, constants, state, needs_row, width), stage(width)
+
+    @jit  # type: ignore[untyped-decorator]
+    def update_staged(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any,
+                      weights: Any, state0: Any, state1: Any, lr: Any, like: Any, copy: Any, first: Any, step: Any) -> None:
+        for i in range(first, len(bag_I1) - 1, step):
+            copied(source, where_M, bag_I1[i], bag_I1[i + 1], like, copy)
+            serial(copy, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like, row_I1[i], row_I1[i + 1])
+    return update_staged  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def update_staged_on_threads(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
+                             width: int) -> Callable[..., None]:
+    """`update_staged` of all strips, dealt to threads; each has its part of `copies`."""
+    serial = update_staged(step, constants, state, needs_row, width)
+
+    @spread  # type: ignore[untyped-decorator]
+    def update_staged_on_threads(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any,
+                                 mean_U: Any, weights: Any, state0: Any, state1: Any, lr: Any, like: Any, copies: Any, tasks: Any) -> None:
+        size = len(copies) // tasks
+        for task in prange(tasks):
+            serial(source, where_M, bag_I1, row_I1, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like,
+                   copies[task * size:(task + 1) * size], task, tasks)
+    return update_staged_on_threads  # type: ignore[no-any-return]
 
 
 @lru_cache(None)

@@ -1,4 +1,4 @@
-"""Bags of many ids: gradients are copied strip by strip before they are gathered. Same result as the reference, same bits for any threads."""
+"""Bags of many ids: gradients are copied strip by strip, then gathered. The reference's result, and the same bits for any threads."""
 
 import pytest
 import torch

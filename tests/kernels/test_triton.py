@@ -109,8 +109,8 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
 
 @pytest.mark.full
 @pytest.mark.parametrize("types", [("fp32", "fp32"), ("fp32", "fp16"), ("fp32", "bf16"), ("fp64", "fp64")], ids="-".join)
-@pytest.mark.parametrize("width", ["1", "3", "16", "64", "128", "200"])
-def test_every_kernel_compiles_for_every_type_and_width(types, width):
+@pytest.mark.parametrize("width", ["1", "64", "200"])
+def test_every_kernel_compiles_for_every_type_narrow_and_wide(types, width):
     made = compiled(width, *types, "sgd", "adagrad", "rowwise_adagrad", "adam")
     assert made and not any("fused" in found or "approximate_root" in found for _, *found in made)
 

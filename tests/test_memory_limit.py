@@ -67,7 +67,7 @@ def test_shards_of_the_same_tables_train_save_go_on_and_are_evaluated_under_that
 
 
 def test_a_checkpoint_is_read_under_another_plan_within_that_limit(place):
-    ran = train(place, "row_wise", "trainer.devices=2", "hydra.run.dir=row_wise")
+    ran = train(place, "row_wise", "plan.mode=unique", "trainer.devices=2", "hydra.run.dir=row_wise")
     assert ran.code == 0, ran.err
     evaluated_alike(place, metrics_of(place / "row_wise"), "+plan=column_wise")
 

@@ -20,7 +20,7 @@ PLANS = {"table_wise": [], "row_wise": [], "column_wise": ["++plan.column_width=
          "grid_shard": ["topology.hosts=2"], "data_parallel": [], "mixed": []}
 LEAST_AUC, MOST_LOG_LOSS = 0.757, 0.490
 SHORT_OF_THE_HIDDEN_MODEL = {"auc": 0.015, "log_loss": 0.03}
-POOLED_APART = 0.002        # of each metric; ten times what was measured
+POOLED_APART = {"val_auc": 0.002, "val_log_loss": 0.002, "val_normalized_entropy": 0.002, "val_calibration": 0.02}     # measured: a tenth
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,8 @@ def test_every_plan_trains_on_real_logs_to_the_same_bits(train, seeds, plan):
 
 def test_pooled_tables_train_as_well(train, seeds):
     found = train("pooled", "+plan=mixed", "plan.mode=pooled")
-    assert validation(found) == pytest.approx(validation(seeds[0]), rel=POOLED_APART)
+    for name, apart in POOLED_APART.items():
+        assert found[name] == pytest.approx(seeds[0][name], rel=apart), name
 
 
 def test_a_model_of_real_logs_is_evaluated_from_its_checkpoint_alone(jobs, place, seeds):

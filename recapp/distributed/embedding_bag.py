@@ -103,7 +103,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         if self.comm.rank:
             self.comm.barrier()
         with told(self.comm.rank == 0):
-            warm_up(self.backend, self.routes, [g.dtype for g in self.layout.groups], self.dtype, self.payload, self.rule,
+            warm_up(self.backend, self.routes, [g.dtype for g in self.layout.groups], self.in_lines_G, self.dtype, self.payload, self.rule,
                     self.agree is not None)
         if not self.comm.rank:
             self.comm.barrier()

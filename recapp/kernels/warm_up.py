@@ -43,14 +43,15 @@ def told(speaks: bool) -> Iterator[None]:
             note(f"compiled in {time.monotonic() - began:.1f} s")
 
 
-def warm_up(kernels: "Backend", routes: list[Routes], stored: list[torch.dtype], dtype: torch.dtype, payload: torch.dtype, rule: Rule,
-            shares_state: bool) -> None:
+def warm_up(kernels: "Backend", routes: list[Routes], stored: list[torch.dtype], in_lines: list[bool], dtype: torch.dtype,
+            payload: torch.dtype, rule: Rule, shares_state: bool) -> None:
     """Call every function once.
 
     Args:
         kernels: the backend.
         routes: of each group: its width and mode.
         stored: type of each group's rows.
+        in_lines: whether each group's results may be written past the caches.
         dtype: what is computed in.
         payload: what travels.
         rule: what happens to touched rows.
@@ -59,7 +60,7 @@ def warm_up(kernels: "Backend", routes: list[Routes], stored: list[torch.dtype],
     one = np.zeros(1, np.int64)
     if kernels.rows_of_ids is not None:
         kernels.rows_of_ids(torch.zeros(1, dtype=torch.int64), [0, 1], torch.ones(1, dtype=torch.int64), _zero(), _zero())
-    for r, held in zip(routes, stored, strict=True):
+    for r, held, lines in zip(routes, stored, in_lines, strict=True):
         tiny = Routes(r.mode, r.width, [0], _zero(), one, _zero(), torch.ones(1, dtype=torch.int64), torch.tensor([0, 1]),
                       _zero(), _zero(), _zero(), r.row_dtype)
         bags = Bags(torch.zeros(1, dtype=torch.int32), torch.ones(1, 1, dtype=torch.int64), one, one + 1,
@@ -67,8 +68,8 @@ def warm_up(kernels: "Backend", routes: list[Routes], stored: list[torch.dtype],
         learn = _requests(kernels, tiny, bags, dtype)
         for source, target in {(held, payload), (held, dtype), (payload, dtype), (dtype, payload)}:
             kernels.pool(torch.zeros(r.width, dtype=source), 1, r.width, learn, torch.zeros(r.width, dtype=target), dtype)
-        big = torch.empty(STREAMED_BYTES // dtype.itemsize, dtype=dtype)
-        for source in {held, payload}:
+        big = torch.empty(STREAMED_BYTES // dtype.itemsize if lines else 0, dtype=dtype)
+        for source in {held, payload} if lines else ():
             kernels.pool(torch.zeros(r.width, dtype=source), 1, r.width, learn, big, dtype, in_lines=True)
         if shares_state:
             squares = kernels.square_sums(torch.zeros(r.width, dtype=dtype), r.width, learn, dtype)

@@ -244,8 +244,9 @@ def over(comm, train, *args):
 
 
 @pytest.mark.parametrize(("world", "kind", "rule", "mode"), [
-    (2, "row_wise", "sgd", "unique"), (2, "mixed", "adam", "pooled"), (4, "random", "rowwise_adagrad", "unique"),
-    (4, "column_wise", "adagrad", "pooled"), (4, "data_parallel", "sgd", "unique")])
+    (2, "row_wise", "sgd", "unique"), (4, "column_wise", "adagrad", "pooled"),
+    *(pytest.param(*more, marks=pytest.mark.full) for more in (
+        (2, "mixed", "adam", "pooled"), (4, "random", "rowwise_adagrad", "unique"), (4, "data_parallel", "sgd", "unique")))])
 def test_sharded_training_equals_one_process_through_shared_memory_too(ranks, world, kind, rule, mode):
     options = {"rule": rule, "mode": mode, "pooling": "mean", "weighted": True, "uneven": True}
     for calls, *_, agreed in ranks.run(over, world, train_and_compare, 3, kind, "auto", options):
@@ -260,7 +261,8 @@ def differing(comm, kind, rule):
     return [name for name in through_gloo if not same_bits(through_gloo[name], through_memory[name])]
 
 
-@pytest.mark.parametrize(("world", "kind", "rule"), [(2, "mixed", "rowwise_adagrad"), (4, "random", "adam")])
+@pytest.mark.parametrize(("world", "kind", "rule"), [
+    (2, "mixed", "rowwise_adagrad"), pytest.param(4, "random", "adam", marks=pytest.mark.full)])
 def test_a_run_has_the_same_bits_through_either_transport(ranks, world, kind, rule):
     assert ranks.run(differing, world, kind, rule) == [[]] * world
 

@@ -80,6 +80,7 @@ def test_a_hint_that_results_fill_lines_changes_no_result(kernels):
     assert torch.equal(target[:, 0], rows_RD) and bool(target[:, 1].isnan().all())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "world", "mode", "rule"), [("mixed", 2, "unique", "rowwise_adagrad"),
                                                              ("column_wise", 1, "pooled", "rowwise_adagrad")])
 def test_a_model_trains_on_these_kernels_as_one_process_does(interpreted, ranks, kind, world, mode, rule):
@@ -99,6 +100,7 @@ def compiled(*cases):
     return [line.split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.full
 def test_kernels_compile_for_a_gpu_that_is_not_here():
     made = compiled("16", "fp32", "bf16", "rowwise_adagrad", "adam")
     assert {name for name, *_ in made} == {"pool", "sum_runs", "square_sums", "update"}

@@ -182,6 +182,7 @@ def test_the_command_says_it_in_that_one_line(made, tmp_path, name):
     assert {path.parts[len(tmp_path.parts) + 1] for path in after.keys() - before.keys()} <= {".hydra", "error.json", "ranks"}
 
 
+@pytest.mark.full
 def test_through_the_command_a_ranks_error_is_one_line_and_code_1(made, tmp_path):
     settings, says = made(MISTAKES["an id outside its table"])
     line = command("train", "+plan=mixed", *settings, "hydra.run.dir=run", cwd=tmp_path).error()

@@ -93,11 +93,13 @@ def test_where_the_output_is_no_terminal_progress_is_plain_lines(trained):
     assert validated.startswith("step 20/20, validation: AUC 0.")
 
 
+@pytest.mark.full
 def test_data_is_written_once_and_the_score_of_its_hidden_model_beside_it(place, trained, swept):
     assert "writing" not in swept.err
     assert 0.75 < read_truth(place / "logs")["auc"] < 0.9
 
 
+@pytest.mark.full
 def test_every_plan_of_a_sweep_trains_the_same_model_bit_for_bit(place, trained, swept):
     first = metrics_of(place / "run")
     for job, plan in enumerate(FIVE):
@@ -107,6 +109,7 @@ def test_every_plan_of_a_sweep_trains_the_same_model_bit_for_bit(place, trained,
         assert validation(found) == validation(first)
 
 
+@pytest.mark.full
 def test_a_sweep_compares_its_jobs_on_screen_and_in_a_file(place, swept):
     with open(place / "sweep/comparison.csv") as file:
         rows = list(csv.DictReader(file))
@@ -121,6 +124,7 @@ def test_a_sweep_compares_its_jobs_on_screen_and_in_a_file(place, swept):
         f"job {i}: +plan={plan} {' '.join(small('logs'))} {STEPS}" for i, plan in enumerate(FIVE)]
 
 
+@pytest.mark.full
 def test_evaluation_on_four_ranks_under_another_plan_reproduces_the_metrics(place, trained):
     named = metrics_of(place / "run")["checkpoint"]
     done = command("eval", f"ckpt_path={named}", "+plan=row_wise", "trainer.devices=4", "hydra.run.dir=eval", "format=json", cwd=place)

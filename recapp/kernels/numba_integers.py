@@ -6,6 +6,9 @@ notes the places and clears those. Distinct rows so come in the order of first a
 
 A *place* is an element offset in a flat buffer (a message, the output, its gradient); a *row* counts in units of a width. Letters:
 S slots, I strips, K pieces, P (slot, id) pairs, M output bags, V vectors, U distinct rows, W ranks, H places of the hash table.
+
+The step in which equal rows meet is written out in both kernels that take it: as a function of its own, inlined by numba or not, it
+makes `route_rows` five times as slow (1.0 against 5.5 ms for 106,000 ids, measured).
 """
 
 from typing import Any

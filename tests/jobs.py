@@ -7,6 +7,7 @@ once, and a small job takes one. What a rank prints lands in `JOB/rank<r>.out` a
 import json
 import multiprocessing as mp
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -45,9 +46,9 @@ class Finished:
     err: str
 
     def error(self):
-        """The one line on standard error of a command that failed; fails where there is more or less."""
+        """The one line on standard error of a command that failed; fails where there is more or less (but for first use's compiling)."""
         assert self.code == 1, (self.code, self.err)
-        lines = self.err.splitlines()
+        lines = [line for line in self.err.splitlines() if not re.match(r"compiling kernels for this machine|compiled in [0-9.]+ s$", line)]
         assert len(lines) == 1 and lines[0].startswith("error: "), self.err
         return lines[0].removeprefix("error: ")
 

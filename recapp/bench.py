@@ -1,10 +1,11 @@
-"""`python -m recapp.bench kernels|step|train|strategies|data`: measures recapp, and those it is compared with, in the same rounds.
+"""`python -m recapp.bench kernels|memory|step|train|strategies|data`: measures recapp, and those it is compared with, in the same rounds.
 
     settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.worker`) -> JOB/metrics.json -> a table
 
 | verb         | measures                                                                        | against                          |
 |--------------|---------------------------------------------------------------------------------|----------------------------------|
 | `kernels`    | lookup, backward and update in one process                                      | FBGEMM, plain torch, bandwidth   |
+| `memory`     | what a backward and its update need beside a table                              | `nn.EmbeddingBag`                |
 | `step`       | the embedding step on several ranks, under plans and transports                 | TorchRec, the best plan          |
 | `train`      | a whole training step of a DLRM                                                 | its matrix products, TorchRec    |
 | `strategies` | sharding strategies: latency, memory, bytes exchanged                           | each other                       |
@@ -28,7 +29,7 @@ from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError, suggest
 from recapp.settings import conf_dir, with_absolute_paths
 
-VERBS = ("kernels", "step", "train", "strategies", "data")
+VERBS = ("kernels", "memory", "step", "train", "strategies", "data")
 SHORT = ("plan", "model")       # groups have these names, and Hydra would look for an option there
 PLANS = {                       # without plan=...
     "step": ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed", "hugectr_mixed", "torchrec_mixed"),

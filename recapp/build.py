@@ -45,7 +45,7 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
 Settings = Mapping[str, Any]
 PAYLOADS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`topology.payload`; other values are refused before ranks start."""
-NOT_LIGHTNINGS = ("devices", "accelerator", "enable_progress_bar", "look_ahead")        # of `trainer`: recapp reads them itself
+NOT_LIGHTNINGS = ("devices", "accelerator", "enable_progress_bar", "look_ahead", "compile")      # of `trainer`: recapp reads them itself
 
 
 def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
@@ -253,7 +253,8 @@ def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingSt
     return EmbeddingShardingStrategy(partial(_plan, settings), rule, hosts=topology["hosts"], memory_bytes=topology["memory_bytes"],
                                      reserve_bytes=topology["reserve_bytes"], transport=topology.get("transport", "auto"),
                                      backend=topology.get("backend", "auto"), payload=PAYLOADS[topology.get("payload", "full")],
-                                     modes=modes, look_ahead=settings["trainer"].get("look_ahead", 1), stored={"config": dict(settings)})
+                                     modes=modes, look_ahead=settings["trainer"].get("look_ahead", 1),
+                                     compiled=settings["trainer"].get("compile", False), stored={"config": dict(settings)})
 
 
 def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule) -> ShardingPlan:

@@ -39,7 +39,7 @@ LEAST = {  # settings that are whole numbers, and the smallest that makes sense;
     "topology.hosts": 1, "topology.memory_bytes": 0, "topology.reserve_bytes": 0, "tables.max_rows": 1,
 }  # fmt: skip
 ONE_OF = {"trainer.accelerator": ("auto", "cpu", "gpu", "cuda"), "topology.transport": TRANSPORTS,
-          "topology.backend": BACKENDS, "topology.payload": ("full", "bf16", "fp16")}
+          "topology.backend": BACKENDS, "topology.payload": ("full", "bf16", "fp16"), "trainer.compile": (False, True)}
 PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"))
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
 ADVICE = (  # what Hydra says: what to do
@@ -119,7 +119,7 @@ def check_values(config: Mapping[str, Any]) -> None:
             continue
         if name in ONE_OF:
             if value not in ONE_OF[name]:
-                raise ConfigError(f"{name}={value}: {suggest(str(value), ONE_OF[name])}")
+                raise ConfigError(f"{name}={value}: {suggest(str(value), [str(allowed).lower() for allowed in ONE_OF[name]])}")
         elif not isinstance(value, int) or isinstance(value, bool) or (value < LEAST[name] and not (name in NO_END and value == -1)):
             raise ConfigError(f"{name}={value}: must be a whole number of at least {LEAST[name]}")
 

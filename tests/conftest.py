@@ -23,9 +23,9 @@ def logging_as_it_was():
 
 
 @pytest.fixture(scope="session")
-def ranks():
+def ranks(request):
     """`ranks.run(fn, world, *args)`: see tests/ranks.py."""
-    pool = Ranks()
+    pool = Ranks("auto" if request.config.option.markexpr == "full" else "torch")
     yield pool
     pool.stop()
 

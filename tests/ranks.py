@@ -2,6 +2,9 @@
 
 `ranks.run(fn, world, *args)` calls `fn(comm, *args)` on the first `world` ranks and returns their results in rank order; an exception in
 any rank fails the test with that rank's traceback. `fn` must be importable.
+
+In the default tier `backend="auto"` means the reference kernels here: compiling numba's for every width and rule that tests think of takes
+minutes. Parity, the kernels' own suite and all jobs run compiled kernels in both tiers; the full tier runs nothing else.
 """
 
 import multiprocessing as mp
@@ -16,7 +19,15 @@ TIMEOUT_S = 120
 PATIENCE_S = 2          # with the others, once a rank has failed: they wait for it
 
 
-def _serve(rank, path, python_path, pipe):
+def _use_kernels(name):
+    """What `auto` means in this process."""
+    from recapp.distributed import embedding_bag
+
+    choose = embedding_bag.choose_backend
+    embedding_bag.choose_backend = lambda asked, device: choose(name if asked == "auto" else asked, device)
+
+
+def _serve(rank, path, python_path, kernels, pipe):
     sys.path[:] = python_path
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
@@ -25,6 +36,7 @@ def _serve(rank, path, python_path, pipe):
     from recapp.distributed.comm import Comm
 
     torch.set_num_threads(1)
+    _use_kernels(kernels)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=SIZE)
     groups = {world: dist.new_group(list(range(world))) for world in range(1, SIZE + 1)}
     while True:
@@ -54,14 +66,14 @@ def stop(workers, kill=False):
 class Ranks:
     """The pool. A rank that fails inside a collective leaves the others waiting, so after any failure the pool starts afresh."""
 
-    def __init__(self):
-        self._workers = []
+    def __init__(self, kernels="auto"):
+        self._workers, self._kernels = [], kernels
 
     def _start(self):
         context, self._folder = mp.get_context("spawn"), tempfile.TemporaryDirectory()
         for rank in range(SIZE):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, f"{self._folder.name}/store", list(sys.path), there), daemon=True)
+            process = context.Process(target=_serve, args=(rank, f"{self._folder.name}/store", list(sys.path), self._kernels, there), daemon=True)
             process.start()
             self._workers.append((process, here))
 

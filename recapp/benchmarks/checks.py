@@ -24,7 +24,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: a name that is none, a number that cannot be, a backend or a Python that is not there.
     """
     verb, cores = settings["verb"], len(os.sched_getaffinity(0))
-    ranks = 1 if verb == "kernels" else _number("ranks", settings["ranks"])
+    ranks = 1 if verb in ("kernels", "memory") else _number("ranks", settings["ranks"])
     threads = _or(settings["threads"], [1, 2] if verb == "kernels" else max(1, cores // ranks))
     if verb != "kernels" and isinstance(threads, list):
         raise ConfigError(f"threads={threads}: a list is for kernels; a rank of {verb} has one number of threads")
@@ -41,8 +41,10 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
     if verb in ("strategies", "data") and len(found["transport"]) > 1:
         raise ConfigError(f"transport={settings['transport']}: {verb} takes one; step and train compare several")
-    if verb == "strategies" and settings["tables"]["source"] != "list":
-        raise ConfigError("tables: strategies needs tables written out, as in conf/tables/sample.yaml: tables=sample")
+    if verb in ("strategies", "memory") and settings["tables"]["source"] != "list":
+        raise ConfigError(f"tables: {verb} needs tables written out, as in conf/tables/sample.yaml: tables=sample")
+    if not isinstance(settings["compile"], bool):
+        raise ConfigError(f"compile={settings['compile']}: must be true or false")
     check_python(settings["torchrec_python"])
     return dict(settings) | found
 

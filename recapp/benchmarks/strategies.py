@@ -4,15 +4,13 @@ Every strategy shards the same tables, looks up the same ids and takes the same 
 so with the update). Memory is what a rank's process has grown by: when tables and buffers are there, and at its highest during steps.
 """
 
-import ctypes
-import gc
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from recapp.benchmarks.engine import make_collection, make_plan
 from recapp.benchmarks.ranks import open_transports
+from recapp.benchmarks.resident import forget_peak, peak_bytes, resident_bytes
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.step import EmbeddingStep
 from recapp.benchmarks.timing import Times, spread, time_steps
@@ -72,7 +70,7 @@ def run(session: Session) -> None:
     memory: dict[tuple[str, str], dict[str, float]] = {}
     for name, plain in settings["plans"].items():
         session.say(f"{name}: tables are made")
-        before = _resident_bytes()
+        before = resident_bytes()
         plan = make_plan(name, plain, tables, session.comm, batches[largest])
         collection = make_collection(tables, plan, comm, settings["backend"])
         for w in workloads:
@@ -101,22 +99,7 @@ def _measure(session: Session, workload: Workload, kind: str, steps: dict[str, E
 
 def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:
     """GB of the rank that has most: tables and buffers as they stay, and the peak of some steps."""
-    _forget_peak()
+    forget_peak()
     step.run(MEMORY_STEPS)
-    told = comm.gather((_resident_bytes() - before, _resident_bytes("VmHWM") - before))
+    told = comm.gather((resident_bytes() - before, peak_bytes() - before))
     return {"memory_gb": max(now for now, _ in told) / 1e9, "memory_peak_gb": max(peak for _, peak in told) / 1e9}
-
-
-def _resident_bytes(field: str = "VmRSS") -> int:
-    """Memory of this process: `VmRSS` now, once what is unused was given back, or `VmHWM`, the highest since `_forget_peak`."""
-    if field == "VmRSS":
-        gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")     # proc(5): resets the peak

@@ -44,6 +44,11 @@ COLUMNS: dict[str, list[Column]] = {
         Spread("fbgemm_tuned_ratio", "tuned\nratio"), Spread("torch_ratio", "torch\nratio"), Spread("floor_ratio", "floor\nratio"),
         Spread("backward_floor_ratio", "floor,\nbackward"),
     ],
+    "memory": [
+        Column("way", "way"), Column("ids", "ids"), Column("batch_size", "batch"), Column("touched_rows", "rows\ntouched"),
+        Column("touched_bytes", "their\nMB", ",.1f", 1e6), Column("peak_bytes", "peak\nMB", ",.1f", 1e6),
+        Column("table_bytes", "table\nMB", ",.0f", 1e6), Spread("median_ms", "ms"),
+    ],
     "step": [
         Column("workload", "work-\nload"), Column("plan", "plan"), Column("transport", "transport"), Spread("median_ms", "ms"),
         Spread("torchrec_ratio", "torchrec\nratio"), Spread("torchrec_tuned_ratio", "tuned\nratio"),

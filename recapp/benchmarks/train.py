@@ -3,7 +3,8 @@
 The step is forward, loss, backward (tables are updated inside, dense gradients reduced by DDP) and Adam for the dense part, on batches
 that are in memory. The floor is what no framework can avoid: the matrix products of the MLPs, forward and backward, and the two batched
 products of the interaction, into memory that is there already, on all ranks at once. No bias, no ReLU, no loss, no optimiser, no
-all-reduce, no tables count in it.
+all-reduce, no tables count in it. With `compile=true` the same model with its dense part under torch.compile takes part too, through the
+first transport.
 
 B batch per rank, F vectors of the interaction, D their width.
 """
@@ -22,7 +23,7 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.workloads import Workload
 from recapp.distributed.comm import Comm
-from recapp.distributed.shard_model import sharded_collections, wrap_dense
+from recapp.distributed.shard_model import compile_dense, sharded_collections, wrap_dense
 from recapp.models.dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.sharding.plan import ShardingPlan
@@ -41,12 +42,15 @@ class TrainingStep:
         comm: the transport.
         barrier: the ranks, whose barrier stands before each step.
         backend: local kernels.
+        compiled: whether torch.compile has the dense part.
     """
 
     def __init__(self, model: NamedModel, tables: list[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, barrier: Comm,
-                 backend: str) -> None:
+                 backend: str, compiled: bool = False) -> None:
         torch.manual_seed(0)
         dlrm = DLRM(make_collection(tables, plan, comm, backend), DENSE, model.bottom_layers, model.top)
+        if compiled:
+            compile_dense(dlrm)
         self.model = wrap_dense(dlrm, comm, static_graph=True, gradient_as_bucket_view=True, broadcast_buffers=False)
         dense = [p for p in dlrm.parameters() if p.requires_grad and p.numel()]
         self.optimizer = hybrid(torch.optim.Adam(dense, lr=1e-3), sharded_collections(dlrm))
@@ -152,21 +156,27 @@ def _measure(session: Session, model: NamedModel, workload: Workload, plan: Shar
         transport: InMemory(TrainingStep(model, workload.tables(), plan, comm, session.comm, settings["backend"]), batches)
         for transport, comm in comms.items()}
     spec = {"dense": DENSE, "bottom": model.bottom_layers, "top": model.top}
+    if settings["compile"]:
+        transport, comm = next(iter(comms.items()))
+        step = TrainingStep(model, workload.tables(), plan, comm, session.comm, settings["backend"], compiled=True)
+        own[f"{transport}, compiled"] = InMemory(step, batches)
     specs = session.specs("train", workload, sharding=torchrec_sharding(plan), model=spec)
     threads = settings["threads"][0]
     with rivals("torchrec", settings["torchrec_python"], specs, session.folder, session.comm, threads) as others:
         contenders: dict[str, Contender] = {**own, "gemm": MatrixProducts(model, session.comm), **others}
         measured = session.measure(f"{model.name}, {plan.name}", contenders)
-    for transport in comms:
-        session.add(_record(model, plan.name, transport, threads, measured))
+    for name in own:
+        session.add(_record(model, plan.name, name, threads, measured))
 
 
-def _record(model: NamedModel, plan: str, transport: str, threads: int, measured: dict[str, Measured]) -> dict[str, Any]:
-    own, gemm = measured[transport], measured["gemm"]
+def _record(model: NamedModel, plan: str, name: str, threads: int, measured: dict[str, Measured]) -> dict[str, Any]:
+    own, gemm, (transport, _, compiled) = measured[name], measured["gemm"], name.partition(", ")
     return {
-        "model": model.name, "plan": plan, "transport": transport, "threads": threads, **spread(own), **ratio("gemm_floor", gemm, own),
+        "model": " ".join(filter(None, (model.name, compiled))), "plan": plan, "transport": transport, "threads": threads,
+        **spread(own), **ratio("gemm_floor", gemm, own),
         **ratio("torchrec", measured.get("torchrec"), own), **ratio("torchrec_tuned", measured.get("torchrec_tuned"), own),
-        **spread(gemm, prefix="gemm_"), "gemm_gflop_per_s": dense_flops(model) / gemm.median() / 1e6, "dense_flops": dense_flops(model),
+        **spread(gemm, prefix="gemm_"),
+        "gemm_gflop_per_s": dense_flops(model) / gemm.median() / 1e6, "dense_flops": dense_flops(model),
         "samples_per_second": _samples_per_second(model, own), "rounds": len(own.rounds["step"]),
     }
 

@@ -8,6 +8,8 @@
 Names and argument order as in TorchRec's class of that name.
 """
 
+import os
+import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torchmetrics import Metric, MetricCollection
 
 from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
@@ -119,6 +122,34 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     with warnings.catch_warnings():         # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         return DistributedDataParallel(module, **settings)
+
+
+def compile_dense(module: nn.Module) -> list[str]:
+    """Let `torch.compile` have every part of a model that holds no table, in place; names and start values stay. Metrics are no part.
+
+    Call it once the tables are sharded and before DDP. A part is compiled when it is first called, for minutes where it is large.
+
+    Returns:
+        The paths of those parts.
+
+    Raises:
+        ConfigError: there is no C++ compiler, which torch needs for the CPU.
+    """
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    compiler = os.environ.get("CXX", "g++")
+    if device == "cpu" and shutil.which(compiler) is None:
+        raise ConfigError(f"trainer.compile=true: torch.compile needs a C++ compiler and there is no {compiler} here: install one, name "
+                          "yours in CXX, or leave trainer.compile=false")
+    chosen: list[str] = []
+    for path, child in module.named_children():
+        if isinstance(child, ShardedEmbeddingBagCollection | Metric | MetricCollection):
+            continue
+        if sharded_collections(child):
+            chosen += [f"{path}.{below}" for below in compile_dense(child)]
+        else:
+            child.compile()
+            chosen.append(path)
+    return chosen
 
 
 class DistributedModelParallel(nn.Module):

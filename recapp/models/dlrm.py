@@ -78,8 +78,9 @@ class DLRM(nn.Module):
         if dense_BI.dim() != 2 or dense_BI.shape[1] != self.dense_in_features:
             raise ConfigError(f"the model was made for {self.dense_in_features} dense features and got a batch of shape "
                               f"{list(dense_BI.shape)}: dataset.dense must be the one it was made with")
-        bottom_BD = self.bottom(dense_BI)
+        # Tables first: backward then reaches them last, and DDP reduces all dense gradients while rows are exchanged and updated.
         pooled: KeyedTensor = self.embedding_bag_collection(features)
+        bottom_BD = self.bottom(dense_BI)
         joined_BK = torch.cat([bottom_BD, *self._project(pooled.values().to(bottom_BD.dtype))], 1)
         dots_BP = self.interaction(joined_BK.view(len(dense_BI), self.interaction.vectors, bottom_BD.shape[1]))
         logits_B1: Tensor = self.top(torch.cat([bottom_BD, dots_BP], 1))

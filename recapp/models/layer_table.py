@@ -50,6 +50,7 @@ def layer_table(model: nn.Module, dense_in_features: int) -> list[dict[str, Any]
             hook = module.register_forward_hook(lambda m, inputs, output, name=name: note(name, m, inputs, output))
             stack.callback(hook.remove)
         stack.enter_context(_evaluating(model))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))      # nothing is compiled for the probe's shape
         dense_BI = torch.zeros(PROBE_ROWS, dense_in_features, dtype=like.dtype, device=like.device)
         model(dense_BI, KeyedJaggedTensor([], torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64)))
     return records

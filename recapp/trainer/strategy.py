@@ -22,12 +22,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from recapp import console
 from recapp.checkpoints.directory import load_blocks, read_manifest, read_meta, remove_checkpoint, write_checkpoint
 from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
-from recapp.distributed.shard_model import embedding_tables, shard_model, sharded_collections, wrap_dense
+from recapp.distributed.shard_model import compile_dense, embedding_tables, shard_model, sharded_collections, wrap_dense
 from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError, LaunchError
 from recapp.optim.rules import RowRule
@@ -64,6 +65,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         payload: type of vectors and gradients that travel; None takes the compute type.
         modes: of tables whose plan leaves the mode open; what is open then is counted on the first training batches.
         look_ahead: training batches whose input exchange runs before their turn (`recapp/trainer/lookahead.py`); 0 for none.
+        compiled: whether `torch.compile` has the dense part in training.
         stored: plain data that every checkpoint's manifest keeps (the run's settings).
         ddp: settings of DistributedDataParallel.
 
@@ -72,13 +74,15 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
     def __init__(self, planner: Planner, rule: RowRule, *, hosts: int | None = None, memory_bytes: int | None = None,
                  reserve_bytes: int = 0, transport: str = "auto", backend: str = "auto", payload: torch.dtype | None = None,
-                 modes: Mapping[str, Mode] | None = None, look_ahead: int = 1, stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
+                 modes: Mapping[str, Mode] | None = None, look_ahead: int = 1, compiled: bool = False,
+                 stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
         place = place_of()
         super().__init__(cluster_environment=RankEnvironment(place) if place else None,
                          **({"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False} | ddp))
         self.planner, self.rule, self.hosts, self.stored = planner, rule, hosts, dict(stored or {})
         self.memory_bytes, self.reserve_bytes, self.transport = memory_bytes, reserve_bytes, transport
         self.backend, self.payload, self.modes, self.look_ahead = backend, payload, dict(modes or {}), look_ahead
+        self.compiled = compiled
         self.plan: ShardingPlan | None = None
         self.ranks: list[dict[str, Any]] = []
         self.comm = Comm()
@@ -117,6 +121,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.accelerator.setup(trainer)
         self._refuse(trainer)
         self._shard(self.lightning_module)
+        if self.compiled and trainer.state.fn == TrainerFn.FITTING:
+            self._compile(self.lightning_module)
         self.model = self.precision_plugin.convert_module(self.model)
         self.model_to_device()
         if trainer.state.fn == TrainerFn.FITTING:
@@ -139,6 +145,11 @@ class EmbeddingShardingStrategy(DDPStrategy):
                                 None if None in free else free, self.reserve_bytes)
             self.plan = self._decide_modes(module, self.planner(embedding_tables(module), topology, self.rule))
         shard_model(module, self.plan, self.comm, self.rule, self.backend, self.payload)
+
+    def _compile(self, module: LightningModule) -> None:
+        parts = compile_dense(module)
+        if self.is_global_zero:
+            console.note(f"torch.compile has {', '.join(parts)}: first calls of a shape take seconds")
 
     def _decide_modes(self, module: LightningModule, plan: ShardingPlan) -> ShardingPlan:
         """Open modes: as the checkpoint has them, else by counted bytes of the first training batches of rank 0, else `unique`."""

@@ -31,6 +31,8 @@ def refused(tmp_path, monkeypatch, capsys):
     (("train", "model=smal"), ("model=smal", "small")),
     (("strategies", "ids=zip"), ("ids=zip", "zipf")),
     (("strategies", "tables=from_dataset"), ("tables=sample",)),
+    (("memory", "tables=from_dataset"), ("memory needs", "tables=sample")),
+    (("train", "compile=perhaps"), ("compile=perhaps", "true or false")),
     (("strategies", "batch_size=0"), ("batch_size=0", "at least 1")),
     (("data", "dataset=sample"), ("dataset.naming=exact", "criteo")),
     (("kernels", "rounds=0"), ("rounds=0", "at least 1")),

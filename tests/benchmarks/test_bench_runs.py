@@ -23,6 +23,7 @@ COLUMNS = {
     "kernels": {"workload", "threads", "median_ms", "q1_ms", "q3_ms", "fbgemm_ratio", "torch_ratio", "floor_ratio"},
     "step": {"workload", "plan", "transport", "median_ms", "q1_ms", "q3_ms", "torchrec_ratio", "torchrec_tuned_ratio"},
     "train": {"model", "median_ms", "q1_ms", "q3_ms", "gemm_floor_ratio", "torchrec_ratio"},
+    "memory": {"way", "touched_rows", "touched_bytes", "peak_bytes", "table_bytes", "median_ms"},
     "strategies": {"strategy", "batch_time_ms", "throughput", "memory_gb", "memory_peak_gb", "bytes_exchanged"},
     "data": {"stage", "rows_per_second", "mb_per_second", "memory_ratio", "decode_share"},
 }
@@ -47,7 +48,7 @@ def measured(verb, folder, **more):
     return found["rows"], {Path(path).name for path in found["pictures"]}
 
 
-@pytest.mark.parametrize("verb", ["kernels", "step", "train", "strategies"])
+@pytest.mark.parametrize("verb", ["kernels", "memory", "step", "train", "strategies"])
 def test_a_measurement_leaves_its_records_and_pictures(verb, tmp_path):
     rows, pictures = measured(verb, tmp_path, tables={"tables": SAMPLE})
     assert rows and all(COLUMNS[verb] <= set(row) for row in rows)
@@ -116,16 +117,16 @@ def test_the_commands_of_the_readme_mean_something(monkeypatch):
     for c in found:
         said = [bench._spelled_out(a) for a in c.arguments[1:] if not a.startswith(("bench.torchrec_python", "format"))]
         config = OmegaConf.masked_copy(settings.compose("bench", said), ["bench", "workload", "threads", "transport", "backend", "ranks",
-                                                                        "rounds", "round_seconds", "batch_size", "ids", "bag", "tables",
-                                                                        "dataset", "launch", "format"])
+                                                                        "rounds", "round_seconds", "batch_size", "ids", "bag", "compile",
+                                                                        "tables", "dataset", "launch", "format"])
         told = bench.settings_of(settings.to_plain(config), Job(Path(), tuple(said), {}, c.arguments[0]))
-        assert import_module(f"recapp.benchmarks.{told['verb']}").run and bool(told["plans"]) == (told["verb"] != "kernels")
+        assert import_module(f"recapp.benchmarks.{told['verb']}").run and bool(told["plans"]) == (told["verb"] not in ("kernels", "memory"))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("verb", "arguments"), [
     ("kernels", ["workload=W4", "threads=1"]), ("step", ["workload=W4", "plan=[table_wise,mixed]", "transport=[gloo,shared_memory]"]),
-    ("train", ["model=small"]), ("strategies", ["batch_size=32", "plan=[table_wise,row_wise]"]),
+    ("memory", ["batch_size=32"]), ("train", ["model=small"]), ("strategies", ["batch_size=32", "plan=[table_wise,row_wise]"]),
     ("data", ["model=small", "dataset.generate.rows=20000"]),
 ])
 def test_the_command_answers_machines_with_its_records_alone(verb, arguments, tmp_path):

@@ -52,8 +52,8 @@ def tables_dtype(tables):
     return torch.float64 if any(t.data_type == "fp64" for t in tables) else torch.float32
 
 
-def sharded(comm, tables, kind="table_wise", rule="sgd", *, seed=1, **plan):
-    return ShardedEmbeddingBagCollection(tables, make_plan(kind, tables, comm.world, **plan), comm, RULES[rule], seed)
+def sharded(comm, tables, kind="table_wise", rule="sgd", *, seed=1, backend="auto", **plan):
+    return ShardedEmbeddingBagCollection(tables, make_plan(kind, tables, comm.world, **plan), comm, RULES[rule], seed, backend)
 
 
 def whole_tensors(comm, collection):

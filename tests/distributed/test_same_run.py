@@ -11,7 +11,8 @@ STEPS, ROWS = 3, 12
 
 
 def training_run(comm, tables, kind, rule, one_hot, weighted, seed=0, **plan):
-    """Everything that a run produces, by name."""
+    """Everything that a run produces, by name. Compiled kernels on two ranks, the pool's default (tests/ranks.py) on others."""
+    plan = {"backend": "numba" if comm.world == 2 else "auto"} | plan
     collection = sharded(comm, tables, kind, rule, seed=seed, **plan)
     head = Head(collection)
     model = wrap_dense(head, comm, process_group=comm.group, broadcast_buffers=False)

@@ -113,8 +113,8 @@ def test_the_layers_are_listed_as_they_run_with_b_left_open():
     model = DLRM(EmbeddingBagCollection(tables, torch.device("meta")), 3, [6, 4], [5, 1])
     rows = [(r["layer"], r["kind"], r["output"], r["parameters"]) for r in layer_table(model, 3)]
     assert rows == [
-        ("bottom.0", "Linear", "B x 6", 3 * 6 + 6), ("bottom.2", "Linear", "B x 4", 6 * 4 + 4),
         ("embedding_bag_collection", "EmbeddingBagCollection", "B x 20", 1000 * 8 + 5 * 4),
+        ("bottom.0", "Linear", "B x 6", 3 * 6 + 6), ("bottom.2", "Linear", "B x 4", 6 * 4 + 4),
         ("projections.wide", "Linear", "B x 4", 8 * 4), ("projections.wide", "Linear", "B x 4", 8 * 4),
         ("interaction", "DotInteraction", "B x 6", 0),
         ("top.0", "Linear", "B x 5", (4 + 6) * 5 + 5), ("top.2", "Linear", "B x 1", 6)]

@@ -61,7 +61,7 @@ def test_the_bound_of_auc_is_reached_when_all_pairs_of_a_bin_are_in_the_right_or
     assert exact_auc(logits, labels) - value(metric, (logits, labels)) == metric.error_bound().item() == 0.5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=50))
 def test_bins_never_turn_the_order_of_two_logits(logits):
     ordered = torch.tensor(sorted(logits), dtype=torch.float32)

@@ -5,7 +5,7 @@ from recapp.benchmarks.workloads import WORKLOADS, Workload
 
 ROWS, BAGS = (50, 7, 300), (1, 3, 2)
 TINY = Workload("W1", 16, ROWS, (8, 8, 8), BAGS)
-SETTINGS = {"rounds": 2, "round_seconds": 1e-4, "threads": [1], "backend": "auto", "transport": ["auto"], "torchrec_python": None,
+SETTINGS = {"rounds": 2, "round_seconds": 1e-4, "threads": [1], "backend": "torch", "transport": ["auto"], "torchrec_python": None,
             "workload": ["W1"], "model": ["small"], "ids": ["uniform", "zipf"], "batch_size": [4], "bag": 3, "compile": False,
             "launch": {"keep_freed_memory": False}}
 PLANS = {"table_wise": {"rules": [{"type": "table_wise"}]}, "row_wise": {"rules": [{"type": "row_wise"}]}}

@@ -23,7 +23,7 @@ def values(rows, cols, dtype=torch.float32):
     return torch.arange(rows * cols).view(rows, cols).to(dtype)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data(), st.integers(1, 40), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.sampled_from([8, 64, 2**26]))
 def test_any_tiling_loads_under_any_other(data, rows, cols, ranks_before, ranks_after, block_bytes):
     table = values(rows, cols)

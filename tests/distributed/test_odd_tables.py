@@ -99,7 +99,7 @@ def test_a_row_that_two_features_hit_is_updated_once_with_the_sum(ranks):
 
 
 def trained(comm, tables, rule):
-    collection = ShardedEmbeddingBagCollection(tables, make_plan("random", tables, 1), comm, RULES[rule], 1)
+    collection = ShardedEmbeddingBagCollection(tables, make_plan("random", tables, 1), comm, RULES[rule], 1, "torch")
     head = torch.linspace(-1, 1, collection.width)
     for step in range(3):
         loss_of(collection(batch_of(tables, 6, step)).values(), head).mean().backward()

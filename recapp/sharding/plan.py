@@ -15,7 +15,8 @@ named type covers runs as well. `TableSharding.cells` proves that the rectangles
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -93,6 +94,36 @@ def _between(cuts: list[int], part: range) -> Iterator[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
+class PlannedFor:
+    """What a plan was made for; a plan that carries it can be explained without the model and the data.
+
+    Args:
+        tables: their configs, in the model's order.
+        batch_per_rank: samples of a rank's batch B; None where nobody said.
+        statistics: of ids, by table name, plain types: `ids_per_sample`, `bags_per_sample`, `distinct`, `load`.
+    """
+
+    tables: tuple[EmbeddingBagConfig, ...]
+    batch_per_rank: int | None = None
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    def part(self, names: Sequence[str]) -> "PlannedFor":
+        """Of some of its tables."""
+        return replace(self, tables=tuple(t for t in self.tables if t.name in names),
+                       statistics={n: s for n, s in self.statistics.items() if n in names})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types."""
+        tables = [{key: str(value) if isinstance(value, StrEnum) else value for key, value in asdict(t).items()} for t in self.tables]
+        return {"tables": tables, "batch_per_rank": self.batch_per_rank, "statistics": dict(self.statistics)}
+
+    @staticmethod
+    def from_dict(plain: Mapping[str, Any]) -> "PlannedFor":
+        """The inverse of `to_dict`."""
+        return PlannedFor(tuple(EmbeddingBagConfig(**t) for t in plain["tables"]), plain["batch_per_rank"], plain["statistics"])
+
+
+@dataclass(frozen=True)
 class ShardingPlan:
     """What every table's rectangles are, for a number of ranks.
 
@@ -100,12 +131,17 @@ class ShardingPlan:
         tables: sharding of each table, by table name.
         world_size: the ranks W the plan was made for.
         name: for people and for `metrics.json`.
+        notes: what people should know of the whole plan, a sentence each.
+        reasons: why a table is sharded as it is, by table name: the rule that fired, what the planner compared.
+        made_for: the tables, batch and ids the plan was made for.
     """
 
     tables: Mapping[str, TableSharding]
     world_size: int
     name: str = "custom"
     notes: Sequence[str] = field(default=(), compare=False)
+    reasons: Mapping[str, str] = field(default_factory=dict, compare=False)
+    made_for: PlannedFor | None = field(default=None, compare=False)
 
     def check(self, tables: Sequence[EmbeddingBagConfig]) -> None:
         """The plan names exactly these tables and tiles each once.
@@ -133,14 +169,17 @@ class ShardingPlan:
 
     def part(self, names: Sequence[str]) -> "ShardingPlan":
         """The plan of some of its tables."""
-        return replace(self, tables={n: s for n, s in self.tables.items() if n in names})
+        return replace(self, tables={n: s for n, s in self.tables.items() if n in names},
+                       reasons={n: why for n, why in self.reasons.items() if n in names},
+                       made_for=self.made_for.part(names) if self.made_for else None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types: what a checkpoint stores."""
+        """Plain types: what a checkpoint stores. What is said beside the rectangles is there only where something is said."""
+        beside = {"notes": list(self.notes), "reasons": dict(self.reasons), "made_for": self.made_for and self.made_for.to_dict()}
         return {"name": self.name, "world_size": self.world_size, "tables": {
             name: {"sharding_type": s.sharding_type, "mode": s.mode,
                    "shards": [[p.rank, p.rows.start, p.rows.stop, p.cols.start, p.cols.stop] for p in s.shards]}
-            for name, s in self.tables.items()}}
+            for name, s in self.tables.items()}} | {key: value for key, value in beside.items() if value}
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any]) -> "ShardingPlan":
@@ -149,4 +188,6 @@ class ShardingPlan:
             return tuple(Shard(rank, range(r0, r1), range(c0, c1)) for rank, r0, r1, c0, c1 in table["shards"])
 
         tables = {name: TableSharding(shards(s), s["mode"], s["sharding_type"]) for name, s in plain["tables"].items()}
-        return ShardingPlan(tables, plain["world_size"], plain["name"])
+        made_for = plain.get("made_for")
+        return ShardingPlan(tables, plain["world_size"], plain["name"], plain.get("notes", ()), plain.get("reasons", {}),
+                            PlannedFor.from_dict(made_for) if made_for else None)

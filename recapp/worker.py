@@ -51,6 +51,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     """Train; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
     from recapp import build
     from recapp.trainer import callbacks as own
+    from recapp.trainer.performance import RecordPerformance
     from recapp.trainer.progress import MovingLine, PlainLines, TellFall, TellStop
 
     if setting := exhausted(settings):
@@ -59,8 +60,8 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     clock, last, stop = own.StepClock(), own.KeepLast(job_dir / "checkpoints"), own.StopTogether()
     told = MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])
     report, ended = own.StartReport(settings["seed"], settings["format"] == "text"), TellStop()
-    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), clock, own.LogRate(clock), stop, report, told, TellFall(), ended,
-                 *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), last]
+    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), clock, RecordPerformance(job_dir, clock), own.LogRate(clock), stop, report,
+                 told, TellFall(), ended, *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
     module, data = build.build_module(settings), build.build_data(settings)

@@ -3,8 +3,6 @@
     names on the command line -> ShardingPlan, Comm, ShardedEmbeddingBagCollection
 """
 
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,30 +87,3 @@ def torchrec_sharding(plan: ShardingPlan) -> dict[str, tuple[str, list[int]]]:
 def make_collection(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, backend: str) -> ShardedEmbeddingBagCollection:
     """The sharded collection that is measured."""
     return ShardedEmbeddingBagCollection(list(tables), plan, comm, rule(), backend=backend)
-
-
-class PhaseClock:
-    """Milliseconds of each phase of steps, in order of appearance: give it to a collection as its `mark`."""
-
-    def __init__(self) -> None:
-        self._steps: list[dict[str, float]] = []
-        self._last = 0.0
-
-    def start(self) -> None:
-        """A step begins."""
-        self._steps.append({})
-        self._last = time.perf_counter()
-
-    def __call__(self, phase: str) -> None:
-        """A phase has ended; one that comes several times in a step is one."""
-        now = time.perf_counter()
-        step = self._steps[-1]
-        step[phase] = step.get(phase, 0.0) + (now - self._last) * 1e3
-        self._last = now
-
-    def means(self) -> dict[str, float]:
-        """The mean of each phase over the middle half of the steps by their length: it adds up to those steps, and bad ones have no say."""
-        ordered = sorted(self._steps, key=lambda step: sum(step.values()))
-        middle = ordered[len(ordered) // 4:-(-3 * len(ordered) // 4)]
-        names = dict.fromkeys(name for step in middle for name in step)
-        return {name: statistics.mean(step.get(name, 0.0) for step in middle) for name in names}

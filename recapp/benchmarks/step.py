@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from recapp.benchmarks.engine import PhaseClock, make_collection, make_plan, pooled_tables, torchrec_sharding
+from recapp.benchmarks.engine import make_collection, make_plan, pooled_tables, torchrec_sharding
 from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.rivals import rivals
 from recapp.benchmarks.session import Session
@@ -16,6 +16,7 @@ from recapp.benchmarks.timing import Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.reporting.phases import PhaseClock
 from recapp.sharding.plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
@@ -61,7 +62,7 @@ class EmbeddingStep:
             self.comm.barrier()
             clock.start()
             self.step()
-            clock("rest")
+            clock.end("rest")
         self.collection.mark = quiet
         return clock.means()
 

@@ -2,7 +2,8 @@
 
     resolved.yaml.tmp   the settings, as the ranks read them, until the run writes a curve's first row or a checkpoint
     resolved.yaml       the settings, from then on
-    metrics.json        how it ended; from then to the end there is none
+    performance.json    where time and memory went (recapp/reporting/performance.py); from then to the end there is none
+    metrics.json        how it ended; likewise
 
 Data, plan and memory are looked at before the first step, so most mistakes are found while nothing is lost. Once checkpoints and curves
 are the new run's, an earlier run's results would stand beside them as if they were its own.
@@ -13,6 +14,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from recapp.reporting.performance import PERFORMANCE_FILE
 
 METRICS_FILE = "metrics.json"
 SETTINGS_FILE = "resolved.yaml"
@@ -25,7 +28,8 @@ def unsettled(directory: Path) -> Path:
 
 def take_over(directory: Path) -> None:
     """The run writes: its settings take their name, and an earlier run's results go. One rank calls it."""
-    (directory / METRICS_FILE).unlink(missing_ok=True)
+    for name in (METRICS_FILE, PERFORMANCE_FILE):
+        (directory / name).unlink(missing_ok=True)
     settle(directory)
 
 

@@ -1,0 +1,122 @@
+"""The clock of phases, and what a run records of its performance."""
+
+import itertools
+import json
+
+import pytest
+from lightning.pytorch import Callback
+from trainer.runs import compose, fit, make_logs
+
+from recapp.reporting import performance, phases
+from recapp.reporting.phases import MARKS, PHASES, PhaseClock
+from recapp.reporting.record import take_over
+from recapp.trainer.callbacks import StepClock
+from recapp.trainer.performance import RecordPerformance
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """A second passes with every look at the clock."""
+    ticks = itertools.count()
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: float(next(ticks)))
+
+
+def step(clock, *marks):
+    clock.start()
+    for mark in marks[:-1]:
+        clock(mark)
+    clock.end(marks[-1])
+
+
+def test_a_part_is_the_time_since_the_last_mark_and_parts_of_a_phase_add_up(ticking):
+    clock = PhaseClock()
+    step(clock, "outside", "route", "counts", "outside", "answer", "combine", "vectors", "combine", "autograd", "spread", "update", "outside")
+    assert clock.parts_ms(0) == {"outside": 3e3, "route": 1e3, "counts": 1e3, "answer": 1e3, "combine": 2e3, "vectors": 1e3,
+                                 "autograd": 1e3, "spread": 1e3, "update": 1e3}
+    assert clock.phases_ms(0) == {"input": 2e3, "lookup": 3e3, "output": 1e3, "dense": 4e3, "gradients": 1e3, "update": 1e3}
+
+
+def test_medians_are_those_of_steps_without_the_first(ticking):
+    clock = PhaseClock()
+    step(clock, *["route"] * 9)
+    for n in (1, 5, 2):
+        step(clock, *["route"] * n)
+    assert clock.phases_ms(1)["input"] == 2e3
+    assert clock.phases_ms(10)["input"] == 3.5e3        # fewer steps than that: all of them
+
+
+def test_what_comes_between_two_steps_is_no_part_of_them(ticking):
+    clock = PhaseClock()
+    step(clock, "route")
+    clock("route")          # a validation
+    step(clock, "route")
+    assert clock.measured(0) == [{"route": 1e3}] * 2
+
+
+def test_a_long_run_is_told_by_its_last_steps(monkeypatch):
+    clock = PhaseClock()
+    for _ in range(phases.KEPT_STEPS + 7):
+        step(clock, "route")
+    assert len(clock.measured(0)) == phases.KEPT_STEPS
+
+
+def test_every_phase_has_marks():
+    assert tuple(dict.fromkeys(MARKS.values())) == ("input", "lookup", "output", "dense", "gradients", "update") == PHASES
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return make_logs(tmp_path_factory.mktemp("logs") / "set")
+
+
+def record(logs, folder, *extra, overrides=()):
+    clock = StepClock()
+    fit(compose(logs, "trainer.max_steps=14", "topology.backend=torch", *overrides), folder, clock, RecordPerformance(folder, clock), *extra)
+
+
+@pytest.mark.parametrize("look_ahead", [0, 1])
+def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, look_ahead):
+    seen = []
+
+    class Watch(Callback):
+        def on_train_end(self, trainer, pl_module):
+            seen.extend(s for c in trainer.strategy.collections() for s in c.stores)
+
+    record(logs, tmp_path, Watch(), overrides=["trainer.val_check_interval=6", f"trainer.look_ahead={look_ahead}"])
+    found = performance.read_performance(tmp_path)
+    assert found["ranks"] == 1 and found["batch_per_rank"] == 96 and found["steps"] == 4 and found["sent_bytes"] == [0.0]
+    (spent,), (parts,), (memory,) = found["phases_ms"], found["parts_ms"], found["memory"]
+    assert tuple(spent) == PHASES and all(spent[phase] > 0 for phase in PHASES if phase not in ("output", "gradients"))     # nobody to wait for
+    assert set(parts) <= set(MARKS)      # whatever a collection marks has its phase
+    assert sum(spent.values()) < 3 * found["step_ms"]
+    assert memory["weights"] == sum(s.weights.nbytes for s in seen)
+    assert memory["state"] == sum(t.nbytes for s in seen for t in s.state) > 0
+    assert memory["buffers"] > 0 and 0 < memory["rss"] <= memory["rss_peak"] and memory["allocated"] is None
+    assert performance.measured_phases(found) == spent
+
+
+def test_a_run_that_fails_records_nothing(logs, tmp_path):
+    class Fail(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 3:
+                raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        record(logs, tmp_path, Fail())
+    assert performance.read_performance(tmp_path) is None
+
+
+def test_a_new_run_in_the_directory_takes_the_old_record_away(tmp_path):
+    performance.write_performance({"step_ms": 1.0}, tmp_path)
+    take_over(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prediction_is_read_of_the_step_or_of_its_ranks(tmp_path):
+    assert performance.read_predicted(tmp_path) is None
+    of_ranks = {"step_ms": 9.0, "ranks": [{"input_ms": 1.0, "dense_ms": 4.0}, {"input_ms": 3.0, "dense_ms": 4.0}]}
+    for told in (of_ranks, {"step_ms": 9.0, "input_ms": 2.0, "dense_ms": 4.0}):
+        (tmp_path / "predicted.json").write_text(json.dumps(told))
+        assert performance.read_predicted(tmp_path) == {"step_ms": 9.0, **dict.fromkeys(PHASES, 0.0), "input": 2.0, "dense": 4.0}
+    (tmp_path / "predicted.json").write_text('{"step_ms": ')
+    assert performance.read_predicted(tmp_path) is None

@@ -1,0 +1,186 @@
+"""Id statistics: measured as they are, assumed as Zipf, kept beside the data."""
+
+import json
+import os
+import time
+
+import pytest
+import torch
+
+from recapp.benchmarks.workloads import Workload
+from recapp.errors import ConfigError
+from recapp.sparse.batch import MISSING
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.statistics import TableStatistics, default_statistics, measured_statistics
+from recapp.tables.statistics_cache import FILE, KEPT, read_cached, write_cached
+
+
+def table(name="t", rows=100, features=("f",), **more):
+    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=4, feature_names=list(features), **more)
+
+
+def batch(**bags):
+    """Features of a batch: a list of ids for each sample."""
+    ids = [i for samples in bags.values() for bag in samples for i in bag]
+    return KeyedJaggedTensor(list(bags), torch.tensor(ids, dtype=torch.int64),
+                             lengths=torch.tensor([len(bag) for samples in bags.values() for bag in samples]))
+
+
+def test_ids_and_bags_of_a_sample_are_counted_over_all_features_of_a_table():
+    found = measured_statistics([table(features=("a", "b")), table("u", features=("a",))],
+                                [batch(a=[[1], [2, 3]], b=[[], [4]]), batch(a=[[1], []], b=[[], []])])
+    assert (found["t"].ids_per_sample, found["t"].bags_per_sample) == (5 / 4, 4 / 4)
+    assert (found["u"].ids_per_sample, found["u"].bags_per_sample) == (4 / 4, 3 / 4)
+
+
+def test_the_curve_counts_distinct_rows_of_consecutive_samples():
+    found = measured_statistics([table()], [batch(f=[[1], [1], [2], [2], [3], [3], [4], [4]])])["t"]
+    assert dict(found.distinct) == {1: 1, 2: 1.0, 4: 2, 8: 4}         # pairs and fours that begin at even places
+    assert found.distinct_rows(8) == pytest.approx(4) and found.distinct_rows(0.5) == 0.5
+
+
+def test_samples_are_consecutive_although_features_lie_one_behind_the_other():
+    rows = batch(a=[[1], [2], [3], [4]], b=[[1], [2], [3], [4]])
+    assert dict(measured_statistics([table(features=("a", "b"))], [rows])["t"].distinct)[2] == 1
+
+
+def test_raw_ids_count_as_the_rows_that_the_tables_rule_makes_of_them():
+    found = measured_statistics([table(rows=11, id_rule="hash")], [batch(f=[[0], [10], [20], [MISSING]])])["t"]
+    assert found.distinct_rows(4) == pytest.approx(2)                 # 1 + id mod 10, and row 0
+
+
+def test_beyond_the_sample_the_last_slope_goes_on_but_never_beyond_rows_or_ids():
+    known = TableStatistics(1000, 1, 1, ((1, 1), (10, 10), (100, 40)))
+    assert known.distinct_rows(1000) == pytest.approx(40 * 4) and known.distinct_rows(10**9) == 1000
+    assert known.distinct_rows(31.622776) == pytest.approx(20)        # halfway between 10 and 40 in the logarithm
+    assert TableStatistics(1000, 1, 1, ((1, 1),)).distinct_rows(50) == pytest.approx(50)
+
+
+def test_the_load_follows_the_rows_that_are_asked_for():
+    asked = [batch(f=[[i] for i in [*range(192), *range(1900, 1964)]])]
+    found = measured_statistics([table(rows=2000)], asked)["t"]
+    assert len(found.load) == 8 and sum(found.load) == pytest.approx(1)       # 32 requests a range
+    assert found.share(range(250)) == pytest.approx(192 / 256) and found.share(range(250, 1750)) == 0
+    assert found.share(range(125)) == pytest.approx(192 / 512) and found.share(range(2000)) == pytest.approx(1)
+    assert found.share(range(7, 7)) == 0
+
+
+def test_strips_of_equal_shares_tile_the_rows():
+    known = TableStatistics(100, 1, 1, ((1, 1),), load=(0.75, 0.25))
+    parts = known.equal_shares(3)
+    assert [len(p) for p in parts] == [22, 22, 56] and [parts[0].start, parts[-1].stop] == [0, 100]
+    assert all(known.share(p) == pytest.approx(1 / 3, abs=0.02) for p in parts)
+    assert [len(p) for p in default_statistics(table()).equal_shares(4)] == [25] * 4
+
+
+def test_hot_rows_are_the_most_frequent_ones():
+    found = measured_statistics([table()], [batch(f=[[7]] * 6 + [[1], [2], [3], [4]])])["t"]
+    assert found.hot_rows(0.6) == pytest.approx(1) and found.hot_rows(0.9) == pytest.approx(4) and found.hot_rows(1.0) == 100
+
+
+@pytest.mark.parametrize("rows", [1, 3, 70, 5000, 204515])
+def test_the_assumed_curve_is_that_of_zipf_draws(rows):
+    draws = Workload("w", 4096, (rows,), (4,), (1,))
+    found = measured_statistics(draws.tables(), draws.features_of(draws.draw(0, 4)))["C1"]
+    assumed = default_statistics(draws.tables()[0])
+    for n in (1, 16, 256, 4096, 16384):
+        assert assumed.distinct_rows(n) == pytest.approx(found.distinct_rows(n), rel=0.08)
+    assert assumed.load == (1.0,) and assumed.distinct_rows(1e12) == pytest.approx(rows, rel=0.01)
+
+
+def test_an_assumed_table_has_as_many_bags_as_features():
+    assumed = default_statistics(table(features=("a", "b")), 3.0)
+    assert (assumed.ids_per_sample, assumed.bags_per_sample) == (6, 2)
+    assert default_statistics(table(features=("a", "b")), 0.5).bags_per_sample == 1
+
+
+def test_a_table_without_ids_costs_nothing():
+    found = measured_statistics([table()], [batch(f=[[], []])])["t"]
+    assert (found.ids_per_sample, found.bags_per_sample, found.distinct_rows(0)) == (0, 0, 0)
+
+
+def test_statistics_survive_json():
+    found = measured_statistics([table(rows=2000)], [batch(f=[[i % 700] for i in range(1000)])])["t"]
+    assert TableStatistics.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"loads": [1.0]}, "unknown entry loads; did you mean load"), ({"rows": None}, "rows=None: must be a number"), ({"load": [0.5]}, "load sums to 0.5"),
+    ({"load": [-1.0, 2.0]}, "must not be negative"), ({"distinct": []}, "distinct is empty"),
+    ({"distinct": [[2, 1], [1, 2]]}, "must be above 0 and rise"), ({"ids_per_sample": -1}, "must not be negative"),
+    ({"distinct": 3}, "distinct=3: must be pairs"),
+])
+def test_wrong_entries_are_told_in_one_line(change, said):
+    plain = default_statistics(table()).to_dict() | change
+    with pytest.raises(ConfigError, match=r"^plan\.yaml: ") as error:
+        TableStatistics.from_dict(plain, "plan.yaml")
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_entry_is_named():
+    with pytest.raises(ConfigError, match="distinct is missing"):
+        TableStatistics.from_dict({"rows": 3, "ids_per_sample": 1, "bags_per_sample": 1})
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A data set of two files."""
+    files = [tmp_path / f"{i}.parquet" for i in range(2)]
+    for file in files:
+        file.write_bytes(b"rows")
+    return files
+
+
+def test_what_was_measured_is_found_again(data):
+    known = {"t": default_statistics(table())}
+    assert read_cached(data, [table()]) is None
+    assert write_cached(data, [table()], known, 64) == data[0].parent / FILE
+    assert read_cached(data, [table()], 64) == known
+    assert [p.name for p in data[0].parent.iterdir() if p.name.startswith(".")] == [FILE]
+
+
+@pytest.mark.parametrize("change", ["table", "rule", "size", "time", "files", "samples", "gone", "broken"])
+def test_nothing_stale_is_read(data, change):
+    write_cached(data, [table()], {"t": default_statistics(table())}, 64)
+    files, tables, samples = list(data), [table()], 64
+    if change == "table":
+        tables = [table(rows=101)]
+    elif change == "rule":
+        tables = [table(id_rule="hash")]
+    elif change == "size":
+        data[1].write_bytes(b"more rows")
+    elif change == "time":
+        os.utime(data[1], (time.time() + 5, time.time() + 5))
+    elif change == "files":
+        files = files[:1]
+    elif change == "samples":
+        samples = 65
+    elif change == "gone":
+        data[1].unlink()
+    else:
+        (data[0].parent / FILE).write_text("[]")
+    assert read_cached(files, tables, samples) is None
+
+
+def test_the_last_few_measurements_are_kept(data):
+    for rows in range(2, KEPT + 3):
+        write_cached(data, [table(rows=rows)], {"t": default_statistics(table(rows=rows))}, 1)
+    assert read_cached(data, [table(rows=2)]) is None and read_cached(data, [table(rows=3)]) is not None
+
+
+def test_a_directory_that_cannot_be_written_is_no_error(data, monkeypatch):
+    from pathlib import Path
+
+    def refuse(*_):
+        raise PermissionError
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert write_cached(data, [table()], {"t": default_statistics(table())}, 1) is None
+
+
+def test_readers_of_a_data_set_skip_the_file(tmp_path):
+    from recapp.dataset.source import file_names
+
+    (tmp_path / "a.parquet").write_bytes(b"")
+    (tmp_path / FILE).write_text("{}")
+    assert file_names(str(tmp_path)) == [str(tmp_path / "a.parquet")]

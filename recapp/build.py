@@ -32,9 +32,10 @@ from recapp.optim import rules as row_rules
 from recapp.optim.rules import RowRule
 from recapp.planner.automatic import automatic_plan
 from recapp.planner.memory import check_memory
-from recapp.planner.rules import plan_by_rules, read_rule
+from recapp.planner.rules import PlanRule, plan_by_rules, read_rule
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.plan_file import load_plan
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.trainer.curves import CSVCurves
@@ -153,25 +154,44 @@ def build_rule(settings: Settings) -> RowRule:
     return rule
 
 
-def build_plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule | None) -> ShardingPlan:
+def build_plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule | None,
+               statistics: Mapping[str, Any] | None = None) -> ShardingPlan:
     """The plan that the settings ask for on these ranks, or recapp's own choice.
+
+    Args:
+        settings: `plan`: a file's path, or rules; neither: recapp decides.
+        tables: of the model.
+        topology: the ranks.
+        rule: the tables' optimiser, whose state takes memory too.
+        statistics: of ids by table name, for rules that ask for lookups.
 
     Raises:
         PlanError: it names what does not exist, or does not fit.
     """
     plan = dict(settings.get("plan") or {})
-    known = ["name", "rules", "mode", "column_width", "tables"]
+    known = ["path"] if "path" in plan else ["name", "rules", "mode", "column_width", "tables", "deal", "dp_max_rows", "path"]
     for key in plan:
         if key not in known:
-            raise PlanError(f"plan.{key}: unknown setting; {suggest(str(key), known)}")
+            beside = "plan.path is a whole plan: edit the file" if "path" in plan else suggest(str(key), known)
+            raise PlanError(f"plan.{key}: unknown setting; {beside}")
     overrides = {str(k): str(v) for k, v in (plan.get("tables") or {}).items()}
-    if "rules" not in plan:
+    if "path" in plan:
+        made = load_plan(plan["path"], tables, topology.world_size)
+    elif "rules" in plan:
+        made = plan_by_rules(tables, topology, _rules(plan), name=plan.get("name", "custom"), overrides=overrides,
+                             mode=plan.get("mode", "auto"), column_width=plan.get("column_width", 64), deal=plan.get("deal", "balanced"),
+                             statistics=statistics, batch_per_rank=-(-settings["dataset"]["batch_size"] // topology.world_size))
+    else:
         return automatic_plan(tables, topology, rule, overrides=overrides, mode=plan.get("mode", settings["planner"]["mode"]))
-    rules = [read_rule(r, f"plan.rules[{i}]") for i, r in enumerate(plan["rules"])]
-    made = plan_by_rules(tables, topology, rules, name=plan.get("name", "custom"), overrides=overrides, mode=plan.get("mode", "auto"),
-                         column_width=plan.get("column_width", 64))
     check_memory(tables, made, rule, topology)
     return made
+
+
+def _rules(plan: Settings) -> list[PlanRule]:
+    rules = [read_rule(r, f"plan.rules[{i}]") for i, r in enumerate(plan["rules"])]
+    if "dp_max_rows" in plan and plan["dp_max_rows"] not in [r.rows_at_most for r in rules]:
+        raise PlanError(f"plan.dp_max_rows={plan['dp_max_rows']}: no rule of this plan asks for it; choose +plan=dp_and_localized with it")
+    return rules
 
 
 def build_model(settings: Settings) -> nn.Module:

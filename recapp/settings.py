@@ -40,7 +40,7 @@ LEAST = {  # settings that are whole numbers, and the smallest that makes sense;
 }  # fmt: skip
 ONE_OF = {"trainer.accelerator": ("auto", "cpu", "gpu", "cuda"), "topology.transport": TRANSPORTS,
           "topology.backend": BACKENDS, "topology.payload": ("full", "bf16", "fp16"), "trainer.compile": (False, True)}
-PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"))
+PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"), ("plan", "path"))
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
 ADVICE = (  # what Hydra says: what to do
     (r"default list use \+(\S+)", "{0}: nothing is chosen there by default, so it needs a plus: +{0}"),

@@ -1,0 +1,83 @@
+"""What is known of a table before it is sharded: what rules by hand ask for, and what their words mean in numbers.
+
+    rows, columns                       of its config
+    lookups per row, access             ids per sample x samples of all ranks / rows
+    share of memory                     its weights against what the smallest rank can give
+    interconnect, hosts                 of the machines
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recapp.planner.topology import Topology
+from recapp.tables.config import EmbeddingBagConfig
+
+FREQUENT_LOOKUPS_PER_ROW = 1.0      # a row is read every step: a replica's gradients are then no more than the table itself
+SPARSE_LOOKUPS_PER_ROW = 0.01       # a step reads at most one row of a hundred
+FAST_GB_PER_S = 50.0                # of a rank: between PCIe 4.0 x16 (32) with InfiniBand HDR (25), and NVLink (150 and more, V100 on)
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What rules may ask; None is unknown.
+
+    Args:
+        name: of the table.
+        rows: R.
+        dim: columns D.
+        lookups_per_row: mean lookups of a row in a step of all ranks.
+        memory_share: weights as a share of what the smallest rank can give.
+        interconnect_gb_per_s: what a rank sends per second.
+        hosts: how many.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    lookups_per_row: float | None = None
+    memory_share: float | None = None
+    interconnect_gb_per_s: float | None = None
+    hosts: int = 1
+
+    @property
+    def access(self) -> str | None:
+        """Frequent, sparse, or between."""
+        per_row = self.lookups_per_row
+        if per_row is None:
+            return None
+        return "frequent" if per_row >= FREQUENT_LOOKUPS_PER_ROW else "sparse" if per_row <= SPARSE_LOOKUPS_PER_ROW else "between"
+
+    @property
+    def interconnect(self) -> str | None:
+        """Fast or slow."""
+        speed = self.interconnect_gb_per_s
+        return None if speed is None else "fast" if speed >= FAST_GB_PER_S else "slow"
+
+
+def table_facts(tables: Sequence[EmbeddingBagConfig], topology: Topology, *, statistics: Mapping[str, Any] | None = None,
+                batch_per_rank: int | None = None, interconnect_gb_per_s: float | None = None) -> list[TableFacts]:
+    """What rules may ask about each table.
+
+    Args:
+        tables: of the model.
+        topology: the ranks, their hosts and memory.
+        statistics: by table name, objects with `ids_per_sample`; without them every feature has one id in every sample.
+        batch_per_rank: samples of a rank's batch.
+        interconnect_gb_per_s: what a rank sends per second.
+    """
+    memory = min(topology.memory_bytes) - topology.reserve_bytes if topology.memory_bytes else None
+    batch = batch_per_rank * topology.world_size if batch_per_rank else None
+    known = statistics or {}
+
+    def of(t: EmbeddingBagConfig) -> TableFacts:
+        ids = float(known[t.name].ids_per_sample) if t.name in known else float(len(t.feature_names))
+        return TableFacts(t.name, t.num_embeddings, t.embedding_dim, ids * batch / t.num_embeddings if batch else None,
+                          None if memory is None else weight_bytes(t) / max(memory, 1), interconnect_gb_per_s, topology.hosts)
+
+    return [of(t) for t in tables]
+
+
+def weight_bytes(table: EmbeddingBagConfig) -> int:
+    """Bytes of all its weights."""
+    return table.num_embeddings * table.embedding_dim * table.data_type.dtype.itemsize

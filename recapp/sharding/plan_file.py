@@ -1,0 +1,193 @@
+"""Plan files: a plan as YAML that people read, edit and compare line by line.
+
+    name: mixed
+    ranks: 2
+    batch_per_rank: 512
+    tables:
+      large_table:
+        table: {rows: 1000000, dim: 128, data_type: fp32, features: [feature_1]}
+        type: row_wise
+        mode: unique
+        shards:
+          - {rank: 0, rows: [0, 500000]}
+          - {rank: 1, rows: [500000, 1000000]}
+      small_table:
+        table: {rows: 100, dim: 16, data_type: fp32, features: [feature_2]}
+        type: data_parallel
+        mode: replicated
+    statistics:
+      large_table: {ids_per_sample: 1.0, bags_per_sample: 1.0, distinct: [[512, 400]], load: [0.5, 0.5]}
+
+Rows and columns are [first, one past the last]; left out they are all there are, so a whole table is `{rank: 1}`. A replicated table needs
+no shards. `features`, the batch and the statistics are what the plan was made for (`PlannedFor`); a plan written by hand may leave them
+out, but the sizes must be there: with them a file that does not tile its tables is refused without a model.
+
+What is written and read again is the same plan, and what is read and written again the same text (but for comments).
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from recapp.errors import PlanError, suggest
+from recapp.sharding.hugectr import is_hugectr, plan_from_hugectr
+from recapp.sharding.plan import PlannedFor, ShardingPlan, TableSharding
+from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain, shard_text
+from recapp.tables.config import EmbeddingBagConfig
+
+HEADER = """\
+# A sharding plan. To train with it: python -m recapp.train +plan=file plan.path=THIS_FILE trainer.devices={ranks}
+# A shard is a rectangle on a rank: rows and cols are [first, one past the last]; left out, they are all there are.
+"""
+_AS_IT_IS = {f.name: f.default for f in fields(EmbeddingBagConfig)}
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)        # ten times faster, where PyYAML was built with libyaml
+
+
+class _Strict(_Loader):  # type: ignore[misc]
+    """Refuses what YAML lets pass: a key that stands twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+# ---- writing
+
+
+def plan_to_yaml(plan: ShardingPlan) -> str:
+    """A plan as the text of a plan file."""
+    made_for = plan.made_for or PlannedFor(())
+    configs = {t.name: t for t in made_for.tables}
+    lines = [f"name: {_word(plan.name)}", f"ranks: {plan.world_size}"]
+    if made_for.batch_per_rank is not None:
+        lines.append(f"batch_per_rank: {made_for.batch_per_rank}")
+    if plan.notes:
+        lines += ["notes:", *(f"  - {_word(note)}" for note in plan.notes)]
+    lines.append("tables:")
+    for name in configs or plan.tables:
+        lines += _table_lines(name, plan.tables[name], configs.get(name), plan.world_size)
+    if made_for.statistics:
+        lines += ["statistics:", *(f"  {_word(name)}: {_flow(dict(known))}" for name, known in made_for.statistics.items())]
+    return HEADER.format(ranks=plan.world_size) + "\n".join(lines) + "\n"
+
+
+def write_plan(plan: ShardingPlan, path: str | Path) -> None:
+    """Write a plan file.
+
+    Raises:
+        PlanError: it cannot be written there.
+    """
+    try:
+        Path(path).write_text(plan_to_yaml(plan), encoding="utf-8")
+    except OSError as e:
+        raise PlanError(f"{path}: cannot be written ({e.strerror}): choose another path") from None
+
+
+def _table_lines(name: str, sharding: TableSharding, config: EmbeddingBagConfig | None, world: int) -> list[str]:
+    rows, dim = (max(getattr(s, part).stop for s in sharding.shards) for part in PARTS)
+    sizes: dict[str, Any] = {"rows": rows, "dim": dim}
+    if config is not None:
+        rows, dim = config.num_embeddings, config.embedding_dim
+        sizes = {"rows": rows, "dim": dim, "data_type": str(config.data_type), "features": list(config.feature_names)}
+        for key in ("pooling", "id_rule", "init_range"):
+            value = getattr(config, key)
+            sizes |= {key: str(value) if isinstance(value, str) else value} if value != _AS_IT_IS[key] else {}
+    lines = [f"  {_word(name)}:", f"    table: {_flow(sizes)}", f"    type: {_word(sharding.sharding_type)}", f"    mode: {sharding.mode}"]
+    if sharding.mode == "replicated" and list(sharding.shards) == everywhere(rows, dim, world):
+        return lines
+    return [*lines, "    shards:", *(f"      - {shard_text(s, rows, dim)}" for s in sharding.shards)]
+
+
+def _flow(value: Any) -> str:
+    return str(yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True)).strip()
+
+
+def _word(text: str) -> str:
+    """A text as YAML reads it back: bare where it cannot be taken for something else."""
+    if _PLAIN.fullmatch(text) and yaml.safe_load(text) == text:
+        return text
+    return str(yaml.safe_dump(text, default_style='"', width=10**9, allow_unicode=True)).strip()
+
+
+# ---- reading
+
+
+def load_plan(path: str | Path, tables: Sequence[EmbeddingBagConfig], world_size: int) -> ShardingPlan:
+    """The plan of a file (YAML, or a HugeCTR plan in JSON: its content decides) for these tables on these ranks.
+
+    Raises:
+        PlanError: naming file, table and entry: it cannot be read, does not tile, or was made for other tables or ranks.
+    """
+    plain = _parsed(path)
+    imported = is_hugectr(plain)
+    plan = plan_from_hugectr(plain, tables, str(path)) if imported else plan_from_plain(plain, str(path))
+    again = "export as=hugectr +plan=dp_and_localized" if imported else "export"
+    check_made_for(plan, tables, world_size, str(path), f"python -m recapp.plan {again} trainer.devices={world_size}")
+    return plan
+
+
+def read_plan(path: str | Path) -> ShardingPlan:
+    """The plan of a plan file in YAML, with all that it carries; it tiles the tables that it names.
+
+    Raises:
+        PlanError: naming file, table and entry.
+    """
+    return plan_from_plain(_parsed(path), str(path))
+
+
+def check_made_for(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig], world_size: int, source: str, again: str) -> None:
+    """Refuse a plan that was made for other ranks or other tables.
+
+    Args:
+        plan: tiles the tables that it names.
+        tables: of the model.
+        world_size: the ranks there are.
+        source: the plan's file.
+        again: the command that makes a plan for these ranks and tables.
+
+    Raises:
+        PlanError: in one line, with what would be right.
+    """
+    if plan.world_size != world_size:
+        raise PlanError(f"{source} was made for {plan.world_size} ranks, and there are {world_size}: "
+                        f"set trainer.devices={plan.world_size}, or make one for {world_size}: {again}")
+    names = [t.name for t in tables]
+    for name in plan.tables:
+        if name not in names:
+            raise PlanError(f"{source}: tables.{name}: the model has no such table; {suggest(name, names)}")
+    for t in tables:
+        if t.name not in plan.tables:
+            raise PlanError(f"{source}: says nothing of table {t.name} ({t.num_embeddings} rows x {t.embedding_dim}); add tables.{t.name}, "
+                            f"or make it again: {again}")
+        had = [max(getattr(s, part).stop for s in plan.tables[t.name].shards) for part in PARTS]
+        if had != [t.num_embeddings, t.embedding_dim]:
+            raise PlanError(f"{source}: tables.{t.name} was made for {had[0]} rows x {had[1]}, the model's table has {t.num_embeddings} x "
+                            f"{t.embedding_dim}: make it again: {again}")
+
+
+def _parsed(path: str | Path) -> Any:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise PlanError(f"plan.path={path}: {getattr(e, 'strerror', None) or 'not a text'}: name a plan file; python -m recapp.plan export "
+                        "writes one") from None
+    if text.lstrip()[:1] in ("[", "{"):         # JSON is YAML, unless tabs indent it; and its reader is a hundred times faster
+        with suppress(json.JSONDecodeError):
+            return json.loads(text)
+    try:
+        return yaml.load(text, Loader=_Strict)      # safe: _Strict only adds a check to PyYAML's safe loader
+    except yaml.YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise PlanError(f"{path}{place}: neither YAML nor JSON: {getattr(e, 'problem', None) or ' '.join(str(e).split())}") from None

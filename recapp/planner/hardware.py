@@ -1,0 +1,329 @@
+"""What a machine's steps cost: numbers that somebody measured, with the sentence that says who, when and on what.
+
+    kernels      a call, an item, a byte        lookup and update, by what they touch
+    links        a message, a byte              all-to-all and all-reduce, within a host and between hosts, by number of ranks
+    dense part   floating point operations      per second of one rank
+
+`python -m recapp.plan calibrate` measures this machine and writes such a file; `topology=dgx_h100` and the others of `conf/topology` carry
+one each, from data sheets. A time is latency + work / rate everywhere, because sums of that form could be fitted to every kernel and every
+message that was measured, and because a person can check it by hand.
+
+| kernel  | an item is                                              | bytes are                                            |
+|---------|---------------------------------------------------------|------------------------------------------------------|
+| route   | an id of the batch, for each strip that asks for it     |                                                      |
+| link    | the same                                                |                                                      |
+| serve   | a row that somebody asks of this rank                   |                                                      |
+| group   | the same                                                |                                                      |
+| answer  | a vector that is made for somebody                      | rows read, vectors written                           |
+| combine | a vector read: one per id, pooled: per (bag, owner)     | vectors read, output written                         |
+| spread  | the same, read from the output's gradient               | gradients read, gradients of asked vectors written   |
+| update  | a distinct row that learns                              | gradients read, rows and state read and written      |
+
+A call is one group of tables (`recapp/sharding/layout.py`): width, mode and type alike.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml  # type: ignore[import-untyped]
+
+from recapp.errors import ConfigError, suggest
+
+KERNELS = ("route", "link", "serve", "group", "answer", "combine", "spread", "update")
+WITHOUT_BYTES = KERNELS[:4]         # integers: their bytes are counted with their items
+PLACES = ("host", "network")
+DEVICES = ("cpu", "cuda")
+DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}         # for whoever has not calibrated
+CONF = "topology"                   # the group of settings in which shipped machines lie
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel costs: so much a call, so much an item, so many bytes a second.
+
+    Args:
+        call_us: microseconds of a call that has nothing to do.
+        item_ns: nanoseconds an item.
+        gb_per_s: 10^9 bytes a second; infinite where items say it all.
+    """
+
+    call_us: float
+    item_ns: float
+    gb_per_s: float = math.inf
+
+    def seconds(self, calls: Any, items: Any, bytes: Any = 0) -> Any:
+        """Seconds of so many calls with so many items and bytes in all; numbers or arrays of numpy, element by element."""
+        return calls * (self.call_us * 1e-6) + items * (self.item_ns * 1e-9) + bytes * (1e-9 / self.gb_per_s)
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a collective costs, by number of ranks.
+
+    Args:
+        latency_us: microseconds of one that carries nothing.
+        gb_per_s: 10^9 bytes a second, counted at the rank that sends or receives most; of an all-reduce, the bytes that are reduced.
+    """
+
+    latency_us: Mapping[int, float]
+    gb_per_s: Mapping[int, float]
+
+    def seconds(self, ranks: Any, bytes: Any) -> Any:
+        """Seconds of one collective among so many ranks; nothing among one. Numbers or arrays of numpy, element by element.
+
+        Between numbers of ranks that were measured values are interpolated in log2 of the ranks; beyond them the last one holds.
+        """
+        known = _interpolated(self.latency_us, ranks) * 1e-6 + bytes * (1e-9 / _interpolated(self.gb_per_s, ranks))
+        return np.where(np.asarray(ranks) > 1, known, 0.0)[()]
+
+
+def _interpolated(by_ranks: Mapping[int, float], ranks: Any) -> Any:
+    known = sorted(by_ranks)
+    return np.interp(np.log2(ranks), np.log2(known), [by_ranks[r] for r in known])
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A machine as the planner sees it.
+
+    Args:
+        name: for people.
+        source: a sentence: measured when and on what, or the documents the numbers are from and what was assumed.
+        compute_device: "cpu" or "cuda".
+        ranks_per_host: ranks that one host has.
+        memory_bytes: what a rank has for everything; None where nobody knows.
+        kernels: every one of `KERNELS`.
+        all_to_all: a `Link` for each of `PLACES`: ranks of one host, and ranks of several.
+        all_reduce: the same.
+        flops_per_s: of the dense part, one rank's, in training as it is run.
+        overlap: share of the dense gradients' all-reduce that hides behind the backward of the tables, 0 to 1.
+
+    Raises:
+        ConfigError: naming the entry that is missing, unknown or not a number that can be.
+    """
+
+    name: str
+    source: str
+    compute_device: str
+    ranks_per_host: int
+    memory_bytes: int | None
+    kernels: Mapping[str, Work]
+    all_to_all: Mapping[str, Link]
+    all_reduce: Mapping[str, Link]
+    flops_per_s: float
+    overlap: float
+    where: str = field(default="hardware", compare=False, repr=False)       # in messages: the file, if there is one
+
+    def __post_init__(self) -> None:
+        for key in ("name", "source"):
+            if not isinstance(getattr(self, key), str) or not getattr(self, key).strip():
+                raise ConfigError(f"{self.where}: {key}={getattr(self, key)}: must be a text")
+        if self.compute_device not in DEVICES:
+            raise ConfigError(f"{self.where}: compute_device={self.compute_device}: {suggest(str(self.compute_device), DEVICES)}")
+        _check_number(f"{self.where}: ranks_per_host", self.ranks_per_host, least=1, whole=True)
+        if self.memory_bytes is not None:
+            _check_number(f"{self.where}: memory_bytes", self.memory_bytes, least=1, whole=True)
+        _check_keys(f"{self.where}: kernels", self.kernels, KERNELS)
+        for name, work in self.kernels.items():
+            _check_number(f"{self.where}: kernels.{name}.call_us", work.call_us, least=0)
+            _check_number(f"{self.where}: kernels.{name}.item_ns", work.item_ns, least=0)
+            _check_number(f"{self.where}: kernels.{name}.gb_per_s", work.gb_per_s, above=0)
+        for kind in ("all_to_all", "all_reduce"):
+            _check_keys(f"{self.where}: {kind}", getattr(self, kind), PLACES)
+            for place, link in getattr(self, kind).items():
+                _check_link(f"{self.where}: {kind}.{place}", link)
+        _check_number(f"{self.where}: flops_per_s", self.flops_per_s, above=0)
+        _check_number(f"{self.where}: overlap", self.overlap, least=0, most=1)
+
+
+_FIELDS = ("name", "source", "compute_device", "ranks_per_host", "memory_bytes", "kernels", "all_to_all", "all_reduce", "flops_per_s",
+           "overlap")
+
+
+def hardware_from(plain: Mapping[str, Any], where: str = "hardware") -> Hardware:
+    """Hardware from plain types, as YAML has them.
+
+    Args:
+        plain: every field of `Hardware` by name, nested ones likewise; nothing else.
+        where: the file or setting, for messages.
+
+    Raises:
+        ConfigError: one line that names the entry.
+    """
+    _check_keys(where, plain, _FIELDS)
+    kernels = _part(where, "kernels", plain["kernels"], KERNELS)
+    read = {name: _work(where, name, _part(where, f"kernels.{name}", kernels[name])) for name in KERNELS}
+    links = {kind: {place: _link(where, f"{kind}.{place}", link) for place, link in _part(where, kind, plain[kind], PLACES).items()}
+             for kind in ("all_to_all", "all_reduce")}
+    numbers = {key: _number(plain[key]) for key in ("flops_per_s", "overlap")}
+    return Hardware(**{key: plain[key] for key in _FIELDS} | {"kernels": read} | links | numbers, where=where)
+
+
+def hardware_to_plain(hardware: Hardware) -> dict[str, Any]:
+    """The inverse of `hardware_from`."""
+    def link(kinds: Mapping[str, Link]) -> dict[str, Any]:
+        return {place: {"latency_us": dict(kinds[place].latency_us), "gb_per_s": dict(kinds[place].gb_per_s)} for place in PLACES}
+
+    def work(one: Work) -> dict[str, float]:
+        told = {"call_us": one.call_us, "item_ns": one.item_ns}
+        return told if math.isinf(one.gb_per_s) else told | {"gb_per_s": one.gb_per_s}
+
+    plain = {key: getattr(hardware, key) for key in _FIELDS}
+    return plain | {"kernels": {name: work(hardware.kernels[name]) for name in KERNELS}, "all_to_all": link(hardware.all_to_all),
+                    "all_reduce": link(hardware.all_reduce)}
+
+
+def read_hardware(name: str | Path) -> Hardware:
+    """A hardware file, or the hardware of a shipped machine.
+
+    Args:
+        name: the path of what `write_hardware` or a person has written (alone, or under `hardware:` beside the settings of a topology), or
+            as a text without suffix the name of a shipped machine: `dgx_h100`.
+
+    Raises:
+        ConfigError: no such file or machine, no YAML, or an entry that is wrong.
+    """
+    if isinstance(name, str) and "/" not in name and "." not in name:
+        return _shipped(name)
+    path = Path(name).expanduser()
+    plain = _read(path, f"topology.hardware={path}: no such file; `python -m recapp.plan calibrate path={path}` writes one, and "
+                        f"topology={path.stem if path.stem in shipped_machines() else 'dgx_h100'} chooses a shipped machine")
+    return hardware_from(plain.get("hardware", plain) if isinstance(plain, dict) else plain, str(name))
+
+
+def read_machine(name: str) -> dict[str, Any]:
+    """The settings of a shipped machine, its hardware as plain types; what it takes over from others (`defaults`) is put in as Hydra does.
+
+    Raises:
+        ConfigError: there is no such machine, with close matches.
+    """
+    machines = shipped_machines()
+    if name not in machines:
+        raise ConfigError(f"topology={name}: there is no such machine; {suggest(name, machines)}")
+    return _settings(machines[name])
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    own: dict[str, Any] = _read(path, "")
+    taken: dict[str, Any] = {}
+    for base in own.pop("defaults", []):
+        taken |= own if base == "_self_" else _settings(path.with_name(f"{base}.yaml"))
+    return taken or own
+
+
+def _read(path: Path, missing: str) -> Any:
+    try:
+        return yaml.safe_load(path.read_text())
+    except (FileNotFoundError, IsADirectoryError):
+        raise ConfigError(missing) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def write_hardware(hardware: Hardware, path: str | Path) -> None:
+    """Write a file that `read_hardware` reads and people edit.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    head = ("# For topology.hardware=PATH. A time is call_us + items * item_ns + bytes / gb_per_s; gb_per_s counts 10^9 bytes;\n"
+            "# links are by number of ranks; what items and bytes are: recapp/planner/hardware.py\n")
+    try:
+        Path(path).write_text(head + yaml.safe_dump(hardware_to_plain(hardware), sort_keys=False, width=140, allow_unicode=True))
+    except OSError as error:
+        raise ConfigError(f"path={path}: cannot be written ({error.strerror}): choose another path=FILE") from None
+
+
+def default_hardware(compute_device: str) -> Hardware:
+    """What is assumed where nothing was measured or chosen: `DEFAULTS`, each of which tells its source."""
+    if compute_device not in DEFAULTS:
+        raise ConfigError(f"compute_device={compute_device}: {suggest(compute_device, DEFAULTS)}")
+    return _shipped(DEFAULTS[compute_device])
+
+
+@lru_cache
+def _shipped(name: str) -> Hardware:
+    return hardware_from(read_machine(name)["hardware"], f"topology={name}")
+
+
+def shipped_machines() -> dict[str, Path]:
+    """The files of `conf/topology` that carry hardware, by name; conf lies inside the package where it is installed, else beside it."""
+    package = Path(__file__).resolve().parents[1]
+    conf = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
+    return {path.stem: path for path in sorted((conf / CONF).glob("*.yaml")) if path.stem != "auto"}
+
+
+
+# ---- reading with messages
+
+
+def _part(where: str, key: str, given: Any, known: Sequence[str] = ()) -> Mapping[str, Any]:
+    """A mapping of the file, with exactly the known keys if there are any."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: {key}={given}: must be a mapping" + (f" with {', '.join(known)}" if known else ""))
+    if known:
+        _check_keys(f"{where}: {key}", given, known)
+    return given
+
+
+def _work(where: str, kernel: str, plain: Mapping[str, Any]) -> Work:
+    known = ("call_us", "item_ns") if kernel in WITHOUT_BYTES else ("call_us", "item_ns", "gb_per_s")
+    _check_keys(f"{where}: kernels.{kernel}", plain, known)
+    return Work(**{key: _number(plain[key]) for key in known})
+
+
+def _link(where: str, key: str, given: Any) -> Link:
+    plain = _part(where, key, given, ("latency_us", "gb_per_s"))
+    read: dict[str, dict[int, float]] = {}
+    for name in plain:
+        by_ranks = _part(where, f"{key}.{name}", plain[name])
+        for ranks in by_ranks:
+            if not str(ranks).isdecimal() or int(ranks) < 2:
+                raise ConfigError(f"{where}: {key}.{name}: {ranks}: keys are numbers of ranks, 2 or more")
+        read[name] = {int(ranks): _number(value) for ranks, value in by_ranks.items()}
+    return Link(**read)
+
+
+def _number(value: Any) -> Any:
+    """A number, also one like 1e12, which YAML 1.1 calls a text; what is none is left for the check."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _check_keys(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: must be a mapping with {', '.join(known)}")
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown entry {key}; {suggest(str(key), known)}")
+    for key in known:
+        if key not in given:
+            raise ConfigError(f"{where}: {key} is missing")
+
+
+def _check_number(entry: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf,
+                  whole: bool = False) -> None:
+    kind = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not (value >= least and value > above and value <= most):
+        bounds = f"above {above:g}" if above > -math.inf else f"of at least {least:g}"
+        bounds += f" and at most {most:g}" if most < math.inf else ""
+        raise ConfigError(f"{entry}={value}: must be a {'whole ' if whole else ''}number {bounds}")
+
+
+def _check_link(entry: str, link: Link) -> None:
+    for name, by_ranks in (("latency_us", link.latency_us), ("gb_per_s", link.gb_per_s)):
+        if not by_ranks:
+            raise ConfigError(f"{entry}.{name} is empty: give at least one number of ranks, as in {{2: 5.0}}")
+    for ranks, latency in link.latency_us.items():
+        _check_number(f"{entry}.latency_us.{ranks}", latency, least=0)
+    for ranks, rate in link.gb_per_s.items():
+        _check_number(f"{entry}.gb_per_s.{ranks}", rate, above=0)

@@ -29,8 +29,7 @@ from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.automatic import automatic_plan
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import ShardingPlan
-from recapp.tables.config import EmbeddingBagConfig, check_tables
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.embedding_bag import EmbeddingBagCollection, embedding_tables
 
 
 @dataclass(frozen=True)
@@ -52,19 +51,6 @@ def embedding_collections(module: nn.Module) -> list[tuple[str, EmbeddingBagColl
 def sharded_collections(module: nn.Module) -> list[ShardedEmbeddingBagCollection]:
     """Every sharded collection in a model."""
     return [m for m in module.modules() if isinstance(m, ShardedEmbeddingBagCollection)]
-
-
-def embedding_tables(module: nn.Module) -> list[EmbeddingBagConfig]:
-    """All tables of a model, sharded or not.
-
-    Raises:
-        ConfigError: two collections have a table of one name.
-    """
-    tables = [t for m in module.modules() if isinstance(m, EmbeddingBagCollection | ShardedEmbeddingBagCollection)
-              for t in m.embedding_bag_configs()]
-    if tables:
-        check_tables(tables)
-    return tables
 
 
 def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule, backend: str = "auto",

@@ -9,6 +9,7 @@ It knows no ranks. A sharded twin takes its place under `DistributedModelParalle
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -92,3 +93,16 @@ class EmbeddingBagCollection(nn.Module):
             parts.append(pooled_BD)
         dims = [t.embedding_dim for t, _ in self.id_rules.pairs]
         return KeyedTensor(output_names(self._tables), dims, torch.cat(parts, 1))
+
+
+def embedding_tables(module: nn.Module) -> list[EmbeddingBagConfig]:
+    """All tables of a model, in collections that are sharded or not.
+
+    Raises:
+        ConfigError: two collections have a table of one name.
+    """
+    collections: list[Any] = [m for m in module.modules() if hasattr(m, "embedding_bag_configs")]
+    tables = [t for m in collections for t in m.embedding_bag_configs()]
+    if tables:
+        check_tables(tables)
+    return tables

@@ -28,7 +28,7 @@ from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
-from recapp.distributed.shard_model import compile_dense, embedding_tables, shard_model, sharded_collections, wrap_dense
+from recapp.distributed.shard_model import compile_dense, shard_model, sharded_collections, wrap_dense
 from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError, LaunchError
 from recapp.optim.rules import RowRule
@@ -37,6 +37,7 @@ from recapp.planner.topology import Topology, hosts_in_blocks
 from recapp.sharding.plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import embedding_tables
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.environment import RankEnvironment
 from recapp.trainer.lookahead import LookAhead

@@ -1,0 +1,285 @@
+"""What a plan costs: counted work, priced with measured hardware. It reads rectangles and modes, never a type's name.
+
+    table, sharding, id statistics -> Work: what each rank does for itself, and what the owner of each piece does for all
+    all works of a plan            -> seconds per phase and rank, bytes between ranks
+    step = sum over phases of the slowest rank's time: ranks meet at every message
+
+Every rank is home to a batch of B samples, so what is done at home (route, link, combine, spread) is the same on all ranks, and only the
+owners' part depends on where pieces lie. One step has four messages: counts (latency alone), ids, vectors and gradients, and where strips
+of a row agree on a statistic one more. TorchRec's estimator (`planner/estimator`) is the model of the terms; latency, input exchange,
+replicas' touched rows, skew and repeated ids are what it leaves out.
+
+W ranks, P phases, n ids of a rank's batch, U distinct rows among them, rho the share of requests that falls into a piece's rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from recapp.optim.rules import RowRule
+from recapp.planner.hardware import Hardware, Link
+from recapp.planner.topology import Topology
+from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.statistics import TableStatistics, default_statistics
+
+PHASES = ("input", "lookup", "output", "dense", "gradients", "update")
+MESSAGES = ("ids", "vectors", "gradients")
+PHASE_OF_MESSAGE = {"ids": "input", "vectors": "output", "gradients": "gradients"}
+ID_BYTES, NUMBER_BYTES, STATISTIC_BYTES = 4, 4, 8
+HEADER_BYTES = 64           # of the counts message, from each rank to each
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The part of the model that is not sharded.
+
+    Args:
+        flops: of one rank's forward and backward.
+        bytes: of its gradients, which all ranks sum.
+    """
+
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What plans are compared for.
+
+    Args:
+        topology: the ranks; its hardware prices the work.
+        batch_per_rank: samples, B.
+        rule: what happens to touched rows; None prices serving, which has no backward.
+        statistics: of ids, by table; a table nobody has looked at gets `default_statistics`.
+        dense: the rest of the model.
+        payload_bytes: of a number that travels.
+    """
+
+    topology: Topology
+    batch_per_rank: int = 1024
+    rule: RowRule | None = None
+    statistics: Mapping[str, TableStatistics] = field(default_factory=dict)
+    dense: Dense = Dense()
+    payload_bytes: int = NUMBER_BYTES
+
+    @property
+    def hardware(self) -> Hardware:
+        """What work costs."""
+        return self.topology.costs
+
+    def of(self, table: EmbeddingBagConfig) -> TableStatistics:
+        """A table's id statistics."""
+        return self.statistics.get(table.name) or default_statistics(table)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one table costs under one sharding, its M rectangles in order.
+
+    Args:
+        home: seconds of each rank's kernels for its own batch, by phase, [P].
+        rank_M: owner of each rectangle; of replicas, every rank.
+        seconds_PM: of the owners' kernels, for all ranks' requests.
+        asked_3M: bytes that one home exchanges with the owner, by message.
+        bytes_M: of weights and optimiser state.
+        everywhere: bytes that each rank sends to each other, by message, [3]; zero but for replicas.
+        agreeing: rows whose strips tell each other a statistic.
+        kinds: width and mode of each strip, which share kernels' calls with those of other tables.
+    """
+
+    home: Floats
+    rank_M: npt.NDArray[np.int64]
+    seconds_PM: Floats
+    asked_3M: Floats
+    bytes_M: Floats
+    everywhere: Floats
+    agreeing: float
+    kinds: frozenset[tuple[int, str]]
+
+
+def work_of(table: EmbeddingBagConfig, sharding: TableSharding, setting: Setting) -> Work:
+    """Count and price a table's work; `auto` counts as whichever of `unique` and `pooled` exchanges fewer bytes."""
+    cells, modes = sharding.cells(table, setting.topology.world_size), (sharding.mode,)
+    choices = [price(table, cells, mode, setting) for mode in (("unique", "pooled") if sharding.mode == "auto" else modes)]
+    return min(choices, key=lambda work: float(work.asked_3M.sum()))
+
+
+def price(table: EmbeddingBagConfig, cells: Sequence[Shard], mode: str, setting: Setting) -> Work:
+    """The work of rectangles that tile a table."""
+    c, world, train = _Counts(table, cells, setting), setting.topology.world_size, setting.rule is not None
+    cols = {s.cols.start: len(s.cols) for s in cells}
+    pairs_M = c.bags * (1.0 - (1.0 - np.minimum(c.share_M, 1.0)) ** (c.n / c.bags))
+    home = np.zeros(len(PHASES))
+    for start, width in cols.items():
+        of_strip = np.array([s.cols.start == start for s in cells])
+        home += _home(c, width, float(pairs_M[of_strip].sum()) if mode == "pooled" else None)
+    held = c.rows_M * c.width_M * table.data_type.dtype.itemsize
+    if setting.rule is not None:
+        held = held + NUMBER_BYTES * c.rows_M * c.state_M
+    seconds, asked = _owners(c, mode, pairs_M)
+    local = world == 1 or mode == "replicated"
+    everywhere = np.array([ID_BYTES * c.U, 0.0, train * c.U * table.embedding_dim * setting.payload_bytes])
+    cut = len(cols) > 1 and setting.rule is not None and setting.rule.needs_row
+    everywhere *= mode == "replicated" and world > 1
+    return Work(home, np.array([s.rank for s in cells]), seconds, asked * (not local), held, everywhere, c.U_of_all if cut else 0.0,
+                frozenset((width, mode) for width in cols.values()))
+
+
+class _Counts:
+    """How often things happen, expected over batches; M rectangles."""
+
+    def __init__(self, table: EmbeddingBagConfig, cells: Sequence[Shard], setting: Setting) -> None:
+        self.table, self.setting, known = table, setting, setting.of(table)
+        B, world, R = setting.batch_per_rank, setting.topology.world_size, table.num_embeddings
+        self.n, self.bags = B * known.ids_per_sample, max(B * known.bags_per_sample, 1e-9)
+        self.U, self.U_of_all = known.distinct_rows(self.n), known.distinct_rows(world * self.n)
+        self.samples = B * len(table.feature_names)
+        self.rows_M, self.width_M = np.array([len(s.rows) for s in cells], float), np.array([len(s.cols) for s in cells], float)
+        shares = {s.rows: 1.0 if len(s.rows) == R else known.share(s.rows) for s in cells}
+        self.share_M = np.array([shares[s.rows] for s in cells])
+        self.touched_M = np.minimum(self.U_of_all * self.share_M, self.rows_M)
+        state = setting.rule.state if setting.rule is not None else ()
+        self.state_M = sum((self.width_M if kind == "element" else 1.0 for _, kind in state), np.zeros(len(cells)))
+
+
+def _home(c: _Counts, width: int, pairs: float | None) -> Floats:
+    """Kernels for one strip at home, by phase; `pairs` of bags and owners in mode `pooled`."""
+    kernels, number, vectors = c.setting.hardware.kernels, NUMBER_BYTES * width, c.n if pairs is None else pairs
+    spent = dict.fromkeys(PHASES, 0.0)
+    spent["input"] = kernels["route"].seconds(0, c.n, 0) + kernels["link"].seconds(0, vectors, 0)
+    spent["lookup"] = kernels["combine"].seconds(0, vectors, (vectors + c.samples) * number)
+    if c.setting.rule is not None and c.setting.topology.world_size > 1:
+        spent["gradients"] = kernels["spread"].seconds(0, vectors, (vectors + (c.U if pairs is None else pairs)) * number)
+    return np.array([spent[p] for p in PHASES])
+
+
+def _owners(c: _Counts, mode: str, pairs_M: Floats) -> tuple[Floats, Floats]:
+    """Kernels [P, M] and bytes asked by one home [3, M]. An owner serves all ranks, itself among them; a rank alone asks nobody."""
+    setting, kernels, world = c.setting, c.setting.hardware.kernels, c.setting.topology.world_size
+    number_M = NUMBER_BYTES * c.width_M
+    rows_M = (c.n if mode == "pooled" else c.U) * c.share_M             # asked by one home
+    vectors_M = pairs_M if mode == "pooled" else rows_M
+    spent = {p: np.zeros(len(number_M)) for p in PHASES}
+    if world > 1:
+        spent["input"] = kernels["serve"].seconds(0, world * rows_M, 0)
+        if mode != "replicated":
+            spent["lookup"] = kernels["answer"].seconds(0, world * rows_M, world * (rows_M + vectors_M) * number_M)
+    if setting.rule is not None:
+        learned_M = world * rows_M if world > 1 else np.full(len(number_M), c.n)
+        if world > 1:
+            spent["gradients"] = kernels["group"].seconds(0, learned_M, 0)
+        moved_M = learned_M * number_M + 2 * c.touched_M * (number_M + NUMBER_BYTES * c.state_M)
+        spent["update"] = kernels["update"].seconds(0, c.touched_M, moved_M)
+    message_M = vectors_M * c.width_M * setting.payload_bytes
+    lengths_M = vectors_M * ID_BYTES if mode == "pooled" else 0.0
+    asked = np.stack([rows_M * ID_BYTES + lengths_M, message_M, message_M * (setting.rule is not None)])
+    return np.stack([spent[p] for p in PHASES]), asked
+
+
+@dataclass(frozen=True)
+class PlanCost:
+    """A plan's price.
+
+    Args:
+        seconds_PW: of each phase on each rank, messages included.
+        bytes_WW: from rank to rank in a step.
+        bytes_W: weights and optimiser state of each rank.
+        buffer_bytes_W: what messages of a step need beside them.
+    """
+
+    seconds_PW: Floats
+    bytes_WW: Floats
+    bytes_W: Floats
+    buffer_bytes_W: Floats
+
+    @property
+    def step_seconds(self) -> float:
+        """Ranks meet in every phase, so the slowest sets its time."""
+        return float(self.seconds_PW.max(1).sum())
+
+
+def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
+    """Price all tables of a plan together."""
+    topology, hardware = setting.topology, setting.hardware
+    W, phase = topology.world_size, {p: i for i, p in enumerate(PHASES)}
+    seconds, held, asked = np.zeros((len(PHASES), W)), np.zeros(W), np.zeros((3, W))
+    everywhere = sum((w.everywhere for w in works), np.zeros(3))
+    for work in works:
+        seconds += work.home[:, None]
+        add_by_rank(seconds, work.rank_M, work.seconds_PM)
+        np.add.at(held, work.rank_M, work.bytes_M)
+        add_by_rank(asked, work.rank_M, work.asked_3M)
+    calls = len(set().union(*(w.kinds for w in works))) if works else 0
+    for kernel, at in _CALLS.items():
+        if W > 1 or kernel in ("route", "link", "combine", "update"):
+            seconds[phase[at]] += hardware.kernels[kernel].seconds(calls, 0, 0)
+    between = np.zeros((W, W))
+    if W > 1:
+        for m, message in enumerate(MESSAGES):
+            if message == "gradients" and setting.rule is None:
+                continue
+            sent = _sent(message, asked[m], everywhere[m], W)
+            between += sent
+            seconds[phase[PHASE_OF_MESSAGE[message]]] += message_seconds(sent, topology, hardware.all_to_all)
+        seconds[phase["input"]] += message_seconds(_square(W, HEADER_BYTES), topology, hardware.all_to_all)
+        between += _square(W, HEADER_BYTES)
+        if agreeing := sum(w.agreeing for w in works):
+            told = _square(W, STATISTIC_BYTES * agreeing / W)
+            between += told
+            seconds[phase["update"]] += message_seconds(told, topology, hardware.all_to_all)
+    seconds[phase["dense"]] += _dense_seconds(setting)
+    messages = asked.sum(0) * W + asked.sum() + 2 * W * everywhere.sum()
+    return PlanCost(seconds, between, held, messages if W > 1 else np.zeros(W))
+
+
+_CALLS = {"route": "input", "link": "input", "serve": "input", "answer": "lookup", "combine": "lookup", "spread": "gradients",
+          "group": "gradients", "update": "update"}
+
+
+def add_by_rank(sum_KW: Floats, rank_M: npt.NDArray[np.int64], values_KM: Floats) -> None:
+    """Add each rectangle's values to its rank's, in place; a rank may come several times."""
+    np.add.at(sum_KW.T, rank_M, values_KM.T)
+
+
+def _sent(message: str, asked_W: Floats, everywhere: float, world: int) -> Floats:
+    """[from, to] bytes: ids and gradients go to owners, vectors come from them; nobody sends to itself."""
+    sent = np.repeat(asked_W[:, None], world, 1) if message == "vectors" else np.repeat(asked_W[None], world, 0)
+    sent = sent + everywhere
+    np.fill_diagonal(sent, 0.0)
+    return sent
+
+
+def _square(world: int, each: float) -> Floats:
+    sent = np.full((world, world), each)
+    np.fill_diagonal(sent, 0.0)
+    return sent
+
+
+def message_seconds(sent_WW: Floats, topology: Topology, links: Mapping[str, Link]) -> float:
+    """One all-to-all: the busiest rank's bytes within its host and beyond it, which travel at the same time."""
+    W, L = topology.world_size, topology.world_size // topology.hosts
+    host = np.arange(W) // L
+    near = host[:, None] == host[None]
+    inside, outside = np.where(near, sent_WW, 0.0), np.where(near, 0.0, sent_WW)
+    busiest = [max(part.sum(0).max(), part.sum(1).max()) for part in (inside, outside)]
+    times = [links["host"].seconds(L, busiest[0])] if L > 1 else []
+    return max([*times, *([links["network"].seconds(topology.hosts, busiest[1])] if topology.hosts > 1 else [])], default=0.0)
+
+
+def _dense_seconds(setting: Setting) -> float:
+    """Products, and what of the gradients' sum does not hide behind the tables' backward."""
+    topology, hardware = setting.topology, setting.hardware
+    spent = setting.dense.flops / hardware.flops_per_s
+    if topology.world_size > 1 and setting.rule is not None and setting.dense.bytes:
+        link, ranks = ("network", topology.hosts) if topology.hosts > 1 else ("host", topology.world_size)
+        spent += hardware.all_reduce[link].seconds(ranks, setting.dense.bytes) * (1.0 - hardware.overlap)
+    return spent
+
+
+def plan_cost(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting) -> PlanCost:
+    """The price of a plan as it stands."""
+    return cost_of([work_of(t, plan.tables[t.name], setting) for t in tables], setting)

@@ -1,0 +1,258 @@
+"""The planner: constraints -> options -> search -> plan. Pure and deterministic: no process group, no clock, no chance.
+
+    planner = EmbeddingShardingPlanner(topology=Topology(world_size=8, compute_device="cuda"),
+                                       constraints={"large_*": ParameterConstraints(sharding_types=[ShardingType.ROW_WISE.value])})
+    plan = planner.plan(model, sharders)
+
+Names and arguments as of TorchRec's class. `plan_tables` is the same for tables without a model around them. Only `collective_plan` talks
+to other ranks: rank 0 plans and tells them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch import nn
+
+from recapp.errors import PlanError, RecappError
+from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
+from recapp.planner.cost import Dense, Floats, PlanCost, Setting, cost_of
+from recapp.planner.memory import check_memory, human
+from recapp.planner.options import Option, options_of, seen_statistics, seen_table
+from recapp.planner.search import (
+    EXACT_COMBINATIONS,
+    Assignment,
+    Unit,
+    combinations,
+    exhaustive,
+    greedy,
+    improved,
+    lower_bound,
+)
+from recapp.planner.topology import Topology
+from recapp.sharding.plan import ShardingPlan
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import embedding_tables
+from recapp.tables.statistics import TableStatistics
+
+AUTOMATIC = "automatic"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A plan and what the planner knows of it.
+
+    Args:
+        plan: where every table lies.
+        cost: its price.
+        lower_bound_seconds: no plan under these constraints has a shorter step by the same prices.
+        exact: whether every combination was weighed.
+        units: what there was to choose from.
+        assignment: what was chosen.
+        setting: what it was priced for.
+    """
+
+    plan: ShardingPlan
+    cost: PlanCost
+    lower_bound_seconds: float
+    exact: bool
+    units: tuple[Unit, ...]
+    assignment: Assignment
+    setting: Setting
+
+    @property
+    def gap(self) -> float:
+        """By how much the step may be longer than the shortest there is: .1 is a tenth."""
+        return self.cost.step_seconds / self.lower_bound_seconds - 1 if self.lower_bound_seconds else 0.0
+
+
+def plan_tables(tables: Sequence[EmbeddingBagConfig], setting: Setting, constraints: Constraints | None = None, *,
+                name: str = AUTOMATIC) -> Outcome:
+    """The best plan that the search finds; on small problems the best there is.
+
+    Args:
+        tables: of the model.
+        setting: machine, batch, optimiser and id statistics.
+        constraints: what a plan must respect, by table name or glob.
+        name: of the plan.
+
+    Raises:
+        PlanError: constraints that cannot hold, or no plan fits: how many bytes are missing, where, and what would help.
+    """
+    if not tables:
+        return _nothing(setting, name)
+    c = constraints_of(tables, constraints or {}, setting.topology)
+    seen = {t.name: seen_table(t, c[t.name]) for t in tables}
+    known = {t.name: seen_statistics(t, c[t.name], setting.statistics.get(t.name)) for t in tables}
+    setting = replace(setting, statistics=known)
+    units = _units([seen[t.name] for t in tables], c, setting)
+    capacity = _capacity(setting)
+    best, exact = _best_found(units, capacity, setting), combinations(units) <= EXACT_COMBINATIONS
+    if exact:
+        best = exhaustive(units, capacity, lambda found: _cost(units, found, setting).step_seconds, best, _constant(setting))
+    if best is None:
+        raise _does_not_fit(tables, units, capacity, setting, name)
+    cost = _cost(units, best, setting)
+    bound = cost.step_seconds if exact else min(lower_bound(units, setting.topology.world_size) + _constant(setting), cost.step_seconds)
+    return Outcome(_plan(tables, units, best, setting, name), cost, bound, exact, tuple(units), best, setting)
+
+
+class EmbeddingShardingPlanner:
+    """Plans for the tables of a model.
+
+    Args:
+        topology: the ranks; None plans for one CPU rank, `collective_plan` for as many as the process group has.
+        batch_size: samples of a rank, B.
+        constraints: what a plan must respect, by table name or glob.
+        rule: the tables' optimiser, where no sharder names one; None takes row-wise Adagrad.
+        statistics: of ids, by table; a table nobody has looked at is taken for one of Zipf-like ids.
+        dense: the rest of the model.
+    """
+
+    def __init__(self, topology: Topology | None = None, batch_size: int = 1024, constraints: Constraints | None = None, *,
+                 rule: RowRule | None = None, statistics: Mapping[str, TableStatistics] | None = None, dense: Dense | None = None) -> None:
+        self.topology, self.batch_size, self.constraints = topology, batch_size, constraints
+        self.rule, self.statistics, self.dense = rule, dict(statistics or {}), dense or Dense()
+
+    def plan(self, module: nn.Module, sharders: Sequence[Any] | None = None) -> ShardingPlan:
+        """The best plan for the tables of a model.
+
+        Args:
+            module: holds collections of tables, sharded or not, on any device.
+            sharders: as of `DistributedModelParallel`; the first one's rule counts.
+
+        Raises:
+            PlanError: constraints that cannot hold, or no plan fits.
+        """
+        rule = self.rule or next((s.rule for s in sharders or ()), None) or rowwise_adagrad()
+        setting = Setting(self.topology or Topology(1), self.batch_size, rule, self.statistics, self.dense)
+        return plan_tables(embedding_tables(module), setting, self.constraints).plan
+
+    def collective_plan(self, module: nn.Module, sharders: Sequence[Any] | None = None,
+                        process_group: "dist.ProcessGroup | None" = None) -> ShardingPlan:
+        """Rank 0 plans, all receive it; every rank calls it. An error of rank 0 is raised by all.
+
+        Args:
+            module: as of `plan`.
+            sharders: as of `plan`.
+            process_group: the ranks; None takes the default group, or this process alone where there is none.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.plan(module, sharders)
+        group = process_group or dist.group.WORLD
+        planner = self if self.topology is not None else self._for(Topology(dist.get_world_size(group), compute_device=_device(group)))
+        told: list[Any] = [None]
+        if dist.get_rank(group) == 0:
+            try:
+                told = [planner.plan(module, sharders)]
+            except RecappError as error:
+                told = [error]
+        dist.broadcast_object_list(told, group=group, group_src=0)
+        if isinstance(told[0], RecappError):
+            raise told[0]
+        assert isinstance(told[0], ShardingPlan)
+        return told[0]
+
+    def _for(self, topology: Topology) -> "EmbeddingShardingPlanner":
+        return EmbeddingShardingPlanner(topology, self.batch_size, self.constraints, rule=self.rule, statistics=self.statistics,
+                                        dense=self.dense)
+
+
+def _device(group: Any) -> str:
+    return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+
+
+def _nothing(setting: Setting, name: str) -> Outcome:
+    cost = cost_of([], setting)
+    return Outcome(ShardingPlan({}, setting.topology.world_size, name), cost, cost.step_seconds, True, (), (), setting)
+
+
+def _units(tables: Sequence[EmbeddingBagConfig], c: Mapping[str, ParameterConstraints], setting: Setting) -> list[Unit]:
+    """One for each table, or for tables that stay together."""
+    options = {t.name: options_of(t, c[t.name], setting) for t in tables}
+    for name, found in options.items():
+        if not found:
+            said = ", ".join(c[name].sharding_types or ())
+            raise PlanError(f"constraints.{name}: nothing is left to choose from: sharding_types {said or 'any'} on ranks "
+                            f"{list(c[name].ranks or range(setting.topology.world_size))}; data_parallel needs all ranks, a cut needs "
+                            "something to cut: allow another type")
+    groups: dict[str, list[str]] = {}
+    for t in tables:
+        word = c[t.name].together
+        groups.setdefault(f"one {t.name}" if word is None else f"group {word}", []).append(t.name)
+    return [Unit(tuple(names), _together([options[n] for n in names]), frozenset(a for n in names if (a := c[n].apart) is not None))
+            for names in groups.values()]
+
+
+def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], ...]:
+    """Options that tables can take together: the same type and mode, placed alike."""
+    if len(options) == 1:
+        return tuple((o,) for o in options[0])
+    found = []
+    for first in options[0]:
+        alike = [next((o for o in others if o.kind == first.kind and o.mode == first.mode and _same_places(o, first)), None)
+                 for others in options]
+        if len(first.blocks) == 1 and all(o is not None for o in alike):
+            found.append(tuple(o for o in alike if o is not None))
+    return tuple(found)
+
+
+def _same_places(a: Option, b: Option) -> bool:
+    return len(a.blocks) == 1 and len(b.blocks) == 1 and np.array_equal(a.blocks[0].places, b.blocks[0].places)
+
+
+def _capacity(setting: Setting) -> Floats:
+    topology = setting.topology
+    if topology.memory_bytes is None:
+        return np.full(topology.world_size, np.inf)
+    return np.array(topology.memory_bytes, float) - topology.reserve_bytes
+
+
+def _cost(units: Sequence[Unit], assignment: Assignment, setting: Setting) -> PlanCost:
+    return cost_of([o.placed(places) for o, places in chosen_options(units, assignment)], setting)
+
+
+def chosen_options(units: Sequence[Unit], assignment: Assignment) -> list[tuple[Option, tuple[int, ...]]]:
+    """Each table's option and places."""
+    return [(option, choice.places) for unit, choice in zip(units, assignment, strict=True) for option in unit.options[choice.option]]
+
+
+def _constant(setting: Setting) -> float:
+    """What every plan pays: the dense part, and messages of no length."""
+    return cost_of([], setting).step_seconds
+
+
+def _best_found(units: Sequence[Unit], capacity: Floats, setting: Setting) -> Assignment | None:
+    """Greedy and every uniform start, each improved; by the whole price."""
+    kinds = list(dict.fromkeys(o[0].kind for u in units for o in u.options))
+    starts = [greedy(units, capacity), *(greedy(units, capacity, [kind]) for kind in kinds), greedy(units, capacity, by_bytes=True)]
+    fitting = [s for s in starts if s is not None]
+    if not fitting:
+        return None
+    priced = sorted(((_cost(units, s, setting).step_seconds, i) for i, s in enumerate(fitting)))
+    better = [improved(units, capacity, fitting[i]) for _, i in priced[:2]]
+    return min([*better, *(fitting[i] for _, i in priced)], key=lambda s: _cost(units, s, setting).step_seconds)
+
+
+def _plan(tables: Sequence[EmbeddingBagConfig], units: Sequence[Unit], best: Assignment, setting: Setting, name: str) -> ShardingPlan:
+    made = {option.table: option.sharding(places) for option, places in chosen_options(units, best)}
+    return ShardingPlan({t.name: made[t.name] for t in tables}, setting.topology.world_size, name)
+
+
+def _does_not_fit(tables: Sequence[EmbeddingBagConfig], units: Sequence[Unit], capacity: Floats,
+                  setting: Setting, name: str) -> PlanError:
+    """Why: of the plan that comes closest, which spreads bytes as evenly as options allow."""
+    free = np.full(len(capacity), np.inf)
+    closest = greedy(units, free, ["row_wise", "table_row_wise", "column_wise"], by_bytes=True)
+    if closest is not None:
+        try:
+            check_memory(tables, _plan(tables, units, closest, setting, name), setting.rule, setting.topology)
+        except PlanError as error:
+            return error
+    total = sum(min(float(b.bytes.sum()) for p in chosen for b in p.blocks) for u in units for chosen in u.options)
+    return PlanError(f"plan {name}: no plan fits these constraints and {human(float(capacity.sum()))} of memory on all ranks "
+                     f"(tables and optimiser state need about {human(total)}): allow more types or ranks, or tables may not be kept apart "
+                     "on so few ranks")

@@ -1,0 +1,153 @@
+"""What all pictures share: colours that colour-blind eyes tell apart, dark text on white, sizes as people read them, files.
+
+Colours of few things are Okabe and Ito's, of phases and of memory Paul Tol's; many ranks share the scale `viridis`. None is told by its
+colour alone: bars are stacked in the order of the legend, shards carry their rank's number where there is room.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recapp.reporting.phases import PHASES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 120
+INK, QUIET, GRID = "#1a1a1a", "#595959", "#d9d9d9"      # text, text of second rank, lines behind
+RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C6D31")
+SERIES_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1a1a1a", "#8C6D31")
+PHASE_COLORS = dict(zip(PHASES, ("#4477AA", "#66CCEE", "#CCBB44", "#BBBBBB", "#EE6677", "#AA3377"), strict=True))
+MEMORY_COLORS = {"weights": "#004488", "state": "#DDAA33", "buffers": "#BB5566"}
+MEMORY_NAMES = {"weights": "weights", "state": "optimiser state", "buffers": "exchange buffers"}
+_STYLE: Any = {
+    "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": QUIET,
+    "xtick.color": INK, "ytick.color": INK, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.grid": False, "grid.color": GRID, "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.spines.top": False,
+    "axes.spines.right": False, "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white",
+    "legend.frameon": False, "legend.fontsize": 9, "hatch.linewidth": 0.5, "svg.hashsalt": "recapp", "text.parse_math": False,
+}
+
+
+@dataclass
+class Picture:
+    """A figure with what belongs to it.
+
+    Args:
+        name: of its files, without suffix.
+        title: above it.
+        alt: what it shows, for who cannot see it: with its main numbers.
+        caption: how to read it.
+        svg: as text.
+        png: as bytes.
+    """
+
+    name: str
+    title: str
+    alt: str
+    caption: str
+    svg: str
+    png: bytes
+
+    def write(self, folder: Path, *suffixes: str) -> list[Path]:
+        """Its files, `<name>.png` and `<name>.svg` or one of them; their paths."""
+        paths = [folder / f"{self.name}.{suffix}" for suffix in suffixes]
+        for path in paths:
+            path.write_bytes(self.png if path.suffix == ".png" else self.svg.encode())
+        return paths
+
+
+class Sheet:
+    """A figure under way: `axes` from above to below; `finish` makes a picture of what was drawn."""
+
+    def __init__(self, figure: "Figure", axes: "list[Axes]") -> None:
+        self.figure, self.axes = figure, axes
+
+    def finish(self, name: str, title: str, alt: str, caption: str) -> Picture:
+        """The picture in both formats; equal figures give equal files."""
+        svg, png = io.StringIO(), io.BytesIO()
+        self.figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        self.figure.set_layout_engine("none")       # it is laid out: the same again
+        self.figure.savefig(png, format="png", metadata={"Software": None})
+        text = svg.getvalue()
+        return Picture(name, title, alt, caption, text[text.index("<svg"):], png.getvalue())
+
+
+@contextmanager
+def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Sheet]:
+    """An empty figure in the house's style, which holds inside the `with`.
+
+    Args:
+        width: inches.
+        height: inches.
+        rows: axes below each other; none leaves one without frame, ticks or margins, in inches.
+        columns: axes side by side.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained" if rows else None, dpi=DPI)
+        if rows:
+            axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        else:
+            axes = [figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height))]
+            axes[0].axis("off")
+        yield Sheet(figure, axes)
+
+
+def size(n: float) -> str:
+    """Bytes in powers of ten, for people: 308.5 MB."""
+    from matplotlib.ticker import EngFormatter
+
+    return str(EngFormatter("B", places=0 if n < 1000 else 1)(n))
+
+
+def byte_axis(axis: Any) -> None:
+    """Ticks of an axis as sizes."""
+    from matplotlib.ticker import EngFormatter
+
+    axis.set_major_formatter(EngFormatter("B"))
+
+
+def rank_colors(world: int) -> list[str]:
+    """A colour for each rank: eight that are apart, or for more ranks a scale on which neighbours are alike."""
+    if world <= len(RANK_COLORS):
+        return list(RANK_COLORS[:world])
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["viridis"](rank / (world - 1))) for rank in range(world)]
+
+
+def ink_on(color: Any) -> str:
+    """Black or white, whatever reads better on a colour."""
+    from matplotlib.colors import to_rgb
+
+    red, green, blue = to_rgb(color)
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else "white"
+
+
+def stacked(axes: "Axes", places: Sequence[float], parts: Mapping[str, Sequence[float]], colors: Mapping[str, str], width: float = 0.8, *,
+            lying: bool = False) -> list[float]:
+    """Draws bars of parts on each other, with a white line between them; returns how long they are."""
+    ends = [0.0] * len(places)
+    line: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4 if len(places) < 200 else 0.0}
+    for name, values in parts.items():
+        if lying:
+            bars = axes.barh(places, values, width, left=ends, label=name, color=colors[name], **line)
+        else:
+            bars = axes.bar(places, values, width, bottom=ends, label=name, color=colors[name], **line)
+        for bar in bars:
+            bar.set_in_layout(False)        # inside the axes: a thousand of them would be asked for their extent
+        ends = [a + b for a, b in zip(ends, values, strict=True)]
+    return ends
+
+
+def legend_beside(axes: "Axes") -> None:
+    """Names of what is drawn, right of the axes, where they cover nothing; those of stacked bars from top to bottom."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True, handlelength=1.2)

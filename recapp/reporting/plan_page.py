@@ -1,0 +1,65 @@
+"""A plan as one page: what it costs, its pictures, and every table and rank in numbers."""
+
+from collections import Counter
+from pathlib import Path
+
+from recapp.console import Column
+from recapp.reporting import page
+from recapp.reporting.drawing import size
+from recapp.reporting.phases import PHASES
+from recapp.reporting.plan_figures import Explained, plan_pictures
+
+_PHASES = [Column(f"{phase}_ms", f"{phase}\nms", ".3f") for phase in PHASES]
+TABLE = [Column("table", "table"), Column("rows", "rows"), Column("dim", "dim"), Column("type", "type"), Column("mode", "mode"),
+         Column("ranks", "ranks"), Column("bytes", "MB", ",.1f", 1e6), Column("predicted_ms", "predicted\nms", ".3f"), *_PHASES,
+         Column("runner_up", "runner-up"), Column("runner_up_ms", "runner-up\nms", ".3f"), Column("why", "why")]
+RANK = [Column("rank", "rank"), Column("host", "host"), Column("bytes", "MB", ",.1f", 1e6), Column("weights", "weights\nMB", ",.1f", 1e6),
+        Column("state", "state\nMB", ",.1f", 1e6), Column("buffers", "buffers\nMB", ",.1f", 1e6),
+        Column("capacity", "capacity\nMB", ",.1f", 1e6), Column("predicted_ms", "predicted\nms", ".3f"), *_PHASES]
+
+
+def plan_page(explained: Explained, path: Path) -> Path:
+    """Writes a plan as one self-contained HTML page.
+
+    Args:
+        explained: what `recapp.planner.explain` tells of a plan.
+        path: of the page; its folder is made if it is not there.
+
+    Returns:
+        The path.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    alone = [] if explained["between_ranks"] else [page.heading("Bytes between ranks"), page.paragraph("Nothing travels between ranks.")]
+    rows = [{**row, "ranks": _ranks(row["ranks"], explained["world_size"])} for row in explained["rows"]]
+    return page.write_page(path, f"Sharding plan {explained['name']}", [
+        page.paragraph(_summary(explained)), *map(page.figure, plan_pictures(explained)), *alone,
+        page.heading("In numbers"), page.table(rows, TABLE, f"Tables: all {len(rows)}"),
+        page.table(explained["ranks"], RANK, f"Ranks: all {explained['world_size']}")])
+
+
+def _summary(explained: Explained) -> str:
+    types = ", ".join(f"{n} {kind}" for kind, n in Counter(row["type"] for row in explained["rows"]).most_common())
+    held, sent = sum(rank["bytes"] for rank in explained["ranks"]), sum(pair["bytes"] for pair in explained["between_ranks"])
+    bound = explained.get("lower_bound_ms")
+    near = f", at most {100 * (explained['step_ms'] / bound - 1):.1f} % above the best possible" if bound else ""
+    world, hosts = explained["world_size"], len(explained["hosts"])
+    return (f"{_count(len(explained['rows']), 'table')} ({types}) on {_count(world, 'rank')} of {_count(hosts, 'host')}, "
+            f"{explained['batch_per_rank']:,} samples a rank. Predicted step: {explained['step_ms']:.3g} ms{near}. "
+            f"{size(held)} on all ranks, {size(sent)} between them per step.")
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def _ranks(ranks: list[int], world: int) -> str:
+    """`0, 3, 5`, or `0-7` for neighbours, `all`."""
+    if len(ranks) == world > 1:
+        return "all"
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], rank]
+        else:
+            spans.append([rank])
+    return ", ".join("-".join(map(str, span)) for span in spans)

@@ -1,8 +1,9 @@
 """The process groups of a benchmark's ranks: made here, handed down as `Comm`s."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 import torch.distributed as dist
 
 from recapp.distributed.comm import Comm
@@ -24,3 +25,19 @@ def open_transports(names: Sequence[str]) -> dict[str, Comm]:
     """
     comms = [make_comm(dist.new_group() if dist.is_initialized() else None, transport=name) for name in names]
     return {comm.transport: comm for comm in comms}
+
+
+def first_ranks(world: int, transport: str, device: torch.device) -> Comm | None:
+    """A Comm of the first ranks, whose process group fits the device; None for the others. Every rank calls it.
+
+    Raises:
+        LaunchError: the transport was asked for by name and cannot be had.
+    """
+    group = dist.new_group(list(range(world)), backend="nccl" if device.type == "cuda" else "gloo")
+    return make_comm(group, device, transport) if dist.get_rank() < world else None
+
+
+def all_reduce(comm: Comm, tensor: torch.Tensor) -> Callable[[], object]:
+    """Start to sum a tensor over the ranks, as DDP does with gradients; the function waits for it."""
+    work: dist.Work = dist.all_reduce(tensor, group=comm.group, async_op=True)
+    return work.wait

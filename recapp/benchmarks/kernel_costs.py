@@ -1,0 +1,260 @@
+"""What the engine's own kernels cost on this machine: steps of it, timed from mark to mark, and lines through the times.
+
+A rank's peer is its own mirror image here: what it sends comes back as what the other would have sent. So everything that a rank does in
+a step on several ranks is done, on any machine, and nobody waits for anybody. All ranks of the machine do so at once: they share memory.
+
+    mark               kernel      counted
+    route, counts      route       ids of the batch, for each strip
+    place, link        link        the same; pooled: (bag, owner) pairs
+    serve              serve       rows asked of this rank
+    answer             answer      rows read for somebody, and bytes
+    combine            combine     vectors read, and bytes
+    spread             spread      gradients read, and bytes
+    group              group       rows asked of this rank
+    update             update      distinct rows, and bytes
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from recapp.benchmarks.engine import rule
+from recapp.benchmarks.fit import fit
+from recapp.benchmarks.workloads import Workload
+from recapp.distributed.comm import Comm, Span
+from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.distributed.requests import Requests
+from recapp.planner.hardware import KERNELS, WITHOUT_BYTES, Work
+from recapp.planner.rules import PlanRule, plan_by_rules
+from recapp.planner.topology import Topology
+from recapp.reporting.phases import PhaseClock
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+
+PARTS = {"route": ("route", "counts"), "link": ("place", "link")} | {kernel: (kernel,) for kernel in KERNELS[2:]}
+ROWS = (203931, 71328, 18598, 7012, 1245, 49, 14092, 4)         # tables as different as Criteo's
+WIDTHS = (16, 64, 128)
+BATCHES = 3             # in turn
+WARM, STEPS = 2, 5      # of a turn
+MOST_GB_PER_S = 1e6     # told of bytes that cost nothing beside their items; no memory has it
+
+
+@dataclass(frozen=True)
+class Case:
+    """Tables of some widths under one mode, and batches of several sizes.
+
+    Args:
+        widths: of the tables, in turn.
+        type: how they are sharded.
+        mode: how they ask.
+        shapes: batch size and ids a bag.
+    """
+
+    widths: tuple[int, ...]
+    type: str
+    mode: str
+    shapes: tuple[tuple[int, int], ...]
+
+    def workload(self, batch_size: int, bag: int) -> Workload:
+        """Its tables and ids."""
+        widths = tuple(self.widths[i % len(self.widths)] for i in range(len(ROWS)))
+        return Workload("calibrate", batch_size, ROWS, widths, (bag,) * len(ROWS))
+
+
+CASES = (
+    *(Case((width,), "row_wise", "unique", ((32, 1), (512, 1), (4096, 1), (256, 10))) for width in WIDTHS),
+    *(Case((width,), "row_wise", "pooled", ((32, 10), (512, 10))) for width in WIDTHS),
+    Case((64,), "data_parallel", "unique", ((512, 1), (4096, 1))),
+    Case(WIDTHS, "row_wise", "unique", ((32, 1), (1024, 1))),
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One kernel in one step.
+
+    Args:
+        widths: of the case's tables.
+        calls: groups that had something to do.
+        items: as `recapp/planner/hardware.py` counts them.
+        bytes: likewise.
+        seconds: that it took.
+    """
+
+    widths: tuple[int, ...]
+    calls: float
+    items: float
+    bytes: float
+    seconds: float
+
+
+class Mirror(Comm):
+    """Two ranks, of which the other does what this one does: what is sent comes back."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(None, device)
+        self.rank, self.world, self.transport = 0, 2, "none"
+
+    def swap(self, buffer: torch.Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]) -> Callable[[], None]:
+        """The other's message is this one's."""
+        buffer[slice(*recv_W[1])] = buffer[slice(*send_W[1])]
+        return lambda: None
+
+    def barrier(self) -> None:
+        """The other is here already."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Both have the same."""
+        return [value, value]
+
+
+class _TellsServe:
+    """A backend that marks the end of serving, which the engine does not tell apart from answering."""
+
+    def __init__(self, backend: Any, mark: Callable[[str], None]) -> None:
+        self._backend, self._mark = backend, mark
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def serve(self, *arguments: Any) -> Any:
+        found = self._backend.serve(*arguments)
+        self._mark("serve")
+        return found
+
+
+class Steps:
+    """A collection's steps on batches of one shape.
+
+    Args:
+        collection: sharded over a mirror.
+        widths: of its tables.
+        workload: the shape.
+        seed: of the ids.
+    """
+
+    def __init__(self, collection: ShardedEmbeddingBagCollection, widths: tuple[int, ...], workload: Workload, seed: int) -> None:
+        self.collection, self.widths, self.seconds = collection, widths, dict[str, list[float]]()
+        self.batches = [b.to(collection.comm.device) for b in workload.features_of(workload.draw(seed, BATCHES))]
+        self.gradient_BK = torch.randn(workload.batch_size, workload.width, device=collection.comm.device)
+        counted = [_counts(collection, batch) for batch in self.batches]
+        self.counts = {k: [sum(c[k][i] for c in counted) / len(counted) for i in range(3)] for k in KERNELS}
+
+    def run(self, steps: int) -> None:
+        """A turn; the median of each kernel is kept."""
+        clock, wait = PhaseClock(), synchroniser(self.collection.comm.device)
+
+        def mark(name: str) -> None:
+            wait()
+            clock(name)
+
+        plain, quiet = self.collection.backend, self.collection.mark
+        self.collection.backend, self.collection.mark = _TellsServe(plain, mark), mark
+        for i in range(WARM + steps):
+            clock.start()
+            self.collection(self.batches[i % BATCHES]).values().backward(self.gradient_BK)
+            clock.end("rest")
+        self.collection.backend, self.collection.mark = plain, quiet
+        parts = clock.parts_ms(WARM)
+        for kernel, marks in PARTS.items():
+            self.seconds.setdefault(kernel, []).append(sum(parts.get(m, 0.0) for m in marks) / 1e3)
+
+    def samples(self) -> dict[str, Sample]:
+        """Each kernel over all turns."""
+        return {k: Sample(self.widths, self.counts[k][0], self.counts[k][1], self.counts[k][2], statistics.median(times))
+                for k, times in self.seconds.items()}
+
+
+def synchroniser(device: torch.device) -> Callable[[], None]:
+    """Waits until the device has done what it was told; a CPU has."""
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+def _counts(c: ShardedEmbeddingBagCollection, features: KeyedJaggedTensor) -> dict[str, tuple[int, int, int]]:
+    """Calls, items and bytes of every kernel in a step."""
+    q = c.input_dist(features)
+    q.finish()
+    parts = [_group_counts(c, q, g) for g in range(len(c.routes))]
+    q.release()
+    return {kernel: (len([1 for part in parts if part[kernel][0]]), sum(part[kernel][0] for part in parts),
+                     sum(part[kernel][1] for part in parts)) for kernel in KERNELS}
+
+
+def _group_counts(c: ShardedEmbeddingBagCollection, q: Requests, g: int) -> dict[str, tuple[int, int]]:
+    """Items and bytes of one group."""
+    asked, served, store = q.asked[g], q.served[g], c.store(g)
+    served.group(store.rows)
+    number, width, stored = c.dtype.itemsize, store.width, store.weights.dtype.itemsize
+    touched, reads, bags, pairs = len(served.row_U), len(asked.combine.index_N), asked.combine.bags, asked.bags.pairs
+    rows, vectors = (int(q.in_WG3[:, g, i].sum()) for i in (0, 1))
+    written = asked.learn.bags * (c.comm.world if asked.everywhere else 1)
+    learned = len(served.learn.index_N)
+    state = sum(width if kind == "element" else 1 for _, kind in c.rule.state) * number
+    answers = (0, 0) if asked.everywhere else (rows, rows * width * stored + vectors * width * number)
+    return {
+        "route": (pairs, 0), "link": (reads, 0), "serve": (rows, 0), "group": (rows, 0), "answer": answers,
+        "combine": (reads, (reads + bags) * width * number), "spread": (reads, (reads + written) * width * number),
+        "update": (touched, learned * width * number + 2 * touched * (width * stored + state)),
+    }
+
+
+def measure_kernels(comm: Comm, device: torch.device, backend: str, *, cases: Sequence[Case] = CASES, rounds: int = 5, steps: int = STEPS,
+                    advance: Callable[[int], None] = lambda _: None) -> dict[str, list[Sample]]:
+    """Samples of every kernel, the median over rounds and ranks. Every rank calls it.
+
+    Args:
+        comm: the ranks; only their barriers are used while steps run.
+        device: of the kernels.
+        backend: local kernels.
+        cases: what is run.
+        rounds: in which each case and shape has one turn.
+        steps: of a turn.
+        advance: told after each turn, and after each shape is made.
+    """
+    runs: list[Steps] = []
+    for case in cases:
+        if comm.rank:                   # rank 0 first: what it compiles, the others read from disk
+            comm.barrier()
+        runs += _steps(case, device, backend, comm.rank)
+        if not comm.rank:
+            comm.barrier()
+        advance(len(case.shapes))
+    for _ in range(rounds):
+        for run in runs:
+            comm.barrier()
+            run.run(steps)
+            advance(1)
+    told = comm.gather([run.samples() for run in runs])
+    return {k: [_median([samples[i][k] for samples in told]) for i in range(len(runs)) if told[0][i][k].calls] for k in KERNELS}
+
+
+def turns(cases: Sequence[Case] = CASES, rounds: int = 5) -> int:
+    """How often `measure_kernels` will say `advance`."""
+    return sum(len(case.shapes) for case in cases) * (1 + rounds)
+
+
+def _median(ranks: Sequence[Sample]) -> Sample:
+    items, sizes, seconds = (statistics.median(getattr(s, part) for s in ranks) for part in ("items", "bytes", "seconds"))
+    return replace(ranks[0], items=items, bytes=sizes, seconds=seconds)
+
+
+def _steps(case: Case, device: torch.device, backend: str, rank: int) -> list[Steps]:
+    tables = case.workload(1, 1).tables()
+    plan = plan_by_rules(tables, Topology(2), [PlanRule(case.type)], name="calibrate", mode=case.mode)
+    collection = ShardedEmbeddingBagCollection(tables, plan, Mirror(device), rule(), backend=backend)
+    return [Steps(collection, case.widths, case.workload(*shape), rank) for shape in case.shapes]
+
+
+def fit_kernels(samples: Mapping[str, Sequence[Sample]]) -> tuple[dict[str, Work], dict[str, float]]:
+    """Each kernel's `Work`, and the median relative error of its line."""
+    found, errors = {}, {}
+    for kernel in KERNELS:
+        measured = samples[kernel]
+        whole = kernel in WITHOUT_BYTES
+        counts = [[s.calls, s.items] if whole else [s.calls, s.items, s.bytes] for s in measured]
+        (call, item, *byte), errors[kernel] = fit(counts, [s.seconds for s in measured])
+        found[kernel] = Work(call * 1e6, item * 1e9, math.inf if whole else min(MOST_GB_PER_S, 1e-9 / max(byte[0], 1e-30)))
+    return found, errors

@@ -1,0 +1,130 @@
+"""What messages cost on this machine: the engine's all-to-all and DDP's all-reduce, by size and by number of ranks.
+
+    a message = latency + bytes / rate        bytes: what one rank sends (all-to-all), what is summed (all-reduce)
+
+Ranks 0, 1, ... of the first hosts take part; the others wait. What is between hosts can be measured
+only where ranks are on several.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from recapp.benchmarks.fit import fit
+from recapp.benchmarks.kernel_costs import synchroniser
+from recapp.benchmarks.ranks import all_reduce, first_ranks
+from recapp.distributed.comm import Comm
+
+SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)   # bytes; of an all-to-all between two ranks, of an all-reduce in all
+TURN_SECONDS = 0.02         # of one size in one round
+MOST_REPEATS = 50
+OVERLAP_BYTES = 1 << 21     # the dense gradients of a click model: half a million numbers
+
+Kind = Literal["all_to_all", "all_reduce"]
+
+@dataclass(frozen=True)
+class Found:
+    """One kind of message among so many ranks."""
+
+    ranks: int
+    latency_us: float
+    gb_per_s: float
+    error: float
+
+
+def worlds(local: int, world: int) -> list[int]:
+    """Numbers of ranks that are measured: 2, 4, ... and all of one host; then two, four, ... and all hosts."""
+    def up_to(most: int) -> list[int]:
+        return [min(2**i, most) for i in range(1, most.bit_length() + 1)]
+
+    return sorted({n for n in (*up_to(local), *(local * hosts for hosts in up_to(world // local))) if n > 1})
+
+
+def measure_link(kind: Kind, comm: Comm, device: torch.device, world: int, transport: str, *, sizes: Sequence[int] = SIZES,
+                 rounds: int = 5, advance: Callable[[int], None] = lambda _: None) -> Found | None:
+    """Latency and rate of messages among the first ranks. Every rank calls it; those that take no part get None.
+
+    Args:
+        kind: of message.
+        comm: all ranks.
+        device: of what is sent.
+        world: how many take part.
+        transport: of all-to-all; all-reduce goes through the process group.
+        sizes: of messages.
+        rounds: in which each size has one turn; the median counts.
+        advance: told after each round.
+    """
+    ranks = first_ranks(world, transport if kind == "all_to_all" else "gloo", device)
+    found = None
+    if ranks is not None:
+        turns = [_message(kind, ranks, size) for size in sizes]
+        repeats = [_repeats(ranks, turn) for turn in turns]
+        times: list[list[float]] = [[] for _ in sizes]
+        for _ in range(rounds):
+            for i, turn in enumerate(turns):
+                times[i].append(max(ranks.gather(_time(ranks, turn, repeats[i]))))
+            advance(1)
+        sent = [size * (world - 1) if kind == "all_to_all" else size for size in sizes]
+        (latency, byte), error = fit([[1, n] for n in sent], [statistics.median(t) for t in times])
+        found = Found(world, latency * 1e6, 1e-9 / max(byte, 1e-15), error)
+    comm.barrier()
+    return found
+
+
+def _message(kind: Kind, ranks: Comm, size: int) -> Callable[[], object]:
+    n = max(1, size // 4)
+    if kind == "all_reduce":
+        tensor = torch.zeros(n, device=ranks.device)
+        return lambda: all_reduce(ranks, tensor)()
+    buffer = torch.zeros(2 * ranks.world * n, device=ranks.device)
+    send_W, recv_W = ([(at + r * n, at + (r + 1) * n) for r in range(ranks.world)] for at in (0, ranks.world * n))
+    return lambda: ranks.swap(buffer, send_W, recv_W)()
+
+
+def _time(ranks: Comm, turn: Callable[[], object], repeats: int) -> float:
+    """Mean seconds of one of several in a row, on this rank."""
+    synchronise = synchroniser(ranks.device)
+    ranks.barrier()
+    turn()
+    synchronise()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        turn()
+    synchronise()
+    return (time.perf_counter() - began) / repeats
+
+
+def _repeats(ranks: Comm, turn: Callable[[], object]) -> int:
+    """As many as make a turn, on all ranks alike."""
+    once: float = max(ranks.gather(_time(ranks, turn, 2)))
+    return min(MOST_REPEATS, max(2, math.ceil(TURN_SECONDS / once)))
+
+
+def measure_overlap(comm: Comm, device: torch.device, rounds: int = 5) -> float:
+    """Share of an all-reduce that hides behind what a rank computes meanwhile; 0 where a rank's core does both one after the other."""
+    ranks = first_ranks(comm.world, "gloo", device)
+    assert ranks is not None
+    tensor, square = torch.zeros(OVERLAP_BYTES // 4, device=device), torch.randn(256, 256, device=device)
+    alone = max(ranks.gather(_time(ranks, lambda: all_reduce(ranks, tensor)(), 3)))
+    product = _time(ranks, lambda: square @ square, 10)
+    products = max(ranks.gather(max(1, round(alone / product))))
+
+    def compute() -> None:
+        for _ in range(products):
+            square @ square
+
+    def both() -> None:
+        wait = all_reduce(ranks, tensor)
+        compute()
+        wait()
+
+    def hidden() -> float:
+        computing, summing, together = (float(max(ranks.gather(_time(ranks, turn, 3))))
+                                        for turn in (compute, lambda: all_reduce(ranks, tensor)(), both))
+        return (computing + summing - together) / min(computing, summing)
+    return min(1.0, max(0.0, statistics.median(hidden() for _ in range(rounds))))

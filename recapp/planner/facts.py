@@ -15,7 +15,8 @@ from recapp.tables.config import EmbeddingBagConfig
 
 FREQUENT_LOOKUPS_PER_ROW = 1.0      # a row is read every step: a replica's gradients are then no more than the table itself
 SPARSE_LOOKUPS_PER_ROW = 0.01       # a step reads at most one row of a hundred
-FAST_GB_PER_S = 50.0                # of a rank: between PCIe 4.0 x16 (32) with InfiniBand HDR (25), and NVLink (150 and more, V100 on)
+FAST_GB_PER_S = 30.0                # of a rank in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40; PCIe 4.0 and
+#                                     InfiniBand HDR 20 to 25
 
 
 @dataclass(frozen=True)
@@ -56,24 +57,23 @@ class TableFacts:
 
 
 def table_facts(tables: Sequence[EmbeddingBagConfig], topology: Topology, *, statistics: Mapping[str, Any] | None = None,
-                batch_per_rank: int | None = None, interconnect_gb_per_s: float | None = None) -> list[TableFacts]:
+                batch_per_rank: int | None = None) -> list[TableFacts]:
     """What rules may ask about each table.
 
     Args:
         tables: of the model.
-        topology: the ranks, their hosts and memory.
+        topology: the ranks, their hosts, memory and hardware.
         statistics: by table name, objects with `ids_per_sample`; without them every feature has one id in every sample.
         batch_per_rank: samples of a rank's batch.
-        interconnect_gb_per_s: what a rank sends per second.
     """
     memory = min(topology.memory_bytes) - topology.reserve_bytes if topology.memory_bytes else None
     batch = batch_per_rank * topology.world_size if batch_per_rank else None
-    known = statistics or {}
+    known, speed = statistics or {}, _gb_per_s(topology)
 
     def of(t: EmbeddingBagConfig) -> TableFacts:
         ids = float(known[t.name].ids_per_sample) if t.name in known else float(len(t.feature_names))
         return TableFacts(t.name, t.num_embeddings, t.embedding_dim, ids * batch / t.num_embeddings if batch else None,
-                          None if memory is None else weight_bytes(t) / max(memory, 1), interconnect_gb_per_s, topology.hosts)
+                          None if memory is None else weight_bytes(t) / max(memory, 1), speed, topology.hosts)
 
     return [of(t) for t in tables]
 
@@ -81,3 +81,11 @@ def table_facts(tables: Sequence[EmbeddingBagConfig], topology: Topology, *, sta
 def weight_bytes(table: EmbeddingBagConfig) -> int:
     """Bytes of all its weights."""
     return table.num_embeddings * table.embedding_dim * table.data_type.dtype.itemsize
+
+
+def _gb_per_s(topology: Topology) -> float | None:
+    """What a rank sends in a large all-to-all among all ranks, where the hardware is known."""
+    if topology.hardware is None:
+        return None
+    link = topology.hardware.all_to_all["network" if topology.hosts > 1 else "host"]
+    return float(1 / link.seconds(max(topology.world_size, 2), 1e9))

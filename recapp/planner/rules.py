@@ -70,7 +70,7 @@ class PlanRule:
         lookups_per_row_above, lookups_per_row_at_most: mean lookups of a row in a step of all ranks.
         access: "frequent" (at least 1 lookup per row) or "sparse" (at most 0.01).
         memory_share_above, memory_share_at_most: the table's weights as a share of what the smallest rank can give.
-        interconnect: "fast" (a rank sends 50 GB/s or more) or "slow".
+        interconnect: "fast" (a rank sends 30 GB/s or more) or "slow".
         hosts_at_least, hosts_at_most: bounds of the number of hosts.
         tables: names or globs, one of which must match.
         mode: "unique", "pooled" or "auto" instead of the plan's mode.
@@ -166,8 +166,7 @@ def read_rule(plain: Mapping[str, Any], setting: str) -> PlanRule:
 
 def plan_by_rules(tables: Sequence[EmbeddingBagConfig], topology: Topology, rules: Sequence[PlanRule], *, name: str,
                   overrides: Mapping[str, str] | None = None, mode: str = "unique", column_width: int = COLUMN_WIDTH,
-                  deal: str = "balanced", statistics: Mapping[str, Any] | None = None, batch_per_rank: int | None = None,
-                  interconnect_gb_per_s: float | None = None) -> ShardingPlan:
+                  deal: str = "balanced", statistics: Mapping[str, Any] | None = None, batch_per_rank: int | None = None) -> ShardingPlan:
     """Shard every table by the first rule that matches it.
 
     Args:
@@ -179,7 +178,7 @@ def plan_by_rules(tables: Sequence[EmbeddingBagConfig], topology: Topology, rule
         mode: how tables ask for rows, "unique", "pooled" or "auto".
         column_width: columns of a vertical strip.
         deal: "balanced" or "round_robin", for tables whose place is free.
-        statistics, batch_per_rank, interconnect_gb_per_s: as `table_facts` takes them.
+        statistics, batch_per_rank: as `table_facts` takes them.
 
     Returns:
         The plan; its `reasons` name the rule of each table, its `notes` what rules asked for and nobody knew.
@@ -189,7 +188,7 @@ def plan_by_rules(tables: Sequence[EmbeddingBagConfig], topology: Topology, rule
     """
     if deal not in DEALS:
         raise PlanError(f"plan.deal={deal}: {suggest(deal, DEALS)}")
-    facts = table_facts(tables, topology, statistics=statistics, batch_per_rank=batch_per_rank, interconnect_gb_per_s=interconnect_gb_per_s)
+    facts = table_facts(tables, topology, statistics=statistics, batch_per_rank=batch_per_rank)
     chosen = _overridden(tables, overrides or {}, mode)
     chosen |= {f.name: _choose(f, rules, name, mode) for f in facts if f.name not in chosen}
     place = _balanced if deal == "balanced" else _round_robin

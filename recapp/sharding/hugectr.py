@@ -142,11 +142,11 @@ class _Lists:
         return _Group(WORDS[word], local, every, count, shard)
 
     def _numbers(self, g: int, k: int, key: str, plain: Any) -> tuple[int, ...]:
-        if not isinstance(plain, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in plain):
+        if not isinstance(plain, list) or set(map(type, plain)) - {int}:
             self._fail(g, k, f"{key} must be a list of lookups, not {json.dumps(plain)}", 3)
-        for i in plain:
-            if not 0 <= i < len(self.table_of):
-                self._fail(g, k, f"lookup {i} in {key}: the model has lookups 0..{len(self.table_of) - 1}, a (table, feature) each", 2)
+        if plain and not (min(plain) >= 0 and max(plain) < len(self.table_of)):
+            wrong = next(i for i in plain if not 0 <= i < len(self.table_of))
+            self._fail(g, k, f"lookup {wrong} in {key}: the model has lookups 0..{len(self.table_of) - 1}, a (table, feature) each", 2)
         return tuple(plain)
 
     def _number(self, g: int, k: int, plain: Mapping[str, Any], names: Sequence[str], default: int) -> int:

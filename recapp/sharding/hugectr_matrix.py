@@ -94,7 +94,7 @@ def _placed(said: Mapping[str, Any], names: list[str], source: str) -> dict[str,
     placed: dict[str, tuple[int, str, int]] = {}
     for k, (word, group) in enumerate(zip(words, groups, strict=True)):
         if word not in WORDS or not isinstance(group, list):
-            raise PlanError(f"{source}: group {k}: placement {word}: {suggest(str(word), WORDS)}, with a list of tables (rule 3)")
+            raise PlanError(f"{source}: group {k}: placement {word}: {suggest(str(word), WORDS)} and a list of tables (rule 3)")
         for item in group:
             table, strips = item if isinstance(item, list) and len(item) == 2 else (item, 1)
             name = _name(table, names, f"{source}: group {k}")

@@ -3,7 +3,8 @@
     settings -> JOB/resolved.yaml.tmp -> ranks (`recapp.worker`, each reads it) -> JOB/resolved.yaml, JOB/metrics.json
 
 This process only composes the settings, starts the ranks and waits; with `-m` it does so once for each job and compares the jobs
-so far after each. Under torchrun or srun the ranks are there already: then each of them runs this, and the worker's body in place.
+so far after each; the last one is followed by the sweep's report. Under torchrun or srun the ranks are there already: then each of them
+runs this, and the worker's body in place.
 """
 
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.commands import Job, run, run_on_ranks
+from recapp.commands import INTERRUPTED, Job, run, run_on_ranks
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import leave
 from recapp.reporting import comparison
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
     """
     format = "text"
     compared: list[dict[str, Any]] = []
+    sweep: Path | None = None
 
     def task(config: dict[str, Any], job: Job) -> float | None:
         nonlocal format
@@ -43,6 +45,8 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
         return metrics.get(OBJECTIVE)
 
     def after(job: Job) -> None:
+        nonlocal sweep
+        sweep = job.sweep
         if job.sweep is not None:
             compared[:] = comparison.compare(job.sweep)
             comparison.write_csv(compared, job.sweep / "comparison.csv")
@@ -50,6 +54,8 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
                 print_comparison(compared, job.sweep)
 
     code = run("train", task, after=after, argv=argv)
+    if sweep is not None and code != INTERRUPTED:
+        report_of(sweep)
     if compared and format == "json":
         console.emit(compared, format)
     return code
@@ -73,6 +79,17 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         if f"trainer.{one}" in said and f"trainer.{other}" not in said and settings["trainer"][one] is not None:
             settings["trainer"][other] = None
     return settings
+
+
+def report_of(sweep: Path) -> None:
+    """Writes the sweep's report beside its comparison, which does not depend on it: a full disk is a remark."""
+    from recapp.reporting.sweep_report import REPORT_FILE, write_report
+
+    try:
+        write_report(sweep)
+        console.note(f"report {console.short_path(sweep / REPORT_FILE)}")
+    except OSError as error:
+        console.note(f"no report: {error.filename}: {error.strerror}; python -m recapp.report path={console.short_path(sweep)} makes it")
 
 
 def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:

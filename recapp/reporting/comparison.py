@@ -56,14 +56,25 @@ def compare(sweep: Path) -> list[dict[str, Any]]:
         rank's), and `error`. The status is what `metrics.json` says (`ok`), `failed`, or `stopped` by Ctrl-C or without a word.
     """
     asked = _overrides(sweep / "multirun.yaml")
+    return [record_of(job, asked) for job in jobs_of(sweep)]
+
+
+def jobs_of(sweep: Path) -> list[Path]:
+    """The directories of a sweep's jobs so far, in the order of their numbers; none where it is not a sweep's."""
     jobs = [file.parent.parent for file in sweep.glob("*/.hydra/overrides.yaml")]
-    jobs.sort(key=lambda job: (int(job.name) if job.name.isdecimal() else sys.maxsize, job.name))
-    records = []
-    for job in jobs:
-        said = _overrides(job / ".hydra" / "overrides.yaml")
-        swept = {name: value for name, value in said.items() if asked.get(name) != value}
-        records.append(_record(job, said, swept))
-    return records
+    return sorted(jobs, key=lambda job: (int(job.name) if job.name.isdecimal() else sys.maxsize, job.name))
+
+
+def record_of(job: Path, asked: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The flat record of one run.
+
+    Args:
+        job: its directory.
+        asked: the overrides of the whole sweep, which are told of no single job; None: the run is none of a sweep.
+    """
+    said = _overrides(job / ".hydra" / "overrides.yaml")
+    swept = {} if asked is None else {name: value for name, value in said.items() if asked.get(name) != value}
+    return _record(job, said, swept)
 
 
 def write_csv(records: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -80,12 +91,13 @@ def write_csv(records: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def lines_of_table(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The records as `TABLE` shows them: what was swept beside the plan stands behind it, under the last part of its name."""
-    fixed = {"job", "status", "plan", "error", *METRICS}
-    lines = []
-    for record in records:
-        others = [f"{name.rpartition('.')[2]}={value}" for name, value in record.items() if name not in fixed]
-        lines.append({**record, "what": " ".join([str(record["plan"]), *others])})
-    return lines
+    return [{**record, "what": label(record)} for record in records]
+
+
+def label(record: Mapping[str, Any], leave_out: Sequence[str] = ()) -> str:
+    """The plan and what else was swept, but for some settings: `mixed seed=2`."""
+    fixed = {"job", "status", "plan", "error", *METRICS, *leave_out}
+    return " ".join([str(record["plan"]), *(f"{name.rpartition('.')[2]}={value}" for name, value in record.items() if name not in fixed)])
 
 
 def _overrides(path: Path) -> dict[str, str]:

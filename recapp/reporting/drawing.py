@@ -68,11 +68,12 @@ class Sheet:
         self.figure, self.axes = figure, axes
 
     def finish(self, name: str, title: str, alt: str, caption: str) -> Picture:
-        """The picture in both formats; equal figures give equal files."""
+        """The picture in both formats; equal figures give equal files. The PNG, which stands alone, has the title above it."""
         svg, png = io.StringIO(), io.BytesIO()
         self.figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         self.figure.set_layout_engine("none")       # it is laid out: the same again
-        self.figure.savefig(png, format="png", metadata={"Software": None})
+        self.figure.text(0.01, 1 + 0.1 / self.figure.get_figheight(), title, fontsize=13, weight="bold", va="bottom")
+        self.figure.savefig(png, format="png", metadata={"Software": None}, bbox_inches="tight", pad_inches=0.12)
         text = svg.getvalue()
         return Picture(name, title, alt, caption, text[text.index("<svg"):], png.getvalue())
 
@@ -148,6 +149,6 @@ def stacked(axes: "Axes", places: Sequence[float], parts: Mapping[str, Sequence[
     return ends
 
 
-def legend_beside(axes: "Axes") -> None:
-    """Names of what is drawn, right of the axes, where they cover nothing; those of stacked bars from top to bottom."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=True, handlelength=1.2)
+def legend_beside(axes: "Axes", *, of_stack: bool = False) -> None:
+    """Names of what is drawn, right of the axes, where they cover nothing; those of standing bars from top to bottom."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=of_stack, handlelength=1.2 if of_stack else 1.8)

@@ -22,7 +22,7 @@ figure { margin: 0 0 1rem } figure img { max-width: 100%; height: auto } figcapt
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; margin: .5rem 0 }
 th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid #d9d9d9; vertical-align: top }
 th { background: #fff; border-bottom: 2px solid #595959; vertical-align: bottom; white-space: pre-line }
-.number { text-align: right } td.number { white-space: nowrap } .long { min-width: 20rem }
+.number { text-align: right } td { white-space: nowrap } td.long { white-space: normal; min-width: 20rem }
 summary { cursor: pointer; margin: .5rem 0 }
 @media print { body { max-width: none; padding: 0 } figure, tr { break-inside: avoid } }
 """

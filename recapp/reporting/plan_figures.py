@@ -208,7 +208,7 @@ def ranks_picture(explained: Explained) -> Picture:
     """Memory and predicted time of each rank, as bars of their parts."""
     ranks = explained["ranks"]
     places = [rank["rank"] for rank in ranks]
-    with sheet(min(WIDTH, 6.8 + 0.25 * len(ranks)), 6.2, rows=2) as s:
+    with sheet(min(WIDTH, 7.6 + 0.2 * len(ranks)), 6.2, rows=2) as s:
         memory, spent = s.axes
         kinds = {name: [rank[kind] or 0 for rank in ranks] for kind, name in drawing.MEMORY_NAMES.items()}
         colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in drawing.MEMORY_NAMES.items()}
@@ -227,7 +227,7 @@ def ranks_picture(explained: Explained) -> Picture:
                   xlabel="rank", ylabel="ms per step")
         for axes in s.axes:
             _by_rank(axes, explained["hosts"], len(ranks))
-            drawing.legend_beside(axes)
+            drawing.legend_beside(axes, of_stack=True)
         return s.finish("plan_ranks", "What each rank carries",
                         f"Bars of {len(ranks)} ranks: the fullest holds {size(max(held))}, {_over_mean(held)}; the slowest is busy for "
                         f"{max(times):.3g} ms of a step, {_over_mean(times)}.",

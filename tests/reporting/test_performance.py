@@ -30,7 +30,8 @@ def step(clock, *marks):
 
 def test_a_part_is_the_time_since_the_last_mark_and_parts_of_a_phase_add_up(ticking):
     clock = PhaseClock()
-    step(clock, *"outside route counts outside answer combine vectors combine autograd spread update outside".split())
+    step(clock, "outside", "route", "counts", "outside", "answer", "combine", "vectors", "combine", "autograd", "spread", "update",
+         "outside")
     assert clock.parts_ms(0) == {"outside": 3e3, "route": 1e3, "counts": 1e3, "answer": 1e3, "combine": 2e3, "vectors": 1e3,
                                  "autograd": 1e3, "spread": 1e3, "update": 1e3}
     assert clock.phases_ms(0) == {"input": 2e3, "lookup": 3e3, "output": 1e3, "dense": 4e3, "gradients": 1e3, "update": 1e3}

@@ -1,0 +1,38 @@
+"""`python -m recapp.report path=DIR`: the report of a sweep or of one run, made from what its directory holds.
+
+    DIR -> DIR/report.html, DIR/*.png
+
+A sweep of `recapp.train` ends with it; this makes it anew, after more jobs, or for a run of its own. Nothing is measured, no rank is
+started, and the page needs neither network nor script.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recapp import console
+from recapp.commands import Job, run
+from recapp.distributed.rank_process import leave
+
+COLUMNS = (console.Column("what", "what"), console.Column("file", "file"), console.Column("left_out", "left out, because"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and answers its exit code.
+
+    Args:
+        argv: The arguments, by default those of the process.
+    """
+    def task(config: dict[str, Any], job: Job) -> None:
+        from recapp.reporting.sweep_report import write_report
+
+        rows = write_report(Path(str(config["path"])).expanduser())
+        if config["format"] == "text":
+            rows = [{**row, "file": row["file"] and console.short_path(row["file"])} for row in rows]
+        console.emit(rows, config["format"], COLUMNS)
+
+    return run("report", task, writes=False, argv=argv)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,18 +1,22 @@
 """Plans from rules: first match wins, names beat globs, equal inputs give equal plans, and load is spread."""
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from recapp.errors import ConfigError, PlanError
-from recapp.optim.rules import adam, rowwise_adagrad
-from recapp.planner.automatic import automatic_plan
+from recapp.optim.rules import rowwise_adagrad
 from recapp.planner.explain import plan_rows, rank_rows
+from recapp.planner.facts import table_facts
 from recapp.planner.memory import bytes_per_rank
-from recapp.planner.rules import PlanRule, plan_by_rules, read_rule
-from recapp.planner.topology import Topology
+from recapp.planner.rules import PRODUCTION, PlanRule, plan_by_rules, production_plan, read_rule
+from recapp.planner.topology import Topology, machine
+from recapp.settings import conf_dir
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.statistics import default_statistics
 
 MIXED = [PlanRule("row_wise", rows_above=100_000, dim_below=256), PlanRule("column_wise", dim_at_least=256),
          PlanRule("data_parallel", rows_at_most=6_000), PlanRule("table_wise")]
@@ -29,6 +33,12 @@ SAMPLE = [table("large_table", 1_000_000, 128), table("wide_table", 100_000, 256
 
 def plan(tables, rules=MIXED, world=2, hosts=1, **options):
     return plan_by_rules(tables, Topology(world, hosts), rules, name="mixed", **options)
+
+
+def shipped(name):
+    """The rules of `conf/plan/<name>.yaml`."""
+    plain = yaml.safe_load((conf_dir() / f"plan/{name}.yaml").read_text())
+    return [read_rule(rule, f"{name}.rules[{i}]") for i, rule in enumerate(plain["rules"])]
 
 
 def types(made):
@@ -103,6 +113,133 @@ def test_unknown_conditions_and_types_are_refused():
         plan(SAMPLE, [read_rule({"type": "rowwise"}, "plan.rules[0]")])
 
 
+def test_values_that_no_condition_can_have_are_refused():
+    for plain, says in (({"rows_above": "many"}, r"plan.rules\[0\].rows_above=many: must be a number of at least 0"),
+                        ({"memory_share_above": -1}, r"plan.rules\[0\].memory_share_above=-1: must be a number of at least 0"),
+                        ({"dim_below": True}, "dim_below=True: must be a number"),
+                        ({"lookups_per_row_above": float("nan")}, "=nan: must be"),
+                        ({"access": "frequently"}, r"plan.rules\[0\].access=frequently: did you mean frequent"),
+                        ({"interconnect": "infiniband"}, "interconnect=infiniband: .*fast.*slow")):
+        with pytest.raises(ConfigError, match=says):
+            read_rule({"type": "row_wise", **plain}, "plan.rules[0]")
+    with pytest.raises(ConfigError, match=r"plan.rules\[1\]=row_wise: a rule is a type and its conditions, e.g. \{type: row_wise"):
+        read_rule("row_wise", "plan.rules[1]")
+
+
+def test_each_decision_names_the_rule_that_fired():
+    made = plan(SAMPLE, [PlanRule("row_wise", rows_above=100_000, dim_below=256), PlanRule("table_wise", tables=["wide*", "x"]),
+                         PlanRule("data_parallel")], overrides={"small*": "table_wise"})
+    assert made.reasons == {
+        "large_table": "rules[0] of mixed: row_wise for more than 100,000 rows, fewer than 256 columns",
+        "wide_table": "rules[1] of mixed: table_wise for named wide* or x",
+        "small_table": "plan.tables.small*=table_wise"}
+    assert plan(SAMPLE[2:], [PlanRule("data_parallel")]).reasons == {"small_table": "rules[0] of mixed: data_parallel for all that is left"}
+
+
+def first_to_fire(conditions, t=SAMPLE[0], **options):
+    """Whether a rule of these conditions fires."""
+    made = plan([t], [PlanRule("row_wise", **conditions), PlanRule("table_wise")], **options)
+    return made.tables[t.name].sharding_type == "row_wise"
+
+
+def test_lookups_per_row_are_ids_of_all_ranks_over_rows():
+    """1,000 rows, 2 ranks of 300 samples: one id each makes 0.6 lookups per row, three make 1.8."""
+    t = table("t", 1000, 8)
+    three = {"t": default_statistics(t, 3.0)}
+    known = {"batch_per_rank": 300, "world": 2}
+    (facts,) = table_facts([t], Topology(2), batch_per_rank=300)
+    assert facts.lookups_per_row == 0.6 and facts.access == "between"
+    assert first_to_fire({"lookups_per_row_above": 0.59}, t, **known) and not first_to_fire({"lookups_per_row_above": 0.6}, t, **known)
+    assert first_to_fire({"lookups_per_row_at_most": 0.6}, t, **known)
+    assert first_to_fire({"lookups_per_row_above": 1.79}, t, statistics=three, **known)
+    assert first_to_fire({"access": "frequent"}, t, statistics=three, **known) and not first_to_fire({"access": "frequent"}, t, **known)
+    assert first_to_fire({"access": "sparse"}, table("t", 60_000, 8), **known) and not first_to_fire({"access": "sparse"}, t, **known)
+    two = replace(t, feature_names=["a", "b"])
+    assert first_to_fire({"lookups_per_row_above": 1.1}, two, **known)
+
+
+def test_memory_interconnect_and_hosts_are_asked_of_the_topology():
+    t = table("t", 1000, 8)                                         # 32,000 bytes
+    small = Topology(2, memory_bytes=[90_000, 74_000], reserve_bytes=10_000)
+    for share, fires in ((0.49, True), (0.5, False)):
+        made = plan_by_rules([t], small, [PlanRule("row_wise", memory_share_above=share), PlanRule("table_wise")], name="x")
+        assert (made.tables["t"].sharding_type == "row_wise") is fires
+    one, two, slow = machine("dgx_h100"), machine("dgx_h100_x2"), machine("dgx1_v100", 16)
+    for topology, conditions, fires in (
+            (one, {"interconnect": "fast"}, True), (one, {"interconnect": "slow"}, False), (slow, {"interconnect": "slow"}, True),
+            (machine("dgx1_v100"), {"interconnect": "fast"}, True), (two, {"hosts_at_least": 2}, True), (one, {"hosts_at_least": 2}, False),
+            (one, {"hosts_at_most": 1}, True), (two, {"hosts_at_most": 1}, False)):
+        made = plan_by_rules([t], topology, [PlanRule("row_wise", **conditions), PlanRule("table_wise")], name="x")
+        assert (made.tables["t"].sharding_type == "row_wise") is fires, (topology.world_size, conditions)
+
+
+@pytest.mark.parametrize(("conditions", "says"), [
+    ({"access": "sparse"}, "rules that ask for access do not fire: the batch size is not known"),
+    ({"lookups_per_row_at_most": 9}, "rules that ask for lookups_per_row_at_most do not fire: the batch size is not known"),
+    ({"memory_share_at_most": 9}, r"rules that ask for memory_share_at_most do not fire: no memory is known \(topology.memory_bytes\)"),
+    ({"interconnect": "slow"}, r"rules that ask for interconnect do not fire: no interconnect is known \(topology.hardware\)")])
+def test_what_is_unknown_fires_no_rule_and_is_noted(conditions, says):
+    made = plan(SAMPLE, [PlanRule("row_wise", **conditions), PlanRule("table_wise")])
+    assert set(types(made).values()) == {"table_wise"}
+    assert len(made.notes) == 1 and re.fullmatch(says, made.notes[0])
+    assert not plan(SAMPLE).notes
+
+
+PRODUCTION_CASES = {"users": (1_500_000, 128, "row_wise"), "texts": (100_000, 512, "column_wise"), "days": (10_000, 32, "table_wise"),
+                    "bounds": (1_000_000, 256, "table_wise"), "both": (1_000_001, 512, "row_wise"), "wide": (1_000_000, 257, "column_wise")}
+
+
+def test_the_production_rules_are_strict_by_name_and_as_a_function():
+    sizes = {n: {"num_embeddings": rows, "embedding_dim": dim} for n, (rows, dim, _) in PRODUCTION_CASES.items()}
+    wanted = {n: kind for n, (_, _, kind) in PRODUCTION_CASES.items()}
+    assert production_plan(sizes) == wanted and list(PRODUCTION) == shipped("production")
+    assert types(plan([table(n, rows, dim) for n, (rows, dim, _) in PRODUCTION_CASES.items()], shipped("production"))) == wanted
+    with pytest.raises(ConfigError, match="table users: embedding_dim must be given; there is num_embeddings"):
+        production_plan({"users": {"num_embeddings": 5}})
+
+
+def test_the_mixed_rules_are_those_that_are_shipped():
+    assert shipped("mixed") == MIXED
+
+
+@pytest.mark.parametrize(("rows", "dim", "topology", "kind"), [
+    (1_000, 16, "dgx_h100", "data_parallel"),                       # small, read every step
+    (99_999, 16, "dgx_h100", "table_wise"),                         # small
+    (100_000, 16, "dgx_h100", "row_wise"),                          # between, where all-to-all is cheap
+    (100_000, 16, "dgx1_v100", "row_wise"),
+    (100_000, 16, None, "table_wise"),                              # nobody knows what it costs
+    (900_000_000, 16, "dgx_h100", "row_wise"),                      # little memory: rows,
+    (60_000_000, 256, "dgx_h100", "column_wise"),                   # or columns where they are wide
+    (900_000_000, 16, "dgx_h100_x2", "table_row_wise"),             # several hosts: inside one
+    (60_000_000, 256, "dgx_h100_x2", "table_row_wise"),
+    (10_000_000, 16, "dgx_h100", "row_wise"),                       # rarely read
+    (10_000_000, 16, "dgx_h100_x2", "table_row_wise"),
+    (10_000_000, 16, None, "row_wise")])
+def test_the_guidelines_do_what_the_field_advises(rows, dim, topology, kind):
+    made = plan_by_rules([table("t", rows, dim)], machine(topology) if topology else Topology(8), shipped("guidelines"), name="guidelines",
+                         batch_per_rank=1024)
+    assert types(made) == {"t": kind}, made.reasons
+
+
+def test_the_guidelines_keep_large_tables_whole_that_are_read_every_step():
+    t = table("t", 200_000, 16)
+    made = plan_by_rules([t], Topology(8), shipped("guidelines"), name="guidelines", batch_per_rank=1024,
+                         statistics={"t": default_statistics(t, 40.0)})
+    assert types(made) == {"t": "table_wise"} and "frequent access" in made.reasons["t"]
+
+
+def test_round_robin_deals_strips_and_hosts_in_the_models_order():
+    tables = [table("a", 9, 128), table("r", 9, 16), table("b", 5, 16), table("c", 90, 64), table("d", 1, 192)]
+    rules = [PlanRule("column_wise", dim_at_least=128), PlanRule("row_wise", tables=["r"]), PlanRule("table_wise")]
+    made = plan(tables, rules, world=3, deal="round_robin").tables
+    assert {n: [s.rank for s in made[n].shards] for n in "abcd"} == {"a": [0, 1], "b": [2], "c": [0], "d": [1, 2, 0]}
+    grid = plan([table("g", 10, 128), table("t", 10, 8)], [PlanRule("grid_shard", dim_at_least=128), PlanRule("table_row_wise")],
+                world=6, hosts=3, deal="round_robin").tables
+    assert (grid["g"].ranks, grid["t"].ranks) == ([0, 1, 2, 3], [4, 5])
+    with pytest.raises(PlanError, match=r"plan.deal=roundrobin: did you mean round_robin"):
+        plan(tables, deal="roundrobin")
+
+
 def test_equal_inputs_give_equal_plans_and_the_order_of_tables_does_not_move_the_bytes():
     tables = [table(f"C{k + 1}", rows, 16) for k, rows in enumerate(CRITEO)]
     assert plan(tables, world=4) == plan(tables, world=4)
@@ -137,18 +274,6 @@ def test_ranks_that_do_not_spread_over_the_hosts_are_refused():
         Topology(4, 3)
     with pytest.raises(ConfigError, match="world_size=0: must be at least 1"):
         Topology(0)
-
-
-def test_the_automatic_plan_replicates_small_spreads_large_and_deals_the_rest():
-    made = automatic_plan([*SAMPLE, table("tiny", 100, 16)], Topology(2), rowwise_adagrad())
-    assert types(made) == {"large_table": "row_wise", "wide_table": "table_wise", "small_table": "table_wise", "tiny": "data_parallel"}
-    assert set(types(automatic_plan(SAMPLE, Topology(1))).values()) == {"table_wise"}
-    assert types(automatic_plan(SAMPLE, Topology(2), overrides={"wide*": "column_wise"}))["wide_table"] == "column_wise"
-
-
-def test_the_automatic_plan_must_fit():
-    with pytest.raises(PlanError, match="plan automatic does not fit"):
-        automatic_plan(SAMPLE, Topology(2, memory_bytes=[10**8] * 2), adam())
 
 
 def test_plans_are_told_as_rows_for_people():

@@ -2,13 +2,12 @@
 
     kernels (`kernel_costs`) + links (`link_costs`) + dense part + plain copy -> PATH, and a table of what was found
 
-Everything is timed in rounds and told by medians, on all ranks at once, because ranks share memory and cores. It takes less than a minute,
-where kernels must be compiled first one or two more.
+Everything is timed in rounds (medians of turns, the lower quartile of rounds), on all ranks at once, because ranks share memory and cores.
+It takes less than a minute; where kernels must be compiled first, one or two more.
 """
 
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recapp.benchmarks.fit import typical
 from recapp.benchmarks.kernel_costs import CASES, WIDTHS, Case, Sample, fit_kernels, measure_kernels, synchroniser, turns
 from recapp.benchmarks.link_costs import SIZES, Found, Kind, measure_link, measure_overlap, worlds
 from recapp.benchmarks.models import DENSE, MODELS, NamedModel
@@ -130,7 +130,7 @@ def _slowest(comm: Comm, seconds: float) -> float:
 
 
 def _timed(comm: Comm, work: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """The median round's seconds, all ranks beginning together."""
+    """Seconds of a round, all ranks beginning together."""
     wait, times = synchroniser(device), []
     for _ in range(1 + rounds):
         wait()
@@ -139,7 +139,7 @@ def _timed(comm: Comm, work: Callable[[], object], device: torch.device, rounds:
         work()
         wait()
         times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
+    return typical(times[1:])
 
 
 def _copy_seconds(comm: Comm, device: torch.device, rounds: int) -> float:

@@ -14,6 +14,11 @@ import numpy as np
 LEAST_SECONDS = 1e-9        # below the resolution of any clock
 
 
+def typical(seconds: Sequence[float]) -> float:
+    """The lower quartile of some rounds: others on the machine only ever make a round slower."""
+    return float(np.quantile(seconds, 0.25))
+
+
 def fit(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
     """Coefficients of at least 0 of each count, and the median relative error that is left.
 

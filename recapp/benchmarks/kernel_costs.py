@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from recapp.benchmarks.engine import rule
-from recapp.benchmarks.fit import fit
+from recapp.benchmarks.fit import fit, typical
 from recapp.benchmarks.workloads import Workload
 from recapp.distributed.comm import Comm, Span
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
@@ -164,7 +164,7 @@ class Steps:
 
     def samples(self) -> dict[str, Sample]:
         """Each kernel over all turns."""
-        return {k: Sample(self.widths, self.counts[k][0], self.counts[k][1], self.counts[k][2], statistics.median(times))
+        return {k: Sample(self.widths, self.counts[k][0], self.counts[k][1], self.counts[k][2], typical(times))
                 for k, times in self.seconds.items()}
 
 
@@ -203,7 +203,7 @@ def _group_counts(c: ShardedEmbeddingBagCollection, q: Requests, g: int) -> dict
 
 def measure_kernels(comm: Comm, device: torch.device, backend: str, *, cases: Sequence[Case] = CASES, rounds: int = 5, steps: int = STEPS,
                     advance: Callable[[int], None] = lambda _: None) -> dict[str, list[Sample]]:
-    """Samples of every kernel, the median over rounds and ranks. Every rank calls it.
+    """Samples of every kernel: medians of turns, `typical` of all rounds, the median of the ranks. Every rank calls it.
 
     Args:
         comm: the ranks; only their barriers are used while steps run.

@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from recapp.benchmarks.fit import fit
+from recapp.benchmarks.fit import fit, typical
 from recapp.benchmarks.kernel_costs import synchroniser
 from recapp.benchmarks.ranks import all_reduce, first_ranks
 from recapp.distributed.comm import Comm
@@ -56,7 +56,7 @@ def measure_link(kind: Kind, comm: Comm, device: torch.device, world: int, trans
         world: how many take part.
         transport: of all-to-all; all-reduce goes through the process group.
         sizes: of messages.
-        rounds: in which each size has one turn; the median counts.
+        rounds: in which each size has one turn.
         advance: told after each round.
     """
     ranks = first_ranks(world, transport if kind == "all_to_all" else "gloo", device)
@@ -70,7 +70,7 @@ def measure_link(kind: Kind, comm: Comm, device: torch.device, world: int, trans
                 times[i].append(max(ranks.gather(_time(ranks, turn, repeats[i]))))
             advance(1)
         sent = [size * (world - 1) if kind == "all_to_all" else size for size in sizes]
-        (latency, byte), error = fit([[1, n] for n in sent], [statistics.median(t) for t in times])
+        (latency, byte), error = fit([[1, n] for n in sent], [typical(t) for t in times])
         found = Found(world, latency * 1e6, 1e-9 / max(byte, 1e-15), error)
     comm.barrier()
     return found

@@ -235,8 +235,9 @@ def write_hardware(hardware: Hardware, path: str | Path) -> None:
     """
     head = ("# For topology.hardware=PATH. A time is call_us + items * item_ns + bytes / gb_per_s; gb_per_s counts 10^9 bytes;\n"
             "# links are by number of ranks; what items and bytes are: recapp/planner/hardware.py\n")
+    body = yaml.safe_dump(hardware_to_plain(hardware), sort_keys=False, width=140, default_flow_style=None, allow_unicode=True)
     try:
-        Path(path).write_text(head + yaml.safe_dump(hardware_to_plain(hardware), sort_keys=False, width=140, allow_unicode=True))
+        Path(path).write_text(head + body)
     except OSError as error:
         raise ConfigError(f"path={path}: cannot be written ({error.strerror}): choose another path=FILE") from None
 

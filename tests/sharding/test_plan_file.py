@@ -4,6 +4,7 @@ import json
 import random
 import re
 
+import numpy as np
 import pytest
 import yaml
 from jobs import resolved, small, validation
@@ -105,6 +106,20 @@ def test_any_plan_survives_with_any_names(tmp_path, seed):
         again = read_plan(tmp_path / "plan.yaml")
         assert (again, again.made_for) == (plan, made_for)
         assert plan_to_yaml(again) == (tmp_path / "plan.yaml").read_text()
+
+
+@pytest.mark.parametrize("value", [1e-05, 1e22, 0.1 + 0.2, -0.0, 5e-324, float("inf"), float("-inf"), 3, -7, True, None, "yes", "1e5", "",
+                                   [[]], {}])
+def test_statistics_of_any_plain_type_survive(tmp_path, value):
+    plan = ShardingPlan(mixed().tables, 2, made_for=PlannedFor(tuple(TABLES), None, {"large": {"x y": [value, {"deep": value}]}}))
+    write_plan(plan, tmp_path / "plan.yaml")
+    assert repr(read_plan(tmp_path / "plan.yaml").made_for.statistics) == repr(plan.made_for.statistics)
+
+
+def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
+    write_plan(ShardingPlan(mixed().tables, 2, made_for=PlannedFor(tuple(TABLES), 4, {"large": {"load": (np.float64(0.25),)}})),
+               tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml").made_for.statistics == {"large": {"load": [0.25]}}
 
 
 def test_a_checkpoint_keeps_what_a_plan_carries_and_plans_of_old_checkpoints_are_read():

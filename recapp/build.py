@@ -26,18 +26,17 @@ from recapp import console
 from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
-from recapp.errors import ConfigError, PlanError, RecappError, suggest
+from recapp.errors import ConfigError, DataError, RecappError, suggest
 from recapp.metrics import click_metrics
 from recapp.optim import rules as row_rules
 from recapp.optim.rules import RowRule
-from recapp.planner.automatic import automatic_plan
-from recapp.planner.memory import check_memory
-from recapp.planner.rules import PlanRule, plan_by_rules, read_rule
-from recapp.planner.topology import Topology
+from recapp.planner.cost import Dense
+from recapp.planner.topology import Topology, hardware_of
+from recapp.planning import build_plan, priced_for
 from recapp.sharding.plan import ShardingPlan
-from recapp.sharding.plan_file import load_plan
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.statistics import TableStatistics
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData, DataSettings
 from recapp.trainer.module import ClickModule
@@ -99,8 +98,12 @@ def build_schema(dataset: Settings) -> Schema:
     return Schema(dataset["label"], tuple(dataset["dense"]), tuple(dataset["sparse"]))
 
 
-def build_tables(settings: Settings) -> list[EmbeddingBagConfig]:
+def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[EmbeddingBagConfig]:
     """The tables of the model.
+
+    Args:
+        settings: `tables` and `dataset`.
+        of_dataset: whether the data set must have what listed tables read; on paper nothing is read.
 
     Raises:
         ConfigError: a table reads a feature that the data set does not have.
@@ -111,7 +114,7 @@ def build_tables(settings: Settings) -> list[EmbeddingBagConfig]:
     made = [EmbeddingBagConfig(**t) for t in tables["tables"]]
     for table in made:
         for feature in table.feature_names:
-            if feature not in features:
+            if of_dataset and feature not in features:
                 raise ConfigError(f"tables.{table.name} reads feature {feature}, which the data set does not have; "
                                   f"{suggest(feature, features)}; "
                                   "use tables=from_dataset or the data set these tables are for (dataset=sample)")
@@ -154,49 +157,22 @@ def build_rule(settings: Settings) -> RowRule:
     return rule
 
 
-def build_plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule | None,
-               statistics: Mapping[str, Any] | None = None) -> ShardingPlan:
-    """The plan that the settings ask for on these ranks, or recapp's own choice.
-
-    Args:
-        settings: `plan`: a file's path, or rules; neither: recapp decides.
-        tables: of the model.
-        topology: the ranks.
-        rule: the tables' optimiser, whose state takes memory too.
-        statistics: of ids by table name, for rules that ask for lookups.
-
-    Raises:
-        PlanError: it names what does not exist, or does not fit.
-    """
-    plan = dict(settings.get("plan") or {})
-    known = ["path"] if "path" in plan else ["name", "rules", "mode", "column_width", "tables", "deal", "dp_max_rows", "path"]
-    for key in plan:
-        if key not in known:
-            beside = "plan.path is a whole plan: edit the file" if "path" in plan else suggest(str(key), known)
-            raise PlanError(f"plan.{key}: unknown setting; {beside}")
-    overrides = {str(k): str(v) for k, v in (plan.get("tables") or {}).items()}
-    if "path" in plan:
-        made = load_plan(plan["path"], tables, topology.world_size)
-    elif "rules" in plan:
-        made = plan_by_rules(tables, topology, _rules(plan), name=plan.get("name", "custom"), overrides=overrides,
-                             mode=plan.get("mode", "auto"), column_width=plan.get("column_width", 64), deal=plan.get("deal", "balanced"),
-                             statistics=statistics, batch_per_rank=-(-settings["dataset"]["batch_size"] // topology.world_size))
-    else:
-        return automatic_plan(tables, topology, rule, overrides=overrides, mode=plan.get("mode", settings["planner"]["mode"]))
-    check_memory(tables, made, rule, topology)
-    return made
+def build_statistics(settings: Settings, tables: Sequence[EmbeddingBagConfig]) -> dict[str, TableStatistics]:
+    """Id statistics of the data set's first training rows; nothing where its files are not there."""
+    data, features = build_data(settings), {f for t in tables for f in t.feature_names}
+    if not features <= set(data.schema.sparse):
+        return {}                   # tables that this data set does not have
+    try:
+        data.setup("fit")
+    except DataError:
+        return {}
+    return data.statistics(tables)
 
 
-def _rules(plan: Settings) -> list[PlanRule]:
-    rules = [read_rule(r, f"plan.rules[{i}]") for i, r in enumerate(plan["rules"])]
-    if "dp_max_rows" in plan and plan["dp_max_rows"] not in [r.rows_at_most for r in rules]:
-        raise PlanError(f"plan.dp_max_rows={plan['dp_max_rows']}: no rule of this plan asks for it; choose +plan=dp_and_localized with it")
-    return rules
-
-
-def build_model(settings: Settings) -> nn.Module:
-    """The model, its tables on the meta device."""
-    collection = EmbeddingBagCollection(tables=build_tables(settings), device=torch.device("meta"), seed=settings["seed"])
+def build_model(settings: Settings, tables: Sequence[EmbeddingBagConfig] | None = None) -> nn.Module:
+    """The model, its tables on the meta device: those of the settings unless others are given."""
+    made = build_tables(settings) if tables is None else list(tables)
+    collection = EmbeddingBagCollection(tables=made, device=torch.device("meta"), seed=settings["seed"])
     dense = len(build_schema(settings["dataset"]).dense)
     model = make(settings["model"], "model", embedding_bag_collection=collection, dense_in_features=dense)
     assert isinstance(model, nn.Module)
@@ -270,15 +246,18 @@ def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingSt
     rule, topology = build_rule(settings) if training else row_rules.sgd(0.0), settings["topology"]
     stored = ShardingPlan.from_dict(read_manifest(settings["ckpt_path"]).info["plan"]).tables if settings["ckpt_path"] else {}
     modes = {name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"}
-    return EmbeddingShardingStrategy(partial(_plan, settings), rule, hosts=topology["hosts"], memory_bytes=topology["memory_bytes"],
-                                     reserve_bytes=topology["reserve_bytes"], transport=topology.get("transport", "auto"),
-                                     backend=topology.get("backend", "auto"), payload=PAYLOADS[topology.get("payload", "full")],
-                                     modes=modes, look_ahead=settings["trainer"].get("look_ahead", 1),
-                                     compiled=settings["trainer"].get("compile", False), stored={"config": dict(settings)})
+    trainer = settings["trainer"]
+    return EmbeddingShardingStrategy(
+        partial(_plan, settings), rule, hosts=topology["hosts"], memory_bytes=topology["memory_bytes"],
+        reserve_bytes=topology["reserve_bytes"], hardware=hardware_of(topology.get("hardware")),
+        transport=topology.get("transport", "auto"), backend=topology.get("backend", "auto"),
+        payload=PAYLOADS[topology.get("payload", "full")], modes=modes, look_ahead=trainer.get("look_ahead", 1),
+        compiled=trainer.get("compile", False), stored={"config": dict(settings)})
 
 
-def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule) -> ShardingPlan:
-    return build_plan(settings, tables, topology, rule)
+def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule,
+          statistics: Mapping[str, TableStatistics], dense: Dense) -> ShardingPlan:
+    return build_plan(settings, tables, priced_for(settings, topology, rule, statistics, dense))
 
 
 def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[Callback]:

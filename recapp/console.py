@@ -120,11 +120,15 @@ def emit(
     """
     check_format(format)
     if format == "json":
-        document = json.dumps({"rows": [_plain(row) for row in rows]}, allow_nan=False)
-        print(document, flush=True)
+        emit_document({"rows": rows})
     else:
         print_table(rows, columns, title=title)
         sys.stdout.flush()
+
+
+def emit_document(document: Mapping[str, Any]) -> None:
+    """Prints one JSON document: the answer of a command that has more to say than rows."""
+    print(json.dumps(_plain(document), allow_nan=False), flush=True)
 
 
 def check_format(format: object) -> None:

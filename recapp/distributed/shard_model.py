@@ -26,8 +26,7 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule, rowwise_adagrad
-from recapp.planner.automatic import automatic_plan
-from recapp.planner.topology import Topology
+from recapp.planner.planner import EmbeddingShardingPlanner
 from recapp.sharding.plan import ShardingPlan
 from recapp.tables.embedding_bag import EmbeddingBagCollection, embedding_tables
 
@@ -158,7 +157,7 @@ class DistributedModelParallel(nn.Module):
         self.device = device or _own_device()
         group = dist.new_group() if dist.is_available() and dist.is_initialized() else None
         self.comm = make_comm(group, self.device, transport)
-        self.plan = plan or automatic_plan(embedding_tables(module), Topology(self.comm.world), sharder.rule)
+        self.plan = plan or EmbeddingShardingPlanner(rule=sharder.rule).collective_plan(module, process_group=self.comm.group)
         shard_model(module, self.plan, self.comm, sharder.rule)
         module = module.to(self.device)
         ids = [self.device.index] if self.device.type == "cuda" and self.device.index is not None else None

@@ -14,9 +14,11 @@ W ranks, P phases, n ids of a rank's batch, U distinct rows among them, rho the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from torch import nn
 
 from recapp.optim.rules import RowRule
 from recapp.planner.hardware import Hardware, Link
@@ -46,6 +48,13 @@ class Dense:
     bytes: float = 0.0
 
 
+def dense_of(module: nn.Module, batch_per_rank: int) -> Dense:
+    """Of any model: two operations for each weight and sample forward and four backward, as linear layers do; tables do not count."""
+    inside = {id(p) for m in module.modules() if hasattr(m, "embedding_bag_configs") for p in m.parameters()}
+    weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
+    return Dense(6.0 * weights * batch_per_rank, 4.0 * weights)
+
+
 @dataclass(frozen=True)
 class Setting:
     """What plans are compared for.
@@ -66,10 +75,19 @@ class Setting:
     dense: Dense = Dense()
     payload_bytes: int = NUMBER_BYTES
 
-    @property
+    @cached_property
     def hardware(self) -> Hardware:
         """What work costs."""
         return self.topology.costs
+
+    @cached_property
+    def seconds_per_byte(self) -> tuple[float, float]:
+        """What a byte asked by each home costs the busiest rank: inside its host, and beyond it."""
+        topology, links = self.topology, self.hardware.all_to_all
+        W, mates, hosts = topology.world_size, topology.ranks_per_host, topology.hosts
+        near = (links["host"].seconds(mates, 1e9) - links["host"].seconds(mates, 0)) / 1e9 if mates > 1 else 0.0
+        far = (links["network"].seconds(hosts, 1e9) - links["network"].seconds(hosts, 0)) / 1e9 if hosts > 1 else 0.0
+        return float(near * (mates - 1)), float(far * (W - mates))
 
     def of(self, table: EmbeddingBagConfig) -> TableStatistics:
         """A table's id statistics."""
@@ -213,10 +231,9 @@ def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
         add_by_rank(seconds, work.rank_M, work.seconds_PM)
         np.add.at(held, work.rank_M, work.bytes_M)
         add_by_rank(asked, work.rank_M, work.asked_3M)
-    calls = len(set().union(*(w.kinds for w in works))) if works else 0
-    for kernel, at in _CALLS.items():
-        if W > 1 or kernel in ("route", "link", "combine", "update"):
-            seconds[phase[at]] += hardware.kernels[kernel].seconds(calls, 0, 0)
+    kinds = len(set().union(*(w.kinds for w in works))) if works else 0
+    for at, each in _calls(setting):
+        seconds[phase[at]] += each * kinds
     between = np.zeros((W, W))
     if W > 1:
         for m, message in enumerate(MESSAGES):
@@ -238,6 +255,18 @@ def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
 
 _CALLS = {"route": "input", "link": "input", "serve": "input", "answer": "lookup", "combine": "lookup", "spread": "gradients",
           "group": "gradients", "update": "update"}
+
+
+def _calls(setting: Setting) -> list[tuple[str, float]]:
+    """Phase and seconds of every kernel's call for one width and mode."""
+    kernels, alone = setting.hardware.kernels, setting.topology.world_size == 1
+    return [(at, float(kernels[name].seconds(1, 0, 0))) for name, at in _CALLS.items()
+            if not alone or name in ("route", "link", "combine", "update")]
+
+
+def call_seconds(setting: Setting) -> float:
+    """What one more width or mode costs a step."""
+    return sum(each for _, each in _calls(setting))
 
 
 def add_by_rank(sum_KW: Floats, rank_M: npt.NDArray[np.int64], values_KM: Floats) -> None:

@@ -1,13 +1,21 @@
-"""A plan as tables for people: what lies where, and what each rank carries."""
+"""A plan told: what lies where, what each rank carries, what it will cost and why it is so."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recapp.optim.rules import RowRule
+from recapp.errors import PlanError
+from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.planner.alternatives import RunnerUp, runner_ups
+from recapp.planner.cost import PHASES, Floats, PlanCost, Setting, Work, cost_of, plan_cost, work_of
 from recapp.planner.memory import bytes_per_rank, human
+from recapp.planner.options import option_of, own_seconds, phases_of
+from recapp.planner.topology import Topology
 from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.statistics import TableStatistics
 
+ANALYZED_BATCH = 1024   # samples of a rank, where nobody says how many
 SHOWN_SHARDS = 4        # a table cut into more pieces is told by its first and its count
 
 
@@ -50,3 +58,98 @@ def rank_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: Ro
         rows.append({"rank": rank, "tables": len(held.weights), "weights": human(weights), "optimiser_state": human(state),
                      "bytes": weights + state})
     return rows
+
+
+# ---- with prices
+
+
+def explained(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, *, lower_bound_seconds: float | None = None,
+              alternatives: bool = True) -> dict[str, Any]:
+    """All that is known of a plan before it runs, as plain types: what is printed, drawn, compared and answered as JSON.
+
+    Args:
+        tables: of the plan.
+        plan: any plan of these tables.
+        setting: machine, batch, optimiser and ids it is priced for.
+        lower_bound_seconds: of a step, where the planner knows one.
+        alternatives: whether the best other type of every table is looked for.
+
+    Returns:
+        `name`, `world_size`, `hosts`, `batch_per_rank`, `step_ms`, `lower_bound_ms`, `notes`; `rows`, a record for each table; `ranks`, a
+        record for each rank; `between_ranks`, who sends how many bytes to whom in a step.
+    """
+    works = [work_of(t, plan.tables[t.name], setting) for t in tables]
+    cost = cost_of(works, setting)
+    others = runner_ups(tables, plan, setting, cost.step_seconds) if alternatives else {}
+    rows = [_row(t, plan, others.get(t.name), own_phases(t, plan, setting), w) for t, w in zip(tables, works, strict=True)]
+    sent = cost.bytes_WW
+    return {
+        "name": plan.name, "world_size": plan.world_size, "hosts": setting.topology.host_ranks(), "batch_per_rank": setting.batch_per_rank,
+        "hardware": setting.hardware.name, "step_ms": cost.step_seconds * 1e3,
+        "lower_bound_ms": None if lower_bound_seconds is None else lower_bound_seconds * 1e3, "notes": list(plan.notes), "rows": rows,
+        "ranks": _ranks(tables, plan, setting, cost),
+        "between_ranks": [{"source": a, "target": b, "bytes": round(float(sent[a, b]))} for a in range(len(sent)) for b in range(len(sent))
+                          if sent[a, b] > 0.5]}
+
+
+def own_phases(table: EmbeddingBagConfig, plan: ShardingPlan, setting: Setting) -> Floats:
+    """Seconds by phase of one table of a plan, as if it were alone, without what calls and messages cost at all."""
+    return phases_of(own_seconds(option_of(table, plan.tables[table.name], setting), plan.world_size))
+
+
+def _row(table: EmbeddingBagConfig, plan: ShardingPlan, other: RunnerUp | None, seconds: Floats, work: Work) -> dict[str, Any]:
+    sharding = plan.tables[table.name]
+    shards = [[s.rank, s.rows.start, s.rows.stop, s.cols.start, s.cols.stop] for s in sharding.shards if len(s.rows) and len(s.cols)]
+    known = other is not None and other.seconds != float("inf")
+    return {
+        "table": table.name, "rows": table.num_embeddings, "dim": table.embedding_dim,
+        "type": sharding.sharding_type, "mode": next(iter(work.kinds))[1], "ranks": sharding.ranks,
+        "bytes": round(float(work.bytes_M.sum())), "predicted_ms": float(seconds.sum()) * 1e3,
+        **{f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)},
+        "runner_up": other.kind if other else None, "runner_up_ms": other.seconds * 1e3 if other and known else None,
+        "why": "; ".join(filter(None, (plan.reasons.get(table.name, ""), f"{other.kind}: {other.why}" if other else ""))), "shards": shards}
+
+
+def _ranks(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, cost: PlanCost) -> list[dict[str, Any]]:
+    hosts = {rank: number for number, ranks in enumerate(setting.topology.host_ranks()) for rank in ranks}
+    memory, rows = setting.topology.memory_bytes, []
+    for rank, held in enumerate(bytes_per_rank(tables, plan, setting.rule)):
+        weights, state = sum(held.weights.values()), sum(held.state.values())
+        seconds = cost.seconds_PW[:, rank]
+        rows.append({"rank": rank, "host": hosts[rank], "bytes": weights + state, "weights": weights, "state": state,
+                     "buffers": round(float(cost.buffer_bytes_W[rank])), "capacity": None if memory is None else memory[rank],
+                     "predicted_ms": float(seconds.sum()) * 1e3,
+                     **{f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)}})
+    return rows
+
+
+def analyze_plan(plan: ShardingPlan, *, tables: Sequence[EmbeddingBagConfig] | None = None, batch_size: int | None = None,
+                 statistics: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a plan amounts to, counted.
+
+    Args:
+        plan: any; one from the planner or a file knows what it was made for, a plan made by hand needs the other arguments.
+        tables: its tables.
+        batch_size: samples of a rank.
+        statistics: of ids, by table: `TableStatistics` or their plain types.
+
+    Returns:
+        `sharding_types`: how many tables have each; `memory_distribution`: bytes of weights on each rank, in their real types;
+        `communication_patterns`: [from][to] bytes of a training step.
+
+    Raises:
+        PlanError: nobody says which tables the plan is of, or it is not a plan of those.
+    """
+    made_for = plan.made_for
+    if tables is None and made_for is None:
+        raise PlanError(f"plan {plan.name} does not say which tables it is of: analyze_plan(plan, tables=[...])")
+    known = list(tables) if tables is not None else list(made_for.tables) if made_for else []
+    plan.check(known)
+    batch = batch_size or (made_for.batch_per_rank if made_for else None) or ANALYZED_BATCH
+    given = statistics if statistics is not None else made_for.statistics if made_for else {}
+    ids = {name: s if isinstance(s, TableStatistics) else TableStatistics.from_dict(s, f"statistics.{name}") for name, s in given.items()}
+    setting = Setting(Topology(plan.world_size), batch, rowwise_adagrad(), ids)
+    cost = plan_cost(known, plan, setting)
+    return {"sharding_types": dict(Counter(s.sharding_type for s in plan.tables.values())),
+            "memory_distribution": [sum(held.weights.values()) for held in bytes_per_rank(known, plan, None)],
+            "communication_patterns": [[round(b) for b in row] for row in cost.bytes_WW.tolist()]}

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recapp.planner.constraints import MODES, ParameterConstraints, allowed_ranks
-from recapp.planner.cost import MESSAGES, PHASES, Floats, Setting, Work, price
+from recapp.planner.cost import MESSAGES, PHASE_OF_MESSAGE, PHASES, Floats, Setting, Work, add_by_rank, price
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import Mode, Shard, TableSharding
 from recapp.sharding.tilings import COLUMN_WIDTH, ShardingType, cut, strips
@@ -25,6 +25,8 @@ KERNEL_PHASES = ("input", "lookup", "gradients", "update")
 LANES = len(KERNEL_PHASES) + 2 * len(MESSAGES)
 NARROWEST = 16              # columns of a strip that nobody asked for: one cache line of fp32
 UNEVEN_FROM = 1.05          # strips of equal rows whose requests differ by less are left equal
+SIMPLEST_FIRST = (ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL, ShardingType.COLUMN_WISE,
+                  ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)         # of types that cost the same the first is taken
 Ints = npt.NDArray[np.int64]
 
 
@@ -110,11 +112,10 @@ def options_of(table: EmbeddingBagConfig, c: ParameterConstraints, setting: Sett
 
 
 def _sensible(topology: Topology) -> list[ShardingType]:
-    """What is worth pricing: on one rank, and on one host, some types are others by another name."""
+    """What is worth pricing: one rank keeps tables whole, and on one host table_row_wise is row_wise by another name."""
     if topology.world_size == 1:
         return [ShardingType.TABLE_WISE]
-    one_host = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
-    return [k for k in ShardingType if topology.hosts > 1 or k not in one_host]
+    return [k for k in SIMPLEST_FIRST if topology.hosts > 1 or k is not ShardingType.TABLE_ROW_WISE]
 
 
 Cut = tuple[list[tuple[range, range]], list[list[int]]]
@@ -124,7 +125,8 @@ Cut = tuple[list[tuple[range, range]], list[list[int]]]
 def _cuts(kind: ShardingType, table: EmbeddingBagConfig, c: ParameterConstraints, ranks: list[int], setting: Setting) -> list[list[Cut]]:
     """The ways to cut a table as a type does: blocks of each."""
     R, D, topology = range(table.num_embeddings), range(table.embedding_dim), setting.topology
-    hosts = [mates for h in topology.host_ranks() if (mates := [r for r in h if r in ranks])]
+    allowed = set(ranks)
+    hosts = [mates for h in topology.host_ranks() if (mates := [r for r in h if r in allowed])]
     match kind:
         case ShardingType.TABLE_WISE:
             return [[([(R, D)], [[r] for r in ranks])]]
@@ -175,23 +177,43 @@ def _priced(table: EmbeddingBagConfig, kind: str, mode: Mode, cuts: list[Cut], s
     return Option(table.name, kind, mode, work, home_lanes(work, setting), tuple(blocks))
 
 
+def option_of(table: EmbeddingBagConfig, sharding: TableSharding, setting: Setting) -> Option:
+    """A sharding as it stands: one block, one alternative. An open mode counts as the one that exchanges fewer bytes."""
+    cells, mode = sharding.cells(table, setting.topology.world_size), sharding.mode
+    if mode == "auto":
+        mode = min(MODES, key=lambda m: float(price(table, cells, m, setting).asked_3M.sum()))
+    places = [[s.rank for s in cells]]
+    return _priced(table, sharding.sharding_type, mode, [([(s.rows, s.cols) for s in cells], places)], setting)
+
+
+def own_seconds(option: Option, world: int) -> Floats:
+    """A table's own share of a step by lane, [LANES]: as if it were alone, without what calls and messages cost at all."""
+    load = np.zeros((LANES, world))
+    for block in option.blocks:
+        add_by_rank(load, block.places[0], block.lanes)
+    found: Floats = option.home + load.max(1)
+    return found
+
+
+def phases_of(lanes: Floats) -> Floats:
+    """Lanes as phases, [P]: a message takes the slower of its two links."""
+    K, M = len(KERNEL_PHASES), len(MESSAGES)
+    found = dict.fromkeys(PHASES, 0.0)
+    for i, phase in enumerate(KERNEL_PHASES):
+        found[phase] += float(lanes[i])
+    for i, message in enumerate(MESSAGES):
+        found[PHASE_OF_MESSAGE[message]] += float(max(lanes[K + i], lanes[K + M + i]))
+    return np.array([found[p] for p in PHASES])
+
+
 def owner_lanes(work: Work, setting: Setting) -> Floats:
     """Owners' prices by lane, [LANES, M]: kernels, then each message through the links of its host, then through the network."""
     kernels = work.seconds_PM[[PHASES.index(p) for p in KERNEL_PHASES]]
-    near, far = _rates(setting)
+    near, far = setting.seconds_per_byte
     return np.concatenate([kernels, work.asked_3M * near, work.asked_3M * far])
 
 
 def home_lanes(work: Work, setting: Setting) -> Floats:
     """What all ranks pay alike: kernels at home, and replicas' messages to everybody."""
-    near, far = _rates(setting)
+    near, far = setting.seconds_per_byte
     return np.array([*(work.home[PHASES.index(p)] for p in KERNEL_PHASES), *(work.everywhere * near), *(work.everywhere * far)])
-
-
-def _rates(setting: Setting) -> tuple[float, float]:
-    """Seconds that a byte asked by each home costs the busiest rank, inside its host and beyond."""
-    topology, links = setting.topology, setting.hardware.all_to_all
-    W, mates = topology.world_size, topology.world_size // topology.hosts
-    near = (links["host"].seconds(mates, 1e9) - links["host"].seconds(mates, 0)) / 1e9 if mates > 1 else 0.0
-    far = (links["network"].seconds(topology.hosts, 1e9) - links["network"].seconds(topology.hosts, 0)) / 1e9 if topology.hosts > 1 else 0.0
-    return near * (mates - 1), far * (W - mates)

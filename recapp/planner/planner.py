@@ -19,7 +19,7 @@ from torch import nn
 from recapp.errors import PlanError, RecappError
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
-from recapp.planner.cost import Dense, Floats, PlanCost, Setting, cost_of
+from recapp.planner.cost import Dense, Floats, PlanCost, Setting, call_seconds, cost_of
 from recapp.planner.memory import check_memory, human
 from recapp.planner.options import Option, options_of, seen_statistics, seen_table
 from recapp.planner.search import (
@@ -39,6 +39,7 @@ from recapp.tables.embedding_bag import embedding_tables
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"
+LARGE = 20_000          # tables times ranks, from which on only the best start is improved
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,14 @@ def plan_tables(tables: Sequence[EmbeddingBagConfig], setting: Setting, constrai
     capacity = _capacity(setting)
     best, exact = _best_found(units, capacity, setting), combinations(units) <= EXACT_COMBINATIONS
     if exact:
-        best = exhaustive(units, capacity, lambda found: _cost(units, found, setting).step_seconds, best, _constant(setting))
+        best = exhaustive(units, capacity, call_seconds(setting), lambda found: _cost(units, found, setting).step_seconds, best,
+                          _constant(setting))
     if best is None:
         raise _does_not_fit(tables, units, capacity, setting, name)
     cost = _cost(units, best, setting)
-    bound = cost.step_seconds if exact else min(lower_bound(units, setting.topology.world_size) + _constant(setting), cost.step_seconds)
+    bound = cost.step_seconds
+    if not exact:
+        bound = min(bound, _constant(setting) + call_seconds(setting) + lower_bound(units, setting.topology.world_size))
     return Outcome(_plan(tables, units, best, setting, name), cost, bound, exact, tuple(units), best, setting)
 
 
@@ -227,13 +231,15 @@ def _constant(setting: Setting) -> float:
 
 def _best_found(units: Sequence[Unit], capacity: Floats, setting: Setting) -> Assignment | None:
     """Greedy and every uniform start, each improved; by the whole price."""
-    kinds = list(dict.fromkeys(o[0].kind for u in units for o in u.options))
-    starts = [greedy(units, capacity), *(greedy(units, capacity, [kind]) for kind in kinds), greedy(units, capacity, by_bytes=True)]
+    kinds, each = list(dict.fromkeys(o[0].kind for u in units for o in u.options)), call_seconds(setting)
+    starts = [greedy(units, capacity, each), *(greedy(units, capacity, each, [kind]) for kind in kinds),
+              greedy(units, capacity, each, by_bytes=True)]
     fitting = [s for s in starts if s is not None]
     if not fitting:
         return None
     priced = sorted(((_cost(units, s, setting).step_seconds, i) for i, s in enumerate(fitting)))
-    better = [improved(units, capacity, fitting[i]) for _, i in priced[:2]]
+    worth = priced[:1 if len(units) * setting.topology.world_size > LARGE else 2]
+    better = [improved(units, capacity, each, fitting[i]) for _, i in worth]
     return min([*better, *(fitting[i] for _, i in priced)], key=lambda s: _cost(units, s, setting).step_seconds)
 
 
@@ -246,7 +252,7 @@ def _does_not_fit(tables: Sequence[EmbeddingBagConfig], units: Sequence[Unit], c
                   setting: Setting, name: str) -> PlanError:
     """Why: of the plan that comes closest, which spreads bytes as evenly as options allow."""
     free = np.full(len(capacity), np.inf)
-    closest = greedy(units, free, ["row_wise", "table_row_wise", "column_wise"], by_bytes=True)
+    closest = greedy(units, free, 0.0, ["row_wise", "table_row_wise", "column_wise"], by_bytes=True)
     if closest is not None:
         try:
             check_memory(tables, _plan(tables, units, closest, setting, name), setting.rule, setting.topology)

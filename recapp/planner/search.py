@@ -23,7 +23,7 @@ PASSES = 8                      # over all tables, taking out and putting back, 
 KEPT = 4                        # options of a unit that are weighed again and again, beside the one that spreads its bytes most
 WEIGHED = 12_000                # options weighed in all passes over a start, about .2 ms each on 128 ranks; at least one pass is made
 LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)      # of the host's link beside the network's
-WORTH = 1e-9                    # seconds: less is no gain
+WORTH = 1e-7                    # seconds of a step: less is no gain
 _K, _M = len(KERNEL_PHASES), (LANES - len(KERNEL_PHASES)) // 2
 
 
@@ -79,26 +79,31 @@ class Board:
     Args:
         units: what is placed.
         capacity_W: bytes each rank has; infinite where nobody knows.
+        call_seconds: what each further width and mode costs, in calls of kernels.
     """
 
     units: Sequence[Unit]
     capacity_W: Floats
+    call_seconds: float = 0.0
     choices: dict[int, Choice] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         W = len(self.capacity_W)
         self.load, self.home, self.held = np.zeros((LANES, W)), np.zeros(LANES), np.zeros(W)
+        self.kinds: Counter[tuple[int, str]] = Counter()
         self.near: dict[str, Counter[int]] = {word: Counter() for u in self.units for word in u.apart}
         self._blocks = [[merged_blocks(u, o) for o in range(len(u.options))] for u in self.units]
         self._home = [[_home_of(chosen) for chosen in u.options] for u in self.units]
+        self._kinds = [[frozenset[tuple[int, str]]().union(*(p.work.kinds for p in chosen)) for chosen in u.options] for u in self.units]
 
     def seconds(self) -> float:
         """Of a step, by what the lanes say."""
-        return float(step_seconds(self.home + self.load.max(1)))
+        return float(step_seconds(self.home + self.load.max(1))) + self.call_seconds * sum(n > 0 for n in self.kinds.values())
 
     def put(self, unit: int, choice: Choice, sign: int = 1) -> None:
         """Place a unit; with `sign` -1 take it away."""
         self.home = self.home + sign * self._home[unit][choice.option]
+        self.kinds.update(dict.fromkeys(self._kinds[unit][choice.option], sign))
         chosen = list(zip(self._blocks[unit][choice.option], choice.places, strict=True))
         for block, a in chosen:
             add_by_rank(self.load, block.places[a], sign * block.lanes)
@@ -131,12 +136,14 @@ class Board:
             chosen.append(a)
             add_by_rank(load, places[a], block.lanes)
             np.add.at(held, places[a], block.bytes)
-        return float(step_seconds(home + load.max(1))), Choice(option, tuple(chosen))
+        kinds = sum(self.kinds[kind] == 0 for kind in self._kinds[unit][option])
+        return float(step_seconds(home + load.max(1))) + self.call_seconds * kinds, Choice(option, tuple(chosen))
 
     def best(self, unit: int, options: Sequence[int]) -> Choice | None:
-        """The cheapest of some options now."""
+        """The cheapest of some options now; of those that cost the same, the one named first."""
         found = [f for o in options if (f := self.cheapest(unit, o)) is not None]
-        return min(found, key=lambda f: (f[0], f[1].option))[1] if found else None
+        least = min((seconds for seconds, _ in found), default=0.0)
+        return next((choice for seconds, choice in found if seconds <= least + WORTH), None)
 
     def assignment(self) -> Assignment:
         """What was chosen, unit by unit."""
@@ -158,9 +165,10 @@ def _home_of(chosen: Sequence[Option]) -> Floats:
     return sum((p.home for p in chosen), np.zeros(LANES))
 
 
-def greedy(units: Sequence[Unit], capacity_W: Floats, kinds: Sequence[str] | None = None, by_bytes: bool = False) -> Assignment | None:
+def greedy(units: Sequence[Unit], capacity_W: Floats, call_seconds: float, kinds: Sequence[str] | None = None,
+           by_bytes: bool = False) -> Assignment | None:
     """Largest first, each where it costs least; with `kinds` only options of those types, where a unit has one. None: no room."""
-    board = Board(units, capacity_W)
+    board = Board(units, capacity_W, call_seconds)
     sizes = [min(sum(p.seconds for p in chosen) for chosen in u.options) for u in units]
     if by_bytes:
         sizes = [max(sum(float(b.bytes.sum()) for p in chosen for b in p.blocks) for chosen in u.options) for u in units]
@@ -177,9 +185,9 @@ def greedy(units: Sequence[Unit], capacity_W: Floats, kinds: Sequence[str] | Non
     return board.assignment()
 
 
-def improved(units: Sequence[Unit], capacity_W: Floats, start: Assignment) -> Assignment:
+def improved(units: Sequence[Unit], capacity_W: Floats, call_seconds: float, start: Assignment) -> Assignment:
     """Take each unit out and put it where it costs least, until a pass moves nothing or enough was weighed."""
-    board, worth = Board(units, capacity_W), [promising(u, len(capacity_W)) for u in units]
+    board, worth = Board(units, capacity_W, call_seconds), [promising(u, len(capacity_W)) for u in units]
     for unit, choice in enumerate(start):
         board.put(unit, choice)
     for _ in range(min(PASSES, max(1, WEIGHED // sum(map(len, worth))))):
@@ -205,18 +213,19 @@ def combinations(units: Sequence[Unit]) -> int:
     return prod(sum(prod(len(b.places) for b in merged_blocks(u, o)) for o in range(len(u.options))) for u in units)
 
 
-def exhaustive(units: Sequence[Unit], capacity_W: Floats, seconds_of: Callable[[Assignment], float], start: Assignment | None,
-               constant: float) -> Assignment | None:
+def exhaustive(units: Sequence[Unit], capacity_W: Floats, call_seconds: float, seconds_of: Callable[[Assignment], float],
+               start: Assignment | None, constant: float) -> Assignment | None:
     """The best of all assignments that fit. A part that is no better than the best so far is not completed: more never makes it shorter.
 
     Args:
         units: what is placed.
         capacity_W: bytes each rank has.
+        call_seconds: as of `Board`.
         seconds_of: the whole price of an assignment.
         start: one that fits, if there is one; it wins ties.
         constant: what every assignment pays beside what lanes say.
     """
-    board, best = Board(units, capacity_W), start
+    board, best = Board(units, capacity_W, call_seconds), start
     least = np.inf if start is None else seconds_of(start)
 
     def place(unit: int) -> None:

@@ -14,7 +14,7 @@ named type covers runs as well. `TableSharding.cells` proves that the rectangles
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -36,6 +36,21 @@ class Shard:
     rank: int
     rows: range
     cols: range
+
+    @property
+    def placement(self) -> str:
+        """Where it lies, as TorchRec's plans say it: `rank:1`."""
+        return f"rank:{self.rank}"
+
+    @property
+    def shard_offsets(self) -> list[int]:
+        """Its first row and column."""
+        return [self.rows.start, self.cols.start]
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        """Its rows and columns."""
+        return [len(self.rows), len(self.cols)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +172,10 @@ class ShardingPlan:
             if t.name not in self.tables:
                 raise PlanError(f"the plan says nothing of table {t.name}")
             self.tables[t.name].cells(t, self.world_size)
+
+    def items(self) -> ItemsView[str, TableSharding]:
+        """Tables and how they are sharded."""
+        return self.tables.items()
 
     @property
     def undecided(self) -> list[str]:

@@ -90,16 +90,21 @@ class TableStatistics:
         """The share of requests below each range's first row, and 1."""
         return np.concatenate([[0.0], np.cumsum(self.load)]) / sum(self.load)
 
+    @cached_property
+    def _edges(self) -> NDArray[np.float64]:
+        """The ranges' first rows, and the number of rows."""
+        return np.linspace(0, self.rows, len(self.load) + 1)
+
     def share(self, rows: range) -> float:
         """The part of a batch's distinct rows that falls into these rows."""
-        edge = np.linspace(0, self.rows, len(self.load) + 1)
-        first, last = np.interp([rows.start, max(rows.start, rows.stop)], edge, self._load_up_to)
+        if len(self.load) == 1:
+            return len(rows) / self.rows
+        first, last = np.interp([rows.start, max(rows.start, rows.stop)], self._edges, self._load_up_to)
         return float(last - first)
 
     def equal_shares(self, parts: int) -> list[range]:
         """Rows cut into as many contiguous parts as asked, with equal shares of the requests: uneven strips. Parts may be empty."""
-        edge = np.linspace(0, self.rows, len(self.load) + 1)
-        cuts = np.rint(np.interp(np.arange(1, parts) / parts, self._load_up_to, edge)).astype(int).tolist()
+        cuts = np.rint(np.interp(np.arange(1, parts) / parts, self._load_up_to, self._edges)).astype(int).tolist()
         return [range(a, b) for a, b in zip([0, *cuts], [*cuts, self.rows], strict=True)]
 
     def hot_rows(self, share: float = 0.5) -> float:

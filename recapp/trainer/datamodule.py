@@ -18,6 +18,9 @@ from recapp.dataset.source import Source, open_source, split
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError
 from recapp.sparse.batch import Batch
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.statistics import TableStatistics, measured_statistics
+from recapp.tables.statistics_cache import read_cached, write_cached
 
 Paths = str | Sequence[str]
 
@@ -55,6 +58,8 @@ class DataSettings:
         if size is not None and self.lanes > 0 and (size < 1 or size % self.lanes):
             raise ConfigError(f"dataset.val_batch_size={size}: lanes share it equally, so a multiple of dataset.lanes={self.lanes} "
                               f"is allowed; set {max(size // self.lanes, 1) * self.lanes}")
+
+STATISTICS_SAMPLES = 32_768     # rows that id statistics are measured on: a fraction of a second, and ids of several ranks' batches
 
 
 @dataclass
@@ -129,6 +134,21 @@ class ClickData(LightningDataModule):
         stream.set_position(0, 0)
         return list(islice(make_loader(stream, 0), batches))
 
+    def statistics(self, tables: Sequence[EmbeddingBagConfig]) -> dict[str, TableStatistics]:
+        """What the tables' ids are like, from the first training rows of the first epoch: the same for any rank and number of ranks.
+
+        Kept beside the data (`recapp/tables/statistics_cache.py`), so looked at once.
+        """
+        assert self._train is not None
+        files = [file.path for file in self._train.files]
+        if known := read_cached(files, tables, min(STATISTICS_SAMPLES, self._train.rows // 2)):
+            return known
+        stream = self._stream(self._train, training=True, alone=True)
+        batches = list(islice(make_loader(stream, 0), max(1, STATISTICS_SAMPLES // self.settings.batch_size)))
+        found = measured_statistics(tables, [b.sparse for b in batches])
+        write_cached(files, tables, found, sum(b.rows for b in batches))
+        return found
+
     def val_dataloader(self) -> BatchLoader:
         """Every validation row once, in file order; ranks that have none left hand out empty batches."""
         assert self._val is not None
@@ -145,12 +165,14 @@ class ClickData(LightningDataModule):
         source = open_source(_paths(self.settings.test_path), self.schema, setting="dataset.test_path")
         return make_loader(self._stream(source, training=False), self.settings.num_workers)
 
-    def _stream(self, source: Source, *, training: bool) -> BatchStream:
-        assert self.trainer is not None
-        s = self.settings
+    def _stream(self, source: Source, *, training: bool, alone: bool = False) -> BatchStream:
+        s, rank, world = self.settings, 0, 1
+        if not alone:
+            assert self.trainer is not None
+            rank, world = self.trainer.global_rank, self.trainer.world_size
         return BatchStream(source, self.schema, batch_size=s.batch_size if training else s.val_batch_size or s.batch_size, lanes=s.lanes,
-                           shuffle_rows=s.shuffle_rows if training else 0, seed=self.seed, rank=self.trainer.global_rank,
-                           world=self.trainer.world_size, training=training, dense_transform=s.dense_transform)
+                           shuffle_rows=s.shuffle_rows if training else 0, seed=self.seed, rank=rank,
+                           world=world, training=training, dense_transform=s.dense_transform)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it is counted in."""

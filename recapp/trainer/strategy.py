@@ -30,19 +30,22 @@ from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
 from recapp.distributed.shard_model import compile_dense, shard_model, sharded_collections, wrap_dense
 from recapp.distributed.transport import make_comm
-from recapp.errors import ConfigError, LaunchError
+from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.optim.rules import RowRule
+from recapp.planner.cost import Dense, dense_of
+from recapp.planner.hardware import Hardware
 from recapp.planner.modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.topology import Topology, hosts_in_blocks
 from recapp.sharding.plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import embedding_tables
+from recapp.tables.statistics import TableStatistics
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.environment import RankEnvironment
 from recapp.trainer.lookahead import LookAhead
 
-Planner = Callable[[Sequence[EmbeddingBagConfig], Topology, RowRule], ShardingPlan]
+Planner = Callable[[Sequence[EmbeddingBagConfig], Topology, RowRule, Mapping[str, TableStatistics], Dense], ShardingPlan]
 
 
 def check_precision(precision: object) -> None:
@@ -56,11 +59,13 @@ class EmbeddingShardingStrategy(DDPStrategy):
     """Shards every `EmbeddingBagCollection` of a LightningModule; wraps the rest in DDP. One process runs the same code.
 
     Args:
-        planner: makes the plan from the model's tables, the topology found at start and the rule; called on every rank alike.
+        planner: makes the plan from the model's tables, the topology found at start, the rule, id statistics of the first training
+            batches and the dense part; called on rank 0.
         rule: what happens to touched rows.
         hosts: hosts the plan assumes; None takes the real ones.
         memory_bytes: of a rank, for tables and their optimiser; None takes what is free at start.
         reserve_bytes: of that, what tables may not use.
+        hardware: what steps cost, for the planner; None takes the default of the device.
         transport: which way the tables' messages go (`recapp/distributed/transport.py`).
         backend: which kernels run (`recapp/kernels/backend.py`).
         payload: type of vectors and gradients that travel; None takes the compute type.
@@ -74,8 +79,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
     """
 
     def __init__(self, planner: Planner, rule: RowRule, *, hosts: int | None = None, memory_bytes: int | None = None,
-                 reserve_bytes: int = 0, transport: str = "auto", backend: str = "auto", payload: torch.dtype | None = None,
-                 modes: Mapping[str, Mode] | None = None, look_ahead: int = 1, compiled: bool = False,
+                 reserve_bytes: int = 0, hardware: Hardware | None = None, transport: str = "auto", backend: str = "auto",
+                 payload: torch.dtype | None = None, modes: Mapping[str, Mode] | None = None, look_ahead: int = 1, compiled: bool = False,
                  stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
         place = place_of()
         super().__init__(cluster_environment=RankEnvironment(place) if place else None,
@@ -83,7 +88,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.planner, self.rule, self.hosts, self.stored = planner, rule, hosts, dict(stored or {})
         self.memory_bytes, self.reserve_bytes, self.transport = memory_bytes, reserve_bytes, transport
         self.backend, self.payload, self.modes, self.look_ahead = backend, payload, dict(modes or {}), look_ahead
-        self.compiled = compiled
+        self.compiled, self.hardware = compiled, hardware
         self.plan: ShardingPlan | None = None
         self.ranks: list[dict[str, Any]] = []
         self.comm = Comm()
@@ -143,9 +148,36 @@ class EmbeddingShardingStrategy(DDPStrategy):
             self.ranks = self._look_around()
             free = [r["free_bytes"] for r in self.ranks]
             topology = Topology(self.comm.world, self.hosts or hosts_in_blocks([r["host_id"] for r in self.ranks]), self.root_device.type,
-                                None if None in free else free, self.reserve_bytes)
-            self.plan = self._decide_modes(module, self.planner(embedding_tables(module), topology, self.rule))
+                                None if None in free else free, self.reserve_bytes, self.hardware)
+            self.plan = self._decide_modes(module, self._made_on_rank_0(module, topology))
         shard_model(module, self.plan, self.comm, self.rule, self.backend, self.payload)
+
+    def _made_on_rank_0(self, module: LightningModule, topology: Topology) -> ShardingPlan:
+        """Data are looked at once, and the plan is the same everywhere; an error of rank 0 is raised by all."""
+        made: ShardingPlan | RecappError | None = None
+        if self.comm.rank == 0:
+            tables = embedding_tables(module)
+            try:
+                dense = dense_of(module, self._batch_per_rank(module))
+                made = self.planner(tables, topology, self.rule, self._statistics(module, tables), dense)
+            except RecappError as error:
+                made = error
+        made = self.comm.broadcast(made)
+        if isinstance(made, RecappError):
+            raise made
+        assert made is not None
+        return made
+
+    def _statistics(self, module: LightningModule, tables: Sequence[EmbeddingBagConfig]) -> dict[str, TableStatistics]:
+        """Of the first training rows; nothing where nothing is trained."""
+        data = getattr(module.trainer, "datamodule", None)
+        if not tables or self.comm.world == 1 or module.trainer.state.fn != TrainerFn.FITTING or not isinstance(data, ClickData):
+            return {}
+        return data.statistics(tables)
+
+    def _batch_per_rank(self, module: LightningModule) -> int:
+        data = getattr(module.trainer, "datamodule", None)
+        return -(-data.settings.batch_size // self.comm.world) if isinstance(data, ClickData) else 1
 
     def _compile(self, module: LightningModule) -> None:
         parts = compile_dense(module)

@@ -13,7 +13,7 @@ from trainer.runs import compose, fit, make_logs
 from recapp.checkpoints.directory import read_manifest, read_meta
 from recapp.errors import IdError
 from recapp.optim.rules import sgd
-from recapp.planner.automatic import automatic_plan
+from recapp.planner.rules import PlanRule, plan_by_rules
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -135,8 +135,12 @@ class Resumable(Stream):
         pass
 
 
+def whole_tables(tables, topology, *known):
+    return plan_by_rules(tables, topology, [PlanRule("table_wise")], name="whole")
+
+
 def losses_of_others(loader, depth):
-    strategy = EmbeddingShardingStrategy(automatic_plan, sgd(0.1), look_ahead=depth)
+    strategy = EmbeddingShardingStrategy(whole_tables, sgd(0.1), look_ahead=depth)
     trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=2, logger=False, enable_checkpointing=False,
                       enable_progress_bar=False, enable_model_summary=False)
     module, reads = Theirs(), Reads()

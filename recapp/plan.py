@@ -1,0 +1,193 @@
+"""`python -m recapp.plan VERB`: sharding plans on paper, for any machine, without devices and without data.
+
+| verb        | does                                                                              |
+|-------------|-----------------------------------------------------------------------------------|
+| `explain`   | a plan told: what lies where, what it costs, the next best, who sends what to whom; with `out=DIR` drawn |
+| `types`     | the six sharding types: what each is for                                          |
+| `compare`   | two plans side by side: `a=mixed b=row_wise`, names or files                      |
+| `export`    | the plan as a file to edit and to train with, or `as=hugectr`                     |
+| `check`     | what was predicted against what runs have measured: `path=RUN_OR_SWEEP`           |
+| `calibrate` | times this machine and writes a hardware file for `topology.hardware=FILE`        |
+| `scale`     | step time, memory and bytes as ranks grow                                         |
+
+Without `+plan` it is about the plan that recapp would choose.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+
+from recapp import console
+from recapp.commands import Job, run
+from recapp.distributed.launch import rank_count
+from recapp.distributed.rank_process import leave
+from recapp.errors import ConfigError, suggest
+from recapp.settings import conf_dir, with_absolute_paths
+
+if TYPE_CHECKING:
+    from recapp.planner.cost import Setting
+    from recapp.sharding.plan import ShardingPlan
+    from recapp.tables.config import EmbeddingBagConfig
+
+Settings = dict[str, Any]
+STATISTICS, FORMS = ("auto", "assumed"), ("plan", "hugectr")
+BEST = "best"           # the planner's own plan, where a name is asked for
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and answers its exit code.
+
+    Args:
+        argv: The arguments, by default those of the process.
+    """
+    def task(config: Settings, job: Job) -> None:
+        console.check_format(config["format"])
+        VERBS[job.verb](with_absolute_paths(config), job)
+
+    return run("plan", task, verbs=tuple(VERBS), writes=False, argv=argv)
+
+
+# ---- what a plan is about
+
+
+def paper(settings: Settings, ranks: int | None = None) -> tuple[list["EmbeddingBagConfig"], "Setting"]:
+    """The tables, and what plans for them are priced for: on `ranks` ranks, or as many as topology or trainer say."""
+    from recapp import build
+    from recapp.planner.cost import dense_of
+    from recapp.planner.topology import hardware_of, topology_from
+    from recapp.planning import priced_for
+
+    tables, machine = build.build_tables(settings, of_dataset=False), dict(settings["topology"])
+    hardware = hardware_of(machine["hardware"])
+    on = hardware.compute_device if hardware else settings["trainer"]["accelerator"]
+    device = "cuda" if on in ("cuda", "gpu") else "cpu"
+    devices = settings["trainer"]["devices"]
+    world = ranks or machine["ranks"] or (devices if isinstance(devices, int) and devices > 0 else rank_count(devices))
+    topology = topology_from(machine | {"ranks": world}, world, device)
+    model = build.build_model(settings, tables)
+    setting = priced_for(settings, topology, build.build_rule(settings), statistics_of(settings, tables),
+                         dense_of(model, -(-settings["dataset"]["batch_size"] // world)))
+    return tables, setting
+
+
+def statistics_of(settings: Settings, tables: Sequence["EmbeddingBagConfig"]) -> dict[str, Any]:
+    """Measured on the first training rows where the data are there, kept beside them; else nothing."""
+    from recapp import build
+
+    if settings["statistics"] not in STATISTICS:
+        raise ConfigError(f"statistics={settings['statistics']}: {suggest(str(settings['statistics']), STATISTICS)}")
+    return {} if settings["statistics"] == "assumed" else build.build_statistics(settings, tables)
+
+
+def plan_named(settings: Settings, name: str | None) -> Settings:
+    """The settings with another plan: an option of `conf/plan`, a file, or the planner's own."""
+    if name is None:
+        raise ConfigError("a and b must be given: names of plans, files, or best: a=mixed b=row_wise")
+    known = {path.stem: path for path in sorted((conf_dir() / "plan").glob("*.yaml")) if path.stem != "file"}
+    if name == BEST:
+        return {k: v for k, v in settings.items() if k != "plan"}
+    if Path(name).suffix in (".yaml", ".yml", ".json"):
+        return settings | {"plan": {"path": str(Path(name).absolute())}}
+    if name not in known:
+        raise ConfigError(f"plan {name}: neither a file nor a plan of conf/plan; {suggest(name, [*known, BEST])}")
+    whole = OmegaConf.create({"plan": OmegaConf.load(known[name])})
+    return settings | {"plan": OmegaConf.to_container(whole, resolve=True)["plan"]}     # type: ignore[call-overload, index]
+
+
+def chosen_plan(settings: Settings, tables: Sequence["EmbeddingBagConfig"], setting: "Setting") -> tuple["ShardingPlan", float | None]:
+    """The plan that the settings ask for, and the least time of a step where the planner has looked for one."""
+    from recapp.planning import best_plan, build_plan
+
+    plan = settings.get("plan") or {}
+    if "path" in plan or "rules" in plan:
+        return build_plan(settings, tables, setting), None
+    with console.progress(f"planning {len(tables):,} tables on {setting.topology.world_size:,} ranks", 1) as advance:
+        outcome = best_plan(settings, tables, setting)
+        advance(1)
+    return outcome.plan, outcome.lower_bound_seconds
+
+
+# ---- verbs
+
+
+def explain(settings: Settings, job: Job) -> None:
+    """Tell a plan."""
+    from recapp.planner.explain import explained
+    from recapp.planner.tell import tell
+
+    tables, setting = paper(settings)
+    plan, bound = chosen_plan(settings, tables, setting)
+    told = explained(tables, plan, setting, lower_bound_seconds=bound)
+    if settings["format"] == "json":
+        console.emit_document(told)
+    else:
+        tell(told)
+    if settings["out"]:
+        from recapp.reporting.plan_figures import draw_plan
+        from recapp.reporting.plan_page import plan_page
+
+        folder = Path(settings["out"])
+        for path in [*draw_plan(told, folder), plan_page(told, folder / "plan.html")]:
+            console.note(f"written {console.short_path(path)}")
+
+
+def types(settings: Settings, job: Job) -> None:
+    """What the six types are for."""
+    from recapp.planner.types import TYPES
+
+    rows = [t._asdict() for t in TYPES]
+    if settings["format"] == "json":
+        console.emit(rows, "json")
+        return
+    for row in rows:
+        print(f"{row['type']}: {row['description']}\n  best for  {row['best_for']}\n  +         {row['pros']}\n  -         {row['cons']}\n")
+
+
+def compare(settings: Settings, job: Job) -> None:
+    """Two plans side by side."""
+    from recapp.planner.explain import explained
+    from recapp.planner.tell import difference, tell_difference
+
+    tables, setting = paper(settings)
+    plans = (chosen_plan(plan_named(settings, name), tables, setting)[0] for name in (settings["a"], settings["b"]))
+    a, b = (explained(tables, plan, setting, alternatives=False) for plan in plans)
+    rows = difference(a, b)
+    if settings["format"] == "json":
+        console.emit(rows, "json")
+    else:
+        tell_difference(a, b, rows)
+
+
+def export(settings: Settings, job: Job) -> None:
+    """The plan as a file."""
+    from dataclasses import replace
+
+    from recapp.planning import made_for
+    from recapp.sharding.hugectr import hugectr_json
+    from recapp.sharding.plan_file import plan_to_yaml
+
+    if settings["as"] not in FORMS:
+        raise ConfigError(f"as={settings['as']}: {suggest(str(settings['as']), FORMS)}")
+    tables, setting = paper(settings)
+    plan, _ = chosen_plan(settings, tables, setting)
+    plan = replace(plan, made_for=made_for(plan, tables, setting))
+    text = hugectr_json(plan, tables) if settings["as"] == "hugectr" else plan_to_yaml(plan)
+    if settings["path"] is None:
+        print(text.rstrip("\n"))
+        return
+    path = Path(settings["path"])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.rstrip("\n") + "\n")
+    except OSError as error:
+        raise ConfigError(f"path={path}: cannot be written ({error.strerror})") from error
+    console.note(f"written {console.short_path(path)}")
+
+
+VERBS: dict[str, Callable[[Settings, Job], None]] = {"explain": explain, "types": types, "compare": compare, "export": export}
+
+
+if __name__ == "__main__":
+    leave(main())

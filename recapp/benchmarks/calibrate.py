@@ -27,7 +27,8 @@ from recapp.console import note, progress, short_path
 from recapp.distributed.comm import Comm
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
 from recapp.distributed.transport import check_transport
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, suggest
+from recapp.kernels.backend import BACKENDS, SETTING
 from recapp.kernels.backend import backend as make_backend
 from recapp.models.dlrm import DLRM
 from recapp.planner.hardware import KERNELS, Hardware, Link, Work, default_hardware, write_hardware
@@ -39,7 +40,7 @@ from recapp.tables.config import EmbeddingBagConfig
 PATH = "hardware.yaml"      # where nothing is said
 ROUNDS = 5
 COPIED_BYTES = 1 << 26      # several times the caches of a core
-DENSE_MODEL = "small"
+DENSE_MODEL = MODELS["small"]
 KINDS: tuple[Kind, Kind] = ("all_to_all", "all_reduce")
 
 
@@ -62,6 +63,8 @@ def settings_for(config: Mapping[str, Any], path: str | None = None) -> dict[str
         raise ConfigError(f"path={path or PATH}: {why}: name a file in a directory that is there, such as path={PATH}")
     topology = config["topology"]
     check_transport(topology["transport"])
+    if topology["backend"] not in BACKENDS:
+        raise ConfigError(f"{SETTING}={topology['backend']}: unknown; {suggest(str(topology['backend']), BACKENDS)}")
     return {"verb": "calibrate", "path": str(place), "transport": topology["transport"], "backend": topology["backend"], "rounds": ROUNDS,
             "folder": "", **{key: config[key] for key in ("trainer", "launch", "format")}}
 
@@ -87,7 +90,8 @@ def _device(accelerator: str) -> torch.device:
 
 
 def calibrate(comm: Comm, device: torch.device, transport: str = "auto", backend: str = "auto", *, rounds: int = ROUNDS,
-              cases: Sequence[Case] = CASES, sizes: Sequence[int] = SIZES) -> tuple[Hardware, list[dict[str, Any]]]:
+              cases: Sequence[Case] = CASES, sizes: Sequence[int] = SIZES,
+              model: NamedModel = DENSE_MODEL) -> tuple[Hardware, list[dict[str, Any]]]:
     """Measure the machine that these ranks run on. Every rank calls it and gets the same.
 
     Args:
@@ -98,6 +102,7 @@ def calibrate(comm: Comm, device: torch.device, transport: str = "auto", backend
         rounds: of everything.
         cases: steps of the engine that are timed.
         sizes: of messages.
+        model: whose dense part is timed.
 
     Returns:
         The hardware, and a record for each line of the table.
@@ -110,7 +115,7 @@ def calibrate(comm: Comm, device: torch.device, transport: str = "auto", backend
         copy = _slowest(comm, _copy_seconds(comm, device, rounds))
         advance(1)
         samples = measure_kernels(comm, device, backend, cases=cases, rounds=rounds, advance=advance)
-        dense = _slowest(comm, _dense_seconds(comm, MODELS[DENSE_MODEL], device, rounds))
+        dense = _slowest(comm, _dense_seconds(comm, model, device, rounds))
         advance(1)
         links: dict[Kind, list[Found]] = {kind: [] for kind in KINDS}
         for kind in KINDS:
@@ -120,7 +125,7 @@ def calibrate(comm: Comm, device: torch.device, transport: str = "auto", backend
         overlap = comm.broadcast(measure_overlap(comm, device, rounds)) if comm.world > 1 else default_hardware(device.type).overlap
         advance(1)
     kernels, errors = fit_kernels(samples)
-    measured = {"copy_gb_per_s": 2e-9 * COPIED_BYTES / copy, "flops_per_s": dense_flops(MODELS[DENSE_MODEL]) / dense, "overlap": overlap}
+    measured = {"copy_gb_per_s": 2e-9 * COPIED_BYTES / copy, "flops_per_s": dense_flops(model) / dense, "overlap": overlap}
     hardware = _hardware(comm, device, local, transport, backend, kernels, links, measured)
     return comm.broadcast(hardware), _rows(samples, kernels, errors, links, measured)
 

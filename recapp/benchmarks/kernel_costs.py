@@ -51,17 +51,19 @@ class Case:
         type: how they are sharded.
         mode: how they ask.
         shapes: batch size and ids a bag.
+        rows: of the tables.
     """
 
     widths: tuple[int, ...]
     type: str
     mode: str
     shapes: tuple[tuple[int, int], ...]
+    rows: tuple[int, ...] = ROWS
 
     def workload(self, batch_size: int, bag: int) -> Workload:
         """Its tables and ids."""
-        widths = tuple(self.widths[i % len(self.widths)] for i in range(len(ROWS)))
-        return Workload("calibrate", batch_size, ROWS, widths, (bag,) * len(ROWS))
+        widths = tuple(self.widths[i % len(self.widths)] for i in range(len(self.rows)))
+        return Workload("calibrate", batch_size, self.rows, widths, (bag,) * len(self.rows))
 
 
 CASES = (

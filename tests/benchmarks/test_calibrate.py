@@ -1,0 +1,216 @@
+"""Calibration: coefficients are read off times, a mirror is as good as a peer, and what is measured becomes a hardware file."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from bench_cases import SETTINGS, TinyModel
+
+from recapp.benchmarks import calibrate as calibration
+from recapp.benchmarks import kernel_costs, tables, worker
+from recapp.benchmarks.calibrate import calibrate, settings_for
+from recapp.benchmarks.engine import rule
+from recapp.benchmarks.fit import fit, typical
+from recapp.benchmarks.kernel_costs import Case, Mirror, Sample, Steps, fit_kernels, measure_kernels, turns
+from recapp.benchmarks.link_costs import measure_link, worlds
+from recapp.console import print_table
+from recapp.distributed.comm import Comm
+from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.errors import ConfigError
+from recapp.planner.hardware import KERNELS, read_hardware
+from recapp.planner.rules import PlanRule, plan_by_rules
+from recapp.planner.topology import Topology
+
+CPU = torch.device("cpu")
+MODEL = TinyModel("small", 32, 4, (8,), (8, 1))
+ROWS = (300, 7, 50)
+TINY = (Case((4,), "row_wise", "unique", ((4, 1), (16, 3)), ROWS), Case((4, 8), "row_wise", "pooled", ((8, 3),), ROWS),
+        Case((4,), "data_parallel", "unique", ((8, 1),), ROWS))
+
+
+def collection_of(case, comm, shape=(16, 3)):
+    tables = case.workload(*shape).tables()
+    plan = plan_by_rules(tables, Topology(2), [PlanRule(case.type)], name="test", mode=case.mode)
+    return ShardedEmbeddingBagCollection(tables, plan, comm, rule(), backend="torch")
+
+
+# ---- lines through times
+
+
+def test_a_line_is_found_again():
+    rng = np.random.default_rng(0)
+    counts = np.stack([np.ones(30), rng.uniform(1, 1e5, 30), rng.uniform(1, 1e8, 30)], 1)
+    found, error = fit(counts.tolist(), (counts @ [5e-5, 2e-8, 1e-10]).tolist())
+    assert found == pytest.approx([5e-5, 2e-8, 1e-10]) and error < 1e-9
+
+
+def test_no_coefficient_is_negative():
+    found, _ = fit([[1, 0], [1, 10], [1, 20]], [3.0, 2.0, 1.0])
+    assert found[1] == 0 and 1 < found[0] < 3
+
+
+def test_small_times_weigh_as_much_as_large_ones():
+    (latency, rate), _ = fit([[1, 0], [1, 1e9]], [1e-5, 1.3])
+    assert latency == pytest.approx(1e-5) and rate == pytest.approx(1.3e-9, rel=1e-3)
+
+
+def test_what_was_never_counted_costs_nothing():
+    assert fit([[1, 0], [2, 0]], [1.0, 2.0])[0] == pytest.approx([1.0, 0.0])
+
+
+def test_disturbed_rounds_have_no_say():
+    assert typical([1.0, 1.1, 9.0, 50.0, 70.0]) == pytest.approx(1.1)
+
+
+def test_kernels_of_known_cost_are_read_off():
+    rng = np.random.default_rng(1)
+
+    def sample(calls, items, size, whole):
+        return Sample((4,), calls, items, size, 1e-4 * calls + 3e-9 * items + (0 if whole else 1e-9 * size))
+    timed = {k: [sample(1 + n % 2, float(rng.uniform(10, 1e5)), float(rng.uniform(10, 1e7)), i < 4) for n in range(20)]
+             for i, k in enumerate(KERNELS)}
+    kernels, errors = fit_kernels(timed)
+    for i, kernel in enumerate(KERNELS):
+        work = kernels[kernel]
+        assert (work.call_us, work.item_ns) == pytest.approx((100, 3)) and work.gb_per_s == pytest.approx(1 if i > 3 else math.inf)
+        assert errors[kernel] < 1e-9
+
+
+# ---- what is counted
+
+
+def _asked(comm, case):
+    """A peer that does the same: both ranks of a real pair ask for the same batch."""
+    collection, workload = collection_of(case, comm), case.workload(16, 3)
+    (batch,) = workload.features_of(workload.draw(0, 1))
+    request = collection.input_dist(batch)
+    request.finish()
+    counts = request.in_WG3.sum(1).tolist()
+    request.release()
+    return counts
+
+
+@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.type}-{case.mode}")
+def test_a_mirror_asks_as_much_as_a_peer_with_the_same_batch(case, ranks):
+    one, other = ranks.run(_asked, 2, case)
+    mirrored = _asked(Mirror(CPU), case)
+    assert one[0] == one[1] and other[0] == other[1] and sum(one[0]) > 0
+    assert mirrored == [one[0], other[0]]       # of its own rows what either rank asks of them, of the peer's what comes back
+
+
+def test_counts_are_those_of_the_batch():
+    case = TINY[0]
+    workload = case.workload(16, 3)
+    steps = Steps(collection_of(case, Mirror(CPU)), case.widths, workload, 0)
+    ids, bags = workload.ids, 16 * len(workload.rows_F)
+    assert steps.counts["route"] == steps.counts["link"] == [1, ids, 0]
+    assert steps.counts["combine"] == [1, ids, 4 * 4 * (ids + bags)]
+    rows, read = steps.counts["answer"][1:]
+    assert read == pytest.approx(2 * 4 * 4 * rows) and steps.counts["serve"][1] == steps.counts["group"][1] == rows < 2 * ids
+    touched, moved = steps.counts["update"][1:]
+    assert touched <= rows and moved == pytest.approx(4 * 4 * rows + 2 * touched * (4 * 4 + 4))
+
+
+def test_groups_are_calls_and_replicas_are_not_answered():
+    mixed, copies = TINY[1], TINY[2]
+    assert Steps(collection_of(mixed, Mirror(CPU)), mixed.widths, mixed.workload(8, 3), 0).counts["answer"][0] == 2
+    found = Steps(collection_of(copies, Mirror(CPU)), copies.widths, copies.workload(8, 1), 0).counts
+    assert found["answer"] == [0, 0, 0] and found["combine"][0] == 1
+
+
+def test_every_kernel_of_every_case_is_timed():
+    told = []
+    found = measure_kernels(Comm(), CPU, "torch", cases=TINY, rounds=2, steps=2, advance=told.append)
+    assert sum(told) == turns(TINY, 2) and set(found) == set(KERNELS)
+    assert all(s.seconds > 0 and s.items > 0 for samples in found.values() for s in samples)
+    assert len(found["route"]) == 4 and len(found["answer"]) == 3        # replicas are not answered
+
+
+# ---- messages
+
+
+@pytest.mark.parametrize(("local", "world", "numbers"), [(1, 1, []), (2, 2, [2]), (4, 4, [2, 4]), (6, 6, [2, 4, 6]),
+                                                         (8, 32, [2, 4, 8, 16, 32]), (1, 4, [2, 4])])
+def test_numbers_of_ranks_double_up_to_all(local, world, numbers):
+    assert worlds(local, world) == numbers
+
+
+def _links(comm):
+    return [measure_link(kind, comm, CPU, world, "gloo", sizes=(64, 65536), rounds=1)
+            for kind in ("all_to_all", "all_reduce") for world in (2, 4)]
+
+
+def test_messages_are_timed_among_the_first_ranks(ranks):
+    told = ranks.run(_links, 4)
+    assert [f.ranks for f in told[0]] == [2, 4, 2, 4] and [f and f.ranks for f in told[3]] == [None, 4, None, 4]
+    assert all(f.latency_us >= 0 and 0 < f.gb_per_s < 1e7 for f in told[0])
+
+
+# ---- the whole
+
+
+def _whole(comm):
+    hardware, rows = calibrate(comm, CPU, "gloo", "torch", rounds=1, cases=TINY, sizes=(64, 65536), model=MODEL)
+    return hardware, [row["name"] for row in rows]
+
+
+def test_ranks_find_the_same_hardware(ranks):
+    told = ranks.run(_whole, 4)
+    hardware, names = told[0]
+    assert all(found == (hardware, names) for found in told)
+    assert hardware.ranks_per_host == 4 and sorted(hardware.all_to_all["host"].gb_per_s) == [2, 4]
+    assert "measured on" in hardware.source and "between hosts were not measured" in hardware.source
+    assert {*KERNELS, "copy", "dense part", "overlap", "all_to_all, 4 ranks", "all_reduce, 2 ranks"} <= set(names)
+
+
+@pytest.fixture
+def config():
+    return {"trainer": {"devices": 1, "accelerator": "cpu"}, "topology": {"transport": "auto", "backend": "torch"},
+            "launch": SETTINGS["launch"], "format": "text"}
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Few small steps."""
+    monkeypatch.setattr(calibration, "calibrate", lambda *a, **k: calibrate(*a, **k | {"cases": TINY, "rounds": 1, "model": MODEL}))
+
+
+def test_a_run_leaves_a_file_that_the_planner_reads_and_a_table(config, tiny, tmp_path, capsys, monkeypatch):
+    worker.run(settings_for(config, str(tmp_path / "mine.yaml")), tmp_path)
+    hardware = read_hardware(tmp_path / "mine.yaml")
+    assert "messages within a host and between hosts were not measured" in hardware.source and hardware.flops_per_s > 0
+    assert "topology.hardware=" in capsys.readouterr().err
+    rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]
+    assert [row["name"] for row in rows][:len(KERNELS)] == list(KERNELS)
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(tables.shown("calibrate", rows), tables.COLUMNS["calibrate"])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80 and "update" in said
+
+
+def test_the_file_lies_here_where_nothing_is_said(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert settings_for(config)["path"] == str(tmp_path / "hardware.yaml")
+
+
+@pytest.mark.parametrize(("path", "said"), [("none/hardware.yaml", "cannot be written: name a file in a directory that is there"),
+                                            (".", "is a directory")])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(config, path, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        settings_for(config, path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("transport", "glo"), ("backend", "nmba")])
+def test_names_are_checked_before_anything_is_measured(config, key, value):
+    config["topology"][key] = value
+    with pytest.raises(ConfigError, match=f"topology.{key}={value}: .*did you mean"):
+        settings_for(config)
+
+
+def test_the_cases_of_the_product_cover_modes_and_widths():
+    kinds = {(case.type, case.mode) for case in kernel_costs.CASES}
+    assert kinds == {("row_wise", "unique"), ("row_wise", "pooled"), ("data_parallel", "unique")}
+    assert {w for case in kernel_costs.CASES for w in case.widths} == set(kernel_costs.WIDTHS)

@@ -230,6 +230,7 @@ def curves(strategies: Strategies) -> Picture | str:
                     _curve(axes, strategy, name, i, len(strategies), dashes, marker)
             axes.set(title=title, xlabel="step")
             axes.margins(x=0.03)
+            axes.locator_params(axis="x", integer=True)
             axes.grid(True)
         for label, dashes, marker in (("training", ":", ""), ("validation", "-", "o")):
             s.axes[1].plot([], [], color=QUIET, linestyle=dashes, marker=marker, markersize=4, label=label)
@@ -250,10 +251,14 @@ def _curve(axes: "Axes", strategy: Strategy, name: str, i: int, of: int, dashes:
         return
     values = [[run[step] for run in runs] for step in steps]
     wide = 1.4 + 1.1 * (min(of, 8) - 1 - i % 8) if marker else 1.4
-    axes.plot(steps, [sum(v) / len(v) for v in values], color=_color(i), linestyle=dashes, linewidth=wide, marker=marker,
-              markersize=3 + wide, zorder=2 + i, label=strategy.label if marker else None)
-    if len(runs) > 1:
-        axes.fill_between(steps, [min(v) for v in values], [max(v) for v in values], color=_color(i), alpha=0.18, linewidth=0)
+    label = strategy.label if marker else None
+    axes.plot(steps, [sum(v) / len(v) for v in values], color=_color(i), linestyle=dashes, linewidth=wide, label=label,
+              marker=marker or ("." if len(steps) == 1 else ""), markersize=3 + wide, zorder=2 + i)
+    low, high = [min(v) for v in values], [max(v) for v in values]
+    if len(runs) > 1 and len(steps) > 1:
+        axes.fill_between(steps, low, high, color=_color(i), alpha=0.18, linewidth=0)
+    elif len(runs) > 1:
+        axes.vlines(steps, low, high, color=_color(i), linewidth=wide, zorder=2 + i)
 
 
 FIGURES: dict[str, Callable[[Strategies], Picture | str]] = {

@@ -14,6 +14,7 @@ from recapp.reporting.strategies import Run, Strategy, read_runs, strategies_of
 from recapp.reporting.sweep_figures import FIGURES, SEEDS, TITLES
 
 REPORT_FILE = "report.html"
+SHOWN_FAILURES = 5          # before the first picture
 SUMMARY = (  # of a strategy: key of a run's record, heading, how it is shown, divided by
     ("step_ms", "step, ms", ".3g", 1.0), ("samples_per_second", "samples / s", ",.0f", 1.0), ("val_auc", "validation AUC", ".5f", 1.0),
     ("val_log_loss", "validation log loss", ".5f", 1.0), ("bytes_per_rank", "MB, fullest rank", ",.1f", 1e6),
@@ -65,10 +66,13 @@ def _opening(runs: list[Run], strategies: list[Strategy]) -> list[str]:
                                    f"{worst / best:.2f} times as long."))
     if any(len(s.runs) > 1 for s in strategies):
         said.append(page.paragraph(f"Runs that differ in their seed only are one strategy.{SEEDS}", "quiet"))
-    for run in runs:
-        if not run.ended_well:
-            why = run.record["error"] or "it ended without a word"
-            said.append(page.paragraph(f"Job {run.record['job']} ({run.label}) {run.record['status']}: {why}", "failed"))
+    bad = [run for run in runs if not run.ended_well]
+    for run in bad[:SHOWN_FAILURES]:
+        why = run.record["error"] or "it ended without a word"
+        said.append(page.paragraph(f"Job {run.record['job']} ({run.label}) {run.record['status']}: {why}", "failed"))
+    if len(bad) > SHOWN_FAILURES:
+        said.append(page.paragraph(f"{len(bad) - SHOWN_FAILURES} more did not end well either; their errors stand below, among all runs.",
+                                   "failed"))
     return said
 
 

@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree as ET
 
+import pytest
 from reporting.pages import opened, parts
 
 from recapp.reporting import drawing
@@ -58,7 +59,7 @@ def test_every_shard_has_the_colour_of_its_rank():
 
 
 def test_equal_plans_give_equal_files(tmp_path):
-    first, second = ([path.read_bytes() for path in draw_plan(explained(5, 2), tmp_path / name)] for name in "ab")
+    first, second = ([path.read_bytes() for path in draw_plan(explained(3, 1), tmp_path / name)] for name in "ab")
     assert first == second
 
 
@@ -82,6 +83,7 @@ def test_the_page_holds_everything_and_needs_nothing(tmp_path):
     assert all(f"table_{i}" in found.said for i in range(26)) and "it moves <fewer> bytes & waits less" in found.said
 
 
+@pytest.mark.full
 def test_a_thousand_tables_on_many_ranks_stay_a_page_one_can_open(tmp_path):
     path = plan_page(explained(1000, 80, hosts=10), tmp_path / "plan.html")
     assert path.stat().st_size < 6e6

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from recapp import console
-from recapp.commands import Job, run
+from recapp.commands import Job, run, run_on_ranks
 from recapp.distributed.launch import rank_count
 from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError, suggest
@@ -186,7 +186,89 @@ def export(settings: Settings, job: Job) -> None:
     console.note(f"written {console.short_path(path)}")
 
 
-VERBS: dict[str, Callable[[Settings, Job], None]] = {"explain": explain, "types": types, "compare": compare, "export": export}
+def check(settings: Settings, job: Job) -> None:
+    """What was predicted of runs against what they measured."""
+    from recapp.planner.check import compared, kendall_tau
+    from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE, read_document, read_performance
+
+    if settings["path"] is None:
+        raise ConfigError("path must be given: a run or a sweep of recapp.train, path=outputs/first")
+    place = Path(settings["path"])
+    found = sorted({f.parent for f in place.rglob(PERFORMANCE_FILE)})
+    both = [(d, told, measured) for d in found
+            if (told := read_document(d / PREDICTED_FILE)) is not None and (measured := read_performance(d)) is not None]
+    if not both:
+        raise ConfigError(f"path={settings['path']}: no run there has {PERFORMANCE_FILE} and {PREDICTED_FILE}: name a run or a sweep of "
+                          "python -m recapp.train")
+    rows = [row for d, told, measured in both for row in compared(d.name, told, measured)]
+    steps = [row for row in rows if row["what"] == "step, ms"]
+    tau = kendall_tau([r["predicted"] for r in steps], [r["measured"] for r in steps])
+    if settings["format"] == "json":
+        console.emit_document({"rows": rows, "kendall_tau": tau})
+        return
+    columns = [console.Column("run", "run"), console.Column("plan", "plan"), console.Column("what", "what"),
+               console.Column("predicted", "predicted", ",.3f"), console.Column("measured", "measured", ",.3f"),
+               console.Column("error", "error", "+.1%")]
+    console.print_table(rows, columns, title="Predicted and measured")
+    if tau is not None:
+        print(f"\nKendall's tau of {len(steps)} runs' step times: {tau:.2f} (1: the order of plans is right, -1: it is reversed)")
+
+
+def calibrate(settings: Settings, job: Job) -> None:
+    """Time this machine and write its hardware file."""
+    from dataclasses import replace
+    from tempfile import TemporaryDirectory
+
+    from recapp.benchmarks.calibrate import settings_for
+
+    told = settings_for(settings, settings["path"])
+    with TemporaryDirectory(prefix="recapp_calibrate_") as folder:
+        rows = run_on_ranks(told, replace(job, directory=Path(folder)), "recapp.benchmarks.worker")["rows"]
+    if settings["format"] == "json":
+        console.emit(rows, "json")
+        return
+    columns = [console.Column("name", "what"), console.Column("us", "µs", ",.1f"),
+               console.Column("items_per_second", "M items\n/ s", ",.1f", 1e6), console.Column("gb_per_s", "GB/s", ",.2f"), console.Column("gflop_per_s", "GFLOP/s", ",.1f"),
+               console.Column("share", "share", ".2f"), console.Column("error", "error", ".0%")]
+    console.print_table(rows, columns, title=f"What this machine's steps cost, written to {console.short_path(told['path'])}")
+    print(f"\nPlan with it: topology.hardware={console.short_path(told['path'])}")
+
+
+def scale(settings: Settings, job: Job) -> None:
+    """Step time, memory and bytes as ranks grow."""
+    from recapp import build
+    from recapp.planner.hardware import default_hardware
+    from recapp.planner.scale import MODES, scaled
+    from recapp.planner.topology import hardware_of
+    from recapp.sharding.tilings import ShardingType
+
+    ranks, plans, known = settings["ranks"], settings["plans"], [BEST, *(t.value for t in ShardingType)]
+    if not isinstance(ranks, list) or not ranks or any(not isinstance(r, int) or r < 1 for r in ranks):
+        raise ConfigError(f"ranks={ranks}: must be a list of numbers of ranks, such as ranks=[8,16,32]")
+    for name in plans if isinstance(plans, list) else [plans]:
+        if name not in known:
+            raise ConfigError(f"plans={name}: {suggest(str(name), known)}")
+    hardware = hardware_of(settings["topology"]["hardware"]) or default_hardware("cpu")
+    chosen = plans if isinstance(plans, list) else [plans]
+    with console.progress("planning, sizes", 2 * len(MODES) * len(ranks) * len(chosen)) as advance:
+        rows = scaled(sorted(ranks), chosen, hardware, build.build_rule(settings), settings["weak_batch"], advance)
+    if settings["format"] == "json":
+        console.emit(rows, "json")
+        return
+    columns = [console.Column("growth", "growth"), console.Column("plan", "plan"), console.Column("mode", "mode"),
+               console.Column("ranks", "ranks"), console.Column("step_ms", "step\nms", ",.2f"),
+               console.Column("efficiency", "effi-\nciency", ".0%"), console.Column("bytes_per_rank", "GB a\nrank", ",.1f", 1e9), console.Column("sent_per_rank", "MB sent\na rank", ",.1f", 1e6),
+               console.Column("least_sent_per_rank", "at\nleast", ",.1f", 1e6)]
+    console.print_table(rows, columns, title=f"MLPerf's 26 tables (multi-hot) on {hardware.name}; a dash: does not fit")
+    if settings["out"]:
+        from recapp.reporting.scale_figure import draw_scale
+
+        for path in draw_scale(rows, Path(settings["out"])):
+            console.note(f"written {console.short_path(path)}")
+
+
+VERBS: dict[str, Callable[[Settings, Job], None]] = {"explain": explain, "types": types, "compare": compare, "export": export,
+                                                          "check": check, "calibrate": calibrate, "scale": scale}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from recapp.errors import ConfigError, PlanError, suggest
 from recapp.optim.rules import RowRule
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
 from recapp.planner.cost import Dense, Setting
+from recapp.planner.explain import explained
 from recapp.planner.memory import check_memory
 from recapp.planner.planner import Outcome, plan_tables
 from recapp.planner.rules import PlanRule, plan_by_rules, read_rule
@@ -73,6 +74,12 @@ def best_plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], setting:
 def made_for(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig], setting: Setting) -> PlannedFor:
     """What a plan should carry, so that it can be explained elsewhere."""
     return PlannedFor(tuple(tables), setting.batch_per_rank, {t.name: setting.of(t).to_dict() for t in tables})
+
+
+def predicted(settings: Settings, tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, topology: Topology, rule: RowRule,
+              statistics: Mapping[str, TableStatistics], dense: Dense) -> dict[str, Any]:
+    """What is expected of a run: its plan explained, without the roads not taken."""
+    return explained(tables, plan, priced_for(settings, topology, rule, statistics, dense), alternatives=False)
 
 
 def build_constraints(plain: Settings, tables: Sequence[EmbeddingBagConfig], overrides: Mapping[str, str], mode: str) -> Constraints:

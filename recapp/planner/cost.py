@@ -21,7 +21,7 @@ import numpy.typing as npt
 from torch import nn
 
 from recapp.optim.rules import RowRule
-from recapp.planner.hardware import Hardware, Link
+from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
@@ -204,13 +204,15 @@ class PlanCost:
 
     Args:
         seconds_PW: of each phase on each rank, messages included.
-        bytes_WW: from rank to rank in a step.
+        asked_3W: bytes that one home exchanges with each owner in a step, by message.
+        each: bytes that every rank sends to each other beside them, whatever the plan asks.
         bytes_W: weights and optimiser state of each rank.
         buffer_bytes_W: what messages of a step need beside them.
     """
 
     seconds_PW: Floats
-    bytes_WW: Floats
+    asked_3W: Floats
+    each: float
     bytes_W: Floats
     buffer_bytes_W: Floats
 
@@ -219,11 +221,24 @@ class PlanCost:
         """Ranks meet in every phase, so the slowest sets its time."""
         return float(self.seconds_PW.max(1).sum())
 
+    @cached_property
+    def bytes_WW(self) -> Floats:
+        """From rank to rank in a step: ids and gradients go to owners, vectors come from them; nobody sends to itself."""
+        ids, vectors, gradients = self.asked_3W
+        sent: Floats = (ids + gradients)[None] + vectors[:, None] + self.each
+        np.fill_diagonal(sent, 0.0)
+        return sent
+
+    @property
+    def sent_bytes(self) -> float:
+        """By all ranks together in a step."""
+        W = self.asked_3W.shape[1]
+        return float((W - 1) * (self.asked_3W.sum() + W * self.each))
+
 
 def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
     """Price all tables of a plan together."""
-    topology, hardware = setting.topology, setting.hardware
-    W, phase = topology.world_size, {p: i for i, p in enumerate(PHASES)}
+    W, phase = setting.topology.world_size, {p: i for i, p in enumerate(PHASES)}
     seconds, held, asked = np.zeros((len(PHASES), W)), np.zeros(W), np.zeros((3, W))
     everywhere = sum((w.everywhere for w in works), np.zeros(3))
     for work in works:
@@ -234,23 +249,19 @@ def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
     kinds = len(set().union(*(w.kinds for w in works))) if works else 0
     for at, each in _calls(setting):
         seconds[phase[at]] += each * kinds
-    between = np.zeros((W, W))
+    told = STATISTIC_BYTES * sum(w.agreeing for w in works) / W
     if W > 1:
+        nothing = np.zeros(W)
+        seconds[phase["input"]] += message_seconds(nothing, HEADER_BYTES, setting)
         for m, message in enumerate(MESSAGES):
-            if message == "gradients" and setting.rule is None:
-                continue
-            sent = _sent(message, asked[m], everywhere[m], W)
-            between += sent
-            seconds[phase[PHASE_OF_MESSAGE[message]]] += message_seconds(sent, topology, hardware.all_to_all)
-        seconds[phase["input"]] += message_seconds(_square(W, HEADER_BYTES), topology, hardware.all_to_all)
-        between += _square(W, HEADER_BYTES)
-        if agreeing := sum(w.agreeing for w in works):
-            told = _square(W, STATISTIC_BYTES * agreeing / W)
-            between += told
-            seconds[phase["update"]] += message_seconds(told, topology, hardware.all_to_all)
+            if message != "gradients" or setting.rule is not None:
+                seconds[phase[PHASE_OF_MESSAGE[message]]] += message_seconds(asked[m], float(everywhere[m]), setting)
+        if told:
+            seconds[phase["update"]] += message_seconds(nothing, told, setting)
     seconds[phase["dense"]] += _dense_seconds(setting)
-    messages = asked.sum(0) * W + asked.sum() + 2 * W * everywhere.sum()
-    return PlanCost(seconds, between, held, messages if W > 1 else np.zeros(W))
+    beside = float(everywhere.sum()) + HEADER_BYTES + told
+    buffers = asked.sum(0) * W + asked.sum() + 2 * W * everywhere.sum()
+    return PlanCost(seconds, asked, beside if W > 1 else 0.0, held, buffers if W > 1 else np.zeros(W))
 
 
 _CALLS = {"route": "input", "link": "input", "serve": "input", "answer": "lookup", "combine": "lookup", "spread": "gradients",
@@ -274,29 +285,21 @@ def add_by_rank(sum_KW: Floats, rank_M: npt.NDArray[np.int64], values_KM: Floats
     np.add.at(sum_KW.T, rank_M, values_KM.T)
 
 
-def _sent(message: str, asked_W: Floats, everywhere: float, world: int) -> Floats:
-    """[from, to] bytes: ids and gradients go to owners, vectors come from them; nobody sends to itself."""
-    sent = np.repeat(asked_W[:, None], world, 1) if message == "vectors" else np.repeat(asked_W[None], world, 0)
-    sent = sent + everywhere
-    np.fill_diagonal(sent, 0.0)
-    return sent
+def message_seconds(asked_W: Floats, each: float, setting: Setting) -> float:
+    """One all-to-all: the busiest rank's bytes within its host and beyond it, which travel at the same time.
 
-
-def _square(world: int, each: float) -> Floats:
-    sent = np.full((world, world), each)
-    np.fill_diagonal(sent, 0.0)
-    return sent
-
-
-def message_seconds(sent_WW: Floats, topology: Topology, links: Mapping[str, Link]) -> float:
-    """One all-to-all: the busiest rank's bytes within its host and beyond it, which travel at the same time."""
-    W, L = topology.world_size, topology.world_size // topology.hosts
-    host = np.arange(W) // L
-    near = host[:, None] == host[None]
-    inside, outside = np.where(near, sent_WW, 0.0), np.where(near, 0.0, sent_WW)
-    busiest = [max(part.sum(0).max(), part.sum(1).max()) for part in (inside, outside)]
-    times = [links["host"].seconds(L, busiest[0])] if L > 1 else []
-    return max([*times, *([links["network"].seconds(topology.hosts, busiest[1])] if topology.hosts > 1 else [])], default=0.0)
+    Args:
+        asked_W: bytes that every rank exchanges with each owner; the way they go does not matter.
+        each: bytes that every rank sends to each other beside them.
+        setting: the ranks and their links.
+    """
+    topology, links = setting.topology, setting.hardware.all_to_all
+    W, L, H = topology.world_size, topology.ranks_per_host, topology.hosts
+    of_host_W = np.repeat(asked_W.reshape(H, L).sum(1), L)
+    most = asked_W.max()
+    near = max((of_host_W - asked_W).max(), most * (L - 1)) + each * (L - 1)
+    far = max((asked_W.sum() - of_host_W).max(), most * (W - L)) + each * (W - L)
+    return max(float(links["host"].seconds(L, near)) if L > 1 else 0.0, float(links["network"].seconds(H, far)) if H > 1 else 0.0)
 
 
 def _dense_seconds(setting: Setting) -> float:

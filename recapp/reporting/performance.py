@@ -3,7 +3,7 @@
     {"batch_per_rank": 2048, "ranks": 2, "steps": 90,      measured, without the first ones
      "step_ms": 12.3,                                      median, waiting for data included
      "phases_ms": [{"input": 1.2, ...}, ...],              per rank: medians of recapp/reporting/phases.py
-     "parts_ms": [{"route": .4, "counts": .1, ...}, ...],  the same, mark by mark: counts, ids, vectors and gradients are waits
+     "parts_ms": [{"data": .1, "route": .4, ...}, ...],    the same, mark by mark: data, counts, ids, vectors and gradients are waits
      "memory": [{"weights", "state", "buffers", "rss", "rss_peak", "allocated", "reserved", "allocated_peak"}, ...],    bytes
      "sent_bytes": [1234, ...]}                            per rank and step
 
@@ -24,14 +24,23 @@ PERFORMANCE_FILE, PREDICTED_FILE = "performance.json", "predicted.json"
 
 def write_performance(measured: Mapping[str, Any], directory: Path) -> None:
     """Writes `performance.json`: the new file is there whole, or the old one still is."""
-    unfinished = directory / f"{PERFORMANCE_FILE}.tmp"
-    unfinished.write_text(json.dumps(measured, indent=1) + "\n")
-    os.replace(unfinished, directory / PERFORMANCE_FILE)
+    _write(measured, directory / PERFORMANCE_FILE)
+
+
+def write_predicted(told: Mapping[str, Any], directory: Path) -> None:
+    """Writes `predicted.json`, likewise."""
+    _write(told, directory / PREDICTED_FILE)
+
+
+def _write(document: Mapping[str, Any], path: Path) -> None:
+    unfinished = path.with_name(f"{path.name}.tmp")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n")
+    os.replace(unfinished, path)
 
 
 def read_performance(directory: Path) -> dict[str, Any] | None:
     """What a run measured; None where it recorded nothing."""
-    return _document(directory / PERFORMANCE_FILE)
+    return read_document(directory / PERFORMANCE_FILE)
 
 
 def measured_phases(measured: Mapping[str, Any]) -> dict[str, float]:
@@ -42,7 +51,7 @@ def measured_phases(measured: Mapping[str, Any]) -> dict[str, float]:
 
 def read_predicted(directory: Path) -> dict[str, float] | None:
     """What was predicted of a run: `step_ms`, and each phase under its name, the mean of the ranks. None where nothing was."""
-    told = _document(directory / PREDICTED_FILE)
+    told = read_document(directory / PREDICTED_FILE)
     if not told or "step_ms" not in told:
         return None
     ranks = told.get("ranks")
@@ -51,8 +60,8 @@ def read_predicted(directory: Path) -> dict[str, float] | None:
     return {"step_ms": float(told["step_ms"]), **phases}
 
 
-def _document(path: Path) -> dict[str, Any] | None:
-    """What a JSON file says; None where there is none, or where a run that was cut off left half of one."""
+def read_document(path: Path) -> dict[str, Any] | None:
+    """What a JSON file of a run says; None where there is none, or where a run that was cut off left half of one."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):

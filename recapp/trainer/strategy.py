@@ -90,6 +90,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.backend, self.payload, self.modes, self.look_ahead = backend, payload, dict(modes or {}), look_ahead
         self.compiled, self.hardware = compiled, hardware
         self.plan: ShardingPlan | None = None
+        self.planned_for: tuple[Topology, Mapping[str, TableStatistics], Dense] | None = None       # on rank 0
         self.ranks: list[dict[str, Any]] = []
         self.comm = Comm()
 
@@ -158,8 +159,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         if self.comm.rank == 0:
             tables = embedding_tables(module)
             try:
-                dense = dense_of(module, self._batch_per_rank(module))
-                made = self.planner(tables, topology, self.rule, self._statistics(module, tables), dense)
+                self.planned_for = topology, self._statistics(module, tables), dense_of(module, self._batch_per_rank(module))
+                made = self.planner(tables, topology, self.rule, *self.planned_for[1:])
             except RecappError as error:
                 made = error
         made = self.comm.broadcast(made)

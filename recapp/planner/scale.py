@@ -1,0 +1,99 @@
+"""Scale on paper: what a step takes, sends and holds as ranks grow, by the calibrated costs; and what it must send at least.
+
+    weak      every rank keeps its batch: a perfect machine's step would stay as long as it is
+    strong    all ranks share one batch: a perfect machine's step would halve as ranks double
+
+The tables are those of MLPerf Training's DLRM-DCNv2 (multi-hot Criteo 1TB, 204 M rows of 128 columns, 214 ids a sample). A plan that does
+not fit is shown as such. Bytes are counted and compared with the least that any cut could send.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from recapp.errors import PlanError
+from recapp.optim.rules import RowRule
+from recapp.planner.constraints import ParameterConstraints
+from recapp.planner.cost import ID_BYTES, Dense, Setting
+from recapp.planner.hardware import Hardware
+from recapp.planner.planner import plan_tables
+from recapp.planner.topology import Topology
+from recapp.tables.config import EmbeddingBagConfig, IdRule
+from recapp.tables.statistics import default_statistics
+
+MLPERF_ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938, 155, 4,
+               976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36)
+MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+MLPERF_DIM, MLPERF_WEIGHTS = 128, 16_100_000        # of its dense part: three cross layers of rank 512 and two MLPs
+STRONG_BATCH = 65_536                               # of all ranks, as in its reference runs
+MODES = ("unique", "pooled")
+
+
+def mlperf_tables() -> list[EmbeddingBagConfig]:
+    """MLPerf's 26 tables."""
+    return [EmbeddingBagConfig(name=f"C{i + 1}", num_embeddings=rows, embedding_dim=MLPERF_DIM, feature_names=[f"C{i + 1}"],
+                               id_rule=IdRule.HASH) for i, rows in enumerate(MLPERF_ROWS)]
+
+
+def scaled(ranks: Sequence[int], plans: Sequence[str], hardware: Hardware, rule: RowRule, weak_batch: int,
+           advance: Any = lambda n: None) -> list[dict[str, Any]]:
+    """A record for each way to grow, plan, mode and number of ranks.
+
+    Args:
+        ranks: how many, ascending.
+        plans: `best`, the planner's own, or a sharding type for all tables.
+        hardware: what steps cost; ranks fill its hosts.
+        rule: of the tables' optimiser.
+        weak_batch: samples of a rank where every rank keeps its batch.
+        advance: told after each record.
+    """
+    found = []
+    for growth in ("weak", "strong"):
+        for plan in plans:
+            for mode in MODES:
+                first: dict[str, Any] | None = None
+                for world in ranks:
+                    batch = weak_batch if growth == "weak" else max(1, STRONG_BATCH // world)
+                    row = {"growth": growth, "plan": plan, "mode": mode, "ranks": world, "batch_per_rank": batch,
+                           **_one(plan, mode, world, batch, hardware, rule)}
+                    first = first or (row if row["step_ms"] else None)
+                    found.append(row | {"efficiency": _efficiency(growth, first, row)})
+                    advance(1)
+    return found
+
+
+def _efficiency(growth: str, first: dict[str, Any] | None, row: dict[str, Any]) -> float | None:
+    """Against the first number of ranks that holds the tables."""
+    if first is None or not row["step_ms"]:
+        return None
+    perfect = first["step_ms"] if growth == "weak" else first["step_ms"] * first["ranks"] / row["ranks"]
+    return float(perfect / row["step_ms"])
+
+
+def _one(plan: str, mode: str, world: int, batch: int, hardware: Hardware, rule: RowRule) -> dict[str, Any]:
+    hosts = max(1, world // hardware.ranks_per_host) if world % hardware.ranks_per_host == 0 else 1
+    memory = None if hardware.memory_bytes is None else [hardware.memory_bytes] * world
+    topology = Topology(world, hosts, hardware.compute_device, memory, hardware=hardware)
+    tables = mlperf_tables()
+    known = {t.name: default_statistics(t, bag) for t, bag in zip(tables, MLPERF_BAGS, strict=True)}
+    setting = Setting(topology, batch, rule, known, Dense(6.0 * MLPERF_WEIGHTS * batch, 4.0 * MLPERF_WEIGHTS))
+    wanted = ParameterConstraints(modes=[mode]) if plan == "best" else ParameterConstraints(modes=[mode], sharding_types=[plan])
+    try:
+        outcome = plan_tables(tables, setting, {"*": wanted})
+    except PlanError:
+        return {"step_ms": None, "samples_per_second": None, "bytes_per_rank": None, "sent_per_rank": None, "least_sent_per_rank": None}
+    step, cost = outcome.cost.step_seconds, outcome.cost
+    return {"step_ms": step * 1e3, "samples_per_second": world * batch / step, "bytes_per_rank": float(cost.bytes_W.max()),
+            "sent_per_rank": cost.sent_bytes / world, "least_sent_per_rank": least_sent(tables, setting)}
+
+
+def least_sent(tables: Sequence[EmbeddingBagConfig], setting: Setting) -> float:
+    """Bytes a rank sends at least in a step, on average, if no table is on every rank.
+
+    Of each table the fewer of two: its distinct rows named, fetched and taught once; or its ids named and its bags fetched and taught.
+    """
+    world, total = setting.topology.world_size, 0.0
+    for t in tables:
+        known, vector = setting.of(t), 2 * t.embedding_dim * setting.payload_bytes
+        ids, bags = setting.batch_per_rank * known.ids_per_sample, setting.batch_per_rank * known.bags_per_sample
+        total += min(known.distinct_rows(ids) * (ID_BYTES + vector), ids * ID_BYTES + bags * (ID_BYTES + vector))
+    return total * (world - 1) / world

@@ -228,7 +228,8 @@ def calibrate(settings: Settings, job: Job) -> None:
         console.emit(rows, "json")
         return
     columns = [console.Column("name", "what"), console.Column("us", "µs", ",.1f"),
-               console.Column("items_per_second", "M items\n/ s", ",.1f", 1e6), console.Column("gb_per_s", "GB/s", ",.2f"), console.Column("gflop_per_s", "GFLOP/s", ",.1f"),
+               console.Column("items_per_second", "M items\n/ s", ",.1f", 1e6), console.Column("gb_per_s", "GB/s", ",.2f"),
+               console.Column("gflop_per_s", "GFLOP/s", ",.1f"),
                console.Column("share", "share", ".2f"), console.Column("error", "error", ".0%")]
     console.print_table(rows, columns, title=f"What this machine's steps cost, written to {console.short_path(told['path'])}")
     print(f"\nPlan with it: topology.hardware={console.short_path(told['path'])}")
@@ -257,7 +258,8 @@ def scale(settings: Settings, job: Job) -> None:
         return
     columns = [console.Column("growth", "growth"), console.Column("plan", "plan"), console.Column("mode", "mode"),
                console.Column("ranks", "ranks"), console.Column("step_ms", "step\nms", ",.2f"),
-               console.Column("efficiency", "effi-\nciency", ".0%"), console.Column("bytes_per_rank", "GB a\nrank", ",.1f", 1e9), console.Column("sent_per_rank", "MB sent\na rank", ",.1f", 1e6),
+               console.Column("efficiency", "effi-\nciency", ".0%"), console.Column("bytes_per_rank", "GB a\nrank", ",.1f", 1e9),
+               console.Column("sent_per_rank", "MB sent\na rank", ",.1f", 1e6),
                console.Column("least_sent_per_rank", "at\nleast", ",.1f", 1e6)]
     console.print_table(rows, columns, title=f"MLPerf's 26 tables (multi-hot) on {hardware.name}; a dash: does not fit")
     if settings["out"]:

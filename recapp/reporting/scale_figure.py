@@ -31,7 +31,7 @@ def draw_scale(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
                      title=f"{growth}: {'a batch for each rank' if growth == 'weak' else 'one batch for all ranks'}")
             axes.set_xscale("log", base=2)
             axes.grid(True, which="both", alpha=0.25)
-    all_axes[0][-1].legend(fontsize=8)
+    figure.legend(*all_axes[0][-1].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=9)
     folder.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         figure.savefig(folder / name, dpi=130)

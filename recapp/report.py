@@ -13,6 +13,7 @@ from typing import Any
 from recapp import console
 from recapp.commands import Job, run
 from recapp.distributed.rank_process import leave
+from recapp.errors import ConfigError
 
 COLUMNS = (console.Column("what", "what"), console.Column("file", "file"), console.Column("left_out", "left out, because"))
 
@@ -26,7 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def task(config: dict[str, Any], job: Job) -> None:
         from recapp.reporting.sweep_report import write_report
 
-        rows = write_report(Path(str(config["path"])).expanduser())
+        try:
+            rows = write_report(Path(str(config["path"])).expanduser())
+        except OSError as error:
+            raise ConfigError(f"path={config['path']}: {error.filename} cannot be written ({error.strerror})") from error
         if config["format"] == "text":
             rows = [{**row, "file": row["file"] and console.short_path(row["file"])} for row in rows]
         console.emit(rows, config["format"], COLUMNS)

@@ -5,7 +5,7 @@
 | `input`     | ids become rows, counts and ids travel, what is asked here is linked | route, counts, place, ids, link, serve           |
 | `lookup`    | rows are read and summed, for the others and for this rank           | answer, combine                                  |
 | `output`    | waiting for vectors                                                  | vectors                                          |
-| `dense`     | the rest of a step: dense part, its all-reduce and optimiser, data   | outside, autograd                                |
+| `dense`     | the rest of a step: dense part, its all-reduce and optimiser, data   | data, outside, autograd                          |
 | `gradients` | gradients are sent, requested rows brought together                  | spread, group, gradients                         |
 | `update`    | touched rows and their optimiser state are written                   | update                                           |
 
@@ -17,12 +17,12 @@ import time
 from collections import deque
 
 PHASES = ("input", "lookup", "output", "dense", "gradients", "update")
-OUTSIDE = "outside"         # the mark of whoever measures: what came before was not a collection's
+OUTSIDE, DATA = "outside", "data"       # marks of whoever measures: what came before was not a collection's; was waiting for a batch
 MARKS = {
     **dict.fromkeys(("route", "counts", "place", "ids", "link", "serve"), "input"),
     **dict.fromkeys(("answer", "combine"), "lookup"),
     "vectors": "output",
-    **dict.fromkeys((OUTSIDE, "autograd"), "dense"),
+    **dict.fromkeys((DATA, OUTSIDE, "autograd"), "dense"),
     **dict.fromkeys(("spread", "group", "gradients"), "gradients"),
     "update": "update",
 }

@@ -183,7 +183,8 @@ def predicted(strategies: Strategies) -> Picture | str:
     """What the planner said of each strategy beside what was measured."""
     rows = []
     for strategy in strategies:
-        said, step, spent = strategy.runs[0].predicted, strategy.mean(lambda run: run.record["step_ms"]), _mean_phases(strategy)
+        said = next((found for run in strategy.runs if (found := run.predicted)), None)
+        step, spent = strategy.mean(lambda run: run.record["step_ms"]), _mean_phases(strategy)
         if said and step and spent:
             rows.append((strategy.label, said, {"step_ms": step, **spent}))
     if not rows:

@@ -1,8 +1,8 @@
 """Records where a run's time and memory go, per phase and rank: `performance.json` (recapp/reporting/performance.py).
 
-    batch arrives -> [outside] input_dist ... -> [outside] forward ... vectors -> [autograd] backward ... update -> [outside] step is over
+    batch arrives -> [data] input_dist ... -> [outside] forward ... vectors -> [autograd] backward ... update -> [outside] step is over
 
-A collection marks the ends of its own parts; `outside` is marked here where it begins to work, so what lies between is not its own.
+A collection marks the ends of its own parts; where it begins to work is marked here, so what lies between is not its own.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.held_memory import held_bytes
 from recapp.distributed.requests import Requests
 from recapp.reporting.performance import write_performance
-from recapp.reporting.phases import OUTSIDE, PhaseClock
+from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.trainer.callbacks import WARM_UP_STEPS, StepClock
 from recapp.trainer.datamodule import ClickData
@@ -34,19 +34,24 @@ class RecordPerformance(Callback):
 
     def __init__(self, directory: Path, clock: StepClock) -> None:
         self.directory, self.clock = directory, clock
-        self.phases = PhaseClock()
+        self.phases, self._fetching = PhaseClock(), False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Listen to the collections; the first step begins."""
         for collection in _strategy(trainer).collections():
             self._listen(collection)
+        self._next_step()
+
+    def _next_step(self) -> None:
+        """It begins with a batch that is fetched, and put on its way where there is look-ahead."""
         self.phases.start()
+        self._fetching = True
 
     def _listen(self, collection: ShardedEmbeddingBagCollection) -> None:
         input_dist = collection.input_dist
 
         def marked(features: KeyedJaggedTensor | Exception) -> Requests:
-            self.phases(OUTSIDE)
+            self.phases(DATA if self._fetching else OUTSIDE)
             return input_dist(features)
 
         collection.mark = self.phases
@@ -55,12 +60,17 @@ class RecordPerformance(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation is no part of the next step."""
-        self.phases.start()
+        self._next_step()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """The batch is there."""
+        self.phases(DATA)
+        self._fetching = False
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """The step is over; the next begins."""
         self.phases.end(OUTSIDE)
-        self.phases.start()
+        self._next_step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Every rank tells what it measured, rank 0 writes it down."""

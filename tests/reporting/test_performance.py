@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+from jobs import small
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs
 
@@ -88,12 +89,23 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
     assert found["ranks"] == 1 and found["batch_per_rank"] == 96 and found["steps"] == 4 and found["sent_bytes"] == [0.0]
     (spent,), (parts,), (memory,) = found["phases_ms"], found["parts_ms"], found["memory"]
     assert tuple(spent) == PHASES and all(spent[phase] > 0 for phase in ("input", "lookup", "dense", "update"))  # alone: nothing sent
-    assert set(parts) <= set(MARKS)      # whatever a collection marks has its phase
+    assert set(parts) <= set(MARKS) and parts["data"] > 0       # whatever a collection marks has its phase
     assert sum(spent.values()) < 3 * found["step_ms"]
     assert memory["weights"] == sum(s.weights.nbytes for s in seen)
     assert memory["state"] == sum(t.nbytes for s in seen for t in s.state) > 0
     assert memory["buffers"] > 0 and 0 < memory["rss"] <= memory["rss_peak"] and memory["allocated"] is None
     assert performance.measured_phases(found) == spent
+
+
+@pytest.mark.full
+def test_every_rank_tells_its_own(jobs, tmp_path):
+    metrics = jobs.train(tmp_path / "run", *small(tmp_path / "logs"), "+plan=row_wise")
+    found = performance.read_performance(tmp_path / "run")
+    assert found["ranks"] == 2 and found["batch_per_rank"] == 128 and found["step_ms"] == metrics["step_ms"]
+    assert [memory["weights"] + memory["state"] for memory in found["memory"]] == metrics["bytes_by_rank"]
+    assert sum(found["sent_bytes"]) == pytest.approx(metrics["bytes_exchanged_per_step"])
+    for parts, spent in zip(found["parts_ms"], found["phases_ms"], strict=True):
+        assert set(MARKS) - {"serve"} <= set(parts) <= set(MARKS) and all(spent[phase] > 0 for phase in PHASES)
 
 
 def test_a_run_that_fails_records_nothing(logs, tmp_path):

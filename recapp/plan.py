@@ -15,6 +15,8 @@ Without `+plan` it is about the plan that recapp would choose.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
@@ -142,7 +144,10 @@ def types(settings: Settings, job: Job) -> None:
         console.emit(rows, "json")
         return
     for row in rows:
-        print(f"{row['type']}: {row['description']}\n  best for  {row['best_for']}\n  +         {row['pros']}\n  -         {row['cons']}\n")
+        print(f"{row['type']}: {row['description']}")
+        for heading, key in (("best for", "best_for"), ("+", "pros"), ("-", "cons")):
+            print(fill(row[key], get_terminal_size((80, 24)).columns, initial_indent=f"  {heading:10}", subsequent_indent=" " * 12))
+        print()
 
 
 def compare(settings: Settings, job: Job) -> None:
@@ -261,7 +266,7 @@ def scale(settings: Settings, job: Job) -> None:
                console.Column("efficiency", "effi-\nciency", ".0%"), console.Column("bytes_per_rank", "GB a\nrank", ",.1f", 1e9),
                console.Column("sent_per_rank", "MB sent\na rank", ",.1f", 1e6),
                console.Column("least_sent_per_rank", "at\nleast", ",.1f", 1e6)]
-    console.print_table(rows, columns, title=f"MLPerf's 26 tables (multi-hot) on {hardware.name}; a dash: does not fit")
+    console.print_table(rows, columns, title=f"MLPerf's tables on {hardware.name}; -: no room")
     if settings["out"]:
         from recapp.reporting.scale_figure import draw_scale
 

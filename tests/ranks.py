@@ -73,7 +73,8 @@ class Ranks:
         context, self._folder = mp.get_context("spawn"), tempfile.TemporaryDirectory()
         for rank in range(SIZE):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, f"{self._folder.name}/store", list(sys.path), self._kernels, there), daemon=True)
+            arguments = (rank, f"{self._folder.name}/store", list(sys.path), self._kernels, there)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             self._workers.append((process, here))
 

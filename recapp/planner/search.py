@@ -18,7 +18,7 @@ import numpy as np
 from recapp.planner.cost import Floats, add_by_rank
 from recapp.planner.options import KERNEL_PHASES, LANES, Block, Option
 
-EXACT_COMBINATIONS = 20_000     # of options and places of all tables: tried one by one, some seconds at most
+EXACT_COMBINATIONS = 5_000      # of options and places of all tables: tried one by one, about a second
 PASSES = 8                      # over all tables, taking out and putting back, at most
 KEPT = 4                        # options of a unit that are weighed again and again, beside the one that spreads its bytes most
 WEIGHED = 12_000                # options weighed in all passes over a start, about .2 ms each on 128 ranks; at least one pass is made

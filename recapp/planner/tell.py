@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any
 
 from recapp.console import Column, print_table
@@ -18,9 +20,9 @@ Explained = Mapping[str, Any]
 
 def tell(told: Explained) -> None:
     """Print a plan: its step, tables, runner-ups, ranks, traffic and types."""
-    print(_headline(told))
+    _say(_headline(told))
     for note in told["notes"]:
-        print(f"note: {note}")
+        _say(f"note: {note}")
     rows = told["rows"][:MOST_TABLES]
     more = f" (the first {MOST_TABLES} of {len(told['rows']):,}; format=json has all)" if len(told["rows"]) > MOST_TABLES else ""
     print()
@@ -42,6 +44,11 @@ def tell(told: Explained) -> None:
 _TABLE = [Column("table", "table"), Column("size", "rows x dim"), Column("type", "type"), Column("ranks", "ranks"),
           Column("bytes", "bytes"), Column("predicted_ms", "ms", ".3f")]
 _TIMES = [Column("table", "table"), *(Column(f"{p}_ms", p, ".3f") for p in PHASES if p != "dense"), Column("predicted_ms", "all", ".3f")]
+
+
+def _say(text: str, after: str = "") -> None:
+    """A sentence, broken where the terminal ends."""
+    print(fill(text, get_terminal_size((80, 24)).columns, subsequent_indent=after))
 
 
 def _headline(told: Explained) -> str:
@@ -100,15 +107,15 @@ def _tell_traffic(told: Explained) -> None:
         out = Counter[int]()
         for (a, _), n in sent.items():
             out[a] += n
-        print(f"A step sends {human(sum(out.values()))} between ranks, {human(max(out.values()))} from the busiest and "
-              f"{human(min(out[a] for a in range(world)))} from the idlest; largest pair {human(max(sent.values()))}.")
+        _say(f"A step sends {human(sum(out.values()))} between ranks, {human(max(out.values()))} from the busiest and "
+             f"{human(min(out[a] for a in range(world)))} from the idlest; largest pair {human(max(sent.values()))}.")
 
 
 def _tell_types(told: Explained) -> None:
     counts = Counter(r["type"] for r in told["rows"])
     for facts in TYPES:
         if counts[facts.type]:
-            print(f"{counts[facts.type]} x {facts.type}: {facts.description}. + {facts.pros}. - {facts.cons}.")
+            _say(f"{counts[facts.type]} x {facts.type}: {facts.description}. + {facts.pros}. - {facts.cons}.", "  ")
     for other in sorted(counts.keys() - {f.type for f in TYPES}):
         print(f"{counts[other]} x {other}: rectangles that no named type makes")
 
@@ -132,8 +139,9 @@ def difference(a: Explained, b: Explained) -> list[dict[str, Any]]:
 def tell_difference(a: Explained, b: Explained, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print two plans' tables where they differ, then their phases and ranks side by side."""
     world = a["world_size"]
-    print(f"a = {a['name']}: {a['step_ms']:.2f} ms; b = {b['name']}: {b['step_ms']:.2f} ms; "
-          f"{len(rows)} of {len(a['rows'])} tables differ\n")
+    _say(f"a = {a['name']}: {a['step_ms']:.2f} ms; b = {b['name']}: {b['step_ms']:.2f} ms; "
+         f"{len(rows)} of {len(a['rows'])} tables differ")
+    print()
     if rows:
         lines = [{**r, "a": f"{r['a_type']} {ranks_text(r['a_ranks'], world)}", "b": f"{r['b_type']} {ranks_text(r['b_ranks'], world)}"}
                  for r in rows[:MOST_TABLES]]
@@ -145,4 +153,5 @@ def tell_difference(a: Explained, b: Explained, rows: Sequence[Mapping[str, Any]
                 [Column("phase", "phase, ms"), Column("a", "a", ".3f"), Column("b", "b", ".3f"), Column("change", "b - a", "+.3f")])
     fullest = [max(r["bytes"] for r in x["ranks"]) for x in (a, b)]
     sent = [sum(r["bytes"] for r in x["between_ranks"]) for x in (a, b)]
-    print(f"\nfullest rank {human(fullest[0])} and {human(fullest[1])}; sent in a step {human(sent[0])} and {human(sent[1])}")
+    print()
+    _say(f"fullest rank {human(fullest[0])} and {human(fullest[1])}; sent in a step {human(sent[0])} and {human(sent[1])}")

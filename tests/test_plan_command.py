@@ -1,0 +1,138 @@
+"""`python -m recapp.plan`: every verb answers people and machines, on paper; wrong words are refused in one line."""
+
+import json
+
+import pytest
+from jobs import resolved
+from readme import commands, fenced
+
+from recapp import plan
+from recapp.planner.explain import analyze_plan
+from recapp.sharding.plan_file import read_plan
+
+IN_README = [c for c in commands(line for block in fenced("sh") for line in block.splitlines()) if c.name == "plan"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """An empty working directory without data."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def answer(capsys):
+    """`answer(verb, *settings)`: the JSON document of a command."""
+    def run(*arguments):
+        assert plan.main([*arguments, "format=json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+    return run
+
+
+@pytest.mark.parametrize("command", IN_README, ids=lambda c: " ".join(c.arguments)[:40])
+def test_the_commands_of_the_readme_answer(command, place, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert plan.main(list(command.arguments)) == 0
+    said, written = capsys.readouterr().out, {p.name for p in place.rglob("*") if p.is_file()}
+    assert said or written
+    if command.arguments[0] in ("explain", "types", "compare", "scale"):
+        assert max(map(len, said.splitlines())) <= 80
+    if "out=drawn" in command.arguments:
+        assert "plan.html" in written and any(name.endswith(".png") for name in written) and any(name.endswith(".svg") for name in written)
+
+
+def test_an_explanation_has_a_row_per_table_its_ranks_and_what_travels(answer):
+    told = answer("explain", "+plan=mixed", "tables=sample", "trainer.devices=2")
+    assert [(r["table"], r["type"]) for r in told["rows"]] == [("large_table", "row_wise"), ("wide_table", "column_wise"),
+                                                              ("small_table", "table_wise")]
+    assert {"mode", "ranks", "bytes", "predicted_ms", "runner_up", "why"} <= set(told["rows"][0])
+    assert [r["weights"] for r in told["ranks"]] == [308_480_000, 307_200_000]
+    assert {(b["source"], b["target"]) for b in told["between_ranks"]} == {(0, 1), (1, 0)} and told["step_ms"] > 0
+    assert "rules[0] of mixed" in told["rows"][0]["why"]
+
+
+def test_without_a_plan_it_explains_recapps_own_which_is_no_slower_than_any_named_one(answer):
+    own = answer("explain", "trainer.devices=4")
+    assert own["name"] == "automatic" and own["world_size"] == 4 and own["lower_bound_ms"] <= own["step_ms"]
+    for name in ("mixed", "row_wise", "table_wise", "data_parallel", "guidelines"):
+        assert own["step_ms"] <= answer("explain", f"+plan={name}", "trainer.devices=4")["step_ms"] * (1 + 1e-9)
+
+
+def test_a_machine_on_paper_brings_its_ranks_hosts_and_memory(answer):
+    told = answer("explain", "topology=dgx_h100_x2", "tables=sample")
+    assert told["world_size"] == 16 and [len(h) for h in told["hosts"]] == [8, 8] and told["ranks"][0]["capacity"] > 10**10
+
+
+def test_a_plan_that_fits_nowhere_is_refused_with_what_would_help(capsys):
+    assert plan.main(["explain", "tables=sample", "topology.memory_bytes=300000000", "trainer.devices=2"]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "does not fit: rank" in said and "large_table" in said and "What helps: " in said
+
+
+def test_an_exported_plan_is_the_plan_that_was_asked_for_and_knows_what_it_is_for(answer, place):
+    assert plan.main(["export", "+plan=mixed", "tables=sample", "trainer.devices=2", "path=made/mixed.yaml"]) == 0
+    made = read_plan(place / "made/mixed.yaml")
+    found = analyze_plan(made)
+    assert found["sharding_types"] == {"row_wise": 1, "column_wise": 1, "table_wise": 1}
+    assert found["memory_distribution"] == [308_480_000, 307_200_000]
+    assert found["communication_patterns"][0][0] == 0 and found["communication_patterns"][0][1] > 0
+    again = answer("compare", "a=mixed", "b=made/mixed.yaml", "tables=sample", "trainer.devices=2")
+    assert [r for r in again["rows"] if r["a_type"] != r["b_type"]] == []
+
+
+def test_two_plans_differ_table_by_table(answer):
+    rows = answer("compare", "a=mixed", "b=row_wise", "tables=sample", "trainer.devices=2")["rows"]
+    assert {r["table"]: (r["a_type"], r["b_type"]) for r in rows} == {"wide_table": ("column_wise", "row_wise"),
+                                                                     "small_table": ("table_wise", "row_wise")}
+
+
+def test_growth_is_told_for_every_plan_mode_and_number_of_ranks(answer):
+    rows = answer("scale", "ranks=[8,16]", "plans=[best,table_wise]", "topology=dgx_h100")["rows"]
+    assert len(rows) == 2 * 2 * 2 * 2 and {r["ranks"] for r in rows} == {8, 16}
+    for r in rows:
+        assert r["plan"] == "best" or r["step_ms"] is None or r["step_ms"] > 0
+    unique = [r for r in rows if r["plan"] == "table_wise" and r["mode"] == "unique"]
+    assert all(r["sent_per_rank"] >= r["least_sent_per_rank"] for r in unique)
+
+
+def test_runs_are_compared_with_what_was_predicted(answer, place):
+    phases = ("input", "lookup", "output", "dense", "gradients", "update")
+    for name, predicted, measured in (("0", 10.0, 12.0), ("1", 20.0, 30.0)):
+        (place / "sweep" / name).mkdir(parents=True)
+        held = {"weights": 4e6, "state": 1e6, "buffers": 0}
+        told = {"name": name, "step_ms": predicted, "ranks": [{f"{p}_ms": 1.0 for p in phases} | held]}
+        seen = {"step_ms": measured, "phases_ms": [dict.fromkeys(phases, 2.0)], "memory": [{"weights": 4e6, "state": 1e6, "buffers": 5e6}]}
+        (place / "sweep" / name / "predicted.json").write_text(json.dumps(told))
+        (place / "sweep" / name / "performance.json").write_text(json.dumps(seen))
+    found = answer("check", "path=sweep")
+    assert found["kendall_tau"] == 1.0
+    errors = {(r["run"], r["what"]): r["error"] for r in found["rows"]}
+    assert errors["0", "step, ms"] == pytest.approx(-1 / 6) and errors["1", "input, ms"] == -0.5 and errors["0", "tables, MB"] == -0.5
+
+
+@pytest.mark.parametrize(("arguments", "parts"), [
+    (["explain", "+plan=mixd"], ("plan=mixd", "mixed")),
+    (["explain", "topology=dgx_h10"], ("topology=dgx_h10", "dgx_h100")),
+    (["explain", "statistics=guess"], ("statistics=guess", "assumed")),
+    (["explain", "planner.constraints={C1: {ranks: [7]}}"], ("constraints.C1.ranks", "rank 7", "0..1")),
+    (["explain", "planner.constraints={C1: {rank: [0]}}"], ("constraints.C1.rank", "ranks")),
+    (["explain", "planner.mode=uniqe"], ("planner.mode=uniqe", "unique")),
+    (["compare", "a=mixed"], ("a and b must be given",)),
+    (["compare", "a=mixed", "b=rowwise"], ("plan rowwise", "row_wise")),
+    (["export", "as=torchrec"], ("as=torchrec", "hugectr")),
+    (["export", "as=hugectr", "+plan=column_wise", "tables=sample"], ("large_table", "column")),
+    (["check"], ("path must be given",)),
+    (["check", "path=nowhere"], ("path=", "no run there")),
+    (["scale", "ranks=8"], ("ranks=8", "list")),
+    (["scale", "plans=[best,rowwise]"], ("plans=rowwise", "row_wise")),
+    (["explan"], ("unknown verb explan", "explain")),
+])
+def test_what_cannot_be_is_refused_in_one_line(arguments, parts, capsys):
+    assert plan.main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and all(part in line for part in parts), line
+
+
+def test_an_exported_plan_is_what_training_would_read(place):
+    assert plan.main(["export", "+plan=distributed", "trainer.devices=2", "path=p.yaml"]) == 0
+    assert resolved("train", ["+plan=file", "plan.path=p.yaml"])["plan"]["path"] == str(place / "p.yaml")

@@ -144,6 +144,9 @@ def check_data(config: Mapping[str, Any]) -> None:
     for key in ("test_path",) if test else ("path", "val_path"):
         if dataset[key] is not None and dataset["generate"] is None:
             file_names(dataset[key], setting=f"dataset.{key}")
+    plan = (config.get("plan") or {}).get("path")
+    if plan is not None and not Path(plan).is_file():
+        raise ConfigError(f"plan.path={plan}: no such file: `python -m recapp.plan export path=FILE` writes one")
 
 
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -273,7 +273,7 @@ class StartReport(Callback):
                             ("Ranks", [w | h for w, h in zip(where, held, strict=True)])):
             print()
             print_table(rows, title=title)
-        print(flush=True)
+        print("".join(f"\nnote: {note}" for note in strategy.plan.notes), flush=True)
 
 
 def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:

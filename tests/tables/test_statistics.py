@@ -106,7 +106,8 @@ def test_statistics_survive_json():
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"loads": [1.0]}, "unknown entry loads; did you mean load"), ({"rows": None}, "rows=None: must be a number"), ({"load": [0.5]}, "load sums to 0.5"),
+    ({"loads": [1.0]}, "unknown entry loads; did you mean load"), ({"rows": None}, "rows=None: must be a number"),
+    ({"load": [0.5]}, "load sums to 0.5"),
     ({"load": [-1.0, 2.0]}, "must not be negative"), ({"distinct": []}, "distinct is empty"),
     ({"distinct": [[2, 1], [1, 2]]}, "must be above 0 and rise"), ({"ids_per_sample": -1}, "must not be negative"),
     ({"distinct": 3}, "distinct=3: must be pairs"),

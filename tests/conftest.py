@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from jobs import Jobs
 from ranks import Ranks
 
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 settings.load_profile("busy machine")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")      # read where triton is imported: its kernels run on CPU tensors then

@@ -16,7 +16,7 @@ from lightning.pytorch import LightningDataModule
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source, open_source, split
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
-from recapp.errors import ConfigError
+from recapp.errors import ConfigError, IdError
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics, measured_statistics
@@ -140,12 +140,17 @@ class ClickData(LightningDataModule):
         Kept beside the data (`recapp/tables/statistics_cache.py`), so looked at once.
         """
         assert self._train is not None
+        if self.trainer is not None:
+            self._stream(self._train, training=True)        # refuses an order that cannot be, before anything is written
         files = [file.path for file in self._train.files]
         if known := read_cached(files, tables, min(STATISTICS_SAMPLES, self._train.rows // 2)):
             return known
         stream = self._stream(self._train, training=True, alone=True)
         batches = list(islice(make_loader(stream, 0), max(1, STATISTICS_SAMPLES // self.settings.batch_size)))
-        found = measured_statistics(tables, [b.sparse for b in batches])
+        try:
+            found = measured_statistics(tables, [b.sparse for b in batches])
+        except IdError:
+            return {}                   # training will say on which rank
         write_cached(files, tables, found, sum(b.rows for b in batches))
         return found
 

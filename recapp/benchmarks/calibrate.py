@@ -225,13 +225,13 @@ def _by_place(found: Sequence[Found], local: int, assumed: Mapping[str, Link]) -
 
 
 def _rounded_work(work: Work) -> Work:
-    return Work(*(float(f"{number:.4g}") for number in (work.call_us, work.item_ns, work.gb_per_s)))
+    return Work(*(float(f"{number:.4g}") for number in (work.call_us, work.item_ns, work.gb_per_s, work.step_us)))
 
 
 def _rows(samples: Mapping[str, Sequence[Sample]], kernels: Mapping[str, Work], errors: Mapping[str, float],
           links: Mapping[Kind, Sequence[Found]], measured: Mapping[str, float]) -> list[dict[str, Any]]:
     """The table: what was fitted, then lookup and update by width as they were measured."""
-    rows = [_row(name, kernels[name].call_us, 1e9 / kernels[name].item_ns if kernels[name].item_ns else None,
+    rows = [_row(name, kernels[name].step_us + kernels[name].call_us, 1e9 / kernels[name].item_ns if kernels[name].item_ns else None,
                  kernels[name].gb_per_s if kernels[name].gb_per_s < 1e5 else None, error=errors[name]) for name in KERNELS]
     for kernel in ("combine", "update"):
         for width in WIDTHS:

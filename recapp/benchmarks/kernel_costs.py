@@ -5,7 +5,7 @@ a step on several ranks is done, on any machine, and nobody waits for anybody. A
 
     mark               kernel      counted
     route, counts      route       ids of the batch, for each strip
-    place, link        link        the same; pooled: (bag, owner) pairs
+    place, link        link        the same
     serve              serve       rows asked of this rank
     answer             answer      rows read for somebody, and bytes
     combine            combine     vectors read, and bytes
@@ -70,7 +70,8 @@ CASES = (
     *(Case((width,), "row_wise", "unique", ((32, 1), (512, 1), (4096, 1), (256, 10))) for width in WIDTHS),
     *(Case((width,), "row_wise", "pooled", ((32, 10), (512, 10))) for width in WIDTHS),
     Case((64,), "data_parallel", "unique", ((512, 1), (4096, 1))),
-    Case(WIDTHS, "row_wise", "unique", ((32, 1), (1024, 1))),
+    Case(WIDTHS, "row_wise", "unique", ((32, 1), (512, 1), (2048, 1))),
+    Case(WIDTHS[:2], "row_wise", "pooled", ((32, 10),)),
 )
 
 
@@ -197,7 +198,7 @@ def _group_counts(c: ShardedEmbeddingBagCollection, q: Requests, g: int) -> dict
     state = sum(width if kind == "element" else 1 for _, kind in c.rule.state) * number
     answers = (0, 0) if asked.everywhere else (rows, rows * width * stored + vectors * width * number)
     return {
-        "route": (pairs, 0), "link": (reads, 0), "serve": (rows, 0), "group": (rows, 0), "answer": answers,
+        "route": (pairs, 0), "link": (pairs, 0), "serve": (rows, 0), "group": (rows, 0), "answer": answers,
         "combine": (reads, (reads + bags) * width * number), "spread": (reads, (reads + written) * width * number),
         "update": (touched, learned * width * number + 2 * touched * (width * stored + state)),
     }
@@ -256,7 +257,8 @@ def fit_kernels(samples: Mapping[str, Sequence[Sample]]) -> tuple[dict[str, Work
     for kernel in KERNELS:
         measured = samples[kernel]
         whole = kernel in WITHOUT_BYTES
-        counts = [[s.calls, s.items] if whole else [s.calls, s.items, s.bytes] for s in measured]
-        (call, item, *byte), errors[kernel] = fit(counts, [s.seconds for s in measured])
-        found[kernel] = Work(call * 1e6, item * 1e9, math.inf if whole else min(MOST_GB_PER_S, 1e-9 / max(byte[0], 1e-30)))
+        counts = [[1, s.calls, s.items] if whole else [1, s.calls, s.items, s.bytes] for s in measured]
+        (step, call, item, *byte), errors[kernel] = fit(counts, [s.seconds for s in measured])
+        rate = math.inf if whole else min(MOST_GB_PER_S, 1e-9 / max(byte[0], 1e-30))
+        found[kernel] = Work(call * 1e6, item * 1e9, rate, step * 1e6)
     return found, errors

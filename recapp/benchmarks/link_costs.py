@@ -7,7 +7,6 @@ only where ranks are on several.
 """
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,8 +122,9 @@ def measure_overlap(comm: Comm, device: torch.device, rounds: int = 5) -> float:
         compute()
         wait()
 
-    def hidden() -> float:
-        computing, summing, together = (float(max(ranks.gather(_time(ranks, turn, 3))))
-                                        for turn in (compute, lambda: all_reduce(ranks, tensor)(), both))
-        return (computing + summing - together) / min(computing, summing)
-    return min(1.0, max(0.0, statistics.median(hidden() for _ in range(rounds))))
+    parts: dict[str, list[float]] = {"computing": [], "summing": [], "together": []}
+    for _ in range(rounds):
+        for part, turn in zip(parts, (compute, lambda: all_reduce(ranks, tensor)(), both), strict=True):
+            parts[part].append(max(ranks.gather(_time(ranks, turn, 3))))
+    computing, summing, together = map(typical, parts.values())
+    return min(1.0, max(0.0, (computing + summing - together) / min(computing, summing)))

@@ -11,15 +11,16 @@ message that was measured, and because a person can check it by hand.
 | kernel  | an item is                                              | bytes are                                            |
 |---------|---------------------------------------------------------|------------------------------------------------------|
 | route   | an id of the batch, for each strip that asks for it     |                                                      |
-| link    | the same                                                |                                                      |
+| link    | the same, whether vectors are asked by row or by bag    |                                                      |
 | serve   | a row that somebody asks of this rank                   |                                                      |
 | group   | the same                                                |                                                      |
-| answer  | a vector that is made for somebody                      | rows read, vectors written                           |
+| answer  | a row that is read for somebody                         | rows read, vectors written                           |
 | combine | a vector read: one per id, pooled: per (bag, owner)     | vectors read, output written                         |
 | spread  | the same, read from the output's gradient               | gradients read, gradients of asked vectors written   |
 | update  | a distinct row that learns                              | gradients read, rows and state read and written      |
 
-A call is one group of tables (`recapp/sharding/layout.py`): width, mode and type alike.
+A call is one group of tables (`recapp/sharding/layout.py`): width, mode and type alike. Links within a host go by its ranks that take part,
+those between hosts by the number of hosts.
 """
 
 import math
@@ -44,26 +45,29 @@ CONF = "topology"                   # the group of settings in which shipped mac
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel costs: so much a call, so much an item, so many bytes a second.
+    """What a kernel costs: so much a step, a call and an item, so many bytes a second.
 
     Args:
         call_us: microseconds of a call that has nothing to do.
         item_ns: nanoseconds an item.
         gb_per_s: 10^9 bytes a second; infinite where items say it all.
+        step_us: microseconds of what stands around the calls of a step, once if there are any.
     """
 
     call_us: float
     item_ns: float
     gb_per_s: float = math.inf
+    step_us: float = 0.0
 
     def seconds(self, calls: Any, items: Any, bytes: Any = 0) -> Any:
-        """Seconds of so many calls with so many items and bytes in all; numbers or arrays of numpy, element by element."""
-        return calls * (self.call_us * 1e-6) + items * (self.item_ns * 1e-9) + bytes * (1e-9 / self.gb_per_s)
+        """Seconds of a step's calls with so many items and bytes in all; numbers or arrays of numpy, element by element."""
+        whole = (calls > 0) * (self.step_us * 1e-6) + calls * (self.call_us * 1e-6)
+        return whole + items * (self.item_ns * 1e-9) + bytes * (1e-9 / self.gb_per_s)
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a collective costs, by number of ranks.
+    """What a collective costs, by number of ranks; between hosts, by number of hosts.
 
     Args:
         latency_us: microseconds of one that carries nothing.
@@ -132,6 +136,7 @@ class Hardware:
         for name, work in self.kernels.items():
             _check_number(f"{self.where}: kernels.{name}.call_us", work.call_us, least=0)
             _check_number(f"{self.where}: kernels.{name}.item_ns", work.item_ns, least=0)
+            _check_number(f"{self.where}: kernels.{name}.step_us", work.step_us, least=0)
             _check_number(f"{self.where}: kernels.{name}.gb_per_s", work.gb_per_s, above=0)
         for kind in ("all_to_all", "all_reduce"):
             _check_keys(f"{self.where}: {kind}", getattr(self, kind), PLACES)
@@ -170,7 +175,7 @@ def hardware_to_plain(hardware: Hardware) -> dict[str, Any]:
         return {place: {"latency_us": dict(kinds[place].latency_us), "gb_per_s": dict(kinds[place].gb_per_s)} for place in PLACES}
 
     def work(one: Work) -> dict[str, float]:
-        told = {"call_us": one.call_us, "item_ns": one.item_ns}
+        told = ({"step_us": one.step_us} if one.step_us else {}) | {"call_us": one.call_us, "item_ns": one.item_ns}
         return told if math.isinf(one.gb_per_s) else told | {"gb_per_s": one.gb_per_s}
 
     plain = {key: getattr(hardware, key) for key in _FIELDS}
@@ -233,8 +238,8 @@ def write_hardware(hardware: Hardware, path: str | Path) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    head = ("# For topology.hardware=PATH. A time is call_us + items * item_ns + bytes / gb_per_s; gb_per_s counts 10^9 bytes;\n"
-            "# links are by number of ranks; what items and bytes are: recapp/planner/hardware.py\n")
+    head = ("# For topology.hardware=PATH. Times are step_us + calls * call_us + items * item_ns + bytes / gb_per_s (10^9 bytes/s);\n"
+            "# links go by ranks of a host and by hosts of the network; what items and bytes are: recapp/planner/hardware.py\n")
     body = yaml.safe_dump(hardware_to_plain(hardware), sort_keys=False, width=140, default_flow_style=None, allow_unicode=True)
     try:
         Path(path).write_text(head + body)
@@ -276,8 +281,8 @@ def _part(where: str, key: str, given: Any, known: Sequence[str] = ()) -> Mappin
 
 def _work(where: str, kernel: str, plain: Mapping[str, Any]) -> Work:
     known = ("call_us", "item_ns") if kernel in WITHOUT_BYTES else ("call_us", "item_ns", "gb_per_s")
-    _check_keys(f"{where}: kernels.{kernel}", plain, known)
-    return Work(**{key: _number(plain[key]) for key in known})
+    _check_keys(f"{where}: kernels.{kernel}", plain, known, optional=("step_us",))
+    return Work(**{key: _number(value) for key, value in plain.items()})
 
 
 def _link(where: str, key: str, given: Any) -> Link:
@@ -300,12 +305,12 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _check_keys(where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+def _check_keys(where: str, given: Mapping[str, Any], known: Sequence[str], optional: Sequence[str] = ()) -> None:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}: must be a mapping with {', '.join(known)}")
     for key in given:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown entry {key}; {suggest(str(key), known)}")
+        if key not in (*known, *optional):
+            raise ConfigError(f"{where}: unknown entry {key}; {suggest(str(key), (*known, *optional))}")
     for key in known:
         if key not in given:
             raise ConfigError(f"{where}: {key} is missing")

@@ -56,6 +56,11 @@ def test_small_times_weigh_as_much_as_large_ones():
     assert latency == pytest.approx(1e-5) and rate == pytest.approx(1.3e-9, rel=1e-3)
 
 
+def test_twice_as_long_is_as_bad_as_half_as_long():
+    (found,), error = fit([[1]] * 2, [1.0, 4.0])
+    assert found == pytest.approx(2.0) and error == pytest.approx(0.75)
+
+
 def test_what_was_never_counted_costs_nothing():
     assert fit([[1, 0], [2, 0]], [1.0, 2.0])[0] == pytest.approx([1.0, 0.0])
 
@@ -68,13 +73,14 @@ def test_kernels_of_known_cost_are_read_off():
     rng = np.random.default_rng(1)
 
     def sample(calls, items, size, whole):
-        return Sample((4,), calls, items, size, 1e-4 * calls + 3e-9 * items + (0 if whole else 1e-9 * size))
+        return Sample((4,), calls, items, size, 2e-4 + 1e-4 * calls + 3e-9 * items + (0 if whole else 1e-9 * size))
     timed = {k: [sample(1 + n % 2, float(rng.uniform(10, 1e5)), float(rng.uniform(10, 1e7)), i < 4) for n in range(20)]
              for i, k in enumerate(KERNELS)}
     kernels, errors = fit_kernels(timed)
     for i, kernel in enumerate(KERNELS):
         work = kernels[kernel]
-        assert (work.call_us, work.item_ns) == pytest.approx((100, 3)) and work.gb_per_s == pytest.approx(1 if i > 3 else math.inf)
+        assert (work.step_us, work.call_us, work.item_ns) == pytest.approx((200, 100, 3))
+        assert work.gb_per_s == pytest.approx(1 if i > 3 else math.inf)
         assert errors[kernel] < 1e-9
 
 

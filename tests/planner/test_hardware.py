@@ -32,6 +32,12 @@ def test_work_is_calls_and_items_and_bytes():
     assert work.seconds(np.array([0, 1]), np.array([1e9, 0]), np.array([0, 4e9])).tolist() == pytest.approx([2, 1 + 1e-5])
 
 
+def test_what_stands_around_calls_counts_once_a_step():
+    work = Work(call_us=10, item_ns=1, step_us=5)
+    assert work.seconds(3, 0) == pytest.approx(35e-6) and work.seconds(0, 1000) == pytest.approx(1e-6)
+    assert work.seconds(np.array([0, 1]), np.zeros(2)).tolist() == pytest.approx([0, 15e-6])
+
+
 def test_bytes_cost_nothing_where_items_say_it_all():
     assert Work(1, 1).seconds(0, 5, 10**12) == pytest.approx(5e-9)
 
@@ -140,6 +146,7 @@ def _at(plain, path, value):
     ("kernels.update.gb_per_s", None, "kernels.update: gb_per_s is missing"),
     ("kernels.update.gb_per_s", 0, "kernels.update.gb_per_s=0: must be a number above 0"),
     ("kernels.update.call_us", -3, "kernels.update.call_us=-3: must be a number of at least 0"),
+    ("kernels.update.step_us", -1, "kernels.update.step_us=-1: must be a number of at least 0"),
     ("kernels.update.call_us", True, "kernels.update.call_us=True: must be a number"),
     ("kernels.update.call_us", math.nan, "kernels.update.call_us=nan: must be a number"),
     ("kernels.route.gb_per_s", 3, "kernels.route: unknown entry gb_per_s"),

@@ -19,10 +19,10 @@ body { margin: 0 auto; max-width: 76rem; padding: 1.5rem; background: #fff; colo
 h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .3rem } h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem }
 p { max-width: 46rem; margin: .4rem 0 } .quiet { color: #595959 } .failed { color: #a01212 }
 figure { margin: 0 0 1rem } figure img { max-width: 100%; height: auto } figcaption { max-width: 46rem; color: #595959; font-size: .92rem }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; margin: .5rem 0 }
-th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid #d9d9d9; vertical-align: top }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; margin: .5rem 0 }
+th, td { text-align: left; padding: .25rem .4rem; border-bottom: 1px solid #d9d9d9; vertical-align: top }
 th { background: #fff; border-bottom: 2px solid #595959; vertical-align: bottom; white-space: pre-line }
-.number { text-align: right } td { white-space: nowrap } td.long { white-space: normal; min-width: 20rem }
+.number { text-align: right } td { white-space: nowrap } td.long { white-space: normal; min-width: 18rem }
 summary { cursor: pointer; margin: .5rem 0 }
 @media print { body { max-width: none; padding: 0 } figure, tr { break-inside: avoid } }
 """

@@ -14,8 +14,8 @@ from jobs import command, environment, metrics_of, resolved, small, validation
 from readme import REPOSITORY, TEXT, commands, fenced, indented, quoted, table
 
 IN_BLOCKS = commands(line for block in fenced("bash") for line in block.splitlines())
-IN_TEXT = commands(indented()) + commands(span for span in quoted() if span.startswith("python -m "))
-SCRIPT = fenced("python")[0]
+IN_TEXT = [c for c in commands(indented()) + commands(span for span in quoted() if span.startswith("python -m ")) if c.name != "plan"]
+SCRIPTS = dict(zip(("strategies.py", "script.py"), fenced("python"), strict=True))
 SUMMARY = re.compile(r"^Summary$.*?^validation AUC +(0\.\d+)$.*?^checkpoint +(\S+)", re.DOTALL | re.MULTILINE)
 
 
@@ -66,14 +66,27 @@ def test_every_command_of_the_readme_means_something(first_run, monkeypatch):
         assert settings["choices"].get("plan") == (plan[0] if plan else "mixed" if settings["ckpt_path"] else None)
 
 
-def test_the_script_runs(tmp_path):
-    assert "`torchrun --nproc-per-node 2 script.py`" in TEXT
-    (tmp_path / "script.py").write_text(SCRIPT)
-    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "script.py"], cwd=tmp_path,
+def run_script(name, place):
+    """What a script of the README prints on two ranks."""
+    assert f"`torchrun --nproc-per-node 2 {name}`" in TEXT
+    (place / name).write_text(SCRIPTS[name])
+    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", name], cwd=place,
                          env=environment(), capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr
-    assert re.search(r"users: 200,000 x 16, \w+", ran.stdout) and re.search(r"items: 1,000 x 16, \w+", ran.stdout)
-    assert re.search(r"^loss 0\.\d{4}$", ran.stdout, re.MULTILINE)
+    return ran.stdout
+
+
+def test_the_script_runs(tmp_path):
+    said = run_script("script.py", tmp_path)
+    assert re.search(r"users: 200,000 x 16, \w+", said) and re.search(r"items: 1,000 x 16, \w+", said)
+    assert re.search(r"^loss 0\.\d{4}$", said, re.MULTILINE)
+
+
+@pytest.mark.full
+def test_the_script_that_compares_strategies_runs(tmp_path):
+    found = dict(re.findall(r"^(\w+) +\[(\d+, \d+)\] bytes, +[\d.]+ ms a step$", run_script("strategies.py", tmp_path), re.MULTILINE))
+    assert list(found) == ["data_parallel", "table_wise", "row_wise", "column_wise"]
+    assert found["data_parallel"] == "615680000, 615680000" and found["row_wise"] == found["column_wise"] == "307840000, 307840000"
 
 
 def test_the_table_of_groups_is_the_configuration():
@@ -103,6 +116,7 @@ def test_every_setting_the_readme_names_exists():
     known = resolved("train", ["dataset=custom", "dataset.path=x", "+plan=mixed"])
     named = re.findall(r"^\+?(dataset|tables|trainer|plan)\.(\w+)", "\n".join(quoted()), re.MULTILINE)
     assert len(named) >= 6
+    known["plan"]["path"] = None            # of +plan=file, which has no other
     assert [f"{group}.{setting}" for group, setting in named if setting not in known[group]] == []
 
 
@@ -170,7 +184,7 @@ def test_a_newcomer_types_the_readme(tmp_path):
     assert [row["plan"] for row in rows] == ["data_parallel", "table_wise", "row_wise", "column_wise", "mixed"]
     assert {row["status"] for row in rows} == {"ok"}
     assert len({(row["val_auc"], row["val_log_loss"]) for row in rows}) == 1
-    (copy / "script.py").write_text(SCRIPT)
+    (copy / "script.py").write_text(SCRIPTS["script.py"])
     assert "loss 0." in _typed("source .venv/bin/activate\ntorchrun --nproc-per-node 2 script.py", copy)
     _typed(develop.replace("-m pytest", "-m pytest --collect-only --quiet"), copy)     # .ci/run is what runs them
 

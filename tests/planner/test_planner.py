@@ -65,7 +65,7 @@ def tried(outcome):
 @pytest.mark.parametrize("seed", range(4))
 def test_small_problems_get_the_best_plan_there_is(seed):
     rng = random.Random(seed)
-    outcome = plan_tables(random_tables(rng, 2), setting(rng.choice([2, 3]), batch=rng.choice([16, 2048])))
+    outcome = plan_tables(random_tables(rng, 2), setting(2, batch=rng.choice([16, 2048])))
     assert outcome.exact and combinations(outcome.units) > 20
     assert outcome.cost.step_seconds == pytest.approx(tried(outcome), rel=1e-12)
 

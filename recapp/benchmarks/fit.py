@@ -31,13 +31,19 @@ def fit(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[li
     """
     taken = np.maximum(np.asarray(seconds, np.float64), LEAST_SECONDS)
     counted = np.asarray(counts, np.float64)
-    said = taken
+    weight = taken ** -2
     for _ in range(PASSES):
-        # (said - taken)^2 / (said * taken) is the square of the logarithm of their ratio, nearly
-        scale = np.sqrt(said * taken)
-        found = _not_negative(counted / scale[:, None], taken / scale)
+        scale = np.sqrt(weight)
+        found = _not_negative(counted * scale[:, None], taken * scale)
         said = np.maximum(counted @ found, LEAST_SECONDS)
+        weight = _weights(said, taken)
     return found.tolist(), float(np.median(np.abs(said / taken - 1)))
+
+
+def _weights(said: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
+    """With these, squares of differences have the slope of squares of the ratio's logarithm, so both are least at the same place."""
+    apart = np.where(np.abs(said / taken - 1) < 1e-6, 1e-6 * taken, said - taken)
+    return np.asarray(np.log1p(apart / taken) / (apart * said))
 
 
 def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:

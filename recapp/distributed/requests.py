@@ -102,6 +102,7 @@ class Requests:
                 s.serve(self.ids, self.words.served_WG1[:, g], self.vectors.served_WG1[:, g], self.in_WG3[:, g], c.dtype, self.place)
         c.messages.give_back(self.ids)
         del self.ids
+        c.mark("serve")
         self.finished = True
 
     def abandon(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recapp.reporting.performance import PERFORMANCE_FILE
+from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE
 
 METRICS_FILE = "metrics.json"
 SETTINGS_FILE = "resolved.yaml"
@@ -28,7 +28,7 @@ def unsettled(directory: Path) -> Path:
 
 def take_over(directory: Path) -> None:
     """The run writes: its settings take their name, and an earlier run's results go. One rank calls it."""
-    for name in (METRICS_FILE, PERFORMANCE_FILE):
+    for name in (METRICS_FILE, PERFORMANCE_FILE, PREDICTED_FILE):
         (directory / name).unlink(missing_ok=True)
     settle(directory)
 

@@ -1,6 +1,6 @@
 """`calibrate`: what lookup, update, messages and the dense part cost on this machine, as a hardware file for the planner.
 
-    kernels (`kernel_costs`) + links (`link_costs`) + dense part + plain copy -> PATH, and a table of what was found
+    kernels (`kernel_costs`) + links (`link_costs`) + dense part + plain copy -> PATH, and a record of each number that was found
 
 Everything is timed in rounds (medians of turns, the lower quartile of rounds), on all ranks at once, because ranks share memory and cores.
 It takes less than a minute; where kernels must be compiled first, one or two more.
@@ -23,7 +23,7 @@ from recapp.benchmarks.link_costs import SIZES, Found, Kind, measure_link, measu
 from recapp.benchmarks.models import DENSE, MODELS, NamedModel
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.train import dense_flops
-from recapp.console import note, progress, short_path
+from recapp.console import progress
 from recapp.distributed.comm import Comm
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
 from recapp.distributed.transport import check_transport
@@ -78,7 +78,6 @@ def run(session: Session) -> None:
         session.add(row)
     if session.comm.rank == 0:
         write_hardware(hardware, settings["path"])
-        note(f"written: {short_path(settings['path'])}; plans count with it where topology.hardware={short_path(settings['path'])}")
 
 
 def _device(accelerator: str) -> torch.device:

@@ -68,9 +68,4 @@ COLUMNS: dict[str, list[Column]] = {
         Column("stage", "stage"), Column("rows_per_second", "rows/s", ",.0f"), Column("mb_per_second", "MB/s", ",.1f"),
         Spread("median_ms", "ms"), Spread("memory_ratio", "memory\nratio"), Column("decode_share", "decode\nshare", ".1%"),
     ],
-    "calibrate": [
-        Column("name", "what"), Column("us", "us", ",.1f"), Column("items_per_second", "million\nitems/s", ",.1f", 1e6),
-        Column("gb_per_s", "GB/s", ",.2f"), Column("gflop_per_s", "GFLOP/s", ",.1f"), Column("share", "share", ".2f"),
-        Column("error", "fit is\noff by", ".0%"),
-    ],
 }

@@ -14,7 +14,8 @@ from jobs import command, environment, metrics_of, resolved, small, validation
 from readme import REPOSITORY, TEXT, commands, fenced, indented, quoted, table
 
 IN_BLOCKS = commands(line for block in fenced("bash") for line in block.splitlines())
-IN_TEXT = [c for c in commands(indented()) + commands(span for span in quoted() if span.startswith("python -m ")) if c.name != "plan"]
+ON_PAPER = ("plan", "report")       # typed by tests of their own
+IN_TEXT = [c for c in commands(indented()) + commands(span for span in quoted() if span.startswith("python -m ")) if c.name not in ON_PAPER]
 SCRIPTS = dict(zip(("strategies.py", "script.py"), fenced("python"), strict=True))
 SUMMARY = re.compile(r"^Summary$.*?^validation AUC +(0\.\d+)$.*?^checkpoint +(\S+)", re.DOTALL | re.MULTILINE)
 

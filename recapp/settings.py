@@ -36,11 +36,12 @@ LEAST = {  # settings that are whole numbers, and the smallest that makes sense;
     "seed": 0, "trainer.max_epochs": 1, "trainer.max_steps": 1, "trainer.val_check_interval": 1, "trainer.log_every_n_steps": 1,
     "trainer.look_ahead": 0,
     "dataset.batch_size": 1, "dataset.val_batch_size": 1, "dataset.lanes": 1, "dataset.shuffle_rows": 0, "dataset.num_workers": 0,
-    "topology.hosts": 1, "topology.memory_bytes": 0, "topology.reserve_bytes": 0, "tables.max_rows": 1,
+    "topology.hosts": 1, "topology.ranks": 1, "topology.memory_bytes": 0, "topology.reserve_bytes": 0, "tables.max_rows": 1,
 }  # fmt: skip
 ONE_OF = {"trainer.accelerator": ("auto", "cpu", "gpu", "cuda"), "topology.transport": TRANSPORTS,
           "topology.backend": BACKENDS, "topology.payload": ("full", "bf16", "fp16"), "trainer.compile": (False, True)}
-PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"), ("plan", "path"))
+PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"), ("topology", "hardware"),
+         ("plan", "path"))
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
 ADVICE = (  # what Hydra says: what to do
     (r"default list use \+(\S+)", "{0}: nothing is chosen there by default, so it needs a plus: +{0}"),

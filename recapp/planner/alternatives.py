@@ -38,7 +38,7 @@ def runner_ups(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting
     units = [_unit(t, plan, setting) for t in tables]
     memory = setting.topology.memory_bytes
     capacity = np.full(plan.world_size, np.inf) if memory is None else np.array(memory, float) - setting.topology.reserve_bytes
-    board = Board(units, capacity, call_seconds(setting))
+    board = Board(units, capacity, call_seconds(setting)[1])
     for number in range(len(units)):
         board.put(number, Choice(0, (0,)))
     found: dict[str, RunnerUp | None] = {}

@@ -168,7 +168,7 @@ def _home(c: _Counts, width: int, pairs: float | None) -> Floats:
     """Kernels for one strip at home, by phase; `pairs` of bags and owners in mode `pooled`."""
     kernels, number, vectors = c.setting.hardware.kernels, NUMBER_BYTES * width, c.n if pairs is None else pairs
     spent = dict.fromkeys(PHASES, 0.0)
-    spent["input"] = kernels["route"].seconds(0, c.n, 0) + kernels["link"].seconds(0, vectors, 0)
+    spent["input"] = kernels["route"].seconds(0, c.n, 0) + kernels["link"].seconds(0, c.n, 0)
     spent["lookup"] = kernels["combine"].seconds(0, vectors, (vectors + c.samples) * number)
     if c.setting.rule is not None and c.setting.topology.world_size > 1:
         spent["gradients"] = kernels["spread"].seconds(0, vectors, (vectors + (c.U if pairs is None else pairs)) * number)
@@ -247,8 +247,8 @@ def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
         np.add.at(held, work.rank_M, work.bytes_M)
         add_by_rank(asked, work.rank_M, work.asked_3M)
     kinds = len(set().union(*(w.kinds for w in works))) if works else 0
-    for at, each in _calls(setting):
-        seconds[phase[at]] += each * kinds
+    for at, spent in _calls(setting, kinds):
+        seconds[phase[at]] += spent
     told = STATISTIC_BYTES * sum(w.agreeing for w in works) / W
     if W > 1:
         nothing = np.zeros(W)
@@ -268,16 +268,17 @@ _CALLS = {"route": "input", "link": "input", "serve": "input", "answer": "lookup
           "group": "gradients", "update": "update"}
 
 
-def _calls(setting: Setting) -> list[tuple[str, float]]:
-    """Phase and seconds of every kernel's call for one width and mode."""
+def _calls(setting: Setting, kinds: int) -> list[tuple[str, float]]:
+    """Phase and seconds of every kernel's calls for so many widths and modes, with nothing to do."""
     kernels, alone = setting.hardware.kernels, setting.topology.world_size == 1
-    return [(at, float(kernels[name].seconds(1, 0, 0))) for name, at in _CALLS.items()
+    return [(at, float(kernels[name].seconds(kinds, 0, 0))) for name, at in _CALLS.items()
             if not alone or name in ("route", "link", "combine", "update")]
 
 
-def call_seconds(setting: Setting) -> float:
-    """What one more width or mode costs a step."""
-    return sum(each for _, each in _calls(setting))
+def call_seconds(setting: Setting) -> tuple[float, float]:
+    """What kernels' calls cost a step at all, and what each width or mode adds."""
+    first, second = (sum(spent for _, spent in _calls(setting, kinds)) for kinds in (1, 2))
+    return 2 * first - second, second - first
 
 
 def add_by_rank(sum_KW: Floats, rank_M: npt.NDArray[np.int64], values_KM: Floats) -> None:

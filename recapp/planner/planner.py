@@ -93,14 +93,14 @@ def plan_tables(tables: Sequence[EmbeddingBagConfig], setting: Setting, constrai
     capacity = _capacity(setting)
     best, exact = _best_found(units, capacity, setting), combinations(units) <= EXACT_COMBINATIONS
     if exact:
-        best = exhaustive(units, capacity, call_seconds(setting), lambda found: _cost(units, found, setting).step_seconds, best,
+        best = exhaustive(units, capacity, call_seconds(setting)[1], lambda found: _cost(units, found, setting).step_seconds, best,
                           _constant(setting))
     if best is None:
         raise _does_not_fit(tables, units, capacity, setting, name)
     cost = _cost(units, best, setting)
     bound = cost.step_seconds
     if not exact:
-        bound = min(bound, _constant(setting) + call_seconds(setting) + lower_bound(units, setting.topology.world_size))
+        bound = min(bound, _constant(setting) + call_seconds(setting)[1] + lower_bound(units, setting.topology.world_size))
     return Outcome(_plan(tables, units, best, setting, name), cost, bound, exact, tuple(units), best, setting)
 
 
@@ -225,13 +225,13 @@ def chosen_options(units: Sequence[Unit], assignment: Assignment) -> list[tuple[
 
 
 def _constant(setting: Setting) -> float:
-    """What every plan pays: the dense part, and messages of no length."""
-    return cost_of([], setting).step_seconds
+    """What every plan pays: the dense part, messages of no length, kernels that are called at all."""
+    return cost_of([], setting).step_seconds + call_seconds(setting)[0]
 
 
 def _best_found(units: Sequence[Unit], capacity: Floats, setting: Setting) -> Assignment | None:
     """Greedy and every uniform start, each improved; by the whole price."""
-    kinds, each = list(dict.fromkeys(o[0].kind for u in units for o in u.options)), call_seconds(setting)
+    kinds, each = list(dict.fromkeys(o[0].kind for u in units for o in u.options)), call_seconds(setting)[1]
     starts = [greedy(units, capacity, each), *(greedy(units, capacity, each, [kind]) for kind in kinds),
               greedy(units, capacity, each, by_bytes=True)]
     fitting = [s for s in starts if s is not None]

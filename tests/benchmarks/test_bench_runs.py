@@ -137,7 +137,7 @@ def test_the_command_answers_machines_with_its_records_alone(verb, arguments, tm
     document = json.loads(ran.out)
     assert list(document) == ["rows"] and all(COLUMNS[verb] <= set(row) for row in document["rows"])
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == PICTURES.get(verb, set())
-    assert re.search(r"rounds: 1 of 1", ran.err)
+    assert re.search(r"(rounds: 1 of 1|ways: 3 of 3)$", ran.err, re.MULTILINE)
     if python and verb in ("kernels", "train"):
         assert all(row["fbgemm_ratio" if verb == "kernels" else "torchrec_ratio"] > 0 for row in document["rows"])
     if python and verb == "step":

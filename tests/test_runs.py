@@ -8,6 +8,7 @@ precision AUC and log loss are held to the tolerance that README and DECISIONS s
 import csv
 import itertools
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ SEVEN = {"table_wise": [], "row_wise": [], "column_wise": [CUT], "table_row_wise
 SAMPLE = ["dataset=sample", "dataset.generate.rows=6000", "dataset.id_rule=hash", "tables.max_rows=20000", "dataset.lanes=8",
           "dataset.table_dims={large_table:16,wide_table:256,small_table:8}", "dataset.batch_size=256", "dataset.val_batch_size=256"]
 DOUBLE = ["trainer.precision=64-true", "tables.data_type=fp64"]
-EXPECTED = ("step ", "writing ", "compiling kernels ", "compiled in ", "validation AUC fell from ", "stopped early at step ")
+EXPECTED = ("step ", "writing ", "compiling kernels ", "compiled in ", "validation AUC fell from ", "stopped early at step ",
+            "torch.compile has ")
 SINGLE_APART, DOUBLE_APART = 0.005, 1e-9     # of AUC and log loss, absolute (README); of every metric, relative
 SCHEDULE = ["optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=10", "optimizer.schedule.decay_start=15",
             "optimizer.schedule.decay_steps=100"]
@@ -91,6 +93,14 @@ def test_those_plans_really_cut(place, train, plan, cells):
 def test_without_a_plan_recapp_decides_and_the_model_stays_the_same(train):
     found = train("automatic")
     assert found["plan"] == "automatic" and validation(found) == validation(train("chosen", "+plan=row_wise"))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_a_compiled_dense_part_trains_the_same_model_up_to_rounding(train, place):
+    plain, compiled = train("not_compiled", "+plan=row_wise"), train("compiled", "+plan=row_wise", "trainer.compile=true")
+    assert compiled["val_log_loss"] == pytest.approx(plain["val_log_loss"], abs=1e-4)
+    (said,) = [line for line in (place / "compiled/rank0.err").read_text().splitlines() if line.startswith("torch.compile has ")]
+    assert "model.bottom" in said and "model.top" in said and "embedding" not in said and "metrics" not in said
 
 
 def test_single_tables_and_globs_can_be_overridden(place, train):

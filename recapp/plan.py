@@ -69,9 +69,7 @@ def paper(settings: Settings, ranks: int | None = None) -> tuple[list["Embedding
     world = ranks or machine["ranks"] or (devices if isinstance(devices, int) and devices > 0 else rank_count(devices))
     topology = topology_from(machine | {"ranks": world}, world, device)
     model = build.build_model(settings, tables)
-    setting = priced_for(settings, topology, build.build_rule(settings), statistics_of(settings, tables),
-                         dense_of(model, -(-settings["dataset"]["batch_size"] // world)))
-    return tables, setting
+    return tables, priced_for(settings, topology, build.build_rule(settings), statistics_of(settings, tables), dense_of(model))
 
 
 def statistics_of(settings: Settings, tables: Sequence["EmbeddingBagConfig"]) -> dict[str, Any]:
@@ -243,8 +241,9 @@ def calibrate(settings: Settings, job: Job) -> None:
 def scale(settings: Settings, job: Job) -> None:
     """Step time, memory and bytes as ranks grow."""
     from recapp import build
+    from recapp.planner.constraints import MODES
     from recapp.planner.hardware import default_hardware
-    from recapp.planner.scale import MODES, scaled
+    from recapp.planner.scale import scaled
     from recapp.planner.topology import hardware_of
     from recapp.sharding.tilings import ShardingType
 

@@ -19,14 +19,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from recapp.planner.scale import MLPERF_BAGS
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 
 # Rows of HugeCTR's Criteo tables (their notebook on hybrid embeddings).
 CRITEO_ROWS = (203931, 18598, 14092, 7012, 18977, 4, 6385, 1245, 49, 186213, 71328, 67288, 11, 2168, 7338, 61, 4, 932, 15, 204515, 141526,
                199433, 60919, 9137, 71, 34)
-# Ids a bag of MLPerf Training's DLRM-DCNv2 (multi-hot Criteo): 214 a sample.
-MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 EXPONENT = 1.05
 BATCHES = 6     # that steps take in turn: enough that none is still in a cache when it comes again
 

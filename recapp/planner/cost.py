@@ -23,7 +23,7 @@ from torch import nn
 from recapp.optim.rules import RowRule
 from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
-from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.plan import Mode, Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics, default_statistics
 
@@ -40,7 +40,7 @@ class Dense:
     """The part of the model that is not sharded.
 
     Args:
-        flops: of one rank's forward and backward.
+        flops: of a sample's forward and backward.
         bytes: of its gradients, which all ranks sum.
     """
 
@@ -48,11 +48,11 @@ class Dense:
     bytes: float = 0.0
 
 
-def dense_of(module: nn.Module, batch_per_rank: int) -> Dense:
+def dense_of(module: nn.Module) -> Dense:
     """Of any model: two operations for each weight and sample forward and four backward, as linear layers do; tables do not count."""
     inside = {id(p) for m in module.modules() if hasattr(m, "embedding_bag_configs") for p in m.parameters()}
     weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
-    return Dense(6.0 * weights * batch_per_rank, 4.0 * weights)
+    return Dense(6.0 * weights, 4.0 * weights)
 
 
 @dataclass(frozen=True)
@@ -116,17 +116,23 @@ class Work:
     bytes_M: Floats
     everywhere: Floats
     agreeing: float
-    kinds: frozenset[tuple[int, str]]
+    kinds: frozenset[tuple[int, Mode]]
+
+    @property
+    def mode(self) -> Mode:
+        """How the table asks: one way for all its strips."""
+        return next(iter(self.kinds))[1]
 
 
 def work_of(table: EmbeddingBagConfig, sharding: TableSharding, setting: Setting) -> Work:
     """Count and price a table's work; `auto` counts as whichever of `unique` and `pooled` exchanges fewer bytes."""
-    cells, modes = sharding.cells(table, setting.topology.world_size), (sharding.mode,)
-    choices = [price(table, cells, mode, setting) for mode in (("unique", "pooled") if sharding.mode == "auto" else modes)]
+    cells = sharding.cells(table, setting.topology.world_size)
+    modes: tuple[Mode, ...] = ("unique", "pooled") if sharding.mode == "auto" else (sharding.mode,)
+    choices = [price(table, cells, mode, setting) for mode in modes]
     return min(choices, key=lambda work: float(work.asked_3M.sum()))
 
 
-def price(table: EmbeddingBagConfig, cells: Sequence[Shard], mode: str, setting: Setting) -> Work:
+def price(table: EmbeddingBagConfig, cells: Sequence[Shard], mode: Mode, setting: Setting) -> Work:
     """The work of rectangles that tile a table."""
     c, world, train = _Counts(table, cells, setting), setting.topology.world_size, setting.rule is not None
     cols = {s.cols.start: len(s.cols) for s in cells}
@@ -306,7 +312,7 @@ def message_seconds(asked_W: Floats, each: float, setting: Setting) -> float:
 def _dense_seconds(setting: Setting) -> float:
     """Products, and what of the gradients' sum does not hide behind the tables' backward."""
     topology, hardware = setting.topology, setting.hardware
-    spent = setting.dense.flops / hardware.flops_per_s
+    spent = setting.dense.flops * setting.batch_per_rank / hardware.flops_per_s
     if topology.world_size > 1 and setting.rule is not None and setting.dense.bytes:
         link, ranks = ("network", topology.hosts) if topology.hosts > 1 else ("host", topology.world_size)
         spent += hardware.all_reduce[link].seconds(ranks, setting.dense.bytes) * (1.0 - hardware.overlap)

@@ -7,9 +7,9 @@ from typing import Any
 from recapp.errors import PlanError
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.alternatives import RunnerUp, runner_ups
-from recapp.planner.cost import PHASES, Floats, PlanCost, Setting, Work, cost_of, plan_cost, work_of
+from recapp.planner.cost import PHASES, PlanCost, Setting, cost_of, plan_cost
 from recapp.planner.memory import bytes_per_rank, human
-from recapp.planner.options import option_of, own_seconds, phases_of
+from recapp.planner.options import Option, option_of, own_seconds, phases_of
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
@@ -78,10 +78,10 @@ def explained(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting:
         `name`, `world_size`, `hosts`, `batch_per_rank`, `step_ms`, `lower_bound_ms`, `notes`; `rows`, a record for each table; `ranks`, a
         record for each rank; `between_ranks`, who sends how many bytes to whom in a step.
     """
-    works = [work_of(t, plan.tables[t.name], setting) for t in tables]
-    cost = cost_of(works, setting)
+    options = [option_of(t, plan.tables[t.name], setting) for t in tables]
+    cost = cost_of([o.work for o in options], setting)
     others = runner_ups(tables, plan, setting, cost.step_seconds) if alternatives else {}
-    rows = [_row(t, plan, others.get(t.name), own_phases(t, plan, setting), w) for t, w in zip(tables, works, strict=True)]
+    rows = [_row(t, plan, others.get(t.name), o) for t, o in zip(tables, options, strict=True)]
     sent = cost.bytes_WW
     return {
         "name": plan.name, "world_size": plan.world_size, "hosts": setting.topology.host_ranks(), "batch_per_rank": setting.batch_per_rank,
@@ -92,19 +92,14 @@ def explained(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting:
                           if sent[a, b] > 0.5]}
 
 
-def own_phases(table: EmbeddingBagConfig, plan: ShardingPlan, setting: Setting) -> Floats:
-    """Seconds by phase of one table of a plan, as if it were alone, without what calls and messages cost at all."""
-    return phases_of(own_seconds(option_of(table, plan.tables[table.name], setting), plan.world_size))
-
-
-def _row(table: EmbeddingBagConfig, plan: ShardingPlan, other: RunnerUp | None, seconds: Floats, work: Work) -> dict[str, Any]:
-    sharding = plan.tables[table.name]
+def _row(table: EmbeddingBagConfig, plan: ShardingPlan, other: RunnerUp | None, option: Option) -> dict[str, Any]:
+    sharding, seconds = plan.tables[table.name], phases_of(own_seconds(option, plan.world_size))
     shards = [[s.rank, s.rows.start, s.rows.stop, s.cols.start, s.cols.stop] for s in sharding.shards if len(s.rows) and len(s.cols)]
     known = other is not None and other.seconds != float("inf")
     return {
         "table": table.name, "rows": table.num_embeddings, "dim": table.embedding_dim,
-        "type": sharding.sharding_type, "mode": next(iter(work.kinds))[1], "ranks": sharding.ranks,
-        "bytes": round(float(work.bytes_M.sum())), "predicted_ms": float(seconds.sum()) * 1e3,
+        "type": sharding.sharding_type, "mode": option.mode, "ranks": sharding.ranks,
+        "bytes": round(float(option.work.bytes_M.sum())), "predicted_ms": float(seconds.sum()) * 1e3,
         **{f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)},
         "runner_up": other.kind if other else None, "runner_up_ms": other.seconds * 1e3 if other and known else None,
         "why": "; ".join(filter(None, (plan.reasons.get(table.name, ""), f"{other.kind}: {other.why}" if other else ""))), "shards": shards}

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recapp.planner.constraints import MODES, ParameterConstraints, allowed_ranks
-from recapp.planner.cost import MESSAGES, PHASE_OF_MESSAGE, PHASES, Floats, Setting, Work, add_by_rank, price
+from recapp.planner.cost import MESSAGES, PHASE_OF_MESSAGE, PHASES, Floats, Setting, Work, add_by_rank, price, work_of
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import Mode, Shard, TableSharding
 from recapp.sharding.tilings import COLUMN_WIDTH, ShardingType, cut, strips
@@ -178,10 +178,10 @@ def _priced(table: EmbeddingBagConfig, kind: str, mode: Mode, cuts: list[Cut], s
 
 
 def option_of(table: EmbeddingBagConfig, sharding: TableSharding, setting: Setting) -> Option:
-    """A sharding as it stands: one block, one alternative. An open mode counts as the one that exchanges fewer bytes."""
+    """A sharding as it stands: one block, one alternative. An open mode counts as `work_of` counts it."""
     cells, mode = sharding.cells(table, setting.topology.world_size), sharding.mode
     if mode == "auto":
-        mode = min(MODES, key=lambda m: float(price(table, cells, m, setting).asked_3M.sum()))
+        mode = work_of(table, sharding, setting).mode
     places = [[s.rank for s in cells]]
     return _priced(table, sharding.sharding_type, mode, [([(s.rows, s.cols) for s in cells], places)], setting)
 

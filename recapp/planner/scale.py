@@ -12,7 +12,7 @@ from typing import Any
 
 from recapp.errors import PlanError
 from recapp.optim.rules import RowRule
-from recapp.planner.constraints import ParameterConstraints
+from recapp.planner.constraints import MODES, ParameterConstraints
 from recapp.planner.cost import ID_BYTES, Dense, Setting
 from recapp.planner.hardware import Hardware
 from recapp.planner.planner import plan_tables
@@ -22,10 +22,10 @@ from recapp.tables.statistics import default_statistics
 
 MLPERF_ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938, 155, 4,
                976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36)
+# Ids a bag: 214 a sample.
 MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 MLPERF_DIM, MLPERF_WEIGHTS = 128, 16_100_000        # of its dense part: three cross layers of rank 512 and two MLPs
 STRONG_BATCH = 65_536                               # of all ranks, as in its reference runs
-MODES = ("unique", "pooled")
 
 
 def mlperf_tables() -> list[EmbeddingBagConfig]:
@@ -75,7 +75,7 @@ def _one(plan: str, mode: str, world: int, batch: int, hardware: Hardware, rule:
     topology = Topology(world, hosts, hardware.compute_device, memory, hardware=hardware)
     tables = mlperf_tables()
     known = {t.name: default_statistics(t, bag) for t, bag in zip(tables, MLPERF_BAGS, strict=True)}
-    setting = Setting(topology, batch, rule, known, Dense(6.0 * MLPERF_WEIGHTS * batch, 4.0 * MLPERF_WEIGHTS))
+    setting = Setting(topology, batch, rule, known, Dense(6.0 * MLPERF_WEIGHTS, 4.0 * MLPERF_WEIGHTS))
     wanted = ParameterConstraints(modes=[mode]) if plan == "best" else ParameterConstraints(modes=[mode], sharding_types=[plan])
     try:
         outcome = plan_tables(tables, setting, {"*": wanted})

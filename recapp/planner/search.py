@@ -17,6 +17,7 @@ import numpy as np
 
 from recapp.planner.cost import Floats, add_by_rank
 from recapp.planner.options import KERNEL_PHASES, LANES, Block, Option
+from recapp.sharding.plan import Mode
 
 EXACT_COMBINATIONS = 5_000      # of options and places of all tables: tried one by one, about a second
 PASSES = 8                      # over all tables, taking out and putting back, at most
@@ -90,11 +91,11 @@ class Board:
     def __post_init__(self) -> None:
         W = len(self.capacity_W)
         self.load, self.home, self.held = np.zeros((LANES, W)), np.zeros(LANES), np.zeros(W)
-        self.kinds: Counter[tuple[int, str]] = Counter()
+        self.kinds: Counter[tuple[int, Mode]] = Counter()
         self.near: dict[str, Counter[int]] = {word: Counter() for u in self.units for word in u.apart}
         self._blocks = [[merged_blocks(u, o) for o in range(len(u.options))] for u in self.units]
         self._home = [[_home_of(chosen) for chosen in u.options] for u in self.units]
-        self._kinds = [[frozenset[tuple[int, str]]().union(*(p.work.kinds for p in chosen)) for chosen in u.options] for u in self.units]
+        self._kinds = [[frozenset[tuple[int, Mode]]().union(*(p.work.kinds for p in chosen)) for chosen in u.options] for u in self.units]
 
     def seconds(self) -> float:
         """Of a step, by what the lanes say."""

@@ -159,7 +159,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         if self.comm.rank == 0:
             tables = embedding_tables(module)
             try:
-                self.planned_for = topology, self._statistics(module, tables), dense_of(module, self._batch_per_rank(module))
+                self.planned_for = topology, self._statistics(module, tables), dense_of(module)
                 made = self.planner(tables, topology, self.rule, *self.planned_for[1:])
             except RecappError as error:
                 made = error
@@ -175,10 +175,6 @@ class EmbeddingShardingStrategy(DDPStrategy):
         if not tables or self.comm.world == 1 or module.trainer.state.fn != TrainerFn.FITTING or not isinstance(data, ClickData):
             return {}
         return data.statistics(tables)
-
-    def _batch_per_rank(self, module: LightningModule) -> int:
-        data = getattr(module.trainer, "datamodule", None)
-        return -(-data.settings.batch_size // self.comm.world) if isinstance(data, ClickData) else 1
 
     def _compile(self, module: LightningModule) -> None:
         parts = compile_dense(module)

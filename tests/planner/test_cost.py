@@ -114,11 +114,11 @@ def test_half_a_payload_halves_what_travels_but_not_the_ids():
 
 
 def test_the_dense_part_is_its_products_and_what_of_its_sum_is_not_hidden():
-    found = price("table_wise", dense=Dense(2e6, 1000.0))[0]["dense"]
+    found = price("table_wise", dense=Dense(2e5, 1000.0))[0]["dense"]
     assert found == pytest.approx(2e6 + (10_000 + 1000) * 0.5)
     import torch
 
-    assert dense_of(torch.nn.Linear(3, 5), 7) == Dense(6.0 * 20 * 7, 80.0)
+    assert dense_of(torch.nn.Linear(3, 5)) == Dense(6.0 * 20, 80.0)
 
 
 def test_calls_are_paid_once_for_each_width_and_mode():

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recapp.console import note
 from recapp.distributed.comm import Comm
 from recapp.distributed.lookup import Lookup
 from recapp.distributed.message import Buffers, Header
@@ -24,6 +25,7 @@ from recapp.distributed.row_store import RowStore
 from recapp.distributed.shared_state import SharedState
 from recapp.errors import PlanError
 from recapp.kernels.backend import backend as choose_backend
+from recapp.kernels.backend import missed
 from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Links, Scratch, place_type
 from recapp.kernels.warm_up import told, warm_up
 from recapp.optim.rules import RowRule
@@ -80,6 +82,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.in_lines_G = [not (np.array([r.width, self.width, *r.column_S]) % line).any() for r in self.routes]
         self.any_mean = any(t.pooling is PoolingType.MEAN for t in pairs)
         self.mean_F = torch.tensor([t.pooling is PoolingType.MEAN for t in pairs], device=device)
+        if (missing := missed(backend, device)) and not comm.rank:
+            note(missing)
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
         self.agree = SharedState(self.layout, comm, self.backend) if rule.needs_row and self.layout.column_cut else None
         self.header, self.messages = Header(), Buffers()

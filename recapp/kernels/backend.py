@@ -55,6 +55,12 @@ def backend(name: str, device: "torch.device") -> "Backend":
     return TorchBackend()
 
 
+def missed(name: str, device: "torch.device") -> str:
+    """What `auto` had to do without on a device, to be told; empty where it has the fast kernels or was not asked."""
+    why = _no_triton(device) if device.type == "cuda" else _no_numba(device)
+    return f"{why}: lookup and update run in plain torch, several times slower" if name == "auto" and why else ""
+
+
 def _no_numba(device: "torch.device") -> str:
     """Why numba's kernels cannot be had; empty if they can."""
     if device.type != "cpu":

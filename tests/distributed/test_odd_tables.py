@@ -1,5 +1,7 @@
 """Sizes at the edge: tables of one row or column, more ranks than rows, batches without samples, one process without a group."""
 
+import sys
+
 import pytest
 import torch
 from engine_cases import KINDS, RULES, batch_of, make_plan, make_tables, same_bits, sharded, whole_tensors
@@ -126,3 +128,13 @@ def wrong_world(comm, planned):
     with pytest.raises(PlanError) as error:
         ShardedEmbeddingBagCollection(tables, make_plan("row_wise", tables, planned), comm, RULES["sgd"])
     return str(error.value)
+
+
+def test_without_numba_the_reference_runs_and_says_so_once(monkeypatch, capsys):
+    sharded(Comm(), make_tables())
+    assert "plain torch" not in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert sharded(Comm(), make_tables()).backend.name == "torch"
+    assert capsys.readouterr().err == ("numba is not installed (pip install numba): lookup and update run in plain torch, "
+                                       "several times slower\n")
+    assert sharded(Comm(), make_tables(), backend="torch").backend.name == "torch" and capsys.readouterr().err == ""

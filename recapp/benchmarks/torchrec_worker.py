@@ -207,7 +207,7 @@ def build_train(spec: dict[str, Any]) -> Step:
     model = shard(spec, dlrm, collection, "sparse_arch.embedding_bag_collection")
     weights = replicated(model, spec)
     dense = [p for name, p in model.named_parameters() if ".embedding_bags." not in name]
-    optimizers = [torch.optim.Adam(dense, lr=1e-3)]
+    optimizers = [torch.optim.Adam(dense, lr=1e-3, fused=True)]
     if weights:
         optimizers.append(RowWiseAdagrad(weights, lr=spec["learning_rate"], eps=spec["eps"]))
     batches = features(spec)

@@ -53,7 +53,7 @@ class TrainingStep:
             compile_dense(dlrm)
         self.model = wrap_dense(dlrm, comm, static_graph=True, gradient_as_bucket_view=True, broadcast_buffers=False)
         dense = [p for p in dlrm.parameters() if p.requires_grad and p.numel()]
-        self.optimizer = hybrid(torch.optim.Adam(dense, lr=1e-3), sharded_collections(dlrm))
+        self.optimizer = hybrid(torch.optim.Adam(dense, lr=1e-3, fused=True), sharded_collections(dlrm))
         self.barrier = barrier
 
     def step(self, batch: Batch) -> None:

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import Metric, MetricCollection
 
 from recapp.distributed.comm import Comm
+from recapp.distributed.dense_gradients import AverageOverRanks
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError
@@ -97,7 +98,8 @@ def sharded_names(module: nn.Module) -> list[str]:
 def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     """DDP over everything that is not sharded; the module itself where there is nothing to reduce.
 
-    DDP would broadcast rank 0's shards over the others without a word, so their names are on its ignore list.
+    DDP would broadcast rank 0's shards over the others without a word, so their names are on its ignore list. Where the ranks share
+    memory, gradients are averaged through it (`recapp/distributed/dense_gradients.py`), else by DDP's own all-reduce.
     """
     names = sharded_names(module)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)  # type: ignore[no-untyped-call]
@@ -106,7 +108,10 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
         return module
     with warnings.catch_warnings():         # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
-        return DistributedDataParallel(module, **settings)
+        wrapped = DistributedDataParallel(module, **settings)
+    if comm.transport == "shared_memory":
+        wrapped.register_comm_hook(None, AverageOverRanks(comm.again()))
+    return wrapped
 
 
 def compile_dense(module: nn.Module) -> list[str]:

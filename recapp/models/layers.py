@@ -62,7 +62,7 @@ class MLP(nn.Sequential):
         widths = [in_features, *check_widths(setting, layers)]
         modules: list[nn.Module] = []
         for width_in, width_out in pairwise(widths):
-            modules += [published_linear(width_in, width_out), nn.ReLU()]
+            modules += [published_linear(width_in, width_out), nn.ReLU(inplace=True)]       # backward needs the result alone
         super().__init__(*(modules if last_relu else modules[:-1]))
 
 

@@ -1,0 +1,106 @@
+"""Dense gradients averaged through memory that the ranks share: what DDP's all-reduce does elsewhere.
+
+    a bucket is full     scaled by 1 / W, cut into W parts; part r leaves for rank r          (while backward goes on)
+    backward is over     own part: those of all ranks are added in rank order; it leaves for everybody
+    then                 all parts are there: DDP hands the bucket to the parameters
+
+A rank sends and receives 2 (W - 1) / W of a bucket, as in any all-reduce that wastes nothing, in two copies each. Through gloo's sockets
+the same bytes cost a core two to four times as much, and where every core runs a rank nothing hides that (measured on two ranks: 1.9 MB
+in 1.1 instead of 3.6 ms, 9.1 MB in 4.4 instead of 9.6). Gloo adds in an order of its own: from three ranks on the last bits of dense
+weights depend on the transport.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Variable
+
+from recapp.distributed.comm import Comm, Span
+from recapp.distributed.message import Buffers
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """A bucket under way: its gradients, where they travel, what ends the part that travels now, and whom DDP waits for."""
+
+    gradients: Tensor
+    message: Tensor
+    arrived: Callable[[], None]
+    done: torch.futures.Future[Tensor]
+
+
+class AverageOverRanks:
+    """A communication hook for `DistributedDataParallel`: `ddp.register_comm_hook(None, AverageOverRanks(comm))`.
+
+    Args:
+        comm: the ranks, whose messages are these alone: they have an order of their own.
+
+    `waited_s`: how long the host waited for others since the start, what backward has not hidden.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.messages = comm, Buffers()
+        self.waited_s = 0.0
+        self._under_way: list[_Bucket] = []
+        self._first = True
+        self.__name__ = self.__qualname__ = type(self).__name__        # DDP's log asks for it
+
+    def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        """Start to average a bucket. Called by DDP in backward, in the same order on all ranks."""
+        gradients, world, me = bucket.buffer(), self.comm.world, self.comm.rank
+        n, part_W = len(gradients), _parts(len(gradients), world)
+        own = part_W[me][1] - part_W[me][0]
+        message = self.messages.take(n + own * (world - 1), gradients.dtype, gradients.device)
+        torch.mul(gradients, 1 / world, out=message[:n])
+        arrived = self.comm.swap(message, part_W, [_place(n, own, r, me) for r in range(world)])
+        self._under_way.append(_Bucket(gradients, message, arrived, torch.futures.Future()))
+        done = self._under_way[-1].done
+        if bucket.is_last() and self._first:        # of a static graph DDP sends nothing before the first backward is over, and waits at once
+            self._finish()
+        elif bucket.is_last():                      # when backward is over, before DDP waits
+            Variable._execution_engine.queue_callback(self._finish)
+        self._first = self._first and not bucket.is_last()
+        return done
+
+    def _finish(self) -> None:
+        """Add, tell, take: buckets in order."""
+        under_way, self._under_way = self._under_way, []
+        began = time.perf_counter()
+        told = [self._tell(bucket) for bucket in under_way]
+        for bucket, arrived in zip(under_way, told, strict=True):
+            arrived()
+            bucket.gradients.copy_(bucket.message[:len(bucket.gradients)])
+            self.messages.give_back(bucket.message)
+            bucket.done.set_result(bucket.gradients)
+        self.waited_s += time.perf_counter() - began
+
+    def _tell(self, bucket: _Bucket) -> Callable[[], None]:
+        """Add the ranks' gradients of the own part, in rank order; start to send the sum to all."""
+        world, me, n = self.comm.world, self.comm.rank, len(bucket.gradients)
+        part_W = _parts(n, world)
+        bucket.arrived()
+        mine = bucket.message[slice(*part_W[me])]
+        first, *others, last = [mine if r == me else bucket.message[slice(*_place(n, len(mine), r, me))] for r in range(world)]
+        for part in others:
+            first.add_(part)
+        torch.add(first, last, out=mine)
+        return self.comm.swap(bucket.message, [part_W[me]] * world, part_W)
+
+
+def _parts(numel: int, world: int) -> list[Span]:
+    """A bucket cut into a part per rank."""
+    edges = [numel * r // world for r in range(world + 1)]
+    return list(pairwise(edges))
+
+
+def _place(numel: int, own: int, source: int, me: int) -> Span:
+    """Where in a message another rank's share of this rank's part arrives: behind the bucket itself."""
+    if source == me:
+        return numel, numel
+    begin = numel + own * (source - (source > me))
+    return begin, begin + own

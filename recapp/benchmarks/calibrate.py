@@ -164,6 +164,9 @@ class _Pooled(nn.Module):
         """The tables whose vectors these would be."""
         return self.tables
 
+    def leave_room(self, columns: int) -> None:
+        """It makes no vectors that anything could stand before."""
+
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """The same vectors whatever is asked."""
         vectors: Any = self.vectors_BK

@@ -1,6 +1,7 @@
 """The measured workloads: Criteo's 26 tables with ids as skewed as those of real logs.
 
     W1    one-hot, batch 4,096 a rank, dim 64       what a click model looks up
+    W1d   the same at dim 128                       HugeCTR's notebook
     W2    ten ids a bag, batch 4,096, dim 128       long bags: pooling counts
     W2m   MLPerf's multi-hot bags, batch 1,024      bags of 1 to 100 ids
     W3    one-hot, batch 8,192, dim 16              narrow rows
@@ -91,8 +92,8 @@ def _criteo(name: str, batch_size: int, dim: int, bags: Sequence[int]) -> Worklo
 
 
 WORKLOADS = {w.name: w for w in (
-    _criteo("W1", 4096, 64, (1,) * 26), _criteo("W2", 4096, 128, (10,) * 26), _criteo("W2m", 1024, 128, MLPERF_BAGS),
-    _criteo("W3", 8192, 16, (1,) * 26), _criteo("W4", 256, 16, (1,) * 26),
+    _criteo("W1", 4096, 64, (1,) * 26), _criteo("W1d", 4096, 128, (1,) * 26), _criteo("W2", 4096, 128, (10,) * 26),
+    _criteo("W2m", 1024, 128, MLPERF_BAGS), _criteo("W3", 8192, 16, (1,) * 26), _criteo("W4", 256, 16, (1,) * 26),
 )}
 
 

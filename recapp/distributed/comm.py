@@ -70,13 +70,6 @@ class Comm:
     def _operation(self, kind: Callable[..., Any], span: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(kind, span, group=self.group, group_peer=peer)
 
-    def again(self) -> "Comm":
-        """The same ranks for messages with an order of their own. Every rank of the default group calls it."""
-        if self.world == 1:
-            return Comm(self.group, self.device)
-        return Comm(dist.new_group(dist.get_process_group_ranks(self.group or dist.group.WORLD), backend=dist.get_backend(self.group)),
-                    self.device)
-
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.world > 1:

@@ -60,7 +60,7 @@ class AverageOverRanks:
         arrived = self.comm.swap(message, part_W, [_place(n, own, r, me) for r in range(world)])
         self._under_way.append(_Bucket(gradients, message, arrived, torch.futures.Future()))
         done = self._under_way[-1].done
-        if bucket.is_last() and self._first:        # of a static graph DDP sends nothing before the first backward is over, and waits at once
+        if bucket.is_last() and self._first:        # the first time DDP sends a static graph's buckets when backward is over, and waits
             self._finish()
         elif bucket.is_last():                      # when backward is over, before DDP waits
             Variable._execution_engine.queue_callback(self._finish)

@@ -78,8 +78,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.answered = sum(g.mode != "replicated" for g in self.layout.groups)
         pairs = [t for t, _ in self.id_rules.pairs]
         self.width = sum(t.embedding_dim for t in pairs)
-        line = CACHE_LINE_BYTES // self.dtype.itemsize
-        self.in_lines_G = [not (np.array([r.width, self.width, *r.column_S]) % line).any() for r in self.routes]
+        self.leave_room(0)
         self.any_mean = any(t.pooling is PoolingType.MEAN for t in pairs)
         self.mean_F = torch.tensor([t.pooling is PoolingType.MEAN for t in pairs], device=device)
         if (missing := missed(backend, device)) and not comm.rank:
@@ -93,7 +92,6 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._leases: list[list[Scratch]] = []
         self._merging = [Scratch() for _ in groups]
-        self._where: dict[tuple[int, int], Tensor] = {}
         self._waiting: list[list[tuple[Tensor, Tensor]]] = []
         self.updates = 0
         self.param_group: dict[str, Any] = {"params": [], "lr": rule.lr, "name": f"sparse/{rule.name}"}
@@ -120,6 +118,12 @@ class ShardedEmbeddingBagCollection(nn.Module):
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
         return list(self.layout.tables)
+
+    def leave_room(self, columns: int) -> None:
+        """Leave columns free before the first vector of a sample, from the next lookup on: `KeyedTensor.after` writes there."""
+        self.room, line = columns, CACHE_LINE_BYTES // self.dtype.itemsize
+        self.in_lines_G = [not (np.array([r.width, self.width, columns, *r.column_S]) % line).any() for r in self.routes]
+        self._where: dict[tuple[int, int], Tensor] = {}
 
     def store(self, group: int) -> RowStore:
         """The rows of a group on this rank."""
@@ -198,9 +202,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
         found = []
         for g, r in enumerate(self.routes):
             if (g, B) not in self._where:
-                column_S = torch.from_numpy(r.column_S).to(self.comm.device)
-                where = column_S[:, None] + self.width * torch.arange(B, device=self.comm.device)
-                self._where[g, B] = where.to(place_type(B * self.width)).view(-1)
+                column_S, wide = torch.from_numpy(self.room + r.column_S).to(self.comm.device), self.room + self.width
+                where = column_S[:, None] + wide * torch.arange(B, device=self.comm.device)
+                self._where[g, B] = where.to(place_type(B * wide)).view(-1)
             scale_M = None if scale_FB is None else scale_FB[r.feature_S].view(-1)
             found.append(Bags(rows.rows_L, rows.lengths_FB, edge_F1[r.features], edge_F1[1:][r.features], self._where[g, B], scale_M,
                               rows.weights_L))
@@ -229,7 +233,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         else:
             requests.release()
         assert values_BD.requires_grad or not torch.is_grad_enabled(), "without a gradient the tables would silently not train"
-        return KeyedTensor(output_names(self.layout.tables), [t.embedding_dim for t, _ in self.id_rules.pairs], values_BD)
+        return KeyedTensor(output_names(self.layout.tables), [t.embedding_dim for t, _ in self.id_rules.pairs], values_BD, room=self.room)
 
     # ---- the update
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Lookup(torch.autograd.Function):
-    """[B, sum of dims] of a batch whose requests were exchanged.
+    """[B, room + sum of dims] of a batch whose requests were exchanged.
 
     Inputs: an anchor that requires a gradient (else autograd would never call `backward` and the tables would silently not train), the
     sample weights (they may want a gradient), the collection and the batch's requests.
@@ -61,14 +61,14 @@ class Lookup(torch.autograd.Function):
 
 
 def answer_and_combine(c: "ShardedEmbeddingBagCollection", q: Requests, keep: bool) -> tuple[Tensor, list[Tensor]]:
-    """output_dist: [B, sum of dims], and the vector of each (slot, id) pair by group if they are kept."""
+    """output_dist: [B, room + sum of dims], and the vector of each (slot, id) pair by group if they are kept."""
     message = c.messages.take(q.vectors.numel, c.payload, c.comm.device)
     if c.comm.world > 1:
         for g in range(q.vectors.answered):
             c.backend.pool(c.store(g).flat, c.store(g).width, c.store(g).width, q.served[g].answer, message, c.dtype)
     c.mark("answer")
     wait = c.comm.swap(message, *q.vectors.answers())
-    out_BD = torch.empty(q.B, c.width, dtype=c.dtype, device=c.comm.device)
+    out_BD = torch.empty(q.B, c.room + c.width, dtype=c.dtype, device=c.comm.device)
     kept: dict[int, Tensor] = {}
     for local in (True, False):
         for g, asked in enumerate(q.asked):

@@ -82,6 +82,7 @@ def _twin(collection: EmbeddingBagCollection, plan: ShardingPlan, comm: Comm, ru
           payload: torch.dtype | None) -> ShardedEmbeddingBagCollection:
     tables = collection.embedding_bag_configs()
     twin = ShardedEmbeddingBagCollection(tables, plan.part([t.name for t in tables]), comm, rule, collection.seed, backend, payload)
+    twin.leave_room(collection.room)
     for block in twin.blocks():
         whole = collection.weight(block.table)
         if block.tensor == "weight" and whole.device.type != "meta":
@@ -110,7 +111,9 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         wrapped = DistributedDataParallel(module, **settings)
     if comm.transport == "shared_memory":
-        wrapped.register_comm_hook(None, AverageOverRanks(comm.again()))
+        from recapp.distributed.shared_memory import SharedMemoryComm  # needs numba, which is there if this is the transport
+
+        wrapped.register_comm_hook(None, AverageOverRanks(SharedMemoryComm(comm.group)))
     return wrapped
 
 

@@ -77,10 +77,6 @@ class SharedMemoryComm(Comm):
             file_W = self._agree(partial(self._reserve, opened))
             self._agree(partial(self._map, file_W))
 
-    def again(self) -> "SharedMemoryComm":
-        """More rings between the same ranks."""
-        return SharedMemoryComm(self.group)
-
     def _agree(self, step: Callable[..., tuple[int, int]]) -> list[tuple[int, int]]:
         """Every rank's result of a step of setting up.
 

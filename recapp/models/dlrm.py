@@ -31,6 +31,10 @@ class Collection(Protocol):
         """The tables, in order."""
         ...
 
+    def leave_room(self, columns: int) -> None:
+        """Leave columns free before the first vector of a sample, if it can (`KeyedTensor.after`)."""
+        ...
+
     def __call__(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pooled vectors, [B, sum of dims], in the order of tables and of the features of each."""
         ...
@@ -59,6 +63,8 @@ class DLRM(nn.Module):
         self.embedding_bag_collection = embedding_bag_collection
         tables: list[EmbeddingBagConfig] = embedding_bag_collection.embedding_bag_configs()  # type: ignore[operator]
         odd = {t.name: t.embedding_dim for t in tables if t.embedding_dim != dim}
+        if not odd:                     # the bottom MLP's output goes there: nothing is copied to join it
+            embedding_bag_collection.leave_room(dim)    # type: ignore[operator]
         self.projections = ModuleByName({name: published_linear(width, dim, bias=False) for name, width in odd.items()})
         self.interaction = DotInteraction(1 + sum(len(t.feature_names) for t in tables))
         self.top = MLP(dim + self.interaction.pairs, _check_top(top_layers), last_relu=False, setting="model.top_layers")
@@ -81,17 +87,18 @@ class DLRM(nn.Module):
         # Tables first: backward then reaches them last, and DDP reduces all dense gradients while rows are exchanged and updated.
         pooled: KeyedTensor = self.embedding_bag_collection(features)
         bottom_BD = self.bottom(dense_BI)
-        joined_BK = torch.cat([bottom_BD, *self._project(pooled.values().to(bottom_BD.dtype))], 1)
+        joined_BK = self._joined(bottom_BD, pooled)
         dots_BP = self.interaction(joined_BK.view(len(dense_BI), self.interaction.vectors, bottom_BD.shape[1]))
         logits_B1: Tensor = self.top(torch.cat([bottom_BD, dots_BP], 1))
         return logits_B1.squeeze(1)
 
-    def _project(self, pooled_BK: Tensor) -> list[Tensor]:
-        """Pooled vectors side by side, all of the bottom MLP's width."""
+    def _joined(self, bottom_BD: Tensor, pooled: KeyedTensor) -> Tensor:
+        """All vectors side by side, each of the bottom MLP's width."""
         if not self.projections:
-            return [pooled_BK]      # one block: splitting and joining it again would cost a copy each way
-        parts = torch.split(pooled_BK, [t.embedding_dim for t in self._tables], 1)
-        return [self.projections[t.name](part) if t.name in self.projections else part for t, part in zip(self._tables, parts, strict=True)]
+            return pooled.after(bottom_BD)
+        parts = torch.split(pooled.values().to(bottom_BD.dtype), [t.embedding_dim for t in self._tables], 1)
+        return torch.cat([bottom_BD, *(self.projections[t.name](part) if t.name in self.projections else part
+                                       for t, part in zip(self._tables, parts, strict=True))], 1)
 
 
 def _check_top(top_layers: Sequence[int]) -> Sequence[int]:

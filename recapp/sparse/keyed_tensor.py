@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils._pytree import register_pytree_node
 
 from recapp.errors import DataError
@@ -32,21 +33,24 @@ class KeyedTensor:
         length_per_key: their widths.
         values: all blocks; nothing is copied.
         key_dim: the dimension they lie along.
+        room: places along it before the first block that hold nothing yet: `after` writes there.
 
     Raises:
         DataError: widths that do not sum to the dimension, or are not one per key; a key twice.
     """
 
-    def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor, key_dim: int = 1) -> None:
+    def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor, key_dim: int = 1, room: int = 0) -> None:
         if len(keys) != len(length_per_key):
             raise DataError(f"there are {len(keys)} keys and {len(length_per_key)} lengths: give one length per key")
         check_distinct(keys)
         if not 0 <= key_dim < values.dim():
             raise DataError(f"key_dim is {key_dim}, but values have {values.dim()} dimensions: give one of 0..{values.dim() - 1}")
-        if sum(length_per_key) != values.shape[key_dim]:
+        if room + sum(length_per_key) != values.shape[key_dim]:
             raise DataError(f"length_per_key {list(length_per_key)} sum to {sum(length_per_key)}, but dimension {key_dim} of values "
                             f"{list(values.shape)} is {values.shape[key_dim]}")
-        self._keys, self._length_per_key, self._values, self._key_dim = list(keys), list(length_per_key), values, key_dim
+        self._keys, self._length_per_key, self._key_dim = list(keys), list(length_per_key), key_dim
+        self._with_room = values if room else None
+        self._values = values.narrow(key_dim, room, values.shape[key_dim] - room) if room else values
 
     @staticmethod
     def from_tensor_list(keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1) -> "KeyedTensor":
@@ -123,6 +127,17 @@ class KeyedTensor:
         """A tensor per key: views."""
         return dict(zip(self._keys, torch.split(self._values, self._length_per_key, self._key_dim), strict=True))
 
+    def after(self, first: Tensor) -> Tensor:
+        """A tensor and all blocks behind it, along the dimension of the keys. Where there is room for just this tensor it is written there,
+        and the blocks are not copied; once."""
+        wide, self._with_room = self._with_room, None
+        whole = first.shape[self._key_dim] + self._values.shape[self._key_dim]
+        if wide is None or wide.dtype != first.dtype or wide.shape[self._key_dim] != whole:
+            return torch.cat([first, self._values.to(first.dtype)], self._key_dim)
+        joined = _Written.apply(first, wide, self._key_dim)     # type: ignore[no-untyped-call]
+        assert isinstance(joined, Tensor)
+        return joined
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedTensor":
         """The same blocks on a device."""
         return KeyedTensor(self._keys, self._length_per_key, self._values.to(device, non_blocking=non_blocking), self._key_dim)
@@ -135,6 +150,23 @@ class KeyedTensor:
         widths = ", ".join(f"{key} {length}" for key, length in zip(self._keys, self._length_per_key, strict=True))
         kind = str(self._values.dtype).removeprefix("torch.")
         return f"KeyedTensor({list(self._values.shape)} {kind} on {self._values.device}, key_dim {self._key_dim}: {widths or 'no keys'})"
+
+
+class _Written(torch.autograd.Function):
+    """Write a tensor over the first places of another. Its gradient is that part of the result's; the other's is the result's as it is,
+    of which nobody reads that part."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, wide: Tensor, dim: int) -> Tensor:
+        ctx.dim, ctx.length = dim, first.shape[dim]
+        wide.narrow(dim, 0, ctx.length).copy_(first)
+        ctx.mark_dirty(wide)
+        return wide
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grad.narrow(ctx.dim, 0, ctx.length), grad, None
 
 
 def _group(keyed_tensors: Sequence[KeyedTensor], holders: dict[str, list[int]], group: Sequence[str]) -> Tensor:
@@ -158,7 +190,7 @@ def _unflatten(leaves: Any, context: tuple[tuple[str, ...], tuple[int, ...], int
     # Leaves may be anything while a tree is being mapped, so nothing is checked here.
     made = KeyedTensor.__new__(KeyedTensor)
     made._keys, made._length_per_key, made._key_dim = list(context[0]), list(context[1]), context[2]
-    (made._values,) = leaves
+    (made._values,), made._with_room = leaves, None
     return made
 
 

@@ -43,7 +43,7 @@ class EmbeddingBagCollection(nn.Module):
     def __init__(self, tables: Sequence[EmbeddingBagConfig], device: torch.device | None = None, seed: int = 0) -> None:
         super().__init__()
         check_tables(tables)
-        self._tables, self.seed = list(tables), seed
+        self._tables, self.seed, self.room = list(tables), seed, 0
         self.embedding_bags = ModuleByName({t.name: nn.EmbeddingBag(
             t.num_embeddings, t.embedding_dim, mode="sum", sparse=True, dtype=t.data_type.dtype,
             _weight=torch.empty(t.num_embeddings, t.embedding_dim, dtype=t.data_type.dtype, device=device)) for t in tables})
@@ -61,6 +61,10 @@ class EmbeddingBagCollection(nn.Module):
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
         return list(self._tables)
+
+    def leave_room(self, columns: int) -> None:
+        """What its sharded twin is told; nothing here is written where it is wanted."""
+        self.room = columns
 
     def weight(self, table: str) -> Tensor:
         """A table's rows, [R, D]."""

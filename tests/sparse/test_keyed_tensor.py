@@ -48,6 +48,38 @@ def test_regroup_passes_gradients():
     assert values.grad.tolist() == [[0, 0, 1, 1, 1]] * 2
 
 
+def with_room(room):
+    """[3, room + 5] that needs a gradient, its blocks behind the room."""
+    wide = torch.arange(3. * (room + 5)).view(3, room + 5).requires_grad_()
+    return wide, KeyedTensor(["user", "item"], [2, 3], wide * 1, room=room)
+
+
+def test_what_stands_before_the_blocks_is_written_where_there_is_room_for_it():
+    wide, tensor = with_room(4)
+    first, weights = torch.randn(3, 4, requires_grad=True), torch.randn(3, 9)
+    assert torch.equal(tensor.values(), wide[:, 4:]) and torch.equal(tensor["item"], wide[:, 6:])
+    memory = tensor.values().data_ptr()
+    joined = tensor.after(first * 2)
+    assert torch.equal(joined, torch.cat([first * 2, wide[:, 4:]], 1)) and joined[:, 4:].data_ptr() == memory
+    (joined * weights).sum().backward()
+    assert torch.equal(first.grad, 2 * weights[:, :4]) and torch.equal(wide.grad[:, 4:], weights[:, 4:])
+
+
+@pytest.mark.parametrize(("room", "first"), [(0, torch.ones(3, 4)), (3, torch.ones(3, 4)), (4, torch.ones(3, 4, dtype=torch.float64))])
+def test_without_room_for_just_that_it_is_a_copy(room, first):
+    wide, tensor = with_room(room)
+    joined = tensor.after(first)
+    assert torch.equal(joined, torch.cat([first, wide[:, room:].to(first.dtype)], 1))
+    joined.sum().backward()
+    assert torch.equal(wide.grad, torch.cat([torch.zeros(3, room), torch.ones(3, 5)], 1))
+
+
+def test_the_room_is_used_once():
+    wide, tensor = with_room(1)
+    one, two = tensor.after(torch.ones(3, 1)), tensor.after(torch.zeros(3, 1))
+    assert one[:, 0].tolist() == [1] * 3 and two[:, 0].tolist() == [0] * 3 and torch.equal(one[:, 1:], two[:, 1:])
+
+
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: KeyedTensor(["a", "b"], [2], torch.zeros(1, 2)), "there are 2 keys and 1 lengths"),
     (lambda: KeyedTensor(["a", "b"], [2, 2], torch.zeros(1, 5)),

@@ -25,6 +25,7 @@ from torchmetrics import Metric
 from recapp import console
 from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.schema import Schema, criteo_schema
+from recapp.dataset.synthetic import chosen as chosen_set
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
 from recapp.errors import ConfigError, DataError, RecappError, suggest
 from recapp.metrics import click_metrics
@@ -189,12 +190,7 @@ def build_data(settings: Settings) -> ClickData:
 
 def write_generated(dataset: Settings) -> None:
     """Write the data set that the settings describe, unless it is there; progress is shown."""
-    wanted = dict(dataset["generate"])
-    kind = wanted.pop("kind")
-    if kind not in ("criteo", "sample"):
-        raise ConfigError(f"dataset.generate.kind={kind}: {suggest(str(kind), ['criteo', 'sample'])}")
-    if kind == "criteo":
-        wanted["sizes"] = tuple(dataset["table_rows"])
+    kind, wanted = chosen_set(dataset["generate"], dataset["table_rows"])
     with console.progress(f"writing {console.short_path(dataset['path'])}", wanted["rows"]) as advance:
         written = 0
 

@@ -126,7 +126,8 @@ def check_values(config: Mapping[str, Any]) -> None:
 
 
 def check_data(config: Mapping[str, Any]) -> None:
-    """Refuses, before ranks are started, what each of them would refuse some seconds later: files that are not there, too few lanes.
+    """Refuses, before ranks are started, what each of them would refuse some seconds later: files that are not there, other
+    data where some are to be generated, too few lanes.
 
     Ranks that others have started find out themselves: files may lie on their hosts only.
 
@@ -145,6 +146,11 @@ def check_data(config: Mapping[str, Any]) -> None:
     for key in ("test_path",) if test else ("path", "val_path"):
         if dataset[key] is not None and dataset["generate"] is None:
             file_names(dataset[key], setting=f"dataset.{key}")
+    if not test and dataset["generate"] is not None:
+        from recapp.dataset.synthetic import check_place, chosen
+
+        kind, wanted = chosen(dataset["generate"], dataset["table_rows"])
+        check_place(dataset["path"], kind, **wanted)
     plan = (config.get("plan") or {}).get("path")
     if plan is not None and not Path(plan).is_file():
         raise ConfigError(f"plan.path={plan}: no such file: `python -m recapp.plan export path=FILE` writes one")

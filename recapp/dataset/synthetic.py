@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from recapp.dataset.hidden import HiddenModel, Score
 from recapp.dataset.shapes import CRITEO_SIZES, Shape, criteo_shape, sample_shape
-from recapp.errors import ConfigError, DataError
+from recapp.errors import ConfigError, DataError, suggest
 
 MANIFEST = "_generated.json"
 TRUTH = "_truth.json"
@@ -67,6 +67,26 @@ def write_sample(
     return _write(Path(path), "sample", sample_shape(), rows, seed, separability, positives, progress)
 
 
+def chosen(generate: Mapping[str, Any], sizes: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    """What the settings `dataset.generate` ask for: the kind, and the arguments of `write_criteo` or `write_sample`.
+
+    Raises:
+        ConfigError: an unknown kind.
+    """
+    wanted = dict(generate)
+    kind = str(wanted.pop("kind"))
+    if kind not in ("criteo", "sample"):
+        raise ConfigError(f"dataset.generate.kind={kind}: {suggest(kind, ['criteo', 'sample'])}")
+    return kind, wanted | ({"sizes": tuple(sizes)} if kind == "criteo" else {})
+
+
+def check_place(path: str | Path, kind: str, *, rows: int, seed: int = 1, sizes: tuple[int, ...] = CRITEO_SIZES, separability: float = 1.0,
+                positives: float = 0.257) -> None:
+    """Raises what writing a set to `path` would raise at once: DataError where something else is there, ConfigError for what cannot be."""
+    shape = criteo_shape(sizes) if kind == "criteo" else sample_shape()
+    _is_complete(Path(path), _settings(kind, shape, rows, seed, separability, positives))
+
+
 def read_truth(path: str | Path) -> dict[str, Any]:
     """What the hidden model scores on a generated set: auc, log_loss, normalized_entropy, positives, rows; for the last 1/7 of
     the rows the same under `validation`. Raises DataError where no such file is."""
@@ -77,15 +97,20 @@ def read_truth(path: str | Path) -> dict[str, Any]:
     return truth
 
 
-def _write(
-    path: Path, kind: str, shape: Shape, rows: int, seed: int, separability: float, positives: float, progress: Progress | None
-) -> Path:
+def _settings(kind: str, shape: Shape, rows: int, seed: int, separability: float, positives: float) -> dict[str, Any]:
+    """What a set's manifest says."""
     if rows < 1:
         raise ConfigError(f"dataset.generate.rows={rows}: at least 1 row is needed")
     if not 0 < positives < 1:
         raise ConfigError(f"dataset.generate.positives={positives}: a share of clicks between 0 and 1 is needed")
-    settings = {"version": VERSION, "kind": kind, "rows": rows, "seed": seed, "separability": separability, "positives": positives,
+    return {"version": VERSION, "kind": kind, "rows": rows, "seed": seed, "separability": separability, "positives": positives,
                 "tables": {column.name: column.rows for column in shape.ids}}  # fmt: skip
+
+
+def _write(
+    path: Path, kind: str, shape: Shape, rows: int, seed: int, separability: float, positives: float, progress: Progress | None
+) -> Path:
+    settings = _settings(kind, shape, rows, seed, separability, positives)
     if _is_complete(path, settings):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)

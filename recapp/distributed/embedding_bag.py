@@ -34,6 +34,7 @@ from recapp.sharding.modes import make_routes
 from recapp.sharding.plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.transfer import to_device
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, output_names
 from recapp.tables.embedding_bag import compute_dtype
 from recapp.tables.ids import IdRules, Rows
@@ -137,13 +138,15 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """Start the exchange of a batch that comes later; `forward` finds it by the identity of `features`. Every rank calls it.
 
         Args:
-            features: of the batch. Or why this rank could not read it: the others raise a RankError when its turn comes.
+            features: of the batch. Or why this rank could not read it: the others raise a RankError when its turn comes. On a GPU the
+                exchange does not wait for the stream that computes: ids are complete or come from `comm.side`.
 
         Returns:
             Exchanges that wait for their batches now.
         """
         self.finish_step()
-        self._ahead.append((features, self.input_dist(features)))
+        with self.comm.side.beside():
+            self._ahead.append((features, self.input_dist(features)))
         return len(self._ahead)
 
     def advance_ahead(self) -> None:
@@ -198,7 +201,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         found = []
         for g, r in enumerate(self.routes):
             if (g, B) not in self._where:
-                column_S = torch.from_numpy(r.column_S).to(self.comm.device)
+                column_S = to_device(r.column_S, self.comm.device)
                 where = column_S[:, None] + self.width * torch.arange(B, device=self.comm.device)
                 self._where[g, B] = where.to(place_type(B * self.width)).view(-1)
             scale_M = None if scale_FB is None else scale_FB[r.feature_S].view(-1)

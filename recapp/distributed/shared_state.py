@@ -17,6 +17,7 @@ from recapp.distributed.comm import Comm
 from recapp.distributed.message import Mail
 from recapp.kernels.links import Counts
 from recapp.sharding.layout import Layout, Piece
+from recapp.sparse.transfer import to_device
 
 if TYPE_CHECKING:
     from recapp.kernels.backend import Backend
@@ -83,14 +84,14 @@ class SharedState:
         part = torch.empty(int(n_P.sum()), dtype=torch.float64, device=self.comm.device)
         pieces = 0
         for (piece_U, nth_U, n_K), squares_U in zip(found_G, squares_GU, strict=True):
-            first_K = torch.from_numpy(first_P[pieces:pieces + len(n_K)]).to(part.device)
+            first_K = to_device(first_P[pieces:pieces + len(n_K)], part.device)
             self.backend.place_parts(squares_U, first_K, piece_U, nth_U, part)
             pieces += len(n_K)
         arrived, first_A = self._exchange(part, n_P, first_P)
         parts, begin_JP = torch.cat([part, arrived]), self._begins(first_P, first_A, len(part))
         means, pieces = [], 0
         for (piece_U, nth_U, n_K), dim_K in zip(found_G, self.dim_G, strict=True):
-            begin_JK = torch.from_numpy(np.ascontiguousarray(begin_JP[:, pieces:pieces + len(n_K)])).to(part.device)
+            begin_JK = to_device(np.ascontiguousarray(begin_JP[:, pieces:pieces + len(n_K)]), part.device)
             means.append(self.backend.mean_of_parts(parts, begin_JK, piece_U, nth_U, dim_K, dtype))
             pieces += len(n_K)
         return means

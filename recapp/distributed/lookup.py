@@ -49,11 +49,12 @@ class Lookup(torch.autograd.Function):
         collection.mark("autograd")
         weight_grad = weights_gradient(collection, requests, gradient, ctx.vectors_G) if ctx.needs_input_grad[1] else None
         collection.advance_ahead()
-        if collection.comm.world == 1:                    # a row learns from the output's gradient, no vector between
-            collection.learn(requests, gradient, [(a.found.row_U, a.learn) for a in requests.asked])
+        if collection.comm.world == 1:
+            requests.group()
+            collection.learn(requests, gradient, requests.lessons)
         else:
             message = send_back(collection, requests, gradient)
-            collection.learn(requests, message, [(s.row_U, s.learn) for s in requests.served])
+            collection.learn(requests, message, requests.lessons)
             collection.messages.give_back(message)
         requests.release()
         collection.mark("update")

@@ -13,14 +13,16 @@ distinct rows that learn here, which therefore meet in `finish` already.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from recapp.distributed.message import Mail, swap_counts
+from recapp.distributed.shared_state import Pieces
 from recapp.errors import ConfigError, RankError
-from recapp.kernels.links import Counts, Routes, place_type
+from recapp.kernels.links import Counts, Links, Routes, place_type
 from recapp.sharding.modes import BagRequests, RowRequests, Served
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.ids import IdRules, OutsideTable, Rows, Verdict, nothing_wrong
@@ -30,6 +32,14 @@ if TYPE_CHECKING:
 
 OK, OUTSIDE, FAILED = range(3)                                  # status in the header
 NO_IDS, UNWEIGHTED, WEIGHTED, LEARNED_WEIGHTS = range(4)        # sample weights in the header
+
+
+class Lesson(NamedTuple):
+    """Touched rows of a group's store, and what each learns from; their pieces where strips of a row have to agree."""
+
+    row_U: Tensor
+    links: Links
+    pieces: Pieces | None = None
 
 
 class Requests:
@@ -54,7 +64,8 @@ class Requests:
             self._counts = swap_counts(c.comm, [status[0], self.B, c.header.wanted, weighting, *status[1:]], self.counts_WG3)
         self._ids: Callable[[], None] | None = None
         self.heads: Counts = np.zeros((0, 0), np.int64)
-        self.finished = self.grouped = self.spent = self.released = False
+        self.lessons: list[Lesson] = []
+        self.finished = self.spent = self.released = False
 
     def _route(self, features: KeyedJaggedTensor | Exception) -> tuple[tuple[int, int, int], Exception | None]:
         """What is asked of whom; nothing where something is wrong. Returns the header's part of it, and what it is.
@@ -143,13 +154,21 @@ class Requests:
         yield self.rows
         yield from map(vars, self.asked)
         yield from map(vars, self.served)
+        yield self.lessons
 
     def group(self) -> None:
-        """Bring together equal rows that were asked of this rank, once: what the update goes by."""
-        if not self.grouped and self.collection.comm.world > 1:
+        """Bring together equal rows that were asked of this rank: `lessons`, by which the update goes. Once, whoever asks first."""
+        if self.lessons:
+            return
+        c = self.collection
+        if c.comm.world == 1:               # a row learns from the output's gradient, no vector between
+            lessons = [Lesson(a.found.row_U, a.learn) for a in self.asked]
+        else:
             for g, s in enumerate(self.served):
-                s.group(self.collection.store(g).rows)
-        self.grouped = True
+                s.group(c.store(g).rows)
+            lessons = [Lesson(s.row_U, s.learn) for s in self.served]
+        agree = c.agree
+        self.lessons = [x._replace(pieces=agree.find(g, x.row_U)) for g, x in enumerate(lessons)] if agree else lessons
 
     def abandon(self) -> None:
         """End an exchange whose batch will not come: what is under way has to arrive before its memory is used again."""

@@ -148,6 +148,7 @@ class Requests:
         c.mark("serve")
         if c.comm.side.overlaps and torch.is_grad_enabled():
             self.group()
+            c.mark("group")
 
     def _made(self) -> Iterator[Any]:
         """What lookup and update read."""

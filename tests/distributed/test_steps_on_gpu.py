@@ -1,6 +1,6 @@
 """Training steps on a GPU: nothing waits for the device but where sizes are read, and a stream for what is early changes no bit."""
 
-import socket
+import tempfile
 
 import pytest
 import torch
@@ -24,11 +24,11 @@ WORLDS = [1, "mirror", pytest.param(2, marks=pytest.mark.skipif(torch.cuda.devic
 WARM, STEPS = 4, 12
 
 
-def _rank(rank, world, port, told, fn, args):
-    torch.cuda.set_device(rank)
+def _rank(rank, world, folder, fn, args):
     device = torch.device("cuda", rank)
-    dist.init_process_group("nccl", init_method=f"tcp://localhost:{port}", rank=rank, world_size=world, device_id=device)
-    told.put((rank, fn(Comm(dist.new_group(), device), *args)))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device)
+    torch.save(fn(Comm(dist.new_group(), device), *args), f"{folder}/{rank}")
     dist.destroy_process_group()
 
 
@@ -37,14 +37,9 @@ def on_gpus(world, fn, *args):
     if world in (1, "mirror"):
         device = torch.device("cuda", torch.cuda.current_device())
         return [fn(Mirror(device) if world == "mirror" else Comm(None, device), *args)]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    told = mp.get_context("spawn").SimpleQueue()
-    ranks = mp.start_processes(_rank, (world, port, told, fn, args), world, join=False)
-    answers = dict(told.get() for _ in range(world))
-    ranks.join()
-    return [answers[rank] for rank in range(world)]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_rank, (world, folder, fn, args), world)
+        return [torch.load(f"{folder}/{rank}") for rank in range(world)]
 
 
 def batches(tables, rank, steps, rows):

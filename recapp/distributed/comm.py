@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recapp.distributed.side_stream import side_stream
+
 Span = tuple[int, int]
 """Begin and end in a flat buffer, in elements."""
 
@@ -38,6 +40,7 @@ class Comm:
         self.rank, self.world = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
         self.device = device or torch.device("cpu")
         self.transport = "none" if self.world == 1 else str(dist.get_backend(group))
+        self.side = side_stream(self.device)
         self.fallback = ""              # why it is not a faster one (`transport.make_comm`)
         self.calls = 0
         self.bytes_sent = 0
@@ -45,7 +48,8 @@ class Comm:
     def swap(self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]) -> Callable[[], None]:
         """Start to send `buffer[send_W[r]]` to each other rank r and to fill `buffer[recv_W[r]]` from it.
 
-        Both ends know the lengths. Sends and receives may not overlap.
+        Both ends know the lengths. Sends and receives may not overlap. On a GPU the stream that is current when it starts has to be the one
+        on which it is waited for (`recapp/distributed/side_stream.py`).
 
         Returns:
             A function that waits until every span has arrived and left.

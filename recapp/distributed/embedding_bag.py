@@ -20,7 +20,7 @@ from recapp.console import note
 from recapp.distributed.comm import Comm
 from recapp.distributed.lookup import Lookup
 from recapp.distributed.message import Buffers, Header
-from recapp.distributed.requests import Requests
+from recapp.distributed.requests import Lesson, Requests
 from recapp.distributed.row_store import RowStore
 from recapp.distributed.shared_state import SharedState
 from recapp.errors import PlanError
@@ -34,12 +34,10 @@ from recapp.sharding.modes import make_routes
 from recapp.sharding.plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.sparse.transfer import to_device
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, output_names
 from recapp.tables.embedding_bag import compute_dtype
 from recapp.tables.ids import IdRules, Rows
-
-Lesson = tuple[Tensor, Links]
-"""Touched rows of a group's store, and what each learns from."""
 
 Message = TypeVar("Message")
 
@@ -141,13 +139,15 @@ class ShardedEmbeddingBagCollection(nn.Module):
         """Start the exchange of a batch that comes later; `forward` finds it by the identity of `features`. Every rank calls it.
 
         Args:
-            features: of the batch. Or why this rank could not read it: the others raise a RankError when its turn comes.
+            features: of the batch. Or why this rank could not read it: the others raise a RankError when its turn comes. On a GPU the
+                exchange does not wait for the stream that computes: ids are complete or come from `comm.side`.
 
         Returns:
             Exchanges that wait for their batches now.
         """
         self.finish_step()
-        self._ahead.append((features, self.input_dist(features)))
+        with self.comm.side.beside():
+            self._ahead.append((features, self.input_dist(features)))
         return len(self._ahead)
 
     def advance_ahead(self) -> None:
@@ -202,7 +202,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         found = []
         for g, r in enumerate(self.routes):
             if (g, B) not in self._where:
-                column_S, wide = torch.from_numpy(self.room + r.column_S).to(self.comm.device), self.room + self.width
+                column_S, wide = to_device(self.room + r.column_S, self.comm.device), self.room + self.width
                 where = column_S[:, None] + wide * torch.arange(B, device=self.comm.device)
                 self._where[g, B] = where.to(place_type(B * wide)).view(-1)
             scale_M = None if scale_FB is None else scale_FB[r.feature_S].view(-1)
@@ -249,7 +249,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         if not self.in_flight and not self._waiting:
             self._update(gradients, lessons)
             return
-        self._waiting.append([self._summed(g, gradients, *lesson) for g, lesson in enumerate(lessons)])
+        self._waiting.append([self._summed(g, gradients, lesson) for g, lesson in enumerate(lessons)])
         if not self.in_flight:
             self.finish_step()
 
@@ -274,37 +274,37 @@ class ShardedEmbeddingBagCollection(nn.Module):
         means: Sequence[Tensor | None] = [None] * len(lessons)
         if self.agree:
             gradients_G, lessons = self._side_by_side(gradients_G, lessons)
-            squares = [self.backend.square_sums(grad, self.store(g).width, learn, self.dtype)
-                       for g, (grad, (_, learn)) in enumerate(zip(gradients_G, lessons, strict=True))]
-            means = self.agree([row_U for row_U, _ in lessons], squares, self.dtype)
-        for g, (grad, (row_U, learn), mean_U) in enumerate(zip(gradients_G, lessons, means, strict=True)):
-            self.store(g).update(grad, learn, row_U, mean_U, lr)
+            squares = [self.backend.square_sums(grad, self.store(g).width, lesson.links, self.dtype)
+                       for g, (grad, lesson) in enumerate(zip(gradients_G, lessons, strict=True))]
+            means = self.agree([lesson.pieces or self.agree.find(g, lesson.row_U) for g, lesson in enumerate(lessons)], squares, self.dtype)
+        for g, (grad, lesson, mean_U) in enumerate(zip(gradients_G, lessons, means, strict=True)):
+            self.store(g).update(grad, lesson.links, lesson.row_U, mean_U, lr)
 
     def _side_by_side(self, gradients_G: Sequence[Tensor], lessons: Sequence[Lesson]) -> tuple[list[Tensor], list[Lesson]]:
         """Every touched row's gradient summed once and for all: it is read twice, for its squares and for the update."""
         summed, read = [], []
-        for g, (gradients, (row_U, learn)) in enumerate(zip(gradients_G, lessons, strict=True)):
-            width, n, take = self.store(g).width, learn.bags, self._merging[g]
+        for g, (gradients, lesson) in enumerate(zip(gradients_G, lessons, strict=True)):
+            width, n, take = self.store(g).width, lesson.links.bags, self._merging[g]
             flat = take("summed", n * width, self.dtype) if gradients.device.type == "cpu" else gradients.new_empty(n * width)
-            self.backend.pool(gradients, 1, width, learn, flat, self.dtype)
+            self.backend.pool(gradients, 1, width, lesson.links, flat, self.dtype)
             number = torch.arange(n + 1, dtype=torch.int32, device=gradients.device)
             summed.append(flat)
-            read.append((row_U, Links(number[:n] * width, number, None, None, n)))
+            read.append(lesson._replace(links=Links(number[:n] * width, number, None, None, n)))
         return summed, read
 
-    def _summed(self, group: int, gradients: Tensor, row_U: Tensor, learn: Links) -> tuple[Tensor, Tensor]:
+    def _summed(self, group: int, gradients: Tensor, lesson: Lesson) -> tuple[Tensor, Tensor]:
         """Memory of its own for what one lookup teaches: rows, and their gradients side by side."""
         width = self.store(group).width
-        summed = torch.empty(learn.bags * width, dtype=self.dtype, device=gradients.device)
-        self.backend.pool(gradients, 1, width, learn, summed, self.dtype)
-        return row_U.clone(), summed
+        summed = torch.empty(lesson.links.bags * width, dtype=self.dtype, device=gradients.device)
+        self.backend.pool(gradients, 1, width, lesson.links, summed, self.dtype)
+        return lesson.row_U.clone(), summed
 
     def _merged(self, group: int, parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Lesson]:
         """Several lookups of one step: a row's gradients are added in the order in which the lookups came back."""
         row_N, gradients = torch.cat([row_U for row_U, _ in parts]), torch.cat([summed for _, summed in parts])
         at_N = (self.store(group).width * torch.arange(len(row_N), device=row_N.device)).to(place_type(gradients.numel()))
         asked = Links(row_N, None, None, at_N, len(row_N))
-        return gradients, self.backend.group_rows(self.store(group).rows, asked, self._merging[group])
+        return gradients, Lesson(*self.backend.group_rows(self.store(group).rows, asked, self._merging[group]))
 
     def blocks(self) -> Iterator[Block]:
         """The rectangles held here, as views: what a checkpoint reads and writes. Every rank calls it."""

@@ -49,11 +49,12 @@ class Lookup(torch.autograd.Function):
         collection.mark("autograd")
         weight_grad = weights_gradient(collection, requests, gradient, ctx.vectors_G) if ctx.needs_input_grad[1] else None
         collection.advance_ahead()
-        if collection.comm.world == 1:                    # a row learns from the output's gradient, no vector between
-            collection.learn(requests, gradient, [(a.found.row_U, a.learn) for a in requests.asked])
+        if collection.comm.world == 1:
+            requests.group()
+            collection.learn(requests, gradient, requests.lessons)
         else:
             message = send_back(collection, requests, gradient)
-            collection.learn(requests, message, [(s.row_U, s.learn) for s in requests.served])
+            collection.learn(requests, message, requests.lessons)
             collection.messages.give_back(message)
         requests.release()
         collection.mark("update")
@@ -101,8 +102,7 @@ def send_back(c: "ShardedEmbeddingBagCollection", q: Requests, gradient: Tensor)
                     message[first:last] = own
     c.mark("spread")
     wait = c.comm.swap(message, *q.vectors.requests())
-    for g, served in enumerate(q.served):
-        served.group(c.store(g).rows)
+    q.group()
     c.mark("group")
     c.wait("gradients", wait)
     return message
@@ -114,7 +114,8 @@ def weights_gradient(c: "ShardedEmbeddingBagCollection", q: Requests, gradient: 
     for routes, asked, vectors_PD in zip(c.routes, q.asked, vectors_G, strict=True):
         bags, ends = asked.bags, asked.combine.offsets_M1
         assert ends is not None and bags.scale_M is not None
-        bag_P = torch.repeat_interleave(torch.arange(asked.combine.bags, device=gradient.device), ends.diff().long())
+        bag_P = torch.repeat_interleave(torch.arange(asked.combine.bags, device=gradient.device), ends.diff().long(),
+                                        output_size=len(vectors_PD))
         grad_PD = gather(gradient, 1, routes.width, bags.where_M[bag_P], c.dtype)
         dot_P = (grad_PD * vectors_PD).sum(1) * bags.scale_M[bag_P]
         for feature, dot in zip(routes.features, torch.split(dot_P, [q.rows.per_F[f] for f in routes.features]), strict=True):

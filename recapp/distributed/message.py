@@ -19,6 +19,7 @@ from torch import Tensor
 
 from recapp.distributed.comm import Comm, Span
 from recapp.kernels.links import Counts
+from recapp.sparse.transfer import to_device, to_host
 
 HEADER = 6          # status, rows in this batch, wanted, sample weights, pair and id of the first id outside its table
 
@@ -48,12 +49,12 @@ def swap_counts(comm: Comm, header: Sequence[int], counts_WG3: Counts) -> Callab
     """
     world, n = comm.world, HEADER + counts_WG3[0].size
     out = np.concatenate([np.tile(np.asarray(header, np.int64), (world, 1)), counts_WG3.reshape(world, -1)], 1)
-    both = torch.from_numpy(np.concatenate([out, out])).to(comm.device)
+    both = to_device(np.concatenate([out, out]), comm.device if world > 1 else torch.device("cpu"))       # a rank alone stays at home
     wait = comm.swap(both.view(-1), *[[(at + r * n, at + (r + 1) * n) for r in range(world)] for at in (0, world * n)])
 
     def arrived() -> tuple[Counts, Counts]:
         wait()
-        got = both[world:].cpu().numpy()
+        got = to_host(both[world:]).numpy()
         return got[:, :HEADER], got[:, HEADER:].reshape(counts_WG3.shape)
     return arrived
 

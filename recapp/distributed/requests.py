@@ -6,27 +6,40 @@
 
 Two messages: the counts, with a header per rank, and the ids. An error on one rank (an id outside its table) rides in the header, so all
 ranks raise it, with the guilty rank's name, before anything else is sent.
+
+On a GPU all of it runs on a stream of its own, and the host waits there for sizes: of distinct rows, of what others ask, and of the
+distinct rows that learn here, which therefore meet in `finish` already.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from recapp.distributed.message import Mail, swap_counts
+from recapp.distributed.shared_state import Pieces
 from recapp.errors import ConfigError, RankError
-from recapp.kernels.links import Counts, Routes, place_type
+from recapp.kernels.links import Counts, Links, Routes, place_type
 from recapp.sharding.modes import BagRequests, RowRequests, Served
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.ids import IdRules, OutsideTable, Rows
+from recapp.tables.ids import IdRules, OutsideTable, Rows, Verdict, nothing_wrong
 
 if TYPE_CHECKING:
     from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 
 OK, OUTSIDE, FAILED = range(3)                                  # status in the header
 NO_IDS, UNWEIGHTED, WEIGHTED, LEARNED_WEIGHTS = range(4)        # sample weights in the header
+
+
+class Lesson(NamedTuple):
+    """Touched rows of a group's store, and what each learns from; their pieces where strips of a row have to agree."""
+
+    row_U: Tensor
+    links: Links
+    pieces: Pieces | None = None
 
 
 class Requests:
@@ -44,26 +57,49 @@ class Requests:
     def __init__(self, features: KeyedJaggedTensor | Exception, collection: "ShardedEmbeddingBagCollection") -> None:
         c = self.collection = collection
         self.lease = c.lease()
-        self.rows, status, self.failure = _rows(features, c)
-        weighting = _weighting(self.rows)
-        self.B, self.weights_L = self.rows.lengths_FB.shape[1], self.rows.weights_L
-        plain = self.rows if self.weights_L is None else replace(self.rows, weights_L=self.weights_L.detach())
-        self.asked = [_asker(mode, c.comm.world)(c.backend, r, c.comm.world, c.comm.rank, take)
-                      for mode, r, take in zip(_modes(c.routes, weighting), c.routes, self.lease, strict=False)]
-        self.counts_WG3 = np.stack([a.route(b) for a, b in zip(self.asked, c.bags(plain), strict=True)], 1)
-        c.mark("route")
-        self._counts = swap_counts(c.comm, [status[0], self.B, c.header.wanted, weighting, *status[1:]], self.counts_WG3)
+        c.comm.side.follow()
+        with c.comm.side.beside():
+            status, self.failure = self._route(features)
+            self.B, self.weights_L, weighting = self.rows.lengths_FB.shape[1], self.rows.weights_L, _weighting(self.rows)
+            self._counts = swap_counts(c.comm, [status[0], self.B, c.header.wanted, weighting, *status[1:]], self.counts_WG3)
         self._ids: Callable[[], None] | None = None
         self.heads: Counts = np.zeros((0, 0), np.int64)
+        self.lessons: list[Lesson] = []
         self.finished = self.spent = self.released = False
+
+    def _route(self, features: KeyedJaggedTensor | Exception) -> tuple[tuple[int, int, int], Exception | None]:
+        """What is asked of whom; nothing where something is wrong. Returns the header's part of it, and what it is.
+
+        On a GPU ids outside their tables are known with the sizes of the distinct rows, so they are routed before they are told of.
+        """
+        rows, verdict, status, failure = _rows(features, self.collection)
+        self._route_rows(rows)
+        try:
+            verdict()
+        except OutsideTable as e:
+            status, failure = (OUTSIDE, e.pair, e.number), e
+            self._route_rows(_no_rows(self.collection))
+        self.collection.mark("route")
+        return status, failure
+
+    def _route_rows(self, rows: Rows) -> None:
+        c = self.collection
+        self.rows = rows
+        plain = rows if rows.weights_L is None else replace(rows, weights_L=rows.weights_L.detach())
+        self.asked = [_asker(mode, c.comm.world)(c.backend, r, c.comm.world, c.comm.rank, take)
+                      for mode, r, take in zip(_modes(c.routes, _weighting(rows)), c.routes, self.lease, strict=False)]
+        self.counts_WG3 = np.stack([a.route(b) for a, b in zip(self.asked, c.bags(plain), strict=True)], 1)
 
     def advance(self) -> None:
         """Go on as soon as the counts are there; every rank calls it at the same point of its program.
 
         An error that the headers tell is kept for `finish`, which belongs to the batch's own turn.
         """
-        if len(self.heads):
-            return
+        if not len(self.heads):
+            with self.collection.comm.side.beside():
+                self._advance()
+
+    def _advance(self) -> None:
         c, out_WG3 = self.collection, self.counts_WG3
         self.heads, self.in_WG3 = c.wait("counts", self._counts)
         if self.heads[:, 0].any() or _weights_differ(self.heads[:, 3].tolist()):
@@ -93,6 +129,13 @@ class Requests:
         self.advance()
         c = self.collection
         _raise_together(self.heads, c.id_rules, c.comm.rank, self.failure)
+        with c.comm.side.beside():
+            self._finish()
+        c.comm.side.hand_over(self._made())
+        self.finished = True
+
+    def _finish(self) -> None:
+        c = self.collection
         modes = _modes(c.routes, max(self.heads[:, 3].tolist()))                # a rank without ids serves those that have some
         assert self._ids is not None
         c.wait("ids", self._ids)
@@ -103,14 +146,39 @@ class Requests:
         c.messages.give_back(self.ids)
         del self.ids
         c.mark("serve")
-        self.finished = True
+        if c.comm.side.overlaps and torch.is_grad_enabled():
+            self.group()
+            c.mark("group")
+
+    def _made(self) -> Iterator[Any]:
+        """What lookup and update read."""
+        yield self.rows
+        yield from map(vars, self.asked)
+        yield from map(vars, self.served)
+        yield self.lessons
+
+    def group(self) -> None:
+        """Bring together equal rows that were asked of this rank: `lessons`, by which the update goes. Once, whoever asks first."""
+        if self.lessons:
+            return
+        c = self.collection
+        if c.comm.world == 1:               # a row learns from the output's gradient, no vector between
+            lessons = [Lesson(a.found.row_U, a.learn) for a in self.asked]
+        else:
+            for g, s in enumerate(self.served):
+                s.group(c.store(g).rows)
+            lessons = [Lesson(s.row_U, s.learn) for s in self.served]
+        agree = c.agree
+        self.lessons = [x._replace(pieces=agree.find(g, x.row_U)) for g, x in enumerate(lessons)] if agree else lessons
 
     def abandon(self) -> None:
         """End an exchange whose batch will not come: what is under way has to arrive before its memory is used again."""
         self.advance()
         if self._ids is not None and not self.finished:
-            self._ids()
+            with self.collection.comm.side.beside():
+                self._ids()
             self.collection.messages.give_back(self.ids)
+        self.collection.comm.side.hand_over(())         # its batch's memory may be used again
         self.release()
 
     def release(self) -> None:
@@ -125,20 +193,22 @@ def _asker(mode: str, world: int) -> type[RowRequests | BagRequests]:
 
 
 def _rows(features: KeyedJaggedTensor | Exception,
-          c: "ShardedEmbeddingBagCollection") -> tuple[Rows, tuple[int, int, int], Exception | None]:
+          c: "ShardedEmbeddingBagCollection") -> tuple[Rows, Verdict, tuple[int, int, int], Exception | None]:
     """The batch's rows, or none of them and what is wrong."""
-    rules = c.id_rules
     try:
         if isinstance(features, Exception):
             raise features
-        rows = rules(features)
+        rows, verdict = c.id_rules.begin(features)
         if rows.weights_L is not None:
             rows.weights_L = rows.weights_L.to(c.dtype)
-        return rows, (OK, 0, 0), None
+        return rows, verdict, (OK, 0, 0), None
     except Exception as e:
-        lengths = torch.zeros(len(rules.pairs), 0, dtype=torch.int64, device=c.comm.device)
-        empty = Rows(torch.zeros(0, dtype=torch.int64, device=lengths.device), lengths, None, [0] * len(rules.pairs))
-        return empty, (OUTSIDE, e.pair, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0), e
+        return _no_rows(c), nothing_wrong, (OUTSIDE, e.pair, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0), e
+
+
+def _no_rows(c: "ShardedEmbeddingBagCollection") -> Rows:
+    lengths = torch.zeros(len(c.id_rules.pairs), 0, dtype=torch.int64, device=c.comm.device)
+    return Rows(torch.zeros(0, dtype=torch.int64, device=lengths.device), lengths, None, [0] * len(lengths))
 
 
 def _weighting(rows: Rows) -> int:

@@ -7,6 +7,7 @@ Every strip adds the parts in column order, so all copies of the state stay equa
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,12 +18,16 @@ from recapp.distributed.comm import Comm
 from recapp.distributed.message import Mail
 from recapp.kernels.links import Counts
 from recapp.sharding.layout import Layout, Piece
+from recapp.sparse.transfer import to_device
 
 if TYPE_CHECKING:
     from recapp.kernels.backend import Backend
 
 Place = tuple[int, int]
 """A strip and its first row: one piece, wherever it lies."""
+
+Pieces = tuple[Tensor, Tensor, Counts]
+"""Of touched rows: the piece of each, its number among that piece's, and how many there are of each piece."""
 
 
 class SharedState:
@@ -66,31 +71,35 @@ class SharedState:
         place = band[j].strip, band[j].rows.start
         return ("own", number[place]) if band[j].rank == self.comm.rank else ("arrived", arrival[place])
 
-    def __call__(self, row_GU: list[Tensor], squares_GU: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    def find(self, group: int, row_U: Tensor) -> Pieces:
+        """The pieces of touched rows of a group's store, which are in the order in which they were asked for."""
+        piece_U, nth_U, n_K = self.backend.find_pieces(row_U, self.base_G[group])
+        return piece_U, nth_U, n_K
+
+    def __call__(self, found_G: Sequence[Pieces], squares_GU: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
         """Mean squares over whole rows.
 
         Args:
-            row_GU: touched rows of each group's store, in the order in which they were asked for.
+            found_G: the touched rows' pieces, by group.
             squares_GU: fp64 sums of squares over the strip's columns.
             dtype: of the result.
 
         Returns:
             Means over the whole row of each touched row of each group.
         """
-        found_G = [self.backend.find_pieces(row_U, base_K) for row_U, base_K in zip(row_GU, self.base_G, strict=True)]
         n_P = np.concatenate([n_K for _, _, n_K in found_G])
         first_P = n_P.cumsum() - n_P
         part = torch.empty(int(n_P.sum()), dtype=torch.float64, device=self.comm.device)
         pieces = 0
         for (piece_U, nth_U, n_K), squares_U in zip(found_G, squares_GU, strict=True):
-            first_K = torch.from_numpy(first_P[pieces:pieces + len(n_K)]).to(part.device)
+            first_K = to_device(first_P[pieces:pieces + len(n_K)], part.device)
             self.backend.place_parts(squares_U, first_K, piece_U, nth_U, part)
             pieces += len(n_K)
         arrived, first_A = self._exchange(part, n_P, first_P)
         parts, begin_JP = torch.cat([part, arrived]), self._begins(first_P, first_A, len(part))
         means, pieces = [], 0
         for (piece_U, nth_U, n_K), dim_K in zip(found_G, self.dim_G, strict=True):
-            begin_JK = torch.from_numpy(np.ascontiguousarray(begin_JP[:, pieces:pieces + len(n_K)])).to(part.device)
+            begin_JK = to_device(np.ascontiguousarray(begin_JP[:, pieces:pieces + len(n_K)]), part.device)
             means.append(self.backend.mean_of_parts(parts, begin_JK, piece_U, nth_U, dim_K, dtype))
             pieces += len(n_K)
         return means

@@ -1,10 +1,15 @@
-"""Ragged arithmetic in torch: offsets, runs, equal keys brought together, vectors gathered from flat buffers. No loops over bags."""
+"""Ragged arithmetic in torch: offsets, runs, equal keys brought together, vectors gathered from flat buffers. No loops over bags.
+
+Nothing waits for a device but `group`, for the number of distinct keys.
+"""
 
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from recapp.sparse.transfer import places
 
 
 class Grouped(NamedTuple):
@@ -21,10 +26,17 @@ def starts(counts_M: Tensor) -> Tensor:
     return F.pad(counts_M.cumsum(0, dtype=counts_M.dtype), (1, 0))
 
 
-def runs(first_K: Tensor, count_K: Tensor) -> Tensor:
-    """first0, first0 + 1, ... (count0 of them), first1, ..."""
-    total = int(count_K.sum())
+def runs(first_K: Tensor, count_K: Tensor, total: int) -> Tensor:
+    """first0, first0 + 1, ... (count0 of them), first1, ...; `total` is the sum of the counts."""
     return torch.repeat_interleave(first_K - starts(count_K)[:-1], count_K, output_size=total) + torch.arange(total, device=first_K.device)
+
+
+def numbered(kind_N: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
+    """How many entries of the same kind stand before each entry, [N], and how many there are of each of 0 .. kinds - 1, [kinds]."""
+    sorted_N, order_N = torch.sort(kind_N, stable=True)
+    first_K1 = torch.searchsorted(sorted_N, torch.arange(kinds + 1, dtype=kind_N.dtype, device=kind_N.device))
+    nth_N = torch.arange(len(kind_N), device=kind_N.device) - first_K1[sorted_N]
+    return torch.empty_like(nth_N).index_copy_(0, order_N, nth_N), first_K1.diff()
 
 
 def group(key_N: Tensor) -> Grouped:
@@ -32,7 +44,7 @@ def group(key_N: Tensor) -> Grouped:
     sorted_N, order_N = torch.sort(key_N, stable=True)
     new_N = torch.ones_like(sorted_N, dtype=torch.bool)
     torch.ne(sorted_N[1:], sorted_N[:-1], out=new_N[1:])
-    first_U = new_N.nonzero().view(-1)
+    first_U = places(new_N)
     number_N = torch.empty_like(order_N, dtype=torch.int32).index_copy_(0, order_N, new_N.cumsum(0, dtype=torch.int32) - 1)
     return Grouped(sorted_N.index_select(0, first_U), number_N, order_N, F.pad(first_U, (0, 1), value=len(key_N)).int())
 

@@ -18,29 +18,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recapp.kernels.links import Bags, Counts, Links, Routes, Rule, Scratch
-from recapp.kernels.ragged import Grouped, gather, group, runs, starts
+from recapp.kernels.ragged import Grouped, gather, group, numbered, runs, starts
+from recapp.sparse.transfer import to_device, to_host
 
 CHUNK_ELEMENTS = 1 << 24        # gathered at a time where vectors are scattered over a buffer: 64 MB in fp32
 SQUARE_BLOCK = 64               # columns; as wide as a vertical strip is by default (recapp/sharding/tilings.py)
 
 
 class _Distinct(NamedTuple):
-    """Distinct rows of a group in one batch: rows in their owners' stores, owners, and the pairs of each."""
+    """Distinct rows of a group in one batch: rows in their owners' stores, owners, how many the owner has before, the pairs of each."""
 
     row_U: Tensor
     rank_U: Tensor
+    nth_U: Tensor
     grouped: Grouped
 
 
 class _BagRows(NamedTuple):
-    """The pairs of a group in one batch: their owners and rows there, and the pairs of each (bag, owner), owners within bags."""
+    """The pairs of a group in one batch, grouped to vectors, one per (bag, owner), owners within bags.
+
+    Owner, row there, position in the batch and number among the owner's, of pairs in that order; owner, number among the owner's, bag and
+    pairs of each vector; how many pairs and vectors each rank owns.
+    """
 
     rank_P: Tensor
     row_P: Tensor
     pair_P: Tensor
-    grouped: Grouped
+    nth_P: Tensor
     rank_V: Tensor
+    nth_V: Tensor
     bag_V: Tensor
+    length_V: Tensor
+    count_W2: Tensor
 
 
 class TorchBackend:
@@ -64,7 +73,8 @@ class TorchBackend:
         distinct = group(row_P + _keys(r)[strip_P])
         strip_U = strip_P[distinct.order_N[distinct.start_U1[:-1].long()]]
         rank_U, row_U = _locate(r, distinct.key_U - _keys(r)[strip_U], strip_U)
-        return _Distinct(row_U, rank_U, distinct), torch.bincount(rank_U, minlength=world).cpu().numpy()
+        nth_U, n_W = numbered(rank_U, world)
+        return _Distinct(row_U, rank_U, nth_U, distinct), to_host(n_W).numpy()
 
     def place_rows(self, r: Routes, d: _Distinct, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, place: torch.dtype,
                    take: Scratch) -> Tensor:
@@ -81,9 +91,9 @@ class TorchBackend:
         Returns:
             Places of the vectors, [U].
         """
-        nth_U = _nth_of_rank(d.rank_U)
-        ids[torch.from_numpy(id_first_W).to(ids.device)[d.rank_U] + nth_U] = d.row_U.to(ids.dtype)
-        return (torch.from_numpy(vector_first_W).to(ids.device)[d.rank_U] + nth_U * r.width).to(place)
+        first_W, first_vector_W = to_device(np.stack([id_first_W, vector_first_W]), ids.device).unbind()
+        ids[first_W[d.rank_U] + d.nth_U] = d.row_U.to(ids.dtype)
+        return (first_vector_W[d.rank_U] + d.nth_U * r.width).to(place)
 
     def link_rows(self, r: Routes, b: Bags, d: _Distinct, source_U: Tensor, dtype: torch.dtype, take: Scratch) -> tuple[Links, Links]:
         """The matrix A and its transpose.
@@ -99,7 +109,7 @@ class TorchBackend:
             Links of the bags to vectors, placed in the output, and of the distinct rows to places in the output's gradient.
         """
         offsets_M1 = starts(_lengths(r, b)).int()
-        bag_P = torch.repeat_interleave(torch.arange(len(b.where_M), device=offsets_M1.device), offsets_M1.diff())
+        bag_P = torch.repeat_interleave(torch.arange(len(b.where_M), device=offsets_M1.device), offsets_M1.diff(), output_size=b.pairs)
         use_P = None
         if b.scale_M is not None:
             use_P = b.scale_M[bag_P] if b.weights_L is None else b.scale_M[bag_P] * b.weights_L[_pairs(r, b)[2]]
@@ -115,11 +125,14 @@ class TorchBackend:
         """
         row_P, strip_P, pair_P = _pairs(r, b)
         rank_P, local_P = _locate(r, row_P, strip_P)
-        bag_P = torch.repeat_interleave(torch.arange(len(b.where_M), device=row_P.device), _lengths(r, b))
+        bag_P = torch.repeat_interleave(torch.arange(len(b.where_M), device=row_P.device), _lengths(r, b), output_size=len(row_P))
         vector = group(bag_P * world + rank_P)
-        rank_V, bag_V = vector.key_U % world, vector.key_U // world
-        counts = [torch.bincount(x, minlength=world).cpu().numpy() for x in (rank_P, rank_V)]
-        return _BagRows(rank_P, local_P, pair_P, vector, rank_V, bag_V), np.stack(counts, 1)
+        rank_V, bag_V, order = vector.key_U % world, vector.key_U // world, vector.order_N
+        rank_P, local_P, pair_P = rank_P[order], local_P[order], pair_P[order]
+        (nth_P, rows_W), (nth_V, vectors_W) = numbered(rank_P, world), numbered(rank_V, world)
+        count_W2 = torch.stack([rows_W, vectors_W], 1)
+        found = _BagRows(rank_P, local_P, pair_P, nth_P, rank_V, nth_V, bag_V, vector.start_U1.diff(), count_W2)
+        return found, to_host(count_W2).numpy()
 
     def place_bags(self, r: Routes, b: Bags, found: _BagRows, ids: Tensor, id_first_W: Counts, vector_first_W: Counts,
                    words_L: Tensor | None, place: torch.dtype, take: Scratch) -> tuple[Links, Links]:
@@ -138,18 +151,16 @@ class TorchBackend:
         Returns:
             Links of the bags to vectors, and of the vectors to places in the output's gradient, placed in the message.
         """
-        device, (rank_P, row_P, pair_P, vector, rank_V, bag_V) = ids.device, found
-        rows_W, vectors_W = (torch.bincount(x, minlength=len(id_first_W)) for x in (rank_P, rank_V))
-        first_W, order = torch.from_numpy(id_first_W).to(device), vector.order_N
-        at_P = _nth_of_rank(rank_P[order])
-        ids[first_W[rank_P[order]] + at_P] = row_P[order].to(ids.dtype)
-        nth_V = _nth_of_rank(rank_V)
-        ids[(first_W + rows_W)[rank_V] + nth_V] = vector.start_U1.diff().to(ids.dtype)
+        device, (rank_P, row_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2) = ids.device, found
+        first_W, first_vector_W = to_device(np.stack([id_first_W, vector_first_W]), device).unbind()
+        rows_W, vectors_W = count_W2.unbind(1)
+        ids[first_W[rank_P] + nth_P] = row_P.to(ids.dtype)
+        ids[(first_W + rows_W)[rank_V] + nth_V] = length_V.to(ids.dtype)
         if words_L is not None:
-            first = (first_W + rows_W + vectors_W)[rank_P[order]] + at_P * words_L.shape[1]
-            ids[first[:, None] + torch.arange(words_L.shape[1], device=device)] = words_L[pair_P[order]]
-        index_V = (torch.from_numpy(vector_first_W).to(device)[rank_V] + nth_V * r.width).to(place)
-        offsets_M1 = starts(torch.bincount(bag_V, minlength=len(b.where_M))).int()
+            first = (first_W + rows_W + vectors_W)[rank_P] + nth_P * words_L.shape[1]
+            ids[first[:, None] + torch.arange(words_L.shape[1], device=device)] = words_L[pair_P]
+        index_V = (first_vector_W[rank_V] + nth_V * r.width).to(place)
+        offsets_M1 = torch.searchsorted(bag_V, torch.arange(len(b.where_M) + 1, device=device), out_int32=True)
         use_V = None if b.scale_M is None else b.scale_M[bag_V]
         combine = Links(index_V, offsets_M1, use_V, b.where_M, len(b.where_M))
         return combine, Links(b.where_M[bag_V], None, use_V, index_V, len(index_V))
@@ -191,7 +202,7 @@ class TorchBackend:
         assert asked.at_M is not None
         distinct, at_N = group(asked.index_N), asked.at_M
         if asked.offsets_M1 is not None:
-            at_N = torch.repeat_interleave(at_N, asked.offsets_M1.diff())
+            at_N = torch.repeat_interleave(at_N, asked.offsets_M1.diff(), output_size=len(asked.index_N))
         use_T = None if asked.weights_N is None else asked.weights_N[distinct.order_N]
         return distinct.key_U, Links(at_N[distinct.order_N], distinct.start_U1, use_T, None, len(distinct.key_U))
 
@@ -229,7 +240,8 @@ class TorchBackend:
     def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
         """The piece of each row of a store (`base_K`: first row of each), its number among the piece's rows here, and rows per piece."""
         piece_U = torch.bucketize(row_U, base_K, right=True) - 1
-        return piece_U, _nth_of_rank(piece_U), torch.bincount(piece_U, minlength=len(base_K)).cpu().numpy()
+        nth_U, n_K = numbered(piece_U, len(base_K))
+        return piece_U, nth_U, to_host(n_K).numpy()
 
     def place_parts(self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor) -> None:
         """parts[first of the row's piece + the row's number in it] = its own part."""
@@ -270,8 +282,9 @@ class TorchBackend:
 def _sums(source: Tensor, unit: int, width: int, links: Links, dtype: torch.dtype, first: int, last: int) -> Tensor:
     """Bags first..last of `pool`, unscaled: [last - first, width]."""
     begin, end = first, last
-    if links.offsets_M1 is not None:
-        begin, end = int(links.offsets_M1[first]), int(links.offsets_M1[last])
+    if links.offsets_M1 is not None:        # they are read only where bags come in several chunks
+        begin = int(to_host(links.offsets_M1[first])) if first else 0
+        end = int(to_host(links.offsets_M1[last])) if last < links.bags else len(links.index_N)
     if begin == end:
         return source.new_zeros(last - first, width, dtype=dtype)
     gathered_ND = gather(source, unit, width, links.index_N[begin:end], dtype)
@@ -295,8 +308,8 @@ def _squares(grad_UD: Tensor) -> Tensor:
 def _pairs(r: Routes, b: Bags) -> tuple[Tensor, Tensor, Tensor]:
     """Row, strip and position in the batch of every pair of a group, slot by slot; a strip asks for its feature again."""
     device = b.rows_L.device
-    first_S, last_S = torch.from_numpy(b.first_S).to(device), torch.from_numpy(b.last_S).to(device)
-    pair_P = runs(first_S, last_S - first_S)
+    first_S, last_S = to_device(np.stack([b.first_S, b.last_S]), device).unbind()
+    pair_P = runs(first_S, last_S - first_S, b.pairs)
     strip_P = torch.repeat_interleave(r.strip_S, last_S - first_S, output_size=len(pair_P))
     return b.rows_L[pair_P].long(), strip_P, pair_P
 
@@ -312,15 +325,6 @@ def _keys(r: Routes) -> Tensor:
 
 def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of strips to (owner, row of the owner's store)."""
-    first_K = r.start_K + torch.repeat_interleave(_keys(r), r.piece_I1.diff())
+    first_K = r.start_K + torch.repeat_interleave(_keys(r), r.piece_I1.diff(), output_size=len(r.start_K))
     piece_N = torch.searchsorted(first_K, row_N + _keys(r)[strip_N], right=True) - 1
     return r.rank_K[piece_N], row_N - r.start_K[piece_N] + r.base_K[piece_N]
-
-
-def _nth_of_rank(rank_N: Tensor) -> Tensor:
-    """How many entries of the same rank stand before each entry."""
-    order_N = torch.argsort(rank_N, stable=True)
-    first_W = starts(torch.bincount(rank_N))
-    nth_N = torch.empty_like(rank_N)
-    nth_N[order_N] = torch.arange(len(rank_N), device=rank_N.device) - first_W[rank_N[order_N]]
-    return nth_N

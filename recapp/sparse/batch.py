@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recapp.errors import DataError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.transfer import shipped
 
 MISSING = -(2**63)
 """The id of a sample that has none for a single-valued feature. A table gives it row 0; a multi-valued feature has an empty bag."""
@@ -47,8 +48,12 @@ class Batch:
         return len(self.labels_B)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """The same samples on a device; as with tensors the batch itself where they are there."""
-        dense_BI, labels_B = (t.to(device, non_blocking=non_blocking) for t in (self.dense_BI, self.labels_B))
+        """The same samples on a device; as with tensors the batch itself where they are there.
+
+        `non_blocking` goes through page-locked memory on the way to a GPU: from any other the host would wait all the same.
+        """
+        device = torch.device(device)
+        dense_BI, labels_B = (shipped(t, device) if non_blocking else t.to(device) for t in (self.dense_BI, self.labels_B))
         sparse = self.sparse.to(device, non_blocking)
         same = dense_BI is self.dense_BI and labels_B is self.labels_B and sparse is self.sparse
         return self if same else Batch(dense_BI, sparse, labels_B)

@@ -48,6 +48,7 @@ from recapp.sparse.bags import (
     values_text,
 )
 from recapp.sparse.jagged_tensor import JaggedTensor
+from recapp.sparse.transfer import shipped, to_device, to_host
 
 SHOWN_KEYS = 30
 
@@ -176,7 +177,7 @@ class KeyedJaggedTensor:
     def length_per_key(self) -> list[int]:
         """Values of each key, on the host. Waits for the device the first time, unless the counts came along from the CPU."""
         if self._length_per_key is None:
-            self._length_per_key = self._lengths.reshape(len(self._keys), self._stride).sum(1).tolist()
+            self._length_per_key = to_host(self._lengths.reshape(len(self._keys), self._stride).sum(1)).tolist()
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
@@ -241,12 +242,16 @@ class KeyedJaggedTensor:
         weights = None if self._weights is None else torch.split(self._weights, per_key)
         return KeyedJaggedTensor.unchecked(
             [self._keys[i] for i in taken], torch.cat([values[i] for i in taken]),
-            None if weights is None else torch.cat([weights[i] for i in taken]), lengths[taken].flatten(), self._stride,
+            None if weights is None else torch.cat([weights[i] for i in taken]),
+            lengths.index_select(0, to_device(taken, lengths.device)).flatten(), self._stride,
             [per_key[i] for i in taken])
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedJaggedTensor":
-        """The same bags on a device; as with tensors the object itself where they are there. Counts per key stay on the host."""
-        moved = self._each(lambda t: t.to(device, non_blocking=non_blocking))
+        """The same bags on a device; as with tensors the object itself where they are there. Counts per key stay on the host.
+
+        `non_blocking` goes through page-locked memory on the way to a GPU: from any other the host would wait all the same.
+        """
+        moved = self._each(lambda t: shipped(t, torch.device(device)) if non_blocking else t.to(device))
         return self if all(a is b for a, b in zip(self._tensors(), moved._tensors(), strict=True)) else moved
 
     def pin_memory(self) -> "KeyedJaggedTensor":

@@ -11,6 +11,9 @@ table's rule makes a row of each:
 | drop  | is the row              | leaves the bag, which gets shorter; counted| row 0   |
 
 So a hashed table keeps row 0 for missing ids alone (measured on Criteo: sharing it costs .003 AUC).
+
+What was outside has to be known on the host, and a GPU answers late: `begin` gives rows at once and a verdict for later. Only ids that
+leave their bags make it wait, because sizes change.
 """
 
 from bisect import bisect_right
@@ -18,12 +21,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recapp.errors import ConfigError, IdError
+from recapp.sparse.bags import offsets_of
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.transfer import places, to_device, to_host
 from recapp.tables.config import EmbeddingBagConfig, IdRule
 
 
@@ -58,6 +64,9 @@ Kernel = Callable[[Tensor, Sequence[int], Tensor, Tensor, Tensor], tuple[Tensor,
 """All rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) to rows, -1 where an id is dropped, and the place of the first id
 that is an error, or -1. Rules are numbered as in `RULE_NUMBERS`; `changed_F` is added to."""
 
+Verdict = Callable[[], object]
+"""Waits for what the device found in a batch's ids, counts it, and raises OutsideTable; called once."""
+
 RULE_NUMBERS = {rule: number for number, rule in enumerate((IdRule.ERROR, IdRule.HASH, IdRule.CLAMP, IdRule.DROP))}
 
 
@@ -72,7 +81,8 @@ class IdRules:
     def __init__(self, tables: Sequence[EmbeddingBagConfig], kernel: Kernel | None = None) -> None:
         self.pairs = [(t, f) for t in tables for f in t.feature_names]
         self._kernel = kernel
-        self._size_F = torch.tensor([t.num_embeddings for t, _ in self.pairs])
+        self._sizes = [t.num_embeddings for t, _ in self.pairs]
+        self._size_F = torch.tensor(self._sizes)
         self._rule_F = torch.tensor([RULE_NUMBERS[t.id_rule] for t, _ in self.pairs])
         self.changed = {t.name: 0 for t in tables}
         self._runs = [(rule, [i for i, _ in run]) for rule, run in groupby(enumerate(self.pairs), key=lambda p: p[1][0].id_rule)]
@@ -87,38 +97,52 @@ class IdRules:
             OutsideTable: rule `error` and an id outside its table.
             ConfigError: ids that are not integers.
         """
+        rows, verdict = self.begin(features)
+        verdict()
+        return rows
+
+    def begin(self, features: KeyedJaggedTensor) -> tuple[Rows, Verdict]:
+        """Rows, and what tells whether they count: until then an id outside its table is some row of it.
+
+        Args and errors as of a call; OutsideTable comes from the verdict, or at once where that costs nothing.
+        """
         features = self._select(features)
         ids_L, weights_L = features.values(), features.weights_or_none()
         if ids_L.is_floating_point() or ids_L.dtype == torch.bool:
             raise ConfigError(f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights go into `weights`")
         ids_L, per_F = ids_L.long(), features.length_per_key()
         lengths_FB = features.lengths().view(len(self.pairs), -1) if per_F else features.lengths().view(0, 0)
-        edge = [0, *accumulate(per_F)]
+        ids, edge = Rows(ids_L, lengths_FB, weights_L, per_F), [0, *accumulate(per_F)]
         if self._kernel is not None:
-            return self._in_one_pass(self._kernel, Rows(ids_L, lengths_FB, weights_L, per_F), edge)
-        parts: list[Tensor] = []
-        kept: list[Tensor | None] = []
+            return self._in_one_pass(self._kernel, ids, edge), nothing_wrong
+        return self._rule_by_rule(ids, edge)
+
+    def _rule_by_rule(self, ids: Rows, edge: list[int]) -> tuple[Rows, Verdict]:
+        ids_L, parts, outside = ids.rows_L, list[Tensor](), list[Tensor]()
+        size_F, count_F = to_device(np.array([self._sizes, ids.per_F], np.int64), ids_L.device)
+        size_L = torch.repeat_interleave(size_F, count_F, output_size=len(ids_L))
         for rule, run in self._runs:
-            ids_N = ids_L[edge[run[0]]:edge[run[-1] + 1]]
-            size_N = _per_id(torch.tensor([self.pairs[i][0].num_embeddings for i in run]), per_F[run[0]:run[-1] + 1], ids_N)
-            missing_N = ids_N == MISSING
+            here = slice(edge[run[0]], edge[run[-1] + 1])
+            ids_N, size_N, missing_N = ids_L[here], size_L[here], ids_L[here] == MISSING
             if rule is IdRule.HASH:
                 parts.append(torch.where(missing_N, 0, 1 + ids_N.remainder(size_N - 1)))
-                kept.append(None)
+                outside.append(torch.zeros_like(missing_N))
                 continue
             row_N = torch.where(missing_N, 0, ids_N)
-            outside_N = (row_N < 0) | (row_N >= size_N)
-            keep_N = None
-            if bool(outside_N.any()):
-                keep_N = self._outside(rule, run, per_F, ids_N, outside_N)
-                row_N = row_N.clamp(min=0).minimum(size_N - 1) if keep_N is None else row_N
-            parts.append(row_N)
-            kept.append(keep_N)
-        rows_L = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if any(k is not None for k in kept):
-            return _drop(rows_L, lengths_FB, weights_L, torch.cat(
-                [torch.ones_like(p, dtype=torch.bool) if k is None else k for p, k in zip(parts, kept, strict=True)]))
-        return Rows(rows_L, lengths_FB, weights_L, per_F)
+            parts.append(row_N.clamp(min=0).minimum(size_N - 1))
+            outside.append(parts[-1] != row_N)
+        rows = replace(ids, rows_L=parts[0] if len(parts) == 1 else torch.cat(parts))
+        if all(rule is IdRule.HASH for rule, _ in self._runs):
+            return rows, nothing_wrong
+        outside_L = torch.cat(outside)
+        outside_F = offsets_of(outside_L)[offsets_of(count_F)].diff()
+        if all(rule is not IdRule.DROP for rule, _ in self._runs):
+            return rows, lambda: self._judge(outside_F, outside_L, ids_L, edge)
+        if not self._judge(outside_F, outside_L, ids_L, edge):
+            return rows, nothing_wrong
+        keep_L = torch.cat([~outside_N if rule is IdRule.DROP else torch.ones_like(outside_N)
+                            for (rule, _), outside_N in zip(self._runs, outside, strict=True)])
+        return _drop(rows.rows_L, rows.lengths_FB, rows.weights_L, keep_L), nothing_wrong
 
     def error(self, pair: int, number: int, where: str) -> OutsideTable:
         """The error of a pair's id that was found elsewhere; `where` says on which rank."""
@@ -142,24 +166,24 @@ class IdRules:
             return features
         return features.permute([features.index_of(f) for f in wanted])
 
-    def _outside(self, rule: IdRule, run: list[int], per_F: list[int], ids_N: Tensor, outside_N: Tensor) -> Tensor | None:
-        """Raise, or count; returns which ids stay where the rule drops some."""
-        pair_N = _per_id(torch.tensor(run), per_F[run[0]:run[-1] + 1], ids_N)
-        if rule is IdRule.ERROR:
-            first = int(outside_N.nonzero()[0])
-            raise self.error(int(pair_N[first]), int(ids_N[first]), "")
-        counts = torch.bincount(pair_N[outside_N], minlength=len(self.pairs)).tolist()
-        for (table, _), n in zip(self.pairs, counts, strict=True):
+    def _judge(self, outside_F: Tensor, outside_L: Tensor, ids_L: Tensor, edge: list[int]) -> bool:
+        """Raise for the first id that is an error, or count by table; whether ids leave their bags."""
+        found_F = to_host(outside_F).tolist()
+        for pair, (table, _) in enumerate(self.pairs):
+            if found_F[pair] and table.id_rule is IdRule.ERROR:
+                first = edge[pair] + int(outside_L[edge[pair]:edge[pair + 1]].nonzero()[0])     # on a GPU it waits: the run is over
+                raise self.error(pair, int(ids_L[first]), "")
+        for (table, _), n in zip(self.pairs, found_F, strict=True):
             self.changed[table.name] += n
-        return ~outside_N if rule is IdRule.DROP else None
+        return any(n for (table, _), n in zip(self.pairs, found_F, strict=True) if table.id_rule is IdRule.DROP)
 
 
-def _per_id(value_F: Tensor, per_F: list[int], ids_N: Tensor) -> Tensor:
-    """A value per pair becomes a value per id."""
-    return torch.repeat_interleave(value_F.to(ids_N.device), torch.tensor(per_F, device=ids_N.device), output_size=len(ids_N))
+def nothing_wrong() -> None:
+    """The verdict on ids of which no more is to be told."""
 
 
 def _drop(rows_L: Tensor, lengths_FB: Tensor, weights_L: Tensor | None, keep_L: Tensor) -> Rows:
-    bag_L = torch.repeat_interleave(torch.arange(lengths_FB.numel(), device=rows_L.device), lengths_FB.flatten(), output_size=len(rows_L))
-    lengths = torch.bincount(bag_L[keep_L], minlength=lengths_FB.numel()).view_as(lengths_FB)
-    return Rows(rows_L[keep_L], lengths, None if weights_L is None else weights_L[keep_L], lengths.sum(1).tolist())
+    """The ids that stay; bags get shorter."""
+    kept_K = places(keep_L)
+    lengths = offsets_of(keep_L)[offsets_of(lengths_FB.flatten())].diff().view_as(lengths_FB)
+    return Rows(rows_L[kept_K], lengths, None if weights_L is None else weights_L[kept_K], to_host(lengths.sum(1)).tolist())

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
@@ -169,8 +170,9 @@ class LogRate(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """A reading in a while."""
         if batch_idx % RATE_STEPS == RATE_STEPS - 1:
-            pl_module.log("samples_per_s", self.clock.recent_rate(), batch_size=1)
-            pl_module.log("input_wait_ms", self.clock.recent_input_wait_ms(), batch_size=1)
+            # As tensors of the host: Lightning would put numbers on the module's GPU, and wait for all it has to do.
+            pl_module.log("samples_per_s", torch.tensor(self.clock.recent_rate()), batch_size=1)
+            pl_module.log("input_wait_ms", torch.tensor(self.clock.recent_input_wait_ms()), batch_size=1)
 
 
 class KeepLast(Checkpoint):

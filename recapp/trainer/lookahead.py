@@ -6,6 +6,8 @@
     in its backward    |   1    |   2    |   3    |         ids travel, while gradients are made and sent
     it computes        |   0    |   1    |   2    |   3     asked for everything it needs already
 
+On a GPU all that is early goes to a stream of its own (`recapp/distributed/side_stream.py`), where it runs while the step computes.
+
 Only the input exchange is early: it reads no weights, so the numbers are those of a loop that does not look ahead, to the last bit. Every
 rank runs the same program, so messages leave in the same order on all of them; a validation in between has its own, which come later.
 
@@ -19,6 +21,7 @@ from itertools import islice
 from typing import Any
 
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.distributed.side_stream import SideStream
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
@@ -44,11 +47,14 @@ class LookAhead:
         depth: batches to look ahead, at least 1.
         collections: those of the model, when they are asked for.
         to_device: moves a batch. What is there already must stay the object it is: forward knows it again.
+        side: the stream for what is early, that of the collections; None where the device has none. What the loader itself makes on a
+            device while it is read, it makes there.
     """
 
     def __init__(self, loader: Iterable[Any], depth: int, collections: Callable[[], list[ShardedEmbeddingBagCollection]],
-                 to_device: Callable[[Any], Any]) -> None:
+                 to_device: Callable[[Any], Any], side: SideStream | None = None) -> None:
         self.loader, self.depth, self.collections, self.to_device = loader, depth, collections, to_device
+        self.side = side or SideStream()
         self._fed: list[ShardedEmbeddingBagCollection] = []
         self._has_ids = True
 
@@ -66,7 +72,8 @@ class LookAhead:
         """Nothing is read or sent before the first `next`: only then Lightning has settled the epoch."""
         self.forget()
         self._fed = self.collections()
-        started, ahead, more = self._started(), deque[Any](), True
+        self.side.follow()
+        started, ahead, more = self._started(), deque[tuple[Any, Any]](), True
         while True:
             while more and (not ahead or (len(ahead) <= self.depth and not self._failure_ahead())):
                 count = len(ahead)
@@ -74,9 +81,10 @@ class LookAhead:
                 more = len(ahead) > count
             if not ahead:
                 return
-            batch = ahead.popleft()
+            batch, copied = ahead.popleft()
             if isinstance(batch, _Unread):
                 raise batch.error
+            self.side.hand_over(batch, copied)
             yield batch
 
     def forget(self) -> None:
@@ -84,26 +92,30 @@ class LookAhead:
         for collection in self.collections():
             collection.forget_ahead()
 
-    def _started(self) -> Iterator[Any]:
-        """Batches whose exchange has begun. One that cannot be read is one still to the other ranks, as are those behind it."""
+    def _started(self) -> Iterator[tuple[Any, Any]]:
+        """Batches whose exchange has begun, and when the side stream has copied them.
+
+        One that cannot be read is one still to the other ranks, as are those behind it.
+        """
         batches = iter(self.loader)
         while True:
             try:
-                batch = self.to_device(next(batches))
+                with self.side.beside():
+                    batch = self.to_device(next(batches))
             except StopIteration:
                 return
             except Exception as error:
                 unread = _Unread(error)
                 break
-            ids = sparse_of(batch)
+            copied, ids = self.side.mark(), sparse_of(batch)
             self._has_ids = ids is not None
             if ids is not None:
                 self._start(ids)
-            yield batch
+            yield batch, copied
         while True:
             if self._has_ids:
                 self._start(unread.error)
-            yield unread
+            yield unread, None
 
     def _start(self, ids: KeyedJaggedTensor | Exception) -> None:
         for collection in list(self._fed):

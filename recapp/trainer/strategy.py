@@ -236,7 +236,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         assert self.lightning_module is not None
         if not self.look_ahead or not self.lightning_module.trainer.training or hasattr(dataloader, "state_dict"):
             return dataloader
-        return LookAhead(dataloader, self.look_ahead, self.collections, self._moved)
+        return LookAhead(dataloader, self.look_ahead, self.collections, self._moved, self.comm.side)
 
     def _moved(self, batch: Any) -> Any:
         """On the device before a module's own transfer hooks, which come in the batch's turn."""

@@ -374,7 +374,7 @@ def test_equal_keys_come_together_in_their_order(dtype):
 
 def test_runs_starts_and_gathers():
     assert starts(torch.tensor([2, 0, 3])).tolist() == [0, 2, 2, 5]
-    assert runs(torch.tensor([10, 5, 0]), torch.tensor([2, 0, 3])).tolist() == [10, 11, 0, 1, 2]
+    assert runs(torch.tensor([10, 5, 0]), torch.tensor([2, 0, 3]), 5).tolist() == [10, 11, 0, 1, 2]
     flat = torch.arange(12.0)
     assert gather(flat, 3, 3, torch.tensor([3, 0]), torch.float64).tolist() == [[9, 10, 11], [0, 1, 2]]
     assert gather(flat, 1, 3, torch.tensor([2]), torch.float32).tolist() == [[2, 3, 4]]

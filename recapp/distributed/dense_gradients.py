@@ -10,8 +10,6 @@ in 1.1 instead of 3.6 ms, 9.1 MB in 4.4 instead of 9.6). Gloo adds in an order o
 weights depend on the transport.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,15 +20,16 @@ from torch.autograd import Variable
 
 from recapp.distributed.comm import Comm, Span
 from recapp.distributed.message import Buffers
+from recapp.distributed.waits import Sent, Waits
 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """A bucket under way: its gradients, where they travel, what ends the part that travels now, and whom DDP waits for."""
+    """A bucket under way: its gradients, where they travel, the message that goes first, and what DDP waits for."""
 
     gradients: Tensor
     message: Tensor
-    arrived: Callable[[], None]
+    sent: Sent[None]
     done: torch.futures.Future[Tensor]
 
 
@@ -40,12 +39,11 @@ class AverageOverRanks:
     Args:
         comm: the ranks, whose messages are these alone: they have an order of their own.
 
-    `waited_s`: how long the host waited for others since the start, what backward has not hidden.
+    `waits` says what backward has hidden.
     """
 
     def __init__(self, comm: Comm) -> None:
-        self.comm, self.messages = comm, Buffers()
-        self.waited_s = 0.0
+        self.comm, self.messages, self.waits = comm, Buffers(), Waits(("dense",))
         self._under_way: list[_Bucket] = []
         self._first = True
         self.__name__ = self.__qualname__ = type(self).__name__        # DDP's log asks for it
@@ -57,8 +55,8 @@ class AverageOverRanks:
         own = part_W[me][1] - part_W[me][0]
         message = self.messages.take(n + own * (world - 1), gradients.dtype, gradients.device)
         torch.mul(gradients, 1 / world, out=message[:n])
-        arrived = self.comm.swap(message, part_W, [_place(n, own, r, me) for r in range(world)])
-        self._under_way.append(_Bucket(gradients, message, arrived, torch.futures.Future()))
+        sent = self.waits.sent(self.comm.swap(message, part_W, [_place(n, own, r, me) for r in range(world)]))
+        self._under_way.append(_Bucket(gradients, message, sent, torch.futures.Future()))
         done = self._under_way[-1].done
         if bucket.is_last() and self._first:        # the first time DDP sends a static graph's buckets when backward is over, and waits
             self._finish()
@@ -70,26 +68,24 @@ class AverageOverRanks:
     def _finish(self) -> None:
         """Add, tell, take: buckets in order."""
         under_way, self._under_way = self._under_way, []
-        began = time.perf_counter()
         told = [self._tell(bucket) for bucket in under_way]
-        for bucket, arrived in zip(under_way, told, strict=True):
-            arrived()
+        for bucket, sent in zip(under_way, told, strict=True):
+            self.waits.arrived("dense", sent)
             bucket.gradients.copy_(bucket.message[:len(bucket.gradients)])
             self.messages.give_back(bucket.message)
             bucket.done.set_result(bucket.gradients)
-        self.waited_s += time.perf_counter() - began
 
-    def _tell(self, bucket: _Bucket) -> Callable[[], None]:
+    def _tell(self, bucket: _Bucket) -> Sent[None]:
         """Add the ranks' gradients of the own part, in rank order; start to send the sum to all."""
         world, me, n = self.comm.world, self.comm.rank, len(bucket.gradients)
         part_W = _parts(n, world)
-        bucket.arrived()
+        self.waits.arrived("dense", bucket.sent)
         mine = bucket.message[slice(*part_W[me])]
         first, *others, last = [mine if r == me else bucket.message[slice(*_place(n, len(mine), r, me))] for r in range(world)]
         for part in others:
             first.add_(part)
         torch.add(first, last, out=mine)
-        return self.comm.swap(bucket.message, [part_W[me]] * world, part_W)
+        return self.waits.sent(self.comm.swap(bucket.message, [part_W[me]] * world, part_W))
 
 
 def _parts(numel: int, world: int) -> list[Span]:
@@ -104,3 +100,9 @@ def _place(numel: int, own: int, source: int, me: int) -> Span:
         return numel, numel
     begin = numel + own * (source - (source > me))
     return begin, begin + own
+
+
+def hook_of(module: torch.nn.Module) -> AverageOverRanks | None:
+    """The one that a wrapped module has, if it has one."""
+    hooks = [hook for hook, _ in getattr(module, "_comm_hooks", [])]
+    return next((hook for hook in hooks if isinstance(hook, AverageOverRanks)), None)

@@ -6,7 +6,6 @@ Rows live in one store per group (`recapp/distributed/row_store.py`). The optimi
 live learning rate is read from `param_group`, which the one optimiser object holds too, so schedules reach tables like any parameter.
 """
 
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -23,6 +22,7 @@ from recapp.distributed.message import Buffers, Header
 from recapp.distributed.requests import Lesson, Requests
 from recapp.distributed.row_store import RowStore
 from recapp.distributed.shared_state import SharedState
+from recapp.distributed.waits import Sent, Waits
 from recapp.errors import PlanError
 from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import missed
@@ -86,7 +86,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.header, self.messages = Header(), Buffers()
         self.mark: Callable[[str], None] = _no_mark
         self.in_flight: weakref.WeakSet[Requests] = weakref.WeakSet()
-        self.waited_s = dict.fromkeys(("counts", "ids", "vectors", "gradients"), 0.0)
+        self.waits = Waits(("counts", "ids", "vectors", "gradients"))
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._leases: list[list[Scratch]] = []
         self._merging = [Scratch() for _ in groups]
@@ -176,11 +176,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
                 return requests
         return self.input_dist(features)
 
-    def wait(self, phase: str, message: Callable[[], Message]) -> Message:
-        """Wait for a message. `waited_s` adds up by phase how long the host was held up: what nothing has hidden."""
-        began = time.perf_counter()
-        arrived = message()
-        self.waited_s[phase] += time.perf_counter() - began
+    def wait(self, phase: str, message: Sent[Message]) -> Message:
+        """Wait for a message of `waits.sent`."""
+        arrived = self.waits.arrived(phase, message)
         self.mark(phase)
         return arrived
 

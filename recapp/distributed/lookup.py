@@ -68,7 +68,7 @@ def answer_and_combine(c: "ShardedEmbeddingBagCollection", q: Requests, keep: bo
         for g in range(q.vectors.answered):
             c.backend.pool(c.store(g).flat, c.store(g).width, c.store(g).width, q.served[g].answer, message, c.dtype)
     c.mark("answer")
-    wait = c.comm.swap(message, *q.vectors.answers())
+    sent = c.waits.sent(c.comm.swap(message, *q.vectors.answers()))
     out_BD = torch.empty(q.B, c.room + c.width, dtype=c.dtype, device=c.comm.device)
     kept: dict[int, Tensor] = {}
     for local in (True, False):
@@ -81,7 +81,7 @@ def answer_and_combine(c: "ShardedEmbeddingBagCollection", q: Requests, keep: bo
                     kept[g] = gather(source, unit, width, asked.combine.index_N, c.dtype)
         c.mark("combine")
         if local:
-            c.wait("vectors", wait)
+            c.wait("vectors", sent)
     c.messages.give_back(message)
     return out_BD, [kept[g] for g in sorted(kept)]
 
@@ -101,10 +101,10 @@ def send_back(c: "ShardedEmbeddingBagCollection", q: Requests, gradient: Tensor)
                 if rank != c.comm.rank:
                     message[first:last] = own
     c.mark("spread")
-    wait = c.comm.swap(message, *q.vectors.requests())
+    sent = c.waits.sent(c.comm.swap(message, *q.vectors.requests()))
     q.group()
     c.mark("group")
-    c.wait("gradients", wait)
+    c.wait("gradients", sent)
     return message
 
 

@@ -11,7 +11,7 @@ On a GPU all of it runs on a stream of its own, and the host waits there for siz
 distinct rows that learn here, which therefore meet in `finish` already.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from recapp.distributed.message import Mail, swap_counts
 from recapp.distributed.shared_state import Pieces
+from recapp.distributed.waits import Sent
 from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, Links, Routes, place_type
 from recapp.sharding.modes import BagRequests, RowRequests, Served
@@ -61,8 +62,9 @@ class Requests:
         with c.comm.side.beside():
             status, self.failure = self._route(features)
             self.B, self.weights_L, weighting = self.rows.lengths_FB.shape[1], self.rows.weights_L, _weighting(self.rows)
-            self._counts = swap_counts(c.comm, [status[0], self.B, c.header.wanted, weighting, *status[1:]], self.counts_WG3)
-        self._ids: Callable[[], None] | None = None
+            told = [status[0], self.B, c.header.wanted, weighting, *status[1:]]
+            self._counts = c.waits.sent(swap_counts(c.comm, told, self.counts_WG3))
+        self._ids: Sent[None] | None = None
         self.heads: Counts = np.zeros((0, 0), np.int64)
         self.lessons: list[Lesson] = []
         self.finished = self.spent = self.released = False
@@ -111,7 +113,7 @@ class Requests:
         for g, a in enumerate(self.asked):
             a.place(self.ids, words.asked_WG1[:, g], self.vectors.asked_WG1[:, g], self.place)
         c.mark("place")
-        self._ids = c.comm.swap(self.ids, *words.requests())
+        self._ids = c.waits.sent(c.comm.swap(self.ids, *words.requests()))
         for a in self.asked:
             a.link(c.dtype)
         c.mark("link")
@@ -176,7 +178,7 @@ class Requests:
         self.advance()
         if self._ids is not None and not self.finished:
             with self.collection.comm.side.beside():
-                self._ids()
+                self._ids.arrive()
             self.collection.messages.give_back(self.ids)
         self.collection.comm.side.hand_over(())         # its batch's memory may be used again
         self.release()

@@ -157,7 +157,7 @@ class StepClock(Callback):
 
 def _waited_ms(trainer: Trainer) -> tuple[float, float]:
     """So far: for counts and ids, for every message of the tables."""
-    waited = [c.waited_s for c in _strategy(trainer).collections()]
+    waited = [c.waits.waited_s for c in _strategy(trainer).collections()]
     return 1e3 * sum(w["counts"] + w["ids"] for w in waited), 1e3 * sum(sum(w.values()) for w in waited)
 
 

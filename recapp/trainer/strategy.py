@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from recapp import console
 from recapp.checkpoints.directory import load_blocks, read_manifest, read_meta, remove_checkpoint, write_checkpoint
 from recapp.distributed.comm import Comm
+from recapp.distributed.dense_gradients import AverageOverRanks, hook_of
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
@@ -92,6 +93,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.plan: ShardingPlan | None = None
         self.planned_for: tuple[Topology, Mapping[str, TableStatistics], Dense] | None = None       # on rank 0
         self.ranks: list[dict[str, Any]] = []
+        self.average: AverageOverRanks | None = None
         self.comm = Comm()
 
     def _configure_launcher(self) -> None:
@@ -104,6 +106,17 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def collections(self) -> list[ShardedEmbeddingBagCollection]:
         """The sharded collections of the module, once it was set up."""
         return sharded_collections(self.lightning_module) if self.lightning_module is not None else []
+
+    def hidden_share(self) -> dict[str, float]:
+        """Of the time that this rank's messages were under way, by phase, the share in which the host did other work.
+
+        The tables' messages; and `dense` where the ranks' gradients are averaged through shared memory. Of several collections the mean.
+        """
+        told = [c.waits.hidden() for c in self.collections()] + ([self.average.waits.hidden()] if self.average else [])
+        shares: dict[str, list[float]] = {}
+        for phase, share in (item for shares_of_one in told for item in shares_of_one.items()):
+            shares.setdefault(phase, []).append(share)
+        return {phase: sum(found) / len(found) for phase, found in shares.items()}
 
     def setup_environment(self) -> None:
         """After the process group: a group of its own for embedding traffic, so that its messages keep their own order.
@@ -202,7 +215,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
         """On the default stream: Lightning 2.6 wraps on a side stream, which makes gradients wait for the wrong one."""
-        return wrap_dense(model, self.comm, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+        wrapped = wrap_dense(model, self.comm, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+        self.average = hook_of(wrapped)
+        return wrapped
 
     def _silence_broadcast(self, trainer: Trainer) -> None:
         """Lightning broadcasts a stop flag before every step and waits for it; the counts message carries it here."""

@@ -213,12 +213,13 @@ def test_the_ids_of_a_batch_are_found_where_there_is_one_choice():
 
 
 def test_waiting_for_messages_is_added_up_by_phase(ranks):
-    for waited in ranks.run(waits, 2):
-        assert set(waited) == {"counts", "ids", "vectors", "gradients"} and all(s > 0 for s in waited.values())
+    for waited, under_way, hidden in ranks.run(waits, 2):
+        assert set(waited) == {"counts", "ids", "vectors", "gradients"} and all(0 < s < under_way[phase] for phase, s in waited.items())
+        assert hidden == {phase: 1 - waited[phase] / seconds for phase, seconds in under_way.items()}
 
 
 def waits(comm):
     tables = make_tables()
     collection = sharded(comm, tables, "random")
     step(Head(collection), batches_of(tables, comm.rank)[0])
-    return collection.waited_s
+    return collection.waits.waited_s, collection.waits.under_way_s, collection.waits.hidden()

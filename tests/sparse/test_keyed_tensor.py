@@ -75,7 +75,7 @@ def test_without_room_for_just_that_it_is_a_copy(room, first):
 
 
 def test_the_room_is_used_once():
-    wide, tensor = with_room(1)
+    _, tensor = with_room(1)
     one, two = tensor.after(torch.ones(3, 1)), tensor.after(torch.zeros(3, 1))
     assert one[:, 0].tolist() == [1] * 3 and two[:, 0].tolist() == [0] * 3 and torch.equal(one[:, 1:], two[:, 1:])
 

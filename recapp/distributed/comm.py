@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recapp.distributed.side_stream import side_stream
+from recapp.distributed.side_stream import SideStream, side_stream
 
 Span = tuple[int, int]
 """Begin and end in a flat buffer, in elements."""
@@ -40,10 +41,14 @@ class Comm:
         self.rank, self.world = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
         self.device = device or torch.device("cpu")
         self.transport = "none" if self.world == 1 else str(dist.get_backend(group))
-        self.side = side_stream(self.device)
         self.fallback = ""              # why it is not a faster one (`transport.make_comm`)
         self.calls = 0
         self.bytes_sent = 0
+
+    @cached_property
+    def side(self) -> SideStream:
+        """The stream of the input exchange."""
+        return side_stream(self.device)
 
     def swap(self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]) -> Callable[[], None]:
         """Start to send `buffer[send_W[r]]` to each other rank r and to fill `buffer[recv_W[r]]` from it.

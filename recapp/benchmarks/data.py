@@ -33,7 +33,7 @@ from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig, IdRule
 
 MOST_ROWS = 100_000     # that a pass of a reader's stage takes: enough for a rate
-KEPT_BATCHES = 32       # in memory, taken in turn; of a few the rows would stay in the caches, and reading would seem to cost what fresh ids do
+KEPT_BATCHES = 32       # in memory, taken in turn; the rows of a few would stay in the caches, and reading seem to cost what fresh ids do
 
 
 class Pass:

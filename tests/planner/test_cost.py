@@ -7,8 +7,9 @@ The table has 100 rows of 4 columns; a rank's batch has 10 samples of one id, 8 
 import pytest
 
 from recapp.optim.rules import rowwise_adagrad, sgd
-from recapp.planner.cost import HEADER_BYTES, PHASES, Dense, Setting, cost_of, dense_of, plan_cost, work_of
+from recapp.planner.cost import HEADER_BYTES, PHASES, Dense, Setting, cost_of, dense_of
 from recapp.planner.hardware import Hardware, Link, Work
+from recapp.planner.pricing import plan_cost, work_of
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile

@@ -263,9 +263,11 @@ def message_seconds(asked_W: Floats, each: float, setting: Setting) -> float:
 
 
 def _dense_seconds(setting: Setting) -> float:
-    """Products, and what of the gradients' sum does not hide behind the tables' backward."""
+    """Products, in training the rest of a step's Python, and what of the gradients' sum does not hide behind the tables' backward."""
     topology, hardware = setting.topology, setting.hardware
     spent = setting.dense.flops * setting.batch_per_rank / hardware.flops_per_s
+    if setting.rule is not None:
+        spent += hardware.step_overhead_us * 1e-6
     if topology.world_size > 1 and setting.rule is not None and setting.dense.bytes:
         link, ranks = ("network", topology.hosts) if topology.hosts > 1 else ("host", topology.world_size)
         spent += hardware.all_reduce[link].seconds(ranks, setting.dense.bytes) * (1.0 - hardware.overlap)

@@ -9,6 +9,7 @@ from readme import commands, fenced
 
 from recapp import plan
 from recapp.planner.explain import analyze_plan
+from recapp.planner.hardware import read_hardware
 from recapp.reporting.performance import write_performance, write_predicted
 from recapp.settings import check_values, compose, to_plain
 from recapp.sharding.plan_file import read_plan
@@ -162,6 +163,15 @@ def test_growth_is_checked_against_real_runs(answer, place):
     checked = answer("scale", "ranks=[8]", "plans=[row_wise]", "path=sweep")["checked"]
     assert [r["ranks"] for r in checked] == [1, 2] and all(r["step_ms"] > 0 and r["predicted_step_ms"] > 0 for r in checked)
     assert checked[0]["sent_per_rank"] == 0 and abs(checked[1]["sent_error"]) < 0.2
+
+
+@pytest.mark.full
+def test_this_machine_is_calibrated_and_plans_are_priced_with_it(place, answer):
+    run = command("plan", "calibrate", "trainer.devices=1", "path=mine.yaml", "format=json", cwd=place)
+    assert run.code == 0, run.err
+    hardware, rows = read_hardware(place / "mine.yaml"), {r["name"]: r for r in json.loads(run.out)["rows"]}
+    assert hardware.step_overhead_us == rows["step overhead"]["us"] > 0 and "steps of recapp.train" in hardware.source
+    assert answer("explain", "topology.hardware=mine.yaml")["step_ms"] > hardware.step_overhead_us / 1e3
 
 
 @pytest.mark.parametrize(("arguments", "parts"), [

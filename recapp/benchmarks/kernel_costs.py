@@ -4,7 +4,7 @@ A rank's peer is its own mirror image here: what it sends comes back as what the
 a step on several ranks is done, on any machine, and nobody waits for anybody. All ranks of the machine do so at once: they share memory.
 
 In training a dense step lies between a batch's lookup and its update, and another before the next lookup: rows and messages have left the
-caches by then. So batches are several, and as much other memory is written before each half of a step.
+caches by then. So batches are several, and other memory is written before each half of a step.
 
     mark               kernel      counted
     route, counts      route       ids of the batch, for each strip
@@ -42,7 +42,8 @@ ROWS = (203931, 71328, 18598, 7012, 1245, 49, 14092, 4)         # tables as diff
 WIDTHS = (16, 64, 128)
 BATCHES = 6             # in turn
 WARM, STEPS = 1, 4      # of a turn
-OTHER_BYTES = 1 << 24   # written before a lookup and before an update: activations of a thousand samples of a click model
+OTHER_BYTES = 1 << 26   # written before an update: what a dense part writes forward and backward for a thousand samples, gradients included
+OTHER_PART = 4          # before a lookup: a part of that, for loss, optimiser and loader
 MOST_GB_PER_S = 1e6     # told of bytes that cost nothing beside their items; no memory has it
 
 
@@ -146,7 +147,7 @@ class Steps:
 
         quiet, self.collection.mark = self.collection.mark, mark
         for i in range(WARM + steps):
-            self.other += 1
+            self.other[:len(self.other) // OTHER_PART] += 1
             wait()
             clock.start()
             pooled_BK = self.collection(self.batches[(self.done + i) % BATCHES]).values()

@@ -261,7 +261,7 @@ def _short_run(settings: Settings, hardware: str, data: Path) -> Settings:
              "dataset.generate.rows": RUN_BATCH * ranks * RUN_STEPS * 5 // 4, "trainer.limit_val_batches": 1, "callbacks": "none",
              "logger": "none", "trainer.enable_progress_bar": False, "trainer.log_every_n_steps": RUN_STEPS, "+plan": "row_wise"}
     config = compose("train", [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in asked.items()])
-    train = to_plain(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])) | {"choices": {}, "format": "json"}
+    train = to_plain(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])) | {"choices": {}, "format": "json"}
     for group, kept in (("trainer", ("devices", "accelerator")), ("topology", ("transport", "backend")), ("launch", settings["launch"])):
         train[group] |= {key: settings[group][key] for key in kept}
     train["topology"]["hardware"] = hardware

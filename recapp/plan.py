@@ -8,7 +8,7 @@
 | `export`    | the plan as a file to edit and to train with, or `as=hugectr`                     |
 | `check`     | what was predicted against what runs have measured: `path=RUN_OR_SWEEP`           |
 | `calibrate` | times this machine and writes a hardware file for `topology.hardware=FILE`        |
-| `scale`     | step time, memory and bytes as ranks grow                                         |
+| `scale`     | step time, memory and bytes as ranks grow; `path=RUN_OR_SWEEP` checks it against runs on few ranks |
 
 Without `+plan` it is about the plan that recapp would choose.
 """
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Settings = dict[str, Any]
 STATISTICS, FORMS = ("auto", "assumed"), ("plan", "hugectr")
 BEST = "best"           # the planner's own plan, where a name is asked for
+RUN_BATCH, RUN_STEPS = 512, 60      # samples of a rank, and steps, of the run by which calibrate finds a step's overhead
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -192,18 +193,10 @@ def export(settings: Settings, job: Job) -> None:
 def check(settings: Settings, job: Job) -> None:
     """What was predicted of runs against what they measured."""
     from recapp.planner.check import compared, kendall_tau
-    from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE, read_document, read_performance
 
     if settings["path"] is None:
         raise ConfigError("path must be given: a run or a sweep of recapp.train, path=outputs/first")
-    place = Path(settings["path"])
-    found = sorted({f.parent for f in place.rglob(PERFORMANCE_FILE)})
-    both = [(d, told, measured) for d in found
-            if (told := read_document(d / PREDICTED_FILE)) is not None and (measured := read_performance(d)) is not None]
-    if not both:
-        raise ConfigError(f"path={settings['path']}: no run there has {PERFORMANCE_FILE} and {PREDICTED_FILE}: name a run or a sweep of "
-                          "python -m recapp.train")
-    rows = [row for d, told, measured in both for row in compared(d.name, told, measured)]
+    rows = [row for run in measured_runs(settings["path"]) for row in compared(*run)]
     steps = [row for row in rows if row["what"] == "step, ms"]
     tau = kendall_tau([r["predicted"] for r in steps], [r["measured"] for r in steps])
     if settings["format"] == "json":
@@ -217,16 +210,37 @@ def check(settings: Settings, job: Job) -> None:
         print(f"\nKendall's tau of {len(steps)} runs' step times: {tau:.2f} (1: the order of plans is right, -1: it is reversed)")
 
 
+def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
+    """Name, prediction and measurement of every run that lies somewhere below."""
+    from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE, read_document, read_performance
+
+    found = [(d.name, told, measured) for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})
+             if (told := read_document(d / PREDICTED_FILE)) is not None and (measured := read_performance(d)) is not None]
+    if not found:
+        raise ConfigError(f"path={path}: no run there has {PERFORMANCE_FILE} and {PREDICTED_FILE}: name a run or a sweep of "
+                          "python -m recapp.train")
+    return found
+
+
 def calibrate(settings: Settings, job: Job) -> None:
     """Time this machine and write its hardware file."""
     from dataclasses import replace
     from tempfile import TemporaryDirectory
 
-    from recapp.benchmarks.calibrate import settings_for
+    from recapp.benchmarks.calibrate import settings_for, with_overhead
+    from recapp.distributed.place import outside_rank
+    from recapp.reporting.performance import PREDICTED_FILE, read_document, read_performance
 
     told = settings_for(settings, settings["path"])
     with TemporaryDirectory(prefix="recapp_calibrate_") as folder:
         rows = run_on_ranks(told, replace(job, directory=Path(folder)), "recapp.benchmarks.worker")["rows"]
+        if outside_rank() is None:      # ranks that others have started train once
+            run = Path(folder) / "run"
+            run.mkdir()
+            run_on_ranks(_short_run(settings, told["path"], Path(folder) / "logs"), replace(job, directory=run), "recapp.worker")
+            measured, predicted = read_performance(run), read_document(run / PREDICTED_FILE)
+            assert measured is not None and predicted is not None
+            rows.append(with_overhead(Path(told["path"]), measured, predicted))
     if settings["format"] == "json":
         console.emit(rows, "json")
         return
@@ -238,9 +252,26 @@ def calibrate(settings: Settings, job: Job) -> None:
     print(f"\nPlan with it: topology.hardware={console.short_path(told['path'])}")
 
 
+def _short_run(settings: Settings, hardware: str, data: Path) -> Settings:
+    """Of recapp.train on data made for it, to be priced with a hardware file: the settings."""
+    from recapp.settings import compose, to_plain
+
+    ranks = rank_count(settings["trainer"]["devices"], settings["trainer"]["accelerator"])
+    asked = {"dataset.path": data, "dataset.batch_size": RUN_BATCH * ranks, "trainer.max_steps": RUN_STEPS,
+             "dataset.generate.rows": RUN_BATCH * ranks * RUN_STEPS * 5 // 4, "trainer.limit_val_batches": 1, "callbacks": "none",
+             "logger": "none", "trainer.enable_progress_bar": False, "trainer.log_every_n_steps": RUN_STEPS, "+plan": "row_wise"}
+    config = compose("train", [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in asked.items()])
+    train = to_plain(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])) | {"choices": {}, "format": "json"}
+    for group, kept in (("trainer", ("devices", "accelerator")), ("topology", ("transport", "backend")), ("launch", settings["launch"])):
+        train[group] |= {key: settings[group][key] for key in kept}
+    train["topology"]["hardware"] = hardware
+    return with_absolute_paths(train)
+
+
 def scale(settings: Settings, job: Job) -> None:
     """Step time, memory and bytes as ranks grow."""
     from recapp import build
+    from recapp.planner.check import compared_by_ranks
     from recapp.planner.constraints import MODES
     from recapp.planner.hardware import default_hardware
     from recapp.planner.scale import scaled
@@ -253,12 +284,13 @@ def scale(settings: Settings, job: Job) -> None:
     for name in plans if isinstance(plans, list) else [plans]:
         if name not in known:
             raise ConfigError(f"plans={name}: {suggest(str(name), known)}")
+    checked = compared_by_ranks(measured_runs(settings["path"])) if settings["path"] is not None else []
     hardware = hardware_of(settings["topology"]["hardware"]) or default_hardware("cpu")
     chosen = plans if isinstance(plans, list) else [plans]
     with console.progress("planning, sizes", 2 * len(MODES) * len(ranks) * len(chosen)) as advance:
         rows = scaled(sorted(ranks), chosen, hardware, build.build_rule(settings), settings["weak_batch"], advance)
     if settings["format"] == "json":
-        console.emit(rows, "json")
+        console.emit_document({"rows": rows, "checked": checked})
         return
     columns = [console.Column("growth", "growth"), console.Column("plan", "plan"), console.Column("mode", "mode"),
                console.Column("ranks", "ranks"), console.Column("step_ms", "step\nms", ",.2f"),
@@ -266,11 +298,28 @@ def scale(settings: Settings, job: Job) -> None:
                console.Column("sent_per_rank", "MB sent\na rank", ",.1f", 1e6),
                console.Column("least_sent_per_rank", "at\nleast", ",.1f", 1e6)]
     console.print_table(rows, columns, title=f"MLPerf's tables on {hardware.name}; -: no room")
+    _tell_checked(checked, hardware.name)
     if settings["out"]:
         from recapp.reporting.scale_figure import draw_scale
 
         for path in draw_scale(rows, Path(settings["out"])):
             console.note(f"written {console.short_path(path)}")
+
+
+def _tell_checked(rows: list[Settings], hardware: str) -> None:
+    if not rows:
+        print("\nNot checked: recapp.train -m trainer.devices=1,2,4, then path=SWEEP here")
+        return
+    columns = [console.Column("plan", "plan"), console.Column("ranks", "ranks"), console.Column("batch_per_rank", "batch a\nrank", ","),
+               console.Column("step_ms", "step\nms", ",.2f"), console.Column("predicted_step_ms", "pre-\ndicted", ",.2f"),
+               console.Column("step_error", "error", "+.0%"), console.Column("sent_per_rank", "MB sent\na rank", ",.3f", 1e6),
+               console.Column("predicted_sent_per_rank", "pre-\ndicted", ",.3f", 1e6), console.Column("sent_error", "error", "+.1%")]
+    print()
+    console.print_table(rows, columns, title="Checked against runs: measured and predicted")
+    others = sorted({r["hardware"] for r in rows} - {hardware})
+    if others:
+        print(fill(f"The runs' predictions are priced for {', '.join(others)}; topology.hardware=FILE in training takes what growth is "
+                   "priced with.", get_terminal_size((80, 24)).columns))
 
 
 VERBS: dict[str, Callable[[Settings, Job], None]] = {"explain": explain, "types": types, "compare": compare, "export": export,

@@ -3,11 +3,15 @@
 import json
 
 import pytest
-from jobs import resolved
+from jobs import command, resolved, small
+from omegaconf import OmegaConf
 from readme import commands, fenced
 
 from recapp import plan
 from recapp.planner.explain import analyze_plan
+from recapp.planner.hardware import read_hardware
+from recapp.reporting.performance import write_performance, write_predicted
+from recapp.settings import check_values, compose, to_plain
 from recapp.sharding.plan_file import read_plan
 
 IN_README = [c for c in commands(line for block in fenced("sh") for line in block.splitlines()) if c.name == "plan"]
@@ -108,6 +112,66 @@ def test_runs_are_compared_with_what_was_predicted(answer, place):
     assert found["kendall_tau"] == 1.0
     errors = {(r["run"], r["what"]): r["error"] for r in found["rows"]}
     assert errors["0", "step, ms"] == pytest.approx(-1 / 6) and errors["1", "input, ms"] == -0.5 and errors["0", "tables, MB"] == -0.5
+
+
+def test_calibration_ends_with_a_short_run_priced_with_its_file(place):
+    composed = compose("plan", ["trainer.devices=3", "topology.transport=gloo"])
+    asked = to_plain(OmegaConf.masked_copy(composed, ["trainer", "topology", "launch"]))
+    told = plan._short_run(asked, "mine.yaml", place / "logs")
+    check_values(told)
+    assert told["topology"]["hardware"] == str(place / "mine.yaml") and told["topology"]["transport"] == "gloo"
+    assert told["trainer"]["devices"] == 3 and told["dataset"]["batch_size"] == 3 * plan.RUN_BATCH
+    assert told["dataset"]["generate"]["rows"] > told["dataset"]["batch_size"] * told["trainer"]["max_steps"]
+    assert "ckpt_path" in told and "out" not in told
+
+
+def recorded(folder, name, ranks, step, sent):
+    """A run as training leaves it, predicted to take 10 ms and to send 1 kB from each rank to each other."""
+    folder.mkdir(parents=True)
+    pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+    write_predicted({"name": name, "hardware": "toy", "step_ms": 10.0, "ranks": [{} for _ in range(ranks)],
+                     "between_ranks": [{"source": a, "target": b, "bytes": 1000} for a, b in pairs]}, folder)
+    write_performance({"batch_per_rank": 64, "ranks": ranks, "steps": 9, "step_ms": step, "phases_ms": [], "memory": [],
+                       "sent_bytes": [sent] * ranks}, folder)
+
+
+def test_growth_is_checked_against_runs_on_few_ranks(answer, place, capsys):
+    for ranks, step, sent in ((4, 20.0, 6000), (1, 8.0, 0), (2, 10.0, 1000)):
+        recorded(place / f"sweep/{ranks}", "row_wise", ranks, step, sent)
+    asked = ("scale", "ranks=[8]", "plans=[row_wise]", "topology=dgx_h100", "path=sweep")
+    found = answer(*asked)
+    assert len(found["rows"]) == 4
+    assert [(r["ranks"], r["step_ms"], r["predicted_step_ms"], r["step_error"]) for r in found["checked"]] == [
+        (1, 8.0, 10.0, 0.25), (2, 10.0, 10.0, 0.0), (4, 20.0, 10.0, -0.5)]
+    assert [(r["sent_per_rank"], r["predicted_sent_per_rank"], r["sent_error"]) for r in found["checked"]] == [
+        (0.0, 0.0, None), (1000.0, 1000.0, 0.0), (6000.0, 3000.0, -0.5)]
+    assert plan.main(list(asked)) == 0
+    said = capsys.readouterr().out
+    assert "Checked against runs" in said and "-50%" in said and "+25%" in said and "priced for toy" in said
+
+
+def test_growth_that_was_not_checked_says_how(place, capsys):
+    assert plan.main(["scale", "ranks=[8]", "plans=[row_wise]", "topology=dgx_h100"]) == 0
+    assert "Not checked: recapp.train -m trainer.devices=1,2,4" in capsys.readouterr().out
+    assert plan.main(["scale", "ranks=[8]", "path=nowhere"]) == 1 and "no run there" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_growth_is_checked_against_real_runs(answer, place):
+    run = command("train", "-m", "trainer.devices=1,2", "+plan=row_wise", *small(place / "data"), "hydra.sweep.dir=sweep", cwd=place)
+    assert run.code == 0, run.err
+    checked = answer("scale", "ranks=[8]", "plans=[row_wise]", "path=sweep")["checked"]
+    assert [r["ranks"] for r in checked] == [1, 2] and all(r["step_ms"] > 0 and r["predicted_step_ms"] > 0 for r in checked)
+    assert checked[0]["sent_per_rank"] == 0 and abs(checked[1]["sent_error"]) < 0.2
+
+
+@pytest.mark.full
+def test_this_machine_is_calibrated_and_plans_are_priced_with_it(place, answer):
+    run = command("plan", "calibrate", "trainer.devices=1", "path=mine.yaml", "format=json", cwd=place)
+    assert run.code == 0, run.err
+    hardware, rows = read_hardware(place / "mine.yaml"), {r["name"]: r for r in json.loads(run.out)["rows"]}
+    assert hardware.step_overhead_us == rows["step overhead"]["us"] > 0 and "steps of recapp.train" in hardware.source
+    assert answer("explain", "topology.hardware=mine.yaml")["step_ms"] > hardware.step_overhead_us / 1e3
 
 
 @pytest.mark.parametrize(("arguments", "parts"), [

@@ -1,15 +1,17 @@
 """`calibrate`: what lookup, update, messages and the dense part cost on this machine, as a hardware file for the planner.
 
     kernels (`kernel_costs`) + links (`link_costs`) + dense part + plain copy -> PATH, and a record of each number that was found
+    a short run of recapp.train, priced with PATH                            -> what its dense phase takes beside that: a step's overhead
 
 Everything is timed in rounds (medians of turns, the lower quartile of rounds), on all ranks at once, because ranks share memory and cores.
-It takes less than a minute; where kernels must be compiled first, one or two more.
+It takes about a minute; where kernels must be compiled first, one or two more.
 """
 
 import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,8 @@ from torch import Tensor, nn
 from recapp.benchmarks.fit import typical
 from recapp.benchmarks.kernel_costs import CASES, WIDTHS, Case, Sample, fit_kernels, measure_kernels, synchroniser, turns
 from recapp.benchmarks.link_costs import SIZES, Found, Kind, measure_link, measure_overlap, worlds
-from recapp.benchmarks.models import DENSE, MODELS, NamedModel
+from recapp.benchmarks.models import DENSE, NamedModel
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.train import dense_flops
 from recapp.console import progress
 from recapp.distributed.comm import Comm
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
@@ -31,7 +32,8 @@ from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import BACKENDS, SETTING
 from recapp.kernels.backend import backend as make_backend
 from recapp.models.dlrm import DLRM
-from recapp.planner.hardware import KERNELS, Hardware, Link, Work, default_hardware, write_hardware
+from recapp.planner.cost import dense_of
+from recapp.planner.hardware import KERNELS, Hardware, Link, Work, default_hardware, read_hardware, write_hardware
 from recapp.planner.topology import hosts_in_blocks
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
@@ -39,8 +41,10 @@ from recapp.tables.config import EmbeddingBagConfig
 
 PATH = "hardware.yaml"      # where nothing is said
 ROUNDS = 5
+DENSE_TURNS = 4             # steps of the dense part in a round
 COPIED_BYTES = 1 << 26      # several times the caches of a core
-DENSE_MODEL = MODELS["small"]
+DENSE_MODEL = NamedModel("default", 2048, 16, (256, 64), (256, 128, 1))      # the DLRM of conf/model/dlrm.yaml
+FEWER = 4                   # a batch of the dense part, and one of so many times fewer samples: what a step takes at all falls out
 KINDS: tuple[Kind, Kind] = ("all_to_all", "all_reduce")
 
 
@@ -114,7 +118,8 @@ def calibrate(comm: Comm, device: torch.device, transport: str = "auto", backend
         copy = _slowest(comm, _copy_seconds(comm, device, rounds))
         advance(1)
         samples = measure_kernels(comm, device, backend, cases=cases, rounds=rounds, advance=advance)
-        dense = _slowest(comm, _dense_seconds(comm, model, device, rounds))
+        batches = (model.batch_size // FEWER, model.batch_size)
+        dense = [_slowest(comm, _dense_seconds(comm, model, batch, device, rounds)) for batch in batches]
         advance(1)
         links: dict[Kind, list[Found]] = {kind: [] for kind in KINDS}
         for kind in KINDS:
@@ -124,7 +129,7 @@ def calibrate(comm: Comm, device: torch.device, transport: str = "auto", backend
         overlap = comm.broadcast(measure_overlap(comm, device, rounds)) if comm.world > 1 else default_hardware(device.type).overlap
         advance(1)
     kernels, errors = fit_kernels(samples)
-    measured = {"copy_gb_per_s": 2e-9 * COPIED_BYTES / copy, "flops_per_s": dense_flops(model) / dense, "overlap": overlap}
+    measured = {"copy_gb_per_s": 2e-9 * COPIED_BYTES / copy, "flops_per_s": _flops_per_s(model, *dense), "overlap": overlap}
     hardware = _hardware(comm, device, local, transport, backend, kernels, links, measured)
     return comm.broadcast(hardware), _rows(samples, kernels, errors, links, measured)
 
@@ -173,12 +178,16 @@ class _Pooled(nn.Module):
         return KeyedTensor([t.name for t in self.tables], [t.embedding_dim for t in self.tables], vectors)
 
 
-def _dense_seconds(comm: Comm, model: NamedModel, device: torch.device, rounds: int) -> float:
-    """A training step of a DLRM without its tables."""
+def _dlrm(model: NamedModel, batch_size: int, device: torch.device) -> DLRM:
     tables = model.workload().tables()
-    dlrm = DLRM(_Pooled(tables, model.batch_size, device), DENSE, model.bottom_layers, model.top).to(device)
+    return DLRM(_Pooled(tables, batch_size, device), DENSE, model.bottom_layers, model.top).to(device)
+
+
+def _dense_seconds(comm: Comm, model: NamedModel, batch_size: int, device: torch.device, rounds: int) -> float:
+    """A training step of a DLRM without its tables."""
+    dlrm = _dlrm(model, batch_size, device)
     optimizer = torch.optim.Adam(dlrm.parameters(), lr=1e-3)
-    dense_BI, labels_B = torch.rand(model.batch_size, DENSE, device=device), torch.randint(2, (model.batch_size,), device=device).float()
+    dense_BI, labels_B = torch.rand(batch_size, DENSE, device=device), torch.randint(2, (batch_size,), device=device).float()
     nothing = KeyedJaggedTensor([], torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64))
 
     def step() -> None:
@@ -187,7 +196,39 @@ def _dense_seconds(comm: Comm, model: NamedModel, device: torch.device, rounds: 
         loss: Any = nn.functional.binary_cross_entropy_with_logits(logits_B, labels_B)
         loss.backward()
         optimizer.step()
-    return _timed(comm, step, device, max(rounds, 2))
+    return _timed(comm, step, device, DENSE_TURNS * rounds)
+
+
+def _flops_per_s(model: NamedModel, few: float, all: float) -> float:
+    """Operations of the samples that one batch has more than the other, as plans count them, by the seconds that it takes longer."""
+    flops = dense_of(_dlrm(model, 1, torch.device("cpu"))).flops
+    return flops * (model.batch_size - model.batch_size // FEWER) / max(all - few, all / FEWER)
+
+
+def with_overhead(path: Path, measured: Mapping[str, Any], predicted: Mapping[str, Any]) -> dict[str, Any]:
+    """Write into a hardware file what a run's dense phase took beside what was predicted of it with that file.
+
+    Args:
+        path: of the file.
+        measured: `performance.json` of the run.
+        predicted: its `predicted.json`.
+
+    Returns:
+        The record for the table.
+    """
+    hardware = read_hardware(path)
+    seen = sum(rank["dense"] for rank in measured["phases_ms"]) / len(measured["phases_ms"])
+    said = sum(rank["dense_ms"] for rank in predicted["ranks"]) / len(predicted["ranks"])
+    us = float(f"{max(0.0, (seen - said) * 1e3 + hardware.step_overhead_us):.4g}")
+    source = hardware.source.removesuffix(_assumed_overhead(hardware.compute_device))
+    source += (f"; a step's overhead is what {measured['steps']} steps of recapp.train on {measured['batch_per_rank']} samples a rank "
+               "took beside")
+    write_hardware(replace(hardware, step_overhead_us=us, source=source), path)
+    return _row("step overhead", us, None, None)
+
+
+def _assumed_overhead(device: str) -> str:
+    return f"; a step's overhead is assumed as of {default_hardware(device).name}"
 
 
 # ---- what it comes to
@@ -205,9 +246,10 @@ def _hardware(comm: Comm, device: torch.device, local: int, transport: str, back
               f"{make_backend(backend, device).name}; a plain copy moves {measured['copy_gb_per_s']:.1f} GB/s")
     if lacking:
         source += f"; messages {' and '.join(lacking)} were not measured but are assumed as of {assumed.name}"
+    source += _assumed_overhead(device.type)
     return Hardware(f"{comm.world} ranks on {machine}", source, device.type, local, min(free, default=None),
                     {name: _rounded_work(work) for name, work in kernels.items()}, places["all_to_all"], places["all_reduce"],
-                    float(f"{measured['flops_per_s']:.4g}"), round(measured["overlap"], 3))
+                    float(f"{measured['flops_per_s']:.4g}"), round(measured["overlap"], 3), assumed.step_overhead_us)
 
 
 def _processor() -> str:

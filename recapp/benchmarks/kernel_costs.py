@@ -3,6 +3,9 @@
 A rank's peer is its own mirror image here: what it sends comes back as what the other would have sent. So everything that a rank does in
 a step on several ranks is done, on any machine, and nobody waits for anybody. All ranks of the machine do so at once: they share memory.
 
+In training a dense step lies between a batch's lookup and its update, and another before the next lookup: rows and messages have left the
+caches by then. So batches are several, and other memory is written before each half of a step.
+
     mark               kernel      counted
     route, counts      route       ids of the batch, for each strip
     place, link        link        the same
@@ -37,8 +40,10 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 PARTS = {"route": ("route", "counts"), "link": ("place", "link")} | {kernel: (kernel,) for kernel in KERNELS[2:]}
 ROWS = (203931, 71328, 18598, 7012, 1245, 49, 14092, 4)         # tables as different as Criteo's
 WIDTHS = (16, 64, 128)
-BATCHES = 3             # in turn
-WARM, STEPS = 2, 5      # of a turn
+BATCHES = 6             # in turn
+WARM, STEPS = 1, 4      # of a turn
+OTHER_BYTES = 1 << 26   # written before an update: what a dense part writes forward and backward for a thousand samples, gradients included
+OTHER_PART = 4          # before a lookup: a part of that, for loss, optimiser and loader
 MOST_GB_PER_S = 1e6     # told of bytes that cost nothing beside their items; no memory has it
 
 
@@ -125,9 +130,10 @@ class Steps:
     """
 
     def __init__(self, collection: ShardedEmbeddingBagCollection, widths: tuple[int, ...], workload: Workload, seed: int) -> None:
-        self.collection, self.widths, self.seconds = collection, widths, dict[str, list[float]]()
+        self.collection, self.widths, self.seconds, self.done = collection, widths, dict[str, list[float]](), 0
         self.batches = [b.to(collection.comm.device) for b in workload.features_of(workload.draw(seed, BATCHES))]
         self.gradient_BK = torch.randn(workload.batch_size, workload.width, device=collection.comm.device)
+        self.other = torch.zeros(OTHER_BYTES // 4, device=collection.comm.device)
         counted = [_counts(collection, batch) for batch in self.batches]
         self.counts = {k: [sum(c[k][i] for c in counted) / len(counted) for i in range(3)] for k in KERNELS}
 
@@ -141,9 +147,14 @@ class Steps:
 
         quiet, self.collection.mark = self.collection.mark, mark
         for i in range(WARM + steps):
+            self.other[:len(self.other) // OTHER_PART] += 1
+            wait()
             clock.start()
-            self.collection(self.batches[i % BATCHES]).values().backward(self.gradient_BK)
+            pooled_BK = self.collection(self.batches[(self.done + i) % BATCHES]).values()
+            self.other += 1
+            pooled_BK.backward(self.gradient_BK)
             clock.end("rest")
+        self.done += WARM + steps
         self.collection.mark = quiet
         parts = clock.parts_ms(WARM)
         for kernel, marks in PARTS.items():

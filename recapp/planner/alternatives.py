@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recapp.planner.board import Board
 from recapp.planner.constraints import ParameterConstraints
-from recapp.planner.cost import PHASES, Floats, Setting, call_seconds
-from recapp.planner.options import Option, option_of, options_of, phases_of
-from recapp.planner.search import Board, Choice, Unit
+from recapp.planner.cost import PHASES, Floats, Setting, fixed_of
+from recapp.planner.options import option_of, options_of, phases_of
+from recapp.planner.units import Catalogue, Choice, Unit
 from recapp.sharding.plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -35,35 +36,30 @@ class RunnerUp:
 
 def runner_ups(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, step: float) -> dict[str, RunnerUp | None]:
     """For each table of a plan whose step takes so many seconds; None where no other type is possible, as on one rank."""
-    units = [_unit(t, plan, setting) for t in tables]
+    others = options_of(tables, {t.name: ParameterConstraints() for t in tables}, setting)
+    units = [Unit((t.name,), tuple((o,) for o in [option_of(t, plan.tables[t.name], setting), *others[t.name]])) for t in tables]
     memory = setting.topology.memory_bytes
     capacity = np.full(plan.world_size, np.inf) if memory is None else np.array(memory, float) - setting.topology.reserve_bytes
-    board = Board(units, capacity, call_seconds(setting)[1])
+    board = Board(Catalogue(units, fixed_of(setting)), capacity)
     for number in range(len(units)):
         board.put(number, Choice(0, (0,)))
     found: dict[str, RunnerUp | None] = {}
     for number, (table, unit) in enumerate(zip(tables, units, strict=True)):
-        before, seconds = board.home + board.load.max(1), board.seconds()
+        before, seconds = board.lanes(), board.seconds()
         board.put(number, Choice(0, (0,)), -1)
-        others = [o for o, (option,) in enumerate(unit.options) if option.kind != unit.options[0][0].kind]
-        other = board.best(number, others)
+        different = [o for o, (option,) in enumerate(unit.options) if option.kind != unit.options[0][0].kind]
+        other = board.best(number, different)
         found[table.name] = None
         if other is not None:
             board.put(number, other)
-            after = board.home + board.load.max(1)
+            after = board.lanes()
             change = board.seconds() - seconds
             found[table.name] = RunnerUp(unit.options[other.option][0].kind, step + change, _why(before, after, change, step))
             board.put(number, other, -1)
-        elif others:
-            found[table.name] = RunnerUp(unit.options[others[0]][0].kind, float("inf"), "has no room")
+        elif different:
+            found[table.name] = RunnerUp(unit.options[different[0]][0].kind, float("inf"), "has no room")
         board.put(number, Choice(0, (0,)))
     return found
-
-
-def _unit(table: EmbeddingBagConfig, plan: ShardingPlan, setting: Setting) -> Unit:
-    """What is planned, then what could be."""
-    options: list[Option] = [option_of(table, plan.tables[table.name], setting), *options_of(table, ParameterConstraints(), setting)]
-    return Unit((table.name,), tuple((o,) for o in options))
 
 
 def _why(before: Floats, after: Floats, change: float, step: float) -> str:

@@ -1,4 +1,4 @@
-"""What was predicted of runs against what they measured: errors by phase and rank's memory, and whether the order of plans is right."""
+"""What was predicted of runs against what they measured: by phase, memory and ranks, and whether the order of plans is right."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -27,6 +27,23 @@ def compared(name: str, predicted: Mapping[str, Any], measured: Mapping[str, Any
         theirs = [sum(r[k] for k in HELD) if key == "bytes" else r[key] for r in measured["memory"]]
         rows.append(_row(name, predicted["name"], "tables, MB" if key == "bytes" else f"{key}, MB", max(ours) / 1e6, max(theirs) / 1e6))
     return rows
+
+
+def compared_by_ranks(runs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Growth as it was measured: a record for each run by plan, batch and ranks, step and bytes sent by a rank beside their prediction.
+
+    Args:
+        runs: name, `predicted.json` and `performance.json` of each.
+    """
+    rows = []
+    for name, predicted, measured in runs:
+        ranks, sent = measured["ranks"], measured["sent_bytes"]
+        said, seen = sum(b["bytes"] for b in predicted["between_ranks"]) / ranks, sum(sent) / ranks
+        rows.append({"run": name, "plan": predicted["name"], "ranks": ranks, "batch_per_rank": measured["batch_per_rank"],
+                     "hardware": predicted["hardware"], "step_ms": measured["step_ms"], "predicted_step_ms": predicted["step_ms"],
+                     "step_error": predicted["step_ms"] / measured["step_ms"] - 1, "sent_per_rank": seen, "predicted_sent_per_rank": said,
+                     "sent_error": said / seen - 1 if seen else None})
+    return sorted(rows, key=lambda r: (r["plan"], r["ranks"], r["batch_per_rank"], r["run"]))
 
 
 def _row(run: str, plan: str, what: str, predicted: float, measured: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What a plan costs: counted work, priced with measured hardware. It reads rectangles and modes, never a type's name.
 
-    table, sharding, id statistics -> Work: what each rank does for itself, and what the owner of each piece does for all
+    table, sharding, id statistics -> Work: what each rank does for itself, and what the owner of each piece does for all (`pricing.py`)
     all works of a plan            -> seconds per phase and rank, bytes between ranks
     step = sum over phases of the slowest rank's time: ranks meet at every message
 
@@ -23,7 +23,7 @@ from torch import nn
 from recapp.optim.rules import RowRule
 from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
-from recapp.sharding.plan import Mode, Shard, ShardingPlan, TableSharding
+from recapp.sharding.plan import Mode
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics, default_statistics
 
@@ -124,86 +124,6 @@ class Work:
         return next(iter(self.kinds))[1]
 
 
-def work_of(table: EmbeddingBagConfig, sharding: TableSharding, setting: Setting) -> Work:
-    """Count and price a table's work; `auto` counts as whichever of `unique` and `pooled` exchanges fewer bytes."""
-    cells = sharding.cells(table, setting.topology.world_size)
-    modes: tuple[Mode, ...] = ("unique", "pooled") if sharding.mode == "auto" else (sharding.mode,)
-    choices = [price(table, cells, mode, setting) for mode in modes]
-    return min(choices, key=lambda work: float(work.asked_3M.sum()))
-
-
-def price(table: EmbeddingBagConfig, cells: Sequence[Shard], mode: Mode, setting: Setting) -> Work:
-    """The work of rectangles that tile a table."""
-    c, world, train = _Counts(table, cells, setting), setting.topology.world_size, setting.rule is not None
-    cols = {s.cols.start: len(s.cols) for s in cells}
-    pairs_M = c.bags * (1.0 - (1.0 - np.minimum(c.share_M, 1.0)) ** (c.n / c.bags))
-    home = np.zeros(len(PHASES))
-    for start, width in cols.items():
-        of_strip = np.array([s.cols.start == start for s in cells])
-        home += _home(c, width, float(pairs_M[of_strip].sum()) if mode == "pooled" else None)
-    held = c.rows_M * c.width_M * table.data_type.dtype.itemsize
-    if setting.rule is not None:
-        held = held + NUMBER_BYTES * c.rows_M * c.state_M
-    seconds, asked = _owners(c, mode, pairs_M)
-    local = world == 1 or mode == "replicated"
-    everywhere = np.array([ID_BYTES * c.U, 0.0, train * c.U * table.embedding_dim * setting.payload_bytes])
-    cut = len(cols) > 1 and setting.rule is not None and setting.rule.needs_row
-    everywhere *= mode == "replicated" and world > 1
-    return Work(home, np.array([s.rank for s in cells]), seconds, asked * (not local), held, everywhere, c.U_of_all if cut else 0.0,
-                frozenset((width, mode) for width in cols.values()))
-
-
-class _Counts:
-    """How often things happen, expected over batches; M rectangles."""
-
-    def __init__(self, table: EmbeddingBagConfig, cells: Sequence[Shard], setting: Setting) -> None:
-        self.table, self.setting, known = table, setting, setting.of(table)
-        B, world, R = setting.batch_per_rank, setting.topology.world_size, table.num_embeddings
-        self.n, self.bags = B * known.ids_per_sample, max(B * known.bags_per_sample, 1e-9)
-        self.U, self.U_of_all = known.distinct_rows(self.n), known.distinct_rows(world * self.n)
-        self.samples = B * len(table.feature_names)
-        self.rows_M, self.width_M = np.array([len(s.rows) for s in cells], float), np.array([len(s.cols) for s in cells], float)
-        shares = {s.rows: 1.0 if len(s.rows) == R else known.share(s.rows) for s in cells}
-        self.share_M = np.array([shares[s.rows] for s in cells])
-        self.touched_M = np.minimum(self.U_of_all * self.share_M, self.rows_M)
-        state = setting.rule.state if setting.rule is not None else ()
-        self.state_M = sum((self.width_M if kind == "element" else 1.0 for _, kind in state), np.zeros(len(cells)))
-
-
-def _home(c: _Counts, width: int, pairs: float | None) -> Floats:
-    """Kernels for one strip at home, by phase; `pairs` of bags and owners in mode `pooled`."""
-    kernels, number, vectors = c.setting.hardware.kernels, NUMBER_BYTES * width, c.n if pairs is None else pairs
-    spent = dict.fromkeys(PHASES, 0.0)
-    spent["input"] = kernels["route"].seconds(0, c.n, 0) + kernels["link"].seconds(0, c.n, 0)
-    spent["lookup"] = kernels["combine"].seconds(0, vectors, (vectors + c.samples) * number)
-    if c.setting.rule is not None and c.setting.topology.world_size > 1:
-        spent["gradients"] = kernels["spread"].seconds(0, vectors, (vectors + (c.U if pairs is None else pairs)) * number)
-    return np.array([spent[p] for p in PHASES])
-
-
-def _owners(c: _Counts, mode: str, pairs_M: Floats) -> tuple[Floats, Floats]:
-    """Kernels [P, M] and bytes asked by one home [3, M]. An owner serves all ranks, itself among them; a rank alone asks nobody."""
-    setting, kernels, world = c.setting, c.setting.hardware.kernels, c.setting.topology.world_size
-    number_M = NUMBER_BYTES * c.width_M
-    rows_M = (c.n if mode == "pooled" else c.U) * c.share_M             # asked by one home
-    vectors_M = pairs_M if mode == "pooled" else rows_M
-    spent = {p: np.zeros(len(number_M)) for p in PHASES}
-    if world > 1:
-        spent["input"] = kernels["serve"].seconds(0, world * rows_M, 0)
-        if mode != "replicated":
-            spent["lookup"] = kernels["answer"].seconds(0, world * rows_M, world * (rows_M + vectors_M) * number_M)
-    if setting.rule is not None:
-        learned_M = world * rows_M if world > 1 else np.full(len(number_M), c.n)
-        if world > 1:
-            spent["gradients"] = kernels["group"].seconds(0, learned_M, 0)
-        moved_M = learned_M * number_M + 2 * c.touched_M * (number_M + NUMBER_BYTES * c.state_M)
-        spent["update"] = kernels["update"].seconds(0, c.touched_M, moved_M)
-    message_M = vectors_M * c.width_M * setting.payload_bytes
-    lengths_M = vectors_M * ID_BYTES if mode == "pooled" else 0.0
-    asked = np.stack([rows_M * ID_BYTES + lengths_M, message_M, message_M * (setting.rule is not None)])
-    return np.stack([spent[p] for p in PHASES]), asked
-
-
 @dataclass(frozen=True)
 class PlanCost:
     """A plan's price.
@@ -247,11 +167,11 @@ def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
     W, phase = setting.topology.world_size, {p: i for i, p in enumerate(PHASES)}
     seconds, held, asked = np.zeros((len(PHASES), W)), np.zeros(W), np.zeros((3, W))
     everywhere = sum((w.everywhere for w in works), np.zeros(3))
-    for work in works:
-        seconds += work.home[:, None]
-        add_by_rank(seconds, work.rank_M, work.seconds_PM)
-        np.add.at(held, work.rank_M, work.bytes_M)
-        add_by_rank(asked, work.rank_M, work.asked_3M)
+    if works:
+        rank_M = np.concatenate([w.rank_M for w in works])
+        seconds = sum((w.home for w in works), np.zeros(len(PHASES)))[:, None] + by_rank(rank_M, [w.seconds_PM for w in works], W)
+        held = by_rank(rank_M, [w.bytes_M[None] for w in works], W)[0]
+        asked = by_rank(rank_M, [w.asked_3M for w in works], W)
     kinds = len(set().union(*(w.kinds for w in works))) if works else 0
     for at, spent in _calls(setting, kinds):
         seconds[phase[at]] += spent
@@ -287,9 +207,42 @@ def call_seconds(setting: Setting) -> tuple[float, float]:
     return 2 * first - second, second - first
 
 
-def add_by_rank(sum_KW: Floats, rank_M: npt.NDArray[np.int64], values_KM: Floats) -> None:
-    """Add each rectangle's values to its rank's, in place; a rank may come several times."""
-    np.add.at(sum_KW.T, rank_M, values_KM.T)
+@dataclass(frozen=True)
+class Fixed:
+    """What search and bound add to the tables' own work.
+
+    Args:
+        seconds: of every plan: dense part, counts, kernels that are called at all.
+        latency_23: of each message within a host and beyond it, [2, 3].
+        kind_seconds: of each width and mode, in calls of kernels.
+        agreement_seconds: of the message in which strips of rows agree on a statistic, where a table has any.
+        agreement_row_seconds: of each row that they agree on; never too much.
+    """
+
+    seconds: float
+    latency_23: Floats
+    kind_seconds: float
+    agreement_seconds: float
+    agreement_row_seconds: float
+
+
+def fixed_of(setting: Setting) -> Fixed:
+    """Of any plan that is priced for this."""
+    first, each = call_seconds(setting)
+    topology, links, messages = setting.topology, setting.hardware.all_to_all, len(MESSAGES)
+    W, L, H = topology.world_size, topology.ranks_per_host, topology.hosts
+    near, far = (float(links[p].seconds(n, 0)) if n > 1 else 0.0 for p, n in (("host", L), ("network", H)))
+    latency = np.repeat([[near], [far]], messages, 1)
+    if setting.rule is None:
+        latency[:, MESSAGES.index("gradients")] = 0.0
+    counts = message_seconds(np.zeros(W), HEADER_BYTES, setting) if W > 1 else 0.0
+    slope = setting.seconds_per_byte[int(H > 1 and far >= near)]        # of the link that is slower with nothing to carry
+    return Fixed(_dense_seconds(setting) + counts + first, latency, each, max(near, far), STATISTIC_BYTES / W * slope)
+
+
+def by_rank(rank_M: npt.NDArray[np.int64], values_KM: Sequence[Floats], world: int) -> Floats:
+    """Sums of rectangles' values over their ranks, [K, W]; a rank may come several times."""
+    return np.stack([np.bincount(rank_M, of_M, world) for of_M in np.concatenate(values_KM, 1)])
 
 
 def message_seconds(asked_W: Floats, each: float, setting: Setting) -> float:
@@ -310,15 +263,13 @@ def message_seconds(asked_W: Floats, each: float, setting: Setting) -> float:
 
 
 def _dense_seconds(setting: Setting) -> float:
-    """Products, and what of the gradients' sum does not hide behind the tables' backward."""
+    """Products, in training the rest of a step's Python, and what of the gradients' sum does not hide behind the tables' backward."""
     topology, hardware = setting.topology, setting.hardware
     spent = setting.dense.flops * setting.batch_per_rank / hardware.flops_per_s
+    if setting.rule is not None:
+        spent += hardware.step_overhead_us * 1e-6
     if topology.world_size > 1 and setting.rule is not None and setting.dense.bytes:
         link, ranks = ("network", topology.hosts) if topology.hosts > 1 else ("host", topology.world_size)
         spent += hardware.all_reduce[link].seconds(ranks, setting.dense.bytes) * (1.0 - hardware.overlap)
     return spent
 
-
-def plan_cost(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting) -> PlanCost:
-    """The price of a plan as it stands."""
-    return cost_of([work_of(t, plan.tables[t.name], setting) for t in tables], setting)

@@ -7,9 +7,10 @@ from typing import Any
 from recapp.errors import PlanError
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.alternatives import RunnerUp, runner_ups
-from recapp.planner.cost import PHASES, PlanCost, Setting, cost_of, plan_cost
+from recapp.planner.cost import PHASES, PlanCost, Setting, cost_of
 from recapp.planner.memory import bytes_per_rank, human
 from recapp.planner.options import Option, option_of, own_seconds, phases_of
+from recapp.planner.pricing import plan_cost
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig

@@ -2,7 +2,7 @@
 
     kernels      a call, an item, a byte        lookup and update, by what they touch
     links        a message, a byte              all-to-all and all-reduce, within a host and between hosts, by number of ranks
-    dense part   floating point operations      per second of one rank
+    dense part   floating point operations      per second of one rank, and what a step takes beside them
 
 `python -m recapp.plan calibrate` measures this machine and writes such a file; `topology=dgx_h100` and the others of `conf/topology` carry
 one each, from data sheets. A time is latency + work / rate everywhere, because sums of that form could be fitted to every kernel and every
@@ -104,8 +104,10 @@ class Hardware:
         kernels: every one of `KERNELS`.
         all_to_all: a `Link` for each of `PLACES`: ranks of one host, and ranks of several.
         all_reduce: the same.
-        flops_per_s: of the dense part, one rank's, in training as it is run.
+        flops_per_s: of the dense part, one rank's, in training as it is run: what a further sample takes.
         overlap: share of the dense gradients' all-reduce that hides behind the backward of the tables, 0 to 1.
+        step_overhead_us: microseconds of a training step that no sample, table or message explains: the loop, the loader, loss, autograd,
+            metrics and optimiser in Python.
 
     Raises:
         ConfigError: naming the entry that is missing, unknown or not a number that can be.
@@ -121,6 +123,7 @@ class Hardware:
     all_reduce: Mapping[str, Link]
     flops_per_s: float
     overlap: float
+    step_overhead_us: float = 0.0
     where: str = field(default="hardware", compare=False, repr=False)       # in messages: the file, if there is one
 
     def __post_init__(self) -> None:
@@ -144,10 +147,11 @@ class Hardware:
                 _check_link(f"{self.where}: {kind}.{place}", link)
         _check_number(f"{self.where}: flops_per_s", self.flops_per_s, above=0)
         _check_number(f"{self.where}: overlap", self.overlap, least=0, most=1)
+        _check_number(f"{self.where}: step_overhead_us", self.step_overhead_us, least=0)
 
 
-_FIELDS = ("name", "source", "compute_device", "ranks_per_host", "memory_bytes", "kernels", "all_to_all", "all_reduce", "flops_per_s",
-           "overlap")
+_NUMBERS = ("flops_per_s", "overlap", "step_overhead_us")
+_FIELDS = ("name", "source", "compute_device", "ranks_per_host", "memory_bytes", "kernels", "all_to_all", "all_reduce", *_NUMBERS)
 
 
 def hardware_from(plain: Mapping[str, Any], where: str = "hardware") -> Hardware:
@@ -165,7 +169,7 @@ def hardware_from(plain: Mapping[str, Any], where: str = "hardware") -> Hardware
     read = {name: _work(where, name, _part(where, f"kernels.{name}", kernels[name])) for name in KERNELS}
     links = {kind: {place: _link(where, f"{kind}.{place}", link) for place, link in _part(where, kind, plain[kind], PLACES).items()}
              for kind in ("all_to_all", "all_reduce")}
-    numbers = {key: _number(plain[key]) for key in ("flops_per_s", "overlap")}
+    numbers = {key: _number(plain[key]) for key in _NUMBERS}
     return Hardware(**{key: plain[key] for key in _FIELDS} | {"kernels": read} | links | numbers, where=where)
 
 

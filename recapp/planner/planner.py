@@ -18,27 +18,21 @@ from torch import nn
 
 from recapp.errors import PlanError, RecappError
 from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.planner.bounds import lower_bound
 from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
-from recapp.planner.cost import Dense, Floats, PlanCost, Setting, call_seconds, cost_of
+from recapp.planner.cost import Dense, Floats, PlanCost, Setting, cost_of, fixed_of
 from recapp.planner.memory import check_memory, human
 from recapp.planner.options import Option, options_of, seen_statistics, seen_table
-from recapp.planner.search import (
-    EXACT_COMBINATIONS,
-    Assignment,
-    Unit,
-    combinations,
-    exhaustive,
-    greedy,
-    improved,
-    lower_bound,
-)
+from recapp.planner.search import EXACT_COMBINATIONS, exhaustive, greedy, improved, of_kinds, of_types, promising, taken
 from recapp.planner.topology import Topology
+from recapp.planner.units import Assignment, Catalogue, Unit
 from recapp.sharding.plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import embedding_tables
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"
+ROUNDED = 4             # relaxed problems whose choice of options is a start
 LARGE = 20_000          # tables times ranks, from which on only the best start is improved
 
 
@@ -89,18 +83,15 @@ def plan_tables(tables: Sequence[EmbeddingBagConfig], setting: Setting, constrai
     seen = {t.name: seen_table(t, c[t.name]) for t in tables}
     known = {t.name: seen_statistics(t, c[t.name], setting.statistics.get(t.name)) for t in tables}
     setting = replace(setting, statistics=known)
-    units = _units([seen[t.name] for t in tables], c, setting)
-    capacity = _capacity(setting)
-    best, exact = _best_found(units, capacity, setting), combinations(units) <= EXACT_COMBINATIONS
+    catalogue = Catalogue(_units([seen[t.name] for t in tables], c, setting), fixed_of(setting))
+    units, capacity, exact = catalogue.units, _capacity(setting), catalogue.combinations() <= EXACT_COMBINATIONS
+    best, bound = _best_found(catalogue, capacity, setting)
     if exact:
-        best = exhaustive(units, capacity, call_seconds(setting)[1], lambda found: _cost(units, found, setting).step_seconds, best,
-                          _constant(setting))
+        best = exhaustive(catalogue, capacity, lambda found: _cost(units, found, setting).step_seconds, best)
     if best is None:
-        raise _does_not_fit(tables, units, capacity, setting, name)
+        raise _does_not_fit(tables, catalogue, capacity, setting, name)
     cost = _cost(units, best, setting)
-    bound = cost.step_seconds
-    if not exact:
-        bound = min(bound, _constant(setting) + call_seconds(setting)[1] + lower_bound(units, setting.topology.world_size))
+    bound = cost.step_seconds if exact else min(bound, cost.step_seconds)       # a rounding error apart
     return Outcome(_plan(tables, units, best, setting, name), cost, bound, exact, tuple(units), best, setting)
 
 
@@ -176,7 +167,7 @@ def _nothing(setting: Setting, name: str) -> Outcome:
 
 def _units(tables: Sequence[EmbeddingBagConfig], c: Mapping[str, ParameterConstraints], setting: Setting) -> list[Unit]:
     """One for each table, or for tables that stay together."""
-    options = {t.name: options_of(t, c[t.name], setting) for t in tables}
+    options = options_of(tables, c, setting)
     for name, found in options.items():
         if not found:
             said = ", ".join(c[name].sharding_types or ())
@@ -224,23 +215,37 @@ def chosen_options(units: Sequence[Unit], assignment: Assignment) -> list[tuple[
     return [(option, choice.places) for unit, choice in zip(units, assignment, strict=True) for option in unit.options[choice.option]]
 
 
-def _constant(setting: Setting) -> float:
-    """What every plan pays: the dense part, messages of no length, kernels that are called at all."""
-    return cost_of([], setting).step_seconds + call_seconds(setting)[0]
+def _best_found(catalogue: Catalogue, capacity: Floats, setting: Setting) -> tuple[Assignment | None, float]:
+    """The best of several starts, improved, by the whole price; and what no plan can beat."""
+    world = setting.topology.world_size
+    bounds = lower_bound(catalogue, world)
+    worth = promising(catalogue, bounds[:2])
+    found: list[tuple[float, Assignment]] = []
 
+    def add(start: Assignment | None) -> None:
+        if start is not None:
+            found.append((_cost(catalogue.units, start, setting).step_seconds, start))
 
-def _best_found(units: Sequence[Unit], capacity: Floats, setting: Setting) -> Assignment | None:
-    """Greedy and every uniform start, each improved; by the whole price."""
-    kinds, each = list(dict.fromkeys(o[0].kind for u in units for o in u.options)), call_seconds(setting)[1]
-    starts = [greedy(units, capacity, each), *(greedy(units, capacity, each, [kind]) for kind in kinds),
-              greedy(units, capacity, each, by_bytes=True)]
-    fitting = [s for s in starts if s is not None]
-    if not fitting:
-        return None
-    priced = sorted(((_cost(units, s, setting).step_seconds, i) for i, s in enumerate(fitting)))
-    worth = priced[:1 if len(units) * setting.topology.world_size > LARGE else 2]
-    better = [improved(units, capacity, each, fitting[i]) for _, i in worth]
-    return min([*better, *(fitting[i] for _, i in priced)], key=lambda s: _cost(units, s, setting).step_seconds)
+    for bound in bounds[:ROUNDED]:
+        add(greedy(catalogue, capacity, taken(catalogue, bound)))
+    add(greedy(catalogue, capacity, of_kinds(catalogue, bounds[0], worth)))
+    large = len(catalogue.units) * world > LARGE
+    if not large:
+        add(greedy(catalogue, capacity, worth))
+    for _, start in sorted(found, key=lambda f: f[0])[:1 if large else 3]:
+        add(improved(catalogue, capacity, worth, start))
+    for kind in dict.fromkeys(way.type for way in catalogue.all):
+        wanted = of_types(catalogue, [kind])
+        allowed_N = np.zeros(len(catalogue.all), bool)
+        allowed_N[[first + o for first, options in zip(catalogue.first_U.tolist(), wanted, strict=True) for o in options]] = True
+        if not found or lower_bound(catalogue, world, allowed_N, pieces=False)[0].seconds < min(found, key=lambda f: f[0])[0]:
+            uniform = greedy(catalogue, capacity, wanted)
+            add(uniform)
+            if uniform is not None and found[-1] == min(found, key=lambda f: f[0]):
+                add(improved(catalogue, capacity, worth, uniform))
+    if not found:
+        add(greedy(catalogue, capacity, worth, by_bytes=True))
+    return min(found, key=lambda f: f[0])[1] if found else None, bounds[0].seconds
 
 
 def _plan(tables: Sequence[EmbeddingBagConfig], units: Sequence[Unit], best: Assignment, setting: Setting, name: str) -> ShardingPlan:
@@ -248,17 +253,17 @@ def _plan(tables: Sequence[EmbeddingBagConfig], units: Sequence[Unit], best: Ass
     return ShardingPlan({t.name: made[t.name] for t in tables}, setting.topology.world_size, name)
 
 
-def _does_not_fit(tables: Sequence[EmbeddingBagConfig], units: Sequence[Unit], capacity: Floats,
+def _does_not_fit(tables: Sequence[EmbeddingBagConfig], catalogue: Catalogue, capacity: Floats,
                   setting: Setting, name: str) -> PlanError:
     """Why: of the plan that comes closest, which spreads bytes as evenly as options allow."""
     free = np.full(len(capacity), np.inf)
-    closest = greedy(units, free, 0.0, ["row_wise", "table_row_wise", "column_wise"], by_bytes=True)
+    closest = greedy(catalogue, free, of_types(catalogue, ["row_wise", "table_row_wise", "column_wise"]), by_bytes=True)
     if closest is not None:
         try:
-            check_memory(tables, _plan(tables, units, closest, setting, name), setting.rule, setting.topology)
+            check_memory(tables, _plan(tables, catalogue.units, closest, setting, name), setting.rule, setting.topology)
         except PlanError as error:
             return error
-    total = sum(min(float(b.bytes.sum()) for p in chosen for b in p.blocks) for u in units for chosen in u.options)
+    total = sum(min(way.bytes for way in ways) for ways in catalogue.ways)
     return PlanError(f"plan {name}: no plan fits these constraints and {human(float(capacity.sum()))} of memory on all ranks "
                      f"(tables and optimiser state need about {human(total)}): allow more types or ranks, or tables may not be kept apart "
                      "on so few ranks")

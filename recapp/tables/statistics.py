@@ -97,10 +97,14 @@ class TableStatistics:
 
     def share(self, rows: range) -> float:
         """The part of a batch's distinct rows that falls into these rows."""
+        return float(self.shares(np.array([[rows.start, max(rows.start, rows.stop)]]))[0])
+
+    def shares(self, rows_M2: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The same of many ranges at once, each from its first row to the one behind its last."""
         if len(self.load) == 1:
-            return len(rows) / self.rows
-        first, last = np.interp([rows.start, max(rows.start, rows.stop)], self._edges, self._load_up_to)
-        return float(last - first)
+            return (rows_M2[:, 1] - rows_M2[:, 0]) / self.rows
+        up_to = np.interp(rows_M2, self._edges, self._load_up_to)
+        return np.asarray(up_to[:, 1] - up_to[:, 0])
 
     def equal_shares(self, parts: int) -> list[range]:
         """Rows cut into as many contiguous parts as asked, with equal shares of the requests: uneven strips. Parts may be empty."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from recapp.benchmarks.link_costs import measure_link, worlds
 from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
-from recapp.planner.hardware import KERNELS, read_hardware
+from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
 from recapp.planner.rules import PlanRule, plan_by_rules
 from recapp.planner.topology import Topology
 
@@ -133,6 +134,19 @@ def test_every_kernel_of_every_case_is_timed():
     assert len(found["route"]) == 4 and len(found["answer"]) == 3        # replicas are not answered
 
 
+def test_rows_and_messages_have_left_the_caches_when_they_are_needed_again():
+    case = TINY[0]
+    steps = Steps(collection_of(case, Mirror(CPU)), case.widths, case.workload(16, 3), 0)
+    seen = []
+    forward = steps.collection.input_dist
+    steps.collection.input_dist = lambda batch: seen.append((batch.values().data_ptr(), float(steps.other[0]))) or forward(batch)
+    steps.run(4)
+    assert len({batch for batch, _ in seen}) == 5 and [written for _, written in seen] == [1, 3, 5, 7, 9]
+    assert steps.other.nbytes == kernel_costs.OTHER_BYTES >= 1 << 26 and float(steps.other[-1]) == 5
+    steps.run(1)
+    assert len({batch for batch, _ in seen}) == kernel_costs.BATCHES
+
+
 # ---- messages
 
 
@@ -168,6 +182,25 @@ def test_ranks_find_the_same_hardware(ranks):
     assert hardware.ranks_per_host == 4 and sorted(hardware.all_to_all["host"].gb_per_s) == [2, 4]
     assert "measured on" in hardware.source and "between hosts were not measured" in hardware.source
     assert {*KERNELS, "copy", "dense part", "overlap", "all_to_all, 4 ranks", "all_reduce, 2 ranks"} <= set(names)
+
+
+def test_a_steps_overhead_is_what_a_run_takes_beside_what_its_file_explains(tmp_path):
+    path = tmp_path / "mine.yaml"
+    source = f"measured on a day{calibration._assumed_overhead('cpu')}"
+    write_hardware(replace(read_hardware("cpu_2core"), source=source, step_overhead_us=1000.0), path)
+    measured = {"steps": 9, "batch_per_rank": 64, "phases_ms": [{"dense": 7.0}, {"dense": 9.0}]}
+    row = calibration.with_overhead(path, measured, {"ranks": [{"dense_ms": 5.0}, {"dense_ms": 6.0}]})
+    hardware = read_hardware(path)
+    assert hardware.step_overhead_us == row["us"] == 3500.0 and row["name"] == "step overhead"
+    assert "9 steps of recapp.train on 64 samples" in hardware.source and "assumed" not in hardware.source
+    calibration.with_overhead(path, measured, {"ranks": [{"dense_ms": 50.0}]})
+    assert read_hardware(path).step_overhead_us == 0.0
+
+
+def test_the_rate_of_the_dense_part_is_that_of_further_samples():
+    flops = calibration.dense_of(calibration._dlrm(MODEL, 1, CPU)).flops
+    assert calibration._flops_per_s(MODEL, 1.0, 1.5) == pytest.approx(flops * 24 / 0.5)
+    assert calibration._flops_per_s(MODEL, 1.0, 0.9) == pytest.approx(flops * 24 / 0.225)       # chance: a quarter at most is not its own
 
 
 @pytest.fixture

@@ -4,11 +4,14 @@ The table has 100 rows of 4 columns; a rank's batch has 10 samples of one id, 8 
 20 by four. A vector has 16 bytes, an id 4. A message takes 10 µs within a host and 20 µs and 2 ns a byte between hosts.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from recapp.optim.rules import rowwise_adagrad, sgd
-from recapp.planner.cost import HEADER_BYTES, PHASES, Dense, Setting, cost_of, dense_of, plan_cost, work_of
+from recapp.planner.cost import HEADER_BYTES, PHASES, Dense, Setting, cost_of, dense_of
 from recapp.planner.hardware import Hardware, Link, Work
+from recapp.planner.pricing import plan_cost, work_of
 from recapp.planner.topology import Topology
 from recapp.sharding.plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile
@@ -119,6 +122,14 @@ def test_the_dense_part_is_its_products_and_what_of_its_sum_is_not_hidden():
     import torch
 
     assert dense_of(torch.nn.Linear(3, 5)) == Dense(6.0 * 20, 80.0)
+
+
+def test_a_step_takes_what_its_python_takes_in_training_only():
+    slow = replace(MACHINE, step_overhead_us=3000.0)
+    steps = {(machine.step_overhead_us, rule): cost_of([], Setting(Topology(1, hardware=machine), 10, rule)).step_seconds
+             for machine in (MACHINE, slow) for rule in (sgd(), None)}
+    (fast_training, fast_serving, slow_training, slow_serving) = steps.values()
+    assert slow_training - fast_training == pytest.approx(3e-3) and slow_serving == fast_serving
 
 
 def test_calls_are_paid_once_for_each_width_and_mode():

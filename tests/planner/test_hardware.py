@@ -135,6 +135,8 @@ def _at(plain, path, value):
     ("overlap", 1.5, "overlap=1.5: must be a number of at least 0 and at most 1"),
     ("flops_per_s", 0, "flops_per_s=0: must be a number above 0"),
     ("flops_per_s", "fast", "flops_per_s=fast: must be a number above 0"),
+    ("step_overhead_us", None, "step_overhead_us is missing"),
+    ("step_overhead_us", -1, "step_overhead_us=-1: must be a number of at least 0"),
     ("ranks_per_host", 0, "ranks_per_host=0: must be a whole number of at least 1"),
     ("ranks_per_host", 2.5, "ranks_per_host=2.5: must be a whole number"),
     ("memory_bytes", -1, "memory_bytes=-1: must be a whole number of at least 1"),

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from recapp.errors import PlanError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.planner.constraints import ParameterConstraints
-from recapp.planner.cost import Setting, cost_of, plan_cost
+from recapp.planner.cost import Setting, cost_of, fixed_of
 from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.planner import EmbeddingShardingPlanner, plan_tables
-from recapp.planner.search import Choice, combinations
+from recapp.planner.pricing import plan_cost
 from recapp.planner.topology import Topology
+from recapp.planner.units import Catalogue, Choice
 from recapp.sharding.plan import ShardingPlan
 from recapp.sharding.tilings import Places, ShardingType, tile
 from recapp.tables.config import EmbeddingBagConfig
@@ -66,7 +67,7 @@ def tried(outcome):
 def test_small_problems_get_the_best_plan_there_is(seed):
     rng = random.Random(seed)
     outcome = plan_tables(random_tables(rng, 2), setting(2, batch=rng.choice([16, 2048])))
-    assert outcome.exact and combinations(outcome.units) > 20
+    assert outcome.exact and Catalogue(outcome.units, fixed_of(outcome.setting)).combinations() > 20
     assert outcome.cost.step_seconds == pytest.approx(tried(outcome), rel=1e-12)
 
 

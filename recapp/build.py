@@ -20,7 +20,6 @@ from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import Metric
 
 from recapp import console
 from recapp.checkpoints.directory import read_manifest
@@ -213,7 +212,7 @@ def build_module(settings: Settings) -> ClickModule:
     """Loss, optimiser and metrics around the model."""
     optimizer = dict(settings["optimizer"])
     return ClickModule(lambda: build_model(settings), partial(_dense_optimizer, optimizer["dense"]),
-                       partial(_metrics, settings["metrics"]["names"]), _schedule(optimizer["schedule"]), settings["seed"])
+                       partial(click_metrics, settings["metrics"]["names"]), _schedule(optimizer["schedule"]), settings["seed"])
 
 
 def _dense_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -227,14 +226,6 @@ def _schedule(settings: Settings | None) -> Callable[[Optimizer], LRScheduler] |
     if settings is None:
         return None
     return partial(make, settings, "optimizer.schedule")
-
-
-def _metrics(names: Sequence[str]) -> dict[str, Metric]:
-    known = click_metrics()
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"metrics.names: unknown metric {name}; {suggest(name, known)}")
-    return {name: known[name] for name in names}
 
 
 def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingStrategy:
@@ -259,7 +250,7 @@ def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: To
 def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[Callback]:
     """Those of `conf/callbacks`; checkpoints go to `folder`."""
     made: list[Callback] = []
-    measured = [f"val_{name}" for name in _metrics(settings["metrics"]["names"])]
+    measured = [f"val_{name}" for name in click_metrics(settings["metrics"]["names"])]
     for name, wanted in settings["callbacks"].items():
         kind, extra = _target(wanted, f"callbacks.{name}"), {}
         if issubclass(kind, ModelCheckpoint):

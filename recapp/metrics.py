@@ -170,11 +170,12 @@ _METRICS: dict[str, type[Metric]] = {
     "auc": AUC, "log_loss": LogLoss, "normalized_entropy": NormalizedEntropy, "calibration": Calibration}
 
 
-def click_metrics(names: Sequence[str] = tuple(_METRICS)) -> dict[str, Metric]:
+def click_metrics(names: Sequence[str] = tuple(_METRICS), sync_on_compute: bool = True) -> dict[str, Metric]:
     """Fresh metrics by name.
 
     Args:
         names: some of auc, log_loss, normalized_entropy, calibration.
+        sync_on_compute: whether `compute` is of all ranks' batches, and all of them have to call it.
 
     Raises:
         ConfigError: an unknown name.
@@ -182,4 +183,4 @@ def click_metrics(names: Sequence[str] = tuple(_METRICS)) -> dict[str, Metric]:
     for name in names:
         if name not in _METRICS:
             raise ConfigError(f"metrics.names has {name}: {suggest(name, _METRICS)}")
-    return {name: _METRICS[name]() for name in names}
+    return {name: _METRICS[name](sync_on_compute=sync_on_compute) for name in names}

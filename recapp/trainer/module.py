@@ -28,20 +28,19 @@ class ClickModule(LightningModule):
     Args:
         make_model: builds the model, tables on the meta device; called once, on every rank alike.
         make_optimizer: makes the dense part's optimiser from its parameters.
-        make_metrics: makes fresh metrics by name; each is updated with (logits_B, labels_B).
+        make_metrics: makes fresh metrics by name; each is updated with (logits_B, labels_B); `sync_on_compute` as of torchmetrics.
         make_schedule: makes a learning-rate schedule of the one optimiser, stepped every batch; None keeps rates constant.
         seed: of the dense part's start values.
     """
 
     def __init__(self, make_model: Callable[[], nn.Module], make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-                 make_metrics: Callable[[], Mapping[str, Metric]], make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
+                 make_metrics: Callable[..., Mapping[str, Metric]], make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
                  seed: int = 1) -> None:
         super().__init__()
         self._make_model, self._make_optimizer, self._make_schedule, self._seed = make_model, make_optimizer, make_schedule, seed
         self.val_metrics = MetricCollection(dict(make_metrics()), compute_groups=False)
-        self.train_metrics = MetricCollection(dict(make_metrics()), compute_groups=False)
-        for metric in self.train_metrics.values():
-            metric.sync_on_compute = False                    # the running value on the bar is this rank's: no traffic
+        # The running value on the bar is this rank's: only some ranks ask for it, so it may not need the others.
+        self.train_metrics = MetricCollection(dict(make_metrics(sync_on_compute=False)), compute_groups=False)
         self.model: nn.Module | None = None
 
     def configure_model(self) -> None:

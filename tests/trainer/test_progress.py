@@ -4,11 +4,14 @@ import csv
 import re
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs
 
+from recapp.metrics import click_metrics
 from recapp.trainer import progress
 from recapp.trainer.callbacks import StepClock
+from recapp.trainer.module import ClickModule
 from recapp.trainer.progress import MovingLine, PlainLines
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -120,3 +123,16 @@ def test_the_curve_has_an_auc_at_every_point_also_in_the_second_epoch(two_epochs
     with open(tmp_path / "csv/metrics.csv") as file:
         found = [(int(row["step"]) + 1, f"{float(row['train_auc']):.4f}") for row in csv.DictReader(file) if row["train_auc"]]
     assert found == [(step, readings.auc[step]) for step in (20, 40, 60, 74)]
+
+
+def asked_by_rank_0_alone(comm):
+    """The running training AUC, which is shown by rank 0; the other rank does something else meanwhile."""
+    module = ClickModule(lambda: None, lambda parameters: None, click_metrics)
+    module.train_metrics.update(torch.tensor([1.0, -1.0]), torch.tensor([1.0, 0.0]))
+    auc = module.train_auc() if comm.rank == 0 else None
+    comm.barrier()
+    return auc
+
+
+def test_the_running_auc_needs_no_other_rank(ranks):
+    assert ranks.run(asked_by_rank_0_alone, 2) == [1.0, None]

@@ -146,7 +146,7 @@ def check_data(config: Mapping[str, Any]) -> None:
     for key in ("test_path",) if test else ("path", "val_path"):
         if dataset[key] is not None and dataset["generate"] is None:
             file_names(dataset[key], setting=f"dataset.{key}")
-    if not test and dataset["generate"] is not None:
+    if not test and dataset["generate"]:
         from recapp.dataset.synthetic import check_place, chosen
 
         kind, wanted = chosen(dataset["generate"], dataset["table_rows"])

@@ -174,7 +174,7 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, sto
         "stopped": stopped, "seed": settings["seed"], "bytes_per_rank": max(held), "bytes_by_rank": held,
         "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
         "input_wait_ms": mean(waits[0]), "exchange_wait_ms": mean(waits[1]), "ids_changed": sum(changed),
-        "hidden_share": {phase: mean(rank[phase] for rank in shares) for phase in shares[0]},
+        **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
         "hidden_model_auc": hidden_model_auc(settings["dataset"]), "status": "ok"}
 
 
@@ -190,9 +190,9 @@ def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:
     if metrics.get("samples_per_second"):
         rows += [{"what": "samples/s, all ranks", "value": f"{metrics['samples_per_second']:,.0f}"},
                  {"what": "step, median", "value": f"{metrics['step_ms']:.1f} ms"}]
-    if metrics.get("hidden_share"):
-        rows += [{"what": "exchange hidden", "value": ", ".join(f"{phase} {share:.0%}"
-                                                                              for phase, share in metrics["hidden_share"].items())}]
+    hidden = {key.removeprefix("hidden_share_"): share for key, share in metrics.items() if key.startswith("hidden_share_")}
+    if hidden:
+        rows += [{"what": "exchange hidden", "value": ", ".join(f"{phase} {share:.0%}" for phase, share in hidden.items())}]
     if metrics.get("stopped"):
         rows += [{"what": "stopped early", "value": metrics["stopped"]}]
     behind, steps = metrics.get("checkpoint_step"), metrics.get("steps")

@@ -59,7 +59,7 @@ class DLRM(nn.Module):
         if dense_in_features < 1:
             raise ConfigError(f"dataset.dense has {dense_in_features} features: a DLRM's bottom MLP needs at least one")
         self.bottom = MLP(dense_in_features, bottom_layers, setting="model.bottom_layers")
-        dim = bottom_layers[-1]
+        self.interaction_dim = dim = bottom_layers[-1]
         self.embedding_bag_collection = embedding_bag_collection
         tables: list[EmbeddingBagConfig] = embedding_bag_collection.embedding_bag_configs()  # type: ignore[operator]
         odd = {t.name: t.embedding_dim for t in tables if t.embedding_dim != dim}
@@ -70,6 +70,10 @@ class DLRM(nn.Module):
         self.top = MLP(dim + self.interaction.pairs, _check_top(top_layers), last_relu=False, setting="model.top_layers")
         self.dense_in_features = dense_in_features
         self._tables = [t for t in tables for _ in t.feature_names]
+
+    def flops_per_sample(self) -> float:
+        """Of the interaction, forward and backward: a product of all its vectors with all of them, and one of as much with the gradient."""
+        return 4.0 * self.interaction.vectors**2 * self.interaction_dim
 
     def forward(self, dense_BI: Tensor, features: KeyedJaggedTensor) -> Tensor:
         """Logits, [B].

@@ -49,10 +49,14 @@ class Dense:
 
 
 def dense_of(module: nn.Module) -> Dense:
-    """Of any model: two operations for each weight and sample forward and four backward, as linear layers do; tables do not count."""
+    """Of any model: two operations for each weight and sample forward and four backward, as linear layers do; tables do not count.
+
+    A module that multiplies more than its weights says how much by `flops_per_sample()`, as a DLRM does of its interaction.
+    """
     inside = {id(p) for m in module.modules() if hasattr(m, "embedding_bag_configs") for p in m.parameters()}
     weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
-    return Dense(6.0 * weights, 4.0 * weights)
+    more = sum(m.flops_per_sample() for m in module.modules() if hasattr(m, "flops_per_sample"))       # type: ignore[operator]
+    return Dense(6.0 * weights + more, 4.0 * weights)
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def disturbed(comm):
     if comm.rank == 0:
         kept = signal.signal(signal.SIGALRM, ring_bell)
         shared_memory.time.sleep = lambda seconds: (rests.append(seconds), sleep(seconds))
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
         try:
             with pytest.raises(Alarm):
                 wait()

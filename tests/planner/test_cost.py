@@ -7,7 +7,9 @@ The table has 100 rows of 4 columns; a rank's batch has 10 samples of one id, 8 
 from dataclasses import replace
 
 import pytest
+import torch
 
+from recapp.models.dlrm import DLRM
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.planner.cost import HEADER_BYTES, PHASES, Dense, Setting, cost_of, dense_of
 from recapp.planner.hardware import Hardware, Link, Work
@@ -16,6 +18,7 @@ from recapp.planner.topology import Topology
 from recapp.sharding.plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.statistics import TableStatistics
 
 KERNELS = {name: Work(0, 1) for name in ("route", "link", "serve", "group")}
@@ -119,9 +122,15 @@ def test_half_a_payload_halves_what_travels_but_not_the_ids():
 def test_the_dense_part_is_its_products_and_what_of_its_sum_is_not_hidden():
     found = price("table_wise", dense=Dense(2e5, 1000.0))[0]["dense"]
     assert found == pytest.approx(2e6 + (10_000 + 1000) * 0.5)
-    import torch
 
     assert dense_of(torch.nn.Linear(3, 5)) == Dense(6.0 * 20, 80.0)
+
+
+def test_a_dlrm_multiplies_all_pairs_of_vectors_beside_its_weights():
+    tables = [EmbeddingBagConfig(name=f"t{i}", num_embeddings=9, embedding_dim=4, feature_names=[f"t{i}"]) for i in range(2)]
+    model = DLRM(EmbeddingBagCollection(tables=tables, device=torch.device("meta")), 3, [4], [1])
+    weights = (3 + 1) * 4 + (4 + 3 + 1) * 1                     # three vectors make three pairs
+    assert dense_of(model) == Dense(6.0 * weights + 4.0 * 3 * 3 * 4, 4.0 * weights)
 
 
 def test_a_step_takes_what_its_python_takes_in_training_only():

@@ -126,7 +126,8 @@ def calibrate(comm: Comm, device: torch.device, transport: str = "auto", backend
             for world in asked:
                 found = measure_link(kind, comm, device, world, transport, sizes=sizes, rounds=rounds, advance=advance)
                 links[kind].append(comm.broadcast(found))
-        overlap = comm.broadcast(measure_overlap(comm, device, rounds)) if comm.world > 1 else default_hardware(device.type).overlap
+        alone = comm.world == 1
+        overlap = default_hardware(device.type).overlap if alone else comm.broadcast(measure_overlap(comm, device, transport, rounds))
         advance(1)
     kernels, errors = fit_kernels(samples)
     measured = {"copy_gb_per_s": 2e-9 * COPIED_BYTES / copy, "flops_per_s": _flops_per_s(model, *dense), "overlap": overlap}
@@ -186,7 +187,7 @@ def _dlrm(model: NamedModel, batch_size: int, device: torch.device) -> DLRM:
 def _dense_seconds(comm: Comm, model: NamedModel, batch_size: int, device: torch.device, rounds: int) -> float:
     """A training step of a DLRM without its tables."""
     dlrm = _dlrm(model, batch_size, device)
-    optimizer = torch.optim.Adam(dlrm.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(dlrm.parameters(), lr=1e-3, fused=True)
     dense_BI, labels_B = torch.rand(batch_size, DENSE, device=device), torch.randint(2, (batch_size,), device=device).float()
     nothing = KeyedJaggedTensor([], torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64))
 

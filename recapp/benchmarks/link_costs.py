@@ -1,4 +1,4 @@
-"""What messages cost on this machine: the engine's all-to-all and DDP's all-reduce, by size and by number of ranks.
+"""What messages cost on this machine: the engine's all-to-all and the all-reduce of dense gradients, by size and by number of ranks.
 
     a message = latency + bytes / rate        bytes: what one rank sends (all-to-all), what is summed (all-reduce)
 
@@ -16,7 +16,7 @@ import torch
 
 from recapp.benchmarks.fit import fit, typical
 from recapp.benchmarks.kernel_costs import synchroniser
-from recapp.benchmarks.ranks import all_reduce, first_ranks
+from recapp.benchmarks.ranks import first_ranks, reducer
 from recapp.distributed.comm import Comm
 
 SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)   # bytes; of an all-to-all between two ranks, of an all-reduce in all
@@ -53,12 +53,12 @@ def measure_link(kind: Kind, comm: Comm, device: torch.device, world: int, trans
         comm: all ranks.
         device: of what is sent.
         world: how many take part.
-        transport: of all-to-all; all-reduce goes through the process group.
+        transport: of both, as training has it.
         sizes: of messages.
         rounds: in which each size has one turn.
         advance: told after each round.
     """
-    ranks = first_ranks(world, transport if kind == "all_to_all" else "gloo", device)
+    ranks = first_ranks(world, transport, device)
     found = None
     if ranks is not None:
         turns = [_message(kind, ranks, size) for size in sizes]
@@ -78,8 +78,8 @@ def measure_link(kind: Kind, comm: Comm, device: torch.device, world: int, trans
 def _message(kind: Kind, ranks: Comm, size: int) -> Callable[[], object]:
     n = max(1, size // 4)
     if kind == "all_reduce":
-        tensor = torch.zeros(n, device=ranks.device)
-        return lambda: all_reduce(ranks, tensor)()
+        tensor, reduce = torch.zeros(n, device=ranks.device), reducer(ranks)
+        return lambda: reduce(tensor)()
     buffer = torch.zeros(2 * ranks.world * n, device=ranks.device)
     send_W, recv_W = ([(at + r * n, at + (r + 1) * n) for r in range(ranks.world)] for at in (0, ranks.world * n))
     return lambda: ranks.swap(buffer, send_W, recv_W)()
@@ -104,12 +104,13 @@ def _repeats(ranks: Comm, turn: Callable[[], object]) -> int:
     return min(MOST_REPEATS, max(2, math.ceil(TURN_SECONDS / once)))
 
 
-def measure_overlap(comm: Comm, device: torch.device, rounds: int = 5) -> float:
+def measure_overlap(comm: Comm, device: torch.device, transport: str, rounds: int = 5) -> float:
     """Share of an all-reduce that hides behind what a rank computes meanwhile; 0 where a rank's core does both one after the other."""
-    ranks = first_ranks(comm.world, "gloo", device)
+    ranks = first_ranks(comm.world, transport, device)
     assert ranks is not None
+    reduce = reducer(ranks)
     tensor, square = torch.zeros(OVERLAP_BYTES // 4, device=device), torch.randn(256, 256, device=device)
-    alone = max(ranks.gather(_time(ranks, lambda: all_reduce(ranks, tensor)(), 3)))
+    alone = max(ranks.gather(_time(ranks, lambda: reduce(tensor)(), 3)))
     product = _time(ranks, lambda: square @ square, 10)
     products = max(ranks.gather(max(1, round(alone / product))))
 
@@ -118,13 +119,13 @@ def measure_overlap(comm: Comm, device: torch.device, rounds: int = 5) -> float:
             square @ square
 
     def both() -> None:
-        wait = all_reduce(ranks, tensor)
+        wait = reduce(tensor)
         compute()
         wait()
 
     parts: dict[str, list[float]] = {"computing": [], "summing": [], "together": []}
     for _ in range(rounds):
-        for part, turn in zip(parts, (compute, lambda: all_reduce(ranks, tensor)(), both), strict=True):
+        for part, turn in zip(parts, (compute, lambda: reduce(tensor)(), both), strict=True):
             parts[part].append(max(ranks.gather(_time(ranks, turn, 3))))
     computing, summing, together = map(typical, parts.values())
     return min(1.0, max(0.0, (computing + summing - together) / min(computing, summing)))

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from recapp.distributed.comm import Comm
+from recapp.distributed.dense_gradients import AverageOverRanks
 from recapp.distributed.transport import make_comm
 
 
@@ -37,7 +38,17 @@ def first_ranks(world: int, transport: str, device: torch.device) -> Comm | None
     return make_comm(group, device, transport) if dist.get_rank() < world else None
 
 
-def all_reduce(comm: Comm, tensor: torch.Tensor) -> Callable[[], object]:
-    """Start to sum a tensor over the ranks, as DDP does with gradients; the function waits for it."""
-    work: dist.Work = dist.all_reduce(tensor, group=comm.group, async_op=True)
-    return work.wait
+def reducer(comm: Comm) -> Callable[[torch.Tensor], Callable[[], object]]:
+    """What starts to add a tensor up over the ranks, as training does with dense gradients; what that returns waits for it."""
+    if comm.transport == "shared_memory":
+        average = AverageOverRanks(comm)
+
+        def start(tensor: torch.Tensor) -> Callable[[], object]:
+            average.start(tensor)
+            return average.finish
+        return start
+
+    def start_ddps(tensor: torch.Tensor) -> Callable[[], object]:
+        work: dist.Work = dist.all_reduce(tensor, group=comm.group, async_op=True)
+        return work.wait
+    return start_ddps

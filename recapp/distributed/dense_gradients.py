@@ -50,23 +50,27 @@ class AverageOverRanks:
 
     def __call__(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """Start to average a bucket. Called by DDP in backward, in the same order on all ranks."""
-        gradients, world, me = bucket.buffer(), self.comm.world, self.comm.rank
+        done = self.start(bucket.buffer())
+        if bucket.is_last() and self._first:        # the first time DDP sends a static graph's buckets when backward is over, and waits
+            self.finish()
+        elif bucket.is_last():                      # when backward is over, before DDP waits
+            Variable._execution_engine.queue_callback(self.finish)
+        self._first = self._first and not bucket.is_last()
+        return done
+
+    def start(self, gradients: Tensor) -> torch.futures.Future[Tensor]:
+        """Start to average a flat tensor over the ranks, in place; it is done after the next `finish`. Every rank calls it."""
+        world, me = self.comm.world, self.comm.rank
         n, part_W = len(gradients), _parts(len(gradients), world)
         own = part_W[me][1] - part_W[me][0]
         message = self.messages.take(n + own * (world - 1), gradients.dtype, gradients.device)
         torch.mul(gradients, 1 / world, out=message[:n])
         sent = self.waits.sent(self.comm.swap(message, part_W, [_place(n, own, r, me) for r in range(world)]))
         self._under_way.append(_Bucket(gradients, message, sent, torch.futures.Future()))
-        done = self._under_way[-1].done
-        if bucket.is_last() and self._first:        # the first time DDP sends a static graph's buckets when backward is over, and waits
-            self._finish()
-        elif bucket.is_last():                      # when backward is over, before DDP waits
-            Variable._execution_engine.queue_callback(self._finish)
-        self._first = self._first and not bucket.is_last()
-        return done
+        return self._under_way[-1].done
 
-    def _finish(self) -> None:
-        """Add, tell, take: buckets in order."""
+    def finish(self) -> None:
+        """Add, tell, take: all that was started, in order. Every rank calls it."""
         under_way, self._under_way = self._under_way, []
         told = [self._tell(bucket) for bucket in under_way]
         for bucket, sent in zip(under_way, told, strict=True):

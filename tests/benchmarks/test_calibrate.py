@@ -16,8 +16,10 @@ from recapp.benchmarks.engine import rule
 from recapp.benchmarks.fit import fit, typical
 from recapp.benchmarks.kernel_costs import Case, Mirror, Sample, Steps, fit_kernels, measure_kernels, turns
 from recapp.benchmarks.link_costs import measure_link, worlds
+from recapp.benchmarks.ranks import reducer
 from recapp.distributed.comm import Comm
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError
 from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
 from recapp.planner.rules import PlanRule, plan_by_rules
@@ -156,15 +158,27 @@ def test_numbers_of_ranks_double_up_to_all(local, world, numbers):
     assert worlds(local, world) == numbers
 
 
-def _links(comm):
-    return [measure_link(kind, comm, CPU, world, "gloo", sizes=(64, 65536), rounds=1)
+def _links(comm, transport):
+    return [measure_link(kind, comm, CPU, world, transport, sizes=(64, 65536), rounds=1)
             for kind in ("all_to_all", "all_reduce") for world in (2, 4)]
 
 
-def test_messages_are_timed_among_the_first_ranks(ranks):
-    told = ranks.run(_links, 4)
+@pytest.mark.parametrize("transport", ["gloo", "shared_memory"])
+def test_messages_are_timed_among_the_first_ranks(ranks, transport):
+    told = ranks.run(_links, 4, transport)
     assert [f.ranks for f in told[0]] == [2, 4, 2, 4] and [f and f.ranks for f in told[3]] == [None, 4, None, 4]
     assert all(f.latency_us >= 0 and 0 < f.gb_per_s < 1e7 for f in told[0])
+
+
+def _reduced(comm, transport):
+    numbers = torch.tensor([comm.rank, 1.0, 2.0 * comm.rank])
+    reducer(make_comm(comm.group, CPU, transport))(numbers)()
+    return numbers.tolist()
+
+
+def test_what_is_timed_adds_up_as_training_does_it(ranks):
+    assert ranks.run(_reduced, 2, "gloo") == [[1.0, 2.0, 2.0]] * 2                 # DDP has divided before
+    assert ranks.run(_reduced, 2, "shared_memory") == [[.5, 1.0, 1.0]] * 2
 
 
 # ---- the whole

@@ -1,7 +1,7 @@
 """The compiled CPU backend: numba kernels behind the functions of `recapp/kernels/reference.py`, several times as fast.
 
 Tensors become arrays without a copy; results stand in the caller's `Scratch`, which stays from batch to batch. What the functions mean is
-documented at the reference; how they are fast, in `numba_integers.py` and `numba_vectors.py`.
+documented at the reference; how they are fast, in `numba_integers.py`, `numba_distinct.py` and `numba_vectors.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recapp.kernels import numba_distinct as distinct
 from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_strips as strips
+from recapp.kernels import numba_threads as shares
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Counts, Links, Routes, Rule, Scratch, Staged
 
@@ -23,16 +25,23 @@ numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 STREAM_FROM_BYTES = 4 << 20      # smaller targets are read again from the caches
 STAGE_FROM_READS = 3            # times that a bag's gradient is read: below, a copy costs more than it gains
 SPREAD_FROM_ROWS = 2048         # fewer bags or touched rows are not worth waking a second thread (10 to 30 us)
+SPREAD_FROM_PAIRS = 16384       # likewise ids, of which one takes 10 ns
 
 
 class _Distinct(NamedTuple):
-    """Distinct rows of a group in one batch: numbers of pairs, rows in their owners' stores, owners, uses."""
+    """Distinct rows of a group in one batch, strip by strip: pairs' numbers within their strip, rows in the owners' stores, owners, uses.
+
+    Strip i has pairs pair[i] .. pair[i + 1] and distinct rows row[i] .. row[i + 1], and is worked on by thread[i] of so many threads.
+    """
 
     number_P: Tensor
     row_U: Tensor
     rank_U: Tensor
     count_U: Tensor
+    pair_I1: Counts
     row_I1: Counts
+    thread_I: Counts
+    threads: int
 
 
 def _array(tensor: Tensor | None) -> Any:
@@ -75,10 +84,11 @@ class NumbaBackend:
         return self._slot_H
 
     def _arrays(self, r: Routes) -> tuple[Any, ...]:
-        """strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K."""
+        """strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K; slot_I1: strip i has slots slot[i] .. slot[i + 1]."""
         known, found = self._routes.get(id(r), (None, ()))
         if known is not r:
             found = tuple(map(_array, (r.strip_S, r.feature_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K)))
+            found = *found, np.searchsorted(found[0], np.arange(len(r.rows_I) + 1))
             self._routes[id(r)] = r, found
         return found
 
@@ -91,19 +101,30 @@ class NumbaBackend:
 
     def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_Distinct, Counts]:
         """See the reference."""
-        strip_S, _, rows_I, piece_I1, start_K, rank_K, base_K = self._arrays(r)
-        P, n_W, row_I1 = b.pairs, np.zeros(world, np.int64), np.zeros(len(rows_I) + 1, np.int64)
+        _, _, rows_I, piece_I1, start_K, rank_K, base_K, slot_I1 = self._arrays(r)
+        P, strips, pair_I1 = b.pairs, len(rows_I), np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[slot_I1]
+        first_I, found_I = np.zeros((2, strips), np.int64)
+        row_I1, n_IW = np.zeros(strips + 1, np.int64), np.zeros((strips, world), np.int64)
         number, rank, count, place = (take(name, P, torch.int32) for name in ("number", "rank", "count", "place"))
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
-        U = integers.route_rows(_array(b.rows_L), b.first_S, b.last_S, strip_S, rows_I, piece_I1, start_K, rank_K, base_K, self._slots(P),
-                                _array(number), _array(row), _array(rank), _array(count), _array(place), n_W, row_I1)
-        return _Distinct(number, row[:U], rank[:U], count[:U], row_I1), n_W
+        threads = _threads() if P >= SPREAD_FROM_PAIRS else 1
+        thread_I = shares.deal(np.diff(pair_I1), threads)
+        slots = self._slots(threads * int(np.diff(pair_I1).max(initial=1)))
+        whole = (_array(b.rows_L), b.first_S, b.last_S, slot_I1, pair_I1, rows_I, piece_I1, start_K, rank_K, base_K, _array(number),
+                 _array(row), _array(rank), _array(count), _array(place), first_I, found_I, n_IW)
+        if threads == 1:
+            distinct.route_strips(thread_I, 0, threads, slots, *whole)
+        else:
+            numba.set_num_threads(threads)
+            distinct.route_strips_on_threads(thread_I, threads, slots, *whole)
+        U = distinct.close_up(first_I, found_I, _array(row), _array(rank), _array(count), row_I1)
+        return _Distinct(number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads), n_IW.sum(0)
 
     def place_rows(self, r: Routes, d: _Distinct, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, place: torch.dtype,
                    take: Scratch) -> Tensor:
         """See the reference."""
         at = take("at", len(d.row_U), place)
-        integers.place_rows(_array(d.rank_U), _array(d.row_U), len(d.row_U), r.width, vector_first_W.copy(), id_first_W.copy(), _array(ids),
+        distinct.place_rows(_array(d.rank_U), _array(d.row_U), len(d.row_U), r.width, vector_first_W.copy(), id_first_W.copy(), _array(ids),
                             _array(at))
         return at
 
@@ -114,22 +135,28 @@ class NumbaBackend:
         index, order = take("index", P, source_U.dtype), take("order", P, b.where_M.dtype)
         use, use_T = (None, None) if b.scale_M is None else (take("use", P, dtype), take("use_T", P, dtype))
         staged, staged_S = self._stages(r, b, d)
-        integers.link_rows(_array(d.number_P), _array(d.count_U), U, _array(source_U), b.first_S, self._arrays(r)[1], _array(b.lengths_FB),
-                           _array(b.where_M), _array(b.scale_M), _array(b.weights_L), _array(start), _array(offsets), _array(index),
-                           _array(order), _array(use), _array(use_T), staged_S, r.width)
+        _, feature_S, *_, slot_I1 = self._arrays(r)
+        whole = (_array(d.number_P), _array(d.count_U), _array(source_U), b.first_S, slot_I1, d.pair_I1, d.row_I1, feature_S,
+                 _array(b.lengths_FB), _array(b.where_M), _array(b.scale_M), _array(b.weights_L), _array(start), _array(offsets),
+                 _array(index), _array(order), _array(use), _array(use_T), staged_S, r.width)
+        if d.threads == 1:
+            distinct.link_strips(d.thread_I, 0, *whole)
+        else:
+            numba.set_num_threads(d.threads)
+            distinct.link_strips_on_threads(d.thread_I, d.threads, *whole)
         return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
 
     def _stages(self, r: Routes, b: Bags, d: _Distinct) -> tuple[Staged | None, Counts]:
         """Whether gradients are copied strip by strip first, and in which bag of its strip's copy each slot begins."""
-        strip_S, bags = self._arrays(r)[0], b.lengths_FB.shape[1]
+        strip_S, *_, slot_I1 = self._arrays(r)
+        bags = b.lengths_FB.shape[1]
         if b.pairs < STAGE_FROM_READS * len(b.where_M) or len(r.rows_I) < _threads():
             return None, np.zeros(0, np.int64)
-        slot_I1 = np.searchsorted(strip_S, np.arange(len(r.rows_I) + 1))
         return Staged(b.where_M, slot_I1 * bags, d.row_I1), (np.arange(len(strip_S)) - slot_I1[strip_S]) * bags
 
     def route_bags(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[tuple[int, Counts], Counts]:
         """See the reference."""
-        strip_S, feature_S, _, piece_I1, start_K, rank_K, _ = self._arrays(r)
+        strip_S, feature_S, _, piece_I1, start_K, rank_K, *_ = self._arrays(r)
         last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
         V = integers.route_bags(_array(b.rows_L), b.first_S, feature_S, _array(b.lengths_FB), strip_S, piece_I1, start_K, rank_K, last_W,
                                 rows_W, vectors_W)
@@ -139,7 +166,7 @@ class NumbaBackend:
     def place_bags(self, r: Routes, b: Bags, found: tuple[int, Counts], ids: Tensor, id_first_W: Counts, vector_first_W: Counts,
                    words_L: Tensor | None, place: torch.dtype, take: Scratch) -> tuple[Links, Links]:
         """See the reference."""
-        strip_S, feature_S, _, piece_I1, start_K, rank_K, base_K = self._arrays(r)
+        strip_S, feature_S, _, piece_I1, start_K, rank_K, base_K, _ = self._arrays(r)
         (V, counts_W2), M = found, len(b.where_M)
         offsets, index, source = take("offsets", M + 1, torch.int32), take("index", V, place), take("source", V, b.where_M.dtype)
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
@@ -182,9 +209,9 @@ class NumbaBackend:
         matrix = (_array(links.index_N), _given(links.offsets_M1, torch.int32), _given(links.weights_N, dtype))
         result = (_array(target), _given(links.at_M, torch.int32), _number(dtype, scale))
         if links.staged is None:
-            _run(vectors.pool, vectors.pool_on_threads, (width, streamed), (_array(source), unit, *matrix, *result), links.bags)
+            _run(vectors.pool, vectors.pool_on_threads, (width, streamed), (_array(source), unit, *matrix, *result), links)
         else:
-            self._run_staged(vectors.pool_staged, vectors.pool_staged_on_threads, (width,), source, links.staged, (*matrix, *result), dtype)
+            self._run_staged(vectors.pool_staged, vectors.pool_staged_on_threads, (width,), source, links, (*matrix, *result), dtype)
 
     def square_sums(self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype) -> Tensor:
         """See the reference."""
@@ -219,18 +246,22 @@ class NumbaBackend:
         arguments = (_array(learn.index_N), _array(learn.offsets_M1), _given(learn.weights_N, dtype), _array(row_U), _given(mean_U, dtype),
                      _array(weights_RD.view(-1)), *held, float(lr), _number(dtype, 0))
         if learn.staged is None:
-            _run(vectors.update, vectors.update_on_threads, made_for, (_array(gradients), *arguments), learn.bags)
+            _run(vectors.update, vectors.update_on_threads, made_for, (_array(gradients), *arguments), learn)
         else:
-            self._run_staged(vectors.update_staged, vectors.update_staged_on_threads, made_for, gradients, learn.staged, arguments, dtype)
+            self._run_staged(vectors.update_staged, vectors.update_staged_on_threads, made_for, gradients, learn, arguments, dtype)
 
     def _run_staged(self, serial: Callable[..., Any], on_threads: Callable[..., Any], made_for: tuple[Any, ...], source: Tensor,
-                    staged: Staged, arguments: tuple[Any, ...], dtype: torch.dtype) -> None:
+                    links: Links, arguments: tuple[Any, ...], dtype: torch.dtype) -> None:
         """Strip by strip, on as many threads as torch uses."""
-        threads, most = _threads(), int(np.diff(staged.bag_I1).max())
-        copies = _array(self._copies("copies", threads * most * made_for[-1], dtype))
-        whole = (_array(source), _array(staged.where_M), staged.bag_I1, staged.row_I1, *arguments, copies)
+        staged, threads = links.staged, _threads()
+        assert staged is not None and links.offsets_M1 is not None
+        bags_I = np.diff(staged.bag_I1)
+        copies = _array(self._copies("copies", threads * int(bags_I.max()) * made_for[-1], dtype))
+        entries_I, results_I = np.diff(_array(links.offsets_M1)[staged.row_I1]), np.diff(staged.row_I1)
+        thread_I = shares.deal(bags_I + entries_I + results_I, threads)
+        whole = (_array(source), _array(staged.where_M), staged.bag_I1, staged.row_I1, *arguments, copies, thread_I)
         if threads == 1:
-            serial(*made_for)(*whole, 0, 1)
+            serial(*made_for)(*whole, 0)
             return
         numba.set_num_threads(threads)
         on_threads(*made_for)(*whole, threads)
@@ -241,11 +272,11 @@ def _threads() -> int:
 
 
 def _run(serial: Callable[..., Any], on_threads: Callable[..., Any], made_for: tuple[Any, ...], arguments: tuple[Any, ...],
-         count: int) -> None:
+         links: Links) -> None:
     """On as many threads as torch uses; alone where the work is too small or numba is told to use one."""
     threads = _threads()
-    if threads == 1 or count < SPREAD_FROM_ROWS:
-        serial(*made_for)(*arguments, 0, count)
+    if threads == 1 or links.bags < SPREAD_FROM_ROWS:
+        serial(*made_for)(*arguments, 0, links.bags)
         return
     numba.set_num_threads(threads)
-    on_threads(*made_for)(*arguments, count, threads * vectors.TASKS_PER_THREAD)
+    on_threads(*made_for)(*arguments, shares.cut(_given(links.offsets_M1, torch.int32), links.bags, threads))

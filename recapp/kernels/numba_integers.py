@@ -8,7 +8,8 @@ A *place* is an element offset in a flat buffer (a message, the output, its grad
 S slots, I strips, K pieces, P (slot, id) pairs, M output bags, V vectors, U distinct rows, W ranks, H places of the hash table.
 
 The step in which equal rows meet is written out in both kernels that take it: as a function of its own, inlined by numba or not, it
-makes `route_rows` five times as slow (1.0 against 5.5 ms for 106,000 ids, measured).
+makes routing five times as slow (1.0 against 5.5 ms for 106,000 ids, measured). Distinct rows at home have a file of their own,
+`numba_distinct.py`.
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)         # 2^64 / golden ratio: Knuth's mu
 
 
 @jit  # type: ignore[untyped-decorator]
-def _hashing(rows: Any, n: Any) -> Any:
+def hashing(rows: Any, n: Any) -> Any:
     """(multiplier, shift, mask) for n rows of a table: a quarter to half of the places are used, or each row has its own."""
     bits = 1
     while 1 << bits < 2 * n:
@@ -36,7 +37,7 @@ def _hashing(rows: Any, n: Any) -> Any:
 
 
 @jit  # type: ignore[untyped-decorator]
-def _find(row: Any, slot_H: Any, row_U: Any, multiplier: Any, shift: Any, mask: Any) -> Any:
+def find(row: Any, slot_H: Any, row_U: Any, multiplier: Any, shift: Any, mask: Any) -> Any:
     """The place of a row, or the free place where it belongs."""
     h = ((np.uint64(row) * multiplier) >> shift) & mask
     while True:
@@ -84,103 +85,6 @@ def rows_of_ids(ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: A
                 row = -1 if rule == DROP else 0 if number < 0 else size - 1
             put(rows_L, at, row)
     return -1
-
-
-# ---- home, one vector per distinct row
-
-
-@jit  # type: ignore[untyped-decorator]
-def route_rows(rows_L: Any, first_S: Any, last_S: Any, strip_S: Any, rows_I: Any, piece_I1: Any, start_K: Any, rank_K: Any, base_K: Any,
-               slot_H: Any, number_P: Any, row_U: Any, rank_U: Any, count_U: Any, place_U: Any, vectors_W: Any, row_I1: Any) -> Any:
-    """Number the distinct rows of each strip, count their uses and find their owners; returns how many there are."""
-    U, p, s, i = 0, 0, 0, 0
-    while s < len(strip_S):
-        strip, begin, end, n = strip_S[s], U, s, 0
-        while end < len(strip_S) and strip_S[end] == strip:
-            n += last_S[end] - first_S[end]
-            end += 1
-        multiplier, shift, mask = _hashing(rows_I[strip], n)
-        for slot in range(s, end):
-            for at in range(first_S[slot], last_S[slot]):
-                row = get(rows_L, at)
-                h = _find(row, slot_H, row_U, multiplier, shift, mask)
-                u = int(get(slot_H, h))
-                if u < 0:
-                    u = U
-                    put(slot_H, h, u)
-                    put(place_U, u, h)
-                    put(row_U, u, row)
-                    put(count_U, u, 0)
-                    U += 1
-                put(count_U, u, get(count_U, u) + 1)
-                put(number_P, p, u)
-                p += 1
-        _settle(row_U, rank_U, place_U, begin, U, slot_H, start_K, rank_K, base_K, piece_I1[strip], piece_I1[strip + 1], vectors_W)
-        s, i = end, i + 1
-        row_I1[i] = U
-    return U
-
-
-@jit  # type: ignore[untyped-decorator]
-def _settle(row_U: Any, rank_U: Any, place_U: Any, begin: Any, end: Any, slot_H: Any, start_K: Any, rank_K: Any, base_K: Any, first: Any,
-            last: Any, vectors_W: Any) -> None:
-    """Rows of a strip become rows of their owners' stores."""
-    for u in range(begin, end):
-        row = get(row_U, u)
-        put(slot_H, get(place_U, u), -1)
-        k = piece_of(row, start_K, first, last)
-        rank = get(rank_K, k)
-        put(rank_U, u, rank)
-        put(row_U, u, row - get(start_K, k) + get(base_K, k))
-        put(vectors_W, rank, get(vectors_W, rank) + 1)
-
-
-@jit  # type: ignore[untyped-decorator]
-def place_rows(rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W: Any, ids: Any, at_U: Any) -> None:
-    """Vectors and requests go to the next place for their rank; both cursors move."""
-    for u in range(U):
-        rank = get(rank_U, u)
-        put(at_U, u, get(vector_W, rank))
-        put(vector_W, rank, get(vector_W, rank) + width)
-        put(ids, get(row_W, rank), get(row_U, u))
-        put(row_W, rank, get(row_W, rank) + 1)
-
-
-@jit  # type: ignore[untyped-decorator]
-def link_rows(number_P: Any, count_U: Any, U: Any, source_U: Any, first_S: Any, feature_S: Any, lengths_FB: Any, where_M: Any, scale_M: Any,
-              weights_L: Any, start_U1: Any, offsets_M1: Any, index_P: Any, order_P: Any, use_P: Any, use_T: Any, staged_S: Any,
-              width: Any) -> None:
-    """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; vector u learns from order[start[u]:start[u+1]].
-
-    Where copies are made strip by strip, `staged_S` says in which bag of its strip's copy a slot begins; else it is empty.
-    """
-    start = 0
-    for u in range(U):
-        count = get(count_U, u)
-        put(start_U1, u, start)
-        put(count_U, u, start)                                                      # now a cursor
-        start += count
-    put(start_U1, U, start)
-    p, m = 0, 0
-    for s in range(len(first_S)):
-        at, feature = first_S[s], feature_S[s]
-        for b in range(lengths_FB.shape[1]):
-            put(offsets_M1, m, p)
-            where = int(get(where_M, m)) if len(staged_S) == 0 else (staged_S[s] + b) * width
-            for _ in range(lengths_FB[feature, b]):
-                u = int(get(number_P, p))
-                k = int(get(count_U, u))
-                put(count_U, u, k + 1)
-                put(index_P, p, get(source_U, u))
-                put(order_P, k, where)
-                if use_P is not None:
-                    use = scale_M[m] if weights_L is None else scale_M[m] * weights_L[at]
-                    put(use_P, p, use)
-                    put(use_T, k, use)
-                p += 1
-                at += 1
-            m += 1
-    put(offsets_M1, m, p)
 
 
 # ---- home, one vector per bag and owner
@@ -258,10 +162,10 @@ def group_rows(row_N: Any, offsets_V1: Any, at_V: Any, V: Any, use_N: Any, rows:
                use_T: Any, number_N: Any, place_U: Any) -> Any:
     """The distinct rows that were asked for, and for each the places of the gradients it learns from, in the order of asking."""
     U = 0
-    multiplier, shift, mask = _hashing(rows, len(row_N))
+    multiplier, shift, mask = hashing(rows, len(row_N))
     for n in range(len(row_N)):
         row = get(row_N, n)
-        h = _find(row, slot_H, row_U, multiplier, shift, mask)
+        h = find(row, slot_H, row_U, multiplier, shift, mask)
         u = int(get(slot_H, h))
         if u < 0:
             u = U

@@ -16,7 +16,6 @@ from recapp.kernels.simd import OPTIONS, cast, fence, get, load, prefetch, put, 
 
 AHEAD = 24              # vectors fetched before they are needed (4 to 64 tried: 16 to 32 are best, by up to a quarter over 12)
 ROWS_AHEAD = 6          # rows of the store, in an update
-TASKS_PER_THREAD = 4
 
 jit = njit(**OPTIONS)
 spread = njit(**OPTIONS, parallel=True)
@@ -62,14 +61,14 @@ def pool(width: int, streamed: bool = False) -> Callable[..., None]:
 
 @lru_cache(None)
 def pool_on_threads(width: int, streamed: bool = False) -> Callable[..., None]:
-    """`pool` of all bags, dealt to threads in `tasks` runs."""
+    """`pool` of bags edge[t] .. edge[t + 1] on each thread."""
     serial = pool(width, streamed)
 
     @spread  # type: ignore[untyped-decorator]
-    def pool_on_threads(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any, M: Any,
-                        tasks: Any) -> None:
-        for task in prange(tasks):
-            serial(source, unit, index_N, offsets_M1, weights_N, target, at_M, scale, M * task // tasks, M * (task + 1) // tasks)
+    def pool_on_threads(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any,
+                        edge_T1: Any) -> None:
+        for t in prange(len(edge_T1) - 1):
+            serial(source, unit, index_N, offsets_M1, weights_N, target, at_M, scale, edge_T1[t], edge_T1[t + 1])
     return pool_on_threads  # type: ignore[no-any-return]
 
 
@@ -87,30 +86,31 @@ def stage(width: int) -> Callable[..., None]:
 
 @lru_cache(None)
 def pool_staged(width: int) -> Callable[..., None]:
-    """`pool` from copies of the bags of every `step`-th strip, from the `first` on."""
+    """`pool` from copies of the bags of the strips that are thread `mine`'s."""
     serial, copied = pool(width), stage(width)
 
     @jit  # type: ignore[untyped-decorator]
     def pool_staged(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any,
-                    at_M: Any, scale: Any, copy: Any, first: Any, step: Any) -> None:
-        for i in range(first, len(bag_I1) - 1, step):
-            copied(source, where_M, bag_I1[i], bag_I1[i + 1], scale, copy)
-            serial(copy, 1, index_N, offsets_M1, weights_N, target, at_M, scale, row_I1[i], row_I1[i + 1])
+                    at_M: Any, scale: Any, copy: Any, thread_I: Any, mine: Any) -> None:
+        for i in range(len(thread_I)):
+            if thread_I[i] == mine:
+                copied(source, where_M, bag_I1[i], bag_I1[i + 1], scale, copy)
+                serial(copy, 1, index_N, offsets_M1, weights_N, target, at_M, scale, row_I1[i], row_I1[i + 1])
     return pool_staged  # type: ignore[no-any-return]
 
 
 @lru_cache(None)
 def pool_staged_on_threads(width: int) -> Callable[..., None]:
-    """`pool_staged` of all strips, dealt to threads; each has its part of `copies`."""
+    """`pool_staged` of all strips, each by its thread, which has a part of `copies`."""
     serial = pool_staged(width)
 
     @spread  # type: ignore[untyped-decorator]
     def pool_staged_on_threads(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, offsets_M1: Any, weights_N: Any,
-                               target: Any, at_M: Any, scale: Any, copies: Any, tasks: Any) -> None:
-        size = len(copies) // tasks
-        for task in prange(tasks):
+                               target: Any, at_M: Any, scale: Any, copies: Any, thread_I: Any, threads: Any) -> None:
+        size = len(copies) // threads
+        for t in prange(threads):
             serial(source, where_M, bag_I1, row_I1, index_N, offsets_M1, weights_N, target, at_M, scale,
-                   copies[task * size:(task + 1) * size], task, tasks)
+                   copies[t * size:(t + 1) * size], thread_I, t)
     return pool_staged_on_threads  # type: ignore[no-any-return]
 
 
@@ -189,7 +189,7 @@ def update(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], s
 @lru_cache(None)
 def update_on_threads(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
                       width: int) -> Callable[..., None]:
-    """`update` of all touched rows, dealt to threads in `tasks` runs."""
+    """`update` of touched rows edge[t] .. edge[t + 1] on each thread."""
     serial = update(step, constants, state, needs_row, width)
 
     @spread  # type: ignore[untyped-decorator]
@@ -204,31 +204,33 @@ def update_on_threads(step: Callable[..., tuple[Any, ...]], constants: tuple[flo
 @lru_cache(None)
 def update_staged(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
                   width: int) -> Callable[..., None]:
-    """`update` from copies of the bags of every `step`-th strip, from the `first` on."""
+    """`update` from copies of the bags of the strips that are thread `mine`'s."""
     serial, copied = update(step, constants, state, needs_row, width), stage(width)
 
     @jit  # type: ignore[untyped-decorator]
     def update_staged(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any,
-                      weights: Any, state0: Any, state1: Any, lr: Any, like: Any, copy: Any, first: Any, step: Any) -> None:
-        for i in range(first, len(bag_I1) - 1, step):
-            copied(source, where_M, bag_I1[i], bag_I1[i + 1], like, copy)
-            serial(copy, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like, row_I1[i], row_I1[i + 1])
+                      weights: Any, state0: Any, state1: Any, lr: Any, like: Any, copy: Any, thread_I: Any, mine: Any) -> None:
+        for i in range(len(thread_I)):
+            if thread_I[i] == mine:
+                copied(source, where_M, bag_I1[i], bag_I1[i + 1], like, copy)
+                serial(copy, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like, row_I1[i], row_I1[i + 1])
     return update_staged  # type: ignore[no-any-return]
 
 
 @lru_cache(None)
 def update_staged_on_threads(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
                              width: int) -> Callable[..., None]:
-    """`update_staged` of all strips, dealt to threads; each has its part of `copies`."""
+    """`update_staged` of all strips, each by its thread, which has a part of `copies`."""
     serial = update_staged(step, constants, state, needs_row, width)
 
     @spread  # type: ignore[untyped-decorator]
     def update_staged_on_threads(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any,
-                                 mean_U: Any, weights: Any, state0: Any, state1: Any, lr: Any, like: Any, copies: Any, tasks: Any) -> None:
-        size = len(copies) // tasks
-        for task in prange(tasks):
+                                 mean_U: Any, weights: Any, state0: Any, state1: Any, lr: Any, like: Any, copies: Any, thread_I: Any,
+                             threads: Any) -> None:
+        size = len(copies) // threads
+        for t in prange(threads):
             serial(source, where_M, bag_I1, row_I1, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like,
-                   copies[task * size:(task + 1) * size], task, tasks)
+                   copies[t * size:(t + 1) * size], thread_I, t)
     return update_staged_on_threads  # type: ignore[no-any-return]
 
 

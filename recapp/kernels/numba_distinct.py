@@ -31,7 +31,7 @@ def route_strips(thread_I: Any, mine: Any, threads: Any, slot_H: Any, rows_L: An
         if threads > 1:
             end = pair_I1[i]
         begin, p = end, pair_I1[i]
-        multiplier, shift, mask = hashing(rows_I[i], pair_I1[i + 1] - begin)
+        multiplier, shift, mask = hashing(rows_I[i], pair_I1[i + 1] - p)
         for slot in range(slot_I1[i], slot_I1[i + 1]):
             for at in range(first_S[slot], last_S[slot]):
                 row = get(rows_L, at)

@@ -14,11 +14,38 @@ from numba.extending import register_jitable
 
 from recapp.kernels.simd import OPTIONS, cast, fence, get, load, prefetch, put, sqrt, square_total, store, stream, zeros
 
+WIDE_COLUMNS = 64       # more than that and a row's sum takes nearly all registers of AVX2
 AHEAD = 24              # vectors fetched before they are needed (4 to 64 tried: 16 to 32 are best, by up to a quarter over 12)
 ROWS_AHEAD = 6          # rows of the store, in an update
 
 jit = njit(**OPTIONS)
 spread = njit(**OPTIONS, parallel=True)
+
+
+@lru_cache(None)
+def summed(width: int) -> Callable[..., Any]:
+    """The sum of weights[k] * source[index[k] * unit : +width] over k in begin .. end, added in that order.
+
+    For wide rows asking the cache stands in a loop of its own: beside the additions it takes registers, and LLVM keeps the sum in memory
+    (W2's lookup took 1.4 times as long with AVX2). For narrow ones a second loop costs more, 5 to 25 %.
+    """
+    apart = width > WIDE_COLUMNS
+
+    @njit(**OPTIONS, forceinline=True)  # type: ignore[untyped-decorator]
+    def summed(source: Any, unit: Any, index_N: Any, weights_N: Any, begin: Any, end: Any, like: Any) -> Any:
+        row, weighted, N = zeros(like, width), len(weights_N) > 0, len(index_N)
+        if apart:
+            for k in range(begin + AHEAD, min(end + AHEAD, N)):
+                prefetch(source, get(index_N, k) * unit, width)
+        for k in range(begin, end):
+            if not apart and k + AHEAD < N:
+                prefetch(source, get(index_N, k + AHEAD) * unit, width)
+            here = load(source, get(index_N, k) * unit, like, width)
+            if weighted:
+                here = here * get(weights_N, k)
+            row = row + here
+        return row
+    return summed  # type: ignore[no-any-return]
 
 
 @lru_cache(None)
@@ -29,31 +56,23 @@ def pool(width: int, streamed: bool = False) -> Callable[..., None]:
     bags side by side. (None instead of empty would compile a kernel for each combination.) Returns the kernel for bags first..last.
     `streamed`: results go past the caches, 2 times as fast where the target is larger than they are (measured; 4 times on a busy machine).
     """
-    write = stream if streamed else store
+    write, total = stream if streamed else store, summed(width)
 
     @jit  # type: ignore[untyped-decorator]
     def pool(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any, first: Any,
              last: Any) -> None:
-        N, bags, weighted, placed, begin = len(index_N), len(offsets_M1) > 0, len(weights_N) > 0, len(at_M) > 0, first
+        bags, placed, begin = len(offsets_M1) > 0, len(at_M) > 0, first
         if bags:
             begin = int(get(offsets_M1, first))
         for m in range(first, last):
             end = m + 1
             if bags:
                 end = int(get(offsets_M1, m + 1))
-            row = zeros(scale, width)
-            for k in range(begin, end):
-                if k + AHEAD < N:
-                    prefetch(source, get(index_N, k + AHEAD) * unit, width)
-                here = load(source, get(index_N, k) * unit, scale, width)
-                if weighted:
-                    here = here * get(weights_N, k)
-                row = row + here
-            begin = end
             at = m * width
             if placed:
                 at = int(get(at_M, m))
-            write(target, at, row * scale)
+            write(target, at, total(source, unit, index_N, weights_N, begin, end, scale) * scale)
+            begin = end
         if streamed:
             fence()
     return pool  # type: ignore[no-any-return]
@@ -143,24 +162,24 @@ def update(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], s
     Returns:
         The kernel for touched rows first..last. `mean_U` is empty where rows are whole, state arrays are empty where the rule has none.
     """
-    rule, kinds = _bound(step, constants), (*state, "none", "none")[:2]
-    first_kind, second_kind = kinds
+    rule, total = _bound(step, constants), summed(width)
+    first_kind, second_kind = (*state, "none", "none")[:2]
 
     @jit  # type: ignore[untyped-decorator]
     def update(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any, weights: Any, state0: Any, state1: Any,
                lr: Any, like: Any, first: Any, last: Any) -> None:
-        N, weighted, whole = len(index_N), len(use_N) > 0, len(mean_U) == 0
+        whole = len(mean_U) == 0
         for u in range(first, last):
             if u + ROWS_AHEAD < last:
-                prefetch(weights, get(row_U, u + ROWS_AHEAD) * width, width)
-            g = zeros(like, width)
-            for k in range(get(start_U1, u), get(start_U1, u + 1)):
-                if k + AHEAD < N:
-                    prefetch(gradients, get(index_N, k + AHEAD), width)
-                here = load(gradients, get(index_N, k), like, width)
-                if weighted:
-                    here = here * get(use_N, k)
-                g = g + here
+                soon = get(row_U, u + ROWS_AHEAD)
+                prefetch(weights, soon * width, width)
+                if first_kind == "row":                                             # a miss of its own: a tenth of the update
+                    prefetch(state0, soon, 1)
+                elif first_kind == "element":
+                    prefetch(state0, soon * width, width)
+                if second_kind == "element":
+                    prefetch(state1, soon * width, width)
+            g = total(gradients, 1, index_N, use_N, get(start_U1, u), get(start_U1, u + 1), like)
             row = int(get(row_U, u))
             at = row * width
             mean = like
@@ -194,10 +213,9 @@ def update_on_threads(step: Callable[..., tuple[Any, ...]], constants: tuple[flo
 
     @spread  # type: ignore[untyped-decorator]
     def update_on_threads(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any, weights: Any, state0: Any,
-                          state1: Any, lr: Any, like: Any, U: Any, tasks: Any) -> None:
-        for task in prange(tasks):
-            serial(gradients, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like, U * task // tasks,
-                   U * (task + 1) // tasks)
+                          state1: Any, lr: Any, like: Any, edge_T1: Any) -> None:
+        for t in prange(len(edge_T1) - 1):
+            serial(gradients, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like, edge_T1[t], edge_T1[t + 1])
     return update_on_threads  # type: ignore[no-any-return]
 
 
@@ -237,17 +255,11 @@ def update_staged_on_threads(step: Callable[..., tuple[Any, ...]], constants: tu
 @lru_cache(None)
 def squares(width: int) -> Callable[..., None]:
     """fp64 sum of squares of each touched row's gradient: what strips of one row tell each other."""
+    total = summed(width)
+
     @jit  # type: ignore[untyped-decorator]
-    def squares(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, like: Any, U: Any, total_U: Any) -> None:
-        N, weighted = len(index_N), len(use_N) > 0
+    def squares(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, like: Any, U: Any, square_U: Any) -> None:
         for u in range(U):
-            g = zeros(like, width)
-            for k in range(get(start_U1, u), get(start_U1, u + 1)):
-                if k + AHEAD < N:
-                    prefetch(gradients, get(index_N, k + AHEAD), width)
-                here = load(gradients, get(index_N, k), like, width)
-                if weighted:
-                    here = here * get(use_N, k)
-                g = g + here
-            put(total_U, u, square_total(g))
+            g = total(gradients, 1, index_N, use_N, get(start_U1, u), get(start_U1, u + 1), like)
+            put(square_U, u, square_total(g))
     return squares  # type: ignore[no-any-return]

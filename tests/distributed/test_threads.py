@@ -1,4 +1,4 @@
-"""A rank with several threads: the bits of one."""
+"""A rank with several threads: the bits of one, and work dealt by what it costs."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,8 @@ import torch
 from engine_cases import batch_of, make_tables, same_bits, sharded, whole_tensors
 
 from recapp.distributed.comm import Comm
-from recapp.kernels import numba_cpu
+from recapp.kernels import numba_cpu, numba_threads
+from recapp.tables.config import EmbeddingBagConfig
 
 pytest.importorskip("numba")
 ROWS = 3000             # samples: ids enough for several threads
@@ -34,21 +35,44 @@ def trained(kind, weighted, most):
 @pytest.mark.parametrize(("weighted", "most"), [(False, 3), (True, 9)])
 @pytest.mark.parametrize("kind", ["table_wise", "column_wise"])
 def test_several_threads_train_the_bits_of_one(threads, monkeypatch, kind, weighted, most):
-    dealt, deal = [], numba_cpu._dealt
-    monkeypatch.setattr(numba_cpu, "_dealt", lambda pair_I1: dealt.append(deal(pair_I1)) or dealt[-1])
+    dealt, deal = [], numba_threads.deal
+    monkeypatch.setattr(numba_cpu.shares, "deal", lambda cost_I, n: dealt.append((deal(cost_I, n), n)) or dealt[-1][0])
     threads(1)
     alone = trained(kind, weighted, most)
-    assert {len(edge_T1) - 1 for edge_T1 in dealt} == {1}
+    assert {n for _, n in dealt} == {1}
     dealt.clear()
     threads(2)
     assert all(same_bits(a, b) for a, b in zip(alone, trained(kind, weighted, most), strict=True))
-    steps = [edge_T1 for edge_T1 in dealt if edge_T1[-1] > 1]           # kernels are compiled on one strip of one id
-    assert steps and all(len(edge_T1) == 3 and 0 < edge_T1[1] < edge_T1[2] for edge_T1 in steps)
+    steps = [thread_I for thread_I, n in dealt if n == 2 and len(thread_I) > 1]
+    assert steps and all(set(thread_I) == {0, 1} for thread_I in steps)
 
 
-def test_strips_are_dealt_by_their_ids_and_a_few_ids_to_one_thread(threads):
-    threads(2)
-    few, half = np.array([0, 10, 20, 30]), numba_cpu.SPREAD_FROM_PAIRS
-    assert numba_cpu._dealt(few).tolist() == [0, 3]
-    assert numba_cpu._dealt(np.array([0, half, half + 5, 2 * half])).tolist() == [0, 1, 3]
-    assert numba_cpu._dealt(np.array([0, 2 * half])).tolist() in ([0, 0, 1], [0, 1, 1])         # one strip cannot be dealt
+def test_many_tables_whose_ids_repeat(threads):
+    """What a strip's hash table needs follows its own ids, wherever the distinct rows of the strips before it end."""
+    tables = [EmbeddingBagConfig(name=f"t{k}", num_embeddings=60000 if k % 2 else 5, embedding_dim=4, feature_names=[f"f{k}"])
+              for k in range(26)]
+    bags = batch_of(tables, 4096, 0, one_hot=True)
+    results = []
+    for backend, n in (("torch", 1), ("numba", 1), ("numba", 2)):
+        threads(n)
+        collection = sharded(Comm(), tables, "table_wise", "rowwise_adagrad", backend=backend)
+        for _ in range(2):
+            values = collection(bags).values()
+            values.square().sum().backward()
+        results.append([values.detach(), *whole_tensors(Comm(), collection).values()])
+    for others in results[1:]:
+        assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(results[0], others, strict=True))
+
+
+def test_strips_are_dealt_by_their_ids():
+    assert numba_threads.deal(np.array([10, 20, 30]), 1).tolist() == [0, 0, 0]
+    assert numba_threads.deal(np.array([3, 1, 2, 100, 27, 10]), 2).tolist() == [1, 1, 1, 0, 1, 1]
+    assert numba_threads.deal(np.array([5]), 2).tolist() == [0]
+
+
+def test_bags_are_cut_by_their_entries():
+    lengths = np.array([1] * 60 + [30] * 2, np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    assert numba_threads.cut(offsets, 62, 2).tolist() == [0, 46, 62]           # 46 + 46 of 120 + 62
+    assert numba_threads.cut(np.zeros(0, np.int32), 62, 2).tolist() == [0, 31, 62]
+    assert numba_threads.cut(np.zeros(63, np.int32), 62, 2).tolist() == [0, 31, 62]

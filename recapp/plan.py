@@ -192,29 +192,31 @@ def export(settings: Settings, job: Job) -> None:
 
 def check(settings: Settings, job: Job) -> None:
     """What was predicted of runs against what they measured."""
-    from recapp.planner.check import compared, kendall_tau
+    from recapp.planner.check import STEP, compared, order_of_plans
 
     if settings["path"] is None:
         raise ConfigError("path must be given: a run or a sweep of recapp.train, path=outputs/first")
-    rows = [row for run in measured_runs(settings["path"]) for row in compared(*run)]
-    steps = [row for row in rows if row["what"] == "step, ms"]
-    tau = kendall_tau([r["predicted"] for r in steps], [r["measured"] for r in steps])
+    rows = compared(measured_runs(settings["path"]))
+    tau, steps = order_of_plans(rows), [row for row in rows if row["what"] == STEP]
     if settings["format"] == "json":
         console.emit_document({"rows": rows, "kendall_tau": tau})
         return
     columns = [console.Column("run", "run"), console.Column("plan", "plan"), console.Column("what", "what"),
                console.Column("predicted", "predicted", ",.3f"), console.Column("measured", "measured", ",.3f"),
                console.Column("error", "error", "+.1%")]
+    if any(row["runs"] > 1 for row in rows):
+        columns[5:5] = [console.Column("least", "least", ",.3f"), console.Column("most", "most", ",.3f")]
     console.print_table(rows, columns, title="Predicted and measured")
     if tau is not None:
-        print(f"\nKendall's tau of {len(steps)} runs' step times: {tau:.2f} (1: the order of plans is right, -1: it is reversed)")
+        print(f"\nKendall's tau of {len(steps)} plans' step times: {tau:.2f} (1: the order of plans is right, -1: it is reversed)")
 
 
 def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
     """Name, prediction and measurement of every run that lies somewhere below."""
     from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE, read_document, read_performance
 
-    found = [(d.name, told, measured) for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})
+    found = [(str(d.relative_to(path)) if d != Path(path) else d.name, told, measured)
+             for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})
              if (told := read_document(d / PREDICTED_FILE)) is not None and (measured := read_performance(d)) is not None]
     if not found:
         raise ConfigError(f"path={path}: no run there has {PERFORMANCE_FILE} and {PREDICTED_FILE}: name a run or a sweep of "

@@ -1,6 +1,7 @@
 """`python -m recapp.plan`: every verb answers people and machines, on paper; wrong words are refused in one line."""
 
 import json
+import math
 
 import pytest
 from jobs import command, resolved, small
@@ -101,17 +102,20 @@ def test_growth_is_told_for_every_plan_mode_and_number_of_ranks(answer):
 
 def test_runs_are_compared_with_what_was_predicted(answer, place):
     phases = ("input", "lookup", "output", "dense", "gradients", "update")
-    for name, predicted, measured in (("0", 10.0, 12.0), ("1", 20.0, 30.0)):
+    runs = (("0", "a", 10.0, 12.0), ("1", "b", 20.0, 30.0), ("2", "b", 20.0, 5.0), ("3", "b", 20.0, 33.0), ("4", "c", 20.0, 40.0))
+    for name, made_by, predicted, measured in runs:
         (place / "sweep" / name).mkdir(parents=True)
         held = {"weights": 4e6, "state": 1e6, "buffers": 0}
-        told = {"name": name, "step_ms": predicted, "ranks": [{f"{p}_ms": 1.0 for p in phases} | held]}
+        told = {"name": made_by, "step_ms": predicted, "ranks": [{f"{p}_ms": 1.0 for p in phases} | held]}
         seen = {"step_ms": measured, "phases_ms": [dict.fromkeys(phases, 2.0)], "memory": [{"weights": 4e6, "state": 1e6, "buffers": 5e6}]}
         (place / "sweep" / name / "predicted.json").write_text(json.dumps(told))
         (place / "sweep" / name / "performance.json").write_text(json.dumps(seen))
     found = answer("check", "path=sweep")
-    assert found["kendall_tau"] == 1.0
+    assert found["kendall_tau"] == pytest.approx(2 / math.sqrt(2 * 3))        # c is told to be as fast as b
     errors = {(r["run"], r["what"]): r["error"] for r in found["rows"]}
-    assert errors["0", "step, ms"] == pytest.approx(-1 / 6) and errors["1", "input, ms"] == -0.5 and errors["0", "tables, MB"] == -0.5
+    assert errors["0", "step, ms"] == pytest.approx(-1 / 6) and errors["4", "input, ms"] == -0.5 and errors["0", "tables, MB"] == -0.5
+    repeated = next(r for r in found["rows"] if r["run"] == "1, 2, 3" and r["what"] == "step, ms")
+    assert (repeated["measured"], repeated["least"], repeated["most"], repeated["runs"]) == (30.0, 5.0, 33.0, 3)
 
 
 def test_calibration_ends_with_a_short_run_priced_with_its_file(place):

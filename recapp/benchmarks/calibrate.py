@@ -32,7 +32,7 @@ from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import BACKENDS, SETTING
 from recapp.kernels.backend import backend as make_backend
 from recapp.models.dlrm import DLRM
-from recapp.planner.cost import dense_of
+from recapp.planner.cost import VECTOR_PASSES, dense_of
 from recapp.planner.hardware import KERNELS, Hardware, Link, Work, default_hardware, read_hardware, write_hardware
 from recapp.planner.topology import hosts_in_blocks
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -119,7 +119,7 @@ def calibrate(comm: Comm, device: torch.device, transport: str = "auto", backend
         advance(1)
         samples = measure_kernels(comm, device, backend, cases=cases, rounds=rounds, advance=advance)
         batches = (model.batch_size // FEWER, model.batch_size)
-        dense = [_slowest(comm, _dense_seconds(comm, model, batch, device, rounds)) for batch in batches]
+        few, many = (_slowest(comm, _dense_seconds(comm, model, batch, device, rounds)) for batch in batches)
         advance(1)
         links: dict[Kind, list[Found]] = {kind: [] for kind in KINDS}
         for kind in KINDS:
@@ -130,7 +130,8 @@ def calibrate(comm: Comm, device: torch.device, transport: str = "auto", backend
         overlap = default_hardware(device.type).overlap if alone else comm.broadcast(measure_overlap(comm, device, transport, rounds))
         advance(1)
     kernels, errors = fit_kernels(samples)
-    measured = {"copy_gb_per_s": 2e-9 * COPIED_BYTES / copy, "flops_per_s": _flops_per_s(model, *dense), "overlap": overlap}
+    flops_per_s = _flops_per_s(model, few, many, kernels["combine"].gb_per_s)
+    measured = {"copy_gb_per_s": 2e-9 * COPIED_BYTES / copy, "flops_per_s": flops_per_s, "overlap": overlap}
     hardware = _hardware(comm, device, local, transport, backend, kernels, links, measured)
     return comm.broadcast(hardware), _rows(samples, kernels, errors, links, measured)
 
@@ -200,10 +201,14 @@ def _dense_seconds(comm: Comm, model: NamedModel, batch_size: int, device: torch
     return _timed(comm, step, device, DENSE_TURNS * rounds)
 
 
-def _flops_per_s(model: NamedModel, few: float, all: float) -> float:
-    """Operations of the samples that one batch has more than the other, as plans count them, by the seconds that it takes longer."""
-    flops = dense_of(_dlrm(model, 1, torch.device("cpu"))).flops
-    return flops * (model.batch_size - model.batch_size // FEWER) / max(all - few, all / FEWER)
+def _flops_per_s(model: NamedModel, few: float, many: float, gb_per_s: float) -> float:
+    """Operations of the samples that one batch has more than the other, as plans count them, by the seconds that it takes longer.
+
+    Less those that plans count for moving the pooled vectors.
+    """
+    dense, more = dense_of(_dlrm(model, 1, torch.device("cpu"))), model.batch_size - model.batch_size // FEWER
+    moving = VECTOR_PASSES * dense.vector_bytes * more / (gb_per_s * 1e9)
+    return dense.flops * more / max(many - few - moving, many / FEWER)
 
 
 def with_overhead(path: Path, measured: Mapping[str, Any], predicted: Mapping[str, Any]) -> dict[str, Any]:

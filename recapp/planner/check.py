@@ -1,15 +1,45 @@
-"""What was predicted of runs against what they measured: by phase, memory and ranks, and whether the order of plans is right."""
+"""What was predicted of runs against what they measured: by phase, memory and ranks, and whether the order of plans is right.
+
+Runs that repeat one plan (a sweep over seeds and plans takes turns) count as one: their median, with the least and the most of them, which
+is how far two plans must lie apart to be told from each other on that machine.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from math import sqrt
+from statistics import median
 from typing import Any
 
 from recapp.planner.cost import PHASES
 
 HELD = ("weights", "state", "buffers")
+STEP = "step, ms"
+Run = tuple[str, Mapping[str, Any], Mapping[str, Any]]      # name, `predicted.json`, `performance.json`
 
 
-def compared(name: str, predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Records of every plan, as of one run: medians over its repeats, `least` and `most` measured, and how many `runs` there were."""
+    repeats: dict[Any, list[list[dict[str, Any]]]] = {}
+    for name, predicted, measured in runs:
+        held = tuple(r["weights"] for r in predicted["ranks"])
+        key = predicted["name"], held, measured.get("batch_per_rank"), predicted.get("hardware")
+        repeats.setdefault(key, []).append(_of_run(name, predicted, measured))
+    return [_merged(rows) for plan in repeats.values() for rows in zip(*plan, strict=True)]
+
+
+def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    seen = [r["measured"] for r in rows]
+    told = _row(", ".join(r["run"] for r in rows), rows[0]["plan"], rows[0]["what"], median(r["predicted"] for r in rows), median(seen))
+    return told | {"least": min(seen), "most": max(seen), "runs": len(rows)}
+
+
+def order_of_plans(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Kendall's tau of the plans' step times, of what `compared` returns."""
+    steps = [r for r in rows if r["what"] == STEP]
+    return kendall_tau([r["predicted"] for r in steps], [r["measured"] for r in steps])
+
+
+def _of_run(name: str, predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Records of one run: the step, each phase (the mean of the ranks) and the bytes of the fullest rank.
 
     Args:
@@ -20,7 +50,7 @@ def compared(name: str, predicted: Mapping[str, Any], measured: Mapping[str, Any
     def mean(records: Sequence[Mapping[str, Any]], key: str) -> float:
         return sum(float(r[key]) for r in records) / len(records)
 
-    rows = [_row(name, predicted["name"], "step, ms", predicted["step_ms"], measured["step_ms"])]
+    rows = [_row(name, predicted["name"], STEP, predicted["step_ms"], measured["step_ms"])]
     rows += [_row(name, predicted["name"], f"{p}, ms", mean(predicted["ranks"], f"{p}_ms"), mean(measured["phases_ms"], p)) for p in PHASES]
     for key in (*HELD, "bytes"):
         ours = [r["weights"] + r["state"] + r["buffers"] if key == "bytes" else r[key] for r in predicted["ranks"]]
@@ -29,7 +59,7 @@ def compared(name: str, predicted: Mapping[str, Any], measured: Mapping[str, Any
     return rows
 
 
-def compared_by_ranks(runs: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def compared_by_ranks(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Growth as it was measured: a record for each run by plan, batch and ranks, step and bytes sent by a rank beside their prediction.
 
     Args:
@@ -52,12 +82,14 @@ def _row(run: str, plan: str, what: str, predicted: float, measured: float) -> d
 
 
 def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
-    """Whether two lists have one order: 1 the same, -1 the opposite (Kendall's tau-a, 1938). None for fewer than two."""
+    """Whether two lists have one order: 1 the same, -1 the opposite (Kendall's tau-b, 1945: of equal numbers none comes first).
+
+    None where neither list orders anything: fewer than two, or all equal.
+    """
     pairs = list(combinations(range(len(predicted)), 2))
-    if not pairs:
-        return None
-    agree = sum(_sign(predicted[i] - predicted[j]) * _sign(measured[i] - measured[j]) for i, j in pairs)
-    return agree / len(pairs)
+    signs = [(_sign(predicted[i] - predicted[j]), _sign(measured[i] - measured[j])) for i, j in pairs]
+    ordered = sqrt(sum(a * a for a, _ in signs) * sum(b * b for _, b in signs))
+    return sum(a * b for a, b in signs) / ordered if ordered else None
 
 
 def _sign(number: float) -> int:

@@ -31,6 +31,7 @@ PHASES = ("input", "lookup", "output", "dense", "gradients", "update")
 MESSAGES = ("ids", "vectors", "gradients")
 PHASE_OF_MESSAGE = {"ids": "input", "vectors": "output", "gradients": "gradients"}
 ID_BYTES, NUMBER_BYTES, STATISTIC_BYTES = 4, 4, 8
+VECTOR_PASSES = 3           # in training: read, read again backward, gradients written; serving reads once
 HEADER_BYTES = 64           # of the counts message, from each rank to each
 Floats = npt.NDArray[np.float64]
 
@@ -42,10 +43,12 @@ class Dense:
     Args:
         flops: of a sample's forward and backward.
         bytes: of its gradients, which all ranks sum.
+        vector_bytes: of a sample's pooled vectors, which it reads forward and backward and answers with as many gradients.
     """
 
     flops: float = 0.0
     bytes: float = 0.0
+    vector_bytes: float = 0.0
 
 
 def dense_of(module: nn.Module) -> Dense:
@@ -56,7 +59,9 @@ def dense_of(module: nn.Module) -> Dense:
     inside = {id(p) for m in module.modules() if hasattr(m, "embedding_bag_configs") for p in m.parameters()}
     weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
     more = sum(m.flops_per_sample() for m in module.modules() if hasattr(m, "flops_per_sample"))       # type: ignore[operator]
-    return Dense(6.0 * weights + more, 4.0 * weights)
+    tables = [t for m in module.modules() if hasattr(m, "embedding_bag_configs") for t in m.embedding_bag_configs()]   # type: ignore[operator]
+    width = sum(t.embedding_dim * len(t.feature_names) for t in tables)
+    return Dense(6.0 * weights + more, NUMBER_BYTES * float(weights), NUMBER_BYTES * float(width))
 
 
 @dataclass(frozen=True)
@@ -267,9 +272,11 @@ def message_seconds(asked_W: Floats, each: float, setting: Setting) -> float:
 
 
 def _dense_seconds(setting: Setting) -> float:
-    """Products, in training the rest of a step's Python, and what of the gradients' sum does not hide behind the tables' backward."""
+    """Products, vectors, in training the rest of a step's Python, and what of the gradients' sum tables' backward does not hide."""
     topology, hardware = setting.topology, setting.hardware
+    passes = 1 if setting.rule is None else VECTOR_PASSES
     spent = setting.dense.flops * setting.batch_per_rank / hardware.flops_per_s
+    spent += passes * setting.dense.vector_bytes * setting.batch_per_rank / (hardware.kernels["combine"].gb_per_s * 1e9)
     if setting.rule is not None:
         spent += hardware.step_overhead_us * 1e-6
     if topology.world_size > 1 and setting.rule is not None and setting.dense.bytes:

@@ -75,7 +75,7 @@ def _one(plan: str, mode: str, world: int, batch: int, hardware: Hardware, rule:
     topology = Topology(world, hosts, hardware.compute_device, memory, hardware=hardware)
     tables = mlperf_tables()
     known = {t.name: default_statistics(t, bag) for t, bag in zip(tables, MLPERF_BAGS, strict=True)}
-    setting = Setting(topology, batch, rule, known, Dense(6.0 * MLPERF_WEIGHTS, 4.0 * MLPERF_WEIGHTS))
+    setting = Setting(topology, batch, rule, known, Dense(6.0 * MLPERF_WEIGHTS, 4.0 * MLPERF_WEIGHTS, 4.0 * MLPERF_DIM * len(tables)))
     wanted = ParameterConstraints(modes=[mode]) if plan == "best" else ParameterConstraints(modes=[mode], sharding_types=[plan])
     try:
         outcome = plan_tables(tables, setting, {"*": wanted})

@@ -212,9 +212,11 @@ def test_a_steps_overhead_is_what_a_run_takes_beside_what_its_file_explains(tmp_
 
 
 def test_the_rate_of_the_dense_part_is_that_of_further_samples():
-    flops = calibration.dense_of(calibration._dlrm(MODEL, 1, CPU)).flops
-    assert calibration._flops_per_s(MODEL, 1.0, 1.5) == pytest.approx(flops * 24 / 0.5)
-    assert calibration._flops_per_s(MODEL, 1.0, 0.9) == pytest.approx(flops * 24 / 0.225)       # chance: a quarter at most is not its own
+    dense = calibration.dense_of(calibration._dlrm(MODEL, 1, CPU))
+    flops, moving = dense.flops, 3 * dense.vector_bytes * 24 / 1e9
+    assert calibration._flops_per_s(MODEL, 1.0, 1.5, 1e9) == pytest.approx(flops * 24 / 0.5)
+    assert calibration._flops_per_s(MODEL, 0.0, 1000 * moving, 1.0) == pytest.approx(flops * 24 / (999 * moving))
+    assert calibration._flops_per_s(MODEL, 1.0, 0.9, 1e9) == pytest.approx(flops * 24 / 0.225)  # chance: a quarter at most is not its own
 
 
 @pytest.fixture

@@ -120,8 +120,10 @@ def test_half_a_payload_halves_what_travels_but_not_the_ids():
 
 
 def test_the_dense_part_is_its_products_and_what_of_its_sum_is_not_hidden():
-    found = price("table_wise", dense=Dense(2e5, 1000.0))[0]["dense"]
-    assert found == pytest.approx(2e6 + (10_000 + 1000) * 0.5)
+    found = price("table_wise", dense=Dense(2e5, 1000.0, 40.0))[0]["dense"]
+    assert found == pytest.approx(2e6 + 3 * 400 + (10_000 + 1000) * 0.5)                # pooled vectors go by three times
+    serving = cost_of([], Setting(Topology(1, hardware=MACHINE), 10, None, dense=Dense(2e5, 0.0, 40.0)))
+    assert serving.step_seconds * 1e9 == pytest.approx(2e6 + 400)
 
     assert dense_of(torch.nn.Linear(3, 5)) == Dense(6.0 * 20, 80.0)
 
@@ -130,7 +132,7 @@ def test_a_dlrm_multiplies_all_pairs_of_vectors_beside_its_weights():
     tables = [EmbeddingBagConfig(name=f"t{i}", num_embeddings=9, embedding_dim=4, feature_names=[f"t{i}"]) for i in range(2)]
     model = DLRM(EmbeddingBagCollection(tables=tables, device=torch.device("meta")), 3, [4], [1])
     weights = (3 + 1) * 4 + (4 + 3 + 1) * 1                     # three vectors make three pairs
-    assert dense_of(model) == Dense(6.0 * weights + 4.0 * 3 * 3 * 4, 4.0 * weights)
+    assert dense_of(model) == Dense(6.0 * weights + 4.0 * 3 * 3 * 4, 4.0 * weights, 4.0 * 2 * 4)
 
 
 def test_a_step_takes_what_its_python_takes_in_training_only():

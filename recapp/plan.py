@@ -192,14 +192,15 @@ def export(settings: Settings, job: Job) -> None:
 
 def check(settings: Settings, job: Job) -> None:
     """What was predicted of runs against what they measured."""
-    from recapp.planner.check import STEP, compared, order_of_plans
+    from recapp.planner.check import STEP, compared, order_of_plans, told_apart
 
     if settings["path"] is None:
         raise ConfigError("path must be given: a run or a sweep of recapp.train, path=outputs/first")
     rows = compared(measured_runs(settings["path"]))
     tau, steps = order_of_plans(rows), [row for row in rows if row["what"] == STEP]
+    apart, right = told_apart(rows)
     if settings["format"] == "json":
-        console.emit_document({"rows": rows, "kendall_tau": tau})
+        console.emit_document({"rows": rows, "kendall_tau": tau, "pairs_told_apart": apart, "pairs_in_order": right})
         return
     columns = [console.Column("run", "run"), console.Column("plan", "plan"), console.Column("what", "what"),
                console.Column("predicted", "predicted", ",.3f"), console.Column("measured", "measured", ",.3f"),
@@ -209,6 +210,9 @@ def check(settings: Settings, job: Job) -> None:
     console.print_table(rows, columns, title="Predicted and measured")
     if tau is not None:
         print(f"\nKendall's tau of {len(steps)} plans' step times: {tau:.2f} (1: the order of plans is right, -1: it is reversed)")
+        if any(row["runs"] > 1 for row in steps):
+            pairs = len(steps) * (len(steps) - 1) // 2
+            print(f"Pairs of plans whose runs do not overlap: {apart} of {pairs}; in the predicted order: {right}")
 
 
 def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:

@@ -114,6 +114,7 @@ def test_runs_are_compared_with_what_was_predicted(answer, place):
     assert found["kendall_tau"] == pytest.approx(2 / math.sqrt(2 * 3))        # c is told to be as fast as b
     errors = {(r["run"], r["what"]): r["error"] for r in found["rows"]}
     assert errors["0", "step, ms"] == pytest.approx(-1 / 6) and errors["4", "input, ms"] == -0.5 and errors["0", "tables, MB"] == -0.5
+    assert (found["pairs_told_apart"], found["pairs_in_order"]) == (2, 1)         # a and c, b and c; b's runs lie on both sides of a's
     repeated = next(r for r in found["rows"] if r["run"] == "1, 2, 3" and r["what"] == "step, ms")
     assert (repeated["measured"], repeated["least"], repeated["most"], repeated["runs"]) == (30.0, 5.0, 33.0, 3)
 

@@ -39,6 +39,13 @@ def order_of_plans(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return kendall_tau([r["predicted"] for r in steps], [r["measured"] for r in steps])
 
 
+def told_apart(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Pairs of plans whose steps never took equally long in any of their runs, and how many of them come in the predicted order."""
+    steps = [r for r in rows if r["what"] == STEP]
+    pairs = [(a, b) for a, b in combinations(sorted(steps, key=lambda r: r["measured"]), 2) if a["most"] < b["least"]]
+    return len(pairs), sum(a["predicted"] < b["predicted"] for a, b in pairs)
+
+
 def _of_run(name: str, predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Records of one run: the step, each phase (the mean of the ranks) and the bytes of the fullest rank.
 

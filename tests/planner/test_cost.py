@@ -108,6 +108,15 @@ def test_who_sends_what_to_whom():
     assert price("data_parallel")[1].bytes_WW[0, 1] == pytest.approx(8 * 4 + 8 * 16 + HEADER_BYTES)
 
 
+def test_what_messages_need_is_held_beside_the_tables():
+    """A fifth more than one message of vectors, and of two batches the ids, 9 numbers for an id at home and 8 for a row that is served."""
+    owner = (8 * 16 + 8 * 16) + 2 * (8 * 4 + 8 * 4 + 4 * (9 * 10 + 8 * 16))
+    other = 8 * 16 + 2 * (8 * 4 + 4 * 9 * 10)
+    assert price("table_wise")[1].buffer_bytes_W.tolist() == pytest.approx([1.2 * owner, 1.2 * other])
+    copies = 3 * 8 * 16 + 2 * (3 * 8 * 4 + 4 * (9 * 10 + 8 * 16))           # gradients from the other rank, to both
+    assert price("data_parallel")[1].buffer_bytes_W.tolist() == pytest.approx([1.2 * copies] * 2)
+
+
 def test_strips_that_share_a_statistic_pay_for_one_more_message_and_state_is_counted():
     with_state, cost = price("column_wise", rule=rowwise_adagrad())
     assert with_state["update"] == pytest.approx(12 + 16 * 8 + 2 * 12 * (8 + 4) + 10_000 + 8 * 12 / 2)

@@ -168,6 +168,7 @@ def test_what_a_scheduler_ends_with_sigterm_is_validated_and_saved_first(place, 
     assert jobs.train(place / "ended_on", f"ckpt_path={place}/ended/checkpoints/last.ckpt", f"trainer.max_steps={more}")["steps"] == more
 
 
+@pytest.mark.full
 def test_a_killed_rank_is_named_the_others_end_and_the_last_checkpoint_is_whole(place, trained, jobs):
     run = product.start("train", "+plan=row_wise", *small("logs"), "trainer.max_steps=1000000", "trainer.val_check_interval=3",
                         "trainer.limit_val_batches=1", "hydra.run.dir=killed", cwd=place)

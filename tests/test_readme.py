@@ -43,6 +43,7 @@ def test_the_first_command_says_what_it_does_and_leaves_what_the_readme_names(fi
     assert metrics_of(run)["plan"] == "mixed" and metrics_of(run)["status"] == "ok"
 
 
+@pytest.mark.full
 def test_its_checkpoint_is_measured_as_the_readme_says(first_run):
     place, _ = first_run
     measure = next(c for c in IN_BLOCKS if c.name == "eval" and len(c.arguments) == 1)
@@ -77,6 +78,7 @@ def run_script(name, place):
     return ran.stdout
 
 
+@pytest.mark.full
 def test_the_script_runs(tmp_path):
     said = run_script("script.py", tmp_path)
     assert re.search(r"users: 200,000 x 16, \w+", said) and re.search(r"items: 1,000 x 16, \w+", said)

@@ -189,6 +189,7 @@ def _whole(comm):
     return hardware, [row["name"] for row in rows]
 
 
+@pytest.mark.full
 def test_ranks_find_the_same_hardware(ranks):
     told = ranks.run(_whole, 4)
     hardware, names = told[0]

@@ -39,6 +39,7 @@ def differing(comm, rule, kind):
 
 
 @pytest.mark.parametrize(("world", "rule", "kind"), [
-    (1, "rowwise_adagrad", "table_wise"), pytest.param(2, "adam", "mixed", marks=pytest.mark.full), (2, "rowwise_adagrad", "column_wise")])
+    (1, "rowwise_adagrad", "table_wise"), pytest.param(2, "adam", "mixed", marks=pytest.mark.full),
+    pytest.param(2, "rowwise_adagrad", "column_wise", marks=pytest.mark.full)])
 def test_copied_gradients_teach_the_same(ranks, world, rule, kind):
     assert ranks.run(differing, world, rule, kind) == [[]] * world

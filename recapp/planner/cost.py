@@ -291,13 +291,13 @@ def message_seconds(asked_W: Floats, each: float, setting: Setting) -> float:
 def _dense_seconds(setting: Setting) -> float:
     """Products, vectors, in training the rest of a step's Python, and what of the gradients' sum tables' backward does not hide."""
     topology, hardware = setting.topology, setting.hardware
-    passes = 1 if setting.rule is None else VECTOR_PASSES
-    spent = setting.dense.flops * setting.batch_per_rank / hardware.flops_per_s
-    spent += passes * setting.dense.vector_bytes * setting.batch_per_rank / (hardware.kernels["combine"].gb_per_s * 1e9)
+    dense, share = setting.dense, 1 if setting.rule is not None else 1 / 3              # forward is a third of either
+    products, moved = dense.flops / hardware.flops_per_s, VECTOR_PASSES * dense.vector_bytes / (hardware.kernels["combine"].gb_per_s * 1e9)
+    spent = share * (products + moved) * setting.batch_per_rank
     if setting.rule is not None:
         spent += hardware.step_overhead_us * 1e-6
-    if topology.world_size > 1 and setting.rule is not None and setting.dense.bytes:
+    if topology.world_size > 1 and setting.rule is not None and dense.bytes:
         link, ranks = ("network", topology.hosts) if topology.hosts > 1 else ("host", topology.world_size)
-        spent += hardware.all_reduce[link].seconds(ranks, setting.dense.bytes) * (1.0 - hardware.overlap)
+        spent += hardware.all_reduce[link].seconds(ranks, dense.bytes) * (1.0 - hardware.overlap)
     return spent
 

@@ -109,9 +109,8 @@ def link_strips(thread_I: Any, mine: Any, number_P: Any, count_U: Any, source_U:
                 order_P: Any, use_P: Any, use_T: Any, staged_S: Any, width: Any) -> None:
     """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; vector u learns from order[start[u]:start[u+1]].
 
-    Those of the strips of thread `mine`; two threads may write one and the same number where strips meet.
-
-    Where copies are made strip by strip, `staged_S` says in which bag of its strip's copy a slot begins; else it is empty.
+    Only those of the strips of thread `mine`; where two strips meet, their threads write the same number. Where copies are made strip by
+    strip, `staged_S` says in which bag of its strip's copy a slot begins; else it is empty.
     """
     bags = lengths_FB.shape[1]
     for i in range(len(thread_I)):

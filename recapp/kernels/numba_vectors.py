@@ -244,7 +244,7 @@ def update_staged_on_threads(step: Callable[..., tuple[Any, ...]], constants: tu
     @spread  # type: ignore[untyped-decorator]
     def update_staged_on_threads(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any,
                                  mean_U: Any, weights: Any, state0: Any, state1: Any, lr: Any, like: Any, copies: Any, thread_I: Any,
-                             threads: Any) -> None:
+                                 threads: Any) -> None:
         size = len(copies) // threads
         for t in prange(threads):
             serial(source, where_M, bag_I1, row_I1, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like,

@@ -40,7 +40,7 @@ def first_ranks(world: int, transport: str, device: torch.device) -> Comm | None
 
 def reducer(comm: Comm) -> Callable[[torch.Tensor], Callable[[], object]]:
     """What starts to add a tensor up over the ranks, as training does with dense gradients; what that returns waits for it."""
-    if comm.transport == "shared_memory":
+    if comm.device.type == "cpu":
         average = AverageOverRanks(comm)
 
         def start(tensor: torch.Tensor) -> Callable[[], object]:

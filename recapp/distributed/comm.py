@@ -33,10 +33,11 @@ class Comm:
         group: a process group of its own for embedding traffic (order of messages within it is the engine's); None with no process
             group at all means one rank.
         device: where message buffers live: the CPU with gloo, the rank's GPU with NCCL.
+        tag: messages of one tag are in order; gloo tells those of different tags apart, NCCL does not.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | None = None) -> None:
-        self.group = group
+    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | None = None, tag: int = 0) -> None:
+        self.group, self.tag = group, tag
         alone = group is None and not (dist.is_available() and dist.is_initialized())
         self.rank, self.world = (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
         self.device = device or torch.device("cpu")
@@ -77,7 +78,11 @@ class Comm:
         return wait
 
     def _operation(self, kind: Callable[..., Any], span: Tensor, peer: int) -> dist.P2POp:
-        return dist.P2POp(kind, span, group=self.group, group_peer=peer)
+        return dist.P2POp(kind, span, group=self.group, tag=self.tag, group_peer=peer)
+
+    def twin(self) -> "Comm":
+        """The same ranks and the same way for messages that have an order of their own; on CPUs. Every rank calls it."""
+        return Comm(self.group, self.device, self.tag + 1)
 
     def barrier(self) -> None:
         """Wait for all ranks."""

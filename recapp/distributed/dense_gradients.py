@@ -1,13 +1,13 @@
-"""Dense gradients averaged through memory that the ranks share: what DDP's all-reduce does elsewhere.
+"""Dense gradients averaged by messages between ranks on CPUs: what DDP's all-reduce does on GPUs.
 
     a bucket is full     scaled by 1 / W, cut into W parts; part r leaves for rank r          (while backward goes on)
     backward is over     own part: those of all ranks are added in rank order; it leaves for everybody
     then                 all parts are there: DDP hands the bucket to the parameters
 
-A rank sends and receives 2 (W - 1) / W of a bucket, as in any all-reduce that wastes nothing, in two copies each. Through gloo's sockets
-the same bytes cost a core two to four times as much, and where every core runs a rank nothing hides that (measured on two ranks: 1.9 MB
-in 1.1 instead of 3.6 ms, 9.1 MB in 4.4 instead of 9.6). Gloo adds in an order of its own: from three ranks on the last bits of dense
-weights depend on the transport.
+A rank sends and receives 2 (W - 1) / W of a bucket, as in any all-reduce that wastes nothing. Through memory that the ranks share that is
+two copies each; through gloo's sockets the same bytes cost a core two to four times as much, and where every core runs a rank nothing hides
+that (measured on two ranks: 1.9 MB in 1.1 instead of 3.6 ms, 9.1 MB in 4.4 instead of 9.6). Ranks add in their order, where gloo's own
+all-reduce has another one from three ranks on: a run has the same bits whichever way its messages go.
 """
 
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 LINE = 64                               # bytes of a cache line
 PIECE_BYTES = 1 << 18                   # told at once: one core copies a piece out while the other copies the next in
 SPINS = 200                             # fruitless looks before the core is offered to others: microseconds
-LOOKS = 1500                            # before Python has its turn, for signals and for a rest: about a millisecond
+LOOKS = SPINS + 50                      # before Python has its turn, for signals: some 30 microseconds, or 50 turns of others
 TURN_BYTES = 1 << 26                    # moved before the same: some ten milliseconds
 DONE, MOVED, IDLE = 0, 1, 2             # how `pump` ended
 LANE, PLACE, LEFT, SWAP = 0, 1, 2, 3    # columns of the work: which lane, address, bytes still to move, which swap it belongs to

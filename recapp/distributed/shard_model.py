@@ -99,8 +99,8 @@ def sharded_names(module: nn.Module) -> list[str]:
 def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     """DDP over everything that is not sharded; the module itself where there is nothing to reduce.
 
-    DDP would broadcast rank 0's shards over the others without a word, so their names are on its ignore list. Where the ranks share
-    memory, gradients are averaged through it (`recapp/distributed/dense_gradients.py`), else by DDP's own all-reduce.
+    DDP would broadcast rank 0's shards over the others without a word, so their names are on its ignore list. On CPUs gradients
+    travel as the tables' messages do and are added in rank order (`recapp/distributed/dense_gradients.py`), on GPUs by DDP's all-reduce.
     """
     names = sharded_names(module)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)  # type: ignore[no-untyped-call]
@@ -110,10 +110,8 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     with warnings.catch_warnings():         # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         wrapped = DistributedDataParallel(module, **settings)
-    if comm.transport == "shared_memory":
-        from recapp.distributed.shared_memory import SharedMemoryComm  # needs numba, which is there if this is the transport
-
-        wrapped.register_comm_hook(None, AverageOverRanks(SharedMemoryComm(comm.group)))
+    if comm.device.type == "cpu":
+        wrapped.register_comm_hook(None, AverageOverRanks(comm.twin()))
     return wrapped
 
 

@@ -35,6 +35,7 @@ RING_BYTES = 8 << 20                    # stays in the caches; with 1 to 8 MiB a
 RINGS_BYTES = 32 << 20                  # of one rank, at most
 COUNTER_BYTES = 2 * LINE                # apart, as processors fetch lines in pairs
 PATIENCE_SECONDS = default_pg_timeout.total_seconds()      # gloo's
+LOOK_SECONDS = 1e-3                     # in vain, before a rank rests between looks
 REST_SECONDS = (5e-5, 1e-3)             # between looks: a twentieth of the time waited, within these
 
 
@@ -76,6 +77,10 @@ class SharedMemoryComm(Comm):
         with ExitStack() as opened:
             file_W = self._agree(partial(self._reserve, opened))
             self._agree(partial(self._map, file_W))
+
+    def twin(self) -> "SharedMemoryComm":
+        """See `Comm`."""
+        return SharedMemoryComm(self.group)
 
     def _agree(self, step: Callable[..., tuple[int, int]]) -> list[tuple[int, int]]:
         """Every rank's result of a step of setting up.
@@ -167,6 +172,8 @@ class SharedMemoryComm(Comm):
                 raise RankError(f"rank {min(needed & ended)} has ended while rank {self.rank} waited for it")
             now = time.monotonic()
             since = since or now
+            if now - since < LOOK_SECONDS:
+                continue
             if now - since > PATIENCE_SECONDS:
                 raise RankError(f"rank {self.rank} has waited for rank {min(needed)} for {PATIENCE_SECONDS:.0f} seconds")
             ended = self._ended(needed)

@@ -65,13 +65,18 @@ def test_two_ranks_get_the_bits_of_the_all_reduce(ranks):
         assert torch.equal(averaged, own)
 
 
-def which_hooks(comm):
+def every_transport(comm, static):
+    """Gradients through either transport, wrapped as training wraps them."""
     from recapp.distributed.shared_memory import SharedMemoryComm
 
-    through_memory = wrap_dense(make_model(), SharedMemoryComm(comm.group), process_group=comm.group)
-    through_gloo = wrap_dense(make_model(), Comm(comm.group), process_group=comm.group)
-    return type(hook_of(through_memory)), hook_of(through_gloo)
+    settings = {"process_group": comm.group, "static_graph": static, "gradient_as_bucket_view": True, "bucket_cap_mb": 1e-4}
+    models = [wrap_dense(make_model(), transport, **settings) for transport in (Comm(comm.group), SharedMemoryComm(comm.group))]
+    return [type(hook_of(model)) for model in models], [trained(model, comm.rank) for model in models]
 
 
-def test_gradients_go_through_memory_where_the_tables_messages_do(ranks):
-    assert ranks.run(which_hooks, 2) == [(AverageOverRanks, None)] * 2
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("world", [2, 4])
+def test_gradients_have_the_same_bits_through_either_transport(ranks, world, static):
+    for hooks, (through_gloo, through_memory) in ranks.run(every_transport, world, static):
+        assert hooks == [AverageOverRanks] * 2
+        assert torch.equal(through_gloo, through_memory)

@@ -6,6 +6,7 @@
 the settings are plain. Rank 0 speaks.
 """
 
+import gc
 import os
 import sys
 import warnings
@@ -14,6 +15,7 @@ from statistics import mean
 from typing import Any
 
 from recapp.console import print_table, short_path
+from recapp.distributed.interpreter import loading
 from recapp.distributed.place import place_of
 from recapp.distributed.rank_process import rank_main
 from recapp.reporting.record import write_metrics
@@ -30,12 +32,15 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
         RecappError: what a person can mend.
     """
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")  # before torch: else sums depend on how busy the machine is, and one seed gives two runs
-    import torch
+    with loading():
+        import torch
 
-    from recapp.distributed.comm import leave_process_group
-    from recapp.distributed.resources import keep_freed_memory
+        from recapp import build  # noqa: F401  (what the rest needs)
+        from recapp.distributed.comm import leave_process_group
+        from recapp.distributed.resources import keep_freed_memory
 
-    _quiet()
+        _quiet()
+    gc.freeze()
     if settings["launch"].get("keep_freed_memory", True):
         keep_freed_memory()
     torch.set_float32_matmul_precision("high")

@@ -57,7 +57,7 @@ class Finished:
 def environment(**more):
     """Of a command: no rank's, and this checkout."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RECAPP_T", "TORCHELASTIC"))}
-    return kept | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "150"} | more
+    return kept | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "150", **more}
 
 
 def command(name, *arguments, cwd, **variables):

@@ -24,6 +24,7 @@ from typing import Any
 
 from recapp import errors
 from recapp.console import tracebacks_wanted
+from recapp.distributed.interpreter import loading
 from recapp.distributed.rank_process import PARENT_PID, TERMINATED
 from recapp.errors import ConfigError, LaunchError, RecappError
 
@@ -85,10 +86,11 @@ def launch(
         KeyboardInterrupt: Ctrl-C; all ranks are gone.
         SystemExit: Another signal (128 + its number); all ranks are gone.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    with loading():
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous.api import RendezvousError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _refuse_taken_port(port)
     run = uuid.uuid4().hex[:8]

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import yaml  # type: ignore[import-untyped]
 
+from recapp.distributed.interpreter import end_process
 from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
 
 ARROW_RESERVE_KIB = "65536"  # pyarrow's allocator takes 1 GiB at once else, which a limit on memory counts whether used or not
@@ -39,7 +40,7 @@ TERMINATED = 128 + signal.SIGTERM
 Body = Callable[[dict[str, Any], Path], None]
 
 
-def rank_main(body: Body) -> None:
+def rank_main(body: Body) -> NoReturn:
     """The `__main__` of a module that `launch` starts: reads the settings and runs `body(settings, job directory)`.
 
     An exception of the body goes to the error file, and the process leaves with code 1 without waiting for threads or peers.
@@ -58,6 +59,7 @@ def rank_main(body: Body) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+    end_process(0)
 
 
 def die_with_parent() -> None:
@@ -126,7 +128,7 @@ def leave(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    sys.exit(code)
+    end_process(code)
 
 
 def _leave_after_sigterm() -> None:

@@ -3,6 +3,10 @@
 One source serves every width, type and rule; LLVM keeps a row in registers. A bag or a touched row is one task's whole work and its
 entries are added in their order, so results are the same bits for every number of threads. A dispatch over threads goes to OpenMP, whose
 pool torch uses as well: two pools would fight for the cores.
+
+numba finds a kernel on disk by its code and by all that it closes over, pickled. Compiled functions and intrinsics have another identity
+in every process, and with them in a closure each process would compile anew. So kernels close over numbers and over plain functions that
+pickle knows by their name (`part`); numba compiles those into them.
 """
 
 from collections.abc import Callable
@@ -18,8 +22,20 @@ WIDE_COLUMNS = 64       # more than that and a row's sum takes nearly all regist
 AHEAD = 24              # vectors fetched before they are needed (4 to 64 tried: 16 to 32 are best, by up to a quarter over 12)
 ROWS_AHEAD = 6          # rows of the store, in an update
 
+NO_PATH = str.maketrans(".", "p", "(), '")             # names become names of files, and pickle reads a dot as "of"
+
 jit = njit(**OPTIONS)
 spread = njit(**OPTIONS, parallel=True)
+inlined = register_jitable(**{name: value for name, value in OPTIONS.items() if name != "cache"}, forceinline=True)
+
+
+def part(*made_for: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a function a part of kernels, and this module's own under a name that says what it was made for."""
+    def name(function: Callable[..., Any]) -> Callable[..., Any]:
+        words = [f"{x.__module__}.{x.__qualname__}" if callable(x) else str(x) for x in made_for]
+        function.__name__ = function.__qualname__ = "_".join([function.__name__, *words]).translate(NO_PATH)
+        return globals().setdefault(function.__name__, inlined(function))  # type: ignore[no-any-return]
+    return name
 
 
 @lru_cache(None)
@@ -31,7 +47,7 @@ def summed(width: int) -> Callable[..., Any]:
     """
     apart = width > WIDE_COLUMNS
 
-    @njit(**OPTIONS, forceinline=True)  # type: ignore[untyped-decorator]
+    @part(width)
     def summed(source: Any, unit: Any, index_N: Any, weights_N: Any, begin: Any, end: Any, like: Any) -> Any:
         row, weighted, N = zeros(like, width), len(weights_N) > 0, len(index_N)
         if apart:
@@ -45,21 +61,21 @@ def summed(width: int) -> Callable[..., Any]:
                 here = here * get(weights_N, k)
             row = row + here
         return row
-    return summed  # type: ignore[no-any-return]
+    return summed
 
 
 @lru_cache(None)
-def pool(width: int, streamed: bool = False) -> Callable[..., None]:
+def pooling(width: int, streamed: bool) -> Callable[..., None]:
     """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over k in offsets[m] .. offsets[m + 1].
 
     Lookup, combine and, on transposes, the segment sums of backward. Empty offsets: one entry per bag; empty weights: ones; empty `at`:
-    bags side by side. (None instead of empty would compile a kernel for each combination.) Returns the kernel for bags first..last.
+    bags side by side. (None instead of empty would compile a kernel for each combination.) Returns what does bags first..last.
     `streamed`: results go past the caches, 2 times as fast where the target is larger than they are (measured; 4 times on a busy machine).
     """
-    write, total = stream if streamed else store, summed(width)
+    total = summed(width)
 
-    @jit  # type: ignore[untyped-decorator]
-    def pool(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any, first: Any,
+    @part(width, streamed)
+    def pooling(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any, first: Any,
              last: Any) -> None:
         bags, placed, begin = len(offsets_M1) > 0, len(at_M) > 0, first
         if bags:
@@ -71,17 +87,27 @@ def pool(width: int, streamed: bool = False) -> Callable[..., None]:
             at = m * width
             if placed:
                 at = int(get(at_M, m))
-            write(target, at, total(source, unit, index_N, weights_N, begin, end, scale) * scale)
+            row = total(source, unit, index_N, weights_N, begin, end, scale) * scale
+            if streamed:
+                stream(target, at, row)
+            else:
+                store(target, at, row)
             begin = end
         if streamed:
             fence()
-    return pool  # type: ignore[no-any-return]
+    return pooling
+
+
+@lru_cache(None)
+def pool(width: int, streamed: bool = False) -> Callable[..., None]:
+    """`pooling` on this thread."""
+    return jit(pooling(width, streamed))  # type: ignore[no-any-return]
 
 
 @lru_cache(None)
 def pool_on_threads(width: int, streamed: bool = False) -> Callable[..., None]:
-    """`pool` of bags edge[t] .. edge[t + 1] on each thread."""
-    serial = pool(width, streamed)
+    """`pooling` of bags edge[t] .. edge[t + 1] on each thread."""
+    serial = pooling(width, streamed)
 
     @spread  # type: ignore[untyped-decorator]
     def pool_on_threads(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any,
@@ -94,34 +120,40 @@ def pool_on_threads(width: int, streamed: bool = False) -> Callable[..., None]:
 @lru_cache(None)
 def stage(width: int) -> Callable[..., None]:
     """Copy vectors from places in a buffer, side by side."""
-    @jit  # type: ignore[untyped-decorator]
+    @part(width)
     def stage(source: Any, where_M: Any, first: Any, last: Any, like: Any, copy: Any) -> None:
         for m in range(first, last):
             if m + AHEAD < last:
                 prefetch(source, get(where_M, m + AHEAD), width)
             store(copy, (m - first) * width, load(source, get(where_M, m), like, width))
-    return stage  # type: ignore[no-any-return]
+    return stage
 
 
 @lru_cache(None)
-def pool_staged(width: int) -> Callable[..., None]:
-    """`pool` from copies of the bags of the strips that are thread `mine`'s."""
-    serial, copied = pool(width), stage(width)
+def pooling_staged(width: int) -> Callable[..., None]:
+    """`pooling` from copies of the bags of the strips that are thread `mine`'s."""
+    serial, copied = pooling(width, False), stage(width)
 
-    @jit  # type: ignore[untyped-decorator]
-    def pool_staged(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any,
+    @part(width)
+    def pooling_staged(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any,
                     at_M: Any, scale: Any, copy: Any, thread_I: Any, mine: Any) -> None:
         for i in range(len(thread_I)):
             if thread_I[i] == mine:
                 copied(source, where_M, bag_I1[i], bag_I1[i + 1], scale, copy)
                 serial(copy, 1, index_N, offsets_M1, weights_N, target, at_M, scale, row_I1[i], row_I1[i + 1])
-    return pool_staged  # type: ignore[no-any-return]
+    return pooling_staged
+
+
+@lru_cache(None)
+def pool_staged(width: int) -> Callable[..., None]:
+    """`pooling_staged` on this thread."""
+    return jit(pooling_staged(width))  # type: ignore[no-any-return]
 
 
 @lru_cache(None)
 def pool_staged_on_threads(width: int) -> Callable[..., None]:
-    """`pool_staged` of all strips, each by its thread, which has a part of `copies`."""
-    serial = pool_staged(width)
+    """`pooling_staged` of all strips, each by its thread, which has a part of `copies`."""
+    serial = pooling_staged(width)
 
     @spread  # type: ignore[untyped-decorator]
     def pool_staged_on_threads(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, offsets_M1: Any, weights_N: Any,
@@ -148,8 +180,8 @@ def _bound(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]) -
 
 
 @lru_cache(None)
-def update(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
-           width: int) -> Callable[..., None]:
+def updating(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
+             width: int) -> Callable[..., None]:
     """Sum the gradients of each touched row and apply the rule to its weights and state, in one pass over memory.
 
     Args:
@@ -160,14 +192,14 @@ def update(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], s
         width: of the store.
 
     Returns:
-        The kernel for touched rows first..last. `mean_U` is empty where rows are whole, state arrays are empty where the rule has none.
+        What does touched rows first..last. `mean_U` is empty where rows are whole, state arrays are empty where the rule has none.
     """
     rule, total = _bound(step, constants), summed(width)
     first_kind, second_kind = (*state, "none", "none")[:2]
 
-    @jit  # type: ignore[untyped-decorator]
-    def update(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any, weights: Any, state0: Any, state1: Any,
-               lr: Any, like: Any, first: Any, last: Any) -> None:
+    @part(step, constants, state, needs_row, width)
+    def updating(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any, weights: Any, state0: Any, state1: Any,
+                 lr: Any, like: Any, first: Any, last: Any) -> None:
         whole = len(mean_U) == 0
         for u in range(first, last):
             if u + ROWS_AHEAD < last:
@@ -202,14 +234,19 @@ def update(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], s
                 store(state0, at, e)
                 store(state1, at, f)
             store(weights, at, w)
-    return update  # type: ignore[no-any-return]
+    return updating
 
 
 @lru_cache(None)
-def update_on_threads(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
-                      width: int) -> Callable[..., None]:
-    """`update` of touched rows edge[t] .. edge[t + 1] on each thread."""
-    serial = update(step, constants, state, needs_row, width)
+def update(*made_for: Any) -> Callable[..., None]:
+    """`updating` on this thread."""
+    return jit(updating(*made_for))  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def update_on_threads(*made_for: Any) -> Callable[..., None]:
+    """`updating` of touched rows edge[t] .. edge[t + 1] on each thread."""
+    serial = updating(*made_for)
 
     @spread  # type: ignore[untyped-decorator]
     def update_on_threads(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any, weights: Any, state0: Any,
@@ -220,26 +257,31 @@ def update_on_threads(step: Callable[..., tuple[Any, ...]], constants: tuple[flo
 
 
 @lru_cache(None)
-def update_staged(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
-                  width: int) -> Callable[..., None]:
-    """`update` from copies of the bags of the strips that are thread `mine`'s."""
-    serial, copied = update(step, constants, state, needs_row, width), stage(width)
+def updating_staged(*made_for: Any) -> Callable[..., None]:
+    """`updating` from copies of the bags of the strips that are thread `mine`'s."""
+    serial, copied = updating(*made_for), stage(made_for[-1])
 
-    @jit  # type: ignore[untyped-decorator]
-    def update_staged(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any,
-                      weights: Any, state0: Any, state1: Any, lr: Any, like: Any, copy: Any, thread_I: Any, mine: Any) -> None:
+    @part(*made_for)
+    def updating_staged(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any,
+                        mean_U: Any, weights: Any, state0: Any, state1: Any, lr: Any, like: Any, copy: Any, thread_I: Any,
+                        mine: Any) -> None:
         for i in range(len(thread_I)):
             if thread_I[i] == mine:
                 copied(source, where_M, bag_I1[i], bag_I1[i + 1], like, copy)
                 serial(copy, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like, row_I1[i], row_I1[i + 1])
-    return update_staged  # type: ignore[no-any-return]
+    return updating_staged
 
 
 @lru_cache(None)
-def update_staged_on_threads(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], state: tuple[str, ...], needs_row: bool,
-                             width: int) -> Callable[..., None]:
-    """`update_staged` of all strips, each by its thread, which has a part of `copies`."""
-    serial = update_staged(step, constants, state, needs_row, width)
+def update_staged(*made_for: Any) -> Callable[..., None]:
+    """`updating_staged` on this thread."""
+    return jit(updating_staged(*made_for))  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def update_staged_on_threads(*made_for: Any) -> Callable[..., None]:
+    """`updating_staged` of all strips, each by its thread, which has a part of `copies`."""
+    serial = updating_staged(*made_for)
 
     @spread  # type: ignore[untyped-decorator]
     def update_staged_on_threads(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any,

@@ -1,0 +1,43 @@
+"""Compiled kernels are found again by the next process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import REPOSITORY, environment
+
+pytest.importorskip("numba")
+TESTS = Path(__file__).parents[1]
+TRAIN = """
+import sys, test_long_bags, test_threads, torch
+from engine_cases import make_tables
+from recapp.distributed.comm import Comm
+torch.set_num_threads(int(sys.argv[2]))
+if sys.argv[1] == "long":
+    test_long_bags.trained(Comm(), "numba", "adam", "table_wise", torch.get_num_threads())
+elif sys.argv[1] == "short":
+    test_threads.trained("column_wise", True, 9)
+else:
+    test_threads.TABLES = make_tables(dims=(8, 8, 8))
+    test_threads.trained("table_wise", False, 1)
+"""
+
+
+@pytest.mark.parametrize(("bags", "threads", "some"), [
+    ("single", "1", {"pooling_8_False", "updating_recapp"}),
+    pytest.param("short", "2", {"pool_on_threads", "pool_staged_on_threads", "update_on_threads", "squares"}, marks=pytest.mark.full),
+    pytest.param("long", "1", {"updating_staged"}, marks=pytest.mark.full),
+    pytest.param("long", "2", {"update_staged_on_threads"}, marks=pytest.mark.full)])
+def test_a_second_process_compiles_nothing(tmp_path, bags, threads, some):
+    path = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "distributed")))
+
+    def files_after_training():
+        subprocess.run([sys.executable, "-c", TRAIN, bags, threads], check=True,
+                       env=environment(PYTHONPATH=path, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_NUM_THREADS="2"))
+        return {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
+
+    first = files_after_training()
+    assert all(any(f".{kernel}" in name for name in first) for kernel in some), sorted(first)
+    assert files_after_training() == first

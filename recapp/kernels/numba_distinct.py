@@ -7,16 +7,17 @@ whatever the number of threads. Letters are those of `numba_integers.py`.
 
 from typing import Any
 
-from numba import njit, prange
+from numba import prange
 
+from recapp.kernels.numba_disk import compiled
 from recapp.kernels.numba_integers import find, hashing, piece_of
-from recapp.kernels.simd import OPTIONS, get, put
+from recapp.kernels.simd import get, put
 
-jit = njit(**OPTIONS)
-spread = njit(**OPTIONS, parallel=True)
+jit = compiled()
+spread = compiled(parallel=True)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def route_strips(thread_I: Any, mine: Any, threads: Any, slot_H: Any, rows_L: Any, first_S: Any, last_S: Any, slot_I1: Any, pair_I1: Any,
                  rows_I: Any, piece_I1: Any, start_K: Any, rank_K: Any, base_K: Any, number_P: Any, row_P: Any, rank_P: Any, count_P: Any,
                  place_P: Any, first_I: Any, found_I: Any, vectors_IW: Any) -> None:
@@ -51,7 +52,7 @@ def route_strips(thread_I: Any, mine: Any, threads: Any, slot_H: Any, rows_L: An
         _settle(row_P, rank_P, place_P, begin, end, slot_H, start_K, rank_K, base_K, piece_I1[i], piece_I1[i + 1], vectors_IW[i])
 
 
-@spread  # type: ignore[untyped-decorator]
+@spread
 def route_strips_on_threads(thread_I: Any, threads: Any, slot_H: Any, rows_L: Any, first_S: Any, last_S: Any, slot_I1: Any, pair_I1: Any,
                             rows_I: Any, piece_I1: Any, start_K: Any, rank_K: Any, base_K: Any, number_P: Any, row_P: Any, rank_P: Any,
                             count_P: Any, place_P: Any, first_I: Any, found_I: Any, vectors_IW: Any) -> None:
@@ -62,7 +63,7 @@ def route_strips_on_threads(thread_I: Any, threads: Any, slot_H: Any, rows_L: An
                      start_K, rank_K, base_K, number_P, row_P, rank_P, count_P, place_P, first_I, found_I, vectors_IW)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def close_up(first_I: Any, found_I: Any, row_P: Any, rank_P: Any, count_P: Any, row_I1: Any) -> Any:
     """Move the strips' distinct rows together; returns how many there are."""
     U = 0
@@ -78,7 +79,7 @@ def close_up(first_I: Any, found_I: Any, row_P: Any, rank_P: Any, count_P: Any, 
     return U
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def _settle(row_U: Any, rank_U: Any, place_U: Any, begin: Any, end: Any, slot_H: Any, start_K: Any, rank_K: Any, base_K: Any, first: Any,
             last: Any, vectors_W: Any) -> None:
     """Rows of a strip become rows of their owners' stores."""
@@ -92,7 +93,7 @@ def _settle(row_U: Any, rank_U: Any, place_U: Any, begin: Any, end: Any, slot_H:
         put(vectors_W, rank, get(vectors_W, rank) + 1)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def place_rows(rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W: Any, ids: Any, at_U: Any) -> None:
     """Vectors and requests go to the next place for their rank; both cursors move."""
     for u in range(U):
@@ -103,7 +104,7 @@ def place_rows(rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W
         put(row_W, rank, get(row_W, rank) + 1)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def link_strips(thread_I: Any, mine: Any, number_P: Any, count_U: Any, source_U: Any, first_S: Any, slot_I1: Any, pair_I1: Any, row_I1: Any,
                 feature_S: Any, lengths_FB: Any, where_M: Any, scale_M: Any, weights_L: Any, start_U1: Any, offsets_M1: Any, index_P: Any,
                 order_P: Any, use_P: Any, use_T: Any, staged_S: Any, width: Any) -> None:
@@ -145,7 +146,7 @@ def link_strips(thread_I: Any, mine: Any, number_P: Any, count_U: Any, source_U:
         put(offsets_M1, slot_I1[i + 1] * bags, p)
 
 
-@spread  # type: ignore[untyped-decorator]
+@spread
 def link_strips_on_threads(thread_I: Any, threads: Any, number_P: Any, count_U: Any, source_U: Any, first_S: Any, slot_I1: Any,
                            pair_I1: Any, row_I1: Any, feature_S: Any, lengths_FB: Any, where_M: Any, scale_M: Any, weights_L: Any,
                            start_U1: Any, offsets_M1: Any, index_P: Any, order_P: Any, use_P: Any, use_T: Any, staged_S: Any,

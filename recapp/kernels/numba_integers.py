@@ -15,17 +15,17 @@ it makes routing five to ten times as slow (1.0 against 5.5 ms for 106,000 ids, 
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from recapp.kernels.simd import OPTIONS, get, put
+from recapp.kernels.numba_disk import compiled
+from recapp.kernels.simd import get, put
 
-jit = njit(**OPTIONS)
+jit = compiled()
 ERROR, HASH, CLAMP, DROP = range(4)             # rules, as `recapp/tables/ids.py` numbers them
 MISSING = np.int64(-(2**63))
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)         # 2^64 / golden ratio: Knuth's multiplicative hashing
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def hashing(rows: Any, n: Any) -> Any:
     """(multiplier, shift, mask) for n rows of a table: a quarter to half of the places are used, or each row has its own."""
     bits = 1
@@ -36,7 +36,7 @@ def hashing(rows: Any, n: Any) -> Any:
     return GOLDEN, np.uint64(64 - bits), np.uint64((1 << bits) - 1)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def find(row: Any, slot_H: Any, row_U: Any, multiplier: Any, shift: Any, mask: Any) -> Any:
     """The place of a row, or the free place where it belongs."""
     h = ((np.uint64(row) * multiplier) >> shift) & mask
@@ -47,7 +47,7 @@ def find(row: Any, slot_H: Any, row_U: Any, multiplier: Any, shift: Any, mask: A
         h = (h + np.uint64(1)) & mask
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def piece_of(row: Any, start_K: Any, first: Any, last: Any) -> Any:
     """The last piece in first..last that starts at or before row."""
     while last - first > 1:
@@ -62,7 +62,7 @@ def piece_of(row: Any, start_K: Any, first: Any, last: Any) -> Any:
 # ---- raw ids
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def rows_of_ids(ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: Any, rows_L: Any) -> Any:
     """Rows by the rules of `recapp/tables/ids.py`; returns the place of the first id that is an error, or -1."""
     for f in range(len(size_F)):
@@ -90,7 +90,7 @@ def rows_of_ids(ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: A
 # ---- home, one vector per bag and owner
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def route_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip_S: Any, piece_I1: Any, start_K: Any, rank_K: Any,
                last_W: Any, rows_W: Any, vectors_W: Any) -> Any:
     """Count the rows and vectors that each rank will be asked; returns how many (bag, owner) pairs there are."""
@@ -112,7 +112,7 @@ def route_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip
     return V
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def place_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip_S: Any, piece_I1: Any, start_K: Any, rank_K: Any,
                base_K: Any, last_W: Any, vector_W: Any, row_W: Any, length_W: Any, width: Any, where_M: Any, scale_M: Any, words_L: Any,
                word_W: Any, ids: Any, offsets_M1: Any, index_V: Any, source_V: Any, use_V: Any) -> None:
@@ -157,7 +157,7 @@ def place_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip
 # ---- owner
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def group_rows(row_N: Any, offsets_V1: Any, at_V: Any, V: Any, use_N: Any, rows: Any, slot_H: Any, row_U: Any, start_U1: Any, order_N: Any,
                use_T: Any, number_N: Any, place_U: Any) -> Any:
     """The distinct rows that were asked for, and for each the places of the gradients it learns from, in the order of asking."""
@@ -202,7 +202,7 @@ def group_rows(row_N: Any, offsets_V1: Any, at_V: Any, V: Any, use_N: Any, rows:
     return U
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def serve(ids: Any, id_first_W: Any, rows_W: Any, vectors_W: Any, vector_first_W: Any, width: Any, row_N: Any, offsets_V1: Any, at_V: Any,
           word_N: Any) -> None:
     """The requests of all ranks behind each other: rows, and for each vector its entries and the place of its answer."""

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from numba import njit
-
+from recapp.kernels.numba_disk import compiled
 from recapp.kernels.numba_integers import piece_of
-from recapp.kernels.simd import OPTIONS, get, put
+from recapp.kernels.simd import get, put
 
-jit = njit(**OPTIONS)
+jit = compiled()
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def find_pieces(row_U: Any, base_K: Any, piece_U: Any, nth_U: Any, n_K: Any) -> None:
     """The piece of each row, and its number among the piece's rows."""
     for u in range(len(row_U)):
@@ -20,14 +19,14 @@ def find_pieces(row_U: Any, base_K: Any, piece_U: Any, nth_U: Any, n_K: Any) -> 
         put(n_K, k, get(n_K, k) + 1)
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def place_parts(part_U: Any, first_K: Any, piece_U: Any, nth_U: Any, parts: Any) -> None:
     """Parts piece by piece."""
     for u in range(len(part_U)):
         put(parts, get(first_K, get(piece_U, u)) + get(nth_U, u), get(part_U, u))
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def mean_of_parts(parts: Any, begin_JK: Any, piece_U: Any, nth_U: Any, dim_K: Any, mean_U: Any) -> None:
     """The parts of a row in the order of its strips, over its columns."""
     for u in range(len(piece_U)):

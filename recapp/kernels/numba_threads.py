@@ -7,14 +7,14 @@ for the other half of the step. Who does what changes no result.
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from recapp.kernels.simd import OPTIONS, get
+from recapp.kernels.numba_disk import compiled
+from recapp.kernels.simd import get
 
-jit = njit(**OPTIONS)
+jit = compiled()
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def deal(cost_I: Any, threads: Any) -> Any:
     """The thread of each strip: the dearest first, each to whoever has least (Graham's longest processing time first)."""
     thread_I, load_T = np.zeros(len(cost_I), np.int64), np.zeros(threads, np.int64)
@@ -25,7 +25,7 @@ def deal(cost_I: Any, threads: Any) -> Any:
     return thread_I
 
 
-@jit  # type: ignore[untyped-decorator]
+@jit
 def cut(offsets_M1: Any, M: Any, threads: Any) -> Any:
     """Bags edge[t] .. edge[t + 1] for each thread: about as many entries and results each. Empty offsets: one entry per bag."""
     edge_T1 = np.zeros(threads + 1, np.int64)

@@ -3,39 +3,24 @@
 One source serves every width, type and rule; LLVM keeps a row in registers. A bag or a touched row is one task's whole work and its
 entries are added in their order, so results are the same bits for every number of threads. A dispatch over threads goes to OpenMP, whose
 pool torch uses as well: two pools would fight for the cores.
-
-numba finds a kernel on disk by its code and by all that it closes over, pickled. Compiled functions and intrinsics have another identity
-in every process, and with them in a closure each process would compile anew. So kernels close over numbers and over plain functions that
-pickle knows by their name (`part`); numba compiles those into them.
 """
 
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from numba import njit, prange
+from numba import prange
 from numba.extending import register_jitable
 
-from recapp.kernels.simd import OPTIONS, cast, fence, get, load, prefetch, put, sqrt, square_total, store, stream, zeros
+from recapp.kernels.numba_disk import compiled, part
+from recapp.kernels.simd import cast, fence, get, load, prefetch, put, sqrt, square_total, store, stream, zeros
 
 WIDE_COLUMNS = 64       # more than that and a row's sum takes nearly all registers of AVX2
 AHEAD = 24              # vectors fetched before they are needed (4 to 64 tried: 16 to 32 are best, by up to a quarter over 12)
 ROWS_AHEAD = 6          # rows of the store, in an update
 
-NO_PATH = str.maketrans(".", "p", "(), '")             # names become names of files, and pickle reads a dot as "of"
-
-jit = njit(**OPTIONS)
-spread = njit(**OPTIONS, parallel=True)
-inlined = register_jitable(**{name: value for name, value in OPTIONS.items() if name != "cache"}, forceinline=True)
-
-
-def part(*made_for: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function a part of kernels, and this module's own under a name that says what it was made for."""
-    def name(function: Callable[..., Any]) -> Callable[..., Any]:
-        words = [f"{x.__module__}.{x.__qualname__}" if callable(x) else str(x) for x in made_for]
-        function.__name__ = function.__qualname__ = "_".join([function.__name__, *words]).translate(NO_PATH)
-        return globals().setdefault(function.__name__, inlined(function))  # type: ignore[no-any-return]
-    return name
+jit = compiled()
+spread = compiled(parallel=True)
 
 
 @lru_cache(None)
@@ -101,7 +86,7 @@ def pooling(width: int, streamed: bool) -> Callable[..., None]:
 @lru_cache(None)
 def pool(width: int, streamed: bool = False) -> Callable[..., None]:
     """`pooling` on this thread."""
-    return jit(pooling(width, streamed))  # type: ignore[no-any-return]
+    return jit(pooling(width, streamed))
 
 
 @lru_cache(None)
@@ -109,12 +94,12 @@ def pool_on_threads(width: int, streamed: bool = False) -> Callable[..., None]:
     """`pooling` of bags edge[t] .. edge[t + 1] on each thread."""
     serial = pooling(width, streamed)
 
-    @spread  # type: ignore[untyped-decorator]
+    @spread
     def pool_on_threads(source: Any, unit: Any, index_N: Any, offsets_M1: Any, weights_N: Any, target: Any, at_M: Any, scale: Any,
                         edge_T1: Any) -> None:
         for t in prange(len(edge_T1) - 1):
             serial(source, unit, index_N, offsets_M1, weights_N, target, at_M, scale, edge_T1[t], edge_T1[t + 1])
-    return pool_on_threads  # type: ignore[no-any-return]
+    return pool_on_threads
 
 
 @lru_cache(None)
@@ -147,7 +132,7 @@ def pooling_staged(width: int) -> Callable[..., None]:
 @lru_cache(None)
 def pool_staged(width: int) -> Callable[..., None]:
     """`pooling_staged` on this thread."""
-    return jit(pooling_staged(width))  # type: ignore[no-any-return]
+    return jit(pooling_staged(width))
 
 
 @lru_cache(None)
@@ -155,14 +140,14 @@ def pool_staged_on_threads(width: int) -> Callable[..., None]:
     """`pooling_staged` of all strips, each by its thread, which has a part of `copies`."""
     serial = pooling_staged(width)
 
-    @spread  # type: ignore[untyped-decorator]
+    @spread
     def pool_staged_on_threads(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, offsets_M1: Any, weights_N: Any,
                                target: Any, at_M: Any, scale: Any, copies: Any, thread_I: Any, threads: Any) -> None:
         size = len(copies) // threads
         for t in prange(threads):
             serial(source, where_M, bag_I1, row_I1, index_N, offsets_M1, weights_N, target, at_M, scale,
                    copies[t * size:(t + 1) * size], thread_I, t)
-    return pool_staged_on_threads  # type: ignore[no-any-return]
+    return pool_staged_on_threads
 
 
 def _bound(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]) -> Callable[..., Any]:
@@ -240,7 +225,7 @@ def updating(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...],
 @lru_cache(None)
 def update(*made_for: Any) -> Callable[..., None]:
     """`updating` on this thread."""
-    return jit(updating(*made_for))  # type: ignore[no-any-return]
+    return jit(updating(*made_for))
 
 
 @lru_cache(None)
@@ -248,12 +233,12 @@ def update_on_threads(*made_for: Any) -> Callable[..., None]:
     """`updating` of touched rows edge[t] .. edge[t + 1] on each thread."""
     serial = updating(*made_for)
 
-    @spread  # type: ignore[untyped-decorator]
+    @spread
     def update_on_threads(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any, mean_U: Any, weights: Any, state0: Any,
                           state1: Any, lr: Any, like: Any, edge_T1: Any) -> None:
         for t in prange(len(edge_T1) - 1):
             serial(gradients, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like, edge_T1[t], edge_T1[t + 1])
-    return update_on_threads  # type: ignore[no-any-return]
+    return update_on_threads
 
 
 @lru_cache(None)
@@ -275,7 +260,7 @@ def updating_staged(*made_for: Any) -> Callable[..., None]:
 @lru_cache(None)
 def update_staged(*made_for: Any) -> Callable[..., None]:
     """`updating_staged` on this thread."""
-    return jit(updating_staged(*made_for))  # type: ignore[no-any-return]
+    return jit(updating_staged(*made_for))
 
 
 @lru_cache(None)
@@ -283,7 +268,7 @@ def update_staged_on_threads(*made_for: Any) -> Callable[..., None]:
     """`updating_staged` of all strips, each by its thread, which has a part of `copies`."""
     serial = updating_staged(*made_for)
 
-    @spread  # type: ignore[untyped-decorator]
+    @spread
     def update_staged_on_threads(source: Any, where_M: Any, bag_I1: Any, row_I1: Any, index_N: Any, start_U1: Any, use_N: Any, row_U: Any,
                                  mean_U: Any, weights: Any, state0: Any, state1: Any, lr: Any, like: Any, copies: Any, thread_I: Any,
                                  threads: Any) -> None:
@@ -291,7 +276,7 @@ def update_staged_on_threads(*made_for: Any) -> Callable[..., None]:
         for t in prange(threads):
             serial(source, where_M, bag_I1, row_I1, index_N, start_U1, use_N, row_U, mean_U, weights, state0, state1, lr, like,
                    copies[t * size:(t + 1) * size], thread_I, t)
-    return update_staged_on_threads  # type: ignore[no-any-return]
+    return update_staged_on_threads
 
 
 @lru_cache(None)
@@ -299,9 +284,9 @@ def squares(width: int) -> Callable[..., None]:
     """fp64 sum of squares of each touched row's gradient: what strips of one row tell each other."""
     total = summed(width)
 
-    @jit  # type: ignore[untyped-decorator]
+    @jit
     def squares(gradients: Any, index_N: Any, start_U1: Any, use_N: Any, like: Any, U: Any, square_U: Any) -> None:
         for u in range(U):
             g = total(gradients, 1, index_N, use_N, get(start_U1, u), get(start_U1, u + 1), like)
             put(square_U, u, square_total(g))
-    return squares  # type: ignore[no-any-return]
+    return squares

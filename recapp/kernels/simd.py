@@ -32,7 +32,6 @@ from numba.extending import intrinsic, models, overload, register_model
 from recapp.kernels.links import CACHE_LINE_BYTES
 from recapp.kernels.reference import SQUARE_BLOCK
 
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False, "cache": True}
 I32 = ir.IntType(32)
 
 

@@ -1,4 +1,4 @@
-"""Compiled kernels are found again by the next process."""
+"""Compiled kernels are found again by the next process, as long as no source has changed."""
 
 import os
 import subprocess
@@ -11,7 +11,10 @@ from jobs import REPOSITORY, environment
 pytest.importorskip("numba")
 TESTS = Path(__file__).parents[1]
 TRAIN = """
-import sys, test_long_bags, test_threads, torch
+import sys
+from recapp.kernels import numba_disk
+numba_disk.digest = lambda: sys.argv[3]
+import test_long_bags, test_threads, torch
 from engine_cases import make_tables
 from recapp.distributed.comm import Comm
 torch.set_num_threads(int(sys.argv[2]))
@@ -25,19 +28,35 @@ else:
 """
 
 
+def files_after_training(folder, bags, threads, sources):
+    """Of kernels, and when they were written."""
+    path = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "distributed")))
+    subprocess.run([sys.executable, "-c", TRAIN, bags, threads, sources], check=True,
+                   env=environment(PYTHONPATH=path, NUMBA_CACHE_DIR=str(folder), NUMBA_NUM_THREADS="2"))
+    return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.nb?")}
+
+
 @pytest.mark.parametrize(("bags", "threads", "some"), [
     ("single", "1", {"pooling_8_False", "updating_recapp"}),
     pytest.param("short", "2", {"pool_on_threads", "pool_staged_on_threads", "update_on_threads", "squares"}, marks=pytest.mark.full),
     pytest.param("long", "1", {"updating_staged"}, marks=pytest.mark.full),
     pytest.param("long", "2", {"update_staged_on_threads"}, marks=pytest.mark.full)])
 def test_a_second_process_compiles_nothing(tmp_path, bags, threads, some):
-    path = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "distributed")))
-
-    def files_after_training():
-        subprocess.run([sys.executable, "-c", TRAIN, bags, threads], check=True,
-                       env=environment(PYTHONPATH=path, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_NUM_THREADS="2"))
-        return {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb?")}
-
-    first = files_after_training()
+    first = files_after_training(tmp_path, bags, threads, "before")
     assert all(any(f".{kernel}" in name for name in first) for kernel in some), sorted(first)
-    assert files_after_training() == first
+    assert files_after_training(tmp_path, bags, threads, "before") == first
+
+
+@pytest.mark.full
+def test_a_change_in_any_source_compiles_anew(tmp_path):
+    first, changed = (files_after_training(tmp_path, "single", "1", sources) for sources in ("before", "after"))
+    assert changed.keys() == first.keys() and all(changed[name] > first[name] for name in first if "numba_" in name)
+
+
+def test_the_digest_follows_every_file_that_kernels_are_made_of(monkeypatch):
+    from recapp.kernels import numba_disk
+
+    read, known = Path.read_bytes, []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: known.append(path.name) or read(path))
+    numba_disk.digest.__wrapped__()
+    assert {"simd.py", "links.py", "rules.py", "numba_integers.py", "numba_vectors.py"} <= set(known)

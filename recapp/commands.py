@@ -30,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp import settings
-from recapp.console import check_format, note, short_path, tracebacks_wanted
+from recapp.console import check_format, note, short_path, stop_printing, tracebacks_wanted
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
 from recapp.distributed.place import outside_rank, shared_run_name
 from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
@@ -213,6 +213,10 @@ class _Jobs:
             plain = {**settings.to_plain(config, whole=whole), "choices": job.choices}
             check_format(plain["format"])
             result = self.task(plain, job)
+        except BrokenPipeError:  # `| head` has seen enough: there is nothing to say, and nobody to say it to
+            stop_printing()
+            self.failed += 1
+            result = None
         except Exception as error:
             self._failed(error, job)
             result = None  # no word from Hydra, and the next job; to a sweeper this is a failed job, too

@@ -160,6 +160,11 @@ def tracebacks_wanted() -> bool:
     return os.environ.get("RECAPP_TRACEBACK") == "1"
 
 
+def stop_printing() -> None:
+    """Sends what is still printed nowhere: whoever read standard output has ended."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def note(text: str) -> None:
     """Says something on the way, on standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """A worker that trains nothing: each rank does what `model.ranks` says, and those without a word wait to be ended.
 
-`fine` leaves at once, `mute` without a result; `raise`, `refuse`, `exit`, `kill` fail, each in its way; `late` fails because of a peer,
+`fine` leaves at once, `mute` without a result; `raise`, `refuse`, `unread`, `exit`, `kill` fail, each in its way; `late` fails because of a peer,
 slowly.
 """
 
@@ -34,6 +34,10 @@ def act(word: str, rank: int) -> None:
         raise RuntimeError(f"boom in rank {rank}")
     if word == "refuse":
         raise DataError("dataset.path=nowhere: there is no such directory")
+    if word == "unread":
+        reading, writing = os.pipe()
+        os.close(reading)
+        os.write(writing, b"a line")
     if word == "exit":
         print("about to leave", file=sys.stderr)
         sys.exit(3)

@@ -334,3 +334,13 @@ def test_help_and_misspelt_settings_load_neither_torch_nor_lightning(tmp_path):
                          capture_output=True, text=True, check=True)
     assert ran.stdout == "1 []\n"
     assert ran.stderr.startswith("error: unknown setting trainer.max_stepz: did you mean trainer.max_steps")
+
+
+# ---- nobody reads what is printed
+
+
+@pytest.mark.parametrize(("shell", "printed"), [("| head -1", "table_wise: the whole table on one rank\n"), (">&-", "")])
+def test_a_reader_that_has_seen_enough_is_no_error(place, shell, printed):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    ran = subprocess.run(f"{sys.executable} -u -m recapp.plan types {shell}", shell=True, env=environment, capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == (printed, "")

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 
@@ -30,6 +30,8 @@ def end_process(code: int) -> NoReturn:
     """Ends the process as `sys.exit` does, threads and exit hooks included, but leaves its objects to the system."""
     threading._shutdown()       # type: ignore[attr-defined]  # waits for threads that are not daemons, and for those of executors
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:                      # a shell may have closed it
+            with suppress(BrokenPipeError):         # whoever read it has seen enough
+                stream.flush()
     os._exit(code)

@@ -27,6 +27,7 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.distributed.interpreter import end_process
 from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
+from recapp.errors import LaunchError
 
 ARROW_RESERVE_KIB = "65536"  # pyarrow's allocator takes 1 GiB at once else, which a limit on memory counts whether used or not
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set by elastic for each rank
@@ -76,7 +77,7 @@ def as_rank() -> Iterator[None]:
     """Inside, this process is a rank: it does not outlive SIGTERM, and an exception is written where torch elastic looks for it.
 
     Raises:
-        LaunchError: Ranks were started by hand, without what they need to meet.
+        LaunchError: Ranks were started by hand, without what they need to meet; or nobody reads what this one prints.
     """
     faulthandler.enable()
     _leave_after_sigterm()
@@ -85,6 +86,10 @@ def as_rank() -> Iterator[None]:
         if place := place_of():
             _fit_in(place)
         yield
+    except BrokenPipeError as error:
+        said = LaunchError("nobody reads standard output any more (a pipe whose reader has ended): send it to a file, or keep the reader")
+        write_error_file(said)
+        raise said from error
     except Exception as error:
         if getattr(error, "secondhand", False):
             time.sleep(SECONDS_FOR_THE_SOURCE)

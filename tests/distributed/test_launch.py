@@ -68,6 +68,11 @@ def test_rank_0_speaks_for_all_and_the_others_into_files(start, capfd):
     assert log.read_text() == "rank 1 speaks\n"
 
 
+def test_a_rank_whose_output_nobody_reads_says_so(start):
+    error, _ = start("unread", "wait")
+    assert isinstance(error, LaunchError) and str(error).startswith("nobody reads standard output any more")
+
+
 def test_nothing_of_an_outer_launcher_reaches_the_ranks_and_nothing_of_them_stays_here(start, monkeypatch):
     for name, value in {"RANK": "77", "LOCAL_RANK": "5", "WORLD_SIZE": "99", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1",
                         "TORCHELASTIC_RUN_ID": "outer", "GROUP_RANK": "3", "TORCHELASTIC_OF_OUTER": "1"}.items():

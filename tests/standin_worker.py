@@ -1,7 +1,7 @@
 """A worker that trains nothing: each rank does what `model.ranks` says, and those without a word wait to be ended.
 
-`fine` leaves at once, `mute` without a result; `raise`, `refuse`, `unread`, `exit`, `kill` fail, each in its way; `late` fails because of a peer,
-slowly.
+`fine` leaves at once, `mute` without a result; `raise`, `refuse`, `unread`, `exit`, `kill` fail, each in its way; `late` fails because of
+a peer, slowly.
 """
 
 import json

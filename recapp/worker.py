@@ -6,7 +6,6 @@
 the settings are plain. Rank 0 speaks.
 """
 
-import gc
 import os
 import sys
 import warnings
@@ -15,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from recapp.console import print_table, short_path
-from recapp.distributed.interpreter import loading
+from recapp.distributed.interpreter import keep_what_is_loaded, loading
 from recapp.distributed.place import place_of
 from recapp.distributed.rank_process import rank_main
 from recapp.reporting.record import write_metrics
@@ -40,7 +39,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
         from recapp.distributed.resources import keep_freed_memory
 
         _quiet()
-    gc.freeze()
+    keep_what_is_loaded()
     if settings["launch"].get("keep_freed_memory", True):
         keep_freed_memory()
     torch.set_float32_matmul_precision("high")

@@ -26,6 +26,12 @@ def loading() -> Iterator[None]:
             gc.enable()
 
 
+def keep_what_is_loaded() -> None:
+    """Has the collector pass over what is there now. Once in a process: the next run in it would keep the garbage of the one before."""
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
 def end_process(code: int) -> NoReturn:
     """Ends the process as `sys.exit` does, threads and exit hooks included, but leaves its objects to the system."""
     threading._shutdown()       # type: ignore[attr-defined]  # waits for threads that are not daemons, and for those of executors

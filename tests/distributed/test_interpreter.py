@@ -1,0 +1,50 @@
+"""What is done about Python's costs at both ends of a process loses nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+KEEP = """
+import gc, weakref
+from recapp.distributed.interpreter import keep_what_is_loaded, loading
+
+class Run: pass
+
+with loading():
+    assert not gc.isenabled()
+assert gc.isenabled()
+keep_what_is_loaded()
+kept = gc.get_freeze_count()
+run = Run()
+run.itself, gone = run, weakref.ref(run)
+del run
+keep_what_is_loaded()
+gc.collect()
+assert kept > 0 and gone() is None
+"""
+
+END = """
+import atexit, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from recapp.distributed.interpreter import end_process
+
+def later():
+    time.sleep(.1)
+    print("thread")
+
+atexit.register(print, "hook")
+threading.Thread(target=later).start()
+ThreadPoolExecutor().submit(later)
+end_process(int(sys.argv[1]))
+"""
+
+
+def test_a_process_that_runs_twice_keeps_nothing_of_the_first_run():
+    subprocess.run([sys.executable, "-c", KEEP], check=True)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_process_ends_after_its_threads_and_hooks_with_its_code_and_all_it_said(code):
+    ran = subprocess.run([sys.executable, "-c", END, str(code)], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout.split(), ran.stderr) == (code, ["thread", "thread", "hook"], "")

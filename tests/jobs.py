@@ -4,6 +4,7 @@ A command starts fresh processes and costs most of ten seconds; ranks that live 
 once, and a small job takes one. What a rank prints lands in `JOB/rank<r>.out` and `.err`.
 """
 
+import gc
 import json
 import multiprocessing as mp
 import os
@@ -153,6 +154,7 @@ def _serve(rank, python_path, pipe):
         pipe.send(failure)
         if failure:
             leave_process_group()
+        gc.collect()        # a run's model, rings and trainer refer to each other
     os._exit(0)     # the interpreter would take seconds over torch
 
 

@@ -36,6 +36,11 @@ def end_process(code: int) -> NoReturn:
     """Ends the process as `sys.exit` does, threads and exit hooks included, but leaves its objects to the system."""
     threading._shutdown()       # type: ignore[attr-defined]  # waits for threads that are not daemons, and for those of executors
     atexit._run_exitfuncs()
+    end_at_once(code)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """Ends the process with all that it has said, and waits for nothing."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:                      # a shell may have closed it
             with suppress(BrokenPipeError):         # whoever read it has seen enough

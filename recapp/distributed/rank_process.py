@@ -13,7 +13,6 @@ import faulthandler
 import json
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -25,7 +24,7 @@ from typing import Any, NoReturn
 
 import yaml  # type: ignore[import-untyped]
 
-from recapp.distributed.interpreter import end_process
+from recapp.distributed.interpreter import end_at_once, end_process
 from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
 from recapp.errors import LaunchError
 
@@ -57,9 +56,7 @@ def rank_main(body: Body) -> NoReturn:
     except Exception:
         if ERROR_FILE not in os.environ:
             raise
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        end_at_once(1)
     end_process(0)
 
 
@@ -130,9 +127,7 @@ def let_rank_0_speak() -> None:
 def leave(code: int) -> NoReturn:
     """Ends the process of a command; a rank that has failed does not wait for threads and for peers that wait for it."""
     if code and outside_rank() is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_at_once(code)
     end_process(code)
 
 

@@ -23,6 +23,11 @@ jit = compiled()
 spread = compiled(parallel=True)
 
 
+def alone(make: Callable[..., Callable[..., None]]) -> Any:
+    """What makes kernels for one thread, of what makes their common part with the other threads' kernels."""
+    return lru_cache(None)(lambda *made_for: jit(make(*made_for)))
+
+
 @lru_cache(None)
 def summed(width: int) -> Callable[..., Any]:
     """The sum of weights[k] * source[index[k] * unit : +width] over k in begin .. end, added in that order.
@@ -83,14 +88,11 @@ def pooling(width: int, streamed: bool) -> Callable[..., None]:
     return pooling
 
 
-@lru_cache(None)
-def pool(width: int, streamed: bool = False) -> Callable[..., None]:
-    """`pooling` on this thread."""
-    return jit(pooling(width, streamed))
+pool = alone(pooling)
 
 
 @lru_cache(None)
-def pool_on_threads(width: int, streamed: bool = False) -> Callable[..., None]:
+def pool_on_threads(width: int, streamed: bool) -> Callable[..., None]:
     """`pooling` of bags edge[t] .. edge[t + 1] on each thread."""
     serial = pooling(width, streamed)
 
@@ -129,10 +131,7 @@ def pooling_staged(width: int) -> Callable[..., None]:
     return pooling_staged
 
 
-@lru_cache(None)
-def pool_staged(width: int) -> Callable[..., None]:
-    """`pooling_staged` on this thread."""
-    return jit(pooling_staged(width))
+pool_staged = alone(pooling_staged)
 
 
 @lru_cache(None)
@@ -222,10 +221,7 @@ def updating(step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...],
     return updating
 
 
-@lru_cache(None)
-def update(*made_for: Any) -> Callable[..., None]:
-    """`updating` on this thread."""
-    return jit(updating(*made_for))
+update = alone(updating)
 
 
 @lru_cache(None)
@@ -257,10 +253,7 @@ def updating_staged(*made_for: Any) -> Callable[..., None]:
     return updating_staged
 
 
-@lru_cache(None)
-def update_staged(*made_for: Any) -> Callable[..., None]:
-    """`updating_staged` on this thread."""
-    return jit(updating_staged(*made_for))
+update_staged = alone(updating_staged)
 
 
 @lru_cache(None)

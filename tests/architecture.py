@@ -39,7 +39,7 @@ THIRD_PARTIES = {
 }
 """Where a third party is at home: rooms or files, below the package."""
 
-FILE_LINES, FUNCTION_LINES, PACKAGE_LINES = 350, 60, 15_000
+FILE_LINES, FUNCTION_LINES = 350, 60
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def wrong_rooms(files: list[File]) -> list[str]:
 
 
 def wrong_sizes(files: list[File]) -> list[str]:
-    """Files and functions above their budgets, and the package above its own."""
+    """Files and functions above their budgets."""
     found = [f"{file.name} has {n} lines, above {FILE_LINES}" for file in files if (n := len(file.text.splitlines())) > FILE_LINES]
     for file in files:
         for node in ast.walk(file.tree):
@@ -171,16 +171,7 @@ def wrong_sizes(files: list[File]) -> list[str]:
                 lines = node.end_lineno - node.lineno + 1
                 if lines > FUNCTION_LINES:
                     found.append(f"{file.name}:{node.lineno}: {node.name} has {lines} lines, above {FUNCTION_LINES}")
-    code = sum(map(_code_lines, files))
-    return found + ([f"the package has {code} lines of code, above {PACKAGE_LINES}"] if code > PACKAGE_LINES else [])
-
-
-def _code_lines(file: File) -> int:
-    """Lines that are neither blank nor comment nor a text that stands alone, as docstrings do."""
-    texts = {line for node in ast.walk(file.tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-             for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
-    lines = enumerate(file.text.splitlines(), 1)
-    return sum(bool(line.strip()) and not line.lstrip().startswith("#") and n not in texts for n, line in lines)
+    return found
 
 
 def missing_docstrings(files: list[File]) -> list[str]:

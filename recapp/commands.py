@@ -30,7 +30,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp import settings
-from recapp.console import check_format, note, short_path, stop_printing, tracebacks_wanted
+from recapp.check_settings import checked, touched_by
+from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
 from recapp.distributed.place import outside_rank, shared_run_name
 from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
@@ -126,7 +127,6 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
     Raises:
         RecappError: A setting that cannot be, or what a rank has raised.
     """
-    settings.check_values(config)
     rank = outside_rank()
     ranks = 0 if rank is not None else rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
     if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
@@ -208,10 +208,9 @@ class _Jobs:
         if job.number is not None:
             note(f"\njob {job.number}: {' '.join(job.overrides)}")
         try:
-            settings.refuse_unknown_additions(self.name, job.overrides)
             whole = not settings.names_checkpoint(config)
-            plain = {**settings.to_plain(config, whole=whole), "choices": job.choices}
-            check_format(plain["format"])
+            plain = checked(settings.to_plain(config, whole=whole), self.name, touched_by(job.overrides))
+            plain |= {"choices": job.choices}
             result = self.task(plain, job)
         except BrokenPipeError:  # `| head` has seen enough: there is nothing to say, and nobody to say it to
             stop_printing()

@@ -11,7 +11,6 @@ command line says replaces them (`compose_over`), not the defaults of today.
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,13 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recapp.check_settings import checked, known_part, touched_by, unknown
+from recapp.console import note
 from recapp.distributed.launch import rank_count
 from recapp.distributed.place import started_outside
-from recapp.distributed.transport import TRANSPORTS
 from recapp.errors import ConfigError, suggest
-from recapp.kernels.backend import BACKENDS
 
 HYDRA_VERSION_BASE = "1.3"
-LEAST = {  # settings that are whole numbers, and the smallest that makes sense; those that may be null are left out when they are
-    "seed": 0, "trainer.max_epochs": 1, "trainer.max_steps": 1, "trainer.val_check_interval": 1, "trainer.log_every_n_steps": 1,
-    "trainer.look_ahead": 0,
-    "dataset.batch_size": 1, "dataset.val_batch_size": 1, "dataset.lanes": 1, "dataset.shuffle_rows": 0, "dataset.num_workers": 0,
-    "topology.hosts": 1, "topology.ranks": 1, "topology.memory_bytes": 0, "topology.reserve_bytes": 0, "tables.max_rows": 1,
-}  # fmt: skip
-ONE_OF = {"trainer.accelerator": ("auto", "cpu", "gpu", "cuda"), "topology.transport": TRANSPORTS,
-          "topology.backend": BACKENDS, "topology.payload": ("full", "bf16", "fp16"), "trainer.compile": (False, True)}
 PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"), ("topology", "hardware"),
          ("plan", "path"))
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
@@ -53,7 +44,6 @@ ADVICE = (  # what Hydra says: what to do
     (r"Ambiguous value for argument '(.*)'", "{0}: put -m in front for one job for each value, or brackets around a list"),
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
-NO_END = ("trainer.max_epochs", "trainer.max_steps")  # -1 is allowed there
 OF_THE_INVOCATION = ("format",)  # said for one command, never taken over from a checkpoint
 
 
@@ -104,27 +94,6 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def check_values(config: Mapping[str, Any]) -> None:
-    """Refuses numbers and words that Hydra takes and that only a later stage, or nobody, would stumble over.
-
-    Raises:
-        ConfigError: Naming the setting, its value and what is allowed.
-    """
-    if isinstance(dataset := config.get("dataset"), Mapping) and not dataset.get("path", True):
-        raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
-    for name in (*LEAST, *ONE_OF):
-        group, _, key = name.rpartition(".")
-        holder = config.get(group) if group else config
-        value = holder.get(key) if isinstance(holder, Mapping) else None
-        if value is None:
-            continue
-        if name in ONE_OF:
-            if value not in ONE_OF[name]:
-                raise ConfigError(f"{name}={value}: {suggest(str(value), [str(allowed).lower() for allowed in ONE_OF[name]])}")
-        elif not isinstance(value, int) or isinstance(value, bool) or (value < LEAST[name] and not (name in NO_END and value == -1)):
-            raise ConfigError(f"{name}={value}: must be a whole number of at least {LEAST[name]}")
-
-
 def check_data(config: Mapping[str, Any]) -> None:
     """Refuses, before ranks are started, what each of them would refuse some seconds later: files that are not there, other
     data where some are to be generated, too few lanes.
@@ -134,7 +103,6 @@ def check_data(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError, DataError: As a rank would say it.
     """
-    check_values(config)
     if started_outside():
         return
     from recapp.dataset.order import check_order
@@ -174,17 +142,6 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def refuse_unknown_additions(primary: str, overrides: Iterable[str]) -> None:
-    """Raises ConfigError where a `+` adds a top-level setting that nothing reads: Hydra adds whatever stands behind it."""
-    tops = [re.split(r"[=.@/]", override.lstrip("+"), maxsplit=1)[0] for override in overrides if override[:1] == "+"]
-    if all(_is_group(top) for top in tops):
-        return
-    known = [*(str(key) for key in compose(primary) if key != "hydra"), *ADDED_GROUPS]
-    for top in tops:
-        if top not in known and not _is_group(top):
-            raise ConfigError(f"unknown setting {top}: {suggest(top, known)}")
-
-
 # ---- a checkpoint's settings
 
 
@@ -218,6 +175,10 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
         ConfigError: An override names a setting that neither has; with close matches.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
+    choices = dict(stored.get("choices") or {})
+    stored, dropped = known_part({key: value for key, value in stored.items() if key != "choices"}, primary)
+    if dropped:
+        note(f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out")
     parsed = [override for override in parsed if not override.is_hydra_override()]
     groups = [override for override in parsed if _is_group(override.key_or_group)]
     result = {key: value for key, value in stored.items() if key not in OF_THE_INVOCATION}
@@ -236,8 +197,8 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
         raise ConfigError(in_one_line(error, known)) from error
     OmegaConf.set_struct(config, False)
     said = {override.key_or_group: override.value() for override in groups}
-    config.choices = {**result.get("choices", {}), **{group: str(option) for group, option in said.items() if option}}
-    return to_plain(config)
+    chosen = {**choices, **{group: str(option) for group, option in said.items() if option}}
+    return checked(to_plain(config), primary, touched_by(overrides)) | {"choices": chosen}
 
 
 def _is_group(name: str) -> bool:
@@ -317,15 +278,12 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:
-    top, (home, _, leaf) = name.partition(".")[0], name.rpartition(".")
+    top, (home, _, _) = name.partition(".")[0], name.rpartition(".")
     if top in ADDED_GROUPS and (top not in known or (home in known and home != top)):
         return f"{name}: nothing is set there by default, so it needs a plus: +{name}=..."
     if not name.startswith("hydra."):
         known = [key for key in known if key.partition(".")[0] != "hydra"]
-    same = [key for key in known if key.rpartition(".")[2] == leaf]
-    beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == home}
-    close = [beside[match] for match in get_close_matches(leaf, beside)]
-    return f"unknown setting {name}: {suggest(name, close or same or beside.values() or known)}"
+    return unknown(name, known)
 
 
 def _first_line(error: BaseException) -> str:

@@ -118,6 +118,7 @@ def resolved(name, overrides):
     from omegaconf import OmegaConf
 
     from recapp import settings
+    from recapp.check_settings import checked, touched_by
     from recapp.commands import Job
 
     overrides = [str(override) for override in overrides]
@@ -125,9 +126,8 @@ def resolved(name, overrides):
     choices = settings.choices(composed.hydra)
     config = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
     plain = settings.to_plain(config, whole=not settings.names_checkpoint(config))
-    whole = import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, Job(Path(), tuple(overrides), choices))
-    settings.check_values(whole)
-    return whole
+    plain = checked(plain, name, touched_by(overrides))
+    return import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, Job(Path(), tuple(overrides), choices))
 
 
 def _serve(rank, python_path, pipe):

@@ -1,7 +1,11 @@
 """A configuration for tests of commands and launching: the real files that matter to them, and groups small enough to read."""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from recapp.groups import ABSENT, Command
 
 REAL = Path(__file__).resolve().parents[1] / "conf"
 
@@ -28,6 +32,23 @@ FILES = {
         trainer: {max_steps: 100}
     """,
 }
+
+
+@dataclass
+class Settings(Command):
+    """What its commands know; groups may hold anything."""
+
+    seed: Any = 1
+    ckpt_path: str | None = None
+    subject: Any = ABSENT
+    dataset: dict[str, Any] = ABSENT
+    model: dict[str, Any] = ABSENT
+    trainer: dict[str, Any] = ABSENT
+    launch: dict[str, Any] = ABSENT
+    plan: dict[str, Any] = ABSENT
+
+
+COMMANDS = {"train": Settings, "show": Settings}
 
 
 def write(folder: Path) -> Path:

@@ -4,8 +4,11 @@ import os
 import sys
 from pathlib import Path
 
-from recapp import settings, train
+import standin_conf
 
+from recapp import groups, settings, train
+
+groups.COMMANDS.update(standin_conf.COMMANDS)
 settings.conf_dir = lambda: Path(os.environ["STANDIN_CONF"])
 
 if __name__ == "__main__":

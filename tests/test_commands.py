@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import standin_conf
 
-from recapp import commands, settings
+from recapp import commands, groups, settings
 from recapp.errors import ConfigError, DataError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -21,6 +21,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "conf").mkdir()
     conf = standin_conf.write(tmp_path / "conf")
     monkeypatch.setattr(settings, "conf_dir", lambda: conf)
+    monkeypatch.setattr(groups, "COMMANDS", standin_conf.COMMANDS)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "RECAPP_TRACEBACK"):
@@ -129,7 +130,7 @@ def test_help_and_cfg_answer_without_running_anything(place, capsys):
     ("--cfg", "argument --cfg/-c: expected one argument"),
     ("dataset=null", "Config group override must be a string or a list"),
     ("dataset.path=${nope}", "dataset.path: Interpolation key 'nope' not found"),
-    ("format=xml", "format=xml: choose one of text, json"),
+    ("format=xml", "format=xml: known: json, text"),
 ])
 def test_a_wrong_command_line_is_one_line_and_code_1(argv, said, capsys):
     assert run(*argv.split(" ")) == (1, [])

@@ -12,7 +12,8 @@ from recapp import plan
 from recapp.planner.explain import analyze_plan
 from recapp.planner.hardware import read_hardware
 from recapp.reporting.performance import write_performance, write_predicted
-from recapp.settings import check_values, compose, to_plain
+from recapp.check_settings import checked
+from recapp.settings import compose, to_plain
 from recapp.sharding.plan_file import read_plan
 
 IN_README = [c for c in commands(line for block in fenced("sh") for line in block.splitlines()) if c.name == "plan"]
@@ -123,7 +124,8 @@ def test_calibration_ends_with_a_short_run_priced_with_its_file(place):
     composed = compose("plan", ["trainer.devices=3", "topology.transport=gloo"])
     asked = to_plain(OmegaConf.masked_copy(composed, ["trainer", "topology", "launch"]))
     told = plan._short_run(asked, "mine.yaml", place / "logs")
-    check_values(told)
+    choices = told.pop("choices")
+    assert checked(told, "train") == told and choices == {}
     assert told["topology"]["hardware"] == str(place / "mine.yaml") and told["topology"]["transport"] == "gloo"
     assert told["trainer"]["devices"] == 3 and told["dataset"]["batch_size"] == 3 * plan.RUN_BATCH
     assert told["dataset"]["generate"]["rows"] > told["dataset"]["batch_size"] * told["trainer"]["max_steps"]
@@ -193,7 +195,7 @@ def test_this_machine_is_calibrated_and_plans_are_priced_with_it(place, answer):
     (["check"], ("path must be given",)),
     (["check", "path=nowhere"], ("path=", "no run there")),
     (["scale", "ranks=8"], ("ranks=8", "list")),
-    (["scale", "plans=[best,rowwise]"], ("plans=rowwise", "row_wise")),
+    (["scale", "plans=[best,rowwise]"], ("plans=[best, rowwise]: rowwise: did you mean row_wise",)),
     (["explan"], ("unknown verb explan", "explain")),
 ])
 def test_what_cannot_be_is_refused_in_one_line(arguments, parts, capsys):

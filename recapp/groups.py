@@ -1,0 +1,328 @@
+"""Every setting there is: a dataclass for each group of `conf/`, and one for each command.
+
+A field is a setting: its annotation says what it may be (`recapp/values.py`), its default is that of the group's first
+option, and what it means stands as a comment in `conf/`, where people look. Keys that no dataclass has are refused, so
+that no setting is accepted that nothing reads. `Made` marks a mapping with a `_target_`: its keys are the arguments of
+that constructor, whatever it is. `ABSENT` marks a setting that some options of a group have and others do not.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from recapp.values import Within
+
+Positive = Annotated[int, Within(1)]
+Natural = Annotated[int, Within(0)]
+Share = Annotated[float, Within(above=0, most=1)]
+Paths = str | list[str]
+ShardingType = Literal[
+    "data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard"
+]
+Metric = Literal["auc", "log_loss", "normalized_entropy", "calibration"]
+Mode = Literal["auto", "unique", "pooled"]
+Storage = Literal["fp32", "fp64", "fp16", "bf16"]
+IdRule = Literal["error", "hash", "clamp", "drop"]
+
+
+class _Absent:
+    """A setting that is not there unless an option or the command line adds it."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Any = _Absent()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A mapping whose `_target_` names a constructor; the other keys are its arguments.
+
+    Args:
+        given: Arguments that recapp gives by name.
+        positional: How many arguments recapp gives by position.
+    """
+
+    given: tuple[str, ...] = ()
+    positional: int = 0
+
+
+Model = Annotated[dict[str, Any], Made(("embedding_bag_collection", "dense_in_features"))]
+DenseOptimizer = Annotated[dict[str, Any], Made(positional=1)]
+RowRule = Annotated[dict[str, Any], Made()]
+Schedule = Annotated[dict[str, Any], Made(positional=1)]
+Callback = Annotated[dict[str, Any], Made()]
+Logger = Annotated[dict[str, Any], Made(("save_dir",))]
+
+
+@dataclass
+class Generate:
+    """`dataset.generate`: data that recapp writes itself."""
+
+    kind: Literal["criteo", "sample"] = "criteo"
+    rows: Positive = 200_000
+    seed: Natural = 1
+    separability: Annotated[float, Within(0)] = 1.0
+
+
+@dataclass
+class Dataset:
+    """`dataset`: files, columns, order."""
+
+    path: Paths
+    val_path: Paths | None = None
+    test_path: Paths | None = None
+    val_share: Annotated[float, Within(0)] | str = "1/7"
+    naming: Literal["exact", "criteo"] = "exact"
+    label: str | None = "label"
+    dense: list[str] = field(default_factory=list)
+    sparse: list[str] = field(default_factory=list)
+    dense_transform: Literal["log1p", "log3", "none"] = "log1p"
+    id_rule: IdRule = "hash"
+    cardinality: list[Positive] | None = None
+    table_rows: list[Positive] | None = None
+    table_dims: dict[str, Positive] | None = None
+    batch_size: Positive = 1024
+    val_batch_size: Positive | None = 4096
+    lanes: Positive = 16
+    shuffle_rows: Natural = 4096
+    num_workers: Natural = 0
+    generate: Generate | None = None
+
+
+@dataclass
+class TablesOfDataset:
+    """`tables=from_dataset`: a table for each sparse column."""
+
+    source: Literal["from_dataset"] = "from_dataset"
+    dim: Positive = 16
+    max_rows: Positive = 200_000
+    data_type: Storage = "fp32"
+    pooling: Literal["sum", "mean"] = "sum"
+    id_rule: IdRule | None = None
+    init_range: Annotated[float, Within(0)] | None = None
+
+
+@dataclass
+class ListedTable:
+    """A table that is written out, as `recapp.tables.config.EmbeddingBagConfig` takes it."""
+
+    name: str
+    num_embeddings: Positive
+    embedding_dim: Positive
+    feature_names: list[str]
+    pooling: Literal["sum", "mean"] = ABSENT
+    data_type: Storage = ABSENT
+    id_rule: IdRule = ABSENT
+    init_range: Annotated[float, Within(0)] | None = ABSENT
+
+
+@dataclass
+class ListedTables:
+    """`tables=sample`: tables that are written out."""
+
+    source: Literal["list"]
+    tables: list[ListedTable]
+
+
+@dataclass
+class Optimizer:
+    """`optimizer`: of the dense part and of the tables."""
+
+    dense: DenseOptimizer
+    sparse: RowRule
+    schedule: Schedule | None = None
+
+
+@dataclass
+class Metrics:
+    """`metrics`: what is measured."""
+
+    names: list[Metric] = field(
+        default_factory=lambda: ["auc", "log_loss", "normalized_entropy", "calibration"]
+    )
+
+
+@dataclass
+class Trainer:
+    """`trainer`: recapp's own settings and those of Lightning's Trainer, whose others can be added with a plus."""
+
+    others: ClassVar[str] = "lightning.pytorch.Trainer"
+    refused: ClassVar[dict[str, str]] = {
+        "strategy": "recapp's own shards the tables; +plan=... says how, topology=... on what",
+        "logger": "choose loggers by logger=..., or add one by +logger.NAME._target_=...",
+        "callbacks": "choose callbacks by callbacks=..., or add one by +callbacks.NAME._target_=...",
+        "enable_checkpointing": "the last checkpoint is always kept; callbacks=none keeps no other",
+        "enable_model_summary": "layers, plan and ranks are always printed before the first step",
+        "num_sanity_val_steps": "there is no validation before the first step; trainer.val_check_interval=1"
+        " trainer.max_steps=1 tries one",
+        "num_nodes": "torchrun or srun say how many hosts there are",
+        "default_root_dir": "hydra.run.dir=DIR says where a run writes",
+        "use_distributed_sampler": "every rank reads its own lanes of the data (dataset.lanes)",
+        "inference_mode": "validation needs no gradients as it is",
+        "accumulate_grad_batches": "tables are updated in every backward; use a larger dataset.batch_size",
+    }
+
+    devices: Positive | Literal["auto"] = "auto"
+    accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
+    precision: Literal[
+        "32-true", "64-true", "bf16-mixed", "bf16-true", "16-true", "32", "64", "bf16", 32, 64
+    ] = "32-true"
+    max_epochs: Positive | Literal[-1] | None = None
+    max_steps: Positive | Literal[-1] | None = None
+    val_check_interval: Positive | Share | None = None
+    limit_train_batches: Positive | Share | None = None
+    limit_val_batches: Natural | Annotated[float, Within(0, 1)] | None = None
+    gradient_clip_val: Annotated[float, Within(0)] | None = None
+    log_every_n_steps: Positive = 20
+    enable_progress_bar: bool = True
+    look_ahead: Natural = 1
+    compile: bool = False
+
+
+@dataclass
+class Launch:
+    """`launch`: how ranks are started."""
+
+    port: Annotated[int, Within(0, 65535)] = 0
+    keep_freed_memory: bool = True
+
+
+@dataclass
+class Planner:
+    """`planner`: what the planner may decide."""
+
+    mode: Mode = "auto"
+    constraints: dict[str, dict[str, Any]] | None = None
+
+
+@dataclass
+class Plan:
+    """`plan`: rules by hand, single tables, or a file."""
+
+    name: str = ABSENT
+    rules: list[dict[str, Any]] = ABSENT
+    mode: Mode = ABSENT
+    column_width: Positive = ABSENT
+    tables: dict[str, ShardingType] = ABSENT
+    deal: Literal["balanced", "round_robin"] = ABSENT
+    dp_max_rows: Natural = ABSENT
+    path: str = ABSENT
+
+
+@dataclass
+class Topology:
+    """`topology`: the machines."""
+
+    hosts: Positive | None = None
+    memory_bytes: Natural | None = None
+    reserve_bytes: Natural = 134_217_728
+    transport: Literal["auto", "gloo", "shared_memory"] = "auto"
+    backend: Literal["auto", "numba", "triton", "torch"] = "auto"
+    payload: Literal["full", "bf16", "fp16"] = "full"
+    ranks: Positive | None = None
+    hardware: str | dict[str, Any] | None = None
+
+
+# ---- commands
+
+
+@dataclass
+class Command:
+    """What every command has."""
+
+    format: Literal["text", "json"] = "text"
+
+
+@dataclass
+class Train(Command):
+    """`python -m recapp.train`."""
+
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 1
+    ckpt_path: str | None = None
+    dataset: Dataset = ABSENT
+    model: Model = ABSENT
+    tables: TablesOfDataset | ListedTables = ABSENT
+    optimizer: Optimizer = ABSENT
+    metrics: Metrics = ABSENT
+    trainer: Trainer = ABSENT
+    launch: Launch = ABSENT
+    planner: Planner = ABSENT
+    topology: Topology = ABSENT
+    logger: dict[str, Logger] = ABSENT
+    callbacks: dict[str, Callback] = ABSENT
+    plan: Plan = ABSENT
+
+
+@dataclass
+class Eval(Train):
+    """`python -m recapp.eval`."""
+
+    split: Literal["val", "test"] = "val"
+
+
+@dataclass
+class OnPaper(Command):
+    """`python -m recapp.plan`."""
+
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 1
+    statistics: Literal["auto", "assumed"] = "auto"
+    out: str | None = None
+    a: str | None = None
+    b: str | None = None
+    as_: Literal["plan", "hugectr"] = "plan"
+    path: str | None = None
+    ranks: list[Positive] = field(default_factory=list)
+    plans: list[Literal["best"] | ShardingType] | Literal["best"] | ShardingType = field(default_factory=list)
+    weak_batch: Positive = 512
+    dataset: Dataset = ABSENT
+    model: Model = ABSENT
+    tables: TablesOfDataset | ListedTables = ABSENT
+    optimizer: Optimizer = ABSENT
+    trainer: Trainer = ABSENT
+    launch: Launch = ABSENT
+    planner: Planner = ABSENT
+    topology: Topology = ABSENT
+    plan: Plan = ABSENT
+
+
+@dataclass
+class Benchmark:
+    """`bench`: what is measured against what."""
+
+    plan: str | list[str] | None = None
+    model: str | list[str] | None = None
+    torchrec_python: str | None = None
+    plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Bench(Command):
+    """`python -m recapp.bench`."""
+
+    workload: str | list[str] | None = None
+    threads: Positive | list[Positive] | None = None
+    transport: str | list[str] = "auto"
+    backend: Literal["auto", "numba", "triton", "torch"] = "auto"
+    ranks: Positive = 2
+    rounds: Positive = 7
+    round_seconds: Annotated[float, Within(above=0)] = 0.5
+    batch_size: Positive | list[Positive] | None = None
+    ids: Literal["uniform", "zipf"] | list[Literal["uniform", "zipf"]] = "uniform"
+    compile: bool = False
+    bag: Positive = 10
+    bench: Benchmark = ABSENT
+    tables: TablesOfDataset | ListedTables = ABSENT
+    dataset: Dataset = ABSENT
+    launch: Launch = ABSENT
+
+
+@dataclass
+class Report(Command):
+    """`python -m recapp.report`."""
+
+    path: str = ABSENT
+
+
+COMMANDS: dict[str, type] = {"train": Train, "eval": Eval, "plan": OnPaper, "bench": Bench, "report": Report}
+"""The settings of each command, by its name."""

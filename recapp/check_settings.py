@@ -17,10 +17,10 @@ from importlib import import_module
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from recapp.errors import ConfigError, suggest
 from recapp import groups
+from recapp.errors import ConfigError, RecappError, suggest
 from recapp.groups import ABSENT, Made
-from recapp.values import check_arguments, read, takes
+from recapp.values import check_arguments, read, shown, takes
 
 MISSING = "???"  # what Hydra calls a setting that must be given
 TARGET = "_target_"
@@ -125,7 +125,7 @@ class _Walk:
         """Check a setting that the dataclass does not have, but whose constructor takes it."""
         refused = getattr(kind, "refused", {})
         if key in refused:
-            raise ConfigError(f"{prefix}{key}={value}: cannot be set: {refused[key]}")
+            raise ConfigError(f"{prefix}{key}={shown(value)}: cannot be set: {refused[key]}")
         names = [name for name in names_of(self.command) if name.startswith(prefix)]
         if others := getattr(kind, "others", None):
             home, _, target = others.rpartition(".")
@@ -146,7 +146,25 @@ class _Walk:
             wanted = {key: item for key, item in value.items() if key != TARGET}
             target = find_constructor(value[TARGET], name)
             check_arguments(target, wanted, name, given=made.given, positional=made.positional)
+            if made.tried:
+                _try(target, [_parameter() for _ in range(made.positional)], wanted, f"{name} ({value[TARGET]})")
         return value
+
+
+def _parameter() -> Any:
+    """What an optimiser is made for."""
+    import torch
+
+    return [torch.zeros(1, requires_grad=True)]
+
+
+def _try(target: Any, given: list[Any], wanted: Mapping[str, Any], name: str) -> None:
+    try:
+        target(*given, **wanted)
+    except RecappError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
 
 
 def find_constructor(target: str, name: str) -> Any:
@@ -179,6 +197,10 @@ def _check_together(config: Mapping[str, Any]) -> None:
         if not dataset.get("path", True):
             raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
         check_share(dataset.get("val_share", 0))
+    if (config.get("trainer") or {}).get("precision") == "16-mixed":
+        raise ConfigError(
+            "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss would reach them; use bf16-mixed"
+        )
     if isinstance(plan, Mapping) and "path" in plan and len(plan) > 1:
         other = next(key for key in plan if key != "path")
         raise ConfigError(f"plan.{other}: cannot be set beside plan.path, which is a whole plan: edit the file")

@@ -11,6 +11,7 @@ Only Hydra is imported here: `--help` and a misspelt setting are answered before
 
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
@@ -40,6 +41,7 @@ from recapp.reporting import record
 
 ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}; after Ctrl-C "status" as well
 INTERRUPTED = 128 + signal.SIGINT
+HELP = ("--help", "-h")
 RANKS_PER_CORE = 4  # more of them deserve a word
 
 
@@ -92,6 +94,10 @@ def run(
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         verb = _take_verb(name, verbs, arguments)
+        if set(HELP) & set(arguments):
+            print(_help(name, arguments), end="")
+            return 0
+        settings.check_groups(arguments)
         flags, overrides = _flags_and_overrides(arguments)
         first = (*_directory(writes, overrides), *settings.stored_choices(name, overrides))
         jobs = _Jobs(name, task, verb, first, writes, after)
@@ -251,6 +257,22 @@ class _Jobs:
             (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")
 
 
+def _help(name: str, arguments: Sequence[str]) -> str:
+    """The help of a command, or of the group named behind `--help`, under what else the command line says."""
+    from recapp.help_text import help_text
+
+    said = [argument for argument in arguments if argument not in HELP]
+    overrides = [argument for argument in said if "=" in argument]
+    words = [argument for argument in said if argument not in overrides and not argument.startswith("-")]
+    composed = settings.compose(name, [*settings.stored_choices(name, overrides), *overrides])
+    config: Any = OmegaConf.to_container(composed, resolve=False)
+    del config["hydra"]
+    columns = shutil.get_terminal_size((80, 24)).columns
+    words += [name for name, _, _ in (override.lstrip("+").partition("=") for override in overrides) if settings.is_group(name)]
+    only = words[0] if words else ""
+    return help_text(name, config, settings.choices(composed.hydra), settings.conf_dir(), only=only, columns=columns)
+
+
 def _directory(writes: bool, overrides: Sequence[str]) -> list[str]:
     """What Hydra is told about directories before the command line: none, a dated one of its own, or one for all ranks."""
     rank = outside_rank()
@@ -267,7 +289,7 @@ def _take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
     """Takes the verb off the front of the arguments; asking for help needs none."""
     first = arguments[0] if arguments else ""
     word = "" if "=" in first or first.startswith(("-", "+", "~")) else first
-    if not verbs or (not word and {"--help", "-h", "--hydra-help", "--version"} & set(arguments)):
+    if not verbs or (not word and {*HELP, "--hydra-help", "--version"} & set(arguments)):
         return ""
     if word not in verbs:
         wrong = f"unknown verb {word}: {suggest(word, verbs)}" if word else "a verb is missing"

@@ -41,15 +41,18 @@ class Made:
     Args:
         given: Arguments that recapp gives by name.
         positional: How many arguments recapp gives by position.
+        tried: Whether it is called once before ranks start, to hear what it says of the values: of constructors that do
+            nothing but make an object. The arguments that recapp gives by position are a parameter of one number.
     """
 
     given: tuple[str, ...] = ()
     positional: int = 0
+    tried: bool = False
 
 
 Model = Annotated[dict[str, Any], Made(("embedding_bag_collection", "dense_in_features"))]
-DenseOptimizer = Annotated[dict[str, Any], Made(positional=1)]
-RowRule = Annotated[dict[str, Any], Made()]
+DenseOptimizer = Annotated[dict[str, Any], Made(positional=1, tried=True)]
+RowRule = Annotated[dict[str, Any], Made(tried=True)]
 Schedule = Annotated[dict[str, Any], Made(positional=1)]
 Callback = Annotated[dict[str, Any], Made()]
 Logger = Annotated[dict[str, Any], Made(("save_dir",))]
@@ -166,7 +169,7 @@ class Trainer:
     devices: Positive | Literal["auto"] = "auto"
     accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
     precision: Literal[
-        "32-true", "64-true", "bf16-mixed", "bf16-true", "16-true", "32", "64", "bf16", 32, 64
+        "32-true", "64-true", "bf16-mixed", "bf16-true", "16-true", "16-mixed", "32", "64", "bf16", 32, 64
     ] = "32-true"
     max_epochs: Positive | Literal[-1] | None = None
     max_steps: Positive | Literal[-1] | None = None

@@ -34,6 +34,8 @@ HYDRA_VERSION_BASE = "1.3"
 PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"), ("topology", "hardware"),
          ("plan", "path"))
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
+NO_OPTION = re.compile(r"|null|true|false|[-+.0-9].*")  # Hydra wants the name of an option to be a word
+NULLABLE_GROUPS = ("experiment", "optimizer/schedule")
 ADVICE = (  # what Hydra says: what to do
     (r"default list use \+(\S+)", "{0}: nothing is chosen there by default, so it needs a plus: +{0}"),
     (
@@ -180,7 +182,7 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
     if dropped:
         note(f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out")
     parsed = [override for override in parsed if not override.is_hydra_override()]
-    groups = [override for override in parsed if _is_group(override.key_or_group)]
+    groups = [override for override in parsed if is_group(override.key_or_group)]
     result = {key: value for key, value in stored.items() if key not in OF_THE_INVOCATION}
     known: list[str] = []
     try:
@@ -201,7 +203,29 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
     return checked(to_plain(config), primary, touched_by(overrides)) | {"choices": chosen}
 
 
-def _is_group(name: str) -> bool:
+def check_groups(arguments: Sequence[str]) -> None:
+    """Refuse choices of groups that Hydra would refuse with a sentence that does not name them.
+
+    Args:
+        arguments: The command line.
+
+    Raises:
+        ConfigError: A group that needs an option is to have none, or an experiment is named and there is no folder of them.
+    """
+    elsewhere = any(argument.startswith(("--config-dir", "-cd", "hydra.searchpath")) for argument in arguments)
+    for name, _, value in (argument.partition("=") for argument in arguments):
+        options = sorted(path.stem for path in (conf_dir() / name).glob("*.yaml")) if is_group(name) else []
+        if options and NO_OPTION.fullmatch(value) and value not in options and name not in NULLABLE_GROUPS:
+            raise ConfigError(f"{name}={value}: choose one of {', '.join(options)}")
+        if name == "experiment" and value != "null" and not is_group(name) and not elsewhere:
+            raise ConfigError(
+                f"experiment={value}: there is no such option; write experiment/{value}.yaml, with `# @package _global_` on top, "
+                "into a folder of your own and add --config-dir FOLDER"
+            )
+
+
+def is_group(name: str) -> bool:
+    """Tell whether a name is that of a group: a directory of `conf/`."""
     return bool(name) and (conf_dir() / name).is_dir()
 
 
@@ -243,7 +267,7 @@ def dotted(config: Mapping[Any, Any], prefix: str = "", *, leaves_only: bool = F
 
 def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
     """The dotted settings there are under the group choices of a command line (or of none, where those are wrong)."""
-    chosen = [override for override in overrides if _is_group(override.lstrip("+").partition("=")[0])]
+    chosen = [override for override in overrides if is_group(override.lstrip("+").partition("=")[0])]
     for attempt in (chosen, []):
         try:
             config: Any = OmegaConf.to_container(compose(primary, attempt), resolve=False)

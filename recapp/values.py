@@ -83,7 +83,7 @@ def read(value: Any, annotation: Any, name: str) -> Any:
     try:
         return _read(value, annotation)
     except Wrong as wrong:
-        raise ConfigError(f"{name}={_shown(value)}: {wrong}") from None
+        raise ConfigError(f"{name}={shown(value)}: {wrong}") from None
 
 
 def takes(target: Callable[..., Any]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _part(value: Any, annotation: Any) -> Any:
     try:
         return _read(value, annotation)
     except Wrong as wrong:
-        raise Wrong(f"{_shown(value)}: {wrong}") from None
+        raise Wrong(f"{shown(value)}: {wrong}") from None
 
 
 def _converted(value: Any, options: Options) -> Any:
@@ -246,11 +246,11 @@ def _allowed(value: Any, options: Options) -> str:
     words = [word for option, _ in options if _origin(option) is Literal for word in get_args(option)]
     others = [(option, bounds) for option, bounds in options if _origin(option) is not Literal]
     if words and not [option for option, _ in others if option is not type(None)] and isinstance(value, str):
-        return suggest(value, [_shown(word) for word in words])
+        return suggest(value, [shown(word) for word in words])
     if not options:
         return "must be left out: settings cannot write what it takes"
     parts = [_said(option, bounds) for option, bounds in others if option is not type(None)]
-    parts += [_shown(word) for word in words]
+    parts += [shown(word) for word in words]
     parts += ["null" for option, _ in others if option is type(None)]
     hint = _example(value, options)
     return f"must be {', or '.join(dict.fromkeys(parts))}{hint}"
@@ -269,7 +269,7 @@ def _plural(annotation: Any) -> str:
     options = _options(annotation)
     words = [word for option, _ in options if _origin(option) is Literal for word in get_args(option)]
     if words:
-        return f"some of {', '.join(map(_shown, words))}"
+        return f"some of {', '.join(map(shown, words))}"
     found = [PLURALS[option] + "".join(map(str, bounds)) for option, bounds in options if option in PLURALS]
     return " or ".join(found) or "values"
 
@@ -284,21 +284,21 @@ def _example(value: Any, options: Options) -> str:
             _read(value, parts[0] if parts else Any)
     except Wrong:
         return ""
-    return f", such as [{_shown(value)}]"
+    return f", such as [{shown(value)}]"
 
 
 def _plain(number: float) -> str:
     return f"{number:g}" if abs(number) < 1e15 else str(int(number))
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as YAML writes it on one line, a long one cut short."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        text = f"[{', '.join(map(_shown, value))}]"
+        text = f"[{', '.join(map(shown, value))}]"
     elif isinstance(value, dict):
-        text = "{" + ", ".join(f"{_shown(key)}: {_shown(item)}" for key, item in value.items()) + "}"
+        text = "{" + ", ".join(f"{shown(key)}: {shown(item)}" for key, item in value.items()) + "}"
     else:
         text = "null" if value is None else str(value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."

@@ -11,6 +11,7 @@ COMMANDS = "train, eval, worker, plan, data, checkpoint, bench, report, replay, 
 LAYERS = f"""
 {COMMANDS}
 commands, settings
+help_text
 check_settings, groups, values
 build
 planning

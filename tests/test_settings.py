@@ -1,0 +1,327 @@
+"""The schema of settings: it is what `conf/` holds, what it refuses, and what `--help` says."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import yaml
+from hypothesis import given, settings, strategies
+from omegaconf import OmegaConf
+
+from recapp import train
+from recapp.check_settings import checked, known_part, names_of, touched_by
+from recapp.commands import run
+from recapp.errors import ConfigError
+from recapp.groups import COMMANDS, ListedTable, Metric, ShardingType, Trainer
+from recapp.help_text import comments_of
+from recapp.metrics import click_metrics
+from recapp.settings import compose, to_plain
+from recapp.sharding.tilings import ShardingType as Tilings
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.values import Within, read
+
+CONF = Path(__file__).parents[1] / "conf"
+MAPPINGS = ("topology.hardware", "bench.plans", "dataset.table_dims", "plan.tables")
+FREE = (*MAPPINGS, "model", "optimizer.dense", "optimizer.sparse", "optimizer.schedule", "logger", "callbacks")
+
+
+def composed(command, *overrides):
+    """The settings of a command, plain, as Hydra composes them."""
+    config = compose(command, list(overrides))
+    return to_plain(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]), whole=False)
+
+
+def leaves(config, prefix="", free=FREE):
+    """The settings in a file, dotted; what stands below a constructor or a free mapping is its own."""
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value and name not in free:
+            yield from leaves(value, f"{name}.", free)
+        else:
+            yield name
+
+
+def innermost(names):
+    """Those that are no groups of others."""
+    return {name for name in names if not any(other.startswith(f"{name}.") for other in names)}
+
+
+def written(group):
+    """The settings that the options of a group write down."""
+    found = set()
+    for path in sorted((CONF / group).glob("*.yaml")):
+        content = yaml.safe_load(path.read_text()) or {}
+        content.pop("defaults", None)
+        found |= set(leaves({group: content}))
+    return innermost({name for name in found if not any(name.startswith(f"{free}.") for free in FREE)})
+
+
+# ---- the schema is what conf holds
+
+
+def test_the_settings_of_the_schema_are_those_that_conf_holds():
+    for command in COMMANDS:
+        config = composed(command)
+        assert set(leaves(config)) <= set(names_of(command)), command
+        for group in (name for name in [*config, "plan"] if (CONF / name).is_dir()):
+            if group not in FREE and group in names_of(command):
+                assert written(group) == innermost({name for name in names_of(command) if name.startswith(f"{group}.")}), group
+
+
+def test_the_settings_of_a_command_are_those_of_its_file():
+    for command, kind in COMMANDS.items():
+        own = {field.name.rstrip("_") for field in dataclasses.fields(kind)} - {"plan"}
+        assert own == set(composed(command)), command
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_conf_holds_is_allowed_and_complete(command):
+    config = composed(command)
+    assert checked(config, command) == config
+
+
+@pytest.mark.parametrize("group", ["dataset", "tables", "optimizer", "plan", "topology", "logger", "callbacks"])
+def test_every_option_is_allowed(group):
+    for path in (CONF / group).glob("*.yaml"):
+        config = composed("train", f"{'+' if group == 'plan' else ''}{group}={path.stem}")
+        assert checked(config, "train") == config
+
+
+def test_words_stand_for_what_the_code_knows():
+    assert set(Metric.__args__) == set(click_metrics())
+    assert set(ShardingType.__args__) == {kind.value for kind in Tilings}
+    assert {field.name for field in dataclasses.fields(ListedTable)} == {field.name for field in dataclasses.fields(EmbeddingBagConfig)}
+
+
+def test_what_recapp_sets_itself_is_what_lightning_takes():
+    import inspect
+
+    from lightning.pytorch import Trainer as Lightnings
+
+    assert set(Trainer.refused) <= set(inspect.signature(Lightnings).parameters)
+
+
+# ---- what is refused, before any rank is started
+
+
+@pytest.fixture
+def line(tmp_path, monkeypatch, capfd):
+    """`line(*arguments)`: the one line of `python -m recapp.train`, which must not come to starting ranks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("recapp.train.check_data", lambda settings: None)
+    monkeypatch.setattr("recapp.commands.launch", lambda *_, **__: pytest.fail("ranks were started"))
+
+    def say(*arguments):
+        assert train.main(["hydra.run.dir=run", *arguments]) == 1, arguments
+        err = capfd.readouterr().err
+        assert len(err.splitlines()) == 1 and err.startswith("error: "), err
+        return err.removeprefix("error: ").rstrip()
+    return say
+
+
+@pytest.mark.parametrize(("argument", "says"), [
+    ("+dataset.weight=w", "unknown setting dataset.weight"),
+    ("+tables.l2=.01", "unknown setting tables.l2: did you mean tables.dim"),
+    ("+metrics.recall={_target_: torchmetrics.Recall}", "unknown setting metrics.recall: did you mean metrics.names?"),
+    ("+dataset.generate.negatives=4", "unknown setting dataset.generate.negatives"),
+    ("+nothing=1", "unknown setting nothing"),
+    ("++trainer.max_stepz=1", "unknown setting trainer.max_stepz: did you mean trainer.max_steps"),
+    ("+plan.columns=4", "unknown setting plan.columns: did you mean plan.column_width"),
+    ("+optimizer.dense.betta=1", "unknown setting optimizer.dense.betta: did you mean betas?"),
+    ("+model.depth=3", "unknown setting model.depth: known: bottom_layers, top_layers"),
+    ("+callbacks.checkpoint._partial_=true", "unknown setting callbacks.checkpoint._partial_"),
+    ("tables.dim=sixteen", "tables.dim=sixteen: must be a whole number of at least 1"),
+    ("seed=99999999999999999999999", "at most 9223372036854775807"),
+    ("dataset.cardinality=500", "must be a list of whole numbers of at least 1, or null, such as [500]"),
+    ("dataset.cardinality={user: 500}", "dataset.cardinality={user: 500}: must be a list"),
+    ("dataset.sparse=user", "dataset.sparse=user: must be a list of names, such as [user]"),
+    ("dataset=7", "dataset=7: choose one of criteo_kaggle, custom, generated, sample"),
+    ("optimizer.dense.lr=fast", "optimizer.dense.lr=fast: must be a number"),
+    ("optimizer.dense.lr=-1", "optimizer.dense (torch.optim.Adam): Invalid learning rate: -1"),
+    ("optimizer.sparse.lr=-1", "optimizer.sparse.lr=-1: must be a number of at least 0"),
+    ("trainer.limit_val_batches=lots", "must be a whole number of at least 0, or a number of at least 0 and at most 1, or null"),
+    ("+trainer.num_sanity_val_steps=2", "trainer.num_sanity_val_steps=2: cannot be set: "),
+    ("+trainer.strategy=ddp", "trainer.strategy=ddp: cannot be set: "),
+    ("+trainer.logger=true", "trainer.logger=true: cannot be set: choose loggers by logger=..."),
+    ("+trainer.enable_model_summary=true", "cannot be set"),
+    ("+trainer.gradient_clip_value=1", "did you mean trainer.gradient_clip_val"),
+    ("+trainer.fast_dev_run=maybe", "trainer.fast_dev_run=maybe: must be a whole number, or true or false"),
+    ("trainer.precision=16-mixed", "use bf16-mixed"),
+    ("trainer.val_check_interval=1.5", "must be a whole number of at least 1, or a number above 0 and at most 1, or null"),
+    ("metrics.names=[auc,ndcg]", "ndcg: known: auc, calibration, log_loss, normalized_entropy"),
+    ("dataset.val_share=1.5", "dataset.val_share=1.5: must be a share of the rows"),
+    ("dataset.val_share=half", "dataset.val_share=half: must be a fraction such as 1/7"),
+    ("+plan.tables.C3=rowwise", "rowwise: did you mean row_wise"),
+    ("trainer=3", "trainer=3: choose one of default"),
+    ("experiment=nope", "experiment=nope: there is no such option; "),
+    ("dataset=null", "dataset=null: choose one of criteo_kaggle, custom, generated, sample"),
+    ("+logger.mine=3", "logger.mine=3: must name a constructor"),
+    ("+logger.mine._target_=nowhere.Logger", "no such constructor: there is no module nowhere"),
+])
+def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argument, says):
+    assert says in line(argument)
+
+
+def test_a_file_is_a_whole_plan(line):
+    assert line("+plan=file", "plan.path=p.yaml", "+plan.mode=auto").startswith("plan.mode: cannot be set beside plan.path")
+
+
+def test_numbers_that_yaml_reads_otherwise_are_taken_as_they_are_meant():
+    config = composed("train", "trainer.max_steps=1e3", "dataset.label=0", "dataset.sparse=[1,2]", "optimizer.dense.lr=1")
+    found = checked(config, "train")
+    assert found["trainer"]["max_steps"] == 1000 and type(found["trainer"]["max_steps"]) is int
+    assert found["dataset"]["label"] == "0" and found["dataset"]["sparse"] == ["1", "2"]
+
+
+@pytest.mark.parametrize("argument", ["+trainer.deterministic=true", "+trainer.max_time=00:01:00:00", "+trainer.profiler=simple",
+                                      "trainer.val_check_interval=0.25", "+callbacks.checkpoint.every_n_train_steps=5"])
+def test_what_lightning_takes_can_be_added(argument):
+    checked(composed("train", argument), "train", touched_by([argument]))
+
+
+def test_a_setting_that_a_checkpoint_lacks_has_its_default_and_one_that_is_gone_is_named():
+    stored = composed("train")
+    del stored["topology"]["payload"]
+    stored["tables"]["l2"], stored["gone"] = 0.1, {"a": 1}
+    kept, dropped = known_part(stored, "train")
+    assert dropped == ["tables.l2", "gone"] and checked(kept, "train", ()) == composed("train")
+
+
+# ---- at random
+
+
+def settings_of_train():
+    """(dotted name, annotation) of every setting that a misspelling or a wrong value can be made of."""
+    from recapp.check_settings import _fields, _parts
+
+    def walk(kind, prefix):
+        for key, (annotation, _) in _fields(kind).items():
+            groups = [part for part in _parts(annotation) if dataclasses.is_dataclass(part)]
+            for group in groups:
+                yield from walk(group, f"{prefix}{key}.")
+            if not groups and f"{prefix}{key}" not in FREE:
+                yield f"{prefix}{key}", annotation
+    present = set(leaves(composed("train")))
+    return [(name, annotation) for name, annotation in walk(COMMANDS["train"], "") if name in present]
+
+
+SETTINGS = settings_of_train()
+WRONG = ["lots", "[1,[2]]", "{a: {b: 1}}", "true", "-3", "1.5", "1e400", "[]", "nan", "''"]
+
+
+@strategies.composite
+def mistakes(draw):
+    """A setting misspelt, with or without a plus, or with a value that its annotation does not allow."""
+    name, annotation = draw(strategies.sampled_from(SETTINGS))
+    if draw(strategies.booleans()):
+        home, _, leaf = name.rpartition(".")
+        number = draw(strategies.integers(0, len(leaf) - 1))
+        leaf = draw(strategies.sampled_from([leaf[:number] + "q" + leaf[number:], leaf[:number] + "zz" + leaf[number + 1:], f"{leaf}_x"]))
+        sign = draw(strategies.sampled_from(["", "+", "++"]))
+        return f"{sign}{home}{'.' if home else ''}{leaf}={draw(strategies.sampled_from(['1', 'x', '[1]']))}"
+    value = draw(strategies.sampled_from([value for value in WRONG if not _allowed(yaml.safe_load(value), annotation, name)]))
+    return f"{name}={value}"
+
+
+def _allowed(value, annotation, name):
+    if name == "dataset.path":
+        return not isinstance(value, list | dict | bool) and value != ""
+    if name == "dataset.val_share" and value != 1.5:
+        return not isinstance(value, list | dict | bool)
+    try:
+        read(value, annotation, name)
+    except ConfigError:
+        return False
+    return True
+
+
+def _refused_at_random(tmp_path, examples):
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        patch.setattr("recapp.train.check_data", lambda settings: None)
+        patch.setattr("recapp.commands.launch", lambda *_, **__: pytest.fail("ranks were started"))
+        said = []
+        patch.setattr("recapp.commands.note", said.append)
+
+        @settings(max_examples=examples, deadline=None, database=None)
+        @given(mistakes())
+        def refused(argument):
+            said.clear()
+            assert train.main(["hydra.run.dir=run", argument]) == 1, argument
+            assert len(said) == 1 and said[0].startswith("error: ") and "\n" not in said[0], (argument, said)
+            seen.append(argument)
+        refused()
+    return seen
+
+
+def test_random_mistakes_are_refused_in_one_line(tmp_path):
+    assert len(_refused_at_random(tmp_path, 60)) >= 60
+
+
+@pytest.mark.full
+def test_five_hundred_random_mistakes_are_refused_in_one_line(tmp_path):
+    assert len(_refused_at_random(tmp_path, 500)) >= 500
+
+
+# ---- one value
+
+
+@pytest.mark.parametrize(("annotation", "good", "bad"), [
+    (int, [1, -1], ["1", True, 1.5, None]),
+    (float, [1, 1.5], ["x", True, float("nan"), float("inf")]),
+    (Annotated[int, Within(0, 9)], [0, 9], [-1, 10]),
+    (Annotated[float, Within(above=0, most=1)], [1, 0.1], [0, 1.1]),
+    (Literal["a", "b"] | None, ["a", None], ["c", 1]),
+    (list[int] | None, [[], [1], None], [1, ["x"], {}]),
+    (dict[str, int], [{}, {"a": 1}], [[], {"a": "x"}]),
+    (tuple[float, float], [[1, 2]], [[1], [1, 2, 3]]),
+    (Path | None, ["x", None], [[1]]),
+    (Any, [1, "x", None], []),
+])
+def test_a_value_is_held_against_an_annotation(annotation, good, bad):
+    for value in good:
+        read(value, annotation, "name")
+    for value in bad:
+        with pytest.raises(ConfigError, match=r"^name="):
+            read(value, annotation, "name")
+
+
+# ---- help
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_words_for_every_setting_and_keeps_to_the_terminal(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(command, lambda *_: pytest.fail("it ran"), argv=["--help"]) == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    entries = [number for number, entry in enumerate(lines) if entry.startswith("  ") and "=" in entry[2:] and entry[2] not in " (`"]
+    for number in entries:
+        name = lines[number].strip().partition("=")[0]
+        if " " not in name:
+            behind = lines[number][34:].strip() or lines[number + 1][34:].strip()
+            assert behind, f"no words for {name}"
+    for name in leaves(composed(command), free=MAPPINGS):
+        assert f"  {name}=" in shown, name
+
+
+def test_help_of_one_group_shows_its_settings_under_the_option_that_is_said(capsys):
+    assert run("train", lambda *_: None, argv=["--help", "dataset=criteo_kaggle"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("\ndataset: criteo_kaggle, custom, generated, sample\n")
+    assert "dataset.id_rule=hash" in shown and "trainer." not in shown
+    assert run("train", lambda *_: None, argv=["optimizer", "-h"]) == 0
+    assert "optimizer/schedule: warmup_poly" in capsys.readouterr().out
+    assert run("train", lambda *_: None, argv=["--help", "metricks"]) == 1
+    assert capsys.readouterr().err == "error: --help metricks: there is no such group; did you mean metrics?\n"
+
+
+def test_comments_belong_to_the_setting_on_their_line_or_below_them(tmp_path):
+    (tmp_path / "a.yaml").write_text("# About it.\n# And more.\ndefaults: [b]\nx: 1   # one,\n       # goes on\n# of y\ny: [1,\n  2]\n"
+                                     "z:      # a group\n  deep: 'a # b'  # within\n")
+    found = comments_of(tmp_path / "a.yaml")
+    assert found.about == "About it. And more." and found.parents == ("b",)
+    assert found.of == {"x": "one, goes on", "y": "of y", "z": "a group", "z.deep": "within"}

@@ -9,14 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ModelCheckpoint
-from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -26,6 +22,7 @@ from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.schema import Schema, criteo_schema
 from recapp.dataset.synthetic import chosen as chosen_set
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
+from recapp.distributed.dense_room import check_room
 from recapp.errors import ConfigError, DataError, RecappError, suggest
 from recapp.metrics import click_metrics
 from recapp.optim import rules as row_rules
@@ -37,15 +34,13 @@ from recapp.sharding.plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.statistics import TableStatistics
-from recapp.trainer.curves import CSVCurves
 from recapp.trainer.datamodule import ClickData, DataSettings
 from recapp.trainer.module import ClickModule
-from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
+from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 Settings = Mapping[str, Any]
 PAYLOADS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """`topology.payload`; other values are refused before ranks start."""
-NOT_LIGHTNINGS = ("devices", "accelerator", "enable_progress_bar", "look_ahead", "compile")      # of `trainer`: recapp reads them itself
 
 
 def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
@@ -57,25 +52,30 @@ def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
         ConfigError: there is no such constructor, it takes no such argument, or refuses its value.
     """
     wanted = {k: v for k, v in settings.items() if k != "_target_"}
-    target = _target(settings, setting)
+    target = target_of(settings, setting)
     try:
         signature(target).bind(*args, **wanted, **extra)
     except TypeError as e:
         raise ConfigError(f"{setting} ({settings['_target_']}): {e}") from None
-    return _construct(target, f"{setting} ({settings['_target_']})", *args, **wanted, **extra)
+    return construct(target, f"{setting} ({settings['_target_']})", *args, **wanted, **extra)
 
 
-def _construct(target: Any, setting: str, *args: Any, **extra: Any) -> Any:
+def construct(target: Any, setting: str, *args: Any, **extra: Any) -> Any:
     """Call a constructor; what others than recapp refuse with exceptions of their own is still a mistake in the settings."""
     try:
         return target(*args, **extra)
     except RecappError:
         raise
-    except (TypeError, ValueError, MisconfigurationException) as e:
+    except (TypeError, ValueError, ImportError, MisconfigurationException) as e:      # ImportError: a logger that is not installed
         raise ConfigError(f"{setting}: {' '.join(str(e).split())}") from e
 
 
-def _target(settings: Settings, setting: str) -> Any:
+def target_of(settings: Settings, setting: str) -> Any:
+    """Import what `_target_` names.
+
+    Raises:
+        ConfigError: there is no such module, or nothing of that name in it.
+    """
     home, _, name = str(settings.get("_target_")).rpartition(".")
     try:
         module = import_module(home)
@@ -149,7 +149,7 @@ def _for_feature(values: Sequence[int], i: int, features: Sequence[str], setting
 def build_rule(settings: Settings) -> RowRule:
     """What happens to touched rows."""
     wanted = settings["optimizer"]["sparse"]
-    target = _target(wanted, "optimizer.sparse")
+    target = target_of(wanted, "optimizer.sparse")
     rule = None if isinstance(target, type) and issubclass(target, Optimizer) else make(wanted, "optimizer.sparse")
     if not isinstance(rule, RowRule):
         raise ConfigError(f"optimizer.sparse._target_={wanted['_target_']}: must make a row rule, as those of recapp.optim.rules "
@@ -169,14 +169,27 @@ def build_statistics(settings: Settings, tables: Sequence[EmbeddingBagConfig]) -
     return data.statistics(tables)
 
 
-def build_model(settings: Settings, tables: Sequence[EmbeddingBagConfig] | None = None) -> nn.Module:
-    """The model, its tables on the meta device: those of the settings unless others are given."""
+def build_model(settings: Settings, tables: Sequence[EmbeddingBagConfig] | None = None, *, on_paper: bool = False) -> nn.Module:
+    """The model, its tables on the meta device: those of the settings unless others are given. On paper all of it is there.
+
+    Raises:
+        ConfigError: the dense part is larger than this rank's memory, or what `_target_` names makes no module.
+    """
     made = build_tables(settings) if tables is None else list(tables)
-    collection = EmbeddingBagCollection(tables=made, device=torch.device("meta"), seed=settings["seed"])
     dense = len(build_schema(settings["dataset"]).dense)
-    model = make(settings["model"], "model", embedding_bag_collection=collection, dense_in_features=dense)
-    assert isinstance(model, nn.Module)
-    return model
+
+    def build() -> nn.Module:
+        collection = EmbeddingBagCollection(tables=made, device=torch.device("meta"), seed=settings["seed"])
+        model = make(settings["model"], "model", embedding_bag_collection=collection, dense_in_features=dense)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model._target_={settings['model']['_target_']}: must make a torch.nn.Module")
+        return model
+
+    if on_paper:
+        with torch.device("meta"):
+            return build()
+    check_room(build)
+    return build()
 
 
 def build_data(settings: Settings) -> ClickData:
@@ -245,59 +258,3 @@ def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingSt
 def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule,
           statistics: Mapping[str, TableStatistics], dense: Dense) -> ShardingPlan:
     return build_plan(settings, tables, priced_for(settings, topology, rule, statistics, dense))
-
-
-def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[Callback]:
-    """Those of `conf/callbacks`; checkpoints go to `folder`."""
-    made: list[Callback] = []
-    measured = [f"val_{name}" for name in click_metrics(settings["metrics"]["names"])]
-    for name, wanted in settings["callbacks"].items():
-        kind, extra = _target(wanted, f"callbacks.{name}"), {}
-        if issubclass(kind, ModelCheckpoint):
-            extra["dirpath"] = str(folder)
-        if issubclass(kind, LearningRateMonitor) and not logging:
-            continue                                    # Lightning refuses a monitor without a logger
-        made.append(make(wanted, f"callbacks.{name}", **extra))
-        monitor = str(getattr(made[-1], "monitor", None))
-        if monitor.startswith("val_") and monitor not in measured:      # Lightning would find out after the first epoch
-            raise ConfigError(f"callbacks.{name}.monitor={monitor}: not measured (metrics.names); {suggest(monitor, measured)}")
-    return made
-
-
-def build_loggers(settings: Settings, folder: Path) -> list[Logger]:
-    """Those of `conf/logger`, below `folder`. Where a run goes on from a checkpoint of its own, its curve goes on too."""
-    made = [make(wanted, f"logger.{name}", save_dir=str(folder)) for name, wanted in settings["logger"].items()]
-    if settings["ckpt_path"] and Path(settings["ckpt_path"]).resolve().is_relative_to(folder.resolve()):
-        for curves in (logger for logger in made if isinstance(logger, CSVCurves)):
-            curves.kept_steps = int(read_manifest(settings["ckpt_path"]).info["step"])
-    return made
-
-
-def length(trainer: Settings) -> tuple[int, int]:
-    """Epochs and steps after which training ends, -1 for no such end; where nothing is said, one epoch."""
-    steps, epochs = trainer.get("max_steps"), trainer.get("max_epochs")
-    if epochs is None:
-        epochs = 1 if steps in (None, -1) else -1
-    return epochs, -1 if steps is None else steps
-
-
-def build_trainer(settings: Settings, strategy: EmbeddingShardingStrategy, callbacks: Sequence[Callback], loggers: Sequence[Logger], *,
-                  ranks: tuple[int, int]) -> Trainer:
-    """Lightning's Trainer for one of `ranks`: so many on each host, so many hosts."""
-    wanted = {k: v for k, v in settings["trainer"].items() if v is not None and k not in NOT_LIGHTNINGS}
-    wanted["max_epochs"], wanted["max_steps"] = length(wanted)
-    if "val_check_interval" in wanted:
-        wanted["check_val_every_n_epoch"] = None        # steps are counted across epochs
-    check_precision(wanted.get("precision"))
-    known = signature(Trainer).parameters
-    for name in wanted:
-        if name not in known:
-            raise ConfigError(f"trainer.{name}: Lightning's Trainer has no such setting; {suggest(name, known)}")
-    accelerator = settings["trainer"]["accelerator"]
-    gpu = accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available())
-    made = _construct(Trainer, "trainer", accelerator="cuda" if gpu else "cpu", devices=ranks[0], num_nodes=ranks[1], strategy=strategy,
-                      callbacks=list(callbacks), logger=list(loggers), enable_progress_bar=False, enable_model_summary=False,
-                      enable_checkpointing=any(isinstance(c, Checkpoint) for c in callbacks), num_sanity_val_steps=0,
-                      use_distributed_sampler=False, inference_mode=False, **wanted)
-    assert isinstance(made, Trainer)
-    return made

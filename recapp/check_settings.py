@@ -145,10 +145,22 @@ class _Walk:
         if self.touched is None or name.partition(".")[0] in self.touched:
             wanted = {key: item for key, item in value.items() if key != TARGET}
             target = find_constructor(value[TARGET], name)
+            wrong = f"{name}.{TARGET}={value[TARGET]}: must make a {made.makes}, as {made.such_as} do"
+            if isinstance(target, type) and not issubclass(target, _named_class(made.makes)):
+                raise ConfigError(wrong)
             check_arguments(target, wanted, name, given=made.given, positional=made.positional)
             if made.tried:
-                _try(target, [_parameter() for _ in range(made.positional)], wanted, f"{name} ({value[TARGET]})")
+                parameters = [_parameter() for _ in range(made.positional)]
+                found = _try(target, parameters, wanted, f"{name} ({value[TARGET]})")
+                if not isinstance(found, _named_class(made.makes)):
+                    raise ConfigError(wrong)
         return value
+
+
+def _named_class(dotted: str) -> type:
+    home, _, name = dotted.rpartition(".")
+    found: type = getattr(import_module(home), name)
+    return found
 
 
 def _parameter() -> Any:
@@ -158,9 +170,9 @@ def _parameter() -> Any:
     return [torch.zeros(1, requires_grad=True)]
 
 
-def _try(target: Any, given: list[Any], wanted: Mapping[str, Any], name: str) -> None:
+def _try(target: Any, given: list[Any], wanted: Mapping[str, Any], name: str) -> Any:
     try:
-        target(*given, **wanted)
+        return target(*given, **wanted)
     except RecappError:
         raise
     except Exception as error:

@@ -43,19 +43,60 @@ class Made:
         positional: How many arguments recapp gives by position.
         tried: Whether it is called once before ranks start, to hear what it says of the values: of constructors that do
             nothing but make an object. The arguments that recapp gives by position are a parameter of one number.
+        makes: The class of what it makes, dotted.
+        such_as: Constructors that do.
     """
 
     given: tuple[str, ...] = ()
     positional: int = 0
     tried: bool = False
+    makes: str = ""
+    such_as: str = ""
 
 
-Model = Annotated[dict[str, Any], Made(("embedding_bag_collection", "dense_in_features"))]
-DenseOptimizer = Annotated[dict[str, Any], Made(positional=1, tried=True)]
-RowRule = Annotated[dict[str, Any], Made(tried=True)]
-Schedule = Annotated[dict[str, Any], Made(positional=1)]
-Callback = Annotated[dict[str, Any], Made()]
-Logger = Annotated[dict[str, Any], Made(("save_dir",))]
+Model = Annotated[
+    dict[str, Any],
+    Made(
+        ("embedding_bag_collection", "dense_in_features"),
+        makes="torch.nn.Module",
+        such_as="recapp.models.dlrm.DLRM",
+    ),
+]
+DenseOptimizer = Annotated[
+    dict[str, Any],
+    Made(positional=1, tried=True, makes="torch.optim.Optimizer", such_as="torch.optim.Adam"),
+]
+RowRule = Annotated[
+    dict[str, Any],
+    Made(
+        tried=True,
+        makes="recapp.optim.rules.RowRule",
+        such_as="sgd, adagrad, rowwise_adagrad and adam of recapp.optim.rules",
+    ),
+]
+Schedule = Annotated[
+    dict[str, Any],
+    Made(
+        positional=1,
+        makes="torch.optim.lr_scheduler.LRScheduler",
+        such_as="recapp.optim.schedule.warmup_poly",
+    ),
+]
+Callback = Annotated[
+    dict[str, Any],
+    Made(
+        makes="lightning.pytorch.Callback",
+        such_as="lightning.pytorch.callbacks.ModelCheckpoint",
+    ),
+]
+Logger = Annotated[
+    dict[str, Any],
+    Made(
+        ("save_dir",),
+        makes="lightning.pytorch.loggers.Logger",
+        such_as="recapp.trainer.curves.CSVCurves",
+    ),
+]
 
 
 @dataclass

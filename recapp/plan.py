@@ -69,7 +69,7 @@ def paper(settings: Settings, ranks: int | None = None) -> tuple[list["Embedding
     devices = settings["trainer"]["devices"]
     world = ranks or machine["ranks"] or (devices if isinstance(devices, int) and devices > 0 else rank_count(devices))
     topology = topology_from(machine | {"ranks": world}, world, device)
-    model = build.build_model(settings, tables)
+    model = build.build_model(settings, tables, on_paper=True)
     return tables, priced_for(settings, topology, build.build_rule(settings), statistics_of(settings, tables), dense_of(model))
 
 

@@ -26,7 +26,6 @@ from recapp.tables.statistics import TableStatistics
 Settings = Mapping[str, Any]
 PAYLOAD_BYTES = {"full": 4, "bf16": 2, "fp16": 2}
 """Of a number that travels, by `topology.payload`."""
-KNOWN = ("name", "rules", "mode", "column_width", "tables", "deal", "dp_max_rows", "path")      # of `plan`
 
 
 def priced_for(settings: Settings, topology: Topology, rule: RowRule | None, statistics: Mapping[str, TableStatistics] | None = None,
@@ -44,10 +43,6 @@ def build_plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], setting
         PlanError: it names what does not exist, or does not fit.
     """
     plan, topology = dict(settings.get("plan") or {}), setting.topology
-    for key in plan:
-        if key not in KNOWN or ("path" in plan and key != "path"):
-            beside = "plan.path is a whole plan: edit the file" if "path" in plan else suggest(str(key), KNOWN)
-            raise PlanError(f"plan.{key}: unknown setting; {beside}")
     if "path" in plan:
         made = load_plan(plan["path"], tables, topology.world_size)
     elif "rules" in plan:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
+from recapp.check_settings import check_share
 from recapp.commands import INTERRUPTED, Job, run, run_on_ranks
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import leave
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
         format = config["format"]
         settings = settings_of(config, job)
         check_data(settings)
+        tell_of_no_validation(settings)
         metrics = run_on_ranks(settings, job, worker)
         if format == "json" and job.sweep is None and not outside_rank():
             console.emit([metrics], format)
@@ -79,6 +81,15 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         if f"trainer.{one}" in said and f"trainer.{other}" not in said and settings["trainer"][one] is not None:
             settings["trainer"][other] = None
     return settings
+
+
+def tell_of_no_validation(settings: dict[str, Any]) -> None:
+    """Says so where no row validates: a run then has no metrics, and no checkpoint is the best."""
+    dataset, limit = settings["dataset"], settings["trainer"]["limit_val_batches"]
+    named = f"dataset.val_share={dataset['val_share']}" if limit != 0 else f"trainer.limit_val_batches={limit}"
+    nothing = limit == 0 or (dataset["val_path"] is None and check_share(dataset["val_share"]) == 0)
+    if nothing and not outside_rank():
+        console.note(f"{named}: no row validates, so there are no metrics, and last.ckpt is the only checkpoint")
 
 
 def report_of(sweep: Path) -> None:

@@ -218,15 +218,15 @@ def _inside(value: Any, option: Any) -> Any:
     if kind in LISTS and parts:
         return [_part(item, parts[0]) for item in value]
     if kind in MAPPINGS and parts:
-        return {_part(key, parts[0]): _part(item, parts[1]) for key, item in value.items()}
+        return {_part(key, parts[0]): _part(item, parts[1], f"{key}: ") for key, item in value.items()}
     return value
 
 
-def _part(value: Any, annotation: Any) -> Any:
+def _part(value: Any, annotation: Any, where: str = "") -> Any:
     try:
         return _read(value, annotation)
     except Wrong as wrong:
-        raise Wrong(f"{shown(value)}: {wrong}") from None
+        raise Wrong(f"{where}{shown(value)}: {wrong}") from None
 
 
 def _converted(value: Any, options: Options) -> Any:

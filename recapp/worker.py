@@ -34,11 +34,11 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     with loading():
         import torch
 
-        from recapp import build  # noqa: F401  (what the rest needs)
+        from recapp import build_trainer  # noqa: F401  (what the rest needs)
         from recapp.distributed.comm import leave_process_group
         from recapp.distributed.resources import keep_freed_memory
 
-        _quiet()
+        _quiet(profiles="profiler" in settings["trainer"])
     keep_what_is_loaded()
     if settings["launch"].get("keep_freed_memory", True):
         keep_freed_memory()
@@ -53,23 +53,25 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
 
 def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     """Train; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
-    from recapp import build
+    from recapp import build, build_trainer
     from recapp.trainer import callbacks as own
     from recapp.trainer.performance import RecordPerformance
     from recapp.trainer.progress import MovingLine, PlainLines, TellFall, TellStop
 
     if setting := exhausted(settings):
         return _as_it_was(settings, setting)
-    bar, loggers = _bar(settings), build.build_loggers(settings, job_dir)
+    bar, loggers = _bar(settings), build_trainer.build_loggers(settings, job_dir)
     clock, last, stop = own.StepClock(), own.KeepLast(job_dir / "checkpoints"), own.StopTogether()
-    told = MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])
+    chosen = build_trainer.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers))
+    told = [] if build_trainer.has_bar(chosen) else [MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])]
     report, ended = own.StartReport(settings["seed"], settings["format"] == "text"), TellStop()
     callbacks = [own.TakeOver(job_dir), own.KeepPosition(), clock, RecordPerformance(job_dir, clock), own.LogRate(clock), stop, report,
-                 told, TellFall(), ended, *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), last]
+                 *told, TellFall(), ended, *chosen, last]
     strategy = build.build_strategy(settings, training=True)
-    trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
+    trainer = build_trainer.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
     module, data = build.build_module(settings), build.build_data(settings)
-    trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
+    with build_trainer.in_one_line():
+        trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
     _predict(settings, strategy, job_dir)
     return _measured(settings, trainer, clock, last, ended.said)
 
@@ -87,7 +89,7 @@ def _predict(settings: dict[str, Any], strategy: Any, job_dir: Path) -> None:
 
 def exhausted(settings: dict[str, Any]) -> str | None:
     """The setting that has been reached by the checkpoint to go on from; None where there is something to train."""
-    from recapp.build import length
+    from recapp.build_trainer import length
     from recapp.checkpoints.directory import read_manifest
 
     if not settings["ckpt_path"]:
@@ -116,14 +118,15 @@ def _as_it_was(settings: dict[str, Any], reached: str) -> dict[str, Any]:
 
 def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
     """Measure a checkpoint; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
-    from recapp import build
+    from recapp import build, build_trainer
     from recapp.trainer.progress import MovingLine
 
     strategy = build.build_strategy(settings, training=False)
-    trainer = build.build_trainer(settings, strategy, [MovingLine()] if _bar(settings) else [], [], ranks=ranks_here())
+    trainer = build_trainer.build_trainer(settings, strategy, [MovingLine()] if _bar(settings) else [], [], ranks=ranks_here())
     module, data = build.build_module(settings), build.build_data(settings)
     measure = trainer.validate if settings["split"] == "val" else trainer.test
-    results = measure(module, datamodule=data, ckpt_path=settings["ckpt_path"], verbose=False)
+    with build_trainer.in_one_line():
+        results = measure(module, datamodule=data, ckpt_path=settings["ckpt_path"], verbose=False)
     if strategy.comm.rank:
         return {}
     assert strategy.plan is not None
@@ -143,14 +146,16 @@ def ranks_here() -> tuple[int, int]:
     return (place.local_world, -(-place.world // place.local_world)) if place else (1, 1)
 
 
-def _quiet() -> None:
-    """Silence what Lightning says to people who write loops, not to those who run this command."""
+def _quiet(*, profiles: bool) -> None:
+    """Silence what Lightning says to people who write loops, not to those who run this command; the report of a profiler stays."""
     import logging
 
     import lightning.pytorch  # noqa: F401  (it sets its loggers' levels when it is imported)
 
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    if profiles:
+        logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
     warnings.filterwarnings("ignore", module=r"lightning\.")
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")        # torch's, of a tree that Lightning walks
 

@@ -13,6 +13,7 @@ LAYERS = f"""
 commands, settings
 help_text
 check_settings, groups, values
+build_trainer
 build
 planning
 benchmarks
@@ -30,7 +31,7 @@ errors
 """
 """High to low; one imports only what is lower, or itself. Names between commas see each other, names between bars do not."""
 
-HYDRA_HOMES = (*COMMANDS.split(", "), "commands", "settings", "build")
+HYDRA_HOMES = (*COMMANDS.split(", "), "commands", "settings", "build", "build_trainer")
 
 THIRD_PARTIES = {
     "hydra": HYDRA_HOMES,

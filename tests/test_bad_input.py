@@ -90,14 +90,14 @@ MISTAKES = {
     "a table that is unknown": Mistake(
         "PlanError", ("plan.tables.C33", "no such table; did you mean C3"), ("+plan=mixed", "+plan.tables.C33=row_wise")),
     "a sharding type that is unknown": Mistake(
-        "PlanError", ("table C3", "unknown sharding type rowwise; did you mean row_wise"), ("+plan=mixed", "+plan.tables.C3=rowwise")),
+        "ConfigError", ("plan.tables={C3: rowwise}: C3: rowwise: did you mean row_wise",), ("+plan=mixed", "+plan.tables.C3=rowwise")),
     "a mode that is unknown": Mistake(
-        "PlanError", ("plan.mode=poled", "did you mean pooled?"), ("+plan=mixed", "plan.mode=poled")),
+        "ConfigError", ("plan.mode=poled", "did you mean pooled?"), ("+plan=mixed", "plan.mode=poled")),
     "a rule that knows no such condition": Mistake(
         "ConfigError", ("plan.rules[0]", "unknown condition rows_abov; did you mean rows_above"),
         ("+plan=mixed", "plan.rules=[{type: row_wise, rows_abov: 3}]")),
     "strips of no columns": Mistake(
-        "PlanError", ("plan.column_width=0", "at least 1"), ("+plan=column_wise", "plan.column_width=0")),
+        "ConfigError", ("plan.column_width=0", "at least 1"), ("+plan=column_wise", "plan.column_width=0")),
     "a feature that the data has not": Mistake(
         "ConfigError", ("tables.large_table", "feature large_table", "dataset=sample"), ("tables=sample",)),
     "more hosts than the ranks fill": Mistake(
@@ -112,7 +112,8 @@ MISTAKES = {
         "ConfigError", ("dataset.val_batch_size=70", "dataset.lanes=16", "set 64"), ("dataset.val_batch_size=70",)),
     "a value that the constructor refuses": Mistake(
         "ConfigError", ("optimizer.dense (torch.optim.Adam)", "Invalid learning rate: -1"), ("optimizer.dense.lr=-1",)),
-    "a value that Lightning refuses": Mistake("ConfigError", ("trainer: ", "Precision 17 is invalid"), ("trainer.precision=17",)),
+    "a value that Lightning refuses": Mistake(
+        "ConfigError", ("trainer: ", "is not a valid duration", "bad"), ("+trainer.max_time=bad",)),
     "a metric to watch that is not measured": Mistake(
         "ConfigError", ("callbacks.checkpoint.monitor=val_auk", "did you mean val_auc?"), ("callbacks.checkpoint.monitor=val_auk",)),
     "an argument that nobody takes": Mistake("ConfigError", ("optimizer.dense", "betta"), ("+optimizer.dense.betta=1",)),
@@ -235,7 +236,7 @@ def say(tmp_path, monkeypatch, capfd):
     (["+plan=mixd"], "plan=mixd: there is no such option; did you mean mixed?"),
     (["plan=mixed"], "+plan"),
     (["trainer.max_stepz=3"], "unknown setting trainer.max_stepz: did you mean trainer.max_steps"),
-    (["trainer.devices=two"], "trainer.devices=two: give a number of ranks, or auto"),
+    (["trainer.devices=two"], "trainer.devices=two: must be a whole number of at least 1, or auto"),
     (["dataset=criteo_kagle"], "did you mean criteo_kaggle?"),
     (["dataset=criteo_kaggle"], "dataset.path must be given"),
     (["ckpt_path=nowhere.ckpt"], "there is no checkpoint"),
@@ -247,7 +248,7 @@ def say(tmp_path, monkeypatch, capfd):
     (["dataset.batch_size=1.5"], "dataset.batch_size=1.5: must be a whole number"),
     (["trainer.accelerator=gpuu"], "trainer.accelerator=gpuu: did you mean gpu"),
     (["topology.transport=shm"], "topology.transport=shm: known: auto, gloo, shared_memory"),
-    (["launch.port=70000"], "launch.port=70000: give a number below 65536"),
+    (["launch.port=70000"], "launch.port=70000: must be a whole number of at least 0 and at most 65535"),
     (["dataset=criteo_kaggle", "dataset.path=/gone"], "dataset.path=/gone: no such file or directory"),
     (["dataset=criteo_kaggle", "dataset.path=.", "dataset.val_path=gone"], "dataset.path={here}: no Parquet files"),
     (["dataset.lanes=1", "dataset.path=new"], "dataset.lanes=1: each of the 2 ranks needs a lane; set dataset.lanes=2 or more"),

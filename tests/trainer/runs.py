@@ -7,7 +7,8 @@ import torch
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
-from recapp import build, settings
+from recapp import build, build_trainer, settings
+from recapp.check_settings import checked
 from recapp.dataset.synthetic import write_criteo
 from recapp.trainer import callbacks as own
 
@@ -28,7 +29,7 @@ def compose(path, *overrides):
         "logger=none", "trainer.enable_progress_bar=false", "topology.reserve_bytes=0", *overrides])
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
-    return settings.to_plain(config)
+    return checked(settings.to_plain(config), "train")
 
 
 class Seen(Callback):
@@ -54,10 +55,10 @@ def fit(config, folder, *extra, ckpt_path=None):
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)      # as the worker has it
     seen, last = Seen(), own.KeepLast(Path(folder) / "checkpoints")
     strategy = build.build_strategy(config, training=True)
-    loggers = build.build_loggers(config, Path(folder))
+    loggers = build_trainer.build_loggers(config, Path(folder))
     callbacks = [own.TakeOver(Path(folder)), own.KeepPosition(), own.StepClock(), own.StopTogether(), seen, *extra,
-                 *build.build_callbacks(config, Path(folder) / "checkpoints", logging=bool(loggers)), last]
-    trainer = build.build_trainer(config, strategy, callbacks, loggers, ranks=(1, 1))
+                 *build_trainer.build_callbacks(config, Path(folder) / "checkpoints", logging=bool(loggers)), last]
+    trainer = build_trainer.build_trainer(config, strategy, callbacks, loggers, ranks=(1, 1))
     module, data = build.build_module(config), build.build_data(config)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return seen, trainer, module

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from trainer.runs import compose, fit, make_logs
 
-from recapp import build
+from recapp import build, build_trainer
 from recapp.errors import ConfigError, RecappError
 from recapp.trainer.progress import TellFall, TellStop
 
@@ -71,7 +71,7 @@ def test_sigterm_stops_after_the_next_step_validated_and_saved(logs, tmp_path):
 
 @pytest.mark.parametrize(("setting", "says"), [
     ("trainer.precision=16-mixed", "use bf16-mixed"), ("+trainer.accumulate_grad_batches=2", "larger dataset.batch_size"),
-    ("+trainer.max_step=3", "did you mean max_steps"), ("optimizer.sparse._target_=torch.optim.Adam", "row rule"),
+    ("+trainer.max_step=3", "did you mean trainer.max_steps"), ("optimizer.sparse._target_=torch.optim.Adam", "rowwise_adagrad and adam"),
     ("optimizer.dense._target_=torch.optim.Adm", "no such constructor"), ("+optimizer.dense.learning_rate=1", "learning_rate"),
     ("metrics.names=[auk]", "did you mean auc"), ("dataset.lanes=0", "lanes"), ("+plan.tables.C99=row_wise", "no such table"),
     ("+plan.tables.C9=row_wize", "did you mean row_wise"), ("tables=sample", "large_table"),
@@ -95,7 +95,7 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
     _, trainer, _ = fit(config, tmp_path)
     trained = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
     strategy = build.build_strategy(config, training=False)
-    tester = build.build_trainer(config, strategy, [], [], ranks=(1, 1))
+    tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
     path = str(tmp_path / "checkpoints" / "last.ckpt")
     results = tester.validate(build.build_module(config), datamodule=build.build_data(config), ckpt_path=path, verbose=False)
     assert {k: float(v) for k, v in results[0].items()} == trained
@@ -105,7 +105,7 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
 def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):
     config = compose(logs)
     with pytest.raises(ConfigError, match="ranks are started by"):
-        build.build_trainer(config, build.build_strategy(config, training=True), [], [], ranks=(2, 1))
+        build_trainer.build_trainer(config, build.build_strategy(config, training=True), [], [], ranks=(2, 1))
 
 
 def validate(tell, trainer, module, *aucs):

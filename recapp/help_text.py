@@ -115,7 +115,7 @@ def _known(command: str, group: str) -> bool:
 
 def _opening(command: str, config: Mapping[str, Any], groups: Sequence[str], conf: Path, columns: int) -> Iterator[str]:
     file = comments_of(conf / f"{command}.yaml")
-    yield textwrap.fill(f"python -m recapp.{command}: " + file.about.removeprefix(f"python -m recapp.{command}").lstrip(": "), columns)
+    yield textwrap.fill(file.about, columns)
     yield ""
     parents = [comments_of(conf / f"{name}.yaml") for name in ("command", *_primaries(conf, command)) if (conf / f"{name}.yaml").is_file()]
     for name, value in config.items():

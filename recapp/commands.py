@@ -4,7 +4,7 @@
 
 Hydra composes the settings and runs one job, or with `-m` one after another. What it would say about a mistake (a traceback, five
 lines of advice) becomes one line that names the setting and its close matches; the exit code is then 1. A job that fails is
-reported when it fails and the next job of a sweep starts; Ctrl-C ends them all with code 130.
+reported when it fails and the next job of a sweep starts; a signal ends them all, with code 130 for Ctrl-C and 143 for SIGTERM.
 
 Only Hydra is imported here: `--help` and a misspelt setting are answered before torch could be loaded.
 """
@@ -34,10 +34,11 @@ from recapp.console import check_format, note, short_path, stop_printing, traceb
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
 from recapp.distributed.place import outside_rank, shared_run_name
 from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
+from recapp.distributed.stopping import GRACE_SECONDS, Stopped
 from recapp.errors import ConfigError, LaunchError, RecappError, suggest
 from recapp.reporting import record
 
-ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}; after Ctrl-C "status" as well
+ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}; of a stopped one "status" as well
 INTERRUPTED = 128 + signal.SIGINT
 RANKS_PER_CORE = 4  # more of them deserve a word
 
@@ -86,7 +87,7 @@ def run(
         argv: The arguments, by default those of the process.
 
     Returns:
-        0; 1 where a job failed or the command line was wrong; 130 after Ctrl-C.
+        0; 1 where a job failed or the command line was wrong; 128 + its number after a signal: 130 after Ctrl-C, 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -101,6 +102,9 @@ def run(
     except KeyboardInterrupt:
         note("interrupted")
         return INTERRUPTED
+    except Stopped as stopped:
+        note(_how(stopped))
+        return 128 + stopped.number
     except (HydraException, OmegaConfBaseException) as error:
         known = settings.known_settings(name, arguments)
         report(ConfigError(settings.in_one_line(error, known)), error)
@@ -125,6 +129,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
 
     Raises:
         RecappError: A setting that cannot be, or what a rank has raised.
+        Stopped: A signal has ended the run; what it has left of checkpoints, curves and metrics is in its directory.
     """
     settings.check_values(config)
     rank = outside_rank()
@@ -138,7 +143,8 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
         if rank is None:
             if sys.stderr.isatty():
                 note(f"starting {ranks} rank{'s' if ranks > 1 else ''} in {short_path(job.directory)}")  # importing torch takes seconds
-            launch(unsettled, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json")
+            launch(unsettled, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json",
+                   grace=config["launch"].get("grace", GRACE_SECONDS))
         else:
             with as_rank(), stdout_to_stderr(config["format"] == "json"):
                 import_module(module).run(config, job.directory)
@@ -176,6 +182,12 @@ def one_line(error: BaseException) -> str:
     return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"
 
 
+def _how(stop: BaseException) -> str:
+    """What has ended a run that has not failed."""
+    by_signal = isinstance(stop, Stopped) and stop.number != signal.SIGINT
+    return f"stopped by {stop}" if by_signal else "interrupted"
+
+
 def _raised_by_hydra(error: Exception) -> bool:
     """Some mistakes on the command line meet a plain ValueError deep in Hydra."""
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -207,6 +219,7 @@ class _Jobs:
         job = self._job()
         if job.number is not None:
             note(f"\njob {job.number}: {' '.join(job.overrides)}")
+        written = record.written_at(job.directory)
         try:
             settings.refuse_unknown_additions(self.name, job.overrides)
             whole = not settings.names_checkpoint(config)
@@ -220,8 +233,9 @@ class _Jobs:
         except Exception as error:
             self._failed(error, job)
             result = None  # no word from Hydra, and the next job; to a sweeper this is a failed job, too
-        except BaseException:  # Ctrl-C, SIGTERM: there is no next job, but what follows a job takes place
-            self._note_error("interrupted", job, status="stopped")
+        except BaseException as stop:  # Ctrl-C, SIGTERM: there is no next job, but what follows a job takes place
+            if record.written_at(job.directory) in (None, written):  # else its metrics say how it ended
+                self._note_error(_how(stop), job, status="stopped")
             self._ended(job)
             raise
         self._ended(job)

@@ -102,6 +102,12 @@ class Comm:
         return self.gather(value)[0]
 
 
+def wait_for_all() -> None:
+    """Wait for all ranks of the default process group, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
 def leave_process_group() -> None:
     """End the default process group and those made of it, if there is one: gloo has no exit hook of its own."""
     if dist.is_available() and dist.is_initialized():

@@ -1,19 +1,17 @@
 """A rank's side of being started: dying in time, and saying what went wrong.
 
 The parent (`launch.py`, torchrun or srun) sees of a rank its exit code and an error file. So a rank here
-- dies with its parent, however that ends (the kernel sees to it), and soon after SIGTERM, even inside a collective that will
-  never return;
+- dies with its parent, however that ends (the kernel sees to it), and soon after a signal, even inside a collective that will
+  never return (`stopping.py`);
 - writes the exception that ends it to the file that torch elastic names, in elastic's format, and leaves at once.
 
 With ranks started from outside the command itself is a rank (`place.py`).
 """
 
-import ctypes
 import faulthandler
 import json
 import os
 import signal
-import threading
 import time
 import traceback
 from argparse import ArgumentParser
@@ -26,15 +24,14 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.distributed.interpreter import end_at_once, end_process
 from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
+from recapp.distributed.stopping import Stopped, die_with_parent, end_children, take_signals
 from recapp.errors import LaunchError
 
 ARROW_RESERVE_KIB = "65536"  # pyarrow's allocator takes 1 GiB at once else, which a limit on memory counts whether used or not
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set by elastic for each rank
 PARENT_PID = "RECAPP_PARENT_PID"
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SECONDS_FOR_RANK_0 = 2  # to say it first, where a mistake is every rank's
 SECONDS_FOR_THE_SOURCE = 1  # the rank whose own error it is, to say it first
-SECONDS_AFTER_SIGTERM = 8  # for a handler to end the run in its own way; elastic waits for 10
 TERMINATED = 128 + signal.SIGTERM
 
 Body = Callable[[dict[str, Any], Path], None]
@@ -43,16 +40,18 @@ Body = Callable[[dict[str, Any], Path], None]
 def rank_main(body: Body) -> NoReturn:
     """The `__main__` of a module that `launch` starts: reads the settings and runs `body(settings, job directory)`.
 
-    An exception of the body goes to the error file, and the process leaves with code 1 without waiting for threads or peers.
+    An exception of the body goes to the error file, and the process leaves with code 1 without waiting for threads or peers; after
+    a signal that ended its work, with 128 + the signal's number.
     """
-    die_with_parent()
+    leave_with_parent()
     parser = ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     path: Path = parser.parse_args().config
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent hears of Ctrl-C as well, and says what there is to say
     try:
         with as_rank():
             body(yaml.safe_load(path.read_text()), path.parent)
+    except Stopped as stopped:
+        end_at_once(128 + stopped.number)
     except Exception:
         if ERROR_FILE not in os.environ:
             raise
@@ -60,10 +59,9 @@ def rank_main(body: Body) -> NoReturn:
     end_process(0)
 
 
-def die_with_parent() -> None:
+def leave_with_parent() -> None:
     """Has the kernel kill this process when its parent is gone, whatever ended that. Call it first: torch takes seconds to import."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     parent = os.environ.get(PARENT_PID)
     if parent is not None and os.getppid() != int(parent):  # it went before the kernel knew
         os._exit(TERMINATED)
@@ -71,13 +69,14 @@ def die_with_parent() -> None:
 
 @contextmanager
 def as_rank() -> Iterator[None]:
-    """Inside, this process is a rank: it does not outlive SIGTERM, and an exception is written where torch elastic looks for it.
+    """Inside, this process is a rank: it takes signals, and an exception is written where torch elastic looks for it.
 
     Raises:
+        Stopped: By a signal.
         LaunchError: Ranks were started by hand, without what they need to meet; or nobody reads what this one prints.
     """
     faulthandler.enable()
-    _leave_after_sigterm()
+    take_signals(write_error_file)
     os.environ.setdefault("MIMALLOC_ARENA_RESERVE", ARROW_RESERVE_KIB)
     try:
         if place := place_of():
@@ -87,11 +86,16 @@ def as_rank() -> Iterator[None]:
         said = LaunchError("nobody reads standard output any more (a pipe whose reader has ended): send it to a file, or keep the reader")
         write_error_file(said)
         raise said from error
+    except Stopped as stopped:
+        write_error_file(stopped)
+        raise
     except Exception as error:
         if getattr(error, "secondhand", False):
             time.sleep(SECONDS_FOR_THE_SOURCE)
         write_error_file(error)
         raise
+    finally:
+        end_children()
 
 
 def _fit_in(place: Place) -> None:
@@ -103,7 +107,7 @@ def _fit_in(place: Place) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
-def write_error_file(error: Exception) -> None:
+def write_error_file(error: BaseException) -> None:
     """Tells torch elastic why this rank ends, if elastic has started it; the first to tell is heard."""
     path = os.environ.get(ERROR_FILE)
     if path and not os.path.exists(path):
@@ -129,23 +133,3 @@ def leave(code: int) -> NoReturn:
     if code and outside_rank() is not None:
         end_at_once(code)
     end_process(code)
-
-
-def _leave_after_sigterm() -> None:
-    """Ends the process some seconds after SIGTERM, if its handler has not.
-
-    A Python handler runs between two lines of the main thread, and a rank whose peers are gone may never come back from a
-    collective. The kernel's signal wakes this thread at once.
-    """
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a data worker's signals are not ours
-
-    def watch() -> None:
-        while os.read(reading, 1)[0] != signal.SIGTERM:
-            pass
-        time.sleep(SECONDS_AFTER_SIGTERM)
-        os._exit(TERMINATED)
-
-    threading.Thread(target=watch, name="leave after SIGTERM", daemon=True).start()

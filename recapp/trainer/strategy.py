@@ -30,6 +30,7 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
 from recapp.distributed.shard_model import compile_dense, shard_model, sharded_collections, wrap_dense
+from recapp.distributed.stopping import saving
 from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.optim.rules import RowRule
@@ -220,7 +221,11 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return wrapped
 
     def _silence_broadcast(self, trainer: Trainer) -> None:
-        """Lightning broadcasts a stop flag before every step and waits for it; the counts message carries it here."""
+        """Lightning broadcasts a stop flag before every step and waits for it; the counts message carries it here.
+
+        Its handler of SIGTERM would start another broadcast wherever it interrupts this rank (`recapp/trainer/ending.py` takes signals).
+        """
+        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
         loop = trainer.fit_loop.epoch_loop
         if hasattr(loop, "_broadcast_sigterm_tensor"):
             loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -270,6 +275,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """Rows can be read into shards only once there are shards."""
         return True
 
+    @saving()
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
         """Write a directory: every rank its rectangles, rank 0 the rest. Collective."""
         assert self.lightning_module is not None and self.plan is not None

@@ -71,8 +71,8 @@ class KeepPosition(Callback):
         """After a resume under another batch size Lightning's own count of batches is put right."""
         loop, data = trainer.fit_loop.epoch_loop, _data(trainer)
         if loop.restarting and data.position.epoch == trainer.current_epoch:
-            current = loop.batch_progress.current
-            behind = data.position.batches - current.completed
+            current = loop.batch_progress.current       # a checkpoint of a step's end was written before the step counted as completed
+            behind = data.position.batches - current.processed
             for name in ("ready", "started", "processed", "completed"):
                 setattr(current, name, getattr(current, name) + behind)
 

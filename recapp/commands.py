@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +37,7 @@ from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_err
 from recapp.distributed.stopping import GRACE_SECONDS, Stopped
 from recapp.errors import ConfigError, LaunchError, RecappError, suggest
 from recapp.reporting import record
+from recapp.reporting.lock import locked, locked_as_named
 
 ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}; of a stopped one "status" as well
 INTERRUPTED = 128 + signal.SIGINT
@@ -95,7 +96,7 @@ def run(
         flags, overrides = _flags_and_overrides(arguments)
         first = (*_directory(writes, overrides), *settings.stored_choices(name, overrides))
         jobs = _Jobs(name, task, verb, first, writes, after)
-        with _hydra_process(name, [*flags, *first, *overrides]):
+        with locked_as_named(flags, overrides, writes and not outside_rank()), _hydra_process(name, [*flags, *first, *overrides]):
             main = hydra.main(str(settings.conf_dir()), name, settings.HYDRA_VERSION_BASE)
             main(jobs.as_function())()
         return 1 if jobs.failed else 0
@@ -219,6 +220,17 @@ class _Jobs:
         job = self._job()
         if job.number is not None:
             note(f"\njob {job.number}: {' '.join(job.overrides)}")
+        with ExitStack() as held:
+            if self.writes and not outside_rank():
+                try:
+                    held.enter_context(locked(job.directory))
+                except ConfigError as error:  # nothing there is this job's
+                    self.failed += 1
+                    return report(error)
+                (job.directory / ERROR_FILE).unlink(missing_ok=True)
+            return self._run_here(config, job)
+
+    def _run_here(self, config: DictConfig, job: Job) -> Any:
         written = record.written_at(job.directory)
         try:
             settings.refuse_unknown_additions(self.name, job.overrides)
@@ -251,10 +263,7 @@ class _Jobs:
         said = tuple(override for override in task if override not in self.first)
         sweeps = found.mode is RunMode.MULTIRUN
         number, sweep = (int(found.job.num), Path(found.sweep.dir).absolute()) if sweeps else (None, None)
-        job = Job(Path(found.runtime.output_dir), said, settings.choices(found), self.verb, number, sweep)
-        if self.writes and not outside_rank():
-            (job.directory / ERROR_FILE).unlink(missing_ok=True)
-        return job
+        return Job(Path(found.runtime.output_dir), said, settings.choices(found), self.verb, number, sweep)
 
     def _failed(self, error: Exception, job: Job) -> None:
         self.failed += 1

@@ -6,6 +6,7 @@
 the settings are plain. Rank 0 speaks.
 """
 
+import math
 import os
 import sys
 import warnings
@@ -18,7 +19,10 @@ from recapp.distributed.interpreter import keep_what_is_loaded, loading
 from recapp.distributed.place import place_of
 from recapp.distributed.rank_process import rank_main
 from recapp.distributed.stopping import GRACE_SECONDS, Stopped, disregard_signals
+from recapp.errors import TrainingError
 from recapp.reporting.record import write_metrics
+
+SPLITS = {"val": "validation", "test": "test"}
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
@@ -47,7 +51,12 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     torch.set_float32_matmul_precision("high")
     metrics, stopped = (evaluate(settings), None) if "split" in settings else fit(settings, job_dir)
     if metrics:
+        split = settings.get("split", "val")
+        refuse_nan(metrics, split)
         metrics = write_metrics(metrics, job_dir)
+        if unknown := [name for name in metrics.get("undefined", []) if name.startswith(f"{split}_")]:
+            note(f"{', '.join(unknown)} cannot be computed: the {SPLITS[split]} rows are of one class only; choose others with "
+                 f"dataset.{'test_path' if split == 'test' else 'val_share or dataset.val_path'}")
         if settings["format"] == "text":
             print_summary(metrics, job_dir)
         if stopped is not None:
@@ -58,6 +67,14 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     leave_process_group()
     if stopped is not None:
         raise stopped
+
+
+def refuse_nan(metrics: dict[str, Any], split: str) -> None:
+    """Raise TrainingError where the log loss is not a finite number: of any rows it is one, if the model's predictions are."""
+    loss = metrics.get(f"{split}_log_loss")
+    if loss is not None and not math.isfinite(loss):
+        raise TrainingError(f"the {SPLITS[split]} log loss is {loss}: either no row was looked at, or the model's predictions are not "
+                            "finite; lower optimizer.sparse.lr and optimizer.dense.lr")
 
 
 def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
@@ -205,7 +222,7 @@ def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:
     """What a person wants to know at the end."""
     split = metrics.get("split", "val")
     shown = {"AUC": "auc", "log loss": "log_loss", "normalised entropy": "normalized_entropy", "calibration": "calibration"}
-    rows = [{"what": f"{'test' if split == 'test' else 'validation'} {name}", "value": f"{metrics[f'{split}_{key}']:.5f}"}
+    rows = [{"what": f"{SPLITS[split]} {name}", "value": "undefined" if (value := metrics[f"{split}_{key}"]) is None else f"{value:.5f}"}
             for name, key in shown.items() if f"{split}_{key}" in metrics]
     if metrics.get("hidden_model_auc"):
         rows += [{"what": "AUC of the model that drew the labels", "value": f"{metrics['hidden_model_auc']:.5f}"}]

@@ -147,7 +147,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
             launch(unsettled, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json",
                    grace=config["launch"].get("grace", GRACE_SECONDS))
         else:
-            with as_rank(), stdout_to_stderr(config["format"] == "json"):
+            with as_rank(job.directory), stdout_to_stderr(config["format"] == "json"):
                 import_module(module).run(config, job.directory)
         if rank:
             return {}
@@ -272,7 +272,10 @@ class _Jobs:
 
     def _note_error(self, text: str, job: Job, **more: str) -> None:
         if self.writes and not outside_rank():
-            (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")
+            try:
+                (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")
+            except OSError as error:
+                note(f"no {short_path(job.directory / ERROR_FILE)}: {error.strerror}")
 
 
 def _directory(writes: bool, overrides: Sequence[str]) -> list[str]:

@@ -50,7 +50,10 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
         sweep = job.sweep
         if job.sweep is not None:
             compared[:] = comparison.compare(job.sweep)
-            comparison.write_csv(compared, job.sweep / "comparison.csv")
+            try:
+                comparison.write_csv(compared, job.sweep / "comparison.csv")
+            except OSError as error:
+                console.note(f"no {console.short_path(job.sweep / 'comparison.csv')}: {error.strerror}")
             if format == "text":
                 print_comparison(compared, job.sweep)
 

@@ -1,16 +1,13 @@
 """How runs end: what their directory and the last line say. Jobs on a pool of ranks; whole commands with signals in the full tier."""
 
 import json
-import os
-import signal
-import time
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from jobs import Failed, metrics_of, small, start, ranks_of
+from jobs import Failed, small
 
-from recapp.checkpoints.directory import find_checkpoints, read_manifest
+from recapp.checkpoints.directory import find_checkpoints
 
 
 @pytest.fixture(scope="module")

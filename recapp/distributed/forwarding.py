@@ -12,6 +12,7 @@ import select
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -83,10 +84,8 @@ class Forwarding:
 
 
 def _send(descriptor: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        pass
 
 
 def _has_ended(descriptor: int) -> bool:

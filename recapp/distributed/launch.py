@@ -17,18 +17,19 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from recapp import errors
 from recapp.console import note, tracebacks_wanted
+from recapp.distributed.faults import full_disk, in_words_of_text, is_full, last_lines
 from recapp.distributed.forwarding import GRACE_SECONDS, Forwarding
 from recapp.distributed.interpreter import loading
 from recapp.distributed.rank_process import PARENT_PID
-from recapp.distributed.stopping import SIGNALS, Stopped
 from recapp.distributed.stopping import GRACE_SECONDS as GRACE_TO_SAVE_SECONDS
+from recapp.distributed.stopping import SIGNALS, Stopped
 from recapp.errors import ConfigError, LaunchError, RecappError
 
 ADDRESS = "127.0.0.1"  # a number: the names of hosts in containers often do not resolve, and elastic would wait for that
@@ -101,11 +102,7 @@ def launch(
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _refuse_taken_port(port)
-    run = uuid.uuid4().hex[:8]
-    logs = DefaultLogsSpecs(
-        log_dir=str(config_path.parent / "ranks"),
-        redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)},
-    )
+    run, logs = uuid.uuid4().hex[:8], config_path.parent / "ranks"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -117,7 +114,7 @@ def launch(
         max_restarts=0,
         signals_to_handle="",  # none: they are ours
         shutdown_timeout=int(GRACE_SECONDS),
-        logs_specs=logs,
+        logs_specs=DefaultLogsSpecs(str(logs), redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)}),
     )
     arguments = ("-u", "-m", module, "--config", str(config_path))
     told, failed = Forwarding(run, grace), None
@@ -125,18 +122,16 @@ def launch(
         with told, _environment_of_ranks(ranks), _silent_elastic(), stdout_to_stderr(to_stderr):
             elastic_launch(config, sys.executable)(*arguments)
     except ChildFailedError as error:
-        failed = _explanation(error.failures, config_path.parent / "ranks", run)
+        failed = _explanation(error.failures, logs, run)
     except RendezvousError as error:
         raise LaunchError(f"the ranks could not meet at {ADDRESS}:{port} (launch.port): {error}") from error
     finally:
         if told.number:
             _show_cursor()
-    if failed is not None and not told.number:
-        raise failed
-    if told.number:
-        if isinstance(failed, RecappError) and not failed.secondhand:
-            note(f"while the run was stopped: {failed}")
-        raise Stopped(told.number)
+    if told.number and isinstance(failed, RecappError) and not failed.secondhand:
+        note(f"while the run was stopped: {failed}")
+    if ended := Stopped(told.number) if told.number else failed:
+        raise ended
 
 
 def _refuse_taken_port(port: int) -> None:
@@ -235,10 +230,14 @@ def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappErr
         error = LaunchError(f"{who} failed: {said}")
         error.add_note(calls.rstrip())
         return error
+    if is_full(logs):
+        return full_disk(logs.parent)
+    lines = last_lines(logs.glob(f"{run}_*/attempt_0/{rank}/std*.log"), LAST_LINES)
+    known_fault = in_words_of_text(lines, rank) if failure.exitcode == -signal.SIGABRT else None
     how = f"exited with code {failure.exitcode}" if failure.exitcode > 0 else f"was ended by {failure.signal_name()}"
     hint = "; the system does that to a process when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
-    error = LaunchError(f"{who} {how}{hint}")
-    if lines := _last_lines(logs.glob(f"{run}_*/attempt_0/{rank}/std*.log")):
+    error = known_fault or LaunchError(f"{who} {how}{hint}")
+    if lines and (known_fault is None or tracebacks_wanted()):
         error.add_note(f"the last lines of rank {rank}:\n{lines}")
     return error
 
@@ -257,9 +256,3 @@ def _first_to_fail(failures: Mapping[int, Any]) -> tuple[int, Any]:
     silent = [item for item in failures.items() if item not in told and item[1].exitcode not in ended]
     first: tuple[int, Any] = [*silent, *told, *failures.items()][0]
     return first
-
-
-def _last_lines(logs: Iterable[Path]) -> str:
-    """Of what a rank has printed: rank 0 has no logs, what it printed was on the terminal."""
-    text = "\n".join(log.read_text(errors="replace").strip() for log in sorted(logs, reverse=True))
-    return "\n".join(text.strip().splitlines()[-LAST_LINES:])

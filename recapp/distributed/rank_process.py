@@ -16,12 +16,13 @@ import time
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml  # type: ignore[import-untyped]
 
+from recapp.distributed.faults import in_words
 from recapp.distributed.interpreter import end_at_once, end_process
 from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
 from recapp.distributed.stopping import Stopped, die_with_parent, end_children, take_signals
@@ -48,7 +49,7 @@ def rank_main(body: Body) -> NoReturn:
     parser.add_argument("--config", type=Path, required=True)
     path: Path = parser.parse_args().config
     try:
-        with as_rank():
+        with as_rank(path.parent):
             body(yaml.safe_load(path.read_text()), path.parent)
     except Stopped as stopped:
         end_at_once(128 + stopped.number)
@@ -68,8 +69,11 @@ def leave_with_parent() -> None:
 
 
 @contextmanager
-def as_rank() -> Iterator[None]:
+def as_rank(directory: Path | None = None) -> Iterator[None]:
     """Inside, this process is a rank: it takes signals, and an exception is written where torch elastic looks for it.
+
+    Args:
+        directory: Of the run.
 
     Raises:
         Stopped: By a signal.
@@ -83,17 +87,20 @@ def as_rank() -> Iterator[None]:
             _fit_in(place)
         yield
     except BrokenPipeError as error:
-        said = LaunchError("nobody reads standard output any more (a pipe whose reader has ended): send it to a file, or keep the reader")
-        write_error_file(said)
-        raise said from error
+        unread = LaunchError("nobody reads standard output any more (a pipe whose reader has ended): send it to a file, or keep the reader")
+        write_error_file(unread)
+        raise unread from error
     except Stopped as stopped:
         write_error_file(stopped)
         raise
     except Exception as error:
-        if getattr(error, "secondhand", False):
+        said = in_words(error, outside_rank() or 0, directory)
+        if said is not error:
+            said.__cause__ = error
+        if getattr(said, "secondhand", False):
             time.sleep(SECONDS_FOR_THE_SOURCE)
-        write_error_file(error)
-        raise
+        write_error_file(said)
+        raise said
     finally:
         end_children()
 
@@ -108,12 +115,22 @@ def _fit_in(place: Place) -> None:
 
 
 def write_error_file(error: BaseException) -> None:
-    """Tells torch elastic why this rank ends, if elastic has started it; the first to tell is heard."""
+    """Tells torch elastic why this rank ends, if elastic has started it; the first to tell is heard.
+
+    The file is there whole or not at all: elastic cannot read half of one. On a full disk there is none.
+    """
     path = os.environ.get(ERROR_FILE)
     if path and not os.path.exists(path):
         calls = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
         kind = next((c for c in type(error).__mro__ if c.__module__ == "recapp.errors"), type(error))      # that its reader knows
-        Path(path).write_text(json.dumps({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": calls}}))
+        text = json.dumps({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": calls}})
+        unfinished = Path(f"{path}.tmp")
+        try:
+            unfinished.write_text(text)
+            unfinished.replace(path)
+        except OSError:
+            with suppress(OSError):
+                unfinished.unlink()
 
 
 def let_rank_0_speak() -> None:

@@ -72,7 +72,7 @@ class KeepPosition(Callback):
         loop, data = trainer.fit_loop.epoch_loop, _data(trainer)
         if loop.restarting and data.position.epoch == trainer.current_epoch:
             current = loop.batch_progress.current       # a checkpoint of a step's end was written before the step counted as completed
-            behind = data.position.batches - current.processed
+            behind = data.position.batches - current.processed  # type: ignore[attr-defined]
             for name in ("ready", "started", "processed", "completed"):
                 setattr(current, name, getattr(current, name) + behind)
 

@@ -10,6 +10,7 @@ Everything else is DDPStrategy. Where Lightning would do something that is wrong
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
+from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
 from recapp import console
@@ -74,6 +76,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         modes: of tables whose plan leaves the mode open; what is open then is counted on the first training batches.
         look_ahead: training batches whose input exchange runs before their turn (`recapp/trainer/lookahead.py`); 0 for none.
         compiled: whether `torch.compile` has the dense part in training.
+        timeout: how long a rank waits for a silent one, whichever way messages go; None for torch's half an hour.
         stored: plain data that every checkpoint's manifest keeps (the run's settings).
         ddp: settings of DistributedDataParallel.
 
@@ -83,9 +86,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def __init__(self, planner: Planner, rule: RowRule, *, hosts: int | None = None, memory_bytes: int | None = None,
                  reserve_bytes: int = 0, hardware: Hardware | None = None, transport: str = "auto", backend: str = "auto",
                  payload: torch.dtype | None = None, modes: Mapping[str, Mode] | None = None, look_ahead: int = 1, compiled: bool = False,
-                 stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
+                 timeout: timedelta | None = None, stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
         place = place_of()
-        super().__init__(cluster_environment=RankEnvironment(place) if place else None,
+        self.patience = timeout or default_pg_timeout
+        super().__init__(cluster_environment=RankEnvironment(place) if place else None, timeout=self.patience,
                          **({"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False} | ddp))
         self.planner, self.rule, self.hosts, self.stored = planner, rule, hosts, dict(stored or {})
         self.memory_bytes, self.reserve_bytes, self.transport = memory_bytes, reserve_bytes, transport
@@ -134,7 +138,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
             raise LaunchError(f"the ranks could not meet at {where.main_address}:{where.main_port} (MASTER_ADDR, MASTER_PORT): "
                               f"{' '.join(str(e).split())}") from e
         if self.comm.group is None:
-            self.comm = make_comm(dist.new_group(), self.root_device, self.transport)
+            self.comm = make_comm(dist.new_group(timeout=self.patience), self.root_device, self.transport,
+                                  self.patience.total_seconds())
 
     def setup(self, trainer: Trainer) -> None:
         """Shard first, so that nothing ever holds a whole table; then DDP over the rest."""

@@ -125,7 +125,7 @@ def test_rates_that_blow_the_model_up_are_found_within_two_steps(logs, tmp_path)
 @pytest.mark.parametrize("end", ["trainer.max_steps=6", "trainer.limit_val_batches=0"])
 def test_a_loss_that_is_not_finite_at_the_end_is_found_before_anything_is_saved(logs, tmp_path, end):
     send = Send(signal.SIGTERM, 1000)
-    with pytest.raises(TrainingError, match="the loss of step (6|18) is not a finite number on rank 0"):
+    with pytest.raises(TrainingError, match=r"the loss of step (6|18) is not a finite number on rank 0"):
         fit(compose(logs, end), tmp_path, Spoil(6 if "steps" in end else 18), send)
     assert send.validated == 0 and not (tmp_path / LAST).exists()
 

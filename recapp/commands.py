@@ -15,7 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +34,7 @@ from recapp.console import check_format, note, short_path, stop_printing, traceb
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
 from recapp.distributed.place import outside_rank, shared_run_name
 from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
-from recapp.distributed.stopping import GRACE_SECONDS, Stopped
+from recapp.distributed.stopping import GRACE_SECONDS, Stopped, stoppable
 from recapp.errors import ConfigError, LaunchError, RecappError, suggest
 from recapp.reporting import record
 from recapp.reporting.lock import locked, locked_as_named
@@ -96,7 +96,8 @@ def run(
         flags, overrides = _flags_and_overrides(arguments)
         first = (*_directory(writes, overrides), *settings.stored_choices(name, overrides))
         jobs = _Jobs(name, task, verb, first, writes, after)
-        with locked_as_named(flags, overrides, writes and not outside_rank()), _hydra_process(name, [*flags, *first, *overrides]):
+        named = locked_as_named(flags, overrides, writes and not outside_rank())
+        with stoppable(), named, _hydra_process(name, [*flags, *first, *overrides]):
             main = hydra.main(str(settings.conf_dir()), name, settings.HYDRA_VERSION_BASE)
             main(jobs.as_function())()
         return 1 if jobs.failed else 0
@@ -272,10 +273,8 @@ class _Jobs:
 
     def _note_error(self, text: str, job: Job, **more: str) -> None:
         if self.writes and not outside_rank():
-            try:
+            with suppress(OSError):  # it was said, and a full disk may be what it says
                 (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")
-            except OSError as error:
-                note(f"no {short_path(job.directory / ERROR_FILE)}: {error.strerror}")
 
 
 def _directory(writes: bool, overrides: Sequence[str]) -> list[str]:

@@ -4,10 +4,10 @@ The libraries below raise such faults in their own words, often far from where t
 """
 
 import errno
-import os
 import re
+import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from recapp.errors import LaunchError, RankError, RecappError
@@ -18,8 +18,10 @@ SHARED_MEMORY = Path("/dev/shm")
 TIMEOUT = "launch.timeout"
 
 NO_MEMORY = re.compile(
-    r"can't allocate memory|Cannot allocate memory|Unable to allocate|out of memory|bad_alloc|MemoryError", re.IGNORECASE
+    r"can't allocate memory|Cannot allocate memory|Unable to allocate|out of memory|bad_alloc|MemoryError|failed to map segment",
+    re.IGNORECASE,
 )
+NO_THREADS = re.compile(r"Resource temporarily unavailable|can't start new thread")
 TRIED = re.compile(r"(?:tried to allocate|Unable to allocate) ([\d.,]+ ?\w+)", re.IGNORECASE)
 NO_SHARED_MEMORY = re.compile(r"torch_\d+_\d+|shared memory \(shm\)|insufficient shared memory|out of shared memory", re.IGNORECASE)
 SILENT = re.compile(r"Timed out waiting (\d+)ms|collective operation timeout.*?Timeout\(ms\)=(\d+)", re.DOTALL)
@@ -36,10 +38,19 @@ def in_words(error: Exception, rank: int, directory: Path | None = None) -> Exce
     """
     if isinstance(error, RecappError):
         return error
-    if isinstance(error, OSError) and error.errno in FULL and not NO_SHARED_MEMORY.search(str(error)):
+    if isinstance(error, OSError) and error.errno in FULL:
+        if not error.filename and _shared_memory_is_full() and not (directory and is_full(directory)):
+            return _no_shared_memory(rank)
         return full_disk(error.filename or directory or "the run's directory")
-    named = f"{type(error).__name__}: {error}"
-    return in_words_of_text(named, rank, isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM) or error
+    causes = list(_with_causes(error))
+    memory = any(isinstance(e, MemoryError) or getattr(e, "errno", 0) == errno.ENOMEM for e in causes)
+    return in_words_of_text("\n".join(f"{type(e).__name__}: {e}" for e in causes), rank, memory) or error
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def in_words_of_text(text: str, rank: int, memory: bool = False) -> RecappError | None:
@@ -51,13 +62,15 @@ def in_words_of_text(text: str, rank: int, memory: bool = False) -> RecappError 
         memory: whether it is known to be about memory.
     """
     if NO_SHARED_MEMORY.search(text):
-        return LaunchError(f"a data worker of rank {rank} found no room in shared memory ({_room()}): give {SHARED_MEMORY} more "
-                           "(docker run --shm-size=1g), or set dataset.num_workers=0")
+        return _no_shared_memory(rank)
     if memory or NO_MEMORY.search(text):
         tried = TRIED.search(text)
         what = f": it tried to allocate {tried[1]}" if tried else ""
         return LaunchError(f"rank {rank} is out of memory{what}; use a smaller dataset.batch_size or tables.dim, or more ranks "
                            "(trainer.devices) with +plan=row_wise")
+    if NO_THREADS.search(text):
+        return LaunchError(f"rank {rank} can start no more threads: memory or the number of processes is used up (ulimit -v, ulimit -u, "
+                           "or the container's limits); use fewer ranks (trainer.devices) here")
     if found := SILENT.search(text):
         return RankError(waited_in_vain(rank, "another rank", int(found[1] or found[2]) / 1000))
     if GONE.search(text):
@@ -93,9 +106,18 @@ def last_lines(logs: Iterable[Path], count: int) -> str:
     return "\n".join(text.strip().splitlines()[-count:])
 
 
+def _no_shared_memory(rank: int) -> LaunchError:
+    return LaunchError(f"the data workers of rank {rank} found no room in shared memory ({_room()}): give {SHARED_MEMORY} more "
+                       "(docker run --shm-size=1g), or set dataset.num_workers=0")
+
+
+def _shared_memory_is_full() -> bool:
+    return SHARED_MEMORY.is_dir() and is_full(SHARED_MEMORY)
+
+
 def _room() -> str:
     try:
-        found = os.statvfs(SHARED_MEMORY)
+        size = shutil.disk_usage(SHARED_MEMORY).total
     except OSError:
         return f"there is no {SHARED_MEMORY}"
-    return f"{SHARED_MEMORY} has {found.f_blocks * found.f_frsize:,} bytes, {found.f_bavail * found.f_frsize:,} of them free"
+    return f"{SHARED_MEMORY} has {size:,} bytes"

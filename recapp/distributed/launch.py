@@ -12,6 +12,7 @@ an outer launcher's environment reaches the ranks, and no name of this host has 
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -236,6 +237,8 @@ def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappErr
     known_fault = in_words_of_text(lines, rank) if failure.exitcode == -signal.SIGABRT else None
     how = f"exited with code {failure.exitcode}" if failure.exitcode > 0 else f"was ended by {failure.signal_name()}"
     hint = "; the system does that to a process when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
+    if failure.exitcode == -signal.SIGABRT and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        hint = f"; memory is limited to {limit:,} bytes here (ulimit -v), and libraries end a process so when it runs out"
     error = known_fault or LaunchError(f"{who} {how}{hint}")
     if lines and (known_fault is None or tracebacks_wanted()):
         error.add_note(f"the last lines of rank {rank}:\n{lines}")

@@ -22,10 +22,11 @@ from typing import Any, NoReturn
 
 import yaml  # type: ignore[import-untyped]
 
+from recapp.distributed.data_workers import die_with_parent, end_children
 from recapp.distributed.faults import in_words
 from recapp.distributed.interpreter import end_at_once, end_process
 from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
-from recapp.distributed.stopping import Stopped, die_with_parent, end_children, take_signals
+from recapp.distributed.stopping import Stopped, take_signals
 from recapp.errors import LaunchError
 
 ARROW_RESERVE_KIB = "65536"  # pyarrow's allocator takes 1 GiB at once else, which a limit on memory counts whether used or not
@@ -95,12 +96,12 @@ def as_rank(directory: Path | None = None) -> Iterator[None]:
         raise
     except Exception as error:
         said = in_words(error, outside_rank() or 0, directory)
-        if said is not error:
-            said.__cause__ = error
         if getattr(said, "secondhand", False):
             time.sleep(SECONDS_FOR_THE_SOURCE)
-        write_error_file(said)
-        raise said
+        write_error_file(said, error)
+        if said is error:
+            raise
+        raise said from error
     finally:
         end_children()
 
@@ -114,14 +115,18 @@ def _fit_in(place: Place) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
-def write_error_file(error: BaseException) -> None:
+def write_error_file(error: BaseException, cause: BaseException | None = None) -> None:
     """Tells torch elastic why this rank ends, if elastic has started it; the first to tell is heard.
 
     The file is there whole or not at all: elastic cannot read half of one. On a full disk there is none.
+
+    Args:
+        error: What is told.
+        cause: Whose traceback is told, by default its own.
     """
     path = os.environ.get(ERROR_FILE)
     if path and not os.path.exists(path):
-        calls = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
+        calls = {"py_callstack": "".join(traceback.format_exception(cause or error)), "timestamp": str(int(time.time()))}
         kind = next((c for c in type(error).__mro__ if c.__module__ == "recapp.errors"), type(error))      # that its reader knows
         text = json.dumps({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": calls}})
         unfinished = Path(f"{path}.tmp")

@@ -10,23 +10,21 @@ follows within a second of the first one is taken for the same.
 
 A Python handler runs between two lines of the main thread, and a rank whose peers are gone may never come back from a collective.
 The kernel's signal wakes a thread at once, which keeps the time and ends the process.
-
-Data workers belong to their rank: they take no signals, and the kernel ends them with the rank.
 """
 
-import ctypes
 import os
 import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from recapp.distributed.data_workers import prepare_children
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GRACE_SECONDS = 60.0  # launch.grace, where a stored configuration has none
 SAME_SIGNAL_SECONDS = 1.0
 SECONDS_BEFORE_TRAINING = 3.0  # for what cleans up after itself
@@ -81,6 +79,24 @@ class _Told:
 _told = _Told()
 
 
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """While this lasts, signals that would end this process without a word raise `Stopped`: a run is marked, a lock is removed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    taken = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in taken:
+            if signal.getsignal(number) == stop:
+                signal.signal(number, signal.SIG_DFL)
+
+
 def take_signals(tell: Callable[[BaseException], None]) -> None:
     """Take the signals from here to the end of the process, which is a rank.
 
@@ -91,7 +107,7 @@ def take_signals(tell: Callable[[BaseException], None]) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_leave_signals_to_the_rank)
+    prepare_children(SIGNALS)
     threading.Thread(target=_watch, args=(reading, tell), name="end after a signal", daemon=True).start()
 
 
@@ -117,19 +133,6 @@ def _watch(reading: int, tell: Callable[[BaseException], None]) -> None:
 
 def _pending(reading: int) -> bytes:
     return os.read(reading, 64) if select.select([reading], [], [], 0)[0] else b""
-
-
-def _leave_signals_to_the_rank() -> None:
-    """In a child of this process: a data worker."""
-    signal.set_wakeup_fd(-1)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    die_with_parent()
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent is gone, whatever ended that."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def listen(listener: Callable[[int], None], grace: float | None = None) -> None:
@@ -167,12 +170,3 @@ def saving() -> Iterator[None]:
 def disregard_signals() -> None:
     """All is done that a signal could ask for: the process is about to end by itself."""
     _told.over = True
-
-
-def end_children() -> None:
-    """Kill the data workers that are still there: they take no signals."""
-    from multiprocessing import active_children
-
-    for child in active_children():
-        with suppress(OSError, ValueError):
-            child.kill()

@@ -334,16 +334,18 @@ def test_a_second_signal_kills_ranks_that_take_their_time(start, tmp_path):
     (MemoryError(), "rank 3 is out of memory; use a smaller dataset.batch_size or tables.dim"),
     (RuntimeError("[enforce fail at alloc_cpu.cpp:120] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 25600000000 "
                   "bytes. Error code 12 (Cannot allocate memory)"), "rank 3 is out of memory: it tried to allocate 25600000000 bytes; use"),
-    (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"), "rank 3 is out of memory: it tried to allocate 2.00 GiB; use"),
+    (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
+     "rank 3 is out of memory: it tried to allocate 2.00 GiB; use"),
     (MemoryError("Unable to allocate 7.45 GiB for an array with shape"), "rank 3 is out of memory: it tried to allocate 7.45 GiB; use"),
     (RuntimeError("std::bad_alloc"), "rank 3 is out of memory; use"),
     (OSError(12, "Cannot allocate memory"), "rank 3 is out of memory; use"),
     (OSError(28, "No space left on device"), "the disk under RUN is full"),
     (OSError(28, "No space left on device", "a/b.csv"), "the disk under a/b.csv is full"),
-    (RuntimeError("unable to write to file </torch_1234_56_0>: No space left on device (28)"), "a data worker of rank 3 found no room in "
-                  "shared memory (/dev/shm has "),
+    (RuntimeError("unable to write to file </torch_1234_56_0>: No space left on device (28)"),
+     "the data workers of rank 3 found no room in shared memory (/dev/shm has "),
     (RuntimeError("DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared "
-                  "memory. Please try to raise your shared memory limit."), "a data worker of rank 3 found no room in shared memory"),
+                  "memory. Please try to raise your shared memory limit."), "the data workers of rank 3 found no room in shared memory"),
+    (RuntimeError("Resource temporarily unavailable"), "rank 3 can start no more threads: memory or the number of processes is used up"),
     (RuntimeError("[unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"),
      "rank 3 has waited for another rank for 5 seconds (launch.timeout)"),
     (RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:24731"), "another rank has ended while rank 3 waited for it"),
@@ -369,7 +371,7 @@ def test_an_error_file_is_whole_or_not_there(tmp_path, monkeypatch):
     monkeypatch.setenv(rank_process.ERROR_FILE, str(tmp_path / "error.json"))
 
     def full(path, text):
-        open(path, "w").write(text[:10])
+        path.write_bytes(text[:10].encode())
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk:

@@ -6,6 +6,7 @@ A `_target_` in the settings is a constructor and its keys are the constructor's
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -252,7 +253,8 @@ def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingSt
         reserve_bytes=topology["reserve_bytes"], hardware=hardware_of(topology.get("hardware")),
         transport=topology.get("transport", "auto"), backend=topology.get("backend", "auto"),
         payload=PAYLOADS[topology.get("payload", "full")], modes=modes, look_ahead=trainer.get("look_ahead", 1),
-        compiled=trainer.get("compile", False), stored={"config": dict(settings)})
+        compiled=trainer.get("compile", False), stored={"config": dict(settings)},
+        timeout=timedelta(seconds=settings["launch"]["timeout"]) if "timeout" in settings.get("launch", {}) else None)
 
 
 def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule,

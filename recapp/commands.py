@@ -4,7 +4,7 @@
 
 Hydra composes the settings and runs one job, or with `-m` one after another. What it would say about a mistake (a traceback, five
 lines of advice) becomes one line that names the setting and its close matches; the exit code is then 1. A job that fails is
-reported when it fails and the next job of a sweep starts; Ctrl-C ends them all with code 130.
+reported when it fails and the next job of a sweep starts; a signal ends them all, with code 130 for Ctrl-C and 143 for SIGTERM.
 
 Only Hydra is imported here: `--help` and a misspelt setting are answered before torch could be loaded.
 """
@@ -16,7 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -36,10 +36,12 @@ from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
 from recapp.distributed.place import outside_rank, shared_run_name
 from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
+from recapp.distributed.stopping import Stopped, stoppable
 from recapp.errors import ConfigError, LaunchError, RecappError, suggest
 from recapp.reporting import record
+from recapp.reporting.lock import locked, locked_as_named
 
-ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}; after Ctrl-C "status" as well
+ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}; of a stopped one "status" as well
 INTERRUPTED = 128 + signal.SIGINT
 HELP = ("--help", "-h")
 RANKS_PER_CORE = 4  # more of them deserve a word
@@ -89,7 +91,7 @@ def run(
         argv: The arguments, by default those of the process.
 
     Returns:
-        0; 1 where a job failed or the command line was wrong; 130 after Ctrl-C.
+        0; 1 where a job failed or the command line was wrong; 128 + its number after a signal: 130 after Ctrl-C, 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -101,13 +103,17 @@ def run(
         flags, overrides = _flags_and_overrides(arguments)
         first = (*_directory(writes, overrides), *settings.stored_choices(name, overrides))
         jobs = _Jobs(name, task, verb, first, writes, after)
-        with _hydra_process(name, [*flags, *first, *overrides]):
+        named = locked_as_named(flags, overrides, writes and not outside_rank())
+        with stoppable(), named, _hydra_process(name, [*flags, *first, *overrides]):
             main = hydra.main(str(settings.conf_dir()), name, settings.HYDRA_VERSION_BASE)
             main(jobs.as_function())()
         return 1 if jobs.failed else 0
     except KeyboardInterrupt:
         note("interrupted")
         return INTERRUPTED
+    except Stopped as stopped:
+        note(_how(stopped))
+        return 128 + stopped.number
     except (HydraException, OmegaConfBaseException) as error:
         known = settings.known_settings(name, arguments)
         report(ConfigError(settings.in_one_line(error, known)), error)
@@ -132,6 +138,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
 
     Raises:
         RecappError: A setting that cannot be, or what a rank has raised.
+        Stopped: A signal has ended the run; what it has left of checkpoints, curves and metrics is in its directory.
     """
     rank = outside_rank()
     ranks = 0 if rank is not None else rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
@@ -144,9 +151,10 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
         if rank is None:
             if sys.stderr.isatty():
                 note(f"starting {ranks} rank{'s' if ranks > 1 else ''} in {short_path(job.directory)}")  # importing torch takes seconds
-            launch(unsettled, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json")
+            launch(unsettled, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json",
+                   grace=config["launch"]["grace"])
         else:
-            with as_rank(), stdout_to_stderr(config["format"] == "json"):
+            with as_rank(job.directory), stdout_to_stderr(config["format"] == "json"):
                 import_module(module).run(config, job.directory)
         if rank:
             return {}
@@ -182,6 +190,12 @@ def one_line(error: BaseException) -> str:
     return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"
 
 
+def _how(stop: BaseException) -> str:
+    """What has ended a run that has not failed."""
+    by_signal = isinstance(stop, Stopped) and stop.number != signal.SIGINT
+    return f"stopped by {stop}" if by_signal else "interrupted"
+
+
 def _raised_by_hydra(error: Exception) -> bool:
     """Some mistakes on the command line meet a plain ValueError deep in Hydra."""
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -213,6 +227,18 @@ class _Jobs:
         job = self._job()
         if job.number is not None:
             note(f"\njob {job.number}: {' '.join(job.overrides)}")
+        with ExitStack() as held:
+            if self.writes and not outside_rank():
+                try:
+                    held.enter_context(locked(job.directory))
+                except ConfigError as error:  # nothing there is this job's
+                    self.failed += 1
+                    return report(error)
+                (job.directory / ERROR_FILE).unlink(missing_ok=True)
+            return self._run_here(config, job)
+
+    def _run_here(self, config: DictConfig, job: Job) -> Any:
+        written = record.written_at(job.directory)
         try:
             whole = not settings.names_checkpoint(config)
             plain = checked(settings.to_plain(config, whole=whole), self.name, touched_by(job.overrides))
@@ -225,8 +251,9 @@ class _Jobs:
         except Exception as error:
             self._failed(error, job)
             result = None  # no word from Hydra, and the next job; to a sweeper this is a failed job, too
-        except BaseException:  # Ctrl-C, SIGTERM: there is no next job, but what follows a job takes place
-            self._note_error("interrupted", job, status="stopped")
+        except BaseException as stop:  # Ctrl-C, SIGTERM: there is no next job, but what follows a job takes place
+            if record.written_at(job.directory) in (None, written):  # else its metrics say how it ended
+                self._note_error(_how(stop), job, status="stopped")
             self._ended(job)
             raise
         self._ended(job)
@@ -242,10 +269,7 @@ class _Jobs:
         said = tuple(override for override in task if override not in self.first)
         sweeps = found.mode is RunMode.MULTIRUN
         number, sweep = (int(found.job.num), Path(found.sweep.dir).absolute()) if sweeps else (None, None)
-        job = Job(Path(found.runtime.output_dir), said, settings.choices(found), self.verb, number, sweep)
-        if self.writes and not outside_rank():
-            (job.directory / ERROR_FILE).unlink(missing_ok=True)
-        return job
+        return Job(Path(found.runtime.output_dir), said, settings.choices(found), self.verb, number, sweep)
 
     def _failed(self, error: Exception, job: Job) -> None:
         self.failed += 1
@@ -254,7 +278,8 @@ class _Jobs:
 
     def _note_error(self, text: str, job: Job, **more: str) -> None:
         if self.writes and not outside_rank():
-            (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")
+            with suppress(OSError):  # it was said, and a full disk may be what it says
+                (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")
 
 
 def _help(name: str, arguments: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ Commands print such a line alone and exit with code 1; `RECAPP_TRACEBACK=1` show
       CheckpointError   a checkpoint that is incomplete or does not match
       LaunchError       ranks that could not be started or died
       RankError         another rank failed; its own message says why
+      TrainingError     a loss or a metric that is no finite number
 """
 
 import re
@@ -55,6 +56,10 @@ class RankError(RecappError, RuntimeError):
     """Another rank failed first; the launcher names that rank's own error instead of this one."""
 
     secondhand = True
+
+
+class TrainingError(RecappError, ArithmeticError):
+    """A loss or a metric is not a finite number."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -229,6 +229,8 @@ class Launch:
     """`launch`: how ranks are started."""
 
     port: Annotated[int, Within(0, 65535)] = 0
+    grace: Annotated[float, Within(0)] = 60
+    timeout: Annotated[float, Within(above=0)] = 1800
     keep_freed_memory: bool = True
 
 

@@ -14,13 +14,14 @@ from typing import Any
 
 from recapp import console
 from recapp.check_settings import check_share
-from recapp.commands import INTERRUPTED, Job, run, run_on_ranks
+from recapp.commands import Job, run, run_on_ranks
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import leave
 from recapp.reporting import comparison
 from recapp.settings import check_data, compose_over, with_absolute_paths
 
 LENGTH = ("max_epochs", "max_steps")
+FIRST_CODE_OF_SIGNALS = 128  # whoever stops a sweep does not wait for its report: python -m recapp.report makes it
 OBJECTIVE = "val_auc"  # of a sweeper that looks for the best settings
 
 
@@ -51,12 +52,15 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
         sweep = job.sweep
         if job.sweep is not None:
             compared[:] = comparison.compare(job.sweep)
-            comparison.write_csv(compared, job.sweep / "comparison.csv")
+            try:
+                comparison.write_csv(compared, job.sweep / "comparison.csv")
+            except OSError as error:
+                console.note(f"no {console.short_path(job.sweep / 'comparison.csv')}: {error.strerror}")
             if format == "text":
                 print_comparison(compared, job.sweep)
 
     code = run("train", task, after=after, argv=argv)
-    if sweep is not None and code != INTERRUPTED:
+    if sweep is not None and code < FIRST_CODE_OF_SIGNALS:
         report_of(sweep)
     if compared and format == "json":
         console.emit(compared, format)

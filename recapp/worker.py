@@ -6,6 +6,7 @@
 the settings are plain. Rank 0 speaks.
 """
 
+import math
 import os
 import sys
 import warnings
@@ -13,11 +14,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from recapp.console import print_table, short_path
+from recapp.console import note, print_table, short_path
 from recapp.distributed.interpreter import keep_what_is_loaded, loading
 from recapp.distributed.place import place_of
 from recapp.distributed.rank_process import rank_main
+from recapp.distributed.stopping import Stopped, disregard_signals
+from recapp.errors import TrainingError
 from recapp.reporting.record import write_metrics
+
+SPLITS = {"val": "validation", "test": "test"}
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
@@ -29,13 +34,14 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
 
     Raises:
         RecappError: what a person can mend.
+        Stopped: a signal has ended training, and all that is left of it is written.
     """
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")  # before torch: else sums depend on how busy the machine is, and one seed gives two runs
     with loading():
         import torch
 
         from recapp import build_trainer  # noqa: F401  (what the rest needs)
-        from recapp.distributed.comm import leave_process_group
+        from recapp.distributed.comm import leave_process_group, wait_for_all
         from recapp.distributed.resources import keep_freed_memory
 
         _quiet(profiles="profiler" in settings["trainer"])
@@ -43,37 +49,67 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     if settings["launch"].get("keep_freed_memory", True):
         keep_freed_memory()
     torch.set_float32_matmul_precision("high")
-    metrics = evaluate(settings) if "split" in settings else fit(settings, job_dir)
+    metrics, stopped = (evaluate(settings), None) if "split" in settings else fit(settings, job_dir)
     if metrics:
-        write_metrics(metrics, job_dir)
+        split = settings.get("split", "val")
+        refuse_nan(metrics, split)
+        metrics = write_metrics(metrics, job_dir)
+        if unknown := [name for name in metrics.get("undefined", []) if name.startswith(f"{split}_")]:
+            note(f"{', '.join(unknown)} cannot be computed: the {SPLITS[split]} rows are of one class only; choose others with "
+                 f"dataset.{'test_path' if split == 'test' else 'val_share or dataset.val_path'}")
         if settings["format"] == "text":
             print_summary(metrics, job_dir)
+        if stopped is not None:
+            note(f"to go on: python -m recapp.train ckpt_path={short_path(metrics['last_checkpoint'])}")
+    if stopped is not None:
+        disregard_signals()
+        wait_for_all()      # whoever has started the ranks ends the others as soon as one has left
     leave_process_group()
+    if stopped is not None:
+        raise stopped
 
 
-def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
-    """Train; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
+def refuse_nan(metrics: dict[str, Any], split: str) -> None:
+    """Raise TrainingError where the log loss is not a finite number: of any rows it is one, if the model's predictions are."""
+    loss = metrics.get(f"{split}_log_loss")
+    if loss is not None and not math.isfinite(loss):
+        raise TrainingError(f"the {SPLITS[split]} log loss is {loss}: either no row was looked at, or the model's predictions are not "
+                            "finite; lower optimizer.sparse.lr and optimizer.dense.lr")
+
+
+def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
+    """Train; on rank 0 what goes into `metrics.json`, elsewhere nothing. And the signal that has ended it before its time."""
     from recapp import build, build_trainer
     from recapp.trainer import callbacks as own
+    from recapp.trainer.ending import EndTogether
     from recapp.trainer.performance import RecordPerformance
     from recapp.trainer.progress import MovingLine, PlainLines, TellFall, TellStop
 
     if setting := exhausted(settings):
-        return _as_it_was(settings, setting)
+        return _as_it_was(settings, setting), None
     bar, loggers = _bar(settings), build_trainer.build_loggers(settings, job_dir)
-    clock, last, stop = own.StepClock(), own.KeepLast(job_dir / "checkpoints"), own.StopTogether()
+    clock, last = own.StepClock(), own.KeepLast(job_dir / "checkpoints")
+    end = EndTogether(lambda trainer: last.on_train_end(trainer, trainer.lightning_module), settings["launch"]["grace"])
+    performance = RecordPerformance(job_dir, clock)
     chosen = build_trainer.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers))
     told = [] if build_trainer.has_bar(chosen) else [MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])]
     report, ended = own.StartReport(settings["seed"], settings["format"] == "text"), TellStop()
-    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), clock, RecordPerformance(job_dir, clock), own.LogRate(clock), stop, report,
-                 *told, TellFall(), ended, *chosen, last]
+    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), clock, performance, own.LogRate(clock), end, report, *told, TellFall(), ended,
+                 *chosen, last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build_trainer.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
     module, data = build.build_module(settings), build.build_data(settings)
-    with build_trainer.in_one_line():
-        trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
+    try:
+        with build_trainer.in_one_line():
+            trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
+    except Stopped as stopped:
+        if end.said is None:        # before the first step, or without the other ranks
+            raise
+        performance.on_train_end(trainer, module)
+        measured = _measured(settings, trainer, clock, last, end.said)
+        return measured and measured | {"status": "stopped", "last_checkpoint": str(last.path)}, stopped
     _predict(settings, strategy, job_dir)
-    return _measured(settings, trainer, clock, last, ended.said)
+    return _measured(settings, trainer, clock, last, ended.said), None
 
 
 def _predict(settings: dict[str, Any], strategy: Any, job_dir: Path) -> None:
@@ -191,7 +227,7 @@ def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:
     """What a person wants to know at the end."""
     split = metrics.get("split", "val")
     shown = {"AUC": "auc", "log loss": "log_loss", "normalised entropy": "normalized_entropy", "calibration": "calibration"}
-    rows = [{"what": f"{'test' if split == 'test' else 'validation'} {name}", "value": f"{metrics[f'{split}_{key}']:.5f}"}
+    rows = [{"what": f"{SPLITS[split]} {name}", "value": "undefined" if (value := metrics[f"{split}_{key}"]) is None else f"{value:.5f}"}
             for name, key in shown.items() if f"{split}_{key}" in metrics]
     if metrics.get("hidden_model_auc"):
         rows += [{"what": "AUC of the model that drew the labels", "value": f"{metrics['hidden_model_auc']:.5f}"}]
@@ -203,7 +239,7 @@ def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:
     if hidden:
         rows += [{"what": "exchange hidden", "value": ", ".join(f"{phase} {share:.0%}" for phase, share in hidden.items())}]
     if metrics.get("stopped"):
-        rows += [{"what": "stopped early", "value": metrics["stopped"]}]
+        rows += [{"what": "stopped" if metrics["status"] == "stopped" else "stopped early", "value": metrics["stopped"]}]
     behind, steps = metrics.get("checkpoint_step"), metrics.get("steps")
     of = f" (step {behind} of {steps})" if behind != steps else ""
     print()

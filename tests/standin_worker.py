@@ -1,7 +1,7 @@
 """A worker that trains nothing: each rank does what `model.ranks` says, and those without a word wait to be ended.
 
-`fine` leaves at once, `mute` without a result; `raise`, `refuse`, `unread`, `exit`, `kill` fail, each in its way; `late` fails because of
-a peer, slowly.
+`fine` leaves at once, `mute` without a result; `raise`, `refuse`, `unread`, `exit`, `kill`, `no_memory`, `abort` fail, each in its way;
+`late` fails because of a peer, slowly.
 """
 
 import json
@@ -43,6 +43,11 @@ def act(word: str, rank: int) -> None:
         sys.exit(3)
     if word == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if word == "no_memory":
+        bytearray(1 << 50)
+    if word == "abort":
+        print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
+        os.abort()
     if word == "late":
         time.sleep(0.3)
         raise ConnectionError("connection closed by peer")

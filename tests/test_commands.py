@@ -345,3 +345,29 @@ def test_a_reader_that_has_seen_enough_is_no_error(place, shell, printed):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     ran = subprocess.run(f"{sys.executable} -u -m recapp.plan types {shell}", shell=True, env=environment, capture_output=True, text=True)
     assert (ran.stdout, ran.stderr) == (printed, "")
+
+
+# ---- one run in a directory
+
+
+@pytest.mark.parametrize(("argv", "place_of_lock"), [
+    (["hydra.run.dir=out"], "out"), (["-m", "seed=1,2", "hydra.sweep.dir=out"], "out"),
+    (["-m", "seed=1,2", "hydra.sweep.dir=out"], "out/0")])
+def test_a_second_run_in_a_directory_is_refused_and_touches_nothing_there(place, capsys, argv, place_of_lock):
+    run(*argv)
+    hold = "import sys, pathlib, recapp.reporting.lock as lock\nwith lock.locked(pathlib.Path(sys.argv[1])): print(flush=True); input()"
+    other = subprocess.Popen([sys.executable, "-c", hold, str(place / place_of_lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+    assert other.stdout.readline() == b"\n"
+    before = {name: (place / name).stat().st_mtime_ns for name in files_in(place) if "out/0" in name or place_of_lock == "out"}
+    capsys.readouterr()
+    code, calls = run(*argv, "seed=7" if "-m" not in argv else "model=deep")
+    assert code == 1 and len(calls) == (place_of_lock == "out/0")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert len(said) == 1 and f"{place_of_lock} is in use: process {other.pid} on " in said[0]
+    assert "choose another hydra.sweep.dir" in said[0] or place_of_lock != "out" or "-m" not in argv
+    if place_of_lock == "out":
+        assert {name: (place / name).stat().st_mtime_ns for name in before} == before
+    assert not (place / place_of_lock / "error.json").exists()
+    other.communicate(b"\n")
+    assert run(*argv)[0] == 0 and not list(place.rglob(".lock"))

@@ -17,7 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recapp.distributed.faults import SILENT, waited_in_vain
 from recapp.distributed.side_stream import SideStream, side_stream
+from recapp.errors import RankError
 
 Span = tuple[int, int]
 """Begin and end in a flat buffer, in elements."""
@@ -72,9 +74,16 @@ class Comm:
                 operations.append(self._operation(dist.irecv, buffer[slice(*recv_W[source])], source))
         works = dist.batch_isend_irecv(operations) if operations else []
 
+        peers = [operation.group_peer for operation in operations] if len(works) == len(operations) else []
+
         def wait() -> None:
-            for work in works:
-                work.wait()
+            for number, work in enumerate(works):
+                try:
+                    work.wait()
+                except RuntimeError as error:
+                    if not (silent := SILENT.search(str(error))) or not peers:
+                        raise
+                    raise RankError(waited_in_vain(self.rank, peers[number], int(silent[1]) / 1000)) from error
         return wait
 
     def _operation(self, kind: Callable[..., Any], span: Tensor, peer: int) -> dist.P2POp:
@@ -100,6 +109,12 @@ class Comm:
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""
         return self.gather(value)[0]
+
+
+def wait_for_all() -> None:
+    """Wait for all ranks of the default process group, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
 
 
 def leave_process_group() -> None:

@@ -5,37 +5,41 @@
       python -m recapp.worker       rank 1: its output is in JOB/ranks/.../1/*.log
 
 A job has fresh processes, so a sweep never nests and a job that fails leaves nothing behind. Torch elastic starts and watches
-them. Around it stands what it leaves open: Ctrl-C ends the run instead of one job of a sweep (elastic raises an `Exception` and
-keeps its signal handlers), the rank that failed first is told from those that failed because of it, nothing of an outer launcher's
-environment reaches the ranks, and no name of this host has to resolve. The ranks' side is `rank_process.py`.
+them. Around it stands what it leaves open: signals ask the ranks to stop (`forwarding.py`; elastic would raise an `Exception`
+wherever it is, and end ranks in its own time), the rank that failed first is told from those that failed because of it, nothing of
+an outer launcher's environment reaches the ranks, and no name of this host has to resolve. The ranks' side is `rank_process.py`.
 """
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from recapp import errors
-from recapp.console import tracebacks_wanted
+from recapp.console import note, tracebacks_wanted
+from recapp.distributed.faults import full_disk, in_words_of_text, is_full, last_lines
+from recapp.distributed.forwarding import GRACE_SECONDS, Forwarding
 from recapp.distributed.interpreter import loading
-from recapp.distributed.rank_process import PARENT_PID, TERMINATED
+from recapp.distributed.rank_process import PARENT_PID
+from recapp.distributed.stopping import GRACE_SECONDS as GRACE_TO_SAVE_SECONDS
+from recapp.distributed.stopping import SIGNALS, Stopped
 from recapp.errors import ConfigError, LaunchError, RecappError
 
 ADDRESS = "127.0.0.1"  # a number: the names of hosts in containers often do not resolve, and elastic would wait for that
 CPU_RANKS = 2  # where there is no GPU and `trainer.devices` is auto
 ELASTIC_KILLS_AFTER_SECONDS = 30  # its fixed patience with the peers of a rank that failed
-GRACE_SECONDS = 10  # after a signal to us, before ranks that are still there are killed
 LAST_LINES = 20  # of the output of a rank that died without a word
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RANK_PREFIXES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_")
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # those that elastic takes over
+STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -number)}  # exit codes of ranks
 
 
 def rank_count(devices: int | str, accelerator: str = "auto") -> int:
@@ -69,7 +73,13 @@ def _gpu_count() -> int:
 
 
 def launch(
-    config_path: Path, ranks: int, *, module: str = "recapp.worker", port: int = 0, to_stderr: bool = False
+    config_path: Path,
+    ranks: int,
+    *,
+    module: str = "recapp.worker",
+    port: int = 0,
+    to_stderr: bool = False,
+    grace: float = GRACE_TO_SAVE_SECONDS,
 ) -> None:
     """Runs `python -m <module> --config <config_path>` as `ranks` processes on this machine and waits for them.
 
@@ -79,25 +89,21 @@ def launch(
         module: Its `__main__` calls `rank_main`.
         port: Where the ranks meet; 0 takes a free one.
         to_stderr: Sends what rank 0 prints to standard error, because standard output is to be a document.
+        grace: Seconds that ranks have to finish a checkpoint after a signal.
 
     Raises:
         RecappError: The one that a rank raised; its notes tell more.
         LaunchError: A rank died of something else, or the port is taken.
-        KeyboardInterrupt: Ctrl-C; all ranks are gone.
-        SystemExit: Another signal (128 + its number); all ranks are gone.
+        Stopped: By a signal to this process or to a rank; all ranks are gone.
     """
     with loading():
-        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.rendezvous.api import RendezvousError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _refuse_taken_port(port)
-    run = uuid.uuid4().hex[:8]
-    logs = DefaultLogsSpecs(
-        log_dir=str(config_path.parent / "ranks"),
-        redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)},
-    )
+    run, logs = uuid.uuid4().hex[:8], config_path.parent / "ranks"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -107,22 +113,26 @@ def launch(
         rdzv_endpoint=f"{ADDRESS}:{port}",
         local_addr=ADDRESS,
         max_restarts=0,
-        shutdown_timeout=GRACE_SECONDS,
-        logs_specs=logs,
+        signals_to_handle="",  # none: they are ours
+        shutdown_timeout=int(GRACE_SECONDS),
+        logs_specs=DefaultLogsSpecs(str(logs), redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)}),
     )
     arguments = ("-u", "-m", module, "--config", str(config_path))
+    told, failed = Forwarding(run, grace), None
     try:
-        with _kept_signals(), _environment_of_ranks(ranks), _silent_elastic(), stdout_to_stderr(to_stderr):
+        with told, _environment_of_ranks(ranks), _silent_elastic(), stdout_to_stderr(to_stderr):
             elastic_launch(config, sys.executable)(*arguments)
-    except ChildFailedError as failed:
-        raise _explanation(failed.failures, config_path.parent / "ranks", run) from None
-    except SignalException as interrupted:
-        _show_cursor()
-        if interrupted.sigval == signal.SIGINT:
-            raise KeyboardInterrupt from None
-        raise SystemExit(128 + interrupted.sigval) from None
+    except ChildFailedError as error:
+        failed = _explanation(error.failures, logs, run)
     except RendezvousError as error:
         raise LaunchError(f"the ranks could not meet at {ADDRESS}:{port} (launch.port): {error}") from error
+    finally:
+        if told.number:
+            _show_cursor()
+    if told.number and isinstance(failed, RecappError) and not failed.secondhand:
+        note(f"while the run was stopped: {failed}")
+    if ended := Stopped(told.number) if told.number else failed:
+        raise ended
 
 
 def _refuse_taken_port(port: int) -> None:
@@ -135,17 +145,6 @@ def _refuse_taken_port(port: int) -> None:
             probe.bind((ADDRESS, port))
         except OSError as error:
             raise LaunchError(f"launch.port={port}: {error.strerror}; choose another, or 0 for a free one") from None
-
-
-@contextmanager
-def _kept_signals() -> Iterator[None]:
-    """Elastic puts in its own handlers and leaves them there; then the next Ctrl-C would be an `Exception`."""
-    kept = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -214,9 +213,11 @@ def _show_cursor() -> None:
 # ---- which rank failed, and how
 
 
-def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappError:
+def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappError | Stopped:
     """The error to raise for ranks that failed: elastic's `ProcessFailure` by rank; their logs are in `logs/<run>_*/`."""
     rank, failure = _first_to_fail(failures)
+    if failure.exitcode in STOPPED_BY:
+        return Stopped(STOPPED_BY[failure.exitcode])
     who = f"rank {rank} on {socket.gethostname()} (process {failure.pid})"
     if isinstance(failure.message, dict):
         said, calls = failure.message["message"], failure.message["extraInfo"]["py_callstack"]
@@ -230,10 +231,16 @@ def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappErr
         error = LaunchError(f"{who} failed: {said}")
         error.add_note(calls.rstrip())
         return error
+    if is_full(logs):
+        return full_disk(logs.parent)
+    lines = last_lines(logs.glob(f"{run}_*/attempt_0/{rank}/std*.log"), LAST_LINES)
+    known_fault = in_words_of_text(lines, rank) if failure.exitcode == -signal.SIGABRT else None
     how = f"exited with code {failure.exitcode}" if failure.exitcode > 0 else f"was ended by {failure.signal_name()}"
     hint = "; the system does that to a process when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
-    error = LaunchError(f"{who} {how}{hint}")
-    if lines := _last_lines(logs.glob(f"{run}_*/attempt_0/{rank}/std*.log")):
+    if failure.exitcode == -signal.SIGABRT and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        hint = f"; memory is limited to {limit:,} bytes here (ulimit -v), and libraries end a process so when it runs out"
+    error = known_fault or LaunchError(f"{who} {how}{hint}")
+    if lines and (known_fault is None or tracebacks_wanted()):
         error.add_note(f"the last lines of rank {rank}:\n{lines}")
     return error
 
@@ -246,15 +253,9 @@ def _first_to_fail(failures: Mapping[int, Any]) -> tuple[int, Any]:
     """
     told = [item for item in failures.items() if os.path.exists(item[1].error_file)]
     told.sort(key=lambda item: os.stat(item[1].error_file).st_mtime_ns)
-    ended = {-signal.SIGTERM, TERMINATED}  # by elastic, after another had failed
+    ended = set(STOPPED_BY)  # by elastic, after another had failed, or stopped by a signal
     if told and time.time() - os.stat(told[0][1].error_file).st_mtime >= ELASTIC_KILLS_AFTER_SECONDS:
         ended.add(-signal.SIGKILL)
     silent = [item for item in failures.items() if item not in told and item[1].exitcode not in ended]
     first: tuple[int, Any] = [*silent, *told, *failures.items()][0]
     return first
-
-
-def _last_lines(logs: Iterable[Path]) -> str:
-    """Of what a rank has printed: rank 0 has no logs, what it printed was on the terminal."""
-    text = "\n".join(log.read_text(errors="replace").strip() for log in sorted(logs, reverse=True))
-    return "\n".join(text.strip().splitlines()[-LAST_LINES:])

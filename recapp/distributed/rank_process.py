@@ -1,40 +1,39 @@
 """A rank's side of being started: dying in time, and saying what went wrong.
 
 The parent (`launch.py`, torchrun or srun) sees of a rank its exit code and an error file. So a rank here
-- dies with its parent, however that ends (the kernel sees to it), and soon after SIGTERM, even inside a collective that will
-  never return;
+- dies with its parent, however that ends (the kernel sees to it), and soon after a signal, even inside a collective that will
+  never return (`stopping.py`);
 - writes the exception that ends it to the file that torch elastic names, in elastic's format, and leaves at once.
 
 With ranks started from outside the command itself is a rank (`place.py`).
 """
 
-import ctypes
 import faulthandler
 import json
 import os
 import signal
-import threading
 import time
 import traceback
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml  # type: ignore[import-untyped]
 
+from recapp.distributed.data_workers import die_with_parent, end_children
+from recapp.distributed.faults import in_words
 from recapp.distributed.interpreter import end_at_once, end_process
 from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
+from recapp.distributed.stopping import Stopped, take_signals
 from recapp.errors import LaunchError
 
 ARROW_RESERVE_KIB = "65536"  # pyarrow's allocator takes 1 GiB at once else, which a limit on memory counts whether used or not
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set by elastic for each rank
 PARENT_PID = "RECAPP_PARENT_PID"
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SECONDS_FOR_RANK_0 = 2  # to say it first, where a mistake is every rank's
 SECONDS_FOR_THE_SOURCE = 1  # the rank whose own error it is, to say it first
-SECONDS_AFTER_SIGTERM = 8  # for a handler to end the run in its own way; elastic waits for 10
 TERMINATED = 128 + signal.SIGTERM
 
 Body = Callable[[dict[str, Any], Path], None]
@@ -43,16 +42,18 @@ Body = Callable[[dict[str, Any], Path], None]
 def rank_main(body: Body) -> NoReturn:
     """The `__main__` of a module that `launch` starts: reads the settings and runs `body(settings, job directory)`.
 
-    An exception of the body goes to the error file, and the process leaves with code 1 without waiting for threads or peers.
+    An exception of the body goes to the error file, and the process leaves with code 1 without waiting for threads or peers; after
+    a signal that ended its work, with 128 + the signal's number.
     """
-    die_with_parent()
+    leave_with_parent()
     parser = ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
     path: Path = parser.parse_args().config
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the parent hears of Ctrl-C as well, and says what there is to say
     try:
-        with as_rank():
+        with as_rank(path.parent):
             body(yaml.safe_load(path.read_text()), path.parent)
+    except Stopped as stopped:
+        end_at_once(128 + stopped.number)
     except Exception:
         if ERROR_FILE not in os.environ:
             raise
@@ -60,38 +61,49 @@ def rank_main(body: Body) -> NoReturn:
     end_process(0)
 
 
-def die_with_parent() -> None:
+def leave_with_parent() -> None:
     """Has the kernel kill this process when its parent is gone, whatever ended that. Call it first: torch takes seconds to import."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     parent = os.environ.get(PARENT_PID)
     if parent is not None and os.getppid() != int(parent):  # it went before the kernel knew
         os._exit(TERMINATED)
 
 
 @contextmanager
-def as_rank() -> Iterator[None]:
-    """Inside, this process is a rank: it does not outlive SIGTERM, and an exception is written where torch elastic looks for it.
+def as_rank(directory: Path | None = None) -> Iterator[None]:
+    """Inside, this process is a rank: it takes signals, and an exception is written where torch elastic looks for it.
+
+    Args:
+        directory: Of the run.
 
     Raises:
+        Stopped: By a signal.
         LaunchError: Ranks were started by hand, without what they need to meet; or nobody reads what this one prints.
     """
     faulthandler.enable()
-    _leave_after_sigterm()
+    take_signals(write_error_file)
     os.environ.setdefault("MIMALLOC_ARENA_RESERVE", ARROW_RESERVE_KIB)
     try:
         if place := place_of():
             _fit_in(place)
         yield
     except BrokenPipeError as error:
-        said = LaunchError("nobody reads standard output any more (a pipe whose reader has ended): send it to a file, or keep the reader")
-        write_error_file(said)
-        raise said from error
-    except Exception as error:
-        if getattr(error, "secondhand", False):
-            time.sleep(SECONDS_FOR_THE_SOURCE)
-        write_error_file(error)
+        unread = LaunchError("nobody reads standard output any more (a pipe whose reader has ended): send it to a file, or keep the reader")
+        write_error_file(unread)
+        raise unread from error
+    except Stopped as stopped:
+        write_error_file(stopped)
         raise
+    except Exception as error:
+        said = in_words(error, outside_rank() or 0, directory)
+        if getattr(said, "secondhand", False):
+            time.sleep(SECONDS_FOR_THE_SOURCE)
+        write_error_file(said, error)
+        if said is error:
+            raise
+        raise said from error
+    finally:
+        end_children()
 
 
 def _fit_in(place: Place) -> None:
@@ -103,13 +115,27 @@ def _fit_in(place: Place) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
-def write_error_file(error: Exception) -> None:
-    """Tells torch elastic why this rank ends, if elastic has started it; the first to tell is heard."""
+def write_error_file(error: BaseException, cause: BaseException | None = None) -> None:
+    """Tells torch elastic why this rank ends, if elastic has started it; the first to tell is heard.
+
+    The file is there whole or not at all: elastic cannot read half of one. On a full disk there is none.
+
+    Args:
+        error: What is told.
+        cause: Whose traceback is told, by default its own.
+    """
     path = os.environ.get(ERROR_FILE)
     if path and not os.path.exists(path):
-        calls = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
+        calls = {"py_callstack": "".join(traceback.format_exception(cause or error)), "timestamp": str(int(time.time()))}
         kind = next((c for c in type(error).__mro__ if c.__module__ == "recapp.errors"), type(error))      # that its reader knows
-        Path(path).write_text(json.dumps({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": calls}}))
+        text = json.dumps({"message": {"message": f"{kind.__name__}: {error}", "extraInfo": calls}})
+        unfinished = Path(f"{path}.tmp")
+        try:
+            unfinished.write_text(text)
+            unfinished.replace(path)
+        except OSError:
+            with suppress(OSError):
+                unfinished.unlink()
 
 
 def let_rank_0_speak() -> None:
@@ -129,23 +155,3 @@ def leave(code: int) -> NoReturn:
     if code and outside_rank() is not None:
         end_at_once(code)
     end_process(code)
-
-
-def _leave_after_sigterm() -> None:
-    """Ends the process some seconds after SIGTERM, if its handler has not.
-
-    A Python handler runs between two lines of the main thread, and a rank whose peers are gone may never come back from a
-    collective. The kernel's signal wakes this thread at once.
-    """
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a data worker's signals are not ours
-
-    def watch() -> None:
-        while os.read(reading, 1)[0] != signal.SIGTERM:
-            pass
-        time.sleep(SECONDS_AFTER_SIGTERM)
-        os._exit(TERMINATED)
-
-    threading.Thread(target=watch, name="leave after SIGTERM", daemon=True).start()

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from recapp.distributed.comm import Comm, Span
+from recapp.distributed.faults import waited_in_vain
 from recapp.distributed.ring import DONE, IDLE, LANE, LEFT, LINE, LOOKS, SWAP, pump
 from recapp.errors import LaunchError, RankError
 
@@ -34,7 +35,7 @@ FILE_NAME = "recapp"                    # as /proc shows it
 RING_BYTES = 8 << 20                    # stays in the caches; with 1 to 8 MiB a swap of 13 MB took the time of its two copies
 RINGS_BYTES = 32 << 20                  # of one rank, at most
 COUNTER_BYTES = 2 * LINE                # apart, as processors fetch lines in pairs
-PATIENCE_SECONDS = default_pg_timeout.total_seconds()      # gloo's
+PATIENCE_SECONDS = default_pg_timeout.total_seconds()      # gloo's; `launch.timeout` replaces it
 LOOK_SECONDS = 1e-3                     # in vain, before a rank rests between looks
 REST_SECONDS = (5e-5, 1e-3)             # between looks: a twentieth of the time waited, within these
 
@@ -58,14 +59,15 @@ class SharedMemoryComm(Comm):
 
     Args:
         group: ranks of one host that see each other's processes, more than one.
+        patience_s: seconds that a rank waits for another one in which nothing moves.
 
     Raises:
         LaunchError: on all ranks alike: the memory cannot be had or not be shared.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, patience_s: float = PATIENCE_SECONDS) -> None:
         super().__init__(group)
-        self.transport = "shared_memory"
+        self.transport, self.patience_s = "shared_memory", patience_s
         self._mapped: list[mmap.mmap] = []
         self._process_W: list[int] = [-1] * self.world              # file descriptors of the peers' processes, to see them end
         weakref.finalize(self, _close, self._process_W)
@@ -80,7 +82,7 @@ class SharedMemoryComm(Comm):
 
     def twin(self) -> "SharedMemoryComm":
         """See `Comm`."""
-        return SharedMemoryComm(self.group)
+        return SharedMemoryComm(self.group, self.patience_s)
 
     def _agree(self, step: Callable[..., tuple[int, int]]) -> list[tuple[int, int]]:
         """Every rank's result of a step of setting up.
@@ -159,7 +161,7 @@ class SharedMemoryComm(Comm):
         """Wait for a swap, moving what lies before it too.
 
         Raises:
-            RankError: a rank it needs has ended, or nothing has moved for `PATIENCE_SECONDS`.
+            RankError: a rank it needs has ended, or nothing has moved for `patience_s`.
         """
         since: float | None = None
         ended: set[int] = set()
@@ -174,8 +176,8 @@ class SharedMemoryComm(Comm):
             since = since or now
             if now - since < LOOK_SECONDS:
                 continue
-            if now - since > PATIENCE_SECONDS:
-                raise RankError(f"rank {self.rank} has waited for rank {min(needed)} for {PATIENCE_SECONDS:.0f} seconds")
+            if now - since > self.patience_s:
+                raise RankError(waited_in_vain(self.rank, min(needed), self.patience_s))
             ended = self._ended(needed)
             if not ended:
                 time.sleep(min(max(REST_SECONDS[0], (now - since) / 20), REST_SECONDS[1]))

@@ -27,7 +27,8 @@ def check_transport(name: object) -> None:
         raise ConfigError(f"{SETTING}={name}: {suggest(str(name), TRANSPORTS)}")
 
 
-def make_comm(group: "dist.ProcessGroup | None" = None, device: "torch.device | None" = None, transport: str = "auto") -> "Comm":
+def make_comm(group: "dist.ProcessGroup | None" = None, device: "torch.device | None" = None, transport: str = "auto",
+              patience_s: float | None = None) -> "Comm":
     """The ranks of a process group, and the way their messages go. Every rank calls it.
 
     Args:
@@ -35,6 +36,7 @@ def make_comm(group: "dist.ProcessGroup | None" = None, device: "torch.device | 
         device: as of `Comm`.
         transport: `shared_memory`; `gloo`, the process group whatever its backend; `auto`, the first where it can be had. On GPUs that is
             never so and goes without saying; on the CPU rank 0 says why not, and the reason is kept in `Comm.fallback`.
+        patience_s: seconds that a rank waits for a silent one in shared memory; None for those of a process group. A group has its own.
 
     Raises:
         ConfigError: an unknown transport.
@@ -48,10 +50,10 @@ def make_comm(group: "dist.ProcessGroup | None" = None, device: "torch.device | 
         return comm
     obstacle = why_not(comm.gather(survey(comm.device)))
     if not obstacle:
-        from recapp.distributed.shared_memory import SharedMemoryComm
+        from recapp.distributed.shared_memory import PATIENCE_SECONDS, SharedMemoryComm
 
         try:
-            return SharedMemoryComm(group)
+            return SharedMemoryComm(group, PATIENCE_SECONDS if patience_s is None else patience_s)
         except LaunchError as error:
             obstacle = str(error)
     if transport == "shared_memory":

@@ -10,12 +10,14 @@ numba knows a kernel on disk by the file that it stands in, and by its code and 
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core import event
 from numba.extending import register_jitable
 
 Function = Callable[..., Any]
@@ -53,3 +55,19 @@ def part(*made_for: Any) -> Callable[[Function], Function]:
         home = vars(sys.modules[function.__module__])
         return home.setdefault(function.__name__, register_jitable(**OPTIONS, forceinline=True)(function))  # type: ignore[no-any-return]
     return name
+
+
+class _Heard(event.Listener):  # type: ignore[misc]
+    def __init__(self, heard: Callable[[], None]) -> None:
+        self._heard = heard
+
+    def on_start(self, event: object) -> None:
+        self._heard()
+
+    def on_end(self, event: object) -> None:
+        pass
+
+
+def heard_compilations(heard: Callable[[], None]) -> AbstractContextManager[Any]:
+    """Call a function whenever numba begins to compile a kernel, while this lasts; not when it reads one from disk."""
+    return event.install_listener("numba:compile", _Heard(heard))  # type: ignore[no-any-return]

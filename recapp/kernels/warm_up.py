@@ -4,7 +4,6 @@ Kernels are compiled for the types and widths they are called with. So each func
 engine calls it; a step that finds something new still compiles it then (sample weights do).
 """
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,27 +19,33 @@ if TYPE_CHECKING:
     from recapp.kernels.backend import Backend
 
 STREAMED_BYTES = 8 << 20        # an output of which results are written past the caches
-TOLD_AFTER_SECONDS = 1.0        # loading from the cache takes .2 s: nothing to tell
 
 
 @contextmanager
 def told(speaks: bool) -> Iterator[None]:
-    """Says that kernels are compiled, and how long it took, if that takes longer than reading them from disk."""
-    began, said = time.monotonic(), threading.Event()
+    """Say that kernels are compiled when the first compilation begins, and in the end how long it took.
 
-    def tell() -> None:
-        said.set()
-        note("compiling kernels for this machine (first use; they are kept on disk) ...")
-    timer = threading.Timer(TOLD_AFTER_SECONDS, tell)
-    timer.daemon = True
-    if speaks:
-        timer.start()
-    try:
+    Nothing is said where numba finds everything on disk, however long the disk takes.
+
+    Args:
+        speaks: whether this process says it.
+    """
+    if not speaks:
         yield
-    finally:
-        timer.cancel()
-        if said.is_set():
-            note(f"compiled in {time.monotonic() - began:.1f} s")
+        return
+    from recapp.kernels.numba_disk import heard_compilations
+
+    began: list[float] = []
+
+    def compiles() -> None:
+        if not began:
+            note("compiling kernels for this machine (first use; they are kept on disk) ...")
+        began.append(time.monotonic())
+
+    with heard_compilations(compiles):
+        yield
+    if began:
+        note(f"compiled in {time.monotonic() - began[0]:.1f} s")
 
 
 def warm_up(kernels: "Backend", routes: list[Routes], stored: list[torch.dtype], in_lines: list[bool], dtype: torch.dtype,

@@ -10,6 +10,7 @@ are the new run's, an earlier run's results would stand beside them as if they w
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE
 
 METRICS_FILE = "metrics.json"
 SETTINGS_FILE = "resolved.yaml"
+UNDEFINED = "undefined"     # status of a run that has ended well, but with a metric that its data do not determine
 
 
 def unsettled(directory: Path) -> Path:
@@ -39,11 +41,25 @@ def settle(directory: Path) -> None:
         os.replace(unsettled(directory), directory / SETTINGS_FILE)
 
 
-def write_metrics(metrics: Mapping[str, Any], directory: Path) -> None:
-    """Writes `metrics.json`: the new file is there whole, or the old one still is."""
+def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Write `metrics.json`: the new file is there whole, or the old one still is.
+
+    Args:
+        metrics: flat, with a `status`. JSON has neither nan nor infinity: such a number becomes null, `undefined` lists its name, and
+            the status `ok` becomes `undefined`.
+        directory: of the run.
+
+    Returns:
+        What was written.
+    """
+    undefined = [name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
+    written = dict(metrics) | dict.fromkeys(undefined)
+    if undefined:
+        written |= {"undefined": undefined, "status": UNDEFINED if metrics["status"] == "ok" else metrics["status"]}
     unfinished = directory / f"{METRICS_FILE}.tmp"
-    unfinished.write_text(json.dumps(metrics, indent=2) + "\n")
+    unfinished.write_text(json.dumps(written, indent=2, allow_nan=False) + "\n")
     os.replace(unfinished, directory / METRICS_FILE)
+    return written
 
 
 def read_metrics(directory: Path) -> dict[str, Any]:

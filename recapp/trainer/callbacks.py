@@ -1,9 +1,8 @@
-"""What a run does beside training: keep the position, measure steps, say how it goes, end well.
+"""What a run does beside training: keep the position, measure steps, say how it goes, leave a last checkpoint.
 
 Ordinary Lightning callbacks; those of `conf/callbacks` (checkpoints, early stopping, rate monitor) stand beside them.
 """
 
-import signal
 import statistics
 import time
 from pathlib import Path
@@ -72,8 +71,8 @@ class KeepPosition(Callback):
         """After a resume under another batch size Lightning's own count of batches is put right."""
         loop, data = trainer.fit_loop.epoch_loop, _data(trainer)
         if loop.restarting and data.position.epoch == trainer.current_epoch:
-            current = loop.batch_progress.current
-            behind = data.position.batches - current.completed
+            current = loop.batch_progress.current       # a checkpoint of a step's end was written before the step counted as completed
+            behind = data.position.batches - current.processed  # type: ignore[attr-defined]
             for name in ("ready", "started", "processed", "completed"):
                 setattr(current, name, getattr(current, name) + behind)
 
@@ -226,25 +225,6 @@ class KeepLast(Checkpoint):
         """The checkpoint that a run's summary speaks of: the best one, or the last where none was chosen."""
         best = [c.best_model_path for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
         return best[0] if best else str(self.path)
-
-
-class StopTogether(Callback):
-    """A stop that one rank was asked for (SIGTERM of a scheduler) is taken by all at the same step, agreed in the counts message."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here to the end SIGTERM asks; Lightning's own handler would start a broadcast wherever it interrupts this rank."""
-        self._want(trainer, 0)
-        signal.signal(signal.SIGTERM, lambda *_: self._want(trainer, 1))
-
-    def _want(self, trainer: Trainer, wanted: int) -> None:
-        """At once: the next counts to leave are those of a batch that is looked ahead to."""
-        for collection in _strategy(trainer).collections():
-            collection.header.wanted = wanted
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Hear what all want."""
-        if any(any(c.header.wanted_W) for c in _strategy(trainer).collections()):
-            trainer.should_stop = True
 
 
 class StartReport(Callback):

@@ -10,6 +10,7 @@ Everything else is DDPStrategy. Where Lightning would do something that is wrong
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
+from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
 from recapp import console
@@ -30,6 +32,7 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
 from recapp.distributed.shard_model import compile_dense, shard_model, sharded_collections, wrap_dense
+from recapp.distributed.stopping import saving
 from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.optim.rules import RowRule
@@ -73,6 +76,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         modes: of tables whose plan leaves the mode open; what is open then is counted on the first training batches.
         look_ahead: training batches whose input exchange runs before their turn (`recapp/trainer/lookahead.py`); 0 for none.
         compiled: whether `torch.compile` has the dense part in training.
+        timeout: how long a rank waits for a silent one, whichever way messages go; None for torch's half an hour.
         stored: plain data that every checkpoint's manifest keeps (the run's settings).
         ddp: settings of DistributedDataParallel.
 
@@ -82,9 +86,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def __init__(self, planner: Planner, rule: RowRule, *, hosts: int | None = None, memory_bytes: int | None = None,
                  reserve_bytes: int = 0, hardware: Hardware | None = None, transport: str = "auto", backend: str = "auto",
                  payload: torch.dtype | None = None, modes: Mapping[str, Mode] | None = None, look_ahead: int = 1, compiled: bool = False,
-                 stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
+                 timeout: timedelta | None = None, stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
         place = place_of()
-        super().__init__(cluster_environment=RankEnvironment(place) if place else None,
+        self.patience = timeout or default_pg_timeout
+        super().__init__(cluster_environment=RankEnvironment(place) if place else None, timeout=self.patience,
                          **({"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False} | ddp))
         self.planner, self.rule, self.hosts, self.stored = planner, rule, hosts, dict(stored or {})
         self.memory_bytes, self.reserve_bytes, self.transport = memory_bytes, reserve_bytes, transport
@@ -133,7 +138,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
             raise LaunchError(f"the ranks could not meet at {where.main_address}:{where.main_port} (MASTER_ADDR, MASTER_PORT): "
                               f"{' '.join(str(e).split())}") from e
         if self.comm.group is None:
-            self.comm = make_comm(dist.new_group(), self.root_device, self.transport)
+            self.comm = make_comm(dist.new_group(timeout=self.patience), self.root_device, self.transport,
+                                  self.patience.total_seconds())
 
     def setup(self, trainer: Trainer) -> None:
         """Shard first, so that nothing ever holds a whole table; then DDP over the rest."""
@@ -220,7 +226,11 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return wrapped
 
     def _silence_broadcast(self, trainer: Trainer) -> None:
-        """Lightning broadcasts a stop flag before every step and waits for it; the counts message carries it here."""
+        """Lightning broadcasts a stop flag before every step and waits for it; the counts message carries it here.
+
+        Its handler of SIGTERM would start another broadcast wherever it interrupts this rank (`recapp/trainer/ending.py` takes signals).
+        """
+        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
         loop = trainer.fit_loop.epoch_loop
         if hasattr(loop, "_broadcast_sigterm_tensor"):
             loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
@@ -270,6 +280,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """Rows can be read into shards only once there are shards."""
         return True
 
+    @saving()
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
         """Write a directory: every rank its rectangles, rank 0 the rest. Collective."""
         assert self.lightning_module is not None and self.plan is not None

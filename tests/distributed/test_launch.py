@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import yaml
 
 from recapp.distributed import launch as launching
 from recapp.distributed import rank_process
+from recapp.distributed.faults import in_words
 from recapp.distributed.launch import launch, rank_count
 from recapp.distributed.place import outside_rank, shared_run_name, started_outside
-from recapp.errors import ConfigError, DataError, LaunchError
+from recapp.distributed.stopping import SIGNALS, Stopped
+from recapp.errors import ConfigError, DataError, LaunchError, RecappError
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -92,10 +95,10 @@ def test_signals_have_their_handlers_back_after_a_run(start):
     def ours(*_):
         pass
 
-    kept = {number: signal.signal(number, ours) for number in launching.SIGNALS}
+    kept = {number: signal.signal(number, ours) for number in SIGNALS}
     try:
         start("fine")
-        assert [signal.getsignal(number) for number in launching.SIGNALS] == [ours] * 4
+        assert [signal.getsignal(number) for number in SIGNALS] == [ours] * 4
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
@@ -208,7 +211,7 @@ def until(condition):
 
 
 def test_a_rank_whose_parent_is_gone_before_it_could_say_so_leaves():
-    code = "from recapp.distributed.rank_process import die_with_parent; die_with_parent(); print('still here')"
+    code = "from recapp.distributed.rank_process import leave_with_parent; leave_with_parent(); print('still here')"
     ran = subprocess.run([sys.executable, "-c", code], env={**os.environ, rank_process.PARENT_PID: "1"}, capture_output=True)
     assert (ran.returncode, ran.stdout) == (rank_process.TERMINATED, b"")
     ran = subprocess.run([sys.executable, "-c", code], env={**os.environ, rank_process.PARENT_PID: str(os.getpid())},
@@ -218,26 +221,165 @@ def test_a_rank_whose_parent_is_gone_before_it_could_say_so_leaves():
 
 HANGING = """
 import ctypes, os, signal, sys, time
-from recapp.distributed import rank_process
-rank_process.SECONDS_AFTER_SIGTERM = 0.1
+from recapp.distributed import rank_process, stopping
+stopping.SECONDS_TO_STOP, stopping.SAME_SIGNAL_SECONDS = float(sys.argv[1]), 0.3
 with rank_process.as_rank():
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    stopping.listen(lambda number: None, grace=float(sys.argv[2]))
     if os.fork() == 0:
-        os.kill(os.getpid(), signal.SIGTERM)  # a data worker is told to end: not this rank's business
-        os._exit(0)
-    os.wait()
-    time.sleep(0.5)
-    print("still here", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)  # a data worker is told to end: not its business, and not this rank's
+        os.kill(os.getpid(), signal.SIGINT)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+    with stopping.saving():
+        print("still here", flush=True)
+        ctypes.CDLL(None).sleep(int(sys.argv[3]))  # as a collective whose peers are gone
     while True:
-        ctypes.CDLL(None).sleep(100)  # as a collective whose peers are gone
+        ctypes.CDLL(None).sleep(100)
 """
 
 
-def test_a_rank_that_hangs_and_ignores_sigterm_is_gone_soon_after_it():
-    hanging = subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, text=True)
-    assert hanging.stdout.readline() == "still here\n"
-    hanging.terminate()
-    assert hanging.wait(timeout=60) == rank_process.TERMINATED
+@pytest.fixture
+def hanging(tmp_path):
+    """`hanging(seconds, grace, saves)`: a rank that is told of signals and does nothing about them."""
+    started = []
+
+    def start(seconds, grace, saves):
+        arguments = [sys.executable, "-c", HANGING, str(seconds), str(grace), str(saves)]
+        started.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True,
+                                        env={**os.environ, rank_process.ERROR_FILE: str(tmp_path / "error.json")}))
+        assert started[-1].stdout.readline() == "still here\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_rank_that_hangs_is_gone_soon_after_a_signal_and_tells_of_it(hanging, tmp_path, number):
+    rank = hanging(seconds=0.1, grace=0.2, saves=0)
+    rank.send_signal(number)
+    assert rank.wait(timeout=60) == 128 + number
+    assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == f"Stopped: {number.name}"
+
+
+def test_a_checkpoint_under_way_has_the_grace(hanging):
+    rank = hanging(seconds=0.1, grace=1.5, saves=100)
+    rank.terminate()
+    began = time.monotonic()
+    assert rank.wait(timeout=60) == rank_process.TERMINATED
+    assert time.monotonic() - began > 1
+
+
+def test_what_follows_at_once_is_the_same_signal_and_a_second_one_ends_at_once(hanging):
+    rank = hanging(seconds=60, grace=60, saves=0)
+    for _ in range(3):
+        rank.terminate()
+        time.sleep(0.02)
+    time.sleep(0.5)
+    assert rank.poll() is None
+    rank.send_signal(signal.SIGINT)
+    assert rank.wait(timeout=5) == rank_process.TERMINATED
+
+
+def test_before_training_a_signal_ends_a_rank_where_it_is_and_its_workers_with_it(start, tmp_path):
+    def send():
+        until(lambda: all((tmp_path / f"pid{rank}").exists() and (tmp_path / f"pid{rank}").read_text() for rank in (0, 1)))
+        os.kill(int((tmp_path / "pid1").read_text()), signal.SIGTERM)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    began = time.monotonic()
+    error, _ = start("wait", "wait")
+    sender.join()
+    assert isinstance(error, Stopped) and error.code == 143
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_whoever_has_started_the_ranks_ends_them(start, tmp_path, number, capfd):
+    def send():
+        until(lambda: all((tmp_path / f"pid{rank}").exists() and (tmp_path / f"pid{rank}").read_text() for rank in (0, 1)))
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    error, _ = start("wait", "wait")
+    sender.join()
+    assert isinstance(error, Stopped) and error.code == 128 + number
+    assert capfd.readouterr().err == f"stopping after {number.name}; a second one ends the run at once\n"
+
+
+def test_a_second_signal_kills_ranks_that_take_their_time(start, tmp_path):
+    def send():
+        until(lambda: (tmp_path / "pid0").exists() and (tmp_path / "pid0").read_text())
+        os.kill(int((tmp_path / "pid0").read_text()), signal.SIGSTOP)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    began = time.monotonic()
+    error, _ = start("wait")
+    sender.join()
+    assert isinstance(error, Stopped) and time.monotonic() - began < 15
+
+
+# ---- faults that are nobody's setting
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (MemoryError(), "rank 3 is out of memory; use a smaller dataset.batch_size or tables.dim"),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp:120] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 25600000000 "
+                  "bytes. Error code 12 (Cannot allocate memory)"), "rank 3 is out of memory: it tried to allocate 25600000000 bytes; use"),
+    (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
+     "rank 3 is out of memory: it tried to allocate 2.00 GiB; use"),
+    (MemoryError("Unable to allocate 7.45 GiB for an array with shape"), "rank 3 is out of memory: it tried to allocate 7.45 GiB; use"),
+    (RuntimeError("std::bad_alloc"), "rank 3 is out of memory; use"),
+    (OSError(12, "Cannot allocate memory"), "rank 3 is out of memory; use"),
+    (OSError(28, "No space left on device"), "the disk under RUN is full"),
+    (OSError(28, "No space left on device", "a/b.csv"), "the disk under a/b.csv is full"),
+    (RuntimeError("unable to write to file </torch_1234_56_0>: No space left on device (28)"),
+     "the data workers of rank 3 found no room in shared memory (/dev/shm has "),
+    (RuntimeError("DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared "
+                  "memory. Please try to raise your shared memory limit."), "the data workers of rank 3 found no room in shared memory"),
+    (RuntimeError("Resource temporarily unavailable"), "rank 3 can start no more threads: memory or the number of processes is used up"),
+    (RuntimeError("[unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"),
+     "rank 3 has waited for another rank for 5 seconds (launch.timeout)"),
+    (RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:24731"), "another rank has ended while rank 3 waited for it"),
+])
+def test_faults_of_the_machine_are_one_line_that_says_what_helps(error, said):
+    words = in_words(error, 3, Path("RUN"))
+    assert isinstance(words, RecappError) and str(words).startswith(said) and "\n" not in str(words)
+
+
+def test_other_errors_stay_as_they_are():
+    for error in (ValueError("x"), DataError("out of memory"), OSError(2, "No such file or directory", "x")):
+        assert in_words(error, 0) is error
+
+
+def test_a_rank_without_memory_and_one_that_the_library_aborts_say_so(start):
+    error, _ = start("wait", "no_memory")
+    assert type(error) is LaunchError and str(error).startswith("rank 1 is out of memory; use") and notes(error) == ""
+    error, _ = start("wait", "abort")
+    assert type(error) is LaunchError and str(error).startswith("rank 1 is out of memory; use") and notes(error) == ""
+
+
+def test_an_error_file_is_whole_or_not_there(tmp_path, monkeypatch):
+    monkeypatch.setenv(rank_process.ERROR_FILE, str(tmp_path / "error.json"))
+
+    def full(path, text):
+        path.write_bytes(text[:10].encode())
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_text", full)
+        rank_process.write_error_file(ValueError("x"))
+    assert list(tmp_path.iterdir()) == []
+    rank_process.write_error_file(ValueError("x"))
+    assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
 
 
 # ---- how many ranks

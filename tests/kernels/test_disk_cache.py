@@ -60,3 +60,29 @@ def test_the_digest_follows_every_file_that_kernels_are_made_of(monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", lambda path: known.append(path.name) or read(path))
     numba_disk.digest.__wrapped__()
     assert {"simd.py", "links.py", "rules.py", "numba_integers.py", "numba_vectors.py"} <= set(known)
+
+
+SAID = """
+import sys, time
+import numba.core.caching as caching
+from recapp.kernels import warm_up
+
+load = caching.Cache.load_overload
+caching.Cache.load_overload = lambda *args: time.sleep(float(sys.argv[1])) or load(*args)     # a slow disk
+with warm_up.told(True):
+    from kernel_on_disk import kernel
+    kernel(1)
+"""
+
+
+def test_compiling_is_said_when_something_is_compiled_and_not_when_the_disk_is_slow(tmp_path):
+    (tmp_path / "kernel_on_disk.py").write_text("from numba import njit\n\n\n@njit(cache=True)\ndef kernel(x):\n    return x + 1\n")
+
+    def said(seconds):
+        path = os.pathsep.join(map(str, (REPOSITORY, tmp_path)))
+        ran = subprocess.run([sys.executable, "-c", SAID, str(seconds)], capture_output=True, text=True, check=True,
+                             env=environment(PYTHONPATH=path, NUMBA_CACHE_DIR=str(tmp_path / "cache")))
+        return [line.split(" in ")[0] for line in ran.stderr.splitlines()]
+
+    assert said(0) == ["compiling kernels for this machine (first use; they are kept on disk) ...", "compiled"]
+    assert said(1.2) == []

@@ -11,6 +11,7 @@ from recapp import build, build_trainer, settings
 from recapp.check_settings import checked
 from recapp.dataset.synthetic import write_criteo
 from recapp.trainer import callbacks as own
+from recapp.trainer.ending import EndTogether
 
 SIZES = (400, 90, 60, 50, 40, 4, 30, 20, 9, 300, 70, 60, 11, 20, 30, 10, 4, 9, 5, 200, 150, 90, 60, 30, 7, 5)
 
@@ -54,9 +55,10 @@ def fit(config, folder, *extra, ckpt_path=None):
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)      # as the worker has it
     seen, last = Seen(), own.KeepLast(Path(folder) / "checkpoints")
+    end = EndTogether(lambda trainer: last.on_train_end(trainer, trainer.lightning_module))
     strategy = build.build_strategy(config, training=True)
     loggers = build_trainer.build_loggers(config, Path(folder))
-    callbacks = [own.TakeOver(Path(folder)), own.KeepPosition(), own.StepClock(), own.StopTogether(), seen, *extra,
+    callbacks = [own.TakeOver(Path(folder)), own.KeepPosition(), own.StepClock(), end, seen, *extra,
                  *build_trainer.build_callbacks(config, Path(folder) / "checkpoints", logging=bool(loggers)), last]
     trainer = build_trainer.build_trainer(config, strategy, callbacks, loggers, ranks=(1, 1))
     module, data = build.build_module(config), build.build_data(config)

@@ -1,8 +1,5 @@
 """What the strategy and the optimiser promise an ordinary LightningModule."""
 
-import os
-import signal
-
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -54,19 +51,6 @@ def test_zero_rates_change_nothing(logs, tmp_path):
     _, trainer, _ = fit(config, tmp_path, Keep())
     for block in (b for c in trainer.strategy.collections() for b in c.blocks() if b.tensor == "weight"):
         assert block.data.equal(before[block.table])
-
-
-def test_sigterm_stops_after_the_next_step_validated_and_saved(logs, tmp_path):
-    class Ask(Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            if batch_idx == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    seen, trainer, _ = fit(compose(logs), tmp_path, Ask())
-    assert trainer.global_step == 5
-    assert seen.validations == [5]
-    assert (tmp_path / "checkpoints" / "last.ckpt" / "manifest.json").is_file()
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(("setting", "says"), [

@@ -1,0 +1,55 @@
+"""Data workers belong to their rank: they take no signals, end with it, and tell it what they cannot hand over.
+
+`DataLoader` forks them, and a signal to a whole group of processes reaches them as well: without them the rank could not come to the
+step at which all ranks stop.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def prepare_children(signals: Sequence[int]) -> None:
+    """Have processes that are forked from this one from now on behave as data workers.
+
+    Args:
+        signals: which they disregard.
+    """
+
+    def in_child() -> None:
+        signal.set_wakeup_fd(-1)
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
+        die_with_parent()
+        if queues := sys.modules.get("multiprocessing.queues"):
+            queues.Queue._on_queue_feeder_error = _tell_the_rank
+
+    os.register_at_fork(after_in_child=in_child)
+
+
+def _tell_the_rank(queue: Any, error: Exception, item: Any) -> None:
+    """A batch that cannot be sent, for want of shared memory, would be waited for without end: its number leaves with the error."""
+    from torch._utils import ExceptionWrapper
+
+    number, _ = item
+    queue.put((number, ExceptionWrapper((type(error), error, error.__traceback__), "in a data worker")))  # type: ignore[no-untyped-call]
+
+
+def end_children() -> None:
+    """Kill the data workers that are still there."""
+    from multiprocessing import active_children
+
+    for child in active_children():
+        with suppress(OSError, ValueError):
+            child.kill()
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent is gone, whatever ended that."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,123 @@
+"""What a rank says of faults that no setting of the user's names: no memory, no room on a disk, a rank that is silent or gone.
+
+The libraries below raise such faults in their own words, often far from where they can be mended; here they become one line.
+"""
+
+import errno
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from recapp.errors import LaunchError, RankError, RecappError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PROBE_BYTES = 1 << 16  # for a look whether a disk is full
+SHARED_MEMORY = Path("/dev/shm")
+TIMEOUT = "launch.timeout"
+
+NO_MEMORY = re.compile(
+    r"can't allocate memory|Cannot allocate memory|Unable to allocate|out of memory|bad_alloc|MemoryError|failed to map segment",
+    re.IGNORECASE,
+)
+NO_THREADS = re.compile(r"Resource temporarily unavailable|can't start new thread")
+TRIED = re.compile(r"(?:tried to allocate|Unable to allocate) ([\d.,]+ ?\w+)", re.IGNORECASE)
+NO_SHARED_MEMORY = re.compile(r"torch_\d+_\d+|shared memory \(shm\)|insufficient shared memory|out of shared memory", re.IGNORECASE)
+SILENT = re.compile(r"Timed out waiting (\d+)ms|collective operation timeout.*?Timeout\(ms\)=(\d+)", re.DOTALL)
+GONE = re.compile(r"Connection (?:closed|reset) by peer|Connection closed by remote peer")
+
+
+def in_words(error: Exception, rank: int, directory: Path | None = None) -> Exception:
+    """An error for people, where it is one of these faults; else the error itself.
+
+    Args:
+        error: what the rank has raised.
+        rank: its number.
+        directory: of the run.
+    """
+    if isinstance(error, RecappError):
+        return error
+    if isinstance(error, OSError) and error.errno in FULL:
+        if not error.filename and _shared_memory_is_full() and not (directory and is_full(directory)):
+            return _no_shared_memory(rank)
+        return full_disk(error.filename or directory or "the run's directory")
+    causes = list(_with_causes(error))
+    memory = any(isinstance(e, MemoryError) or getattr(e, "errno", 0) == errno.ENOMEM for e in causes)
+    return in_words_of_text("\n".join(f"{type(e).__name__}: {e}" for e in causes), rank, memory) or error
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def in_words_of_text(text: str, rank: int, memory: bool = False) -> RecappError | None:
+    """The same of what a rank has printed before it died; None where it is none of these faults.
+
+    Args:
+        text: of an exception, or the last lines of a log.
+        rank: whose they are.
+        memory: whether it is known to be about memory.
+    """
+    if NO_SHARED_MEMORY.search(text):
+        return _no_shared_memory(rank)
+    if memory or NO_MEMORY.search(text):
+        tried = TRIED.search(text)
+        what = f": it tried to allocate {tried[1]}" if tried else ""
+        return LaunchError(f"rank {rank} is out of memory{what}; use a smaller dataset.batch_size or tables.dim, or more ranks "
+                           "(trainer.devices) with +plan=row_wise")
+    if NO_THREADS.search(text):
+        return LaunchError(f"rank {rank} can start no more threads: memory or the number of processes is used up (ulimit -v, ulimit -u, "
+                           "or the container's limits); use fewer ranks (trainer.devices) here")
+    if found := SILENT.search(text):
+        return RankError(waited_in_vain(rank, "another rank", int(found[1] or found[2]) / 1000))
+    if GONE.search(text):
+        return RankError(f"another rank has ended while rank {rank} waited for it")
+    return None
+
+
+def waited_in_vain(rank: int, other: int | str, seconds: float) -> str:
+    """What a rank says that has waited for `launch.timeout`."""
+    silent = f"rank {other}" if isinstance(other, int) else other
+    return (f"rank {rank} has waited for {silent} for {seconds:g} seconds ({TIMEOUT}): it is stopped or stuck; raise {TIMEOUT} if "
+            "it only needs longer")
+
+
+def full_disk(place: object) -> LaunchError:
+    """The disk on which a directory or file is has no room left."""
+    return LaunchError(f"the disk under {place} is full, or its quota is used up: make room there, or choose another hydra.run.dir")
+
+
+def is_full(directory: Path) -> bool:
+    """Whether nothing more can be written below a directory."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(bytes(PROBE_BYTES))
+    except OSError as error:
+        return error.errno in FULL
+    return False
+
+
+def last_lines(logs: Iterable[Path], count: int) -> str:
+    """The last lines of log files, empty where there are none."""
+    text = "\n".join(log.read_text(errors="replace").strip() for log in sorted(logs, reverse=True))
+    return "\n".join(text.strip().splitlines()[-count:])
+
+
+def _no_shared_memory(rank: int) -> LaunchError:
+    return LaunchError(f"the data workers of rank {rank} found no room in shared memory ({_room()}): give {SHARED_MEMORY} more "
+                       "(docker run --shm-size=1g), or set dataset.num_workers=0")
+
+
+def _shared_memory_is_full() -> bool:
+    return SHARED_MEMORY.is_dir() and is_full(SHARED_MEMORY)
+
+
+def _room() -> str:
+    try:
+        size = shutil.disk_usage(SHARED_MEMORY).total
+    except OSError:
+        return f"there is no {SHARED_MEMORY}"
+    return f"{SHARED_MEMORY} has {size:,} bytes"

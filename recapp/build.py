@@ -231,7 +231,7 @@ def _schedule(settings: Settings | None) -> Callable[[Optimizer], LRScheduler] |
 def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingStrategy:
     """How tables are sharded. Evaluation holds no optimiser state."""
     rule, topology = build_rule(settings) if training else row_rules.sgd(0.0), settings["topology"]
-    stored = ShardingPlan.from_dict(read_manifest(settings["ckpt_path"]).info["plan"]).tables if settings["ckpt_path"] else {}
+    stored = read_manifest(settings["ckpt_path"]).plan.tables if settings["ckpt_path"] else {}
     modes = {name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"}
     trainer = settings["trainer"]
     return EmbeddingShardingStrategy(
@@ -269,7 +269,7 @@ def build_loggers(settings: Settings, folder: Path) -> list[Logger]:
     made = [make(wanted, f"logger.{name}", save_dir=str(folder)) for name, wanted in settings["logger"].items()]
     if settings["ckpt_path"] and Path(settings["ckpt_path"]).resolve().is_relative_to(folder.resolve()):
         for curves in (logger for logger in made if isinstance(logger, CSVCurves)):
-            curves.kept_steps = int(read_manifest(settings["ckpt_path"]).info["step"])
+            curves.kept_steps = read_manifest(settings["ckpt_path"]).step
     return made
 
 

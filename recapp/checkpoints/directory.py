@@ -26,7 +26,7 @@ from recapp.checkpoints.manifest import META, Manifest, to_json
 from recapp.checkpoints.meta_file import crc32_of, write_meta
 from recapp.checkpoints.names import MANIFEST, beside, link, links_to, remove, settle, settled, sync_folder, take_name
 from recapp.checkpoints.rectangles import Stored, check_tiling
-from recapp.checkpoints.snapshot import Absent, Snapshot, Wanted, open_snapshot, open_together
+from recapp.checkpoints.snapshot import Absent, Snapshot, Wanted, open_snapshot, open_together, refuse_together
 from recapp.distributed.comm import Comm
 from recapp.errors import CheckpointError, RankError, suggest
 from recapp.sharding.layout import Block
@@ -202,6 +202,46 @@ def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
     held = list(blocks)
     with open_checkpoint(path, files_of(held)) as snapshot:
         snapshot.fill(held)
+
+
+def load_together(path: str | Path, blocks: Iterable[Block], parameters: Iterable[str], comm: Comm) -> tuple[Manifest, dict[str, Any]]:
+    """Load one version of a checkpoint into the blocks of all ranks. Every rank calls it; all return or all raise.
+
+    Args:
+        path: the checkpoint.
+        blocks: to be filled.
+        parameters: names of the dense parameters in the plain part's `state_dict`; those that it has have to be finite, as tables have to.
+        comm: the ranks.
+
+    Returns:
+        The manifest and the plain part.
+
+    Raises:
+        CheckpointError: as `load_blocks`; or weights are not finite.
+        RankError: another rank could not load its part.
+    """
+    held, meta, failure = list(blocks), dict[str, Any](), None
+    with open_checkpoint(path, files_of(held), comm) as snapshot:
+        try:
+            snapshot.fill(held)
+            meta = snapshot.meta()
+            _refuse_non_finite(path, held, meta, parameters)
+        except CheckpointError as error:
+            failure = error
+        refuse_together(Path(path), failure, comm.gather(failure and str(failure)))
+        return snapshot.manifest, meta
+
+
+def _refuse_non_finite(path: str | Path, blocks: Iterable[Block], meta: Mapping[str, Any], parameters: Iterable[str]) -> None:
+    said = f"of checkpoint {path} has weights that are not finite (NaN or infinity): use an earlier checkpoint"
+    for b in blocks:
+        if b.tensor == WEIGHT and not is_finite(b.data):
+            raise CheckpointError(f"table {b.table}, rows {b.rows.start}-{b.rows.stop} {said}")
+    found = meta.get("state_dict")
+    dense: dict[str, Any] = found if isinstance(found, dict) else {}
+    for name in parameters:
+        if isinstance(values := dense.get(name), Tensor) and not is_finite(values):
+            raise CheckpointError(f"{name} {said}")
 
 
 def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:

@@ -157,7 +157,9 @@ class Manifest:
         for key in name.split("."):
             held = held.get(key) if isinstance(held, dict) else None
         said = "is missing" if held is None else f"is {_short(held)}, which it cannot be"
-        return CheckpointError(f"the manifest of checkpoint {self.folder} is damaged: {name} {said}")
+        return CheckpointError(
+            f"the manifest of checkpoint {self.folder} is damaged: {name} {said}"
+        )
 
 
 def to_json(manifest: Manifest) -> str:

@@ -75,7 +75,9 @@ def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
     """
     try:
         _check_archive(source)
-        path = f"/proc/self/fd/{source.fileno()}"  # the open file, whatever its name leads to by now
+        path = (
+            f"/proc/self/fd/{source.fileno()}"  # the open file, whatever its name leads to by now
+        )
         meta = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not isinstance(meta, dict):
             raise ValueError(f"a {type(meta).__name__} instead of a dict")

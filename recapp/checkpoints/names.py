@@ -67,7 +67,9 @@ def links_to(path: Path) -> list[Path]:
 
 def new_version(path: Path, number: int) -> Path:
     """A free name for the directory that `path` is going to be a link to."""
-    names = (beside(path, f"{number:06d}{again}") for again in ("", *(f"-{i}" for i in range(1, 1000))))
+    names = (
+        beside(path, f"{number:06d}{again}") for again in ("", *(f"-{i}" for i in range(1, 1000)))
+    )
     return next(name for name in names if not os.path.lexists(name))
 
 

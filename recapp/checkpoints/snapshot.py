@@ -9,7 +9,7 @@ file it will want. Where the directory was deleted meanwhile, it starts again fr
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,7 +23,9 @@ from recapp.distributed.comm import Comm
 from recapp.errors import CheckpointError, RankError
 from recapp.sharding.layout import Block
 
-MANIFEST_BYTES = 2**30  # more than a million blocks need; a file of any size must not fill the memory
+MANIFEST_BYTES = (
+    2**30
+)  # more than a million blocks need; a file of any size must not fill the memory
 ATTEMPTS = 100  # of opening a checkpoint whose name is given away again and again
 
 Wanted = Callable[[Manifest], Iterable[str]]
@@ -174,6 +176,7 @@ def open_together(path: Path, wanted: Wanted, comm: Comm) -> Snapshot:
     """Open one version of a checkpoint on all ranks, whoever replaces it meanwhile. Every rank calls it.
 
     Raises:
+        Absent: there is no checkpoint.
         CheckpointError: as `open_snapshot`; or the ranks see different checkpoints at that path.
         RankError: another rank could not open it.
     """
@@ -189,9 +192,22 @@ def open_together(path: Path, wanted: Wanted, comm: Comm) -> Snapshot:
             return mine
         if mine:
             mine.__exit__()
-        if failure:
-            raise failure
-        for rank, (_, said) in enumerate(seen):
-            if said:
-                raise RankError(f"rank {rank} could not read {path}: {said}")
-    raise CheckpointError(f"the ranks do not see one checkpoint at {path}: is it on one file system?")
+        refuse_together(path, failure, [said for _, said in seen])
+    raise CheckpointError(
+        f"the ranks do not see one checkpoint at {path}: is it on one file system?"
+    )
+
+
+def refuse_together(path: Path, mine: Exception | None, said: Sequence[str | None]) -> None:
+    """Raise what this rank has to say of a checkpoint it cannot use, or that another rank has said so.
+
+    Args:
+        path: the checkpoint.
+        mine: this rank's own error.
+        said: the text of every rank's error, None where there is none.
+    """
+    if mine:
+        raise mine
+    for rank, text in enumerate(said):
+        if text:
+            raise RankError(f"rank {rank} could not read {path}: {text}")

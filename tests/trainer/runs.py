@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from recapp import build, settings
 from recapp.dataset.synthetic import write_criteo
 from recapp.trainer import callbacks as own
+from recapp.trainer.keep_last import KeepLast
 
 SIZES = (400, 90, 60, 50, 40, 4, 30, 20, 9, 300, 70, 60, 11, 20, 30, 10, 4, 9, 5, 200, 150, 90, 60, 30, 7, 5)
 
@@ -52,7 +53,7 @@ def fit(config, folder, *extra, ckpt_path=None):
     """Train in this process; returns what was seen, the trainer and the module."""
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)      # as the worker has it
-    seen, last = Seen(), own.KeepLast(Path(folder) / "checkpoints")
+    seen, last = Seen(), KeepLast(Path(folder) / "checkpoints")
     strategy = build.build_strategy(config, training=True)
     loggers = build.build_loggers(config, Path(folder))
     callbacks = [own.TakeOver(Path(folder)), own.KeepPosition(), own.StepClock(), own.StopTogether(), seen, *extra,

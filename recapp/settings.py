@@ -30,6 +30,7 @@ from recapp.distributed.place import started_outside
 from recapp.distributed.transport import TRANSPORTS
 from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import BACKENDS
+from recapp.trust import judged, marked
 
 HYDRA_VERSION_BASE = "1.3"
 LEAST = {  # settings that are whole numbers, and the smallest that makes sense; those that may be null are left out when they are
@@ -43,6 +44,7 @@ ONE_OF = {"trainer.accelerator": ("auto", "cpu", "gpu", "cuda"), "topology.trans
 PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"), ("topology", "hardware"),
          ("plan", "path"))
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
+GROUP, OPTION = re.compile(r"\w+(?:/\w+)*"), re.compile(r"[\w-]+")  # as a checkpoint may name them: files of conf/ and no others
 ADVICE = (  # what Hydra says: what to do
     (r"default list use \+(\S+)", "{0}: nothing is chosen there by default, so it needs a plus: +{0}"),
     (
@@ -54,7 +56,7 @@ ADVICE = (  # what Hydra says: what to do
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
 NO_END = ("trainer.max_epochs", "trainer.max_steps")  # -1 is allowed there
-OF_THE_INVOCATION = ("format",)  # said for one command, never taken over from a checkpoint
+OF_THE_INVOCATION = ("format", "trust", "hydra")  # said for one command, never taken over from a checkpoint
 
 
 def conf_dir() -> Path:
@@ -196,10 +198,11 @@ def stored_choices(primary: str, overrides: Sequence[str]) -> list[str]:
     """
     paths = [override.partition("=")[2] for override in overrides if override.startswith("ckpt_path=")]
     try:
-        manifest = json.loads((Path(paths[-1]).expanduser() / "manifest.json").read_text())
-        stored = dict(manifest["config"]["choices"])
+        file = Path(paths[-1]).expanduser() / "manifest.json"
+        stored = dict(json.loads(file.read_text())["config"]["choices"]) if file.is_file() else {}
+        stored = {group: option for group, option in stored.items() if GROUP.fullmatch(group) and OPTION.fullmatch(option)}
         default = compose(primary).hydra.runtime.choices        # null ones too
-    except (IndexError, OSError, ValueError, KeyError, TypeError):
+    except (IndexError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     said = {override.lstrip("+").partition("=")[0] for override in overrides}
     there = {group: option for group, option in stored.items() if (conf_dir() / group / f"{option}.yaml").is_file()}
@@ -216,11 +219,12 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
 
     Raises:
         ConfigError: An override names a setting that neither has; with close matches.
+        CheckpointError: What is left of the checkpoint's settings names something that may not be called (`recapp/trust.py`).
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     parsed = [override for override in parsed if not override.is_hydra_override()]
     groups = [override for override in parsed if _is_group(override.key_or_group)]
-    result = {key: value for key, value in stored.items() if key not in OF_THE_INVOCATION}
+    result = marked({key: value for key, value in stored.items() if key not in OF_THE_INVOCATION})
     known: list[str] = []
     try:
         composed = compose(primary, [str(override.input_line) for override in groups])
@@ -237,7 +241,8 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
     OmegaConf.set_struct(config, False)
     said = {override.key_or_group: override.value() for override in groups}
     config.choices = {**result.get("choices", {}), **{group: str(option) for group, option in said.items() if option}}
-    return to_plain(config)
+    plain = to_plain(config)
+    return judged(plain, plain.get("trust") or [])
 
 
 def _is_group(name: str) -> bool:

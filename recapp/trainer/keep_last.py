@@ -133,7 +133,7 @@ def _known_best(
         path = Path(os.path.normpath(Path(name).absolute()))
         found = next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
         if found is not None:
-            scores[str(found)] = torch.as_tensor(float(score))
+            scores[str(found)] = torch.as_tensor(score)  # as it is: another precision is another score
     ranked = sorted(scores, key=lambda path: float(scores[path]), reverse=callback.mode == "max")
     most = callback.save_top_k
     ranked = ranked[:most] if most > 0 else ranked

@@ -26,7 +26,8 @@ def beside(path: Path, suffix: str) -> Path:
 
 def settled(path: Path) -> Path:
     """Where a checkpoint is, also when its writer was killed between two renames."""
-    return beside(path, "old") if not path.exists() and beside(path, "old").exists() else path
+    asides = (beside(path, "old"), beside(Path(os.path.realpath(path)), "old"))
+    return next((p for p in (path, *asides) if p.exists()), path)
 
 
 def settle(path: Path) -> None:

@@ -108,7 +108,8 @@ NESTED = {"model.deep": lambda bomb: {"inner": [1, {"x": bomb}]}, "callbacks.che
           "unknown": lambda bomb: bomb}
 NASTY = {
     "os.system": {"command": "touch pwned"}, "posix.system": {"command": "touch pwned"}, "subprocess.Popen": {"args": ["touch", "pwned"]},
-    "subprocess.run": {"args": ["touch", "pwned"]}, "builtins.eval": {"_": "1"}, "builtins.exec": {}, "builtins.__import__": {"name": "evil"},
+    "subprocess.run": {"args": ["touch", "pwned"]}, "builtins.eval": {"_": "1"}, "builtins.exec": {},
+    "builtins.__import__": {"name": "evil"},
     "builtins.open": {"file": "pwned", "mode": "w"}, "logging.basicConfig": {"filename": "pwned", "filemode": "w", "force": True},
     "logging.FileHandler": {"filename": "pwned"}, "torch.load": {"f": "evil.pkl", "weights_only": False},
     "torch.serialization.load": {"f": "evil.pkl", "weights_only": False}, "torch.hub.load": {"repo_or_dir": "a/b", "model": "c"},
@@ -122,11 +123,14 @@ NASTY = {
     "torch.optim.adam.Optimizer.register_optimizer_step_pre_hook": {}, "torch.optim.optimizer.register_optimizer_step_pre_hook": {},
     "hydra.utils.instantiate": {"config": {"_target_": "os.system", "command": "touch pwned"}}, "hydra.utils.call": {},
     "hydra.utils.get_method": {"path": "os.system"}, "omegaconf.OmegaConf.register_new_resolver": {"name": "x"},
-    "recapp.build.make": {"settings": {}, "setting": "x"}, "recapp.build.import_module": {"name": "evil"}, "recapp.build.write_generated": {},
+    "recapp.build.make": {"settings": {}, "setting": "x"}, "recapp.build.import_module": {"name": "evil"},
+    "recapp.build.write_generated": {},
     "recapp.checkpoints.directory.remove_checkpoint": {"path": "a.ckpt"}, "recapp.checkpoints.names.remove": {"path": "a.ckpt"},
-    "recapp.optim.rules.RowRule": {}, "recapp.optim.rules.math.sqrt": {}, "recapp.optim.rules._sgd": {}, "recapp.optim.schedule.partial": {},
+    "recapp.optim.rules.RowRule": {}, "recapp.optim.rules.math.sqrt": {}, "recapp.optim.rules._sgd": {},
+    "recapp.optim.schedule.partial": {},
     "recapp.models.dlrm.MLP": {}, "recapp.trainer.curves.os.remove": {"path": "x"}, "recapp.trainer.curves.CSVCurves.save": {},
-    "functools.partial": {"func": "x"}, "importlib.import_module": {"name": "evil"}, "pickle.loads": {}, "runpy.run_path": {"path_name": "x"},
+    "functools.partial": {"func": "x"}, "importlib.import_module": {"name": "evil"},
+    "pickle.loads": {}, "runpy.run_path": {"path_name": "x"},
     "lightning.pytorch.cli.LightningCLI": {}, "lightning.pytorch.cli.instantiate_class": {}, "lightning.pytorch.callbacks.os.system": {},
     "lightning.pytorch.callbacks.model_checkpoint.shutil.rmtree": {"path": "x"}, "lightning.fabric.utilities.cloud_io._load": {},
     "lightning.pytorch.loggers.logger.rank_zero_experiment": {}, "webbrowser.open": {"url": "x"}, "shutil.rmtree": {"path": "x"},
@@ -140,7 +144,8 @@ NASTY = {
 def planted(tmp_path, monkeypatch):
     """A module that writes a file when it is imported, with classes of the right names, in front of all others."""
     for name in ("evil.py", "evil_pkg.py"):
-        (tmp_path / name).write_text("open('pwned', 'w')\nimport torch\nclass Model(torch.nn.Module): ...\nclass Adam(torch.optim.Adam): ...\n")
+        (tmp_path / name).write_text(
+            "open('pwned', 'w')\nimport torch\nclass Model(torch.nn.Module): ...\nclass Adam(torch.optim.Adam): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield tmp_path

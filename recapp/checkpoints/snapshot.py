@@ -80,11 +80,11 @@ class Snapshot:
         except OSError as error:
             told = f"{self.path / file} cannot be read: {error.strerror}"
             raise CheckpointError(told) from error
-        source = self._stack.enter_context(os.fdopen(descriptor, "rb"))
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or (most and found.st_size > most):
+            os.close(descriptor)
             raise CheckpointError(f"{self.path / file} is no file of a checkpoint")
-        return source
+        return self._stack.enter_context(os.fdopen(descriptor, "rb"))
 
     def _check_size(self, file: str, wanted: int) -> None:
         found = None

@@ -245,7 +245,7 @@ def _schedule(settings: Settings | None) -> Callable[[Optimizer], LRScheduler] |
 def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingStrategy:
     """How tables are sharded. Evaluation holds no optimiser state."""
     rule, topology = build_rule(settings) if training else row_rules.sgd(0.0), settings["topology"]
-    stored = ShardingPlan.from_dict(read_manifest(settings["ckpt_path"]).info["plan"]).tables if settings["ckpt_path"] else {}
+    stored = read_manifest(settings["ckpt_path"]).plan.tables if settings["ckpt_path"] else {}
     modes = {name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"}
     trainer = settings["trainer"]
     return EmbeddingShardingStrategy(

@@ -110,7 +110,7 @@ def build_loggers(settings: Settings, folder: Path) -> list[Logger]:
     made = [make(wanted, f"logger.{name}", save_dir=str(folder)) for name, wanted in settings["logger"].items()]
     if settings["ckpt_path"] and Path(settings["ckpt_path"]).resolve().is_relative_to(folder.resolve()):
         for curves in (logger for logger in made if isinstance(logger, CSVCurves)):
-            curves.kept_steps = int(read_manifest(settings["ckpt_path"]).info["step"])
+            curves.kept_steps = read_manifest(settings["ckpt_path"]).step
     return made
 
 

@@ -286,6 +286,7 @@ class Train(Command):
 
     seed: Annotated[int, Within(0, 2**63 - 1)] = 1
     ckpt_path: str | None = None
+    trust: list[str] = field(default_factory=list)
     dataset: Dataset = ABSENT
     model: Model = ABSENT
     tables: TablesOfDataset | ListedTables = ABSENT

@@ -29,6 +29,7 @@ from recapp.console import note
 from recapp.distributed.launch import rank_count
 from recapp.distributed.place import started_outside
 from recapp.errors import ConfigError, suggest
+from recapp.trust import judged, marked
 
 HYDRA_VERSION_BASE = "1.3"
 PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("dataset", "test_path"), ("topology", "hardware"),
@@ -36,6 +37,7 @@ PATHS = ((None, "ckpt_path"), ("dataset", "path"), ("dataset", "val_path"), ("da
 ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
 NO_OPTION = re.compile(r"|null|true|false|[-+.0-9].*")  # Hydra wants the name of an option to be a word
 NULLABLE_GROUPS = ("experiment", "optimizer/schedule")
+GROUP, OPTION = re.compile(r"\w+(?:/\w+)*"), re.compile(r"[\w-]+")  # as a checkpoint may name them: files of conf/ and no others
 ADVICE = (  # what Hydra says: what to do
     (r"default list use \+(\S+)", "{0}: nothing is chosen there by default, so it needs a plus: +{0}"),
     (
@@ -46,7 +48,7 @@ ADVICE = (  # what Hydra says: what to do
     (r"Ambiguous value for argument '(.*)'", "{0}: put -m in front for one job for each value, or brackets around a list"),
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
-OF_THE_INVOCATION = ("format",)  # said for one command, never taken over from a checkpoint
+OF_THE_INVOCATION = ("format", "trust", "hydra")  # said for one command, never taken over from a checkpoint
 
 
 def conf_dir() -> Path:
@@ -155,10 +157,11 @@ def stored_choices(primary: str, overrides: Sequence[str]) -> list[str]:
     """
     paths = [override.partition("=")[2] for override in overrides if override.startswith("ckpt_path=")]
     try:
-        manifest = json.loads((Path(paths[-1]).expanduser() / "manifest.json").read_text())
-        stored = dict(manifest["config"]["choices"])
+        file = Path(paths[-1]).expanduser() / "manifest.json"
+        stored = dict(json.loads(file.read_text())["config"]["choices"]) if file.is_file() else {}
+        stored = {group: option for group, option in stored.items() if GROUP.fullmatch(group) and OPTION.fullmatch(option)}
         default = compose(primary).hydra.runtime.choices        # null ones too
-    except (IndexError, OSError, ValueError, KeyError, TypeError):
+    except (IndexError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     said = {override.lstrip("+").partition("=")[0] for override in overrides}
     there = {group: option for group, option in stored.items() if (conf_dir() / group / f"{option}.yaml").is_file()}
@@ -175,15 +178,16 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
 
     Raises:
         ConfigError: An override names a setting that neither has; with close matches.
+        CheckpointError: What is left of the checkpoint's settings names something that may not be called (`recapp/trust.py`).
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    choices = dict(stored.get("choices") or {})
-    stored, dropped = known_part({key: value for key, value in stored.items() if key != "choices"}, primary)
+    result = marked({key: value for key, value in stored.items() if key not in OF_THE_INVOCATION})
+    choices = dict(result.pop("choices", {}))
+    result, dropped = known_part(result, primary)
     if dropped:
         note(f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out")
     parsed = [override for override in parsed if not override.is_hydra_override()]
     groups = [override for override in parsed if is_group(override.key_or_group)]
-    result = {key: value for key, value in stored.items() if key not in OF_THE_INVOCATION}
     known: list[str] = []
     try:
         composed = compose(primary, [str(override.input_line) for override in groups])
@@ -200,7 +204,9 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
     OmegaConf.set_struct(config, False)
     said = {override.key_or_group: override.value() for override in groups}
     chosen = {**choices, **{group: str(option) for group, option in said.items() if option}}
-    return checked(to_plain(config), primary, touched_by(overrides)) | {"choices": chosen}
+    plain = to_plain(config)
+    plain = judged(plain, plain.get("trust") or [])  # before anything that they name is imported
+    return checked(plain, primary, touched_by(overrides)) | {"choices": chosen}
 
 
 def check_groups(arguments: Sequence[str]) -> None:

@@ -82,13 +82,14 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     from recapp import build, build_trainer
     from recapp.trainer import callbacks as own
     from recapp.trainer.ending import EndTogether
+    from recapp.trainer.keep_last import KeepLast
     from recapp.trainer.performance import RecordPerformance
     from recapp.trainer.progress import MovingLine, PlainLines, TellFall, TellStop
 
     if setting := exhausted(settings):
         return _as_it_was(settings, setting), None
     bar, loggers = _bar(settings), build_trainer.build_loggers(settings, job_dir)
-    clock, last = own.StepClock(), own.KeepLast(job_dir / "checkpoints")
+    clock, last = own.StepClock(), KeepLast(job_dir / "checkpoints")
     end = EndTogether(lambda trainer: last.on_train_end(trainer, trainer.lightning_module), settings["launch"]["grace"])
     performance = RecordPerformance(job_dir, clock)
     chosen = build_trainer.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers))
@@ -131,9 +132,9 @@ def exhausted(settings: dict[str, Any]) -> str | None:
     if not settings["ckpt_path"]:
         return None
     manifest, (epochs, steps) = read_manifest(settings["ckpt_path"]), length(settings["trainer"])
-    if 0 <= steps <= manifest.info["step"]:
+    if 0 <= steps <= manifest.step:
         return f"trainer.max_steps={steps}"
-    return f"trainer.max_epochs={epochs}" if 0 <= epochs <= manifest.info["position"]["epoch"] else None
+    return f"trainer.max_epochs={epochs}" if 0 <= epochs <= manifest.position["epoch"] else None
 
 
 def _as_it_was(settings: dict[str, Any], reached: str) -> dict[str, Any]:
@@ -144,11 +145,11 @@ def _as_it_was(settings: dict[str, Any], reached: str) -> dict[str, Any]:
     if place and place.rank:
         return {}
     manifest = read_manifest(path)
-    steps, position = manifest.info["step"], manifest.info["position"]
+    steps, position = manifest.step, manifest.position
     print(f"nothing is left to train: {short_path(path)} has {steps} steps behind it ({position['epoch']} epochs and {position['batches']} "
           f"batches) and {reached}; raise that to go on")
     return manifest.metrics | {"samples_per_second": None, "step_ms": None, "steps": steps, "ranks": place.world if place else 1,
-                               "plan": manifest.info["plan"]["name"], "checkpoint": path, "checkpoint_step": steps,
+                               "plan": manifest.plan.name, "checkpoint": path, "checkpoint_step": steps,
                                "seed": settings["seed"], "status": "ok"}
 
 
@@ -215,7 +216,7 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, sto
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
     return manifest.metrics | {
         "samples_per_second": measured.get("samples_per_second"), "step_ms": measured.get("step_ms"), "steps": trainer.global_step,
-        "ranks": strategy.comm.world, "plan": strategy.plan.name, "checkpoint": best, "checkpoint_step": manifest.info["step"],
+        "ranks": strategy.comm.world, "plan": strategy.plan.name, "checkpoint": best, "checkpoint_step": manifest.step,
         "stopped": stopped, "seed": settings["seed"], "bytes_per_rank": max(held), "bytes_by_rank": held,
         "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
         "input_wait_ms": mean(waits[0]), "exchange_wait_ms": mean(waits[1]), "ids_changed": sum(changed),

@@ -8,17 +8,17 @@ read a slice, which a limit on memory counts in full. Here one row block is in m
     header    JSON: {key: {dtype, shape, data_offsets}}, padded with blanks so that data is aligned
     data      the blocks, one behind the other
 
-Nothing is used that was not checked: whoever wants some rows of a stored block reads all of it once and compares its checksum. A rank's
-rows begin and end in two blocks of at most 64 MiB at most, so that costs a rank little, and ranks need not wait for each other.
+What is written is finite: a rank looks at each row block of weights before it writes it. What is read was checked: whoever wants some
+rows of a stored block reads all of it once and compares its checksum. A rank's rows begin and end in two blocks of at most 64 MiB at
+most, so that costs a rank little, and ranks need not wait for each other.
 """
 
 import json
 import os
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from recapp.errors import CheckpointError, suggest
 from recapp.sharding.layout import Block
 
 LENGTH_BYTES = 8            # of the header's length; data is aligned to as much
+WEIGHT = "weight"           # the tensor of a table that is not its optimiser's
+NOT_SAVED = ("weights that are not finite (NaN or infinity), so this checkpoint is not written and earlier ones "
+             "stay as they are; go on from one of those with smaller rates (optimizer.sparse.lr, optimizer.dense.lr)")
 READ_BYTES = 16 * 2**20     # of whole stored rows: what is in memory beside the shard that it is copied into
 _FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
                  torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}
@@ -46,6 +49,7 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
 
     Raises:
         OSError: no space, no permission.
+        CheckpointError: weights that are not finite; the first such rows are named.
     """
     # Wide dtypes first, as the format's readers want every tensor aligned to its items and no gaps.
     parts = sorted(((b, rows) for b in blocks if b.owner for rows in row_blocks(b)), key=lambda p: -p[0].data.element_size())
@@ -64,7 +68,10 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
     with open(folder / file, "wb") as out:
         out.write(len(head).to_bytes(LENGTH_BYTES, "little") + head)
         for (b, rows), (begin, end) in zip(parts, spans, strict=True):
-            raw = _bytes(b.data[rows.start - b.rows.start:rows.stop - b.rows.start])
+            part = b.data[rows.start - b.rows.start:rows.stop - b.rows.start].detach().cpu()
+            if b.tensor == WEIGHT and not is_finite(part):
+                raise CheckpointError(f"table {b.table}, rows {rows.start}-{rows.stop}: {NOT_SAVED}")
+            raw = _bytes(part)
             out.write(raw)
             stored.append(Stored(b.table, b.tensor, b.shape, rows, b.cols, str(b.data.dtype).removeprefix("torch."), file,
                                  base + begin, base + end, zlib.crc32(raw)))
@@ -74,44 +81,68 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
 
 
 def _bytes(data: Tensor) -> memoryview:
-    return data.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+    return data.reshape(-1).view(torch.uint8).numpy().data
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether there is neither NaN nor infinity among values. They are read once, nothing is allocated."""
+    if not values.is_floating_point() or not values.numel():
+        return True
+    least, greatest = torch.aminmax(values)     # NaN is passed on
+    return bool(torch.isfinite(least) & torch.isfinite(greatest))
 
 
 # ---- reading
 
 
-def fill_blocks(folder: Path, stored: Iterable[Stored], blocks: Iterable[Block]) -> None:
-    """Fill held rectangles from stored ones, whatever either tiling is; floats are converted to the dtype that is held.
+Sources = list[tuple[Block, list[Stored]]]
+"""Held rectangles, each with the stored ones that overlap it."""
+
+
+def sources_of(tensors: Mapping[tuple[str, str], Sequence[Stored]], blocks: Iterable[Block]) -> Sources:
+    """Find what held rectangles are filled from, whatever either tiling is; no file is opened.
 
     Args:
-        folder: of the files.
-        stored: the manifest's entries.
+        tensors: the stored rectangles of each (table, tensor).
         blocks: to be filled, owned or not.
 
     Raises:
-        CheckpointError: a table or tensor that is not stored, another shape, a hole, a damaged file.
+        CheckpointError: a table or tensor that is not stored, another shape, a hole.
     """
-    by_tensor: dict[tuple[str, str], list[Stored]] = defaultdict(list)
-    for s in stored:
-        by_tensor[s.table, s.tensor].append(s)
-    checked = set()
-    with ExitStack() as stack, torch.no_grad():
-        files: dict[str, _Opened] = {}
-        for b in blocks:
-            if not b.data.numel():
-                continue
-            sources = _sources(by_tensor, b)
-            if (b.table, b.tensor) not in checked:
-                check_tiling(sources)
-                checked.add((b.table, b.tensor))
-            for s in sources:
-                if overlap(s.rows, b.rows) and overlap(s.cols, b.cols):
-                    if s.file not in files:
-                        files[s.file] = stack.enter_context(_Opened(folder / s.file))
-                    _copy(files[s.file], s, b)
+    checked, found = set[tuple[str, str]](), []
+    for b in blocks:
+        if not b.data.numel():
+            continue
+        stored = _stored_of(tensors, b)
+        if (b.table, b.tensor) not in checked:
+            check_tiling(stored)
+            checked.add((b.table, b.tensor))
+        parts = [s for s in stored if overlap(s.rows, b.rows) and overlap(s.cols, b.cols)]
+        found.append((b, parts))
+    return found
 
 
-def _copy(opened: "_Opened", stored: Stored, block: Block) -> None:
+def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO]) -> None:
+    """Fill held rectangles from stored ones; floats are converted to the dtype that is held.
+
+    Args:
+        folder: of the files, for messages.
+        sources: what `sources_of` has found.
+        opened: a file of the checkpoint by its name, open for reading.
+
+    Raises:
+        CheckpointError: a damaged file.
+    """
+    files: dict[str, _BlockFile] = {}
+    with torch.no_grad():
+        for b, parts in sources:
+            for s in parts:
+                if s.file not in files:
+                    files[s.file] = _BlockFile(folder / s.file, opened(s.file))
+                _copy(files[s.file], s, b)
+
+
+def _copy(opened: "_BlockFile", stored: Stored, block: Block) -> None:
     rows, cols = overlap(stored.rows, block.rows), overlap(stored.cols, block.cols)
     strip = block.data[:, cols.start - block.cols.start:cols.stop - block.cols.start]
     for some, part in opened.read(stored, rows):
@@ -119,7 +150,7 @@ def _copy(opened: "_Opened", stored: Stored, block: Block) -> None:
         strip[some.start - block.rows.start:some.stop - block.rows.start].copy_(wanted)
 
 
-def _sources(by_tensor: dict[tuple[str, str], list[Stored]], block: Block) -> list[Stored]:
+def _stored_of(by_tensor: Mapping[tuple[str, str], Sequence[Stored]], block: Block) -> Sequence[Stored]:
     """The stored rectangles of the tensor that a block belongs to."""
     found = by_tensor.get((block.table, block.tensor))
     if found is None:
@@ -137,29 +168,23 @@ def _sources(by_tensor: dict[tuple[str, str], list[Stored]], block: Block) -> li
     return found
 
 
-class _Opened:
-    """A file of stored rectangles, open for reading; a context manager.
+class _BlockFile:
+    """A file of stored rectangles, open for reading.
 
     Raises:
-        CheckpointError: it is not there, or has no such header.
+        CheckpointError: it has no such header.
     """
 
-    def __init__(self, file: Path) -> None:
-        self.file, self.checked = file, set[str]()
+    def __init__(self, file: Path, source: BinaryIO) -> None:
+        self.file, self.source, self.checked = file, source, set[str]()
         try:
-            self.source = open(file, "rb")  # noqa: SIM115  (closed by __exit__)
-            length = int.from_bytes(self.source.read(LENGTH_BYTES), "little")
-            if length > os.fstat(self.source.fileno()).st_size:
+            source.seek(0)
+            length = int.from_bytes(source.read(LENGTH_BYTES), "little")
+            if length > os.fstat(source.fileno()).st_size:
                 raise ValueError(f"its header would have {length:,} bytes")
-            self.base, self.header = LENGTH_BYTES + length, dict(json.loads(self.source.read(length)))
-        except (OSError, ValueError, TypeError) as error:
+            self.base, self.header = LENGTH_BYTES + length, dict(json.loads(source.read(length)))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
-
-    def __enter__(self) -> "_Opened":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.source.close()
 
     def read(self, stored: Stored, rows: range) -> Iterator[tuple[range, Tensor]]:
         """Rows of the whole tensor that a stored rectangle holds, in all its columns, a few at a time.
@@ -189,7 +214,7 @@ class _Opened:
             some = range(first, min(first + max(1, READ_BYTES // per_row), rows.stop))
             raw = bytearray(len(some) * per_row)
             self.source.seek(stored.begin + (first - stored.rows.start) * per_row)
-            if self.source.readinto(raw) != len(raw):
+            if self.source.readinto(raw) != len(raw):  # type: ignore[attr-defined]
                 raise CheckpointError(f"{self.file}: block {stored.key!r} cannot be read: the file ends before it does")
             yield some, raw
 
@@ -200,8 +225,13 @@ def damaged(file: Path, stored: Stored) -> CheckpointError:
                            f"{stored.begin}-{stored.end} are not those that were saved; use another checkpoint")
 
 
-def check_bytes(folder: Path, stored: Iterable[Stored]) -> int:
+def check_bytes(folder: Path, stored: Iterable[Stored], opened: Callable[[str], BinaryIO]) -> int:
     """Read every stored block and compare its checksum.
+
+    Args:
+        folder: of the files, for messages.
+        stored: the manifest's entries.
+        opened: a file of the checkpoint by its name, open for reading.
 
     Returns:
         The bytes read.
@@ -211,10 +241,12 @@ def check_bytes(folder: Path, stored: Iterable[Stored]) -> int:
     """
     count = 0
     for s in stored:
-        with open(folder / s.file, "rb") as source:
-            source.seek(s.begin)
-            raw = source.read(s.end - s.begin)
-        if len(raw) != s.end - s.begin or zlib.crc32(raw) != s.crc32:
+        source = opened(s.file)
+        source.seek(s.begin)
+        left, found = s.end - s.begin, 0
+        while left and (raw := source.read(min(left, READ_BYTES))):
+            left, found = left - len(raw), zlib.crc32(raw, found)
+        if left or found != s.crc32:
             raise damaged(folder / s.file, s)
-        count += len(raw)
+        count += s.end - s.begin
     return count

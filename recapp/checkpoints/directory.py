@@ -7,14 +7,13 @@
       rank-00000.safetensors    blocks of the tables and of their optimiser state, as rank 0 held them
       rank-00001.safetensors
 
-A save goes to `best.ckpt.tmp` and takes its name when it is whole. An earlier checkpoint of that name is moved to `best.ckpt.old` for the
-moment between two renames; whoever is killed right there loses nothing, because readers look there too and the next save moves it back.
-Saving is for all ranks together; loading is each rank's own business. What is loaded has been compared with its checksum.
+A save goes to `best.ckpt.tmp` and takes its name when it is whole; how names are taken, and what is left of a save that was killed, is
+told in `recapp/checkpoints/names.py`. Saving is for all ranks together; loading is each rank's own business, and whoever loads has
+opened all that is wanted at once (`recapp/checkpoints/snapshot.py`). What is loaded has been compared with its checksum.
 """
 
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,15 +21,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from recapp.checkpoints.block_files import check_bytes, fill_blocks, write_blocks
-from recapp.checkpoints.manifest import Manifest, from_json, to_json
-from recapp.checkpoints.plain import plain
+from recapp.checkpoints.block_files import NOT_SAVED, WEIGHT, is_finite, sources_of, write_blocks
+from recapp.checkpoints.manifest import META, Manifest, to_json
+from recapp.checkpoints.meta_file import crc32_of, write_meta
+from recapp.checkpoints.names import MANIFEST, beside, link, links_to, remove, settle, settled, sync_folder, take_name
 from recapp.checkpoints.rectangles import Stored, check_tiling
+from recapp.checkpoints.snapshot import Absent, Snapshot, Wanted, open_snapshot, open_together, refuse_together
 from recapp.distributed.comm import Comm
 from recapp.errors import CheckpointError, RankError, suggest
 from recapp.sharding.layout import Block
 
-MANIFEST, META = "manifest.json", "meta.pt"
 T = TypeVar("T")
 
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def write_checkpoint(path: str | Path, blocks: Iterable[Block], *, comm: Comm, meta: Mapping[str, Any],
-                     manifest: Mapping[str, Any]) -> None:
+                     manifest: Mapping[str, Any], parameters: Mapping[str, Tensor] | None = None) -> None:
     """Save the tables of all ranks and what else belongs to a checkpoint. Every rank calls it; all return or all raise.
 
     Args:
@@ -47,16 +47,18 @@ def write_checkpoint(path: str | Path, blocks: Iterable[Block], *, comm: Comm, m
         comm: the ranks.
         meta: of rank 0; anything that `plain` can make plain.
         manifest: of rank 0; the same, and no tensors but numbers. Keys of the format itself are taken.
+        parameters: of rank 0; weights beside the tables that have to be finite, as the tables' own.
 
     Raises:
-        CheckpointError: it could not be written, or the blocks do not cover their tables; what was there before is untouched.
+        CheckpointError: it could not be written, the blocks do not cover their tables, or weights are not finite; what was there before
+            is untouched.
         RankError: another rank could not write.
     """
     path = Path(path).absolute()
-    unfinished = _beside(path, "tmp")
+    unfinished = beside(path, "tmp")
     first = comm.rank == 0
     try:
-        _together(comm, path, lambda: _prepare(path, unfinished) if first else None)
+        _together(comm, path, lambda: _prepare(path, unfinished, parameters or {}) if first else None)
         written = _together(comm, path, lambda: write_blocks(unfinished, f"rank-{comm.rank:05d}.safetensors", blocks))
         stored = [s for of_rank in written for s in of_rank]
         _together(comm, path, lambda: _finish(path, unfinished, stored, meta, manifest) if first else None)
@@ -86,45 +88,29 @@ def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
     return [outcome for outcome, _ in outcomes]
 
 
-def _prepare(path: Path, unfinished: Path) -> None:
+def _prepare(path: Path, unfinished: Path, parameters: Mapping[str, Tensor]) -> None:
     """Room for a save: nothing left of killed ones, nothing in its place that is not ours."""
-    aside = _beside(path, "old")
-    if not os.path.lexists(path) and aside.exists():
-        aside.rename(path)
+    for name, values in parameters.items():
+        if not is_finite(values.detach()):
+            raise CheckpointError(f"{name}: {NOT_SAVED}")
+    settle(path)
     if os.path.lexists(path) and not is_checkpoint(path):
         raise CheckpointError(f"{path} exists and is no checkpoint: move it away or save under another name")
-    _remove(aside)
-    _remove(unfinished)
+    remove(unfinished)
     unfinished.mkdir(parents=True)
 
 
 def _finish(path: Path, unfinished: Path, stored: list[Stored], meta: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
-    _write_meta(unfinished / META, meta)
+    write_meta(unfinished / META, meta)
     files: dict[str, dict[str, Any]] = {file: {"bytes": (unfinished / file).stat().st_size} for file in sorted({s.file for s in stored})}
-    files[META] = {"bytes": (unfinished / META).stat().st_size, "crc32": _crc32(unfinished / META)}
+    with open(unfinished / META, "rb") as source:
+        files[META] = {"bytes": (unfinished / META).stat().st_size, "crc32": crc32_of(source)}
     whole = Manifest(unfinished, dict(manifest), tuple(stored), files)
     for of_tensor in whole.tensors.values():
         check_tiling(of_tensor)
     _write_synced(unfinished / MANIFEST, to_json(whole).encode())
-    _sync_folder(unfinished)
-    aside = _beside(path, "old")
-    if os.path.lexists(path):
-        path.rename(aside)
-    unfinished.rename(path)
-    _sync_folder(path.parent)
-    _remove(aside)
-
-
-def _write_meta(file: Path, meta: Mapping[str, Any]) -> None:
-    with open(file, "wb") as out:
-        torch.save(plain(meta), out)
-        out.flush()
-        os.fsync(out.fileno())
-    _read_meta(file)        # what cannot be read back must not replace a checkpoint that can
-
-
-def _crc32(file: Path) -> str:
-    return f"{zlib.crc32(file.read_bytes()):08x}"
+    sync_folder(unfinished)
+    take_name(unfinished, path)
 
 
 def _write_synced(file: Path, content: bytes) -> None:
@@ -134,37 +120,46 @@ def _write_synced(file: Path, content: bytes) -> None:
         os.fsync(out.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make names durable: synced files may still lose a rename with the power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def link_checkpoint(path: str | Path, target: str | Path) -> None:
+    """Make `path` a link to a checkpoint; one rank calls it. An earlier link is replaced in one rename.
+
+    Raises:
+        CheckpointError: something else lies there.
+    """
+    path = Path(path)
+    if os.path.lexists(path) and not path.is_symlink() and not is_checkpoint(path):
+        raise CheckpointError(f"{path} exists and is no checkpoint: move it away or save under another name")
+    link(path, Path(target))
 
 
 # ---- reading
+
+
+def open_checkpoint(path: str | Path, wanted: Wanted = lambda manifest: (), comm: Comm | None = None) -> Snapshot:
+    """Open a checkpoint: what is open stays whole, whoever replaces it meanwhile.
+
+    Args:
+        path: the checkpoint.
+        wanted: which of its files will be read; by default none beside the manifest.
+        comm: ranks that all call it, and that are to open one version of it.
+
+    Raises:
+        CheckpointError: no checkpoint, an incomplete or damaged one, one of a later version.
+    """
+    try:
+        return open_together(Path(path), wanted, comm) if comm else open_snapshot(Path(path), wanted)
+    except Absent as error:
+        raise CheckpointError(_why_none(Path(path), settled(Path(path)))) from error
 
 
 def read_manifest(path: str | Path) -> Manifest:
     """What a checkpoint says of itself; its files are there and have their sizes, which is all that is read of them.
 
     Raises:
-        CheckpointError: no checkpoint, an incomplete one, one of a later version.
+        CheckpointError: no checkpoint, an incomplete or damaged one, one of a later version.
     """
-    folder = _settled(Path(path))
-    try:
-        text = (folder / MANIFEST).read_text()
-    except OSError as error:
-        raise CheckpointError(_why_none(Path(path), folder)) from error
-    manifest = from_json(text, folder)
-    for file in {*manifest.files, *(s.file for s in manifest.blocks), META}:
-        size = (folder / file).stat().st_size if (folder / file).is_file() else None
-        wanted = manifest.files.get(file, {}).get("bytes", 0)
-        if size is None or size != wanted:
-            state = "is missing" if size is None else f"has {size:,} of {wanted:,} bytes"
-            raise CheckpointError(f"checkpoint {path} is incomplete: {file} {state}")
-    return manifest
+    with open_checkpoint(path) as snapshot:
+        return snapshot.manifest
 
 
 def _why_none(path: Path, folder: Path) -> str:
@@ -184,22 +179,14 @@ def read_meta(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: no checkpoint, a damaged file, or one that holds more than plain types.
     """
-    manifest = read_manifest(path)
-    _check_meta(manifest)
-    return _read_meta(manifest.folder / META)
+    with open_checkpoint(path, lambda manifest: (META,)) as snapshot:
+        return snapshot.meta()
 
 
-def _check_meta(manifest: Manifest) -> None:
-    if _crc32(manifest.folder / META) != manifest.files[META].get("crc32"):
-        raise CheckpointError(f"{manifest.folder / META} is damaged: its bytes are not those that were saved; use another checkpoint")
-
-
-def _read_meta(file: Path) -> dict[str, Any]:
-    try:
-        meta: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:      # unpickling a damaged file can raise anything
-        raise CheckpointError(f"{file} cannot be read as plain types: {str(error).splitlines()[0]}") from error
-    return meta
+def files_of(blocks: Iterable[Block]) -> Wanted:
+    """The files that hold some of these blocks, and the plain part."""
+    held = list(blocks)
+    return lambda manifest: (META, *(s.file for _, parts in sources_of(manifest.tensors, held) for s in parts))
 
 
 def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
@@ -212,11 +199,52 @@ def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
     Raises:
         CheckpointError: a table, tensor or shape that is not the checkpoint's, a hole, a damaged file.
     """
-    manifest = read_manifest(path)
-    fill_blocks(manifest.folder, manifest.blocks, blocks)
+    held = list(blocks)
+    with open_checkpoint(path, files_of(held)) as snapshot:
+        snapshot.fill(held)
 
 
-def load_table(path: str | Path, table: str, tensor: str = "weight") -> Tensor:
+def load_together(path: str | Path, blocks: Iterable[Block], parameters: Iterable[str], comm: Comm) -> tuple[Manifest, dict[str, Any]]:
+    """Load one version of a checkpoint into the blocks of all ranks. Every rank calls it; all return or all raise.
+
+    Args:
+        path: the checkpoint.
+        blocks: to be filled.
+        parameters: names of the dense parameters in the plain part's `state_dict`; those that it has have to be finite, as tables have to.
+        comm: the ranks.
+
+    Returns:
+        The manifest and the plain part.
+
+    Raises:
+        CheckpointError: as `load_blocks`; or weights are not finite.
+        RankError: another rank could not load its part.
+    """
+    held, meta, failure = list(blocks), dict[str, Any](), None
+    with open_checkpoint(path, files_of(held), comm) as snapshot:
+        try:
+            snapshot.fill(held)
+            meta = snapshot.meta()
+            _refuse_non_finite(path, held, meta, parameters)
+        except CheckpointError as error:
+            failure = error
+        refuse_together(Path(path), failure, comm.gather(failure and str(failure)))
+        return snapshot.manifest, meta
+
+
+def _refuse_non_finite(path: str | Path, blocks: Iterable[Block], meta: Mapping[str, Any], parameters: Iterable[str]) -> None:
+    said = f"of checkpoint {path} has weights that are not finite (NaN or infinity): use an earlier checkpoint"
+    for b in blocks:
+        if b.tensor == WEIGHT and not is_finite(b.data):
+            raise CheckpointError(f"table {b.table}, rows {b.rows.start}-{b.rows.stop} {said}")
+    found = meta.get("state_dict")
+    dense: dict[str, Any] = found if isinstance(found, dict) else {}
+    for name in parameters:
+        if isinstance(values := dense.get(name), Tensor) and not is_finite(values):
+            raise CheckpointError(f"{name} {said}")
+
+
+def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
     """A whole logical table, for notebooks: no plan, no ranks, no model.
 
     Args:
@@ -230,11 +258,16 @@ def load_table(path: str | Path, table: str, tensor: str = "weight") -> Tensor:
     Raises:
         CheckpointError: a table or tensor that is not in the checkpoint.
     """
-    manifest = read_manifest(path)
-    stored = manifest.tensors.get((table, tensor))
-    shape, dtype = (stored[0].shape, getattr(torch, stored[0].dtype)) if stored else ((1, 1), torch.float32)
-    data = torch.empty(shape, dtype=dtype)
-    fill_blocks(manifest.folder, manifest.blocks, [Block(table, tensor, shape, range(shape[0]), range(shape[1]), data, True)])
+    def all_of_it(manifest: Manifest) -> Iterable[str]:
+        return {s.file for s in manifest.tensors.get((table, tensor), ())}
+
+    with open_checkpoint(path, all_of_it) as snapshot:
+        stored = snapshot.manifest.tensors.get((table, tensor), [])
+        if stored:
+            check_tiling(stored)        # before so much memory is asked for
+        shape, dtype = (stored[0].shape, getattr(torch, stored[0].dtype)) if stored else ((1, 1), torch.float32)
+        data = torch.empty(shape, dtype=dtype)
+        snapshot.fill([Block(table, tensor, shape, range(shape[0]), range(shape[1]), data, True)])
     return data
 
 
@@ -247,11 +280,8 @@ def verify(path: str | Path) -> int:
     Raises:
         CheckpointError: naming what is missing or damaged.
     """
-    manifest = read_manifest(path)
-    for of_tensor in manifest.tensors.values():
-        check_tiling(of_tensor)
-    _check_meta(manifest)
-    return check_bytes(manifest.folder, manifest.blocks) + int(manifest.files[META]["bytes"])
+    with open_checkpoint(path, lambda manifest: manifest.files) as snapshot:
+        return snapshot.verify()
 
 
 # ---- directories
@@ -259,45 +289,39 @@ def verify(path: str | Path) -> int:
 
 def is_checkpoint(path: str | Path) -> bool:
     """Whether a whole checkpoint lies there (a killed save leaves none)."""
-    return (_settled(Path(path)) / MANIFEST).is_file()
+    return (settled(Path(path)) / MANIFEST).is_file()
 
 
 def find_checkpoints(folder: str | Path) -> list[Path]:
-    """The checkpoints below a directory, oldest first; links to others are left out."""
-    found = [*Path(folder).rglob("*.ckpt"), *(p.with_suffix("") for p in Path(folder).rglob("*.ckpt.old"))]
-    held = {p for p in found if not p.is_symlink() and is_checkpoint(p)}
-    return sorted(held, key=lambda p: ((_settled(p) / MANIFEST).stat().st_mtime_ns, p.name))
+    """The checkpoints below a directory, oldest first; links to others of them are left out."""
+    found = {*Path(folder).rglob("*.ckpt"), *(p.with_suffix("") for p in Path(folder).rglob("*.ckpt.old"))}
+    held = {p: os.path.realpath(settled(p)) for p in found if is_checkpoint(p)}
+    own = {real for p, real in held.items() if not p.is_symlink()}
+    named = [p for p, real in held.items() if not p.is_symlink() or real not in own]
+    return sorted(named, key=lambda p: ((settled(p) / MANIFEST).stat().st_mtime_ns, p.name))
 
 
-def remove_checkpoint(path: str | Path) -> None:
+def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> None:
     """Delete a checkpoint, or a link to one; nothing there is fine. One rank calls it.
 
+    Args:
+        path: its name.
+        instead: where links beside it lead from now on; a link is never left without a checkpoint.
+
     Raises:
-        CheckpointError: something else lies there.
+        CheckpointError: something else lies there, or a link leads to it and nothing is given instead.
     """
     path = Path(path)
     if os.path.lexists(path) and not path.is_symlink() and not is_checkpoint(path):
         raise CheckpointError(f"{path} is no checkpoint and was not removed")
-    for name in (path, _beside(path, "old")):
-        if os.path.lexists(name):       # first out of the way at once: half of a directory must not be taken for a whole one
-            _remove(_beside(path, "tmp"))
-            name.rename(_beside(path, "tmp"))
-            _remove(_beside(path, "tmp"))
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    """The name of a checkpoint while it is written ("tmp") or replaced ("old")."""
-    return path.with_name(f"{path.name}.{suffix}")
-
-
-def _settled(path: Path) -> Path:
-    """Where a checkpoint is, also when a save was killed between its two renames."""
-    return _beside(path, "old") if not path.exists() and _beside(path, "old").exists() else path
-
-
-def _remove(path: Path) -> None:
-    """Delete a directory, a file, a link or nothing."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    settle(path)
+    if not os.path.lexists(path):
+        return
+    for name in () if path.is_symlink() else links_to(path):
+        if instead is None:
+            raise CheckpointError(f"{path} is what {name} leads to and was not removed: remove {name.name} first")
+        link(name, Path(instead))
+    aside = beside(path, "tmp")         # first out of the way at once: half of a directory must not be taken for a whole one
+    remove(aside)
+    path.rename(aside)
+    remove(aside)

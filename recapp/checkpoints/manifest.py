@@ -1,22 +1,48 @@
 """What a checkpoint says of itself: `manifest.json`, for people and programs of any language.
 
-    {"format": "recapp", "version": 1, "files": {...},
-    "config": {...}, "plan": {...}, "metrics": {...}, ...                       what the writer gave, a line each
-    "blocks": [{"table": "C1", "tensor": "weight", "rows": [0, 600], ...}, ...]  a line per stored rectangle
+    {"format": "recapp", "version": 2, "files": {...},
+    "config": {...}, "plan": {...}, "metrics": {...}, ...               what the writer gave, a line each
+    "blocks": [{"table": "C1", "tensor": "weight", "rows": [0, 600], ...}, ...]  a line per rectangle
+    "checksum": "0b1c2d3e"}                                     CRC-32 of all bytes above its line
+
+Version 1 had no checksum; it is read with a note. Nothing here is trusted: every value is checked where
+it is read, and whatever does not hold ends in one CheckpointError.
 """
 
 import json
+import os
+import re
+import zlib
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from recapp import console
 from recapp.checkpoints.plain import plain
 from recapp.checkpoints.rectangles import Stored
-from recapp.errors import CheckpointError
+from recapp.distributed.place import outside_rank
+from recapp.distributed.rank_process import PARENT_PID
+from recapp.errors import CheckpointError, PlanError
+from recapp.sharding.plan import ShardingPlan
 
-VERSION = 1         # of the format; a reader refuses a later one
+VERSION = 2  # of the format; a reader refuses a later one
+LAST_WITHOUT_CHECKSUM = 1
+META = "meta.pt"
+_FOOT = b',\n"checksum": "%08x"\n}\n'
+_WRONG = (
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+)
 
 
 @dataclass(frozen=True)
@@ -28,14 +54,16 @@ class Manifest:
         info: what the writer gave: config, plan, schema, metrics, position, ...
         blocks: every stored rectangle.
         files: size and, for all but the blocks' files, checksum of each file.
+        identity: tells versions of a checkpoint apart: CRC-32 of the manifest's bytes.
     """
 
     folder: Path
     info: dict[str, Any]
     blocks: tuple[Stored, ...]
     files: dict[str, dict[str, Any]]
+    identity: int = 0
 
-    @property
+    @cached_property
     def tensors(self) -> dict[tuple[str, str], list[Stored]]:
         """The stored rectangles of each (table, tensor)."""
         found: dict[tuple[str, str], list[Stored]] = {}
@@ -45,36 +73,115 @@ class Manifest:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run that wrote it.
+        """The settings of the run that wrote it: plain data, in which nothing may be called unjudged.
+
+        `recapp.settings.compose_over` and `recapp.trust.refuse_untrusted` judge them.
 
         Raises:
-            CheckpointError: it was written by a script that stored none.
+            CheckpointError: it was written by a script that stored none, or they are no settings.
         """
         if "config" not in self.info:
-            raise CheckpointError(f"{self.folder} holds no settings: it was not written by recapp.train, so give model and data by hand")
-        return dict(self.info["config"])
+            raise CheckpointError(
+                f"{self.folder} holds no settings: it was not written by recapp.train, "
+                "so give model and data by hand"
+            )
+        if not isinstance(self.info["config"], dict):
+            raise self._wrong("config")
+        return deepcopy(self.info["config"])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The validation metrics it was saved with."""
-        return dict(self.info.get("metrics", {}))
+        """The validation metrics it was saved with.
+
+        Raises:
+            CheckpointError: something that is no number.
+        """
+        found = self.info.get("metrics", {})
+        if not isinstance(found, dict) or not all(type(v) in (int, float) for v in found.values()):
+            raise self._wrong("metrics")
+        return dict(found)
+
+    @property
+    def step(self) -> int:
+        """The training steps behind it.
+
+        Raises:
+            CheckpointError: no whole number of at least 0.
+        """
+        return self._count(self.info.get("step"), "step")
+
+    @property
+    def position(self) -> dict[str, int]:
+        """How far training had come: `epoch`, `batches` trained in it, `batch_size`.
+
+        Raises:
+            CheckpointError: it was saved without recapp's data module, or these are no whole numbers.
+        """
+        found = self.info.get("position")
+        if not isinstance(found, dict):
+            raise self._wrong("position")
+        names = ("epoch", "batches", "batch_size")
+        return {name: self._count(found.get(name), f"position.{name}") for name in names}
+
+    @property
+    def updates(self) -> list[int]:
+        """How often the tables of each collection were updated; empty where nobody said.
+
+        Raises:
+            CheckpointError: no list of whole numbers.
+        """
+        found = self.info.get("updates", [])
+        if not isinstance(found, list):
+            raise self._wrong("updates")
+        return [self._count(count, "updates") for count in found]
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """The plan it was trained under.
+
+        Raises:
+            CheckpointError: no plan, or no such thing as a plan.
+        """
+        try:
+            return ShardingPlan.from_dict(self.info["plan"])
+        except (*_WRONG, PlanError):
+            raise self._wrong("plan") from None
+
+    def _count(self, value: Any, name: str) -> int:
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise self._wrong(name)
+        return value
+
+    def _wrong(self, name: str) -> CheckpointError:
+        held: Any = self.info
+        for key in name.split("."):
+            held = held.get(key) if isinstance(held, dict) else None
+        said = "is missing" if held is None else f"is {_short(held)}, which it cannot be"
+        return CheckpointError(
+            f"the manifest of checkpoint {self.folder} is damaged: {name} {said}"
+        )
 
 
 def to_json(manifest: Manifest) -> str:
-    """The text of a manifest, a line per entry and per block, so that people can read it and `diff` can compare it.
+    """Write a manifest as text, a line per entry and per block, so that people can read and compare it.
 
     Raises:
         CheckpointError: something that is neither plain nor a single number.
     """
     own: dict[str, Any] = {"format": "recapp", "version": VERSION, "files": manifest.files}
-    assert not {*own, "blocks"} & set(manifest.info), f"{sorted(manifest.info)}: a name of the format itself"
+    taken = {*own, "blocks", "checksum"} & set(manifest.info)
+    assert not taken, f"{sorted(taken)}: a name of the format itself"
     entries = {**own, **manifest.info}
     try:
-        lines = [f"{json.dumps(str(k))}: {json.dumps(plain(v, f'manifest.{k}'), default=_number)}" for k, v in entries.items()]
+        lines = [
+            f"{json.dumps(str(k))}: {json.dumps(plain(v, f'manifest.{k}'), default=_number)}"
+            for k, v in entries.items()
+        ]
     except TypeError as error:
         raise CheckpointError(f"manifest: {error}") from error
     blocks = ",\n ".join(json.dumps(s.to_dict()) for s in manifest.blocks)
-    return "{\n" + ",\n".join([*lines, f'"blocks": [\n {blocks}]']) + "\n}\n"
+    body = "{\n" + ",\n".join([*lines, f'"blocks": [\n {blocks}]'])
+    return body + (_FOOT % zlib.crc32(body.encode())).decode()
 
 
 def _number(value: Any) -> Any:
@@ -83,20 +190,67 @@ def _number(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} is no number, text, list or dict")
 
 
-def from_json(text: str, folder: Path) -> Manifest:
-    """The inverse of `to_json`.
+@lru_cache(maxsize=1)  # a run asks for one manifest a dozen times; a large one takes a second
+def from_json(raw: bytes, folder: Path) -> Manifest:
+    """Read what `to_json` wrote.
+
+    Args:
+        raw: the bytes of the file.
+        folder: where it lies, for messages and for the manifest itself.
 
     Raises:
         CheckpointError: no manifest, a damaged one, one of a later version.
     """
     try:
-        info: dict[str, Any] = json.loads(text)
+        info: dict[str, Any] = json.loads(raw.decode())
         name, version = info.pop("format"), info.pop("version")
-        if name != "recapp" or version > VERSION:
-            raise CheckpointError(f"checkpoint {folder} has format {name} {version}, "
-                                  f"but this recapp reads format recapp {VERSION}: use a later recapp")
-        files = {str(file): {**said, "bytes": int(said["bytes"])} for file, said in info.pop("files").items()}
+        if name != "recapp" or type(version) is not int or version < 1:
+            raise ValueError(f"format {_short(name)} {_short(version)}")
+        if version > VERSION:
+            raise CheckpointError(
+                f"checkpoint {folder} has format {name} {version}, but this recapp reads "
+                f"format recapp {VERSION}: use a later recapp"
+            )
+        sealed = info.pop("checksum", None) is not None or version > LAST_WITHOUT_CHECKSUM
+        if sealed and not _is_sealed(raw):
+            raise ValueError("its bytes are not those that were saved")
+        files = {str(f): {**d, "bytes": int(d["bytes"])} for f, d in info.pop("files").items()}
         blocks = tuple(Stored.from_dict(b) for b in info.pop("blocks"))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the manifest of checkpoint {folder} is damaged: {type(error).__name__} {error}") from error
-    return Manifest(folder, info, blocks, files)
+        _check_files(files, blocks)
+    except _WRONG as error:
+        told = f"{type(error).__name__} {_short(str(error), quoted=False)}"
+        raise CheckpointError(
+            f"the manifest of checkpoint {folder} is damaged: {told}; use another checkpoint"
+        ) from error
+    if not sealed and not outside_rank() and PARENT_PID not in os.environ:  # a launcher has said it
+        console.note(f"{folder} was written by an earlier recapp: its manifest has no checksum")
+    return Manifest(folder, info, blocks, files, zlib.crc32(raw))
+
+
+def _is_sealed(raw: bytes) -> bool:
+    body = raw[: -len(_FOOT % 0)]
+    return raw == body + _FOOT % zlib.crc32(body)
+
+
+def _check_files(files: Mapping[str, Mapping[str, Any]], blocks: tuple[Stored, ...]) -> None:
+    """Bound what the blocks hold by the sizes of their files."""
+    held = dict.fromkeys(files, 0)
+    for s in blocks:
+        held[s.file] += s.end - s.begin
+        if s.end > files[s.file]["bytes"]:
+            raise ValueError(f"block {s.key!r} ends behind {s.file}")
+    for file, count in held.items():
+        if Path(file).name != file or not 0 <= count <= files[file]["bytes"]:
+            raise ValueError(f"the blocks of {file} hold {count:,} bytes")
+    if META not in files:
+        raise ValueError(f"{META} is not listed")
+
+
+def _short(value: Any, *, quoted: bool = True) -> str:
+    """Show a value in at most 80 characters of one line."""
+    try:
+        text = json.dumps(value) if quoted else value
+    except _WRONG:
+        text = f"a {type(value).__name__}"
+    text = re.sub(r"[^ -~]+", " ", text)
+    return text if len(text) <= 80 else text[:77] + "..."

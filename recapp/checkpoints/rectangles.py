@@ -11,6 +11,8 @@
 Pure: no file is opened here (`recapp/checkpoints/block_files.py` does).
 """
 
+import heapq
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,9 +64,22 @@ class Stored(NamedTuple):
         """
         if plain["dtype"] not in DTYPES or Path(plain["file"]).name != plain["file"]:
             raise ValueError(f"dtype {plain['dtype']}, file {plain['file']}")
-        (rows, columns), (begin, end) = plain["shape"], plain["bytes"]
-        return Stored(plain["table"], plain["tensor"], (rows, columns), range(*plain["rows"]), range(*plain["cols"]), plain["dtype"],
-                      plain["file"], begin, end, int(plain["crc32"], 16))
+        shape, held = _pair(plain, "shape"), _pair(plain, "bytes")
+        rows, cols = (range(*_pair(plain, key)) for key in ("rows", "cols"))
+        made = Stored(str(plain["table"]), str(plain["tensor"]), shape, rows, cols, plain["dtype"],
+                      plain["file"], *held, int(plain["crc32"], 16))
+        needed = len(rows) * len(cols) * DTYPES[made.dtype].itemsize
+        if not needed or held[1] - held[0] != needed:
+            raise ValueError(f"block {made.key!r} of {made.dtype} in {held[1] - held[0]:,} bytes")
+        return made
+
+
+def _pair(plain: dict[str, Any], key: str) -> tuple[int, int]:
+    """Two whole numbers of at least 0; True and 1.0 are none."""
+    first, second = plain[key]
+    if type(first) is not int or type(second) is not int or min(first, second) < 0:
+        raise ValueError(f"{key} {plain[key]}")
+    return first, second
 
 
 def block_key(table: str, tensor: str, rows: range, cols: range) -> str:
@@ -78,21 +93,31 @@ def overlap(a: range, b: range) -> range:
 
 
 def check_tiling(stored: Sequence[Stored]) -> None:
-    """The rectangles of one tensor cover it exactly once.
+    """Check that the rectangles of one tensor cover it exactly once.
+
+    Rectangles are visited by their first row. Those that reach that row are kept by their columns, in
+    which they lie side by side, so each new one is compared with its two neighbours only.
 
     Raises:
         CheckpointError: shapes that differ, a rectangle that leaves the tensor, an overlap, a hole.
     """
     name, shape = f"table {stored[0].table}, {stored[0].tensor}", stored[0].shape
-    open_now: list[Stored] = []
-    for s in sorted(stored, key=lambda s: s.rows.start):
-        if s.shape != shape or s.rows.start < 0 or s.cols.start < 0 or s.rows.stop > shape[0] or s.cols.stop > shape[1]:
+    beside: list[tuple[int, int]] = []          # first column, and place in `ordered`
+    ends: list[tuple[int, tuple[int, int]]] = []    # one past the last row, and entry of `beside`
+    ordered = sorted(stored, key=lambda s: s.rows.start)
+    for number, s in enumerate(ordered):
+        if s.shape != shape or s.rows.stop > shape[0] or s.cols.stop > shape[1]:
             raise CheckpointError(f"{name}: a stored block {s.key!r} of shape {by(s.shape)} does not lie in {by(shape)}")
-        open_now = [o for o in open_now if o.rows.stop > s.rows.start]
-        for o in open_now:
-            if overlap(o.cols, s.cols):
-                raise CheckpointError(f"{name}: the blocks {o.key!r} and {s.key!r} overlap")
-        open_now.append(s)
+        while ends and ends[0][0] <= s.rows.start:
+            gone = heapq.heappop(ends)[1]
+            del beside[bisect_right(beside, gone) - 1]
+        at = bisect_right(beside, (s.cols.start, number))
+        for _, other in beside[max(at - 1, 0):at + 1]:
+            if overlap(ordered[other].cols, s.cols):
+                raise CheckpointError(f"{name}: the blocks {ordered[other].key!r} and {s.key!r} overlap")
+        entry = (s.cols.start, number)
+        insort(beside, entry)
+        heapq.heappush(ends, (s.rows.stop, entry))
     covered = sum(len(s.rows) * len(s.cols) for s in stored)
     if covered != shape[0] * shape[1]:
         raise CheckpointError(f"{name}: only {covered:,} of {shape[0] * shape[1]:,} values ({by(shape)}) are stored")

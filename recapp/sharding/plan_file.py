@@ -29,7 +29,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +40,7 @@ from recapp.errors import PlanError, suggest
 from recapp.sharding.hugectr import is_hugectr, plan_from_hugectr
 from recapp.sharding.plan import PlannedFor, ShardingPlan, TableSharding
 from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain, shard_text
+from recapp.sharding.plan_text import read_plain
 from recapp.tables.config import EmbeddingBagConfig
 
 HEADER = """\
@@ -49,19 +49,6 @@ HEADER = """\
 """
 _AS_IT_IS = {f.name: f.default for f in fields(EmbeddingBagConfig)}
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)        # ten times faster, where PyYAML was built with libyaml
-
-
-class _Strict(_Loader):  # type: ignore[misc]
-    """Refuses what YAML lets pass: a key that stands twice."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if str(key.value) in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands twice", key.start_mark)
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
 
 
 # ---- writing
@@ -142,7 +129,7 @@ def load_plan(path: str | Path, tables: Sequence[EmbeddingBagConfig], world_size
     Raises:
         PlanError: naming file, table and entry: it cannot be read, does not tile, or was made for other tables or ranks.
     """
-    plain = _parsed(path)
+    plain = read_plain(path)
     imported = is_hugectr(plain)
     plan = plan_from_hugectr(plain, tables, str(path)) if imported else plan_from_plain(plain, str(path))
     again = "export as=hugectr +plan=dp_and_localized" if imported else "export"
@@ -156,7 +143,7 @@ def read_plan(path: str | Path) -> ShardingPlan:
     Raises:
         PlanError: naming file, table and entry.
     """
-    return plan_from_plain(_parsed(path), str(path))
+    return plan_from_plain(read_plain(path), str(path))
 
 
 def check_made_for(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig], world_size: int, source: str, again: str) -> None:
@@ -187,20 +174,3 @@ def check_made_for(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig], wor
         if had != [t.num_embeddings, t.embedding_dim]:
             raise PlanError(f"{source}: tables.{t.name} was made for {had[0]} rows x {had[1]}, the model's table has {t.num_embeddings} x "
                             f"{t.embedding_dim}: make it again: {again}")
-
-
-def _parsed(path: str | Path) -> Any:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise PlanError(f"plan.path={path}: {getattr(e, 'strerror', None) or 'not a text'}: name a plan file; python -m recapp.plan export "
-                        "writes one") from None
-    if text.lstrip()[:1] in ("[", "{"):         # JSON is YAML, unless tabs indent it; and its reader is a hundred times faster
-        with suppress(json.JSONDecodeError):
-            return json.loads(text)
-    try:
-        return yaml.load(text, Loader=_Strict)      # safe: _Strict only adds a check to PyYAML's safe loader
-    except yaml.YAMLError as e:
-        mark = getattr(e, "problem_mark", None)
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise PlanError(f"{path}{place}: neither YAML nor JSON: {getattr(e, 'problem', None) or ' '.join(str(e).split())}") from None

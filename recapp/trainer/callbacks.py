@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.trainer.states import TrainerFn
 
-from recapp.checkpoints.directory import remove_checkpoint
 from recapp.console import print_table
 from recapp.distributed.transport import describe
 from recapp.models.layer_table import layer_table
@@ -174,57 +171,6 @@ class LogRate(Callback):
             pl_module.log("input_wait_ms", torch.tensor(self.clock.recent_input_wait_ms()), batch_size=1)
 
 
-class KeepLast(Checkpoint):
-    """However a run ends, it validates at its last step and leaves `last.ckpt`, from which training goes on.
-
-    Lightning validates after a stop, but not where max_steps ends an epoch early or where validation goes by steps: so the last step
-    becomes a stop. All of it happens inside the epoch, because a checkpoint written after it would say that the epoch is over. Where a
-    `ModelCheckpoint` has just written the same state, `last.ckpt` is a link to it.
-
-    Args:
-        folder: of the checkpoints.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "last.ckpt"
-        self._step = -1
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """The last step is a stop; without validation it is the time to save."""
-        last_epoch = trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.current_epoch + 1
-        if 0 <= trainer.max_steps <= trainer.global_step or (last_epoch and trainer.is_last_batch):
-            trainer.should_stop = True
-        if trainer.should_stop and not trainer.limit_val_batches:
-            self._keep(trainer)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Every validated state is the last one for a while."""
-        if trainer.state.fn == TrainerFn.FITTING:
-            self._keep(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """An epoch's end without validation is kept too."""
-        self._keep(trainer)
-
-    def _keep(self, trainer: Trainer) -> None:
-        if self._step == trainer.global_step:
-            return
-        self._step = trainer.global_step
-        same = next((Path(c.best_model_path) for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)
-                     and c.best_model_path and c._last_global_step_saved == trainer.global_step), None)
-        if trainer.is_global_zero and self.path.is_symlink():
-            self.path.unlink()
-        if same is None:
-            trainer.save_checkpoint(self.path)
-        elif trainer.is_global_zero:
-            remove_checkpoint(self.path)
-            self.path.symlink_to(same.name)
-        trainer.strategy.barrier()
-
-    def named(self, trainer: Trainer) -> str:
-        """The checkpoint that a run's summary speaks of: the best one, or the last where none was chosen."""
-        best = [c.best_model_path for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
-        return best[0] if best else str(self.path)
 
 
 class StartReport(Callback):

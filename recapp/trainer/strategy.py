@@ -11,6 +11,7 @@ Everything else is DDPStrategy. Where Lightning would do something that is wrong
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
 from recapp import console
-from recapp.checkpoints.directory import load_blocks, read_manifest, read_meta, remove_checkpoint, write_checkpoint
+from recapp.checkpoints.directory import load_together, remove_checkpoint, write_checkpoint
 from recapp.distributed.comm import Comm
 from recapp.distributed.dense_gradients import AverageOverRanks, hook_of
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
@@ -48,6 +49,7 @@ from recapp.tables.statistics import TableStatistics
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.environment import RankEnvironment
 from recapp.trainer.lookahead import LookAhead
+from recapp.trainer.restored import check_state, state_must_fit
 
 Planner = Callable[[Sequence[EmbeddingBagConfig], Topology, RowRule, Mapping[str, TableStatistics], Dense], ShardingPlan]
 
@@ -100,6 +102,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.ranks: list[dict[str, Any]] = []
         self.average: AverageOverRanks | None = None
         self.comm = Comm()
+        self._newest: Path | None = None        # what was saved last
 
     def _configure_launcher(self) -> None:
         """Lightning's launcher would run the whole command again for every rank, and in a sweep the whole sweep."""
@@ -291,23 +294,39 @@ class EmbeddingShardingStrategy(DDPStrategy):
         manifest = self.stored | {"plan": self.plan.to_dict(), "metrics": metrics, "step": trainer.global_step,
                                   "position": data.state_dict() if isinstance(data, ClickData) else None,
                                   "updates": [c.updates for c in collections], "rule": self.rule.name}
-        write_checkpoint(self.broadcast(str(filepath)), [b for c in collections for b in c.blocks()], comm=self.comm, meta=checkpoint,
-                         manifest=manifest)
+        parameters = dict(self.lightning_module.named_parameters())
+        path = Path(self.broadcast(str(filepath)))
+        write_checkpoint(path, [b for c in collections for b in c.blocks()], comm=self.comm, meta=checkpoint, manifest=manifest,
+                         parameters=parameters)
+        self._newest = path
 
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         """Fill this rank's rectangles from a checkpoint of any plan; optimiser state only where training goes on."""
         assert self.lightning_module is not None
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         collections = self.collections()
-        load_blocks(checkpoint_path, [b for c in collections for b in c.blocks() if fitting or b.tensor == "weight"])
-        for collection, updates in zip(collections, read_manifest(checkpoint_path).info.get("updates", []), strict=False):
+        blocks = [b for c in collections for b in c.blocks() if fitting or b.tensor == "weight"]
+        parameters = [name for name, _ in self.lightning_module.named_parameters()]
+        manifest, meta = load_together(checkpoint_path, blocks, parameters, self.comm)
+        for collection, updates in zip(collections, manifest.updates, strict=False):
             collection.updates = updates
-        return read_meta(checkpoint_path)
+        check_state(meta, checkpoint_path)
+        return meta
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """The dense part; where it is another model's, one line says so."""
+        with state_must_fit("the dense part", "model"):
+            super().load_model_state_dict(checkpoint, strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """The dense part's optimiser; where it is another one's, one line says so."""
+        with state_must_fit("the optimizer's state", "optimizer"):
+            super().load_optimizer_state_dict(checkpoint)
 
     def remove_checkpoint(self, filepath: _PATH) -> None:
-        """Rank 0 removes the directory."""
+        """Rank 0 removes the directory. Where `last.ckpt` leads to it, that leads to what was saved last from then on."""
         if self.is_global_zero:
-            remove_checkpoint(filepath)
+            remove_checkpoint(filepath, instead=self._newest)
 
     def teardown(self) -> None:
         """Leave tables and optimiser state where they are: the base would copy all of it to the CPU."""

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from tables import blank, block, save
+from tables import blank, block, edit, save
 
 from recapp.checkpoints import block_files
 from recapp.checkpoints.directory import load_blocks, read_manifest
@@ -45,13 +45,13 @@ def test_any_slice_is_the_same_however_few_rows_are_read_at_once(saved, monkeypa
 
 
 def test_a_block_is_read_whole_the_first_time_and_then_by_slices(saved, monkeypatch):
-    read, pieces = [], block_files._Opened._pieces
+    read, pieces = [], block_files._BlockFile._pieces
 
     def watched(self, stored, rows):
         read.append((stored.key, rows))
         return pieces(self, stored, rows)
 
-    monkeypatch.setattr(block_files._Opened, "_pieces", watched)
+    monkeypatch.setattr(block_files._BlockFile, "_pieces", watched)
     path, values = saved
     load_blocks(path, [blank(block("T1", "weight", values["T1"], range(1, 4), cols)) for cols in (range(1), range(1, 4))])
     left, right = "T1/weight/rows 0-6/cols 0-3", "T1/weight/rows 0-6/cols 3-7"
@@ -72,9 +72,9 @@ def test_a_file_that_does_not_hold_what_the_manifest_says_is_an_error(saved, hea
 
 def test_a_block_whose_values_are_said_to_be_of_another_type_is_an_error(saved):
     path, values = saved
-    manifest = json.loads((path / "manifest.json").read_text())
-    for entry in manifest["blocks"]:
+    blocks = json.loads((path / "manifest.json").read_text())["blocks"]
+    for entry in blocks:
         entry["dtype"] = "float16" if entry["table"] == "T3" else entry["dtype"]        # bfloat16, of the same size
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    edit(path, blocks=blocks)
     with pytest.raises(CheckpointError, match="the manifest and the file disagree"):
         load_blocks(path, [blank(block("T3", "weight", values["T3"], range(1), range(1)))])

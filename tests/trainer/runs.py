@@ -12,6 +12,7 @@ from recapp.check_settings import checked
 from recapp.dataset.synthetic import write_criteo
 from recapp.trainer import callbacks as own
 from recapp.trainer.ending import EndTogether
+from recapp.trainer.keep_last import KeepLast
 
 SIZES = (400, 90, 60, 50, 40, 4, 30, 20, 9, 300, 70, 60, 11, 20, 30, 10, 4, 9, 5, 200, 150, 90, 60, 30, 7, 5)
 
@@ -54,7 +55,7 @@ def fit(config, folder, *extra, ckpt_path=None):
     """Train in this process; returns what was seen, the trainer and the module."""
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)      # as the worker has it
-    seen, last = Seen(), own.KeepLast(Path(folder) / "checkpoints")
+    seen, last = Seen(), KeepLast(Path(folder) / "checkpoints")
     end = EndTogether(lambda trainer: last.on_train_end(trainer, trainer.lightning_module))
     strategy = build.build_strategy(config, training=True)
     loggers = build_trainer.build_loggers(config, Path(folder))

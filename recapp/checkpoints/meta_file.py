@@ -1,0 +1,126 @@
+"""`meta.pt`: the dense part of the model and Lightning's state, plain types in torch's own zip format.
+
+A pickle is a program. This one may only do what `plain` needs: `torch.load(weights_only=True)` runs no
+code, and before that the names it asks for are compared with a short list, so that nothing is made but
+dense tensors. What they hold is bounded by the file: its entries are not compressed and not larger than
+the file, storages are parts of it, and a tensor has as many values as its storage holds.
+"""
+
+import os
+import pickletools
+import zipfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from recapp.checkpoints.plain import plain
+from recapp.errors import CheckpointError
+
+_DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}
+_STORAGES = {name for name in vars(torch) if name.endswith("Storage")}
+_ASKED_FOR = {
+    "collections OrderedDict",
+    "torch._utils _rebuild_tensor_v2",
+    "torch Size",
+    "torch device",
+    "_codecs encode",
+    "builtins set",
+    "__builtin__ set",
+    "builtins complex",
+    "__builtin__ complex",
+    "torch.serialization _get_layout",
+    *(f"torch {name}" for name in (*_DTYPES, *_STORAGES)),
+}
+"""What the pickle of plain values and dense tensors names."""
+
+
+def write_meta(file: Path, meta: Mapping[str, Any]) -> None:
+    """Write plain values; what cannot be read back is an error now and not when it is needed.
+
+    Raises:
+        CheckpointError: something that is not plain.
+        OSError: no space, no permission.
+    """
+    with open(file, "wb") as out:
+        torch.save(plain(meta), out)
+        out.flush()
+        os.fsync(out.fileno())
+    with open(file, "rb") as source:
+        read_meta(source, file)
+
+
+def crc32_of(source: BinaryIO) -> str:
+    """The checksum of a whole open file, as the manifest has it."""
+    source.seek(0)
+    found = 0
+    while raw := source.read(1 << 20):
+        found = zlib.crc32(raw, found)
+    return f"{found:08x}"
+
+
+def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
+    """Read plain values; tensors are on the CPU.
+
+    Args:
+        source: the file, open.
+        file: its name, for messages.
+
+    Raises:
+        CheckpointError: no such file, or one that holds more than plain types, or more than it has bytes.
+    """
+    try:
+        _check_archive(source)
+        path = (
+            f"/proc/self/fd/{source.fileno()}"  # the open file, whatever its name leads to by now
+        )
+        meta = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(meta, dict):
+            raise ValueError(f"a {type(meta).__name__} instead of a dict")
+        for tensor in _tensors(meta):
+            held = tensor.untyped_storage().nbytes()
+            if tensor.numel() * tensor.element_size() > held:
+                raise ValueError(f"a tensor of {tensor.numel():,} values in {held:,} bytes")
+    except Exception as error:  # unpickling a damaged file can raise anything
+        told = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CheckpointError(f"{file} cannot be read as plain types: {told}") from error
+    return meta
+
+
+def _check_archive(source: BinaryIO) -> None:
+    size = os.fstat(source.fileno()).st_size
+    source.seek(0)
+    with zipfile.ZipFile(source) as archive:
+        entries = archive.infolist()
+        packed = any(e.compress_type != zipfile.ZIP_STORED for e in entries)
+        if packed or sum(e.file_size for e in entries) > size:
+            raise ValueError("its entries expand to more than the file holds")
+        for entry in entries:
+            if entry.filename.endswith(".pkl"):
+                _check_names(archive.read(entry))
+
+
+def _check_names(program: bytes) -> None:
+    """Refuse a pickle that asks for anything but what plain values and dense tensors are made of."""
+    for code, name, _ in pickletools.genops(program):
+        by_stack = code.name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4")
+        if by_stack or (code.name == "GLOBAL" and name not in _ASKED_FOR):
+            raise ValueError(f"it asks for {name or code.name}")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor inside plain containers. What is shared is visited once: a few bytes may refer to
+    themselves often enough to fill any memory."""
+    seen, left = set[int](), [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, dict | list | tuple | set) and id(one) not in seen:
+            seen.add(id(one))
+            left += [*one.keys(), *one.values()] if isinstance(one, dict) else list(one)
+            left += list(vars(one).values()) if isinstance(one, OrderedDict) else []

@@ -1,0 +1,102 @@
+"""Names of checkpoints: taken in one rename, never lost, and cleared of what killed saves have left.
+
+    step_000020.ckpt/            a checkpoint
+    last.ckpt -> step_000020.ckpt    a link to one, replaced in one rename
+    last.ckpt -> last.ckpt.000027    the same, where it is a state that no other name has
+    a.ckpt.tmp                   is being written or deleted
+    a.ckpt.old                   had the name a.ckpt until a moment ago; readers look here, too
+
+A directory cannot be replaced in one rename, so a directory that stands in the way steps aside first, as
+`.old`. Nobody who is killed between those two renames loses it.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+MANIFEST = "manifest.json"  # of a checkpoint; written last
+_LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """The name of a checkpoint while it is written ("tmp") or replaced ("old")."""
+    return path.with_name(f"{path.name}.{suffix}")
+
+
+def settled(path: Path) -> Path:
+    """Where a checkpoint is, also when its writer was killed between two renames."""
+    asides = (beside(path, "old"), beside(Path(os.path.realpath(path)), "old"))
+    return next((p for p in (path, *asides) if p.exists()), path)
+
+
+def settle(path: Path) -> None:
+    """Bring back what a killed writer has left aside."""
+    aside = beside(path, "old")
+    if not os.path.lexists(path) and os.path.lexists(aside):
+        aside.rename(path)
+    remove(aside)
+
+
+def take_name(new: Path, path: Path) -> None:
+    """Give a directory or a link the name `path`; what had it is gone afterwards.
+
+    A link takes the place of a link in one rename. Whatever else is there steps aside for a moment.
+    """
+    aside = beside(path, "old")
+    if os.path.lexists(path) and not (path.is_symlink() and new.is_symlink()):
+        path.rename(aside)
+    new.rename(path)
+    sync_folder(path.parent)
+    remove(aside)
+
+
+def link(path: Path, target: Path) -> None:
+    """Make `path` a link to a checkpoint of the same file system; an earlier link is replaced at once."""
+    settle(path)
+    new = beside(path, "tmp")
+    remove(new)
+    new.symlink_to(os.path.relpath(target, path.parent))
+    take_name(new, path)
+
+
+def links_to(path: Path) -> list[Path]:
+    """The links to a checkpoint that lie beside it."""
+    names = [p for p in path.parent.glob("*.ckpt") if p.is_symlink()]
+    return [p for p in names if os.path.realpath(p) == os.path.realpath(path)]
+
+
+def new_version(path: Path, number: int) -> Path:
+    """A free name for the directory that `path` is going to be a link to."""
+    names = (
+        beside(path, f"{number:06d}{again}") for again in ("", *(f"-{i}" for i in range(1, 1000)))
+    )
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def sweep(folder: Path) -> None:
+    """Delete what killed saves have left in a folder, and versions that no link leads to any more."""
+    for path in sorted(folder.glob("*.ckpt.old")):
+        settle(path.with_suffix(""))
+    needed = {os.path.realpath(p) for p in folder.glob("*.ckpt") if p.is_symlink()}
+    here = Path(os.path.realpath(folder))
+    for path in here.glob("*.ckpt.*"):
+        if _LEFT_BEHIND.fullmatch(path.name) and str(path) not in needed:
+            remove(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names durable: synced files may still lose a rename with the power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Delete a directory, a file, a link or nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

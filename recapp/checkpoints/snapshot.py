@@ -1,0 +1,213 @@
+"""A checkpoint open for reading: what was opened stays whole, whatever happens to its name afterwards.
+
+    name -> directory handle -> manifest.json -> the files that are wanted, all opened at once
+
+A writer gives a name to another directory in one rename and then deletes the earlier one. A file that is
+open can be read to its end all the same, so a reader opens its directory once, and by that handle every
+file it will want. Where the directory was deleted meanwhile, it starts again from the name.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from recapp.checkpoints.block_files import Sources, check_bytes, fill_blocks, sources_of
+from recapp.checkpoints.manifest import META, Manifest, from_json
+from recapp.checkpoints.meta_file import crc32_of, read_meta
+from recapp.checkpoints.names import MANIFEST, settled
+from recapp.checkpoints.rectangles import check_tiling
+from recapp.distributed.comm import Comm
+from recapp.errors import CheckpointError, RankError
+from recapp.sharding.layout import Block
+
+MANIFEST_BYTES = (
+    2**30
+)  # more than a million blocks need; a file of any size must not fill the memory
+ATTEMPTS = 100  # of opening a checkpoint whose name is given away again and again
+
+Wanted = Callable[[Manifest], Iterable[str]]
+"""Which of a checkpoint's files a reader will want."""
+
+
+class Snapshot:
+    """One version of a checkpoint, open for reading; a context manager.
+
+    Args:
+        path: the checkpoint, as it was asked for.
+        wanted: the files to be opened.
+
+    Raises:
+        CheckpointError: no checkpoint, an incomplete or damaged one, one of a later version.
+    """
+
+    def __init__(self, path: Path, wanted: Wanted) -> None:
+        self.path, self._files, self._stack = path, dict[str, BinaryIO](), ExitStack()
+        with ExitStack() as undo:
+            undo.push(self._stack)
+            folder = settled(path)
+            self._handle = self._opened_directory(folder)
+            raw = self._open(MANIFEST, MANIFEST_BYTES).read()
+            self.manifest = from_json(raw, folder)
+            for file, entry in self.manifest.files.items():
+                self._check_size(file, entry["bytes"])
+            self._files = {file: self._open(file) for file in sorted({*wanted(self.manifest)})}
+            undo.pop_all()
+
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _opened_directory(self, folder: Path) -> int:
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise Absent(f"{self.path}: {error.strerror}") from error
+        self._stack.callback(os.close, handle)
+        return handle
+
+    def _open(self, file: str, most: int | None = None) -> BinaryIO:
+        """Open a regular file; a pipe would wait for a writer."""
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK, dir_fd=self._handle)
+        except FileNotFoundError as error:
+            absent = f"checkpoint {self.path} is incomplete: {file} is missing"
+            raise (Absent(absent) if file == MANIFEST else CheckpointError(absent)) from error
+        except OSError as error:
+            told = f"{self.path / file} cannot be read: {error.strerror}"
+            raise CheckpointError(told) from error
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or (most and found.st_size > most):
+            os.close(descriptor)
+            raise CheckpointError(f"{self.path / file} is no file of a checkpoint")
+        return self._stack.enter_context(os.fdopen(descriptor, "rb"))
+
+    def _check_size(self, file: str, wanted: int) -> None:
+        found = None
+        with suppress(OSError):
+            found = os.stat(file, dir_fd=self._handle)
+        if found is None or not stat.S_ISREG(found.st_mode) or found.st_size != wanted:
+            state = "is missing" if found is None else f"has {found.st_size:,} of {wanted:,} bytes"
+            raise CheckpointError(f"checkpoint {self.path} is incomplete: {file} {state}")
+
+    def opened(self, file: str) -> BinaryIO:
+        """One of the files that were wanted."""
+        return self._files[file]
+
+    def sources(self, blocks: Iterable[Block]) -> Sources:
+        """What held rectangles are filled from (`recapp.checkpoints.block_files.sources_of`)."""
+        return sources_of(self.manifest.tensors, blocks)
+
+    def fill(self, blocks: Iterable[Block]) -> None:
+        """Fill held rectangles, whatever plan the checkpoint was saved under.
+
+        Raises:
+            CheckpointError: a table, tensor or shape that is not the checkpoint's, a hole, damage.
+        """
+        fill_blocks(self.manifest.folder, self.sources(blocks), self.opened)
+
+    def meta(self) -> dict[str, Any]:
+        """The plain part: dense parameters, Lightning's state; tensors on the CPU.
+
+        Raises:
+            CheckpointError: a damaged file, or one that holds more than plain types.
+        """
+        file = self.manifest.folder / META
+        if crc32_of(self.opened(META)) != self.manifest.files[META].get("crc32"):
+            raise CheckpointError(
+                f"{file} is damaged: its bytes are not those that were saved; use another checkpoint"
+            )
+        return read_meta(self.opened(META), file)
+
+    def verify(self) -> int:
+        """Read all of it and compare every checksum; all files have to be open.
+
+        Returns:
+            The bytes read.
+
+        Raises:
+            CheckpointError: naming what is damaged.
+        """
+        for of_tensor in self.manifest.tensors.values():
+            check_tiling(of_tensor)
+        self.meta()
+        read = check_bytes(self.manifest.folder, self.manifest.blocks, self.opened)
+        return read + int(self.manifest.files[META]["bytes"])
+
+
+class Absent(CheckpointError):
+    """There is no manifest: no checkpoint at all, as far as one can see."""
+
+
+def open_snapshot(path: Path, wanted: Wanted) -> Snapshot:
+    """Open the version of a checkpoint that its name leads to now.
+
+    Args:
+        path: the checkpoint, or a link to one.
+        wanted: the files that will be read.
+
+    Raises:
+        Absent: there is no checkpoint.
+        CheckpointError: an incomplete or damaged one, one of a later version.
+    """
+    attempts = ATTEMPTS
+    while True:
+        before, attempts = _identity(path), attempts - 1
+        try:
+            return Snapshot(path, wanted)
+        except CheckpointError:
+            if not attempts or _identity(path) == before:
+                raise
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """What tells whether a name leads where it did before, to a directory that nobody has changed."""
+    with suppress(OSError):
+        found = os.stat(settled(path))
+        return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+    return ()
+
+
+def open_together(path: Path, wanted: Wanted, comm: Comm) -> Snapshot:
+    """Open one version of a checkpoint on all ranks, whoever replaces it meanwhile. Every rank calls it.
+
+    Raises:
+        Absent: there is no checkpoint.
+        CheckpointError: as `open_snapshot`; or the ranks see different checkpoints at that path.
+        RankError: another rank could not open it.
+    """
+    for _ in range(ATTEMPTS):
+        mine: Snapshot | None = None
+        failure: CheckpointError | None = None
+        try:
+            mine = open_snapshot(path, wanted)
+        except CheckpointError as error:
+            failure = error
+        seen = comm.gather((mine and mine.manifest.identity, failure and str(failure)))
+        if mine and len({identity for identity, _ in seen}) == 1:
+            return mine
+        if mine:
+            mine.__exit__()
+        refuse_together(path, failure, [said for _, said in seen])
+    raise CheckpointError(
+        f"the ranks do not see one checkpoint at {path}: is it on one file system?"
+    )
+
+
+def refuse_together(path: Path, mine: Exception | None, said: Sequence[str | None]) -> None:
+    """Raise what this rank has to say of a checkpoint it cannot use, or that another rank has said so.
+
+    Args:
+        path: the checkpoint.
+        mine: this rank's own error.
+        said: the text of every rank's error, None where there is none.
+    """
+    if mine:
+        raise mine
+    for rank, text in enumerate(said):
+        if text:
+            raise RankError(f"rank {rank} could not read {path}: {text}")

@@ -1,0 +1,122 @@
+"""From a plan file to plain data: mappings, lists, texts and numbers, not more of them than the file holds.
+
+YAML can do more than a plan needs: types of its own, and references with which a few lines expand to more
+than any memory. A plan file may refer to what stands above, a little; everything else is one PlanError.
+"""
+
+import json
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from recapp.errors import PlanError
+
+FILE_BYTES = 2**28
+DEEPEST = 50  # of nested mappings and lists; a plan has seven
+REPEATED = 2**20  # values that references may repeat
+_Loader: Any = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # ten times faster, where there is libyaml
+_WRONG = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+
+
+class _Strict(_Loader):  # type: ignore[misc]
+    """Refuses what YAML lets pass: a key that stands twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.MappingNode):
+            raise _refused("this is no mapping", node.start_mark)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key.value, str) and key.value in seen:
+                raise _refused(f"{key.value} stands twice", key.start_mark)
+            seen.add(str(key.value) if isinstance(key.value, str) else "")
+        return super().construct_mapping(node, deep)
+
+
+def read_plain(path: str | Path) -> Any:
+    """Read a plan file, JSON or YAML, as plain data.
+
+    Raises:
+        PlanError: it cannot be read, is neither, or holds more than plain data.
+    """
+    text = _text(path)
+    plain = _parsed(path, text)
+    if _count(path, plain, 0, {}) > len(text) + REPEATED:
+        raise PlanError(
+            f"{path}: what its references repeat is far more than the file: write it out"
+        )
+    return plain
+
+
+def _text(path: str | Path) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+        with os.fdopen(descriptor, "rb", closefd=True) as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES:
+                raise ValueError
+            return file.read().decode()
+    except (OSError, ValueError) as e:
+        raise PlanError(
+            f"plan.path={path}: {getattr(e, 'strerror', None) or 'not a text'}: name a plan file; "
+            "python -m recapp.plan export writes one"
+        ) from None
+
+
+def _parsed(path: str | Path, text: str) -> Any:
+    try:
+        if text.lstrip()[:1] in (
+            "[",
+            "{",
+        ):  # JSON is YAML, unless tabs indent it; its reader is faster
+            with suppress(json.JSONDecodeError):
+                return json.loads(text)
+        return yaml.load(
+            text, Loader=_Strict
+        )  # safe: _Strict only adds checks to PyYAML's safe loader
+    except yaml.YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        told = getattr(e, "problem", None) or str(e)
+    except PlanError:
+        raise
+    except _WRONG as e:
+        place, told = "", "too many brackets" if isinstance(e, RecursionError) else str(e)
+    raise PlanError(f"{path}{place}: neither YAML nor JSON: {' '.join(told.split())}")
+
+
+def _check_depth(path: str | Path, text: str) -> None:
+    """Refuse what is nested so deeply that a loader, which calls itself for each level, would crash."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise _too_deep(path)
+
+
+def _too_deep(path: str | Path) -> PlanError:
+    return PlanError(f"{path}: is nested more than {DEEPEST} deep: a plan is not")
+
+
+def _count(path: str | Path, value: Any, depth: int, known: dict[int, int]) -> int:
+    """How many values there are where references are written out; each container is visited once."""
+    if depth > DEEPEST:
+        raise _too_deep(path)
+    if isinstance(value, dict | list):
+        if id(value) not in known:
+            parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+            known[id(value)] = 1 + sum(_count(path, part, depth + 1, known) for part in parts)
+        return known[id(value)]
+    if value is None or isinstance(value, str | int | float):
+        return 1
+    raise PlanError(f"{path}: holds a {type(value).__name__}: a plan has texts and numbers only")
+
+
+def _refused(why: str, mark: Any) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, why, mark)

@@ -1,0 +1,151 @@
+"""`last.ckpt`, from which training goes on, and which checkpoint is the best over all runs of a model.
+
+    checkpoints/step_000020.ckpt           the best, of Lightning's ModelCheckpoint
+    checkpoints/last.ckpt -> step_000020.ckpt    where it is the last one, too
+    checkpoints/last.ckpt -> last.ckpt.000027    else a directory of its own
+
+`last.ckpt` is always a link, so it is replaced in one rename: at every moment it leads to a whole checkpoint.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
+
+from recapp.checkpoints.directory import is_checkpoint, link_checkpoint
+from recapp.checkpoints.names import new_version, sweep
+from recapp.console import note
+from recapp.trainer.restored import state_must_fit
+
+
+class KeepLast(Checkpoint):
+    """However a run ends, it validates at its last step and leaves `last.ckpt`, from which training goes on.
+
+    Lightning validates after a stop, but not where max_steps ends an epoch early or where validation goes
+    by steps: so the last step becomes a stop. All of it happens inside the epoch, because a checkpoint
+    written after it would say that the epoch is over. Where a `ModelCheckpoint` has just written the same
+    state, `last.ckpt` is a link to it.
+
+    Args:
+        folder: of the checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "last.ckpt"
+        self._step = -1
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Let every `ModelCheckpoint` know the best checkpoints of the run that goes on, wherever they are.
+
+        Lightning forgets their scores in another directory, and calls the next one the best.
+        """
+        states = checkpoint["callbacks"]
+        beside = Path(trainer.ckpt_path or "").absolute().parent
+        for callback in trainer.checkpoint_callbacks:
+            if not isinstance(callback, ModelCheckpoint) or callback.state_key not in states:
+                continue
+            state = states.pop(callback.state_key)
+            with state_must_fit("the list of best checkpoints", "callbacks"):
+                known = _known_best(callback, state, beside)
+                lost = bool(state["best_k_models"]) and not known
+            if known:
+                states[callback.state_key] = known
+            if lost and trainer.is_global_zero:
+                note(
+                    f"the earlier run's best checkpoint {state['best_model_path']} is gone: the best from here on counts"
+                )
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """The last step is a stop; without validation it is the time to save."""
+        epochs = trainer.max_epochs
+        last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
+        over = last_epoch and trainer.is_last_batch
+        if over or 0 <= trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True
+        if trainer.should_stop and not trainer.limit_val_batches:
+            self._keep(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Every validated state is the last one for a while."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._keep(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """An epoch's end without validation is kept too."""
+        self._keep(trainer)
+
+    def _keep(self, trainer: Trainer) -> None:
+        if self._step == trainer.global_step:
+            return
+        self._step = trainer.global_step
+        saved = _just_saved(trainer)
+        if saved is None:
+            saved = new_version(self.path, trainer.global_step)
+            trainer.save_checkpoint(saved)
+        if trainer.is_global_zero:
+            link_checkpoint(self.path, saved)
+            sweep(self.path.parent)
+        trainer.strategy.barrier()
+
+    def named(self, trainer: Trainer) -> str:
+        """The checkpoint that a run's summary speaks of: the best one, or the last where none was chosen."""
+        callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
+        best = [c.best_model_path for c in callbacks if c.best_model_path]
+        return best[0] if best else str(self.path)
+
+
+def _just_saved(trainer: Trainer) -> Path | None:
+    """What a `ModelCheckpoint` has written in this step, if one can go on from it."""
+    for callback in trainer.checkpoint_callbacks:
+        if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
+            continue
+        path, step = callback._last_checkpoint_saved, callback._last_global_step_saved
+        if path and step == trainer.global_step:
+            return Path(path)
+    return None
+
+
+def _known_best(
+    callback: ModelCheckpoint, state: Mapping[str, Any], beside: Path
+) -> dict[str, Any]:
+    """The state of a `ModelCheckpoint`, with those of its best checkpoints that are still there.
+
+    Args:
+        callback: the new run's.
+        state: of the earlier run's, as its checkpoint holds it.
+        beside: the folder of that checkpoint; a run's directory may have been moved with all it holds.
+
+    Returns:
+        Nothing where none of them is there. Paths are absolute and normal, so that Lightning tells those
+        of another directory, which are not this run's to delete.
+    """
+    scores = {}
+    for name, score in dict(state["best_k_models"]).items():
+        path = Path(os.path.normpath(Path(name).absolute()))
+        found = next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
+        if found is not None:
+            scores[str(found)] = torch.as_tensor(score)  # as it is: another precision is another score
+    ranked = sorted(scores, key=lambda path: float(scores[path]), reverse=callback.mode == "max")
+    most = callback.save_top_k
+    ranked = ranked[:most] if most > 0 else ranked
+    if not ranked:
+        return {}
+    best, worst, full = ranked[0], ranked[-1], len(ranked) == most
+    return {
+        **state,
+        "dirpath": callback.dirpath,
+        "best_k_models": {path: scores[path] for path in ranked},
+        "best_model_path": best,
+        "best_model_score": scores[best],
+        "kth_best_model_path": worst if full else "",
+        "kth_value": scores[worst] if full else callback.kth_value,
+    }

@@ -1,0 +1,240 @@
+"""Nothing that a file names is run: a `_target_` of a checkpoint's settings is judged before it is imported.
+
+| where                                    | what may stand there                                          |
+|------------------------------------------|---------------------------------------------------------------|
+| optimizer.sparse                         | recapp's row rules, by name                                   |
+| optimizer.dense                          | a class of torch.optim                                        |
+| optimizer.schedule                       | recapp's schedules, by name; a class of torch.optim.lr_scheduler |
+| callbacks.NAME                           | a class of lightning.pytorch.callbacks                        |
+| logger.NAME                              | recapp's, by name; a class of lightning.pytorch.loggers       |
+| model                                    | recapp's models, by name                                      |
+| anywhere else, in arguments and in lists | a class of any of these homes, of torch.nn or of torchmetrics |
+
+A class counts where its home shows it under a public name and it is derived from the home's base; a
+function never does. Homes are modules of this list, so nothing is imported because a file names it. What
+the command line or a conf of the user's own says is the user's word and not judged; with `trust=[package]`
+the user vouches for what a checkpoint names in that package.
+
+Settings of a file are plain: references (`${...}`), Hydra's own keys and paths that leave the run's
+directory are refused as well.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from recapp.errors import CheckpointError, ConfigError
+
+TARGET = "_target_"
+MARK = "\N{LOCK}"  # in front of a target that comes from a file, until it is judged
+DEEPEST = 32  # of nested settings
+HYDRAS = ("_args_", "_partial_", "_recursive_", "_convert_")
+PATHLESS = ("callbacks", "logger")  # groups whose settings may not lead out of the run's directory
+NOT_THE_USERS = ("recapp", "torch", "lightning", "torchmetrics", "hydra", "omegaconf", "numpy")
+
+
+class Home(NamedTuple):
+    """A public module, and the base of the classes of it that may be made."""
+
+    module: str
+    base: str
+
+
+RULES = tuple(
+    f"recapp.optim.rules.{name}" for name in ("sgd", "adagrad", "rowwise_adagrad", "adam")
+)
+SCHEDULES = ("recapp.optim.schedule.warmup_poly",)
+MODELS = ("recapp.models.dlrm.DLRM",)
+LOGGERS = ("recapp.trainer.curves.CSVCurves",)
+OPTIMIZERS = Home("torch.optim", "torch.optim.Optimizer")
+SCHEDULERS = Home("torch.optim.lr_scheduler", "torch.optim.lr_scheduler.LRScheduler")
+CALLBACKS = Home("lightning.pytorch.callbacks", "lightning.pytorch.callbacks.Callback")
+OTHER_LOGGERS = Home("lightning.pytorch.loggers", "lightning.pytorch.loggers.Logger")
+MODULES = Home("torch.nn", "torch.nn.Module")
+METRICS = Home("torchmetrics", "torchmetrics.Metric")
+OF_CONF = (
+    "torch.optim.Adam",
+    "torch.optim.Adagrad",
+    "torch.optim.SGD",
+    "lightning.pytorch.callbacks.ModelCheckpoint",
+    "lightning.pytorch.callbacks.LearningRateMonitor",
+    "lightning.pytorch.callbacks.EarlyStopping",
+    "lightning.pytorch.loggers.TensorBoardLogger",
+)
+"""What recapp's own conf names of them: known without the seconds that importing Lightning takes."""
+
+Allowed = tuple[Sequence[str], Sequence[Home]]
+SLOTS: Mapping[str, Allowed] = {
+    "optimizer.sparse": (RULES, ()),
+    "optimizer.dense": ((), (OPTIMIZERS,)),
+    "optimizer.schedule": (SCHEDULES, (SCHEDULERS,)),
+    "callbacks.*": ((), (CALLBACKS,)),
+    "logger.*": (LOGGERS, (OTHER_LOGGERS,)),
+    "model": (MODELS, ()),
+}
+ELSEWHERE: Allowed = (
+    (*RULES, *SCHEDULES, *MODELS, *LOGGERS),
+    (OPTIMIZERS, SCHEDULERS, CALLBACKS, OTHER_LOGGERS, MODULES, METRICS),
+)
+
+
+def marked(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a file, checked to be plain, with a mark on each `_target_`.
+
+    The mark stays on what nothing replaces while other settings are laid over these; `judged` takes it off.
+
+    Raises:
+        CheckpointError: settings that are not plain.
+    """
+    made = _marked(stored, "", 0)
+    if not isinstance(stored.get("choices", {}), Mapping):
+        raise _not_plain("choices", "are no options of groups")
+    assert isinstance(made, dict)
+    return made
+
+
+def judged(settings: Mapping[str, Any], trust: Sequence[str]) -> dict[str, Any]:
+    """Settings whose marked targets may all be called; the marks are gone.
+
+    Args:
+        settings: plain; what comes from a file went through `marked`.
+        trust: packages of the user's own that a file may name.
+
+    Raises:
+        ConfigError: `trust` is no list of packages.
+        CheckpointError: a target that may not be called, with what to do about it.
+    """
+    listed = isinstance(trust, list | tuple)
+    if not listed or not all(isinstance(p, str) and _is_dotted(p) for p in trust):
+        raise ConfigError(f"trust={trust}: must be a list of packages, e.g. trust=[mypackage]")
+    made = _judged(settings, "", trust)
+    assert isinstance(made, dict)
+    return made
+
+
+def refuse_untrusted(stored: Mapping[str, Any], trust: Sequence[str] = ()) -> None:
+    """Judge the settings of a file as they are, with nothing laid over them.
+
+    Args:
+        stored: the settings, as `recapp.checkpoints.manifest.Manifest.config` gives them.
+        trust: packages of the user's own that they may name.
+
+    Raises:
+        CheckpointError: they name something that may not be called, or are not plain.
+    """
+    judged(marked(stored), trust)
+
+
+def _inner(value: Any, where: str) -> Iterator[tuple[Any, str, Any]]:
+    """Key or index, dotted name and value of what a container holds."""
+    if isinstance(value, Mapping):
+        yield from (
+            (key, f"{where}.{key}" if where else str(key), part) for key, part in value.items()
+        )
+    else:
+        yield from ((i, f"{where}[{i}]", part) for i, part in enumerate(value))
+
+
+def _marked(value: Any, where: str, depth: int) -> Any:
+    if depth > DEEPEST:
+        raise _not_plain(where, "is nested too deeply")
+    if isinstance(value, Mapping):
+        made = {}
+        for key, name, part in _inner(value, where):
+            if not isinstance(key, str) or key in HYDRAS or "${" in key:
+                raise _not_plain(name, "is no setting")
+            if key == TARGET and not isinstance(part, str):
+                raise _not_plain(name, "is no name")
+            inner = _marked(part, name, depth + 1)
+            made[key] = f"{MARK}{inner}" if key == TARGET else inner
+        return made
+    if isinstance(value, list | tuple):
+        return [_marked(part, name, depth + 1) for _, name, part in _inner(value, where)]
+    if isinstance(value, str):
+        if "${" in value:
+            raise _not_plain(where, "refers to something else")
+        if where.partition(".")[0] in PATHLESS and _leads_out(value):
+            raise _not_plain(where, f"is {_shown(value)}, which leads out of the run's directory")
+    elif value is not None and not isinstance(value, bool | int | float):
+        raise _not_plain(where, f"is a {type(value).__name__}")
+    return value
+
+
+def _judged(value: Any, where: str, trust: Sequence[str]) -> Any:
+    if isinstance(value, Mapping):
+        made = {}
+        for key, name, part in _inner(value, where):
+            if key == TARGET and isinstance(part, str) and part.startswith(MARK):
+                made[key] = part.removeprefix(MARK)
+                _judge(made[key], where, trust)
+            else:
+                made[key] = _judged(part, name, trust)
+        return made
+    if isinstance(value, list):
+        return [_judged(part, name, trust) for _, name, part in _inner(value, where)]
+    return value
+
+
+def _judge(target: str, where: str, trust: Sequence[str]) -> None:
+    slot = re.sub(r"^(callbacks|logger)\.[^.\[\]]+$", r"\1.*", where)
+    names, homes = SLOTS.get(slot, ELSEWHERE)
+    if any(target.startswith(f"{package}.") for package in trust) and _is_dotted(target):
+        return
+    if target in names or any(_is_class_of(target, home) for home in homes):
+        return
+    package = target.partition(".")[0]
+    known = package in sys.stdlib_module_names or package in NOT_THE_USERS or not _is_dotted(target)
+    group = where.partition(".")[0].partition("[")[0]
+    fix = f"choose another on the command line ({group}=...)"
+    if not known:
+        fix = f"if that package is yours, say trust=[{package}]"
+    raise CheckpointError(
+        f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: {_may(names, homes)}; {fix}"
+    )
+
+
+def _may(names: Sequence[str], homes: Sequence[Home]) -> str:
+    """What may stand in a place, for people."""
+    if len(homes) > 1:
+        return "only recapp's own and classes of torch, lightning and torchmetrics are"
+    own = [name.rpartition(".") for name in names]
+    said = [f"{', '.join(name for *_, name in own)} of {own[0][0]}"] if own else []
+    return f"only {' and '.join([*said, *(f'classes of {home.module}' for home in homes)])} are"
+
+
+def _is_class_of(target: str, home: Home) -> bool:
+    """Whether a name is a public class of a home, under the home's name or its own full one."""
+    name = target.rpartition(".")[2]
+    if not target.startswith(f"{home.module}.") or name.startswith("_") or not _is_dotted(target):
+        return False
+    if target in OF_CONF:
+        return True
+    found = vars(import_module(home.module)).get(name)
+    base_module, _, base_name = home.base.rpartition(".")
+    base = getattr(import_module(base_module), base_name)
+    if not isinstance(found, type) or not issubclass(found, base):
+        return False
+    return target in (f"{home.module}.{name}", f"{found.__module__}.{found.__qualname__}")
+
+
+def _is_dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _leads_out(text: str) -> bool:
+    return os.path.isabs(text) or text.startswith(("~", "file:")) or ".." in re.split(r"[/\\]", text)
+
+
+def _shown(text: str) -> str:
+    """A text of a file in at most 80 characters of one line."""
+    text = re.sub(r"[^ -~]+", " ", text)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _not_plain(where: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint's settings are not plain: {_shown(where) or 'they'} {why}; use another checkpoint"
+    )

@@ -21,6 +21,7 @@ from recapp.distributed.lookup import Lookup
 from recapp.distributed.message import Buffers, Header
 from recapp.distributed.requests import Lesson, Requests
 from recapp.distributed.row_store import RowStore
+from recapp.distributed.sharded_state import put_tables_in_state
 from recapp.distributed.shared_state import SharedState
 from recapp.distributed.waits import Sent, Waits
 from recapp.errors import PlanError
@@ -93,6 +94,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._waiting: list[list[tuple[Tensor, Tensor]]] = []
         self.updates = 0
         self.param_group: dict[str, Any] = {"params": [], "lr": rule.lr, "name": f"sparse/{rule.name}"}
+        self.tables_in_state = True
+        self.before_first_update: Callable[[], None] = _nothing
+        put_tables_in_state(self)
         self._warm_up()
         self.reset_parameters(seed)
 
@@ -266,6 +270,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
     def _update(self, gradients: Tensor | list[Tensor], lessons: Sequence[Lesson]) -> None:
         """Of one flat tensor, or of one per group."""
         gradients_G: Sequence[Tensor] = gradients if isinstance(gradients, list) else [gradients] * len(lessons)
+        if not self.updates:
+            self.before_first_update()
         self.updates += 1
         lr = float(self.param_group["lr"])
         lr = self.rule.rate(lr, self.updates) if self.rule.rate else lr
@@ -318,6 +324,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
             ranks = "all ranks" if s.mode == "replicated" else f"rank{'s' if len(s.ranks) > 1 else ''} {', '.join(map(str, s.ranks))}"
             lines.append(f"{t.name}: {t.num_embeddings:,} x {t.embedding_dim}, {s.sharding_type}, {s.mode}, {ranks}")
         return f"plan={self.plan.name}, rank {self.comm.rank} of {self.comm.world}\n" + "\n".join(lines)
+
+
+def _nothing() -> None:
+    """What is called before the first update of a collection, until somebody has something to say."""
 
 
 def _no_mark(phase: str) -> None:

@@ -30,6 +30,7 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
 from recapp.distributed.shard_model import compile_dense, shard_model, sharded_collections, wrap_dense
+from recapp.distributed.sharded_state import without_tables
 from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.optim.rules import RowRule
@@ -282,6 +283,16 @@ class EmbeddingShardingStrategy(DDPStrategy):
                                   "updates": [c.updates for c in collections], "rule": self.rule.name}
         write_checkpoint(self.broadcast(str(filepath)), [b for c in collections for b in c.blocks()], comm=self.comm, meta=checkpoint,
                          manifest=manifest)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The dense part: tables are saved as rectangles beside it."""
+        with without_tables(self.collections()):
+            return super().lightning_module_state_dict()
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """The dense part: tables are loaded from rectangles."""
+        with without_tables(self.collections()):
+            super().load_model_state_dict(checkpoint, strict)
 
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         """Fill this rank's rectangles from a checkpoint of any plan; optimiser state only where training goes on."""

@@ -157,7 +157,8 @@ class DistributedModelParallel(nn.Module):
     Args:
         module: holds `EmbeddingBagCollection`s, best built on `torch.device("meta")`.
         env: the ranks: a process group, or an object that has one as `process_group` (TorchRec's `ShardingEnv`); None takes the default
-            group, or this process alone where there is none.
+            group, or this process alone where there is none. A group that is handed in carries the tables' messages: use it for no
+            messages of your own.
         device: of this rank; None takes the rank's GPU where the process group is NCCL, else the CPU.
         plan: where tables lie; None lets recapp decide.
         sharders: a list of one `EmbeddingBagCollectionSharder`, which says what happens to touched rows. None takes the optimiser that
@@ -186,7 +187,7 @@ class DistributedModelParallel(nn.Module):
         ranks, said = _process_group(env), table_rule(module, sharders)
         rule = said or rowwise_adagrad()
         self.device = device or _own_device(ranks)
-        self.comm = make_comm(_group_of_its_own(ranks), self.device, transport)
+        self.comm = make_comm(_tables_group(ranks), self.device, transport)
         self.plan = plan or EmbeddingShardingPlanner(rule=rule).collective_plan(module, process_group=self.comm.group)
         shard_model(module, self.plan, self.comm, rule)
         module = module.to(self.device)
@@ -262,11 +263,12 @@ def _process_group(env: Any) -> dist.ProcessGroup | None:
     return group
 
 
-def _group_of_its_own(ranks: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The same ranks for the tables' messages, which keep an order of their own."""
-    if ranks is None:
-        return None
-    made = dist.new_group(dist.get_process_group_ranks(ranks), use_local_synchronization=ranks is not dist.group.WORLD)
+def _tables_group(ranks: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Of the tables' messages, which keep an order of their own: beside the default group one more, but a group that was handed in
+    itself, as only all ranks of the default group can make a new one."""
+    if ranks is None or ranks is not dist.group.WORLD:
+        return ranks
+    made = dist.new_group()
     assert isinstance(made, dist.ProcessGroup)
     return made
 

@@ -109,12 +109,19 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
 
     DDP would broadcast rank 0's shards over the others without a word, so their names are on its ignore list. On CPUs gradients
     travel as the tables' messages do and are added in rank order (`recapp/distributed/dense_gradients.py`), on GPUs by DDP's all-reduce.
+
+    Raises:
+        ConfigError: dense parameters of several CPU ranks have an optimiser in backward.
     """
     names = sharded_names(module)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)  # type: ignore[no-untyped-call]
-    dense = any(p.requires_grad for name, p in module.named_parameters() if name not in names)
+    dense = {name: p for name, p in module.named_parameters() if name not in names and p.requires_grad}
     if comm.world == 1 or not dense:
         return module
+    in_backward = [name for name, p in dense.items() if hasattr(p, "_in_backward_optimizers")]
+    if in_backward and comm.device.type == "cpu":
+        raise ConfigError(f"{in_backward[0]} has an optimizer by apply_optimizer_in_backward, which torch's DDP runs on GPUs only: give "
+                          "the dense parameters an optimizer that is stepped, and apply it to the tables alone")
     with warnings.catch_warnings():         # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         wrapped = DistributedDataParallel(module, **settings)
@@ -197,7 +204,7 @@ class DistributedModelParallel(nn.Module):
         self._rate_is_known = said is not None
         for collection in sharded_collections(module):
             collection.before_first_update = self._tell_rate
-        self.register_load_state_dict_pre_hook(_below_wrapper)
+        self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
 
     @property
     def module(self) -> nn.Module:

@@ -37,8 +37,8 @@ Strip = tuple[tuple[int, int], tuple[int, int], Tensor]
 
 def put_tables_in_state(collection: "ShardedEmbeddingBagCollection") -> None:
     """Let `state_dict` and `load_state_dict` of every module that holds a collection know its tables."""
-    collection.register_state_dict_post_hook(_save)
-    collection.register_load_state_dict_pre_hook(_load)
+    collection.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
+    collection.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

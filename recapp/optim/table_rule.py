@@ -148,7 +148,7 @@ _KINDS: dict[type[Optimizer], _Kind] = {
     torch.optim.SGD: (lambda given: sgd(float(given["lr"])), ("lr",)),
     torch.optim.Adagrad: (lambda given: adagrad(float(given["lr"]), float(given["eps"])), ("lr", "eps")),
     torch.optim.SparseAdam: (
-        lambda given: adam(float(given["lr"]), *map(float, given["betas"]), float(given["eps"])),
+        lambda given: adam(float(given["lr"]), float(given["betas"][0]), float(given["betas"][1]), float(given["eps"])),
         ("lr", "betas", "eps"),
     ),
 }

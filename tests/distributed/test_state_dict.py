@@ -86,7 +86,7 @@ def test_a_table_is_the_list_of_strips_that_a_rank_holds(ranks):
     told = ranks.run(strips, 4, "row_wise")
     assert [of_rank["t0"] for of_rank in told] == [[((33 * r, min(33 * r + 33, 131)), (0, 16))] for r in range(4)]
     told = ranks.run(strips, 2, "column_wise")          # strips of at most 5 columns: a rank has several
-    assert sorted(sum((of_rank["t0"] for of_rank in told), [])) == [((0, 131), (c, min(c + 5, 16))) for c in (0, 5, 10, 15)]
+    assert sorted(strip for of_rank in told for strip in of_rank["t0"]) == [((0, 131), (c, min(c + 5, 16))) for c in (0, 5, 10, 15)]
     assert max(len(of_rank["t0"]) for of_rank in told) > 1
     told = ranks.run(strips, 2, "data_parallel")
     assert [of_rank["t2"] for of_rank in told] == [[((0, 7), (0, 12))]] * 2
@@ -141,7 +141,7 @@ def strips_of_another_plan(comm):
     told = "(collection.embedding_bags.t0.weight): the stored strips do not cover rows 0 to 131, columns "
     assert told in str(refused.value) and "load the state of the same plan and rank, or whole tables" in str(refused.value)
     states = comm.gather(through_a_file(model.state_dict()))                        # of all ranks together they cover everything
-    merged = {name: sum((s[name] for s in states), []) if name in held else value for name, value in states[0].items()}
+    merged = {name: [strip for s in states for strip in s[name]] if name in held else value for name, value in states[0].items()}
     other.load_state_dict(merged)
     return torch.equal(predictions(other), predictions(model))
 

@@ -70,11 +70,11 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
     trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
     module, data = build.build_module(settings), build.build_data(settings)
     trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
-    _predict(settings, strategy, job_dir)
+    _predict(settings, strategy, data.val_rows, job_dir)
     return _measured(settings, trainer, clock, last, ended.said)
 
 
-def _predict(settings: dict[str, Any], strategy: Any, job_dir: Path) -> None:
+def _predict(settings: dict[str, Any], strategy: Any, val_rows: int, job_dir: Path) -> None:
     """Leave beside what was measured what the planner expects of this plan; on rank 0."""
     from recapp.planning import predicted
     from recapp.reporting.performance import write_predicted
@@ -82,7 +82,8 @@ def _predict(settings: dict[str, Any], strategy: Any, job_dir: Path) -> None:
     if strategy.planned_for is not None and strategy.collections():
         topology, statistics, dense = strategy.planned_for
         tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
-        write_predicted(predicted(settings, tables, strategy.plan, topology, strategy.rule, statistics, dense), job_dir)
+        write_predicted(predicted(settings, tables, strategy.plan, topology, strategy.rule, statistics, dense, val_rows),
+                        job_dir)
 
 
 def exhausted(settings: dict[str, Any]) -> str | None:

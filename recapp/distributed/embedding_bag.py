@@ -89,7 +89,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.in_flight: weakref.WeakSet[Requests] = weakref.WeakSet()
         self.waits = Waits(("counts", "ids", "vectors", "gradients"))
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
-        self._leases: list[list[Scratch]] = []
+        self._leases: dict[bool, list[list[Scratch]]] = {False: [], True: []}
         self._merging = [Scratch() for _ in groups]
         self._waiting: list[list[tuple[Tensor, Tensor]]] = []
         self.updates = 0
@@ -186,13 +186,14 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.mark(phase)
         return arrived
 
-    def lease(self) -> list[Scratch]:
-        """Memory for one batch in flight, by group."""
-        return self._leases.pop() if self._leases else [Scratch() for _ in self.routes]
+    def lease(self, learns: bool) -> list[Scratch]:
+        """Memory for one batch in flight, by group. Batches that are only evaluated have their own: theirs may be larger, and each of
+        those that wait for their turn in training would grow to that size, whichever was free when it was evaluated."""
+        return self._leases[learns].pop() if self._leases[learns] else [Scratch() for _ in self.routes]
 
-    def give_back(self, lease: list[Scratch]) -> None:
+    def give_back(self, lease: list[Scratch], learns: bool) -> None:
         """Memory that a batch in flight no longer needs."""
-        self._leases.append(lease)
+        self._leases[learns].append(lease)
 
     def bags(self, rows: Rows) -> list[Bags]:
         """A batch as each group sees it; a strip asks for its feature again."""

@@ -19,8 +19,8 @@ from recapp.sharding.plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 
 BUFFER_SLACK = 1.2  # buffers grow by more than is asked, so as not to grow again
-HOME_INTEGERS = 9  # kept for each id at home
-ANSWER_INTEGERS, LEARN_INTEGERS = 2, 5  # for each row that somebody asks of its owner; for the update beside them
+HOME_INTEGERS = {"unique": 9, "replicated": 9, "pooled": 3}  # kept for each id at home, by mode
+ANSWER_INTEGERS, LEARN_INTEGERS = 2, 5  # for each row that somebody asks of its owner, and for its update
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class _Batch:
     """Bytes of one batch on each rank, [W].
 
     Args:
-        vectors: of the larger message of vectors or gradients.
+        vectors: of the message of vectors, in which there is room for gradients.
         noted: its message of ids, and integers.
         places: of its bags.
     """
@@ -49,30 +49,33 @@ def buffer_bytes(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setti
     world = setting.topology.world_size
     if world == 1 or not tables:
         return np.zeros(world)
-    train = _of_batch(tables, plan, setting)
+    train = _of_batch(tables, plan, setting, setting.batch_per_rank, learns=setting.rule is not None)
     vectors, noted, places = train.vectors, (1 + setting.look_ahead) * train.noted, train.places
     if setting.val_batch_per_rank:
-        serving = replace(setting, rule=None, batch_per_rank=setting.val_batch_per_rank)
-        val = _of_batch(tables, plan, serving)
+        val = _of_batch(tables, plan, setting, setting.val_batch_per_rank, learns=False)
         vectors, noted = np.maximum(vectors, val.vectors), noted + val.noted
         places += val.places if setting.val_batch_per_rank != setting.batch_per_rank else 0.0
     found: Floats = BUFFER_SLACK * (vectors + noted) + places
     return found
 
 
-def _of_batch(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting) -> _Batch:
-    world = setting.topology.world_size
+def _of_batch(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, batch: int, *, learns: bool
+) -> _Batch:
+    world, setting = setting.topology.world_size, replace(setting, batch_per_rank=batch)
     works = [work_of(t, plan.tables[t.name], setting) for t in tables]
     asked_3W = by_rank(np.concatenate([w.rank_M for w in works]), [w.asked_3M for w in works], world)
     everywhere = np.sum([w.everywhere for w in works], 0)
     strips_T = [len({s.cols.start for s in plan.tables[t.name].cells(t, world)}) for t in tables]
-    ids = sum(n * setting.of(t).ids_per_sample for t, n in zip(tables, strips_T, strict=True))
+    at_home = sum(
+        HOME_INTEGERS[w.mode] * n * setting.of(t).ids_per_sample for t, n, w in zip(tables, strips_T, works, strict=True)
+    )
     bags = sum(n * len(t.feature_names) for t, n in zip(tables, strips_T, strict=True))
     served_W = (asked_3W[0] + everywhere[0]) * (world / ID_BYTES)
-    of_row = ANSWER_INTEGERS + (LEARN_INTEGERS if setting.rule is not None else 0)
-    noted = NUMBER_BYTES * (HOME_INTEGERS * setting.batch_per_rank * ids + of_row * served_W)
+    of_row = ANSWER_INTEGERS + (LEARN_INTEGERS if learns else 0)
+    noted = NUMBER_BYTES * (batch * at_home + of_row * served_W)
     vectors = _message(asked_3W[1:].max(0), float(everywhere[1:].max()))
-    places = float(NUMBER_BYTES * setting.batch_per_rank * bags)
+    places = float(NUMBER_BYTES * batch * bags)
     return _Batch(vectors, _message(asked_3W[0], float(everywhere[0])) + noted, places)
 
 

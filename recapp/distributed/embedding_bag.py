@@ -187,9 +187,13 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return arrived
 
     def lease(self, learns: bool) -> list[Scratch]:
-        """Memory for one batch in flight, by group. Batches that are only evaluated have their own: theirs may be larger, and each of
-        those that wait for their turn in training would grow to that size, whichever was free when it was evaluated."""
-        return self._leases[learns].pop() if self._leases[learns] else [Scratch() for _ in self.routes]
+        """Lend memory for one batch in flight, by group.
+
+        Batches that are only evaluated have their own. They may be larger, and whichever lease of
+        training was free at that moment would grow to their size, in time all of them.
+        """
+        held = self._leases[learns]
+        return held.pop() if held else [Scratch() for _ in self.routes]
 
     def give_back(self, lease: list[Scratch], learns: bool) -> None:
         """Memory that a batch in flight no longer needs."""
@@ -328,7 +332,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
 
 def _nothing() -> None:
-    """What is called before the first update of a collection, until somebody has something to say."""
+    """What `before_first_update` is until somebody has something to say."""
 
 
 def _no_mark(phase: str) -> None:

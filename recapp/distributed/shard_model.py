@@ -5,7 +5,8 @@
     model = DistributedModelParallel(MyModel(EmbeddingBagCollection(tables=tables, device=torch.device("meta"))))
     optimizer = HybridOptimizer(torch.optim.Adam(model.parameters()), model.sparse_groups())
     ...
-    torch.save(model.state_dict(), f"rank{rank}.pt")        # what this rank holds; gathered_state_dict(model): whole tables
+    torch.save(model.state_dict(), f"rank{rank}.pt")    # what this rank holds
+    whole = gathered_state_dict(model)                  # on rank 0, as the unsharded model has it
 
 Names and argument order as in TorchRec's class of that name.
 """
@@ -41,8 +42,9 @@ class EmbeddingBagCollectionSharder:
     """How collections become sharded ones.
 
     Args:
-        rule: what happens to touched rows (`recapp/optim/rules.py`); None takes the optimiser that was applied in backward to the
-            tables (`recapp/optim/table_rule.py`), or else row-wise Adagrad at its default rate.
+        rule: what happens to touched rows (`recapp/optim/rules.py`); None takes the optimiser that
+            was applied in backward to the tables (`recapp/optim/table_rule.py`), or else row-wise
+            Adagrad at its default rate.
     """
 
     rule: RowRule | None = None
@@ -67,8 +69,8 @@ def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule
 
     Raises:
         PlanError: the plan does not cover the model's tables or is for another number of ranks.
-        ConfigError: the model itself is a collection, which has no parent to hold its twin; or another optimiser was applied in
-            backward to its tables.
+        ConfigError: the model itself is a collection, which has no parent to hold its twin; or
+            another optimiser was applied in backward to its tables.
     """
     found = embedding_collections(module)
     if in_backward := rule_in_backward(module):
@@ -115,13 +117,15 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     """
     names = sharded_names(module)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)  # type: ignore[no-untyped-call]
-    dense = {name: p for name, p in module.named_parameters() if name not in names and p.requires_grad}
+    parameters = module.named_parameters()
+    dense = {name: p for name, p in parameters if name not in names and p.requires_grad}
     if comm.world == 1 or not dense:
         return module
     in_backward = [name for name, p in dense.items() if hasattr(p, "_in_backward_optimizers")]
     if in_backward and comm.device.type == "cpu":
-        raise ConfigError(f"{in_backward[0]} has an optimizer by apply_optimizer_in_backward, which torch's DDP runs on GPUs only: give "
-                          "the dense parameters an optimizer that is stepped, and apply it to the tables alone")
+        raise ConfigError(f"{in_backward[0]} has an optimizer by apply_optimizer_in_backward, which torch's DDP "
+                          "runs on GPUs only: give the dense parameters an optimizer that is stepped, and apply it "
+                          "to the tables alone")
     with warnings.catch_warnings():         # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         wrapped = DistributedDataParallel(module, **settings)
@@ -163,44 +167,54 @@ class DistributedModelParallel(nn.Module):
 
     Args:
         module: holds `EmbeddingBagCollection`s, best built on `torch.device("meta")`.
-        env: the ranks: a process group, or an object that has one as `process_group` (TorchRec's `ShardingEnv`); None takes the default
-            group, or this process alone where there is none. A group that is handed in carries the tables' messages: use it for no
-            messages of your own.
-        device: of this rank; None takes the rank's GPU where the process group is NCCL, else the CPU.
+        env: the ranks: a process group, or an object that has one as `process_group` (TorchRec's
+            `ShardingEnv`); None takes the default group, or this process alone where there is none.
+            A group that is handed in carries the tables' messages: use it for no messages of your
+            own.
+        device: of this rank; None takes the rank's GPU where the process group is NCCL, else the
+            CPU.
         plan: where tables lie; None lets recapp decide.
-        sharders: a list of one `EmbeddingBagCollectionSharder`, which says what happens to touched rows. None takes the optimiser that
-            `torch.distributed.optim._apply_optimizer_in_backward` has left on the tables, or else row-wise Adagrad at its default rate.
+        sharders: a list of one `EmbeddingBagCollectionSharder`, which says what happens to touched
+            rows. None takes the optimiser that
+            `torch.distributed.optim._apply_optimizer_in_backward` has left on the tables, or else
+            row-wise Adagrad at its default rate.
         transport: which way the tables' messages go (`recapp/distributed/transport.py`).
 
     Raises:
-        ConfigError: `env` or `sharders` cannot be used, or sharders contradict the optimiser applied in backward.
+        ConfigError: `env` or `sharders` cannot be used, or sharders contradict the optimiser
+            applied in backward.
 
     Scale the loss so that its mean over ranks is the loss of the global batch, as for DDP.
 
-    Tables are updated inside of `backward`, as with any fused optimiser, and have no gradient: two backwards before one
-    `optimizer.step()` update the touched rows twice, with the learning rate of that moment, while dense gradients add up. So do not
-    accumulate gradients over several backwards; use a larger batch.
+    Tables are updated inside of `backward`, as with any fused optimiser, and have no gradient: two
+    backwards before one `optimizer.step()` update the touched rows twice, with the learning rate of
+    that moment, while dense gradients add up. So do not accumulate gradients over several
+    backwards; use a larger batch.
 
     `parameters()` are the dense ones. `sparse_groups()` hands out the learning rate of the tables.
 
-    `state_dict()` has the names of the unsharded model; a table is the list of (rows, cols, tensor) that this rank holds.
-    `load_state_dict()` takes that, or whole tables (`recapp/distributed/sharded_state.py`). Every rank calls both. The state of the
-    tables' optimiser is not in them.
+    `state_dict()` has the names of the unsharded model; a table is the list of (rows, cols, tensor)
+    that this rank holds. `load_state_dict()` takes that, or whole tables
+    (`recapp/distributed/sharded_state.py`). Every rank calls both. The state of the tables'
+    optimiser is not in them.
     """
 
-    def __init__(self, module: nn.Module, env: Any = None, device: torch.device | None = None, plan: ShardingPlan | None = None,
-                 sharders: Sequence[EmbeddingBagCollectionSharder] | None = None, *, transport: str = "auto") -> None:
+    def __init__(self, module: nn.Module, env: Any = None, device: torch.device | None = None,
+                 plan: ShardingPlan | None = None,
+                 sharders: Sequence[EmbeddingBagCollectionSharder] | None = None, *,
+                 transport: str = "auto") -> None:
         super().__init__()
         ranks, said = _process_group(env), table_rule(module, sharders)
         rule = said or rowwise_adagrad()
         self.device = device or _own_device(ranks)
         self.comm = make_comm(_tables_group(ranks), self.device, transport)
-        self.plan = plan or EmbeddingShardingPlanner(rule=rule).collective_plan(module, process_group=self.comm.group)
+        planner = EmbeddingShardingPlanner(rule=rule)
+        self.plan = plan or planner.collective_plan(module, process_group=self.comm.group)
         shard_model(module, self.plan, self.comm, rule)
         module = module.to(self.device)
         ids = [self.device.index] if self.device.type == "cuda" and self.device.index is not None else None
-        self._wrapped = wrap_dense(module, self.comm, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True,
-                                   process_group=ranks)
+        self._wrapped = wrap_dense(module, self.comm, device_ids=ids, broadcast_buffers=False,
+                                   gradient_as_bucket_view=True, process_group=ranks)
         self._rate_is_known = said is not None
         for collection in sharded_collections(module):
             collection.before_first_update = self._tell_rate
@@ -209,7 +223,8 @@ class DistributedModelParallel(nn.Module):
     @property
     def module(self) -> nn.Module:
         """The model itself, without DDP around it."""
-        return self._wrapped.module if isinstance(self._wrapped, DistributedDataParallel) else self._wrapped
+        wrapped = self._wrapped
+        return wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's."""
@@ -224,22 +239,24 @@ class DistributedModelParallel(nn.Module):
         """The module's, under the names that it has without wrappers. Every rank calls it."""
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True,
+                        assign: bool = False) -> Any:
         """Take a `state_dict`, of this class or of the unsharded model. Every rank calls it.
 
         Raises:
-            RuntimeError: as of any module: names that are missing or unknown, and tables that do not fit, a line for each.
+            RuntimeError: as of any module: names that are missing or unknown, and tables that do
+                not fit, a line for each.
         """
         return self.module.load_state_dict(state_dict, strict, assign)
 
     def _tell_rate(self) -> None:
-        """Who takes `parameters()` for all there is should know that tables train, and at which rate."""
+        """Tell who takes `parameters()` for all there is that tables train, and at which rate."""
         collections = sharded_collections(self)
         if not self._rate_is_known and not self.comm.rank:
             rule = collections[0].rule
-            note(f"tables are updated in backward by {rule.name} at its default learning rate {rule.lr}; an optimizer over "
-                 "model.parameters() does not reach them: pass sharders=[EmbeddingBagCollectionSharder(rule)], or give "
-                 "model.sparse_groups() to HybridOptimizer")
+            note(f"tables are updated in backward by {rule.name} at its default learning rate {rule.lr}; an "
+                 "optimizer over model.parameters() does not reach them: pass "
+                 "sharders=[EmbeddingBagCollectionSharder(rule)], or give model.sparse_groups() to HybridOptimizer")
         self._rate_is_known = True
 
     def extra_repr(self) -> str:
@@ -248,7 +265,7 @@ class DistributedModelParallel(nn.Module):
 
 
 def _below_wrapper(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Where a module that holds the model is loaded: names get the wrappers back that `state_dict` leaves out."""
+    """Give names the wrappers back that `state_dict` leaves out, where the module around is loaded."""
     assert isinstance(model, DistributedModelParallel)
     wrappers = "_wrapped." if model.module is model._wrapped else "_wrapped.module."
     for name in [name for name in state if name.startswith(prefix)]:
@@ -265,14 +282,18 @@ def _process_group(env: Any) -> dist.ProcessGroup | None:
         return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     group = env if isinstance(env, dist.ProcessGroup) else getattr(env, "process_group", None)
     if not isinstance(group, dist.ProcessGroup):
-        raise ConfigError(f"env is a {type(env).__name__} without a process group: pass a torch.distributed.ProcessGroup, an object "
-                          "that has one as process_group, or nothing for the default group")
+        raise ConfigError(f"env is a {type(env).__name__} without a process group: pass a "
+                          "torch.distributed.ProcessGroup, an object that has one as process_group, or nothing for "
+                          "the default group")
     return group
 
 
 def _tables_group(ranks: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """Of the tables' messages, which keep an order of their own: beside the default group one more, but a group that was handed in
-    itself, as only all ranks of the default group can make a new one."""
+    """Choose the group of the tables' messages, which keep an order of their own.
+
+    Beside the default group it is one more. A group that was handed in is taken itself, because only
+    all ranks of the default group together can make another.
+    """
     if ranks is None or ranks is not dist.group.WORLD:
         return ranks
     made = dist.new_group()

@@ -1,16 +1,17 @@
-"""Tables in a model's `state_dict`: under the names they have in the unsharded model, as what this rank holds.
+"""Tables in a model's `state_dict`: under the names they have in the unsharded model, as what this
+rank holds.
 
     unsharded    bags.embedding_bags.users.weight: tensor [1000, 16]
     rank 0       bags.embedding_bags.users.weight: [((0, 500), (0, 16), tensor [500, 16])]
     rank 1       bags.embedding_bags.users.weight: [((500, 1000), (0, 16), tensor [500, 16])]
 
-A strip is (rows, cols, tensor) with begin and end of its rows and columns; a rank may hold several strips
-of a table, or none. Tensors are views, as in any state dict: copy them to keep them. `torch.save` writes
-such a dict, and `torch.load(..., weights_only=True)` reads it.
+A strip is (rows, cols, tensor) with begin and end of its rows and columns; a rank may hold several
+strips of a table, or none. Tensors are views, as in any state dict: copy them to keep them.
+`torch.save` writes such a dict, and `torch.load(..., weights_only=True)` reads it.
 
-`load_state_dict` takes strips or whole tables. Every rank keeps what lies in its own strips, so a whole
-table loads on all ranks, and strips of another plan load where they cover what the rank holds. A state
-without a table is refused, as torch refuses one without a parameter.
+`load_state_dict` takes strips or whole tables. Every rank keeps what lies in its own strips, so a
+whole table loads on all ranks, and strips of another plan load where they cover what the rank
+holds. A state without a table is refused, as torch refuses one without a parameter.
 
 Only weights are meant. The state of the tables' optimiser is in recapp's checkpoints
 (`recapp/checkpoints/directory.py`), not here.
@@ -36,14 +37,16 @@ Strip = tuple[tuple[int, int], tuple[int, int], Tensor]
 
 
 def put_tables_in_state(collection: "ShardedEmbeddingBagCollection") -> None:
-    """Let `state_dict` and `load_state_dict` of every module that holds a collection know its tables."""
+    """Let `state_dict` and `load_state_dict` of every module that holds a collection know its
+    tables."""
     collection.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
     collection.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def without_tables(collections: Sequence["ShardedEmbeddingBagCollection"]) -> Iterator[None]:
-    """Inside of it state dicts hold no tables, and one without tables lacks none: they are stored elsewhere."""
+    """Inside of it state dicts hold no tables, and one without tables lacks none: they are stored
+    elsewhere."""
     for collection in collections:
         collection.tables_in_state = False
     try:
@@ -53,8 +56,13 @@ def without_tables(collections: Sequence["ShardedEmbeddingBagCollection"]) -> It
             collection.tables_in_state = True
 
 
-def _names(collection: "ShardedEmbeddingBagCollection", prefix: str) -> dict[str, EmbeddingBagConfig]:
-    return {f"{prefix}embedding_bags.{key_of(t.name)}.weight": t for t in collection.embedding_bag_configs()}
+def _names(
+    collection: "ShardedEmbeddingBagCollection", prefix: str
+) -> dict[str, EmbeddingBagConfig]:
+    return {
+        f"{prefix}embedding_bags.{key_of(t.name)}.weight": t
+        for t in collection.embedding_bag_configs()
+    }
 
 
 def _weights(collection: "ShardedEmbeddingBagCollection") -> dict[str, list[Block]]:
@@ -72,7 +80,9 @@ def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: A
         held = _weights(c)
         for name, table in _names(c, prefix).items():
             state[name] = [
-                ((b.rows.start, b.rows.stop), (b.cols.start, b.cols.stop), b.data) for b in held[table.name] if b.rows
+                ((b.rows.start, b.rows.stop), (b.cols.start, b.cols.stop), b.data)
+                for b in held[table.name]
+                if b.rows
             ]
 
 
@@ -86,7 +96,8 @@ def _load(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Copy the tables of a state dict to where they lie, and take them out, as torch knows no such names."""
+    """Copy the tables of a state dict to where they lie, and take them out, as torch knows no such
+    names."""
     c: Any = collection
     if not c.tables_in_state:
         return
@@ -118,7 +129,8 @@ def _fault(value: Any, table: EmbeddingBagConfig, held: Sequence[Block]) -> str:
     if isinstance(value, Tensor) and tuple(value.shape) != shape:
         return f"a tensor of shape {tuple(value.shape)} is stored, the table is {shape}"
     if not isinstance(value, Tensor | list | tuple):
-        return f"a {type(value).__name__} is stored, neither a whole tensor nor a list of (rows, cols, tensor)"
+        kind = type(value).__name__
+        return f"a {kind} is stored, neither a whole tensor nor a list of (rows, cols, tensor)"
     for number, strip in enumerate(_strips(value)):
         if not _is_strip(strip, shape):
             return f"entry {number} is no (rows, cols, tensor) of a table of shape {shape}"
@@ -130,9 +142,9 @@ def _fault(value: Any, table: EmbeddingBagConfig, held: Sequence[Block]) -> str:
     for block in held:
         if not _covered(block, _strips(value)):
             return (
-                f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, columns "
-                f"{block.cols.start} to {block.cols.stop}, which this rank holds: load the state of the same plan "
-                "and rank, or whole tables (gathered_state_dict)"
+                f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
+                f"columns {block.cols.start} to {block.cols.stop}, which this rank holds: load the "
+                "state of the same plan and rank, or whole tables (gathered_state_dict)"
             )
     return ""
 
@@ -147,18 +159,26 @@ def _is_strip(strip: Any, shape: tuple[int, int]) -> bool:
 
 
 def _covered(block: Block, strips: Sequence[Strip]) -> bool:
-    """Whether strips, which may overlap, hold every value of a block: looked up on the grid of all their edges."""
+    """Whether strips, which may overlap, hold every value of a block: looked up on the grid of all
+    their edges."""
     parts = [part for strip in strips if all(part := _common(strip, block))]
-    rows = sorted({block.rows.start, block.rows.stop, *(edge for r, _ in parts for edge in (r.start, r.stop))})
-    cols = sorted({block.cols.start, block.cols.stop, *(edge for _, c in parts for edge in (c.start, c.stop))})
+    rows = sorted(
+        {block.rows.start, block.rows.stop, *(edge for r, _ in parts for edge in (r.start, r.stop))}
+    )
+    cols = sorted(
+        {block.cols.start, block.cols.stop, *(edge for _, c in parts for edge in (c.start, c.stop))}
+    )
     filled = np.zeros((len(rows) - 1, len(cols) - 1), bool)
     for r, c in parts:
-        filled[rows.index(r.start) : rows.index(r.stop), cols.index(c.start) : cols.index(c.stop)] = True
+        filled[
+            rows.index(r.start) : rows.index(r.stop), cols.index(c.start) : cols.index(c.stop)
+        ] = True
     return bool(filled.all())
 
 
 def _common(strip: Strip, block: Block) -> tuple[range, range]:
-    """Rows and columns that a strip and a block have in common; an empty range where there are none."""
+    """Rows and columns that a strip and a block have in common; an empty range where there are
+    none."""
     (r0, r1), (c0, c1), _ = strip
     return (
         range(max(r0, block.rows.start), min(r1, block.rows.stop)),

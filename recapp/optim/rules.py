@@ -32,8 +32,8 @@ class RowRule:
         constants: handed to `step` before the state.
         state: name and kind of every state tensor.
         needs_row: strips of one row must agree on `mean_square`.
-        rate: what the learning rate becomes in update number t = 1, 2, ... (bias corrections); it follows from name and constants, by
-            which rules are equal.
+        rate: what the learning rate becomes in update number t = 1, 2, ... (bias corrections); it
+            follows from name and constants, by which rules are equal.
     """
 
     name: str

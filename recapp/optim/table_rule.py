@@ -1,11 +1,14 @@
 """Which rule the tables of a model train with, of all who may say one.
 
     sharders=[EmbeddingBagCollectionSharder(rule)]                      a recapp rule
-    _apply_optimizer_in_backward(torch.optim.Adagrad, parameters, ...)  torch's optimiser, called on a
-                                                                        collection before it is sharded
+    _apply_optimizer_in_backward(torch.optim.Adagrad, parameters, ...)  torch's optimiser, called on
+    a
+                                                                        collection before it is
+                                                                        sharded
 
-A table is updated inside of backward by a row rule (`recapp/optim/rules.py`), so an optimiser of torch
-is taken for the rule that computes the same, or refused. Nothing that was said is left out in silence.
+A table is updated inside of backward by a row rule (`recapp/optim/rules.py`), so an optimiser of
+torch is taken for the rule that computes the same, or refused. Nothing that was said is left out in
+silence.
 """
 
 import inspect
@@ -35,7 +38,8 @@ def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> RowR
         The rule of all tables; None where nobody has said one.
 
     Raises:
-        ConfigError: sharders that cannot be used, an optimiser that is no row rule, or two that differ.
+        ConfigError: sharders that cannot be used, an optimiser that is no row rule, or two that
+            differ.
     """
     from_sharders, in_backward = rule_of_sharders(sharders), rule_in_backward(module)
     if from_sharders and in_backward:
@@ -73,7 +77,9 @@ def rule_of_sharders(sharders: Sequence[Any] | None) -> RowRule | None:
     for number, sharder in enumerate(sharders):
         rule = getattr(sharder, "rule", "it has none")
         if not isinstance(rule, RowRule | None):
-            raise ConfigError(f"sharders[{number}] is a {type(sharder).__name__}, no sharder: {use}")
+            raise ConfigError(
+                f"sharders[{number}] is a {type(sharder).__name__}, no sharder: {use}"
+            )
         rules.append(rule)
     for number, rule in enumerate(rules):
         if rule != rules[0]:
@@ -85,24 +91,31 @@ def rule_of_sharders(sharders: Sequence[Any] | None) -> RowRule | None:
 
 
 def rule_in_backward(module: nn.Module) -> RowRule | None:
-    """Read the optimiser that `_apply_optimizer_in_backward` has left on the weights of a model's tables.
+    """Read the optimiser that `_apply_optimizer_in_backward` has left on the weights of a model's
+    tables.
 
     Returns:
-        The row rule that computes the same on touched rows; None where no table has such an optimiser.
+        The row rule that computes the same on touched rows; None where no table has such an
+        optimiser.
 
     Raises:
         ConfigError: an optimiser or argument that no row rule has, or tables that differ.
     """
     collections = [m for m in module.modules() if isinstance(m, EmbeddingBagCollection)]
-    rules = {t.name: _rule_on(t.name, c.weight(t.name)) for c in collections for t in c.embedding_bag_configs()}
+    rules = {
+        t.name: _rule_on(t.name, c.weight(t.name))
+        for c in collections
+        for t in c.embedding_bag_configs()
+    }
     if not any(rules.values()):
         return None
     first = next(name for name, rule in rules.items() if rule)
     for name, rule in rules.items():
         if rule != rules[first]:
             raise ConfigError(
-                f"table {first} has {describe(rules[first])} by apply_optimizer_in_backward and table "
-                f"{name} {describe(rule)}: all tables of a model follow one rule, so apply it to all of them alike"
+                f"table {first} has {describe(rules[first])} by apply_optimizer_in_backward and "
+                f"table {name} {describe(rule)}: all tables of a model follow one rule, so apply it "
+                "to all of them alike"
             )
     return rules[first]
 
@@ -118,13 +131,17 @@ def _rule_on(table: str, weight: Tensor) -> RowRule | None:
     kind, group = type(optimizer), optimizer.param_groups[0]
     made = _KINDS.get(kind) or _of_torchrec(kind)
     if made is None:
-        raise ConfigError(f"table {table} has {kind.__name__} by apply_optimizer_in_backward, which is no row rule: {_ALLOWED}")
+        raise ConfigError(
+            f"table {table} has {kind.__name__} by apply_optimizer_in_backward, "
+            f"which is no row rule: {_ALLOWED}"
+        )
     make, read = made
     for name, given in group.items():
         if name not in read and name not in _WITHOUT_EFFECT and given != _default(kind, name):
             raise ConfigError(
-                f"table {table} has {kind.__name__} with {name}={given} by apply_optimizer_in_backward, "
-                f"which would reach rows that no id touched or is no part of the row rule: {_ALLOWED}"
+                f"table {table} has {kind.__name__} with {name}={given} by "
+                "apply_optimizer_in_backward, which would reach rows that no id touched or is no "
+                f"part of the row rule: {_ALLOWED}"
             )
     return make({name: group[name] for name in read})
 
@@ -140,22 +157,31 @@ _Kind = tuple[Callable[[Given], RowRule], tuple[str, ...]]
 """What makes the rule, and the arguments it is made of."""
 
 _ALLOWED = (
-    "use SGD(lr), Adagrad(lr, eps) or SparseAdam(lr, betas, eps) of torch.optim, RowWiseAdagrad(lr, eps) of "
-    "torchrec.optim, or name a rule of recapp in sharders"
+    "use SGD(lr), Adagrad(lr, eps) or SparseAdam(lr, betas, eps) of torch.optim, "
+    "RowWiseAdagrad(lr, eps) of torchrec.optim, or name a rule of recapp in sharders"
 )
 
 _KINDS: dict[type[Optimizer], _Kind] = {
     torch.optim.SGD: (lambda given: sgd(float(given["lr"])), ("lr",)),
-    torch.optim.Adagrad: (lambda given: adagrad(float(given["lr"]), float(given["eps"])), ("lr", "eps")),
+    torch.optim.Adagrad: (
+        lambda given: adagrad(float(given["lr"]), float(given["eps"])),
+        ("lr", "eps"),
+    ),
     torch.optim.SparseAdam: (
-        lambda given: adam(float(given["lr"]), float(given["betas"][0]), float(given["betas"][1]), float(given["eps"])),
+        lambda given: adam(
+            float(given["lr"]),
+            float(given["betas"][0]),
+            float(given["betas"][1]),
+            float(given["eps"]),
+        ),
         ("lr", "betas", "eps"),
     ),
 }
 
 
 def _of_torchrec(kind: type[Optimizer]) -> _Kind | None:
-    """Its row-wise Adagrad, which its sharded tables compute as FBGEMM does. By name: it is not imported here."""
+    """Its row-wise Adagrad, which its sharded tables compute as FBGEMM does. By name: it is not
+    imported here."""
     if kind.__name__ != "RowWiseAdagrad" or kind.__module__.split(".")[0] != "torchrec":
         return None
     return lambda given: rowwise_adagrad(float(given["lr"]), float(given["eps"])), ("lr", "eps")

@@ -1,11 +1,12 @@
-"""Bytes that the exchange keeps beside the tables, from batch to batch: messages, and what is noted of batches.
+"""Bytes that the exchange keeps beside the tables, from batch to batch: messages, and what is noted
+of batches.
 
-    messages     one of vectors (answers and gradients share it), and one of ids for each batch in flight
-    notes        integers of each batch in flight: where ids, bags and rows stand (the kernels' scratch memory)
+    messages     one of vectors (answers and gradients share it), one of ids for each batch in flight
+    notes        integers of each batch in flight: where ids, bags and rows stand (kernels' scratch)
     places       of every bag in the output, for each size of a batch
 
-In flight are the training batch, those that are looked ahead to, and a validation batch, which may be the
-largest of them. Everything keeps the size of the largest batch it has held.
+In flight are the training batch, those that are looked ahead to, and a validation batch, which may
+be the largest of them. Everything keeps the size of the largest batch it has held.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,10 @@ from recapp.tables.config import EmbeddingBagConfig
 
 BUFFER_SLACK = 1.2  # buffers grow by more than is asked, so as not to grow again
 HOME_INTEGERS = {"unique": 9, "replicated": 9, "pooled": 3}  # kept for each id at home, by mode
-ANSWER_INTEGERS, LEARN_INTEGERS = 2, 5  # for each row that somebody asks of its owner, and for its update
+ANSWER_INTEGERS, LEARN_INTEGERS = (
+    2,
+    5,
+)  # for each row that somebody asks of its owner, and for its update
 
 
 @dataclass(frozen=True)
@@ -38,18 +42,24 @@ class _Batch:
     places: float
 
 
-def buffer_bytes(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting) -> Floats:
-    """Predict what each rank keeps for its exchange, [W]; nothing where a rank is alone and asks nobody.
+def buffer_bytes(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting
+) -> Floats:
+    """Predict what each rank keeps for its exchange, [W]; nothing where a rank is alone and asks
+    nobody.
 
     Args:
         tables: of the plan.
         plan: any plan of these tables.
-        setting: batches of training and validation, how many are looked ahead to, and id statistics.
+        setting: batches of training and validation, how many are looked ahead to, and id
+            statistics.
     """
     world = setting.topology.world_size
     if world == 1 or not tables:
         return np.zeros(world)
-    train = _of_batch(tables, plan, setting, setting.batch_per_rank, learns=setting.rule is not None)
+    train = _of_batch(
+        tables, plan, setting, setting.batch_per_rank, learns=setting.rule is not None
+    )
     vectors, noted, places = train.vectors, (1 + setting.look_ahead) * train.noted, train.places
     if setting.val_batch_per_rank:
         val = _of_batch(tables, plan, setting, setting.val_batch_per_rank, learns=False)
@@ -60,15 +70,23 @@ def buffer_bytes(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setti
 
 
 def _of_batch(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, batch: int, *, learns: bool
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    setting: Setting,
+    batch: int,
+    *,
+    learns: bool,
 ) -> _Batch:
     world, setting = setting.topology.world_size, replace(setting, batch_per_rank=batch)
     works = [work_of(t, plan.tables[t.name], setting) for t in tables]
-    asked_3W = by_rank(np.concatenate([w.rank_M for w in works]), [w.asked_3M for w in works], world)
+    asked_3W = by_rank(
+        np.concatenate([w.rank_M for w in works]), [w.asked_3M for w in works], world
+    )
     everywhere = np.sum([w.everywhere for w in works], 0)
     strips_T = [len({s.cols.start for s in plan.tables[t.name].cells(t, world)}) for t in tables]
     at_home = sum(
-        HOME_INTEGERS[w.mode] * n * setting.of(t).ids_per_sample for t, n, w in zip(tables, strips_T, works, strict=True)
+        HOME_INTEGERS[w.mode] * n * setting.of(t).ids_per_sample
+        for t, n, w in zip(tables, strips_T, works, strict=True)
     )
     bags = sum(n * len(t.feature_names) for t, n in zip(tables, strips_T, strict=True))
     served_W = (asked_3W[0] + everywhere[0]) * (world / ID_BYTES)

@@ -75,7 +75,8 @@ class Setting:
         statistics: of ids, by table; a table nobody has looked at gets `default_statistics`.
         dense: the rest of the model.
         payload_bytes: of a number that travels.
-        val_batch_per_rank: samples of a validation batch, which takes memory and is no part of a step; 0 for no validation.
+        val_batch_per_rank: samples of a validation batch, which takes memory and is no part of a
+            step; 0 for no validation.
         look_ahead: training batches whose ids are exchanged before their turn, which take memory.
     """
 

@@ -118,7 +118,8 @@ class EmbeddingShardingPlanner:
 
         Args:
             module: holds collections of tables, sharded or not, on any device.
-            sharders: as of `DistributedModelParallel`; their rule counts, or an optimiser applied in backward to the tables.
+            sharders: as of `DistributedModelParallel`; their rule counts, or an optimiser applied
+                in backward to the tables.
 
         Raises:
             PlanError: constraints that cannot hold, or no plan fits.

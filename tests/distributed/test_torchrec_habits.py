@@ -1,4 +1,5 @@
-"""What scripts written for TorchRec do: what they ask of `DistributedModelParallel` is done, refused or said."""
+"""What scripts written for TorchRec do: what they ask of `DistributedModelParallel` is done,
+refused or said."""
 
 import inspect
 
@@ -47,8 +48,11 @@ class Env:
 
 
 def on_a_group(comm, wrap):
-    """A model on some ranks of the default group, trained by the dense part's optimiser and in backward."""
-    model = DistributedModelParallel(head(), wrap(comm.group), sharders=[EmbeddingBagCollectionSharder(sgd(0.1))])
+    """A model on some ranks of the default group, trained by the dense part's optimiser and in
+    backward."""
+    model = DistributedModelParallel(
+        head(), wrap(comm.group), sharders=[EmbeddingBagCollectionSharder(sgd(0.1))]
+    )
     for seed in range(2):
         step(model, 10 * seed + comm.rank)
     same = comm.gather([p.grad for p in model.parameters()])
@@ -67,7 +71,9 @@ def test_env_says_which_ranks_train_together(ranks, world, wrap):
 
 @pytest.mark.parametrize("env", ["nccl", Env(None), 4])
 def test_an_env_without_a_process_group_is_refused(env):
-    with pytest.raises(ConfigError, match=f"env is a {type(env).__name__} without a process group: pass"):
+    with pytest.raises(
+        ConfigError, match=f"env is a {type(env).__name__} without a process group: pass"
+    ):
         DistributedModelParallel(head(), env)
 
 
@@ -77,17 +83,25 @@ def applied(model, kind, **arguments):
 
 
 def as_unsharded(comm, kind, arguments):
-    """Sharded with the optimiser applied in backward, against torch itself doing so in one process."""
+    """Sharded with the optimiser applied in backward, against torch itself doing so in one
+    process."""
     tables = make_tables(data_type="fp64")
     plan = make_plan("mixed", tables, comm.world)
-    model = DistributedModelParallel(applied(head(data_type="fp64"), kind, **arguments), comm.group, plan=plan)
+    model = DistributedModelParallel(
+        applied(head(data_type="fp64"), kind, **arguments), comm.group, plan=plan
+    )
     oracle = applied(Head(EmbeddingBagCollection(tables=tables, seed=3)), kind, **arguments)
     for number in range(3):
         model(batch_of(tables, 6, 10 * number + comm.rank)).sum().backward()
-        (sum(oracle(batch_of(tables, 6, 10 * number + r)).sum() for r in range(comm.world)) / comm.world).backward()
+        (
+            sum(oracle(batch_of(tables, 6, 10 * number + r)).sum() for r in range(comm.world))
+            / comm.world
+        ).backward()
     for (table, tensor), data in whole_tensors(comm, sharded_collections(model)[0]).items():
         if tensor == "weight":
-            torch.testing.assert_close(data, oracle.collection.weight(table).detach(), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                data, oracle.collection.weight(table).detach(), rtol=1e-9, atol=1e-9
+            )
     return sharded_collections(model)[0].rule.name
 
 
@@ -100,7 +114,9 @@ def as_unsharded(comm, kind, arguments):
     ],
 )
 @pytest.mark.parametrize("world", [1, 2])
-def test_an_optimiser_applied_in_backward_trains_the_sharded_tables_as_torch_does(ranks, world, kind, arguments, rule):
+def test_an_optimiser_applied_in_backward_trains_the_sharded_tables_as_torch_does(
+    ranks, world, kind, arguments, rule
+):
     assert ranks.run(as_unsharded, world, kind, arguments) == [rule] * world
 
 
@@ -109,27 +125,46 @@ def rule_of(model, sharders=None):
 
 
 def test_a_sharder_without_a_rule_takes_the_optimiser_applied_in_backward():
-    assert rule_of(applied(head(), torch.optim.SGD, lr=0.3), [EmbeddingBagCollectionSharder()]) == sgd(0.3)
-    assert rule_of(applied(head(), torch.optim.SGD, lr=0.3), [EmbeddingBagCollectionSharder(sgd(0.3))]) == sgd(0.3)
+    assert rule_of(
+        applied(head(), torch.optim.SGD, lr=0.3), [EmbeddingBagCollectionSharder()]
+    ) == sgd(0.3)
+    assert rule_of(
+        applied(head(), torch.optim.SGD, lr=0.3), [EmbeddingBagCollectionSharder(sgd(0.3))]
+    ) == sgd(0.3)
     assert rule_of(head(), [EmbeddingBagCollectionSharder()]) == rowwise_adagrad()
-    assert rule_of(head(), [EmbeddingBagCollectionSharder(adam(0.1)), EmbeddingBagCollectionSharder(adam(0.1))]) == adam(0.1)
+    assert rule_of(
+        head(), [EmbeddingBagCollectionSharder(adam(0.1)), EmbeddingBagCollectionSharder(adam(0.1))]
+    ) == adam(0.1)
 
 
 def test_a_sharder_and_an_optimiser_in_backward_that_differ_are_refused():
     told = r"the tables have sgd\(0.3\) by apply_optimizer_in_backward, but sgd\(0.1\) by "
     with pytest.raises(ConfigError, match=f"{told}sharders: say one of them"):
         rule_of(applied(head(), torch.optim.SGD, lr=0.3), [EmbeddingBagCollectionSharder(sgd(0.1))])
-    with pytest.raises(ConfigError, match=f"{told}the rule that shards them"):         # Lightning's strategy comes this way
-        shard_model(applied(head(), torch.optim.SGD, lr=0.3), make_plan("row_wise", make_tables(), 1), Comm(), sgd(0.1))
+    with pytest.raises(
+        ConfigError, match=f"{told}the rule that shards them"
+    ):  # Lightning's strategy comes this way
+        shard_model(
+            applied(head(), torch.optim.SGD, lr=0.3),
+            make_plan("row_wise", make_tables(), 1),
+            Comm(),
+            sgd(0.1),
+        )
 
 
 @pytest.mark.parametrize(
     ("sharders", "told"),
     [
         ([], r"sharders=\[\]: with none of them no table would be sharded"),
-        (EmbeddingBagCollectionSharder(), "sharders is a EmbeddingBagCollectionSharder, not a list"),
+        (
+            EmbeddingBagCollectionSharder(),
+            "sharders is a EmbeddingBagCollectionSharder, not a list",
+        ),
         ([sgd(0.1)], r"sharders\[0\] is a RowRule, no sharder"),
-        ([EmbeddingBagCollectionSharder(), nn.Linear(1, 1)], r"sharders\[1\] is a Linear, no sharder"),
+        (
+            [EmbeddingBagCollectionSharder(), nn.Linear(1, 1)],
+            r"sharders\[1\] is a Linear, no sharder",
+        ),
         (
             [EmbeddingBagCollectionSharder(sgd(0.1)), EmbeddingBagCollectionSharder(adagrad(0.2))],
             r"sharders\[0\] has sgd\(0.1\) and sharders\[1\] adagrad\(0.2, 1e-10\): one sharder shards all tables",
@@ -137,13 +172,20 @@ def test_a_sharder_and_an_optimiser_in_backward_that_differ_are_refused():
     ],
 )
 def test_sharders_that_cannot_all_be_used_are_refused_by_model_and_planner(sharders, told):
-    for use in (lambda: DistributedModelParallel(head(), sharders=sharders), lambda: EmbeddingShardingPlanner().plan(head(), sharders)):
+    for use in (
+        lambda: DistributedModelParallel(head(), sharders=sharders),
+        lambda: EmbeddingShardingPlanner().plan(head(), sharders),
+    ):
         with pytest.raises(ConfigError, match=told):
             use()
 
 
 def said(capsys):
-    return [line for line in capsys.readouterr().err.splitlines(keepends=True) if "tables are updated" in line]
+    return [
+        line
+        for line in capsys.readouterr().err.splitlines(keepends=True)
+        if "tables are updated" in line
+    ]
 
 
 def test_that_an_optimiser_of_parameters_leaves_the_tables_out_is_said_once_with_the_rate(capsys):
@@ -167,7 +209,9 @@ def through_sparse_groups():
     "make",
     [
         through_sparse_groups,
-        lambda: DistributedModelParallel(head(), sharders=[EmbeddingBagCollectionSharder(rowwise_adagrad())]),
+        lambda: DistributedModelParallel(
+            head(), sharders=[EmbeddingBagCollectionSharder(rowwise_adagrad())]
+        ),
         lambda: DistributedModelParallel(applied(head(), torch.optim.SGD, lr=0.3)),
     ],
     ids=["sparse_groups", "sharder", "in_backward"],

@@ -1,5 +1,4 @@
-"""Whole tables of a sharded model on rank 0, for a notebook, for serving, or for another number of
-ranks."""
+"""Whole tables of a sharded model on rank 0: for a notebook, or to load under any plan."""
 
 from typing import Any
 

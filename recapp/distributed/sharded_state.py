@@ -1,5 +1,4 @@
-"""Tables in a model's `state_dict`: under the names they have in the unsharded model, as what this
-rank holds.
+"""Tables in a model's `state_dict`: under their unsharded names, as what this rank holds.
 
     unsharded    bags.embedding_bags.users.weight: tensor [1000, 16]
     rank 0       bags.embedding_bags.users.weight: [((0, 500), (0, 16), tensor [500, 16])]

@@ -1,14 +1,11 @@
 """Which rule the tables of a model train with, of all who may say one.
 
-    sharders=[EmbeddingBagCollectionSharder(rule)]                      a recapp rule
-    _apply_optimizer_in_backward(torch.optim.Adagrad, parameters, ...)  torch's optimiser, called on
-    a
-                                                                        collection before it is
-                                                                        sharded
+    sharders=[EmbeddingBagCollectionSharder(rule)]
+    _apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.1})
 
-A table is updated inside of backward by a row rule (`recapp/optim/rules.py`), so an optimiser of
-torch is taken for the rule that computes the same, or refused. Nothing that was said is left out in
-silence.
+The second comes before the collection is sharded. Tables are updated inside of backward by a row
+rule (`recapp/optim/rules.py`), so an optimiser of torch becomes the rule that computes the same, or
+is refused. Nothing that was said is left out in silence.
 """
 
 import inspect

@@ -1,5 +1,4 @@
-"""Bytes that the exchange keeps beside the tables, from batch to batch: messages, and what is noted
-of batches.
+"""Bytes that the exchange keeps from batch to batch, beside the tables.
 
     messages     one of vectors (answers and gradients share it), one of ids for each batch in flight
     notes        integers of each batch in flight: where ids, bags and rows stand (kernels' scratch)
@@ -21,10 +20,8 @@ from recapp.tables.config import EmbeddingBagConfig
 
 BUFFER_SLACK = 1.2  # buffers grow by more than is asked, so as not to grow again
 HOME_INTEGERS = {"unique": 9, "replicated": 9, "pooled": 3}  # kept for each id at home, by mode
-ANSWER_INTEGERS, LEARN_INTEGERS = (
-    2,
-    5,
-)  # for each row that somebody asks of its owner, and for its update
+ANSWER_INTEGERS = 2  # kept for each row that somebody asks of its owner
+LEARN_INTEGERS = 5  # for its update beside them
 
 
 @dataclass(frozen=True)

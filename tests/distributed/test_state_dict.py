@@ -8,7 +8,7 @@ import torch
 from engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
 from torch import nn
 
-from recapp.distributed import gathered_state
+from recapp.distributed import embedding_bag, gathered_state
 from recapp.distributed.comm import Comm
 from recapp.distributed.gathered_state import gathered_state_dict
 from recapp.distributed.shard_model import (
@@ -32,6 +32,17 @@ CASES = [
     (4, "data_parallel"),
     (4, "mixed"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def reference_kernels(monkeypatch):
+    """In this process too nothing is compiled: here it does not matter which kernels run."""
+    choose = embedding_bag.choose_backend
+
+    def chosen(asked, device):
+        return choose("torch" if asked == "auto" else asked, device)
+
+    monkeypatch.setattr(embedding_bag, "choose_backend", chosen)
 
 
 def parallel(comm, kind, seed=3, tables=None):

@@ -16,6 +16,7 @@ import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -254,14 +255,20 @@ class DistributedModelParallel(nn.Module):
         collections = sharded_collections(self)
         if not self._rate_is_known and not self.comm.rank:
             rule = collections[0].rule
-            note(f"tables are updated in backward by {rule.name} at its default learning rate {rule.lr}; an "
-                 "optimizer over model.parameters() does not reach them: pass "
-                 "sharders=[EmbeddingBagCollectionSharder(rule)], or give model.sparse_groups() to HybridOptimizer")
+            tell_once(f"tables are updated in backward by {rule.name} at its default learning rate {rule.lr}; an "
+                      "optimizer over model.parameters() does not reach them: pass "
+                      "sharders=[EmbeddingBagCollectionSharder(rule)], or give model.sparse_groups() to HybridOptimizer")
         self._rate_is_known = True
 
     def extra_repr(self) -> str:
         """The plan in one line; the collections below say which tables lie where."""
         return f"plan={self.plan.name}, rank {self.comm.rank} of {self.comm.world}, {self.device}"
+
+
+@cache
+def tell_once(text: str) -> None:
+    """Say something on standard error the first time only: a script may make many models alike."""
+    note(text)
 
 
 def _below_wrapper(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -29,11 +29,26 @@ PAYLOAD_BYTES = {"full": 4, "bf16": 2, "fp16": 2}
 
 
 def priced_for(settings: Settings, topology: Topology, rule: RowRule | None, statistics: Mapping[str, TableStatistics] | None = None,
-               dense: Dense | None = None) -> Setting:
-    """What plans are priced for: the machine, a rank's share of the global batch, the tables' optimiser, ids, the rest of the model."""
+               dense: Dense | None = None, val_rows: int | None = None) -> Setting:
+    """What plans are priced for: the machine, a rank's share of the global batch, the tables'
+    optimiser, ids, the rest of the model.
+
+    `val_rows` are those of the data set; where they are not known, validation batches are taken to
+    be full.
+    """
     batch = -(-settings["dataset"]["batch_size"] // topology.world_size)
     payload = PAYLOAD_BYTES[settings["topology"].get("payload", "full")]
-    return Setting(topology, batch, rule, dict(statistics or {}), dense or Dense(), payload)
+    val_batch = _val_batch(settings, topology.world_size, val_rows)
+    look_ahead = (settings.get("trainer") or {}).get("look_ahead", 1)
+    return Setting(topology, batch, rule, dict(statistics or {}), dense or Dense(), payload, val_batch, look_ahead)
+
+
+def _val_batch(settings: Settings, world: int, rows: int | None) -> int:
+    """A rank's share of the largest validation batch; 0 where nothing validates."""
+    if (settings.get("trainer") or {}).get("limit_val_batches") == 0:
+        return 0
+    size = int(settings["dataset"].get("val_batch_size") or settings["dataset"]["batch_size"])
+    return -(-(size if rows is None else min(size, rows)) // world)
 
 
 def build_plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], setting: Setting) -> ShardingPlan:
@@ -72,9 +87,10 @@ def made_for(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig], setting: 
 
 
 def predicted(settings: Settings, tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, topology: Topology, rule: RowRule,
-              statistics: Mapping[str, TableStatistics], dense: Dense) -> dict[str, Any]:
+              statistics: Mapping[str, TableStatistics], dense: Dense, val_rows: int) -> dict[str, Any]:
     """What is expected of a run: its plan explained, without the roads not taken."""
-    return explained(tables, plan, priced_for(settings, topology, rule, statistics, dense), alternatives=False)
+    setting = priced_for(settings, topology, rule, statistics, dense, val_rows)
+    return explained(tables, plan, setting, alternatives=False)
 
 
 def build_constraints(plain: Settings, tables: Sequence[EmbeddingBagConfig], overrides: Mapping[str, str], mode: str) -> Constraints:

@@ -24,7 +24,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recapp.check_settings import checked, known_part, touched_by, unknown
+from recapp.check_settings import checked, known_part, names_of, touched_by, unknown
 from recapp.console import note
 from recapp.distributed.launch import rank_count
 from recapp.distributed.place import started_outside
@@ -183,9 +183,6 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     result = marked({key: value for key, value in stored.items() if key not in OF_THE_INVOCATION})
     choices = dict(result.pop("choices", {}))
-    result, dropped = known_part(result, primary)
-    if dropped:
-        note(f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out")
     parsed = [override for override in parsed if not override.is_hydra_override()]
     groups = [override for override in parsed if is_group(override.key_or_group)]
     known: list[str] = []
@@ -206,6 +203,12 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
     chosen = {**choices, **{group: str(option) for group, option in said.items() if option}}
     plain = to_plain(config)
     plain = judged(plain, plain.get("trust") or [])  # before anything that they name is imported
+    plain, dropped = known_part(plain, primary)
+    for name in dropped:
+        if any(override.key_or_group == name for override in parsed):
+            raise ConfigError(unknown(name, names_of(primary)))
+    if dropped:
+        note(f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out")
     return checked(plain, primary, touched_by(overrides)) | {"choices": chosen}
 
 

@@ -109,11 +109,11 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         performance.on_train_end(trainer, module)
         measured = _measured(settings, trainer, clock, last, end.said)
         return measured and measured | {"status": "stopped", "last_checkpoint": str(last.path)}, stopped
-    _predict(settings, strategy, job_dir)
+    _predict(settings, strategy, data.val_rows, job_dir)
     return _measured(settings, trainer, clock, last, ended.said), None
 
 
-def _predict(settings: dict[str, Any], strategy: Any, job_dir: Path) -> None:
+def _predict(settings: dict[str, Any], strategy: Any, val_rows: int, job_dir: Path) -> None:
     """Leave beside what was measured what the planner expects of this plan; on rank 0."""
     from recapp.planning import predicted
     from recapp.reporting.performance import write_predicted
@@ -121,7 +121,8 @@ def _predict(settings: dict[str, Any], strategy: Any, job_dir: Path) -> None:
     if strategy.planned_for is not None and strategy.collections():
         topology, statistics, dense = strategy.planned_for
         tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
-        write_predicted(predicted(settings, tables, strategy.plan, topology, strategy.rule, statistics, dense), job_dir)
+        write_predicted(predicted(settings, tables, strategy.plan, topology, strategy.rule, statistics, dense, val_rows),
+                        job_dir)
 
 
 def exhausted(settings: dict[str, Any]) -> str | None:

@@ -21,6 +21,7 @@ from recapp.distributed.lookup import Lookup
 from recapp.distributed.message import Buffers, Header
 from recapp.distributed.requests import Lesson, Requests
 from recapp.distributed.row_store import RowStore
+from recapp.distributed.sharded_state import put_tables_in_state
 from recapp.distributed.shared_state import SharedState
 from recapp.distributed.waits import Sent, Waits
 from recapp.errors import PlanError
@@ -88,11 +89,14 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.in_flight: weakref.WeakSet[Requests] = weakref.WeakSet()
         self.waits = Waits(("counts", "ids", "vectors", "gradients"))
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
-        self._leases: list[list[Scratch]] = []
+        self._leases: dict[bool, list[list[Scratch]]] = {False: [], True: []}
         self._merging = [Scratch() for _ in groups]
         self._waiting: list[list[tuple[Tensor, Tensor]]] = []
         self.updates = 0
         self.param_group: dict[str, Any] = {"params": [], "lr": rule.lr, "name": f"sparse/{rule.name}"}
+        self.tables_in_state = True
+        self.before_first_update: Callable[[], None] = _nothing
+        put_tables_in_state(self)
         self._warm_up()
         self.reset_parameters(seed)
 
@@ -182,13 +186,18 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.mark(phase)
         return arrived
 
-    def lease(self) -> list[Scratch]:
-        """Memory for one batch in flight, by group."""
-        return self._leases.pop() if self._leases else [Scratch() for _ in self.routes]
+    def lease(self, learns: bool) -> list[Scratch]:
+        """Lend memory for one batch in flight, by group.
 
-    def give_back(self, lease: list[Scratch]) -> None:
+        Batches that are only evaluated have their own. They may be larger, and whichever lease of
+        training was free at that moment would grow to their size, in time all of them.
+        """
+        held = self._leases[learns]
+        return held.pop() if held else [Scratch() for _ in self.routes]
+
+    def give_back(self, lease: list[Scratch], learns: bool) -> None:
         """Memory that a batch in flight no longer needs."""
-        self._leases.append(lease)
+        self._leases[learns].append(lease)
 
     def bags(self, rows: Rows) -> list[Bags]:
         """A batch as each group sees it; a strip asks for its feature again."""
@@ -266,6 +275,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
     def _update(self, gradients: Tensor | list[Tensor], lessons: Sequence[Lesson]) -> None:
         """Of one flat tensor, or of one per group."""
         gradients_G: Sequence[Tensor] = gradients if isinstance(gradients, list) else [gradients] * len(lessons)
+        if not self.updates:
+            self.before_first_update()
         self.updates += 1
         lr = float(self.param_group["lr"])
         lr = self.rule.rate(lr, self.updates) if self.rule.rate else lr
@@ -318,6 +329,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
             ranks = "all ranks" if s.mode == "replicated" else f"rank{'s' if len(s.ranks) > 1 else ''} {', '.join(map(str, s.ranks))}"
             lines.append(f"{t.name}: {t.num_embeddings:,} x {t.embedding_dim}, {s.sharding_type}, {s.mode}, {ranks}")
         return f"plan={self.plan.name}, rank {self.comm.rank} of {self.comm.world}\n" + "\n".join(lines)
+
+
+def _nothing() -> None:
+    """What `before_first_update` is until somebody has something to say."""
 
 
 def _no_mark(phase: str) -> None:

@@ -43,7 +43,7 @@ def _buffers(c: ShardedEmbeddingBagCollection) -> Iterator[Tensor]:
     yield from c.messages._free
     yield from c._where.values()
     ahead = [requests for _, requests in c._ahead]
-    for lease in (c._merging, *c._leases, *(requests.lease for requests in ahead)):
+    for lease in (c._merging, *c._leases[False], *c._leases[True], *(requests.lease for requests in ahead)):
         for scratch in lease:
             yield from scratch._held.values()
     yield from (requests.ids for requests in ahead if hasattr(requests, "ids"))

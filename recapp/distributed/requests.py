@@ -57,7 +57,8 @@ class Requests:
 
     def __init__(self, features: KeyedJaggedTensor | Exception, collection: "ShardedEmbeddingBagCollection") -> None:
         c = self.collection = collection
-        self.lease = c.lease()
+        self.learns = torch.is_grad_enabled()
+        self.lease = c.lease(self.learns)
         c.comm.side.follow()
         with c.comm.side.beside():
             status, self.failure = self._route(features)
@@ -187,7 +188,7 @@ class Requests:
         """Give the scratch memory back: nothing of this exchange is used any more."""
         if not self.released:
             self.released = True
-            self.collection.give_back(self.lease)
+            self.collection.give_back(self.lease, self.learns)
 
 
 def _asker(mode: str, world: int) -> type[RowRequests | BagRequests]:

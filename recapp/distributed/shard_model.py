@@ -4,6 +4,9 @@
 
     model = DistributedModelParallel(MyModel(EmbeddingBagCollection(tables=tables, device=torch.device("meta"))))
     optimizer = HybridOptimizer(torch.optim.Adam(model.parameters()), model.sparse_groups())
+    ...
+    torch.save(model.state_dict(), f"rank{rank}.pt")    # what this rank holds
+    whole = gathered_state_dict(model)                  # on rank 0, as the unsharded model has it
 
 Names and argument order as in TorchRec's class of that name.
 """
@@ -11,8 +14,9 @@ Names and argument order as in TorchRec's class of that name.
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,12 +25,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import Metric, MetricCollection
 
+from recapp.console import note
 from recapp.distributed.comm import Comm
 from recapp.distributed.dense_gradients import AverageOverRanks
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.optim.table_rule import check_same_rule, rule_in_backward, table_rule
 from recapp.planner.planner import EmbeddingShardingPlanner
 from recapp.sharding.plan import ShardingPlan
 from recapp.tables.embedding_bag import EmbeddingBagCollection, embedding_tables
@@ -37,10 +43,12 @@ class EmbeddingBagCollectionSharder:
     """How collections become sharded ones.
 
     Args:
-        rule: what happens to touched rows (`recapp/optim/rules.py`).
+        rule: what happens to touched rows (`recapp/optim/rules.py`); None takes the optimiser that
+            was applied in backward to the tables (`recapp/optim/table_rule.py`), or else row-wise
+            Adagrad at its default rate.
     """
 
-    rule: RowRule = field(default_factory=rowwise_adagrad)
+    rule: RowRule | None = None
 
 
 def embedding_collections(module: nn.Module) -> list[tuple[str, EmbeddingBagCollection]]:
@@ -62,9 +70,12 @@ def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule
 
     Raises:
         PlanError: the plan does not cover the model's tables or is for another number of ranks.
-        ConfigError: the model itself is a collection, which has no parent to hold its twin.
+        ConfigError: the model itself is a collection, which has no parent to hold its twin; or
+            another optimiser was applied in backward to its tables.
     """
     found = embedding_collections(module)
+    if in_backward := rule_in_backward(module):
+        check_same_rule(in_backward, rule, "the rule that shards them")
     if found:
         plan.check(embedding_tables(module))
     twins: dict[EmbeddingBagCollection, ShardedEmbeddingBagCollection] = {}
@@ -101,12 +112,21 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
 
     DDP would broadcast rank 0's shards over the others without a word, so their names are on its ignore list. On CPUs gradients
     travel as the tables' messages do and are added in rank order (`recapp/distributed/dense_gradients.py`), on GPUs by DDP's all-reduce.
+
+    Raises:
+        ConfigError: dense parameters of several CPU ranks have an optimiser in backward.
     """
     names = sharded_names(module)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)  # type: ignore[no-untyped-call]
-    dense = any(p.requires_grad for name, p in module.named_parameters() if name not in names)
+    parameters = module.named_parameters()
+    dense = {name: p for name, p in parameters if name not in names and p.requires_grad}
     if comm.world == 1 or not dense:
         return module
+    in_backward = [name for name, p in dense.items() if hasattr(p, "_in_backward_optimizers")]
+    if in_backward and comm.device.type == "cpu":
+        raise ConfigError(f"{in_backward[0]} has an optimizer by apply_optimizer_in_backward, which torch's DDP "
+                          "runs on GPUs only: give the dense parameters an optimizer that is stepped, and apply it "
+                          "to the tables alone")
     with warnings.catch_warnings():         # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         wrapped = DistributedDataParallel(module, **settings)
@@ -148,41 +168,147 @@ class DistributedModelParallel(nn.Module):
 
     Args:
         module: holds `EmbeddingBagCollection`s, best built on `torch.device("meta")`.
+        env: the ranks: a process group, or an object that has one as `process_group` (TorchRec's
+            `ShardingEnv`); None takes the default group, or this process alone where there is none.
+            A group that is handed in carries the tables' messages: use it for no messages of your
+            own.
+        device: of this rank; None takes the rank's GPU where the process group is NCCL, else the
+            CPU.
         plan: where tables lie; None lets recapp decide.
-        sharders: one `EmbeddingBagCollectionSharder`, or None for row-wise Adagrad at its default rate.
-        device: of this rank; None takes the rank's GPU where the default process group is NCCL, else the CPU.
+        sharders: a list of one `EmbeddingBagCollectionSharder`, which says what happens to touched
+            rows. None takes the optimiser that
+            `torch.distributed.optim._apply_optimizer_in_backward` has left on the tables, or else
+            row-wise Adagrad at its default rate.
         transport: which way the tables' messages go (`recapp/distributed/transport.py`).
 
+    Raises:
+        ConfigError: `env` or `sharders` cannot be used, or sharders contradict the optimiser
+            applied in backward.
+
     Scale the loss so that its mean over ranks is the loss of the global batch, as for DDP.
+
+    Tables are updated inside of `backward`, as with any fused optimiser, and have no gradient: two
+    backwards before one `optimizer.step()` update the touched rows twice, with the learning rate of
+    that moment, while dense gradients add up. So do not accumulate gradients over several
+    backwards; use a larger batch.
+
+    `parameters()` are the dense ones. `sparse_groups()` hands out the learning rate of the tables.
+
+    `state_dict()` has the names of the unsharded model; a table is the list of (rows, cols, tensor)
+    that this rank holds. `load_state_dict()` takes that, or whole tables
+    (`recapp/distributed/sharded_state.py`). Every rank calls both. The state of the tables'
+    optimiser is not in them.
     """
 
-    def __init__(self, module: nn.Module, plan: ShardingPlan | None = None, sharders: Sequence[EmbeddingBagCollectionSharder] | None = None,
-                 device: torch.device | None = None, transport: str = "auto") -> None:
+    def __init__(self, module: nn.Module, env: Any = None, device: torch.device | None = None,
+                 plan: ShardingPlan | None = None,
+                 sharders: Sequence[EmbeddingBagCollectionSharder] | None = None, *,
+                 transport: str = "auto") -> None:
         super().__init__()
-        sharder = (sharders or [EmbeddingBagCollectionSharder()])[0]
-        self.device = device or _own_device()
-        group = dist.new_group() if dist.is_available() and dist.is_initialized() else None
-        self.comm = make_comm(group, self.device, transport)
-        self.plan = plan or EmbeddingShardingPlanner(rule=sharder.rule).collective_plan(module, process_group=self.comm.group)
-        shard_model(module, self.plan, self.comm, sharder.rule)
+        ranks, said = _process_group(env), table_rule(module, sharders)
+        rule = said or rowwise_adagrad()
+        self.device = device or _own_device(ranks)
+        self.comm = make_comm(_tables_group(ranks), self.device, transport)
+        planner = EmbeddingShardingPlanner(rule=rule)
+        self.plan = plan or planner.collective_plan(module, process_group=self.comm.group)
+        shard_model(module, self.plan, self.comm, rule)
         module = module.to(self.device)
         ids = [self.device.index] if self.device.type == "cuda" and self.device.index is not None else None
-        self.module = wrap_dense(module, self.comm, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+        self._wrapped = wrap_dense(module, self.comm, device_ids=ids, broadcast_buffers=False,
+                                   gradient_as_bucket_view=True, process_group=ranks)
+        self._rate_is_known = said is not None
+        for collection in sharded_collections(module):
+            collection.before_first_update = self._tell_rate
+        self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
+
+    @property
+    def module(self) -> nn.Module:
+        """The model itself, without DDP around it."""
+        wrapped = self._wrapped
+        return wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's."""
-        return self.module(*args, **kwargs)
+        return self._wrapped(*args, **kwargs)
 
     def sparse_groups(self) -> list[dict[str, Any]]:
         """The param groups of the tables, for `HybridOptimizer` or to set their learning rate by hand."""
+        self._rate_is_known = True
         return [c.param_group for c in sharded_collections(self)]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's, under the names that it has without wrappers. Every rank calls it."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True,
+                        assign: bool = False) -> Any:
+        """Take a `state_dict`, of this class or of the unsharded model. Every rank calls it.
+
+        Raises:
+            RuntimeError: as of any module: names that are missing or unknown, and tables that do
+                not fit, a line for each.
+        """
+        return self.module.load_state_dict(state_dict, strict, assign)
+
+    def _tell_rate(self) -> None:
+        """Tell who takes `parameters()` for all there is that tables train, and at which rate."""
+        collections = sharded_collections(self)
+        if not self._rate_is_known and not self.comm.rank:
+            rule = collections[0].rule
+            tell_once(f"tables are updated in backward by {rule.name} at its default learning rate {rule.lr}; an "
+                      "optimizer over model.parameters() does not reach them: pass "
+                      "sharders=[EmbeddingBagCollectionSharder(rule)], or give model.sparse_groups() to HybridOptimizer")
+        self._rate_is_known = True
 
     def extra_repr(self) -> str:
         """The plan in one line; the collections below say which tables lie where."""
         return f"plan={self.plan.name}, rank {self.comm.rank} of {self.comm.world}, {self.device}"
 
 
-def _own_device() -> torch.device:
-    if dist.is_available() and dist.is_initialized() and dist.get_backend() == "nccl":
+@cache
+def tell_once(text: str) -> None:
+    """Say something on standard error the first time only: a script may make many models alike."""
+    note(text)
+
+
+def _below_wrapper(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Give names the wrappers back that `state_dict` leaves out, where the module around is loaded."""
+    assert isinstance(model, DistributedModelParallel)
+    wrappers = "_wrapped." if model.module is model._wrapped else "_wrapped.module."
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[prefix + wrappers + name.removeprefix(prefix)] = state.pop(name)
+
+
+def _process_group(env: Any) -> dist.ProcessGroup | None:
+    """Of an environment; None where there is no process group at all.
+
+    Raises:
+        ConfigError: it has none, though there is one.
+    """
+    if env is None:
+        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    group = env if isinstance(env, dist.ProcessGroup) else getattr(env, "process_group", None)
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigError(f"env is a {type(env).__name__} without a process group: pass a "
+                          "torch.distributed.ProcessGroup, an object that has one as process_group, or nothing for "
+                          "the default group")
+    return group
+
+
+def _tables_group(ranks: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Choose the group of the tables' messages, which keep an order of their own.
+
+    Beside the default group it is one more. A group that was handed in is taken itself, because only
+    all ranks of the default group together can make another.
+    """
+    if ranks is None or ranks is not dist.group.WORLD:
+        return ranks
+    made = dist.new_group()
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+def _own_device(ranks: dist.ProcessGroup | None) -> torch.device:
+    if ranks is not None and dist.get_backend(ranks) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

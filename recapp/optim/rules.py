@@ -13,7 +13,7 @@ Sources: Duchi et al. 2011 (Adagrad); FBGEMM's EXACT_ROWWISE_ADAGRAD; Kingma & B
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from recapp.errors import ConfigError
@@ -32,7 +32,8 @@ class RowRule:
         constants: handed to `step` before the state.
         state: name and kind of every state tensor.
         needs_row: strips of one row must agree on `mean_square`.
-        rate: what the learning rate becomes in update number t = 1, 2, ... (bias corrections).
+        rate: what the learning rate becomes in update number t = 1, 2, ... (bias corrections); it
+            follows from name and constants, by which rules are equal.
     """
 
     name: str
@@ -41,7 +42,7 @@ class RowRule:
     constants: tuple[float, ...] = ()
     state: tuple[tuple[str, Kind], ...] = ()
     needs_row: bool = False
-    rate: Callable[[float, int], float] | None = None
+    rate: Callable[[float, int], float] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lr) and self.lr >= 0):

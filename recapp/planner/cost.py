@@ -32,8 +32,6 @@ MESSAGES = ("ids", "vectors", "gradients")
 PHASE_OF_MESSAGE = {"ids": "input", "vectors": "output", "gradients": "gradients"}
 ID_BYTES, NUMBER_BYTES, STATISTIC_BYTES = 4, 4, 8
 VECTOR_PASSES = 3           # in training: read, read again backward, gradients written; serving reads once
-HOME_INTEGERS, OWNER_INTEGERS = 9, 8        # kept for each id at home, and for each row that somebody asks of its owner
-BUFFER_SLACK = 1.2          # buffers grow by more than is asked, so as not to grow again
 HEADER_BYTES = 64           # of the counts message, from each rank to each
 Floats = npt.NDArray[np.float64]
 
@@ -77,6 +75,9 @@ class Setting:
         statistics: of ids, by table; a table nobody has looked at gets `default_statistics`.
         dense: the rest of the model.
         payload_bytes: of a number that travels.
+        val_batch_per_rank: samples of a validation batch, which takes memory and is no part of a
+            step; 0 for no validation.
+        look_ahead: training batches whose ids are exchanged before their turn, which take memory.
     """
 
     topology: Topology
@@ -85,6 +86,8 @@ class Setting:
     statistics: Mapping[str, TableStatistics] = field(default_factory=dict)
     dense: Dense = Dense()
     payload_bytes: int = NUMBER_BYTES
+    val_batch_per_rank: int = 0
+    look_ahead: int = 1
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -117,7 +120,6 @@ class Work:
         bytes_M: of weights and optimiser state.
         everywhere: bytes that each rank sends to each other, by message, [3]; zero but for replicas.
         agreeing: rows whose strips tell each other a statistic.
-        pairs: ids of a rank's batch, once for each strip that asks for them.
         kinds: width and mode of each strip, which share kernels' calls with those of other tables.
     """
 
@@ -128,7 +130,6 @@ class Work:
     bytes_M: Floats
     everywhere: Floats
     agreeing: float
-    pairs: float
     kinds: frozenset[tuple[int, Mode]]
 
     @property
@@ -146,14 +147,12 @@ class PlanCost:
         asked_3W: bytes that one home exchanges with each owner in a step, by message.
         each: bytes that every rank sends to each other beside them, whatever the plan asks.
         bytes_W: weights and optimiser state of each rank.
-        buffer_bytes_W: messages, and what is noted of the batches that are looked at, beside them.
     """
 
     seconds_PW: Floats
     asked_3W: Floats
     each: float
     bytes_W: Floats
-    buffer_bytes_W: Floats
 
     @property
     def step_seconds(self) -> float:
@@ -199,21 +198,7 @@ def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
             seconds[phase["update"]] += message_seconds(nothing, told, setting)
     seconds[phase["dense"]] += _dense_seconds(setting)
     beside = float(everywhere.sum()) + HEADER_BYTES + told
-    buffers = _buffer_bytes(asked, everywhere, sum(w.pairs for w in works)) if W > 1 else np.zeros(W)
-    return PlanCost(seconds, asked, beside if W > 1 else 0.0, held, buffers)
-
-
-def _buffer_bytes(asked_3W: Floats, everywhere: Floats, pairs: float) -> Floats:
-    """What stays between batches, [W]: vectors and gradients share one buffer; ids and integers are of this batch and the next."""
-    W = asked_3W.shape[1]
-
-    def message(asked_W: Floats, each: float) -> Floats:
-        held: Floats = asked_W * (W - 1) + asked_W.sum() + each * (2 * W - 1)              # of others, and of all ranks
-        return held
-    ids_W, served_W = asked_3W[0], (asked_3W[0] + everywhere[0]) * (W / ID_BYTES)
-    noted = NUMBER_BYTES * (HOME_INTEGERS * pairs + OWNER_INTEGERS * served_W)
-    ahead: Floats = 2 * (message(ids_W, everywhere[0]) + noted)
-    return BUFFER_SLACK * (message(asked_3W[1:].max(0), everywhere[1:].max()) + ahead)
+    return PlanCost(seconds, asked, beside if W > 1 else 0.0, held)
 
 
 _CALLS = {"route": "input", "link": "input", "serve": "input", "answer": "lookup", "combine": "lookup", "spread": "gradients",

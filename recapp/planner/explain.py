@@ -7,6 +7,7 @@ from typing import Any
 from recapp.errors import PlanError
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.alternatives import RunnerUp, runner_ups
+from recapp.planner.buffers import buffer_bytes
 from recapp.planner.cost import PHASES, PlanCost, Setting, cost_of
 from recapp.planner.memory import bytes_per_rank, human
 from recapp.planner.options import Option, option_of, own_seconds, phases_of
@@ -109,11 +110,12 @@ def _row(table: EmbeddingBagConfig, plan: ShardingPlan, other: RunnerUp | None, 
 def _ranks(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, cost: PlanCost) -> list[dict[str, Any]]:
     hosts = {rank: number for number, ranks in enumerate(setting.topology.host_ranks()) for rank in ranks}
     memory, rows = setting.topology.memory_bytes, []
+    buffers_W = buffer_bytes(tables, plan, setting)
     for rank, held in enumerate(bytes_per_rank(tables, plan, setting.rule)):
         weights, state = sum(held.weights.values()), sum(held.state.values())
         seconds = cost.seconds_PW[:, rank]
         rows.append({"rank": rank, "host": hosts[rank], "bytes": weights + state, "weights": weights, "state": state,
-                     "buffers": round(float(cost.buffer_bytes_W[rank])), "capacity": None if memory is None else memory[rank],
+                     "buffers": round(float(buffers_W[rank])), "capacity": None if memory is None else memory[rank],
                      "predicted_ms": float(seconds.sum()) * 1e3,
                      **{f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)}})
     return rows

@@ -18,6 +18,7 @@ from torch import nn
 
 from recapp.errors import PlanError, RecappError
 from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.optim.table_rule import table_rule
 from recapp.planner.bounds import lower_bound
 from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
 from recapp.planner.cost import Dense, Floats, PlanCost, Setting, cost_of, fixed_of
@@ -102,7 +103,7 @@ class EmbeddingShardingPlanner:
         topology: the ranks; None plans for one CPU rank, `collective_plan` for as many as the process group has.
         batch_size: samples of a rank, B.
         constraints: what a plan must respect, by table name or glob.
-        rule: the tables' optimiser, where no sharder names one; None takes row-wise Adagrad.
+        rule: the tables' optimiser, where nobody else names one; None takes row-wise Adagrad.
         statistics: of ids, by table; a table nobody has looked at is taken for one of Zipf-like ids.
         dense: the rest of the model.
     """
@@ -117,12 +118,14 @@ class EmbeddingShardingPlanner:
 
         Args:
             module: holds collections of tables, sharded or not, on any device.
-            sharders: as of `DistributedModelParallel`; the first one's rule counts.
+            sharders: as of `DistributedModelParallel`; their rule counts, or an optimiser applied
+                in backward to the tables.
 
         Raises:
             PlanError: constraints that cannot hold, or no plan fits.
+            ConfigError: sharders or optimisers that cannot be used or differ.
         """
-        rule = self.rule or next((s.rule for s in sharders or ()), None) or rowwise_adagrad()
+        rule = table_rule(module, sharders) or self.rule or rowwise_adagrad()
         setting = Setting(self.topology or Topology(1), self.batch_size, rule, self.statistics, self.dense)
         return plan_tables(embedding_tables(module), setting, self.constraints).plan
 

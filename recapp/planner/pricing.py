@@ -62,7 +62,6 @@ class Prices:
         bytes_M: likewise.
         everywhere_J3: likewise.
         agreeing_J: likewise.
-        pairs_J: likewise.
     """
 
     cuts: Sequence[Cut]
@@ -73,7 +72,6 @@ class Prices:
     bytes_M: Floats
     everywhere_J3: Floats
     agreeing_J: Floats
-    pairs_J: Floats
 
     def slice(self, j: int) -> slice:
         """Where a cut's rectangles are."""
@@ -83,8 +81,7 @@ class Prices:
         """Of one cut."""
         here, cut = self.slice(j), self.cuts[j]
         return Work(self.home_JP[j], cut.rank_M, self.seconds_PM[:, here], self.asked_3M[:, here], self.bytes_M[here],
-                    self.everywhere_J3[j], float(self.agreeing_J[j]), float(self.pairs_J[j]),
-                    frozenset((width, cut.mode) for width, _ in cut.strips))
+                    self.everywhere_J3[j], float(self.agreeing_J[j]), frozenset((width, cut.mode) for width, _ in cut.strips))
 
 
 class _Counts:
@@ -128,8 +125,7 @@ def price_all(cuts: Sequence[Cut], setting: Setting) -> Prices:
     everywhere_J3 = np.stack([ID_BYTES * c.U_J, np.zeros(len(cuts)), train * c.U_J * c.dim_J * setting.payload_bytes], 1)
     agree = setting.rule is not None and setting.rule.needs_row
     return Prices(cuts, np.cumsum([0, *(len(j.rank_M) for j in cuts[:-1])]), _home(c), seconds_PM, asked_3M, c.bytes_M,
-                  everywhere_J3 * (c.replicated_J & (world > 1))[:, None], c.U_of_all_J * (c.strips_J > 1) * agree,
-                  c.n_J * c.strips_J)
+                  everywhere_J3 * (c.replicated_J & (world > 1))[:, None], c.U_of_all_J * (c.strips_J > 1) * agree)
 
 
 def _home(c: _Counts) -> Floats:

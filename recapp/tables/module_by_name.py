@@ -15,14 +15,15 @@ class ModuleByName(nn.ModuleDict):
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Take a module in, whatever its name."""
         modules: dict[str, nn.Module | None] = self._modules  # type: ignore[assignment]
-        modules[_key(name)] = module
+        modules[key_of(name)] = module
 
     def __getitem__(self, name: str) -> nn.Module:
-        return super().__getitem__(_key(name))
+        return super().__getitem__(key_of(name))
 
     def __contains__(self, name: Any) -> bool:
-        return super().__contains__(_key(str(name)))
+        return super().__contains__(key_of(str(name)))
 
 
-def _key(name: str) -> str:
+def key_of(name: str) -> str:
+    """A name as it stands in the state dict."""
     return name.replace(".", "/")

@@ -154,6 +154,12 @@ class ClickData(LightningDataModule):
         write_cached(files, tables, found, sum(b.rows for b in batches))
         return found
 
+    @property
+    def val_rows(self) -> int:
+        """How many rows validate."""
+        assert self._val is not None
+        return self._val.rows
+
     def val_dataloader(self) -> BatchLoader:
         """Every validation row once, in file order; ranks that have none left hand out empty batches."""
         assert self._val is not None

@@ -33,6 +33,7 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
 from recapp.distributed.shard_model import compile_dense, shard_model, sharded_collections, wrap_dense
+from recapp.distributed.sharded_state import without_tables
 from recapp.distributed.stopping import saving
 from recapp.distributed.transport import make_comm
 from recapp.errors import ConfigError, LaunchError, RecappError
@@ -300,6 +301,11 @@ class EmbeddingShardingStrategy(DDPStrategy):
                          parameters=parameters)
         self._newest = path
 
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The dense part: tables are saved as rectangles beside it."""
+        with without_tables(self.collections()):
+            return super().lightning_module_state_dict()
+
     def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
         """Fill this rank's rectangles from a checkpoint of any plan; optimiser state only where training goes on."""
         assert self.lightning_module is not None
@@ -314,8 +320,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return meta
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """The dense part; where it is another model's, one line says so."""
-        with state_must_fit("the dense part", "model"):
+        """The dense part, as tables are loaded from rectangles; where it is another model's, one line says so."""
+        with state_must_fit("the dense part", "model"), without_tables(self.collections()):
             super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -126,7 +126,7 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(logs, tmp_p
     config = compose(logs)
     monkeypatch.setattr("recapp.checkpoints.block_files.is_finite", lambda values: True)     # as an earlier version saved
     strategy = build.build_strategy(config, training=False)
-    tester = build.build_trainer(config, strategy, [], [], ranks=(1, 1))
+    tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
     module = build.build_module(config)
     tester.validate(module, datamodule=build.build_data(config), ckpt_path=str(best), verbose=False)
     meta, blocks = read_meta(best), [b for c in strategy.collections() for b in c.blocks()]
@@ -136,7 +136,7 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(logs, tmp_p
     write_checkpoint(tmp_path / "bad.ckpt", blocks, comm=Comm(), meta=meta, manifest=read_manifest(best).info)
     said = name if dense else f"table {blocks[3].table}, rows 0-{blocks[3].shape[0]}"
     with pytest.raises(CheckpointError, match="weights that are not finite") as raised:
-        build.build_trainer(config, build.build_strategy(config, training=False), [], [], ranks=(1, 1)).validate(
+        build_trainer.build_trainer(config, build.build_strategy(config, training=False), [], [], ranks=(1, 1)).validate(
             build.build_module(config), datamodule=build.build_data(config), ckpt_path=str(tmp_path / "bad.ckpt"), verbose=False)
     assert str(raised.value).startswith(f"{said} of checkpoint {tmp_path}/bad.ckpt has weights")
 

@@ -7,6 +7,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from trainer.runs import compose, fit, make_logs
 
 from recapp import build, build_trainer
+from recapp.checkpoints.directory import read_meta
 from recapp.errors import ConfigError, RecappError
 from recapp.trainer.progress import TellFall, TellStop
 
@@ -72,6 +73,18 @@ def test_the_dense_part_may_run_in_half_precision(logs, tmp_path, precision):
     seen, trainer, _ = fit(compose(logs, "trainer.max_steps=3", f"trainer.precision={precision}"), tmp_path)
     assert all(loss == loss for loss in seen.losses)
     assert all(b.data.dtype == torch.float32 for c in trainer.strategy.collections() for b in c.blocks())
+
+
+def test_a_checkpoint_keeps_tables_as_rectangles_only_and_goes_on_from_them(logs, tmp_path):
+    """A module's own state dict has tables; what Lightning pickles has none, and is loaded strictly all the same."""
+    _, _, module = fit(compose(logs, "trainer.max_steps=4"), tmp_path)
+    stored, whole = read_meta(tmp_path / "checkpoints/last.ckpt")["state_dict"], module.state_dict()
+    tables = [name for name, value in whole.items() if isinstance(value, list)]
+    assert len(tables) == 26 and set(stored) == set(whole) - set(tables)
+    _, _, again = fit(compose(logs, "trainer.max_steps=4"), tmp_path / "again", ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    for name, value in again.state_dict().items():
+        mine, theirs = (value[0][2], whole[name][0][2]) if name in tables else (value, whole[name])
+        assert torch.equal(mine, theirs), name
 
 
 def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp_path):

@@ -1,0 +1,192 @@
+"""Which rule the tables of a model train with, of all who may say one.
+
+    sharders=[EmbeddingBagCollectionSharder(rule)]
+    _apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.1})
+
+The second comes before the collection is sharded. Tables are updated inside of backward by a row
+rule (`recapp/optim/rules.py`), so an optimiser of torch becomes the rule that computes the same, or
+is refused. Nothing that was said is left out in silence.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recapp.errors import ConfigError
+from recapp.optim.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+
+_WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "differentiable")
+"""Entries of a param group that change no result: dampening is one of momentum."""
+
+
+def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> RowRule | None:
+    """Find the rule that somebody has asked for.
+
+    Args:
+        module: a model whose collections are not sharded yet.
+        sharders: as of `DistributedModelParallel`.
+
+    Returns:
+        The rule of all tables; None where nobody has said one.
+
+    Raises:
+        ConfigError: sharders that cannot be used, an optimiser that is no row rule, or two that
+            differ.
+    """
+    from_sharders, in_backward = rule_of_sharders(sharders), rule_in_backward(module)
+    if from_sharders and in_backward:
+        check_same_rule(in_backward, from_sharders, "sharders")
+    return from_sharders or in_backward
+
+
+def check_same_rule(in_backward: RowRule, other: RowRule, who: str) -> None:
+    """Refuse a rule that contradicts the optimiser applied in backward.
+
+    Raises:
+        ConfigError: naming both.
+    """
+    if in_backward != other:
+        raise ConfigError(
+            f"the tables have {describe(in_backward)} by apply_optimizer_in_backward, "
+            f"but {describe(other)} by {who}: say one of them"
+        )
+
+
+def rule_of_sharders(sharders: Sequence[Any] | None) -> RowRule | None:
+    """Read the one rule that sharders name; None where they name none.
+
+    Raises:
+        ConfigError: no list, an empty one, something that is no sharder, or sharders that differ.
+    """
+    if sharders is None:
+        return None
+    use = "pass sharders=[EmbeddingBagCollectionSharder(rule)], or leave sharders out"
+    if not isinstance(sharders, Sequence):
+        raise ConfigError(f"sharders is a {type(sharders).__name__}, not a list: {use}")
+    if not sharders:
+        raise ConfigError(f"sharders=[]: with none of them no table would be sharded: {use}")
+    rules = []
+    for number, sharder in enumerate(sharders):
+        rule = getattr(sharder, "rule", "it has none")
+        if not isinstance(rule, RowRule | None):
+            raise ConfigError(
+                f"sharders[{number}] is a {type(sharder).__name__}, no sharder: {use}"
+            )
+        rules.append(rule)
+    for number, rule in enumerate(rules):
+        if rule != rules[0]:
+            raise ConfigError(
+                f"sharders[0] has {describe(rules[0])} and sharders[{number}] {describe(rule)}: "
+                "one sharder shards all tables of a model, so pass one"
+            )
+    return rules[0]
+
+
+def rule_in_backward(module: nn.Module) -> RowRule | None:
+    """Read the optimiser that `_apply_optimizer_in_backward` has left on the weights of a model's
+    tables.
+
+    Returns:
+        The row rule that computes the same on touched rows; None where no table has such an
+        optimiser.
+
+    Raises:
+        ConfigError: an optimiser or argument that no row rule has, or tables that differ.
+    """
+    collections = [m for m in module.modules() if isinstance(m, EmbeddingBagCollection)]
+    rules = {
+        t.name: _rule_on(t.name, c.weight(t.name))
+        for c in collections
+        for t in c.embedding_bag_configs()
+    }
+    if not any(rules.values()):
+        return None
+    first = next(name for name, rule in rules.items() if rule)
+    for name, rule in rules.items():
+        if rule != rules[first]:
+            raise ConfigError(
+                f"table {first} has {describe(rules[first])} by apply_optimizer_in_backward and "
+                f"table {name} {describe(rule)}: all tables of a model follow one rule, so apply it "
+                "to all of them alike"
+            )
+    return rules[first]
+
+
+def _rule_on(table: str, weight: Tensor) -> RowRule | None:
+    optimizers: list[Optimizer] = getattr(weight, "_in_backward_optimizers", [])
+    if not optimizers:
+        return None
+    if len(optimizers) > 1:
+        names = " and ".join(type(o).__name__ for o in optimizers)
+        raise ConfigError(f"table {table} has {names} by apply_optimizer_in_backward: apply one")
+    (optimizer,) = optimizers
+    kind, group = type(optimizer), optimizer.param_groups[0]
+    made = _KINDS.get(kind) or _of_torchrec(kind)
+    if made is None:
+        raise ConfigError(
+            f"table {table} has {kind.__name__} by apply_optimizer_in_backward, "
+            f"which is no row rule: {_ALLOWED}"
+        )
+    make, read = made
+    for name, given in group.items():
+        if name not in read and name not in _WITHOUT_EFFECT and given != _default(kind, name):
+            raise ConfigError(
+                f"table {table} has {kind.__name__} with {name}={given} by "
+                "apply_optimizer_in_backward, which would reach rows that no id touched or is no "
+                f"part of the row rule: {_ALLOWED}"
+            )
+    return make({name: group[name] for name in read})
+
+
+def _default(kind: type[Optimizer], name: str) -> Any:
+    """Of an optimiser's argument: with it the argument has no effect."""
+    known = inspect.signature(kind).parameters
+    return known[name].default if name in known else None
+
+
+Given = Mapping[str, Any]
+_Kind = tuple[Callable[[Given], RowRule], tuple[str, ...]]
+"""What makes the rule, and the arguments it is made of."""
+
+_ALLOWED = (
+    "use SGD(lr), Adagrad(lr, eps) or SparseAdam(lr, betas, eps) of torch.optim, "
+    "RowWiseAdagrad(lr, eps) of torchrec.optim, or name a rule of recapp in sharders"
+)
+
+_KINDS: dict[type[Optimizer], _Kind] = {
+    torch.optim.SGD: (lambda given: sgd(float(given["lr"])), ("lr",)),
+    torch.optim.Adagrad: (
+        lambda given: adagrad(float(given["lr"]), float(given["eps"])),
+        ("lr", "eps"),
+    ),
+    torch.optim.SparseAdam: (
+        lambda given: adam(
+            float(given["lr"]),
+            float(given["betas"][0]),
+            float(given["betas"][1]),
+            float(given["eps"]),
+        ),
+        ("lr", "betas", "eps"),
+    ),
+}
+
+
+def _of_torchrec(kind: type[Optimizer]) -> _Kind | None:
+    """Its row-wise Adagrad, which its sharded tables compute as FBGEMM does. By name: it is not
+    imported here."""
+    if kind.__name__ != "RowWiseAdagrad" or kind.__module__.split(".")[0] != "torchrec":
+        return None
+    return lambda given: rowwise_adagrad(float(given["lr"]), float(given["eps"])), ("lr", "eps")
+
+
+def describe(rule: RowRule | None) -> str:
+    """A rule and its numbers for people."""
+    if rule is None:
+        return "no rule"
+    constants = "".join(f", {number:g}" for number in rule.constants)
+    return f"{rule.name}({rule.lr:g}{constants})"

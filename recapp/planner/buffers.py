@@ -1,0 +1,101 @@
+"""Bytes that the exchange keeps from batch to batch, beside the tables.
+
+    messages     one of vectors (answers and gradients share it), one of ids for each batch in flight
+    notes        integers of each batch in flight: where ids, bags and rows stand (kernels' scratch)
+    places       of every bag in the output, for each size of a batch
+
+In flight are the training batch, those that are looked ahead to, and a validation batch, which may
+be the largest of them. Everything keeps the size of the largest batch it has held.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recapp.planner.cost import ID_BYTES, NUMBER_BYTES, Floats, Setting, by_rank
+from recapp.planner.pricing import work_of
+from recapp.sharding.plan import ShardingPlan
+from recapp.tables.config import EmbeddingBagConfig
+
+BUFFER_SLACK = 1.2  # buffers grow by more than is asked, so as not to grow again
+HOME_INTEGERS = {"unique": 9, "replicated": 9, "pooled": 3}  # kept for each id at home, by mode
+ANSWER_INTEGERS = 2  # kept for each row that somebody asks of its owner
+LEARN_INTEGERS = 5  # for its update beside them
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Bytes of one batch on each rank, [W].
+
+    Args:
+        vectors: of the message of vectors, in which there is room for gradients.
+        noted: its message of ids, and integers.
+        places: of its bags.
+    """
+
+    vectors: Floats
+    noted: Floats
+    places: float
+
+
+def buffer_bytes(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting
+) -> Floats:
+    """Predict what each rank keeps for its exchange, [W]; nothing where a rank is alone and asks
+    nobody.
+
+    Args:
+        tables: of the plan.
+        plan: any plan of these tables.
+        setting: batches of training and validation, how many are looked ahead to, and id
+            statistics.
+    """
+    world = setting.topology.world_size
+    if world == 1 or not tables:
+        return np.zeros(world)
+    train = _of_batch(
+        tables, plan, setting, setting.batch_per_rank, learns=setting.rule is not None
+    )
+    vectors, noted, places = train.vectors, (1 + setting.look_ahead) * train.noted, train.places
+    if setting.val_batch_per_rank:
+        val = _of_batch(tables, plan, setting, setting.val_batch_per_rank, learns=False)
+        vectors, noted = np.maximum(vectors, val.vectors), noted + val.noted
+        places += val.places if setting.val_batch_per_rank != setting.batch_per_rank else 0.0
+    found: Floats = BUFFER_SLACK * (vectors + noted) + places
+    return found
+
+
+def _of_batch(
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    setting: Setting,
+    batch: int,
+    *,
+    learns: bool,
+) -> _Batch:
+    world, setting = setting.topology.world_size, replace(setting, batch_per_rank=batch)
+    works = [work_of(t, plan.tables[t.name], setting) for t in tables]
+    asked_3W = by_rank(
+        np.concatenate([w.rank_M for w in works]), [w.asked_3M for w in works], world
+    )
+    everywhere = np.sum([w.everywhere for w in works], 0)
+    strips_T = [len({s.cols.start for s in plan.tables[t.name].cells(t, world)}) for t in tables]
+    at_home = sum(
+        HOME_INTEGERS[w.mode] * n * setting.of(t).ids_per_sample
+        for t, n, w in zip(tables, strips_T, works, strict=True)
+    )
+    bags = sum(n * len(t.feature_names) for t, n in zip(tables, strips_T, strict=True))
+    served_W = (asked_3W[0] + everywhere[0]) * (world / ID_BYTES)
+    of_row = ANSWER_INTEGERS + (LEARN_INTEGERS if learns else 0)
+    noted = NUMBER_BYTES * (batch * at_home + of_row * served_W)
+    vectors = _message(asked_3W[1:].max(0), float(everywhere[1:].max()))
+    places = float(NUMBER_BYTES * batch * bags)
+    return _Batch(vectors, _message(asked_3W[0], float(everywhere[0])) + noted, places)
+
+
+def _message(asked_W: Floats, each: float) -> Floats:
+    """A buffer for both directions: what the others ask of a rank, and what it asks of all."""
+    world = len(asked_W)
+    held: Floats = asked_W * (world - 1) + asked_W.sum() + each * (2 * world - 1)
+    return held

@@ -17,7 +17,7 @@ from importlib import import_module
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from recapp import groups
+from recapp import primaries
 from recapp.errors import ConfigError, RecappError, suggest
 from recapp.groups import ABSENT, Made
 from recapp.values import check_arguments, read, shown, takes
@@ -39,7 +39,7 @@ def checked(config: Mapping[str, Any], command: str, touched: Collection[str] | 
         ConfigError: A setting that does not exist, is missing, or has a value that is not allowed.
     """
     walk = _Walk(command, touched)
-    whole = walk.group(dict(config), groups.COMMANDS[command], "")
+    whole = walk.group(dict(config), primaries.COMMANDS[command], "")
     _check_together(whole)
     return whole
 
@@ -47,12 +47,12 @@ def checked(config: Mapping[str, Any], command: str, touched: Collection[str] | 
 def known_part(stored: Mapping[str, Any], command: str) -> tuple[dict[str, Any], list[str]]:
     """Split a checkpoint's settings into those that exist today and the dotted names of those that do not."""
     dropped: list[str] = []
-    return _known(dict(stored), groups.COMMANDS[command], "", dropped), dropped
+    return _known(dict(stored), primaries.COMMANDS[command], "", dropped), dropped
 
 
 def names_of(command: str) -> list[str]:
     """List the settings of a command, dotted, groups included; below a `_target_` there are none."""
-    return list(_names(groups.COMMANDS[command], ""))
+    return list(_names(primaries.COMMANDS[command], ""))
 
 
 def touched_by(overrides: Iterable[str]) -> Collection[str] | None:

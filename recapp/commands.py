@@ -11,19 +11,17 @@ Only Hydra is imported here: `--help` and a misspelt setting are answered before
 
 import json
 import os
-import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -32,18 +30,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recapp import settings
 from recapp.check_settings import checked, touched_by
+from recapp.command_line import HELP, directory_of, flags_and_overrides, help_of, hydra_process, take_verb
 from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
-from recapp.distributed.place import outside_rank, shared_run_name
+from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
 from recapp.distributed.stopping import Stopped, stoppable
-from recapp.errors import ConfigError, LaunchError, RecappError, suggest
+from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.reporting import record
 from recapp.reporting.lock import locked, locked_as_named
 
 ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}; of a stopped one "status" as well
 INTERRUPTED = 128 + signal.SIGINT
-HELP = ("--help", "-h")
 RANKS_PER_CORE = 4  # more of them deserve a word
 
 
@@ -95,16 +93,16 @@ def run(
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        verb = _take_verb(name, verbs, arguments)
+        verb = take_verb(name, verbs, arguments)
         if set(HELP) & set(arguments):
-            print(_help(name, arguments), end="")
+            print(help_of(name, arguments), end="")
             return 0
         settings.check_groups(arguments)
-        flags, overrides = _flags_and_overrides(arguments)
-        first = (*_directory(writes, overrides), *settings.stored_choices(name, overrides))
+        flags, overrides = flags_and_overrides(arguments)
+        first = (*directory_of(writes, overrides), *settings.stored_choices(name, overrides))
         jobs = _Jobs(name, task, verb, first, writes, after)
         named = locked_as_named(flags, overrides, writes and not outside_rank())
-        with stoppable(), named, _hydra_process(name, [*flags, *first, *overrides]):
+        with stoppable(), named, hydra_process(name, [*flags, *first, *overrides]):
             main = hydra.main(str(settings.conf_dir()), name, settings.HYDRA_VERSION_BASE)
             main(jobs.as_function())()
         return 1 if jobs.failed else 0
@@ -280,81 +278,3 @@ class _Jobs:
         if self.writes and not outside_rank():
             with suppress(OSError):  # it was said, and a full disk may be what it says
                 (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")
-
-
-def _help(name: str, arguments: Sequence[str]) -> str:
-    """The help of a command, or of the group named behind `--help`, under what else the command line says."""
-    from recapp.help_text import help_text
-
-    said = [argument for argument in arguments if argument not in HELP]
-    overrides = [argument for argument in said if "=" in argument]
-    words = [argument for argument in said if argument not in overrides and not argument.startswith("-")]
-    composed = settings.compose(name, [*settings.stored_choices(name, overrides), *overrides])
-    config: Any = OmegaConf.to_container(composed, resolve=False)
-    del config["hydra"]
-    columns = shutil.get_terminal_size((80, 24)).columns
-    words += [name for name, _, _ in (override.lstrip("+").partition("=") for override in overrides) if settings.is_group(name)]
-    only = words[0] if words else ""
-    return help_text(name, config, settings.choices(composed.hydra), settings.conf_dir(), only=only, columns=columns)
-
-
-def _directory(writes: bool, overrides: Sequence[str]) -> list[str]:
-    """What Hydra is told about directories before the command line: none, a dated one of its own, or one for all ranks."""
-    rank = outside_rank()
-    if not writes:
-        return ["hydra.run.dir=.", "hydra.output_subdir=null"]
-    if rank is None:
-        return []
-    given = any(override.startswith("hydra.run.dir=") for override in overrides)
-    directory = [] if given else [f"hydra.run.dir='outputs/{shared_run_name()}'"]
-    return directory if rank == 0 else [*directory, "hydra.output_subdir=null"]
-
-
-def _take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
-    """Takes the verb off the front of the arguments; asking for help needs none."""
-    first = arguments[0] if arguments else ""
-    word = "" if "=" in first or first.startswith(("-", "+", "~")) else first
-    if not verbs or (not word and {*HELP, "--hydra-help", "--version"} & set(arguments)):
-        return ""
-    if word not in verbs:
-        wrong = f"unknown verb {word}: {suggest(word, verbs)}" if word else "a verb is missing"
-        raise ConfigError(f"{wrong}; write python -m recapp.{name} {'|'.join(verbs)} key=value ...")
-    return arguments.pop(0)
-
-
-def _flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hydra wants its flags first, people write them anywhere. Wrong ones are an error here: Hydra's is a page, and code 2.
-
-    Raises:
-        ConfigError: An unknown flag, or `-m` in one of several ranks that torchrun or srun started.
-    """
-
-    def is_override(argument: str) -> bool:
-        return argument.startswith(("+", "~")) or ("=" in argument and not argument.startswith("-"))
-
-    def complain(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; --help lists what there is")
-
-    overrides = [argument for argument in arguments if is_override(argument)]
-    flags = [argument for argument in arguments if not is_override(argument)]
-    parser = get_args_parser()
-    vars(parser)["error"] = complain
-    if parser.parse_args([*flags, *overrides]).multirun and outside_rank() is not None:
-        raise ConfigError("-m starts the ranks of its jobs itself: without torchrun and srun, or one job at a time")
-    return flags, overrides
-
-
-@contextmanager
-def _hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
-    """Hydra reads the process's arguments, and lets an error out only if the environment says so."""
-    kept_arguments, kept_flag = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [f"recapp.{name}", *arguments]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        sys.argv = kept_arguments
-        if kept_flag is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = kept_flag

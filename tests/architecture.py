@@ -10,9 +10,11 @@ COMMANDS = "train, eval, worker, plan, data, checkpoint, bench, report, replay, 
 
 LAYERS = f"""
 {COMMANDS}
-commands, settings
+commands
+command_line
+settings
 help_text
-check_settings, groups, values
+check_settings, groups, primaries, values
 build_trainer
 build
 planning
@@ -32,7 +34,7 @@ errors
 """
 """High to low; one imports only what is lower, or itself. Names between commas see each other, names between bars do not."""
 
-HYDRA_HOMES = (*COMMANDS.split(", "), "commands", "settings", "build", "build_trainer")
+HYDRA_HOMES = (*COMMANDS.split(", "), "commands", "command_line", "settings", "build", "build_trainer")
 
 THIRD_PARTIES = {
     "hydra": HYDRA_HOMES,

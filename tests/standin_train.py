@@ -6,9 +6,9 @@ from pathlib import Path
 
 import standin_conf
 
-from recapp import groups, settings, train
+from recapp import primaries, settings, train
 
-groups.COMMANDS.update(standin_conf.COMMANDS)
+primaries.COMMANDS.update(standin_conf.COMMANDS)
 settings.conf_dir = lambda: Path(os.environ["STANDIN_CONF"])
 
 if __name__ == "__main__":

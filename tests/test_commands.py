@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import standin_conf
 
-from recapp import commands, groups, settings
+from recapp import commands, primaries, settings
 from recapp.errors import ConfigError, DataError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -21,7 +21,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "conf").mkdir()
     conf = standin_conf.write(tmp_path / "conf")
     monkeypatch.setattr(settings, "conf_dir", lambda: conf)
-    monkeypatch.setattr(groups, "COMMANDS", standin_conf.COMMANDS)
+    monkeypatch.setattr(primaries, "COMMANDS", standin_conf.COMMANDS)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "RECAPP_TRACEBACK"):

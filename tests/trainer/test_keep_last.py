@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 from runs import compose, fit, make_logs
 
-from recapp import build
+from recapp import build, build_trainer
 from recapp.checkpoints.directory import read_manifest, read_meta, write_checkpoint
 from recapp.checkpoints.manifest import Manifest, to_json
 from recapp.checkpoints.meta_file import crc32_of, write_meta

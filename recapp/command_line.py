@@ -1,0 +1,98 @@
+"""The command line before Hydra has it: the verb, flags in any place, help, and where a run writes.
+
+    argv -> verb | help | flags, overrides -> Hydra's own arguments
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from hydra._internal.utils import get_args_parser
+from omegaconf import OmegaConf
+
+from recapp import settings
+from recapp.distributed.place import outside_rank, shared_run_name
+from recapp.errors import ConfigError, suggest
+
+HELP = ("--help", "-h")
+
+
+def help_of(name: str, arguments: Sequence[str]) -> str:
+    """The help of a command, or of the group named behind `--help`, under what else the command line says."""
+    from recapp.help_text import help_text
+
+    said = [argument for argument in arguments if argument not in HELP]
+    overrides = [argument for argument in said if "=" in argument]
+    words = [argument for argument in said if argument not in overrides and not argument.startswith("-")]
+    composed = settings.compose(name, [*settings.stored_choices(name, overrides), *overrides])
+    config: Any = OmegaConf.to_container(composed, resolve=False)
+    del config["hydra"]
+    columns = shutil.get_terminal_size((80, 24)).columns
+    words += [name for name, _, _ in (override.lstrip("+").partition("=") for override in overrides) if settings.is_group(name)]
+    only = words[0] if words else ""
+    return help_text(name, config, settings.choices(composed.hydra), settings.conf_dir(), only=only, columns=columns)
+
+
+def directory_of(writes: bool, overrides: Sequence[str]) -> list[str]:
+    """What Hydra is told about directories before the command line: none, a dated one of its own, or one for all ranks."""
+    rank = outside_rank()
+    if not writes:
+        return ["hydra.run.dir=.", "hydra.output_subdir=null"]
+    if rank is None:
+        return []
+    given = any(override.startswith("hydra.run.dir=") for override in overrides)
+    directory = [] if given else [f"hydra.run.dir='outputs/{shared_run_name()}'"]
+    return directory if rank == 0 else [*directory, "hydra.output_subdir=null"]
+
+
+def take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
+    """Takes the verb off the front of the arguments; asking for help needs none."""
+    first = arguments[0] if arguments else ""
+    word = "" if "=" in first or first.startswith(("-", "+", "~")) else first
+    if not verbs or (not word and {*HELP, "--hydra-help", "--version"} & set(arguments)):
+        return ""
+    if word not in verbs:
+        wrong = f"unknown verb {word}: {suggest(word, verbs)}" if word else "a verb is missing"
+        raise ConfigError(f"{wrong}; write python -m recapp.{name} {'|'.join(verbs)} key=value ...")
+    return arguments.pop(0)
+
+
+def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hydra wants its flags first, people write them anywhere. Wrong ones are an error here: Hydra's is a page, and code 2.
+
+    Raises:
+        ConfigError: An unknown flag, or `-m` in one of several ranks that torchrun or srun started.
+    """
+
+    def is_override(argument: str) -> bool:
+        return argument.startswith(("+", "~")) or ("=" in argument and not argument.startswith("-"))
+
+    def complain(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; --help lists what there is")
+
+    overrides = [argument for argument in arguments if is_override(argument)]
+    flags = [argument for argument in arguments if not is_override(argument)]
+    parser = get_args_parser()
+    vars(parser)["error"] = complain
+    if parser.parse_args([*flags, *overrides]).multirun and outside_rank() is not None:
+        raise ConfigError("-m starts the ranks of its jobs itself: without torchrun and srun, or one job at a time")
+    return flags, overrides
+
+
+@contextmanager
+def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
+    """Hydra reads the process's arguments, and lets an error out only if the environment says so."""
+    kept_arguments, kept_flag = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [f"recapp.{name}", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = kept_arguments
+        if kept_flag is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = kept_flag

@@ -20,6 +20,7 @@ from recapp.distributed.transport import describe
 from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
 from recapp.planner.topology import hosts_in_blocks
+from recapp.reporting.phases import quartiles
 from recapp.reporting.record import take_over
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import ClickModule
@@ -143,12 +144,12 @@ class StepClock(Callback):
     def _measured(self, values: list[Any]) -> list[Any]:
         return values[WARM_UP_STEPS:] or values
 
-    def summary(self) -> dict[str, float]:
-        """Medians and rates without the first steps; empty where nothing was trained. Bytes are this rank's."""
+    def summary(self) -> dict[str, Any]:
+        """Medians, quartiles and rates without the first steps; empty where nothing was trained. Bytes are this rank's."""
         if not self.step_ms:
             return {}
         ms, rows = self._measured(self.step_ms), self._measured(self.rows)
-        return {"step_ms": statistics.median(ms), "samples_per_second": sum(rows) / sum(ms) * 1e3,
+        return {"step_ms": statistics.median(ms), "step_ms_quartiles": quartiles(ms), "samples_per_second": sum(rows) / sum(ms) * 1e3,
                 "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
                 "collectives_per_step": statistics.median_low(self.calls),      # an epoch's first steps make some of its last ones'
                 "input_wait_ms": statistics.median(self._measured(self.input_wait_ms)),

@@ -9,7 +9,7 @@ them. Seed, ranks and plan stand beside them there.
 """
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -62,3 +62,48 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:  # imported from a directory, not installed
             continue
     return {name: found[name] for name in (*PACKAGES, "python") if name in found}
+
+
+def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return what runs were made with as names and texts; where they differ, all that occurs.
+
+    Args:
+        runs: The `about` of each run; empty ones of runs that recorded none.
+        seeds: The seed of each run.
+    """
+
+    def each(tell: Callable[[Mapping[str, Any]], Any]) -> str:
+        found = (tell(run) for run in runs if run)
+        return "; ".join(dict.fromkeys(str(one) for one in found if one not in (None, "")))
+
+    days = sorted(str(run["date"]) for run in runs if run.get("date"))
+    entries = {
+        "Data": each(lambda run: _path(run.get("dataset"))),
+        "Rows": each(_rows),
+        "Model": each(_model),
+        "Batch": each(lambda run: f"{run['batch_size']:,} samples, all ranks together"),
+        "Seed": ", ".join(dict.fromkeys(str(seed) for seed in seeds if seed is not None)),
+        "Versions": each(lambda run: ", ".join(f"{k} {v}" for k, v in run["versions"].items())),
+        "Host": each(lambda run: f"{', '.join(run['hosts'])} ({run['device']})"),
+        "Date": " to ".join(_minute(day) for day in dict.fromkeys((days[0], days[-1]))) if days else "",
+    }
+    return [(name, text or "not recorded") for name, text in entries.items()]
+
+
+def _path(given: Any) -> str:
+    return ", ".join(map(str, given)) if isinstance(given, list) else str(given)
+
+
+def _rows(run: Mapping[str, Any]) -> str:
+    return f"{run['train_rows']:,} to train on, {run['val_rows']:,} to validate on"
+
+
+def _model(run: Mapping[str, Any]) -> str:
+    tables = f"{run['tables']:,} table{'s' if run['tables'] != 1 else ''} of {run['table_rows']:,} rows"
+    return f"{run['model']}, {tables}, {run['precision']}"
+
+
+def _minute(date: str) -> str:
+    """`2026-11-22 10:15 +00:00` of an ISO date."""
+    found = datetime.fromisoformat(date)
+    return f"{found:%Y-%m-%d %H:%M} {found:%Z}".replace("UTC+", "+").strip()

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 120
-COLUMN = 5.4                # inches: a page's column, so that texts stay legible on a phone and pictures stand side by side elsewhere
-LEGEND_LETTERS, LEGEND_LINE = 68, 0.185     # of a column's width; inches
+COLUMN = 5.0                # inches: a page's column, so that texts stay legible on a phone and pictures stand side by side elsewhere
+LEGEND_LETTERS, LEGEND_LINE = 66, 0.185     # of a column's width; inches
 BAR, BEST = "#0072B2", "#D55E00"
 INK, QUIET, GRID = "#1a1a1a", "#595959", "#d9d9d9"      # text, text of second rank, lines behind
 RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C6D31")

@@ -16,7 +16,7 @@ from recapp.reporting.drawing import COLUMN, QUIET, Sheet, legend_height, sheet
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LETTERS = 70  # on a line of a column's width
+LETTERS = 64  # on a line of a column's width
 LINE, BAR, GAP = 0.175, 0.2, 0.13  # inches
 BELOW = 0.55  # inches: ticks and title of the axis
 
@@ -70,6 +70,6 @@ def lying_bars(
 
 
 def _wrapped(name: str, said: str) -> list[str]:
-    """A name in lines that leave room for what is said beside the last one."""
-    lines = textwrap.wrap(name, LETTERS - len(said) - 2, break_on_hyphens=False) if name else [""]
-    return lines or [""]
+    """A name in lines, with an empty one where there is no room beside it for what is said."""
+    lines = textwrap.wrap(name, LETTERS, break_on_hyphens=False) or [""]
+    return lines if len(lines[-1]) + len(said) + 2 <= LETTERS else [*lines, ""]

@@ -23,7 +23,7 @@ p { max-width: 46rem; margin: .4rem 0; overflow-wrap: anywhere } .quiet { color:
 .lead { font-size: 1.2rem; line-height: 1.4; font-weight: 600 }
 figure { margin: 0 0 1rem } figure img { max-width: 100%; height: auto }
 figcaption { max-width: 46rem; color: #595959; font-size: .88rem; line-height: 1.4 }
-.columns { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 32rem), 1fr)); gap: 1.6rem 2.4rem }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 32rem), 1fr)); gap: 1.6rem 2.4rem; margin-top: .8rem }
 .columns > * { min-width: 0 } .columns figure { margin: 0 } .columns img { width: 100%; max-width: 42rem }
 .scroll { overflow-x: auto; margin: .5rem 0 }
 table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums }

@@ -143,7 +143,7 @@ def _one_speed(variant: Variant) -> list[str]:
         return [f"A step takes {step.mean:.3g} ms{told}."]
     why = (
         "Speed is not compared: the runs do not differ in anything that changes it. That the medians of their steps go "
-        f"from {step.low:.3g} to {step.high:.3g} ms is what else the machine did."
+        f"from {step.low:.3g} to {step.high:.3g} ms comes from what else the machine did."
     )
     return [f"A step takes {step.mean:.3g} ms on average{told}.", why]
 

@@ -124,16 +124,16 @@ def _results(runs: Sequence[Run], variants: Sequence[Variant], objective: Object
     ]
     several = any(row["runs"] > 1 for row in rows)
     columns = [Column("mark", "")] if best else []
-    columns += settings.columns or [Column("name", "run")]
     columns += [Column("metric", objective.title.replace(" ", "\n", 1), ".5f")]
+    columns += settings.columns or [Column("name", "run")]
     if several:
-        columns += [Column("reach", "lowest to\nhighest seed"), Column("runs", "runs")]
+        columns += [Column("reach", "lowest to\nhighest seed"), Column("runs", "seeds")]
     columns += [
         Column(key, Objective(key).title.replace(" ", "\n", 1), ".5f")
         for key in TOLD_TWICE
         if key != objective.name
     ]
-    return page.table(rows, columns, [0] if best else [])
+    return page.table(rows, columns, marked=[0] if best else [])
 
 
 def _speeds(runs: Sequence[Run], speeds: Sequence[Variant], objective: Objective) -> str:

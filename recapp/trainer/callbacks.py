@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.checkpoints.directory import remove_checkpoint
-from recapp.console import print_table
+from recapp.console import Column, columns_of, print_table
 from recapp.distributed.transport import describe
 from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
@@ -28,6 +28,11 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 WARM_UP_STEPS = 10      # not measured: first touches of memory, DDP's first step
 RATE_STEPS = 10         # a rate is that of so many steps
+IN_MB = {  # columns of the start report, each in one unit
+    "bytes": Column("bytes", "MB a\nrank", ",.3f", 1e6),
+    "weights": Column("weights", "weights\nMB", ",.3f", 1e6),
+    "optimiser_state": Column("optimiser_state", "optimiser\nstate, MB", ",.3f", 1e6),
+}  # fmt: skip
 
 
 def _data(trainer: Trainer) -> ClickData:
@@ -275,7 +280,7 @@ class StartReport(Callback):
                             ("Plan", plan_rows(tables, strategy.plan)),
                             ("Ranks", [w | h for w, h in zip(where, held, strict=True)])):
             print()
-            print_table(rows, title=title)
+            print_table(rows, [IN_MB.get(column.key, column) for column in columns_of(rows)], title=title)
         print("".join(f"\nnote: {note}" for note in strategy.plan.notes), flush=True)
 
 

@@ -85,7 +85,9 @@ def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[
         "Seed": ", ".join(dict.fromkeys(str(seed) for seed in seeds if seed is not None)),
         "Versions": each(lambda run: ", ".join(f"{k} {v}" for k, v in run["versions"].items())),
         "Host": each(lambda run: f"{', '.join(run['hosts'])} ({run['device']})"),
-        "Date": " to ".join(_minute(day) for day in dict.fromkeys((days[0], days[-1]))) if days else "",
+        "Date": " to ".join(_minute(day) for day in dict.fromkeys((days[0], days[-1])))
+        if days
+        else "",
     }
     return [(name, text or "not recorded") for name, text in entries.items()]
 
@@ -99,7 +101,9 @@ def _rows(run: Mapping[str, Any]) -> str:
 
 
 def _model(run: Mapping[str, Any]) -> str:
-    tables = f"{run['tables']:,} table{'s' if run['tables'] != 1 else ''} of {run['table_rows']:,} rows"
+    tables = (
+        f"{run['tables']:,} table{'s' if run['tables'] != 1 else ''} of {run['table_rows']:,} rows"
+    )
     return f"{run['model']}, {tables}, {run['precision']}"
 
 

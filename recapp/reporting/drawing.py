@@ -34,7 +34,8 @@ _STYLE: Any = {
     "xtick.color": INK, "ytick.color": INK, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.grid": False, "grid.color": GRID, "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.spines.top": False,
     "axes.spines.right": False, "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white",
-    "axes.formatter.useoffset": False, "legend.frameon": False, "legend.fontsize": 9, "hatch.linewidth": 0.5, "svg.hashsalt": "recapp", "text.parse_math": False,
+    "axes.formatter.useoffset": False, "legend.frameon": False,
+    "legend.fontsize": 9, "hatch.linewidth": 0.5, "svg.hashsalt": "recapp", "text.parse_math": False,
 }
 
 

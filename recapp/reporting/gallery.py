@@ -1,4 +1,4 @@
-"""The pictures of a report while it is made: each goes into the page and beside it as PNG, or is left out with the reason."""
+"""The pictures of a report: each goes into the page and beside it as PNG, or is left out."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ class Gallery:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.made: list[dict[str, Any]] = []
-        for file in (*folder.glob("metric_by_*.png"), *(folder / f"{name}.png" for name in OF_EARLIER_REPORTS)):
+        for file in (
+            *folder.glob("metric_by_*.png"),
+            *(folder / f"{name}.png" for name in OF_EARLIER_REPORTS),
+        ):
             file.unlink(missing_ok=True)
 
     def show(self, name: str, title: str, drawn: Picture | str) -> str | None:
@@ -37,12 +40,21 @@ class Gallery:
             (self.folder / f"{name}.png").unlink(missing_ok=True)  # of an earlier report
             self.made.append({"what": title, "file": None, "left_out": drawn})
             return None
-        self.made.append({"what": title, "file": str(drawn.write(self.folder, "png")[0]), "left_out": None})
+        self.made.append(
+            {"what": title, "file": str(drawn.write(self.folder, "png")[0]), "left_out": None}
+        )
         return page.figure(drawn, 3)
 
     def part(self, title: str, said: list[str], shown: list[str | None]) -> list[str]:
-        """Return a part of the page: a heading, paragraphs and the pictures that there are, side by side."""
+        """Return a part of the page: a heading, paragraphs, and pictures side by side."""
         drawn = [html for html in shown if html]
-        missing = [row for row in self.made[len(self.made) - len(shown) :] if row["left_out"]] if shown else []
-        why = [page.paragraph(f"Left out: {row['what']} ({row['left_out']}).", "quiet") for row in missing]
+        missing = (
+            [row for row in self.made[len(self.made) - len(shown) :] if row["left_out"]]
+            if shown
+            else []
+        )
+        why = [
+            page.paragraph(f"Left out: {row['what']} ({row['left_out']}).", "quiet")
+            for row in missing
+        ]
         return [page.heading(title), *said, *([page.columns(drawn)] if drawn else []), *why]

@@ -9,7 +9,7 @@ A name that is too long for its line goes on in the next one; it is never cut.
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recapp.reporting.drawing import COLUMN, QUIET, Sheet, legend_height, sheet
 
@@ -22,7 +22,7 @@ BELOW = 0.55  # inches: ticks and title of the axis
 
 
 class LyingBars(Sheet):
-    """A figure whose only axes have room for named bars; `places` says where, a list for each name."""
+    """A figure with room for named bars; `places` says where, a list for each name."""
 
     axes: "list[Axes]"
     places: list[list[float]]
@@ -57,13 +57,13 @@ def lying_bars(
         axes.spines["left"].set_visible(False)
         axes.grid(True, axis="x")
         across = axes.get_yaxis_transform()
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
         for wrapped, height, text in zip(lines, heights, said, strict=True):
-            paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-            axes.text(0, top + LINE * len(wrapped), "\n".join(wrapped), transform=across, va="bottom",
-                      linespacing=1.1, bbox=paper)  # fmt: skip
-            axes.text(1, top + LINE * len(wrapped), text, transform=across, va="bottom", ha="right",
-                      color=QUIET, fontsize=8.5, bbox=paper)  # fmt: skip
-            first = top + LINE * len(wrapped) + BAR / 2 + 0.02
+            base = top + LINE * len(wrapped)
+            style: dict[str, Any] = {"transform": across, "bbox": paper}
+            axes.text(0, base, "\n".join(wrapped), va="bottom", linespacing=1.1, **style)
+            axes.text(1, base, text, va="bottom", ha="right", color=QUIET, fontsize=8.5, **style)
+            first = base + BAR / 2 + 0.02
             s.places.append([first + BAR * bar for bar in range(bars)])
             top += height
         yield s

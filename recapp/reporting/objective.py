@@ -1,4 +1,4 @@
-"""Which runs of a sweep are best by the metric that checkpoints are chosen by, and how sure that is.
+"""Which runs of a sweep are best by the metric that checkpoints are chosen by; how sure that is.
 
 A setting that changes nothing of what is learned, such as the plan, makes no variants here. Where
 seeds differ by as much as variants do, the order of those is called noise.
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recapp.reporting.comparison import SEED
-from recapp.reporting.variants import Interval, Run, Variant, told, together
+from recapp.reporting.variants import Interval, Run, Variant, together, told
 
 TITLES = {
     "val_auc": "validation AUC",
@@ -37,6 +37,11 @@ class Objective:
         """For people."""
         return TITLES.get(self.name, self.name)
 
+    @property
+    def heading(self) -> str:
+        """The same at the beginning of a sentence."""
+        return f"{self.title[0].upper()}{self.title[1:]}"
+
     def of(self, variant: Variant) -> Interval | None:
         """Return the metric of a variant's runs."""
         return variant.measure(lambda run: run.value(self.name))
@@ -47,19 +52,20 @@ class Objective:
         return sorted(found, key=lambda one: one[1].mean, reverse=self.highest)
 
     def best_runs(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs with the best metric: several where it is the same in the digits that are shown."""
+        """Return the runs with the best metric: several where the shown digits are equal."""
         found = [(run, value) for run in runs if (value := run.value(self.name)) is not None]
         best = (max if self.highest else min)((value for _, value in found), default=0.0)
         return [run for run, value in found if abs(value - best) < EQUAL]
 
 
 def objective_of(run: Run) -> Objective:
-    """Return what a run's best checkpoint is chosen by: `callbacks.checkpoint.monitor` and its mode."""
+    """Return what a run's best checkpoint is chosen by: `callbacks.checkpoint.monitor`, `mode`."""
     callbacks = run.settings.get("callbacks")
     found = callbacks.get("checkpoint") if isinstance(callbacks, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("monitor"), str):
         return Objective()
-    return Objective(found["monitor"], found.get("mode", "min") == "max")  # Lightning's own default is min
+    mode = found.get("mode", "min")  # as Lightning has it
+    return Objective(found["monitor"], highest=mode == "max")
 
 
 def without_effect(runs: Sequence[Run], objective: Objective) -> list[str]:
@@ -83,13 +89,18 @@ def _equal(runs: Sequence[Run], objective: Objective) -> bool:
 
 
 def learned_variants_of(runs: Sequence[Run], objective: Objective) -> list[Variant]:
-    """Return the runs that ended well as variants that may differ in what they learned, one run for each seed."""
+    """Return the variants that may differ in what they learned, one run for each seed."""
     variants = together(runs, {SEED, *without_effect(runs, objective)})
-    return [Variant(v.name, tuple({str(run.setting(SEED)): run for run in v.runs[::-1]}.values())[::-1]) for v in variants]
+    return [
+        Variant(v.name, tuple({str(run.setting(SEED)): run for run in v.runs[::-1]}.values())[::-1])
+        for v in variants
+    ]
 
 
-def metric_verdict(variants: Sequence[Variant], objective: Objective, no_effect: Sequence[str] = ()) -> list[str]:
-    """Return sentences on which variant is best by the metric, and how sure that is; the first is the answer.
+def metric_verdict(
+    variants: Sequence[Variant], objective: Objective, no_effect: Sequence[str] = ()
+) -> list[str]:
+    """Return sentences on which variant is best by the metric; the first one is the answer.
 
     Args:
         variants: What is compared.
@@ -100,18 +111,23 @@ def metric_verdict(variants: Sequence[Variant], objective: Objective, no_effect:
     if not ranked:
         return [f"No run has {objective.name}, so none is best."]
     (best, first), *others = ranked
-    title, same = objective.title, ""
-    if no_effect:
-        said = "do not change" if len(no_effect) > 1 else "does not change"
-        names = ["the plan" if name == "plan" else name for name in no_effect]
-        same = f"{listed(names)} {said} what is learned: runs that differ in nothing else have the same {title}."
-        same = same.replace("the plan", "The plan", 1) if same.startswith("the plan") else same
+    same = _no_effect(no_effect, objective)
     if not others:
         every = "All runs reach the same " if no_effect else ""
-        answer = f"{every}{title} of {_metric(first)}." if every else f"{title[0].upper()}{title[1:]}: {_metric(first)}."
-        return [answer, *([same] if same else [])]
+        title = f"{every}{objective.title}" if every else objective.heading
+        return [f"{title}: {_metric(first)}.", *same]
     more = "higher" if objective.highest else "lower"
-    return [f"Best: {best.name}, {title} {_metric(first)}; {more} is better.", *_how_sure(ranked), *([same] if same else [])]
+    answer = f"Best: {best.name}, {objective.title} {_metric(first)}; {more} is better."
+    return [answer, *_how_sure(ranked), *same]
+
+
+def _no_effect(names: Sequence[str], objective: Objective) -> list[str]:
+    if not names:
+        return []
+    said = "do not change" if len(names) > 1 else "does not change"
+    what = listed(["The plan" if name == "plan" else name for name in names])
+    same = f"runs that differ in nothing else have the same {objective.title}"
+    return [f"{what} {said} what is learned: {same}."]
 
 
 def _how_sure(ranked: Sequence[tuple[Variant, Interval]]) -> list[str]:
@@ -120,16 +136,14 @@ def _how_sure(ranked: Sequence[tuple[Variant, Interval]]) -> list[str]:
     close = [variant.name for variant, interval in others if interval.overlaps(first)]
     if all(len(interval.values) == 1 for _, interval in ranked):
         lead = abs(first.mean - others[0][1].mean)
-        return [
-            f"It leads {others[0][0].name} by {lead:.5f}. Each was run with one seed, so how much of that is "
-            "chance is not known; seed=1,2,3 shows it."
-        ]
-    if close:
-        return [
-            f"Seeds differ by as much as settings do: the runs of {best.name} and those of {listed(close)} "
-            "overlap, so which of these is best is noise until more seeds are run."
-        ]
-    return []
+        seeds = "Each was run with one seed, so how much of that is chance is not known"
+        return [f"It leads {others[0][0].name} by {lead:.5f}. {seeds}; seed=1,2,3 shows it."]
+    if not close:
+        return []
+    return [
+        f"Seeds differ by as much as settings do: the runs of {best.name} and those of "
+        f"{listed(close)} overlap, so which of these is best is noise until more seeds are run."
+    ]
 
 
 def _metric(found: Interval) -> str:
@@ -144,6 +158,6 @@ def listed(names: Sequence[str]) -> str:
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
-def metrics_of(runs: Sequence[Run]) -> list[Objective]:
-    """Return the objectives of some runs, without repetition: more than one where they were not chosen by the same."""
+def objectives_of(runs: Sequence[Run]) -> list[Objective]:
+    """Return what the checkpoints of some runs were chosen by, each once."""
     return list(dict.fromkeys(map(objective_of, runs)))

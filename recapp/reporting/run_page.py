@@ -1,14 +1,13 @@
-"""The page of a single run: what it reached, its curves, each rank's time and memory, the prediction, its settings."""
+"""The page of a single run: its metric and curves, each rank's time and memory, its settings."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recapp.console import Column
-from recapp.reporting import page
+from recapp.reporting import curve_figures, page
 from recapp.reporting.about import foot
 from recapp.reporting.comparison import finite
 from recapp.reporting.gallery import Gallery
-from recapp.reporting.metric_figures import curve_title, curves
 from recapp.reporting.objective import TITLES, objective_of
 from recapp.reporting.phases import PHASES
 from recapp.reporting.speed_figures import FIGURES
@@ -16,7 +15,9 @@ from recapp.reporting.speed_figures import TITLES as FIGURE_TITLES
 from recapp.reporting.variants import Run, Variant
 
 OWN_FIGURES = ("phases", "memory", "predicted")  # of FIGURES; the others compare variants
-GROUPS = "choices"  # the options of configuration groups, which resolved.yaml has beside the settings
+GROUPS = (
+    "choices"  # the options of configuration groups, which resolved.yaml has beside the settings
+)
 
 
 def run_page(run: Run, gallery: Gallery, defaults: Mapping[str, Any]) -> tuple[str, list[str]]:
@@ -30,16 +31,29 @@ def run_page(run: Run, gallery: Gallery, defaults: Mapping[str, Any]) -> tuple[s
     objective, variant = objective_of(run), Variant(run.name, (run,))
     parts = _opening(run)
     names = dict.fromkeys((objective.name, "val_log_loss", "val_auc"))
-    shown = [gallery.show(f"curve_of_{name}", curve_title(name), curves(name, [variant], objective)) for name in names]
+    shown = [
+        gallery.show(
+            curve_figures.file_of(name),
+            curve_figures.title_of(name),
+            curve_figures.curves(name, [variant], objective),
+        )
+        for name in names
+    ]
     parts += gallery.part("Training", [], shown)
     if run.ended_well:
         told = [page.paragraph(text) for text in _speed(run)]
-        own = [gallery.show(name, FIGURE_TITLES[name], FIGURES[name]([variant])) for name in OWN_FIGURES]
+        own = [
+            gallery.show(name, FIGURE_TITLES[name], FIGURES[name]([variant]))
+            for name in OWN_FIGURES
+        ]
         parts += gallery.part("What a step costs", told, own)
         parts += [_phases(run)]
     parts += [page.heading("Settings that differ from the defaults"), _settings(run, defaults)]
     entries = foot([run.about], [run.metrics.get("seed", run.settings.get("seed"))])
-    entries[3:3] = [("Plan", str(run.record["plan"])), ("Ranks", str(run.record["ranks"] or "not recorded"))]
+    entries[3:3] = [
+        ("Plan", str(run.record["plan"])),
+        ("Ranks", str(run.record["ranks"] or "not recorded")),
+    ]
     parts.append(page.footer([("Directory", str(run.directory)), *entries]))
     return _title(run), parts
 
@@ -58,16 +72,29 @@ def _opening(run: Run) -> list[str]:
     objective, found = objective_of(run), run.metrics
     value = run.value(objective.name)
     title = f"{objective.title[0].upper()}{objective.title[1:]}"
-    said = [page.paragraph(f"{title}: {value:.5f}." if value is not None else f"It has no {objective.name}.", "lead")]
+    said = [
+        page.paragraph(
+            f"{title}: {value:.5f}." if value is not None else f"It has no {objective.name}.",
+            "lead",
+        )
+    ]
     if found.get("checkpoint"):
         behind, steps = found.get("checkpoint_step"), found.get("steps")
-        said.append(page.paragraph(f"Of the checkpoint {found['checkpoint']}, written after step {behind} of {steps}."))
+        said.append(
+            page.paragraph(
+                f"Of the checkpoint {found['checkpoint']}, written after step {behind} of {steps}."
+            )
+        )
     if found.get("hidden_model_auc"):
-        drawn = f"The model that drew the labels has an AUC of {found['hidden_model_auc']:.5f}: nothing can do better."
-        said.append(page.paragraph(drawn))
+        drawn = f"The model that drew the labels has an AUC of {found['hidden_model_auc']:.5f}"
+        said.append(page.paragraph(f"{drawn}: nothing can do better."))
     if found.get("stopped"):
         said.append(page.paragraph(f"Stopped early at {found['stopped']}"))
-    rows = [{"name": name, "value": value} for key, name in TITLES.items() if (value := finite(found.get(key))) is not None]
+    rows = [
+        {"name": name, "value": value}
+        for key, name in TITLES.items()
+        if (value := finite(found.get(key))) is not None
+    ]
     columns = [Column("name", "metric"), Column("value", "value", ".5f")]
     return [page.columns(["".join(said), page.table(rows, columns) if rows else ""])]
 
@@ -92,7 +119,10 @@ def _phases(run: Run) -> str:
         return ""
     reach = measured.get("phases_quartiles_ms") or [{} for _ in measured["phases_ms"]]
     rows = [
-        {"rank": rank, **{phase: _with_quartiles(spent[phase], between.get(phase)) for phase in PHASES}}
+        {
+            "rank": rank,
+            **{phase: _with_quartiles(spent[phase], between.get(phase)) for phase in PHASES},
+        }
         for rank, (spent, between) in enumerate(zip(measured["phases_ms"], reach, strict=True))
     ]
     columns = [Column("rank", "rank"), *(Column(phase, f"{phase}, ms", ".3g") for phase in PHASES)]
@@ -110,8 +140,14 @@ def _settings(run: Run, defaults: Mapping[str, Any]) -> str:
     if not run.settings:
         return page.paragraph("Its settings were not left (resolved.yaml).", "quiet")
     own, usual = dict(_flat(run.settings)), dict(_flat(defaults))
-    names = [name for name in dict.fromkeys((*own, *usual)) if own.get(name, ABSENT) != usual.get(name, ABSENT)]
-    rows = [{"name": name, "own": _shown(own, name), "default": _shown(usual, name)} for name in names]
+    names = [
+        name
+        for name in dict.fromkeys((*own, *usual))
+        if own.get(name, ABSENT) != usual.get(name, ABSENT)
+    ]
+    rows = [
+        {"name": name, "own": _shown(own, name), "default": _shown(usual, name)} for name in names
+    ]
     if not rows:
         return page.paragraph("None: everything is as it comes.")
     columns = [Column("name", "setting"), Column("own", "this run"), Column("default", "default")]

@@ -1,7 +1,7 @@
-"""Pictures of what a step costs: its length with its spread, its phases, memory, bytes, the prediction.
+"""Pictures of what a step costs: its length and spread, phases, memory, bytes, the prediction.
 
-A function draws one picture of some variants, or says in a sentence why it cannot. A bar is the mean
-of a variant's runs. Of a single run each rank has a bar of its own where that says more.
+A function draws one picture of some variants, or says in a sentence why it cannot. A bar is the
+mean of a variant's runs. Of a single run each rank has a bar of its own where that says more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ RANKS_SHOWN = 32  # one by one
 
 
 def steps(variants: Sequence[Variant]) -> Drawn:
-    """Draw how long a step takes, or samples a second where batches differ, with the spread; the other is told in numbers."""
+    """Draw the length of a step with its spread; where batches differ, samples a second."""
     pace = pace_of(variants)
     rows = [(v, found) for v in variants if (found := pace.of(v))]
     if not rows:
@@ -40,10 +40,16 @@ def steps(variants: Sequence[Variant]) -> Drawn:
             reach = pace.spread(v)
             if reach and reach.high > reach.low:
                 ends = [reach.low, reach.high]
-                s.chart.plot(ends, [place, place], color=INK, linewidth=1.3, marker="|", markersize=7)
+                s.chart.plot(
+                    ends, [place, place], color=INK, linewidth=1.3, marker="|", markersize=7
+                )
             if len(found.values) > 1:
                 _dots(s, found.values, place)
-        unit = "samples a second, all ranks, at the median step" if pace.by_rate else "ms a training step (median)"
+        unit = (
+            "samples a second, all ranks, at the median step"
+            if pace.by_rate
+            else "ms a training step (median)"
+        )
         s.chart.set(xlabel=unit, xlim=(0, None))
         _whole_ticks(s)
         told = "; ".join(f"{v.name} {text}" for (v, _), text in zip(rows, said, strict=True))
@@ -54,13 +60,17 @@ def _said_of_steps(pace: Pace, variant: Variant) -> str:
     found, reach = pace.of(variant), pace.spread(variant)
     other = variant.recorded("step_ms" if pace.by_rate else "samples_per_second")
     assert found and reach
-    between = f" ({pace.show(reach.low, unit=False)} to {pace.show(reach.high, unit=False)})" if reach.high > reach.low else ""
-    beside = f", {other.mean:.3g} ms" if pace.by_rate else f", {other.mean:,.0f} samples/s" if other else ""
-    return f"{pace.show(found.mean)}{between}{beside}" if other else f"{pace.show(found.mean)}{between}"
+    between = f" ({pace.between(reach)})" if reach.high > reach.low else ""
+    text = f"{pace.show(found.mean)}{between}"
+    if other is None:
+        return text
+    beside = f"{other.mean:.3g} ms" if pace.by_rate else f"{other.mean:,.0f} samples/s"
+    return f"{text}, {beside}"
 
 
 def _how_to_read_steps(pace: Pace, rows: Sequence[tuple[Variant, Interval]]) -> str:
-    better = "Samples of a batch by the median length of a step: longer is better" if pace.by_rate else "Shorter is better"
+    rate = "Samples of a batch by the median length of a step: longer is better"
+    better = rate if pace.by_rate else "Shorter is better"
     said = [f"{better}; waiting for data is part of a step"]
     if any(v.recorded("step_ms_q1") for v, _ in rows):
         said.append("between the ends of a whisker lies the middle half of the steps")
@@ -76,7 +86,9 @@ def _dots(s: LyingBars, values: Sequence[float], place: float) -> None:
 
 def bytes_exchanged(variants: Sequence[Variant]) -> Drawn:
     """Draw the bytes that all ranks send for their tables in a step."""
-    rows = [(v.name, found.mean) for v in variants if (found := v.recorded("bytes_exchanged_per_step"))]
+    rows = [
+        (v.name, found.mean) for v in variants if (found := v.recorded("bytes_exchanged_per_step"))
+    ]
     if not rows:
         return "no run has bytes_exchanged_per_step in its metrics.json"
     if not any(n for _, n in rows):
@@ -89,8 +101,8 @@ def bytes_exchanged(variants: Sequence[Variant]) -> Drawn:
         drawing.byte_axis(s.chart.xaxis)
         told = "; ".join(f"{name} {size(n)}" for name, n in rows)
         caption = (
-            "What all ranks send each other for the tables in a step: counts, ids, vectors, gradients. "
-            "Dense gradients are not in it."
+            "What all ranks send each other for the tables in a step: counts, ids, vectors, "
+            "gradients. Dense gradients are not in it."
         )
         return s.finish("bytes_exchanged", TITLES["bytes_exchanged"], f"Bars: {told}.", caption)
 
@@ -101,23 +113,29 @@ def phases(variants: Sequence[Variant]) -> Drawn:
     if not rows:
         return NO_RECORD
     with lying_bars(
-        [name for name, _ in rows], [f"{sum(row.values()):.3g} ms" for _, row in rows], legend=PHASES
+        [name for name, _ in rows],
+        [f"{sum(row.values()):.3g} ms" for _, row in rows],
+        legend=PHASES,
     ) as s:
         _stack(s, [place for (place,) in s.places], [row for _, row in rows])
         s.chart.set_xlabel("ms a training step")
         drawing.legend_below(s.figure, s.chart)
         told = "; ".join(
-            f"{name}: " + ", ".join(f"{phase} {row[phase]:.3g} ms" for phase in PHASES) for name, row in rows
+            f"{name}: " + ", ".join(f"{phase} {row[phase]:.3g} ms" for phase in PHASES)
+            for name, row in rows
         )
         caption = (
-            f"Medians of each phase{'' if _alone(variants) else ', the mean of the ranks'}. input: ids become rows, "
-            "counts and ids travel; lookup: rows are read and summed; output: waiting for vectors; dense: all that is "
-            "not the tables', data included; gradients: they travel to the owners; update: touched rows are written."
+            f"Medians of each phase{'' if _alone(variants) else ', the mean of the ranks'}. "
+            "input: ids become rows, counts and ids travel; lookup: rows are read and summed; "
+            "output: waiting for vectors; dense: all that is not the tables', data included; "
+            "gradients: they travel to the owners; update: touched rows are written."
         )
         return s.finish("phases", TITLES["phases"], f"Stacked bars. {told}.", caption)
 
 
-def _stack(s: LyingBars, places: Sequence[float], rows: Sequence[Mapping[str, float]]) -> list[float]:
+def _stack(
+    s: LyingBars, places: Sequence[float], rows: Sequence[Mapping[str, float]]
+) -> list[float]:
     parts = {phase: [row[phase] for row in rows] for phase in PHASES}
     ends = drawing.stacked(s.chart, places, parts, drawing.PHASE_COLORS, 0.2, lying=True)
     s.chart.set_xlim(0, max(ends) * 1.04 or 1)
@@ -143,13 +161,15 @@ def _phase_rows(variants: Sequence[Variant]) -> list[tuple[str, dict[str, float]
 
 
 def mean_phases(variant: Variant) -> dict[str, float] | None:
-    """Return the milliseconds of each phase, the mean of ranks and runs; None where none recorded them."""
+    """Return the milliseconds of each phase, the mean of ranks and runs; None without a record."""
     runs = [measured_phases(run.performance) for run in variant.runs if run.performance]
-    return {phase: sum(run[phase] for run in runs) / len(runs) for phase in PHASES} if runs else None
+    return (
+        {phase: sum(run[phase] for run in runs) / len(runs) for phase in PHASES} if runs else None
+    )
 
 
 def memory(variants: Sequence[Variant]) -> Drawn:
-    """Draw what the tables take on the fullest rank, by kind; the peak of its process is told in numbers."""
+    """Draw what the tables take on the fullest rank, by kind; the process is told in numbers."""
     rows = _memory_rows(variants)
     if not rows:
         return NO_RECORD
@@ -157,7 +177,9 @@ def memory(variants: Sequence[Variant]) -> Drawn:
     colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in drawing.MEMORY_NAMES.items()}
     said = [f"{size(_held(row))}, {row['peak_of']} at most {size(row['peak'])}" for _, row in rows]
     with lying_bars([name for name, _ in rows], said, legend=list(kinds)) as s:
-        ends = drawing.stacked(s.chart, [place for (place,) in s.places], kinds, colors, 0.2, lying=True)
+        ends = drawing.stacked(
+            s.chart, [place for (place,) in s.places], kinds, colors, 0.2, lying=True
+        )
         s.chart.set_xlim(0, max(ends) * 1.04 or 1)
         s.chart.set_xlabel("bytes of the tables" + ("" if _alone(variants) else ", fullest rank"))
         drawing.byte_axis(s.chart.xaxis)
@@ -165,8 +187,8 @@ def memory(variants: Sequence[Variant]) -> Drawn:
         told = "; ".join(f"{name} {text}" for (name, _), text in zip(rows, said, strict=True))
         alt = f"Stacked bars of weights, optimiser state and exchange buffers: {told}."
         caption = (
-            "Bars: what the tables take. In numbers beside it, what the whole process (or its GPU) has had at most: "
-            "interpreter, libraries, dense part and batches included."
+            "Bars: what the tables take. In numbers beside it, what the whole process (or its GPU) "
+            "has had at most: interpreter, libraries, dense part and batches included."
         )
         return s.finish("memory", TITLES["memory"], alt, caption)
 
@@ -178,7 +200,11 @@ def _memory_rows(variants: Sequence[Variant]) -> list[tuple[str, dict[str, Any]]
     for variant in variants:
         fullest = [max(ranks, key=_held) for run in variant.runs if (ranks := memory_of(run))]
         if fullest:
-            mean = {key: sum(row[key] for row in fullest) / len(fullest) for key in fullest[0] if key != "peak_of"}
+            mean = {
+                key: sum(row[key] for row in fullest) / len(fullest)
+                for key in fullest[0]
+                if key != "peak_of"
+            }
             found.append((variant.name, {**mean, "peak_of": fullest[0]["peak_of"]}))
     return found
 
@@ -207,7 +233,9 @@ def predicted(variants: Sequence[Variant]) -> Drawn:
         if said and step and spent:
             rows.append((variant.name, said, {"step_ms": step.mean, **spent}))
     if not rows:
-        return "no run has a predicted.json of what the planner expected beside its performance.json"
+        return (
+            "no run has a predicted.json of what the planner expected beside its performance.json"
+        )
     errors = [said["step_ms"] / step["step_ms"] - 1 for _, said, step in rows]
     texts = [_said_of_prediction(said, step) for _, said, step in rows]
     names = [name if len(rows) > 1 else "" for name, _, _ in rows]
@@ -216,13 +244,16 @@ def predicted(variants: Sequence[Variant]) -> Drawn:
         places = [place for pair in s.places for place in pair]
         ends = _stack(s, places, both)
         most = max(ends)
-        for place, end, kind in zip(places, ends, ["predicted", "measured"] * len(rows), strict=True):
+        for place, end, kind in zip(
+            places, ends, ["predicted", "measured"] * len(rows), strict=True
+        ):
             s.chart.text(end + most * 0.012, place, kind, va="center", fontsize=7.5, color=QUIET)
         s.chart.set(xlabel="ms a training step", xlim=(0, most * 1.17))
         drawing.legend_below(s.figure, s.chart)
         told = "; ".join(f"{name} {text}" for (name, _, _), text in zip(rows, texts, strict=True))
         caption = (
-            "Upper bars: what the planner expected of each phase before the first step. Lower bars: what was measured (medians, which need not add up to that of a whole step). "
+            "Upper bars: what the planner expected of each phase before the first step. Lower "
+            "bars: what was measured (medians, which need not add up to that of a whole step). "
             f"The largest error of a step is {max(errors, key=abs):+.0%}."
         )
         return s.finish("predicted", TITLES["predicted"], f"Bars: {told}.", caption)
@@ -234,6 +265,10 @@ def _said_of_prediction(said: Mapping[str, float], step: Mapping[str, float]) ->
 
 
 FIGURES: dict[str, Callable[[Sequence[Variant]], Drawn]] = {
-    "steps": steps, "phases": phases, "memory": memory, "bytes_exchanged": bytes_exchanged, "predicted": predicted,
-}  # fmt: skip
+    "steps": steps,
+    "phases": phases,
+    "memory": memory,
+    "bytes_exchanged": bytes_exchanged,
+    "predicted": predicted,
+}
 """By the name of the picture's file."""

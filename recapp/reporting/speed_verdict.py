@@ -30,17 +30,20 @@ class Pace:
         return variant.measure(lambda run: self._at(run, run.record["step_ms"]))
 
     def spread(self, variant: Variant) -> Interval | None:
-        """Return where the middle half of its steps lies, over all its runs; else its runs' medians."""
-        ends = [variant.measure(lambda run, key=key: self._at(run, run.record[key])) for key in ("step_ms_q1", "step_ms_q3")]  # type: ignore[misc]
-        if ends[0] is None or ends[1] is None:
-            return self.of(variant)
-        return Interval((min(ends[0].low, ends[1].low), max(ends[0].high, ends[1].high)))
+        """Return where the middle half of its steps lies, of all its runs; else their medians."""
+        first = variant.measure(lambda run: self._at(run, run.record["step_ms_q1"]))
+        third = variant.measure(lambda run: self._at(run, run.record["step_ms_q3"]))
+        return Interval(first.values + third.values) if first and third else self.of(variant)
 
     def show(self, value: float, unit: bool = True) -> str:
         """Return a pace as text."""
         if self.by_rate:
             return f"{value:,.0f}{' samples/s' if unit else ''}"
         return f"{value:.3g}{' ms' if unit else ''}"
+
+    def between(self, found: Interval) -> str:
+        """Return the ends of an interval as text."""
+        return f"{self.show(found.low, unit=False)} to {self.show(found.high, unit=False)}"
 
     def ranked(self, variants: Sequence[Variant]) -> list[tuple[Variant, Interval]]:
         """Return the variants that have a pace, the fastest first."""
@@ -84,7 +87,7 @@ class Drift:
 
 
 def drifts(variants: Sequence[Variant]) -> list[Drift]:
-    """Return the drift of each set of variants that differ in their plan alone and recorded phases."""
+    """Return the drift of each set of variants that differ in their plan alone."""
     found = []
     for alike in alike_but_for_plan(variants):
         dense = [(v, ms.mean) for v in alike if (ms := v.measure(_dense_ms))]
@@ -101,31 +104,32 @@ def _dense_ms(run: Run) -> float | None:
 
 def _dense_spread(run: Run) -> float | None:
     ranks: list[dict[str, Any]] = (run.performance or {}).get("phases_quartiles_ms") or []
-    return sum(rank["dense"][1] - rank["dense"][0] for rank in ranks) / len(ranks) if ranks else None
+    between = [rank["dense"][1] - rank["dense"][0] for rank in ranks]
+    return sum(between) / len(between) if between else None
 
 
 def speed_verdict(variants: Sequence[Variant]) -> list[str]:
-    """Return sentences on which variant is fastest, and what of the order is noise; the first is the answer."""
+    """Return sentences on which variant is fastest, and what is noise; first the answer."""
     pace = pace_of(variants)
     ranked = pace.ranked(variants)
     if len(ranked) < 2:
         return _one_speed(ranked[0][0]) if ranked else ["No run has the length of its steps."]
     (fastest, best), (slowest, worst) = ranked[0], ranked[-1]
     others, moved, tied = [v for v, _ in ranked[1:]], drifts(variants), tied_with_fastest(variants)
+    fast, slow = pace.show(best.mean), pace.show(worst.mean)
     if len(tied) == len(others):
-        answer = (
-            f"The order by speed is noise: {fastest.name} is fastest ({pace.show(best.mean)}) and {slowest.name} slowest "
-            f"({pace.show(worst.mean)}), but {_why_noise(pace, fastest, others)}."
-        )
+        said = [
+            f"The order by speed is noise: {fastest.name} is fastest ({fast}) and {slowest.name} "
+            f"slowest ({slow}), but {_why_noise(pace, fastest, others)}."
+        ]
     else:
         factor = max(best.mean, worst.mean) / min(best.mean, worst.mean)
+        times = f"{factor:.2f} times {'fewer' if pace.by_rate else 'as long'}"
         a_step = "" if pace.by_rate else " a step"
-        answer = (
-            f"Fastest: {fastest.name}, {pace.show(best.mean)}{a_step}. Slowest: {slowest.name}, {pace.show(worst.mean)}, "
-            f"{factor:.2f} times {'slower' if pace.by_rate else 'as long'}."
-        )
-    near = [] if len(tied) in (0, len(others)) else [f"{listed([v.name for v in tied])} cannot be told from the fastest."]
-    return [answer, *near, *(remark for drift in moved if (remark := _remark(drift)))]
+        ends = f"Fastest: {fastest.name}, {fast}{a_step}. Slowest: {slowest.name}, {slow}, {times}."
+        near = f"{listed([v.name for v in tied])} cannot be told from the fastest." if tied else ""
+        said = [ends, near] if near else [ends]
+    return [*said, *(remark for drift in moved if (remark := _remark(drift)))]
 
 
 def tied_with_fastest(variants: Sequence[Variant]) -> list[Variant]:
@@ -142,8 +146,8 @@ def _one_speed(variant: Variant) -> list[str]:
     if len(step.values) == 1:
         return [f"A step takes {step.mean:.3g} ms{told}."]
     why = (
-        "Speed is not compared: the runs do not differ in anything that changes it. That the medians of their steps go "
-        f"from {step.low:.3g} to {step.high:.3g} ms comes from what else the machine did."
+        "Speed is not compared: the runs do not differ in anything that changes it. That the "
+        f"medians of their steps go from {step.low:.3g} to {step.high:.3g} ms is noise."
     )
     return [f"A step takes {step.mean:.3g} ms on average{told}.", why]
 
@@ -157,7 +161,7 @@ def _tied(pace: Pace, one: Variant, other: Variant, moved: Sequence[Drift]) -> b
 
 
 def _overlap(pace: Pace, one: Variant, other: Variant) -> bool:
-    """Whether the middle halves of their steps overlap; where none were recorded, their runs' medians."""
+    """Whether the middle halves of their steps overlap; of old runs, their medians."""
     known = all(v.recorded("step_ms_q1") for v in (one, other))
     spreads = [pace.spread(v) if known else pace.of(v) for v in (one, other)]
     assert spreads[0] and spreads[1]
@@ -167,9 +171,8 @@ def _overlap(pace: Pace, one: Variant, other: Variant) -> bool:
 def _why_noise(pace: Pace, fastest: Variant, others: Sequence[Variant]) -> str:
     apart = [v for v in others if not _overlap(pace, fastest, v)]
     if not apart:
-        return "the middle halves of their steps overlap" if len(others) == 1 else (
-            "the middle half of the fastest's steps overlaps with that of each other"
-        )
+        several = "the middle half of the fastest's steps overlaps with that of each other"
+        return several if len(others) > 1 else "the middle halves of their steps overlap"
     drift = "the dense phase, which no plan changes, differs by as much"
     return drift if len(apart) == len(others) else f"{drift}, or their steps overlap"
 
@@ -179,7 +182,8 @@ def _remark(drift: Drift) -> str | None:
         return None
     (fast, least), (slow, most) = drift.fastest, drift.slowest
     return (
-        f"The dense phase, which no plan changes, took {least:.3g} ms in {fast.name} and {most:.3g} ms in {slow.name}. "
-        f"Within a run its middle half lies {drift.spread:.2g} ms apart. So the machine was not equally fast for all: "
-        f"differences below {drift.ms:.2g} ms a step are noise."
+        f"The dense phase, which no plan changes, took {least:.3g} ms in {fast.name} and "
+        f"{most:.3g} ms in {slow.name}; within a run its middle half lies {drift.spread:.2g} ms "
+        "apart. So the machine was not equally fast for all: differences below "
+        f"{drift.ms:.2g} ms a step are noise."
     )

@@ -23,10 +23,11 @@ from recapp.reporting.performance import read_document, read_performance, read_p
 
 SAME_SPEED = (  # settings of which a step's milliseconds do not depend
     SEED, "ckpt_path", "callbacks", "callbacks.*", "logger", "logger.*", "metrics", "metrics.*",
-    "optimizer/schedule", "optimizer.schedule", "optimizer.schedule.*", "tables.init_range", "trainer.max_*",
-    "trainer.limit_*", "trainer.val_check_interval", "trainer.log_every_n_steps",
+    "optimizer/schedule", "optimizer.schedule", "optimizer.schedule.*", "tables.init_range",
+    "trainer.max_*", "trainer.limit_*", "trainer.val_check_interval", "trainer.log_every_n_steps",
     "trainer.enable_progress_bar", "trainer.gradient_clip_val", "dataset.val_*",
 )  # fmt: skip
+LEFT_BY_RUNS = ("metrics.json", "error.json", ".hydra/overrides.yaml")
 RATES = "optimizer.*"  # its numbers: rates, decays, epsilons
 
 
@@ -98,9 +99,9 @@ class Run:
 
     def value(self, name: str) -> float | None:
         """Return a number of `metrics.json`, or the last reading of a curve of that name."""
-        found = finite(self.metrics.get(name))
+        found: float | None = finite(self.metrics.get(name))
         if found is None and self.ended_well:
-            found = next(reversed(self.curve(name).values()), None)
+            return next(reversed(self.curve(name).values()), None)
         return found
 
     def curve(self, name: str) -> dict[int, float]:
@@ -176,15 +177,18 @@ def read_runs(folder: Path) -> list[Run]:
         ConfigError: there is no such directory, or no run in it.
     """
     if not folder.is_dir():
-        raise ConfigError(f"path={folder}: there is no such directory; name that of a run or of a sweep")
+        raise ConfigError(
+            f"path={folder}: there is no such directory; name that of a run or of a sweep"
+        )
     if jobs := comparison.jobs_of(folder):
         records = comparison.compare(folder)
         return [Run(*one) for one in zip(jobs, records, comparison.names_of(records), strict=True)]
-    if any((folder / name).exists() for name in ("metrics.json", "error.json", ".hydra/overrides.yaml")):
+    if any((folder / name).exists() for name in LEFT_BY_RUNS):
         record = comparison.record_of(folder)
         return [Run(folder, record, str(record["plan"]))]
     raise ConfigError(
-        f"path={folder}: no runs in it; name the directory of a run (it has metrics.json) or of a sweep (its jobs have)"
+        f"path={folder}: no runs in it; name the directory of a run (it has metrics.json) or of a "
+        "sweep (its jobs have)"
     )
 
 
@@ -196,7 +200,9 @@ def speed_variants_of(runs: Sequence[Run]) -> list[Variant]:
 def same_speed(runs: Sequence[Run]) -> set[str]:
     """Return the settings that were varied and do not change the length of a step."""
     names = {name for run in runs for name in run.varied}
-    return {name for name in names if not changes_speed(name, [run.varied.get(name) for run in runs])}
+    return {
+        name for name in names if not changes_speed(name, [run.varied.get(name) for run in runs])
+    }
 
 
 def changes_speed(name: str, values: Sequence[Any]) -> bool:
@@ -236,7 +242,9 @@ def together(runs: Sequence[Run], leave_out: set[str]) -> list[Variant]:
     sets: dict[str, list[Run]] = {}
     for run in runs:
         if run.ended_well:
-            kept = {name: run.setting(name) for name in ("plan", *run.varied) if name not in leave_out}
+            kept = {
+                name: run.setting(name) for name in ("plan", *run.varied) if name not in leave_out
+            }
             sets.setdefault(repr(kept), []).append(run)
     names = comparison.names_of([group[0].record for group in sets.values()], sorted(leave_out))
     return [Variant(name, tuple(group)) for name, group in zip(names, sets.values(), strict=True)]

@@ -66,7 +66,7 @@ class ClickModule(LightningModule):
         return loss
 
     def _mean_loss(self, loss: Tensor) -> Tensor:
-        """Return the mean loss of the steps since loggers last wrote, this one included; it stays on its device, which nothing waits for."""
+        """Return the mean loss of the steps since loggers last wrote, with this one; nothing waits for its device."""
         if self._loss_steps == 0 or self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._loss_sum, self._loss_steps = torch.zeros_like(loss), 0
         self._loss_sum, self._loss_steps = self._loss_sum + loss, self._loss_steps + 1

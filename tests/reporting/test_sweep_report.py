@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from recapp.reporting.strategies import Interval, read_runs, strategies_of
+from recapp.reporting.sweep_figures import TITLES
 from reporting.pages import opened, parts
 
 from recapp import report
 from recapp.errors import ConfigError
 from recapp.reporting.phases import PHASES
-from recapp.reporting.strategies import Interval, read_runs, strategies_of
-from recapp.reporting.sweep_figures import TITLES
 from recapp.reporting.sweep_report import write_report
 
 PLANS = {"row_wise": 9.0, "table_wise": 12.0}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from recapp.reporting.comparison import SEED, texts_of
 from recapp.reporting.drawing import BAR, BEST, COLUMN, Picture, sheet
 from recapp.reporting.objective import Objective
-from recapp.reporting.variants import Interval, Run
+from recapp.reporting.variants import Interval, Run, told
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Picture |
 
     Args:
         name: Of the setting; `plan` for the plan.
-        runs: That ended well.
+        runs: That ended well; of those that differ in what has no effect, one.
         objective: The metric.
     """
     points = [
@@ -53,8 +53,8 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Picture |
         _name_best(axes, places[best[0]], best[1], objective)
         axes.set(xlabel=name, ylabel=objective.title)
         axes.grid(True, axis="y")
-        told = "; ".join(_told(names[v], mean) for v, mean in list(means.items())[:ALT_VALUES])
-        alt = f"Dots, {objective.title} by {name}: {told}."
+        words = "; ".join(_told(names[v], mean) for v, mean in list(means.items())[:ALT_VALUES])
+        alt = f"Dots, {objective.title} by {name}: {words}."
         caption = _how_to_read(runs, name, several=len(points) > len(values))
         return s.finish(file_of(name), title_of(name, objective), alt, caption)
 
@@ -84,7 +84,7 @@ def _short(name: str) -> str:
 
 def _one_number_alone(runs: Sequence[Run], name: str) -> bool:
     """Whether nothing else was varied but the seed: then a line through the runs says something."""
-    return {other for run in runs for other in run.varied} <= {name, SEED}
+    return {n for n, values in told(runs).items() if len(values) > 1} <= {name, SEED}
 
 
 def _means(axes: "Axes", means: Mapping[float, float], *, joined: bool) -> None:
@@ -136,8 +136,8 @@ def _told(name: str, found: Interval) -> str:
 
 
 def _how_to_read(runs: Sequence[Run], name: str, *, several: bool) -> str:
-    others = sorted({other for run in runs for other in run.varied} - {name, SEED})
-    seeds = any(SEED in run.varied for run in runs)
+    differ = {n for n, values in told(runs).items() if len(values) > 1}
+    others, seeds = sorted(differ - {name, SEED}), SEED in differ - {name}
     said = ["A dot is a run"]
     if several:
         said.append("a dash is the mean of the runs above the same value")

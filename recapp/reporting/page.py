@@ -24,7 +24,9 @@ p { max-width: 46rem; margin: .4rem 0; overflow-wrap: anywhere } .quiet { color:
 figure { margin: 0 0 1rem } figure img { max-width: 100%; height: auto }
 figcaption { max-width: 46rem; color: #595959; font-size: .88rem; line-height: 1.4 }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 32rem), 1fr)); gap: 1.6rem 2.4rem; margin-top: .8rem }
+.columns.wide { grid-template-columns: repeat(auto-fit, minmax(min(100%, 46rem), 1fr)) }
 .columns > * { min-width: 0 } .columns figure { margin: 0 } .columns img { width: 100%; max-width: 42rem }
+.columns.wide img { width: auto; max-width: 100% }
 .scroll { overflow-x: auto; margin: .5rem 0 }
 table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #d9d9d9; vertical-align: top }
@@ -66,9 +68,10 @@ def figure(picture: Picture, level: int = 2) -> str:
     return f'{title}<figure id="{where}">{image}</figure>' if level == 2 else f'<figure id="{where}">{title}{image}</figure>'
 
 
-def columns(parts: Sequence[str]) -> str:
-    """Parts side by side where the window is wide, below each other where it is not."""
-    return f'<div class="columns">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+def columns(parts: Sequence[str], *, wide: bool = False) -> str:
+    """Parts side by side where the window is wide, below each other where it is not; wide ones need a wider window."""
+    kind = "columns wide" if wide else "columns"
+    return f'<div class="{kind}">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
 
 def footer(entries: Sequence[tuple[str, str]]) -> str:

@@ -109,10 +109,10 @@ def _learned(
     """The metric against each setting that matters, and curves."""
     without = without_effect(good, objective)
     telling = [n for n, values in told(good).items() if n not in without and len(values) > 1]
-    shown = []
+    shown, runs = [], [run for variant in variants for run in variant.runs]
     for name in [name for name in telling if name != SEED] or telling:
         title, file = metric_figures.title_of(name, objective), metric_figures.file_of(name)
-        shown.append(gallery.show(file, title, metric_figures.metric_by(name, good, objective)))
+        shown.append(gallery.show(file, title, metric_figures.metric_by(name, runs, objective)))
     for name in dict.fromkeys((objective.name, *ALWAYS)):
         title, file = curve_figures.title_of(name), curve_figures.file_of(name)
         shown.append(gallery.show(file, title, curve_figures.curves(name, variants, objective)))

@@ -19,7 +19,8 @@ from recapp.console import print_table
 from recapp.reporting import comparison
 
 TESTS = Path(__file__).resolve().parent
-MEASURED = {"val_auc": 0.7580123, "val_log_loss": 0.4892, "step_ms": 1234.5, "step_ms_quartiles": [1200.25, 1300.0], "samples_per_second": 1234567.0, "ranks": 2,
+MEASURED = {"val_auc": 0.7580123, "val_log_loss": 0.4892, "step_ms": 1234.5, "step_ms_quartiles": [1200.25, 1300.0],
+            "samples_per_second": 1234567.0, "ranks": 2,
             "bytes_per_rank": [3 << 30, 2 << 30], "bytes_exchanged_per_step": 45 << 20, "plan": "table_row_wise"}
 
 

@@ -90,5 +90,5 @@ def test_the_command_compares_with_the_defaults_of_training(tmp_path, capsys, mo
     assert report.main(["path=run", "format=json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["file"] == "run/report.html"
     page = (tmp_path / "run/report.html").read_text()
-    assert re.search(r"<td>dataset.batch_size</td><td[^>]*>96</td><td[^>]*>1024</td>", page)
+    assert re.search(r"<td[^>]*>dataset.batch_size</td><td[^>]*>96</td><td[^>]*>1024</td>", page)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]      # it makes no directory of its own

@@ -6,6 +6,8 @@ import warnings
 from pathlib import Path
 
 import pytest
+import yaml
+from jobs import small
 from reporting.pages import opened, parts
 from reporting.sweeps import make_run, make_sweep, optuna_sweep, plan_sweep, rate_sweep
 
@@ -249,3 +251,20 @@ def test_the_command_makes_the_report_of_a_sweep(tmp_path, capsys):
     assert report.main([f"path={tmp_path}/sweep", "format=json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows[0]["file"] == str(tmp_path / "sweep/report.html")
+
+
+@pytest.mark.full
+def test_runs_of_two_plans_and_two_rates_make_a_report(jobs, tmp_path):
+    said = [["+plan=table_wise"], ["+plan=row_wise"], ["+plan=row_wise", "optimizer.dense.lr=0.1"]]
+    for number, overrides in enumerate(said):
+        folder = tmp_path / "sweep" / str(number)
+        jobs.train(folder, *small(tmp_path / "logs"), *overrides, "trainer.max_steps=20", "trainer.log_every_n_steps=5")
+        (folder / ".hydra").mkdir(exist_ok=True)
+        (folder / ".hydra/overrides.yaml").write_text(yaml.safe_dump(overrides))
+    assert not left_out(write_report(tmp_path / "sweep"))
+    found = parts(tmp_path / "sweep/report.html")
+    best, varied = first_words(tmp_path / "sweep", 3)[1:]
+    assert best.startswith(("Best: lr=", "Best: defaults"))
+    assert varied == "Varied: plan (table_wise, row_wise) and optimizer.dense.lr (default, 0.1)."
+    assert any(text.startswith("The plan does not change what is learned") for text in found.said)
+    assert "5,142 to train on, 858 to validate on" in found.said and "not recorded" not in found.said

@@ -57,8 +57,8 @@ def compare(sweep: Path) -> list[dict[str, Any]]:
 
     Returns:
         Records with `job, status, plan`, the other settings that were varied, what `METRICS` lists (bytes per rank: the fullest
-        rank's; the quartiles of steps), and `error`. The status is what `metrics.json` says (`ok`), `failed`, or `stopped` by Ctrl-C
-        or without a word.
+        rank's; the quartiles of steps), and `error`. The status is what `metrics.json` says (`ok`, or `stopped` with results), `failed`,
+        or `stopped` by Ctrl-C or without a word.
     """
     jobs = jobs_of(sweep)
     said, asked = [overrides_of(job) for job in jobs], _overrides(sweep / "multirun.yaml")
@@ -167,7 +167,9 @@ def _overrides(path: Path) -> dict[str, str]:
 
 def _record(job: Path, said: Mapping[str, str], swept: Mapping[str, str | None]) -> dict[str, Any]:
     failure = read_document(job / "error.json") or {}
-    metrics = {} if failure else read_document(job / "metrics.json") or {}      # of an earlier run, if there are any beside an error
+    metrics = read_document(job / "metrics.json") or {}
+    if failure and metrics.get("status") != failure.get("status", "failed"):
+        metrics = {}                                            # of an earlier run: this one left its error
     status = failure.get("status", "failed") if failure else metrics.get("status", "ok") if metrics else "stopped"
     plan = metrics.get("plan") or said.get("plan") or "automatic"
     if isinstance(metrics.get("bytes_per_rank"), list):

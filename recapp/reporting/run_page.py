@@ -40,7 +40,7 @@ def run_page(run: Run, gallery: Gallery, defaults: Mapping[str, Any]) -> tuple[s
         for name in names
     ]
     parts += gallery.part("Training", [], shown)
-    if run.ended_well:
+    if run.metrics:
         told = [page.paragraph(text) for text in _speed(run)]
         own = [
             gallery.show(name, FIGURE_TITLES[name], FIGURES[name]([variant]))
@@ -59,7 +59,7 @@ def run_page(run: Run, gallery: Gallery, defaults: Mapping[str, Any]) -> tuple[s
 
 
 def _title(run: Run) -> str:
-    if run.ended_well:
+    if run.metrics:
         steps = run.metrics.get("steps")
         return f"Training run of {steps:,} steps" if isinstance(steps, int) else "Training run"
     return f"Training run that {'failed' if run.record['status'] == 'failed' else 'was stopped'}"
@@ -67,7 +67,7 @@ def _title(run: Run) -> str:
 
 def _opening(run: Run) -> list[str]:
     """What it reached, or why it did not."""
-    if not run.ended_well:
+    if not run.metrics:
         return [page.paragraph(run.record["error"] or "It ended without a word.", "failed")]
     objective, found = objective_of(run), run.metrics
     value = run.value(objective.name)
@@ -89,7 +89,10 @@ def _opening(run: Run) -> list[str]:
         drawn = f"The model that drew the labels has an AUC of {found['hidden_model_auc']:.5f}"
         said.append(page.paragraph(f"{drawn}: nothing can do better."))
     if found.get("stopped"):
-        said.append(page.paragraph(f"Stopped early at {found['stopped']}"))
+        early = "Stopped early at" if run.ended_well else "Stopped before its end:"
+        said.append(
+            page.paragraph(f"{early} {found['stopped']}", "" if run.ended_well else "failed")
+        )
     rows = [
         {"name": name, "value": value}
         for key, name in TITLES.items()

@@ -90,7 +90,8 @@ def _failures(runs: Sequence[Run]) -> list[str]:
     ends: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         if not run.ended_well:
-            why = run.record["error"] or "it ended without a word"
+            stopped = run.metrics.get("stopped") or ("before its end" if run.metrics else None)
+            why = run.record["error"] or stopped or "it ended without a word"
             jobs = ends.setdefault((run.record["status"], why), [])
             jobs.append(f"{run.record['job']} ({run.name})")
     said = []

@@ -47,7 +47,7 @@ class Run:
 
     @property
     def ended_well(self) -> bool:
-        """Whether it has results; one that failed has none, whatever an earlier one left there."""
+        """Whether it has results that may be compared; one that failed or was stopped has none."""
         return str(self.record["status"]) == "ok"
 
     @property
@@ -69,8 +69,9 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """What `metrics.json` says of a run that ended well."""
-        return (read_document(self.directory / "metrics.json") or {}) if self.ended_well else {}
+        """What `metrics.json` says of a run that ended well, or was stopped and could still say it."""
+        found = read_document(self.directory / "metrics.json") or {}
+        return found if found.get("status", "ok") == self.record["status"] else {}
 
     @property
     def about(self) -> dict[str, Any]:
@@ -90,17 +91,17 @@ class Run:
     @cached_property
     def performance(self) -> dict[str, Any] | None:
         """What it recorded of phases and memory."""
-        return read_performance(self.directory) if self.ended_well else None
+        return read_performance(self.directory) if self.metrics else None
 
     @cached_property
     def predicted(self) -> dict[str, float] | None:
         """What the planner said before it."""
-        return read_predicted(self.directory) if self.ended_well else None
+        return read_predicted(self.directory) if self.metrics else None
 
     def value(self, name: str) -> float | None:
         """Return a number of `metrics.json`, or the last reading of a curve of that name."""
         found: float | None = finite(self.metrics.get(name))
-        if found is None and self.ended_well:
+        if found is None and self.metrics:
             return next(reversed(self.curve(name).values()), None)
         return found
 

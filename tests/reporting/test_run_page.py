@@ -68,6 +68,13 @@ def test_a_run_that_failed_has_its_error_and_the_curves_so_far(tmp_path):
     assert [row["what"] for row in made if row["file"]] == ["the page", "Validation AUC over steps", "Validation log loss over steps"]
 
 
+def test_a_run_that_was_stopped_and_could_say_so_has_its_results(tmp_path):
+    folder = make_run(tmp_path / "run", more={"status": "stopped", "stopped": "step 12/40: SIGTERM", "steps": 12})
+    write_report(folder, lambda: DEFAULTS)
+    said = parts(folder / "report.html").said
+    assert "Training run of 12 steps" in said and "Stopped before its end: step 12/40: SIGTERM" in said and "What a step costs" in said
+
+
 def test_a_run_that_has_not_ended_has_a_page(tmp_path):
     folder = make_run(tmp_path / "run", performance=False)
     (folder / "metrics.json").unlink()

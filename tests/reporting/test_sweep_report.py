@@ -142,6 +142,15 @@ def test_jobs_that_failed_alike_are_told_once(tmp_path):
     assert "Jobs 1 (seed=2), 2 (seed=3) failed: no memory" in said
 
 
+def test_a_stopped_job_is_told_and_not_compared(tmp_path):
+    jobs = [{"overrides": [f"tables.dim={n}"], "auc": 0.7 + n / 100} for n in (1, 2, 3)]
+    make_sweep(tmp_path, ["tables.dim=1,2,3"], [*jobs[:2], jobs[2] | {"more": {"status": "stopped", "stopped": "step 12/40: SIGTERM"}}])
+    write_report(tmp_path)
+    said = parts(tmp_path / "report.html").said
+    assert any(text.startswith("Best: dim=2, validation AUC 0.72000") for text in said)
+    assert "Job 2 (dim=3) stopped: step 12/40: SIGTERM" in said and "0.73000" in said      # among all runs
+
+
 def test_names_of_an_optuna_sweep_are_what_differs(optuna):
     folder, _ = optuna
     found = parts(folder / "report.html")

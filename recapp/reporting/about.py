@@ -85,9 +85,7 @@ def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[
         "Seed": ", ".join(dict.fromkeys(str(seed) for seed in seeds if seed is not None)),
         "Versions": each(lambda run: ", ".join(f"{k} {v}" for k, v in run["versions"].items())),
         "Host": each(lambda run: f"{', '.join(run['hosts'])} ({run['device']})"),
-        "Date": " to ".join(_minute(day) for day in dict.fromkeys((days[0], days[-1])))
-        if days
-        else "",
+        "Date": " to ".join(dict.fromkeys(_minute(day) for day in days[:1] + days[-1:])),
     }
     return [(name, text or "not recorded") for name, text in entries.items()]
 

@@ -6,6 +6,7 @@ colour alone: bars are stacked in the order of the legend, shards carry their ra
 
 import io
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Itera
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")       # letters that the font lacks are boxes here; the texts have them
         figure = Figure(figsize=(width, height), layout="constrained" if rows else None, dpi=DPI)
         if rows:
             axes = list(figure.subplots(rows, columns, squeeze=False).flat)

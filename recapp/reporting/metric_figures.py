@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 DECADE = 10.0  # numbers that span more stand on a logarithmic axis
 TICKS = 6  # swept values that are ticks themselves
+WORDS_LYING = 4  # of more the names stand upright
+LETTER = 0.075  # inches
 FOLDED = 16  # letters on a line below the axis
 ALT_VALUES = 12  # told in words for who cannot see the picture
 
@@ -40,7 +42,9 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Picture |
     )
     names = dict(zip(values, texts_of(values), strict=True))
     best = (max if objective.highest else min)(points, key=lambda point: point[1])
-    with sheet(COLUMN, 3.3) as s:
+    turned = not numbers and len(values) > WORDS_LYING
+    room = LETTER * max(map(len, names.values())) if turned else 0.0
+    with sheet(COLUMN, 3.3 + room) as s:
         axes = s.axes[0]
         x, y = [places[value] for value, _ in points], [value for _, value in points]
         means = {v: Interval(tuple(found for value, found in points if value == v)) for v in values}
@@ -104,7 +108,9 @@ def _axis(
     if numbers and min(found) > 0 and max(found) / min(found) >= DECADE:
         axes.set_xscale("log")
     if not numbers or len(found) <= TICKS:
-        axes.set_xticks(found, [_folded(names[value]) for value in places])
+        standing = not numbers and len(found) > WORDS_LYING
+        texts = [names[value] if standing else _folded(names[value]) for value in places]
+        axes.set_xticks(found, texts, rotation=90 if standing else 0)
         axes.xaxis.set_minor_locator(NullLocator())
     else:
         if axes.get_xscale() == "log":

@@ -17,11 +17,12 @@ from recapp.reporting.objective import (
     without_effect,
 )
 from recapp.reporting.speed_figures import FIGURES, TITLES
-from recapp.reporting.speed_verdict import speed_verdict
+from recapp.reporting.speed_verdict import pace_of, speed_verdict
 from recapp.reporting.sweep_tables import ALWAYS, table_by_metric, table_by_speed, table_of_runs
 from recapp.reporting.variants import Run, Variant, speed_variants_of, told
 
 SHOWN_FAILURES = 5  # different ones, before the first picture
+SHOWN_VARIANTS = 40  # in pictures of what a step costs
 VALUES_TOLD = 6  # of a setting, before "and 12 more"
 
 
@@ -127,6 +128,12 @@ def _costs(speeds: Sequence[Variant], gallery: Gallery) -> list[str]:
     """What a step costs: compared where runs differ in what changes it, else told in numbers."""
     answer, *more = speed_verdict(speeds)
     said = [page.paragraph(answer, "lead"), *map(page.paragraph, more)]
+    if len(speeds) > SHOWN_VARIANTS:
+        ranked = [variant for variant, _ in pace_of(speeds).ranked(speeds)]
+        many = (
+            f"The pictures show the fastest {SHOWN_VARIANTS} of {len(ranked)}; the table has all."
+        )
+        said, speeds = [*said, page.paragraph(many, "quiet")], ranked[:SHOWN_VARIANTS]
     if len(speeds) > 1:
         shown = [gallery.show(name, TITLES[name], draw(speeds)) for name, draw in FIGURES.items()]
         return gallery.part("What a step costs", said, shown)

@@ -1,6 +1,7 @@
 """What pictures share: sizes in words, axes of bytes and of steps, legends and names that are whole."""
 
 import re
+from itertools import pairwise
 
 import pytest
 from reporting.sweeps import make_run, make_sweep
@@ -70,6 +71,16 @@ def test_the_metric_stands_on_a_log_axis_where_numbers_span_a_decade(tmp_path, m
     assert list(means.get_ydata()) == pytest.approx([0.7 + 1.5 * rate for rate in rates])
     assert list(best.get_ydata()) == pytest.approx([0.7 + 2 * rates[-1]])
     assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == [f"{rate:g}" for rate in rates]
+
+
+def test_many_words_stand_upright_and_do_not_run_into_each_other(tmp_path, monkeypatch):
+    jobs = [{"overrides": [f"experiment=a_longer_name_{n}"], "auc": 0.7 + n / 100, "curves": False} for n in range(12)]
+    runs = read_runs(make_sweep(tmp_path, None, jobs))
+    drawn = axes_of(lambda: metric_figures.metric_by("experiment", runs, Objective()), monkeypatch)
+    drawn.figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in drawn.axes[0].get_xticklabels()]
+    assert len(boxes) == 12 and all(one.x1 <= other.x0 for one, other in pairwise(boxes))
+    assert all(box.y0 >= drawn.figure.bbox.y0 for box in boxes)
 
 
 def test_words_stand_on_an_axis_of_their_own(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from reporting.pages import opened, parts
-from reporting.sweeps import make_run
+from reporting.sweeps import leave_pictures_unpainted, make_run
 
 from recapp import report
 from recapp.reporting.sweep_report import write_report
@@ -14,6 +14,11 @@ from recapp.reporting.sweep_report import write_report
 DEFAULTS = {"seed": 1, "dataset": {"path": "/data", "batch_size": 1024}, "choices": {"model": "dlrm"}, "callbacks": {}}
 SETTINGS = {"dataset": {"path": "/data", "batch_size": 128}, "choices": {"model": "dlrm", "plan": "mixed"}, "trainer": {"devices": 2},
             "callbacks": {}}
+
+
+@pytest.fixture
+def unpainted(monkeypatch):
+    leave_pictures_unpainted(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -61,28 +66,28 @@ def test_a_browser_shows_it_in_every_width(run, tmp_path):
         assert found["columns"] == {400: 1, 1280: 2, 1920: 3}[width]
 
 
-def test_a_run_that_failed_has_its_error_and_the_curves_so_far(tmp_path):
+def test_a_run_that_failed_has_its_error_and_the_curves_so_far(unpainted, tmp_path):
     made = write_report(make_run(tmp_path / "run", error="rank 1: <boom>"), lambda: DEFAULTS)
     said = parts(tmp_path / "run/report.html").said
     assert "Training run that failed" in said and "rank 1: <boom>" in said and "What a step costs" not in said
     assert [row["what"] for row in made if row["file"]] == ["the page", "Validation AUC over steps", "Validation log loss over steps"]
 
 
-def test_a_run_that_was_stopped_and_could_say_so_has_its_results(tmp_path):
+def test_a_run_that_was_stopped_and_could_say_so_has_its_results(unpainted, tmp_path):
     folder = make_run(tmp_path / "run", more={"status": "stopped", "stopped": "step 12/40: SIGTERM", "steps": 12})
     write_report(folder, lambda: DEFAULTS)
     said = parts(folder / "report.html").said
     assert "Training run of 12 steps" in said and "Stopped before its end: step 12/40: SIGTERM" in said and "What a step costs" in said
 
 
-def test_a_run_that_has_not_ended_has_a_page(tmp_path):
+def test_a_run_that_has_not_ended_has_a_page(unpainted, tmp_path):
     folder = make_run(tmp_path / "run", performance=False)
     (folder / "metrics.json").unlink()
     write_report(folder, lambda: DEFAULTS)
     assert "Training run that was stopped" in parts(folder / "report.html").said
 
 
-def test_a_run_of_an_older_recapp_has_a_page_of_what_is_known(tmp_path):
+def test_a_run_of_an_older_recapp_has_a_page_of_what_is_known(unpainted, tmp_path):
     folder = make_run(tmp_path / "run", old=True, predicted=False, settings=SETTINGS)
     (folder / "resolved.yaml").unlink()
     made = write_report(folder, lambda: DEFAULTS)
@@ -91,7 +96,7 @@ def test_a_run_of_an_older_recapp_has_a_page_of_what_is_known(tmp_path):
     assert [row["what"] for row in made if row["left_out"]] == ["Predicted against measured"]
 
 
-def test_the_command_compares_with_the_defaults_of_training(tmp_path, capsys, monkeypatch):
+def test_the_command_compares_with_the_defaults_of_training(unpainted, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "run", settings={"dataset": {"batch_size": 96}})
     assert report.main(["path=run", "format=json"]) == 0

@@ -9,15 +9,21 @@ import pytest
 import yaml
 from jobs import small
 from reporting.pages import opened, parts
-from reporting.sweeps import make_run, make_sweep, optuna_sweep, plan_sweep, rate_sweep
+from reporting.sweeps import leave_pictures_unpainted, make_run, make_sweep, optuna_sweep, plan_sweep, rate_sweep
 
 from recapp import report
 from recapp.errors import ConfigError
+from recapp.reporting import sweep_page
 from recapp.reporting.speed_figures import TITLES
 from recapp.reporting.sweep_report import write_report
 from recapp.reporting.variants import read_runs
 
 CURVES = ("Validation AUC over steps", "Validation log loss over steps")
+
+
+@pytest.fixture
+def unpainted(monkeypatch):
+    leave_pictures_unpainted(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +87,7 @@ def test_the_tables_mark_the_best(rates):
     ("val_log_loss", "min", "Best: lr=0.01, validation log loss 0.52800"),
     ("val_calibration", "max", "Best: lr=0.1, validation calibration 0.94500"),
     ("train_auc", "min", "Best: lr=0.001, train_auc 0.56950")])
-def test_the_metric_is_the_one_that_checkpoints_are_chosen_by(tmp_path, monitor, mode, best):
+def test_the_metric_is_the_one_that_checkpoints_are_chosen_by(unpainted, tmp_path, monitor, mode, best):
     rate_sweep(tmp_path, settings={"callbacks": {"checkpoint": {"monitor": monitor, "mode": mode}}})
     for number in range(6):
         file = tmp_path / str(number) / "metrics.json"
@@ -93,7 +99,7 @@ def test_the_metric_is_the_one_that_checkpoints_are_chosen_by(tmp_path, monitor,
     assert first_words(tmp_path, 2)[1].startswith(best)
 
 
-def test_seeds_that_overlap_make_the_order_noise(tmp_path):
+def test_seeds_that_overlap_make_the_order_noise(unpainted, tmp_path):
     rate_sweep(tmp_path, {0.001: (0.70, 0.73), 0.01: (0.71, 0.74), 0.1: (0.5, 0.5)})
     write_report(tmp_path)
     said = parts(tmp_path / "report.html").said
@@ -135,20 +141,33 @@ def test_a_failed_job_is_told_with_its_error_and_has_no_part_in_the_pictures(pla
     assert not any("mixed" in image["alt"] for image in found.images)
 
 
-def test_jobs_that_failed_alike_are_told_once(tmp_path):
+def test_jobs_that_failed_alike_are_told_once(unpainted, tmp_path):
     make_sweep(tmp_path, ["seed=1,2,3"], [{"overrides": [f"seed={n}"], "error": "no memory" if n > 1 else None} for n in (1, 2, 3)])
     write_report(tmp_path)
     said = parts(tmp_path / "report.html").said
     assert "Jobs 1 (seed=2), 2 (seed=3) failed: no memory" in said
 
 
-def test_a_stopped_job_is_told_and_not_compared(tmp_path):
+def test_a_stopped_job_is_told_and_not_compared(unpainted, tmp_path):
     jobs = [{"overrides": [f"tables.dim={n}"], "auc": 0.7 + n / 100} for n in (1, 2, 3)]
     make_sweep(tmp_path, ["tables.dim=1,2,3"], [*jobs[:2], jobs[2] | {"more": {"status": "stopped", "stopped": "step 12/40: SIGTERM"}}])
     write_report(tmp_path)
     said = parts(tmp_path / "report.html").said
     assert any(text.startswith("Best: dim=2, validation AUC 0.72000") for text in said)
     assert "Job 2 (dim=3) stopped: step 12/40: SIGTERM" in said and "0.73000" in said      # among all runs
+
+
+def test_of_very_many_variants_the_pictures_show_the_fastest_and_nothing_warns(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep_page, "SHOWN_VARIANTS", 4)
+    jobs = [{"overrides": [f"tables.dim={8 * n}", "+name=\u8ba1\u5212"], "auc": 0.5 + n / 1000, "step_ms": 10.0 + n, "curves": False,
+             "performance": False, "predicted": False, "plan": "\u8ba1\u5212" if n % 2 else "mixed"} for n in range(1, 7)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_report(make_sweep(tmp_path, None, jobs))
+    found = parts(tmp_path / "report.html")
+    assert "The pictures show the fastest 4 of 6; the table has all." in found.said
+    (steps,) = [image["alt"] for image in found.images if "samples/s" in image["alt"]]
+    assert "dim=32 " in steps and "dim=40" not in steps and "48" in found.said
 
 
 def test_names_of_an_optuna_sweep_are_what_differs(optuna):
@@ -187,7 +206,7 @@ def test_a_browser_shows_every_figure_and_nothing_reaches_out_of_the_window(any_
         assert found["columns"] == {400: 1, 1280: 2, 1920: 3}[width]
 
 
-def test_a_figure_without_its_data_is_left_out_with_the_reason_and_its_old_picture_goes(tmp_path):
+def test_a_figure_without_its_data_is_left_out_with_the_reason_and_its_old_picture_goes(unpainted, tmp_path):
     folder = plan_sweep(tmp_path / "sweep", performance=False, predicted=False, curves=False)
     old = [folder / name for name in ("phases.png", "metric_by_seeds.png", "latency.png", "throughput.png", "curves.png")]
     for file in old:
@@ -204,7 +223,7 @@ def test_one_rank_sends_nothing_and_has_no_axis_of_millibytes(optuna):
     assert left_out(made) == {TITLES["bytes_exchanged"]: "nothing travels: each run has one rank"}
 
 
-def test_runs_of_an_older_recapp_have_a_report_of_what_is_known(tmp_path):
+def test_runs_of_an_older_recapp_have_a_report_of_what_is_known(unpainted, tmp_path):
     folder = plan_sweep(tmp_path / "sweep", old=True)
     assert not left_out(write_report(folder))
     found = parts(folder / "report.html")
@@ -254,7 +273,7 @@ def test_a_file_is_no_directory_of_runs(tmp_path):
         read_runs(tmp_path / "file")
 
 
-def test_the_command_makes_the_report_of_a_sweep(tmp_path, capsys):
+def test_the_command_makes_the_report_of_a_sweep(unpainted, tmp_path, capsys):
     make_sweep(tmp_path / "sweep", ["seed=1,2"], [{"overrides": [f"seed={n}"], "seed": n, "curves": False} for n in (1, 2)])
     make_run(tmp_path / "sweep/notes")                      # no job of it, but named like one
     assert report.main([f"path={tmp_path}/sweep", "format=json"]) == 0

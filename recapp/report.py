@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from recapp import console
 from recapp.commands import Job, run
 from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError
+from recapp.settings import choices, compose, to_plain, with_absolute_paths
 
 COLUMNS = (console.Column("what", "what"), console.Column("file", "file"), console.Column("left_out", "left out, because"))
 
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from recapp.reporting.sweep_report import write_report
 
         try:
-            rows = write_report(Path(str(config["path"])).expanduser())
+            rows = write_report(Path(str(config["path"])).expanduser(), _defaults)
         except OSError as error:
             raise ConfigError(f"path={config['path']}: {error.filename} cannot be written ({error.strerror})") from error
         if config["format"] == "text":
@@ -36,6 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.emit(rows, config["format"], COLUMNS)
 
     return run("report", task, writes=False, argv=argv)
+
+
+def _defaults() -> dict[str, Any]:
+    """The settings of a training run that is told nothing, as a run leaves them."""
+    config = compose("train")
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    settings = to_plain(own, whole=False)
+    return with_absolute_paths(settings) | {"choices": choices(config.hydra)}
 
 
 if __name__ == "__main__":

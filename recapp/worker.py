@@ -203,6 +203,7 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, sto
     from recapp.build import hidden_model_auc
     from recapp.checkpoints.directory import read_manifest
     from recapp.planner.memory import bytes_per_rank
+    from recapp.reporting.about import about
 
     strategy, measured = trainer.strategy, clock.summary()
     sent = strategy.comm.gather(measured.get("bytes_sent_per_step", 0.0))
@@ -215,14 +216,17 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, sto
     manifest = read_manifest(best)
     tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
+    told = about(settings, rows=trainer.datamodule.rows, hosts=[rank["host"] for rank in strategy.ranks], tables=tables,
+                 device=strategy.ranks[0]["device"])
     return manifest.metrics | {
-        "samples_per_second": measured.get("samples_per_second"), "step_ms": measured.get("step_ms"), "steps": trainer.global_step,
+        "samples_per_second": measured.get("samples_per_second"), "step_ms": measured.get("step_ms"),
+        "step_ms_quartiles": measured.get("step_ms_quartiles"), "steps": trainer.global_step,
         "ranks": strategy.comm.world, "plan": strategy.plan.name, "checkpoint": best, "checkpoint_step": manifest.step,
         "stopped": stopped, "seed": settings["seed"], "bytes_per_rank": max(held), "bytes_by_rank": held,
         "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
         "input_wait_ms": mean(waits[0]), "exchange_wait_ms": mean(waits[1]), "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
-        "hidden_model_auc": hidden_model_auc(settings["dataset"]), "status": "ok"}
+        "hidden_model_auc": hidden_model_auc(settings["dataset"]), "about": told, "status": "ok"}
 
 
 def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:

@@ -19,7 +19,8 @@ from recapp.console import print_table
 from recapp.reporting import comparison
 
 TESTS = Path(__file__).resolve().parent
-MEASURED = {"val_auc": 0.7580123, "val_log_loss": 0.4892, "step_ms": 1234.5, "samples_per_second": 1234567.0, "ranks": 2,
+MEASURED = {"val_auc": 0.7580123, "val_log_loss": 0.4892, "step_ms": 1234.5, "step_ms_quartiles": [1200.25, 1300.0],
+            "samples_per_second": 1234567.0, "ranks": 2,
             "bytes_per_rank": [3 << 30, 2 << 30], "bytes_exchanged_per_step": 45 << 20, "plan": "table_row_wise"}
 
 
@@ -166,9 +167,9 @@ def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
     path.write_text("old")
     comparison.write_csv(comparison.compare(sweep), path)
     header, first, *_ = path.read_text().splitlines()
-    assert header == ("job,status,plan,seed,ranks,step_ms,samples_per_second,val_auc,val_log_loss,bytes_per_rank,"
-                      "bytes_exchanged_per_step,error")
-    assert first == f"0,ok,table_row_wise,1,2,1234.5,1234567.0,0.7580123,0.4892,{3 << 30},{45 << 20},"
+    assert header == ("job,status,plan,seed,ranks,step_ms,step_ms_q1,step_ms_q3,samples_per_second,val_auc,val_log_loss,"
+                      "bytes_per_rank,bytes_exchanged_per_step,error")
+    assert first == f"0,ok,table_row_wise,1,2,1234.5,1200.25,1300.0,1234567.0,0.7580123,0.4892,{3 << 30},{45 << 20},"
     assert sorted(sweep.glob("comparison*")) == [path]
 
 

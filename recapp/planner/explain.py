@@ -9,7 +9,7 @@ from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.alternatives import RunnerUp, runner_ups
 from recapp.planner.buffers import buffer_bytes
 from recapp.planner.cost import PHASES, PlanCost, Setting, cost_of
-from recapp.planner.memory import bytes_per_rank, human
+from recapp.planner.memory import bytes_per_rank
 from recapp.planner.options import Option, option_of, own_seconds, phases_of
 from recapp.planner.pricing import plan_cost
 from recapp.planner.topology import Topology
@@ -28,7 +28,7 @@ def plan_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> list[
     """
     held = bytes_per_rank(tables, plan, None)
     return [{"table": t.name, "rows": t.num_embeddings, "dim": t.embedding_dim, "type": _type(plan.tables[t.name]),
-             "per rank": human(max(h.weights.get(t.name, 0) for h in held)),
+             "bytes": max(h.weights.get(t.name, 0) for h in held),
              "ranks": where(t, plan.tables[t.name])} for t in tables]
 
 
@@ -57,7 +57,7 @@ def rank_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: Ro
     rows = []
     for rank, held in enumerate(bytes_per_rank(tables, plan, rule)):
         weights, state = sum(held.weights.values()), sum(held.state.values())
-        rows.append({"rank": rank, "tables": len(held.weights), "weights": human(weights), "optimiser_state": human(state),
+        rows.append({"rank": rank, "tables": len(held.weights), "weights": weights, "optimiser_state": state,
                      "bytes": weights + state})
     return rows
 

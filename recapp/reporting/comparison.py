@@ -10,7 +10,6 @@ It is read anew after each job: no job needs to have told another anything, and 
 """
 
 import csv
-import json
 import math
 import os
 import sys
@@ -21,20 +20,25 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from recapp.console import Column
+from recapp.reporting.performance import read_document
 
 METRICS = (
     "ranks",
     "step_ms",
+    "step_ms_q1",
+    "step_ms_q3",
     "samples_per_second",
     "val_auc",
     "val_log_loss",
     "bytes_per_rank",
     "bytes_exchanged_per_step",
 )
+FIXED = ("job", "status", "plan", "error", *METRICS)    # what else a record has was varied by the sweep
+SEED = "seed"
 TABLE = (  # 80 characters hold it
     Column("job", "job"),
     Column("status", "status"),
-    Column("what", "plan"),
+    Column("what", "run"),
     Column("ranks", "ranks"),
     Column("step_ms", "step\nms", ".1f"),
     Column("samples_per_second", "samples\n/ s", ",.0f"),
@@ -52,11 +56,14 @@ def compare(sweep: Path) -> list[dict[str, Any]]:
         sweep: The directory of the sweep.
 
     Returns:
-        Records with `job, status, plan`, the other settings that were swept, what `METRICS` lists (bytes per rank: the fullest
-        rank's), and `error`. The status is what `metrics.json` says (`ok`), `failed`, or `stopped` by Ctrl-C or without a word.
+        Records with `job, status, plan`, the other settings that were varied, what `METRICS` lists (bytes per rank: the fullest
+        rank's; the quartiles of steps), and `error`. The status is what `metrics.json` says (`ok`, or `stopped` with results), `failed`,
+        or `stopped` by Ctrl-C or without a word.
     """
-    asked = _overrides(sweep / "multirun.yaml")
-    return [record_of(job, asked) for job in jobs_of(sweep)]
+    jobs = jobs_of(sweep)
+    said, asked = [overrides_of(job) for job in jobs], _overrides(sweep / "multirun.yaml")
+    names = varied(said, asked)
+    return [record_of(job, names) for job in jobs]
 
 
 def jobs_of(sweep: Path) -> list[Path]:
@@ -65,16 +72,28 @@ def jobs_of(sweep: Path) -> list[Path]:
     return sorted(jobs, key=lambda job: (int(job.name) if job.name.isdecimal() else sys.maxsize, job.name))
 
 
-def record_of(job: Path, asked: Mapping[str, str] | None = None) -> dict[str, Any]:
+def varied(said: Sequence[Mapping[str, str]], asked: Mapping[str, str]) -> list[str]:
+    """Return the settings that a sweep varies, without the plan.
+
+    Args:
+        said: The overrides of each job so far.
+        asked: Those of the sweep, `seed=1,2`, where it has left them (Optuna's sweeper does not): so that the first job alone has
+            the columns of the whole sweep.
+    """
+    names = dict.fromkeys(name for job in said for name in job if name != "plan")
+    return [name for name in names if len({job.get(name) for job in said}) > 1
+            or (asked and any(name in job and asked.get(name) != job[name] for job in said))]
+
+
+def record_of(job: Path, names: Sequence[str] = ()) -> dict[str, Any]:
     """The flat record of one run.
 
     Args:
         job: its directory.
-        asked: the overrides of the whole sweep, which are told of no single job; None: the run is none of a sweep.
+        names: the settings that its sweep varies.
     """
-    said = _overrides(job / ".hydra" / "overrides.yaml")
-    swept = {} if asked is None else {name: value for name, value in said.items() if asked.get(name) != value}
-    return _record(job, said, swept)
+    said = overrides_of(job)
+    return _record(job, said, {name: said.get(name) for name in names})
 
 
 def write_csv(records: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -90,14 +109,49 @@ def write_csv(records: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def lines_of_table(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The records as `TABLE` shows them: what was swept beside the plan stands behind it, under the last part of its name."""
-    return [{**record, "what": label(record)} for record in records]
+    """The records as `TABLE` shows them: named by what differs between them."""
+    return [{**record, "what": name} for record, name in zip(records, names_of(records), strict=True)]
 
 
-def label(record: Mapping[str, Any], leave_out: Sequence[str] = ()) -> str:
-    """The plan and what else was swept, but for some settings: `mixed seed=2`."""
-    fixed = {"job", "status", "plan", "error", *METRICS, *leave_out}
-    return " ".join([str(record["plan"]), *(f"{name.rpartition('.')[2]}={value}" for name, value in record.items() if name not in fixed)])
+def names_of(records: Sequence[Mapping[str, Any]], leave_out: Sequence[str] = ()) -> list[str]:
+    """Name each record by what differs between them: `mixed lr=0.01`; by its plan where nothing does.
+
+    Args:
+        records: Of runs.
+        leave_out: Settings that a name does not tell, such as the seed.
+    """
+    columns = {name: [record.get(name) for record in records] for name in dict.fromkeys(n for r in records for n in r)
+               if name not in leave_out and (name == "plan" or name not in FIXED)}
+    telling = {name: texts_of(values) for name, values in columns.items() if len(set(map(str, values))) > 1}
+    if not telling:
+        return [str(record["plan"]) for record in records]
+    short = short_names([name for name in telling if name != "plan"]) | {"plan": ""}
+    return [" ".join(f"{short[name]}={texts[i]}" if short[name] else texts[i] for name, texts in telling.items()
+                     if columns[name][i] is not None) or "defaults" for i in range(len(records))]
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Return for each dotted name as many of its last parts as tell it from the others: `dense.lr` beside `sparse.lr`."""
+    found = {}
+    for name in names:
+        parts = name.split(".")
+        endings = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
+        found[name] = next((end for end in endings if not any(f".{other}".endswith(f".{end}") for other in names if other != name)), name)
+    return found
+
+
+def texts_of(values: Sequence[Any]) -> list[str]:
+    """Return settings as text: numbers with as few digits, from three on, as tell them apart."""
+    for digits in range(3, 17):
+        texts = [f"{value:.{digits}g}" if isinstance(value, float) else str(value) for value in values]
+        if len(set(texts)) == len(set(values)):
+            return texts
+    return [str(value) for value in values]
+
+
+def overrides_of(job: Path) -> dict[str, str]:
+    """Return what the command line said of a job: `{"plan": "mixed", "seed": "2"}`."""
+    return _overrides(job / ".hydra" / "overrides.yaml")
 
 
 def _overrides(path: Path) -> dict[str, str]:
@@ -111,17 +165,26 @@ def _overrides(path: Path) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-def _record(job: Path, said: Mapping[str, str], swept: Mapping[str, str]) -> dict[str, Any]:
-    failure = _json(job / "error.json")
-    metrics = {} if failure else _json(job / "metrics.json")      # of an earlier run, if there are any beside an error
+def _record(job: Path, said: Mapping[str, str], swept: Mapping[str, str | None]) -> dict[str, Any]:
+    failure = read_document(job / "error.json") or {}
+    metrics = read_document(job / "metrics.json") or {}
+    if failure and metrics.get("status") != failure.get("status", "failed"):
+        metrics = {}                                            # of an earlier run: this one left its error
     status = failure.get("status", "failed") if failure else metrics.get("status", "ok") if metrics else "stopped"
     plan = metrics.get("plan") or said.get("plan") or "automatic"
-    measured = {name: metrics.get(name) for name in METRICS}
-    if isinstance(measured["bytes_per_rank"], list):
-        measured["bytes_per_rank"] = max(measured["bytes_per_rank"], default=None)
-    others = {name: _number(value) for name, value in swept.items() if name != "plan"}
+    if isinstance(metrics.get("bytes_per_rank"), list):
+        metrics["bytes_per_rank"] = max(metrics["bytes_per_rank"], default=None)
+    first, third = metrics.get("step_ms_quartiles") or (None, None)
+    metrics |= {"step_ms_q1": first, "step_ms_q3": third}
+    measured = {name: finite(metrics.get(name)) for name in METRICS}
+    others = {name: None if value is None else _number(value) for name, value in swept.items()}
     number: int | str = int(job.name) if job.name.isdecimal() else job.name
     return {"job": number, "status": status, "plan": plan, **others, **measured, "error": failure.get("error")}
+
+
+def finite(value: Any) -> Any:
+    """Return a number as it is, and None for one that is none: NaN, an infinity, a text."""
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _number(text: str) -> int | float | str:
@@ -134,11 +197,3 @@ def _number(text: str) -> int | float | str:
         return number if math.isfinite(number := float(text)) else text
     except ValueError:
         return text
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

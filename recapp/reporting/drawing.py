@@ -5,6 +5,8 @@ colour alone: bars are stacked in the order of the legend, shards carry their ra
 """
 
 import io
+import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,18 +20,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 120
+COLUMN = 5.0                # inches: a page's column, so that texts stay legible on a phone and pictures stand side by side elsewhere
+LEGEND_LETTERS, LEGEND_LINE = 66, 0.185     # of a column's width; inches
+BAR, BEST = "#0072B2", "#D55E00"
 INK, QUIET, GRID = "#1a1a1a", "#595959", "#d9d9d9"      # text, text of second rank, lines behind
 RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C6D31")
 SERIES_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1a1a1a", "#8C6D31")
 PHASE_COLORS = dict(zip(PHASES, ("#4477AA", "#66CCEE", "#CCBB44", "#BBBBBB", "#EE6677", "#AA3377"), strict=True))
 MEMORY_COLORS = {"weights": "#004488", "state": "#DDAA33", "buffers": "#BB5566"}
 MEMORY_NAMES = {"weights": "weights", "state": "optimiser state", "buffers": "exchange buffers"}
+BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _STYLE: Any = {
     "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": QUIET,
     "xtick.color": INK, "ytick.color": INK, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
     "axes.grid": False, "grid.color": GRID, "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.spines.top": False,
     "axes.spines.right": False, "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white",
-    "legend.frameon": False, "legend.fontsize": 9, "hatch.linewidth": 0.5, "svg.hashsalt": "recapp", "text.parse_math": False,
+    "axes.formatter.useoffset": False, "legend.frameon": False,
+    "legend.fontsize": 9, "hatch.linewidth": 0.5, "svg.hashsalt": "recapp", "text.parse_math": False,
 }
 
 
@@ -91,7 +98,8 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Itera
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")       # letters that the font lacks are boxes here; the texts have them
         figure = Figure(figsize=(width, height), layout="constrained" if rows else None, dpi=DPI)
         if rows:
             axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -101,18 +109,27 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Itera
         yield Sheet(figure, axes)
 
 
-def size(n: float) -> str:
-    """Bytes in powers of ten, for people: 308.5 MB."""
-    from matplotlib.ticker import EngFormatter
+def byte_unit(most: float) -> tuple[float, str]:
+    """The unit in which numbers of bytes up to `most` are told, in powers of ten: `(1e6, "MB")`."""
+    return next((unit for unit in BYTE_UNITS if most >= unit[0]), (1.0, "B"))
 
-    return str(EngFormatter("B", places=0 if n < 1000 else 1)(n))
+
+def size(n: float) -> str:
+    """Bytes for people: 308.5 MB; parts of a byte there are none."""
+    scale, name = byte_unit(n)
+    return f"{n / scale:.{0 if scale == 1 else 1}f} {name}"
 
 
 def byte_axis(axis: Any) -> None:
-    """Ticks of an axis as sizes."""
-    from matplotlib.ticker import EngFormatter
+    """Ticks of an axis as sizes: whole bytes, all in the unit of the longest."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axis.set_major_formatter(EngFormatter("B"))
+    def tick(n: float, place: int | None) -> str:
+        scale, name = byte_unit(max(axis.get_view_interval()))
+        return f"{n / scale:,.10g} {name}" if n else "0"
+
+    axis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=1, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(tick))
 
 
 def rank_colors(world: int) -> list[str]:
@@ -152,3 +169,23 @@ def stacked(axes: "Axes", places: Sequence[float], parts: Mapping[str, Sequence[
 def legend_beside(axes: "Axes", *, of_stack: bool = False) -> None:
     """Names of what is drawn, right of the axes, where they cover nothing; those of standing bars from top to bottom."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=of_stack, handlelength=1.2 if of_stack else 1.8)
+
+
+def legend_below(figure: "Figure", axes: "Axes") -> None:
+    """Names of what is drawn, below everything and whole: as many side by side as there is room for."""
+    handles, names = axes.get_legend_handles_labels()
+    columns, texts = _set_legend(names)
+    figure.legend(handles, texts, loc="outside lower center", ncols=columns, columnspacing=1.4, handlelength=1.4)
+
+
+def legend_height(names: Sequence[str]) -> float:
+    """Inches that `legend_below` takes for some names."""
+    columns, texts = _set_legend(names)
+    return LEGEND_LINE * (-(-len(texts) // columns) + sum(text.count("\n") for text in texts)) + 0.1
+
+
+def _set_legend(names: Sequence[str]) -> tuple[int, list[str]]:
+    """How many names stand side by side, and each on as many lines as it needs."""
+    texts = ["\n".join(textwrap.wrap(name, LEGEND_LETTERS, break_on_hyphens=False)) for name in names]
+    longest = max(len(line) for text in texts for line in text.split("\n"))
+    return max(1, min(LEGEND_LETTERS // (longest + 6), 3, len(names))), texts

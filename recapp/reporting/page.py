@@ -5,7 +5,7 @@ It needs no script, asks for nothing from elsewhere, and prints. Pictures are SV
 
 import base64
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,31 @@ from recapp.reporting.drawing import Picture
 
 _CSS = """
 :root { color-scheme: light }
-body { margin: 0 auto; max-width: 76rem; padding: 1.5rem; background: #fff; color: #1a1a1a; font: 16px/1.5 system-ui, sans-serif }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .3rem } h2 { font-size: 1.2rem; margin: 2.2rem 0 .4rem }
-p { max-width: 46rem; margin: .4rem 0 } .quiet { color: #595959 } .failed { color: #a01212 }
-figure { margin: 0 0 1rem } figure img { max-width: 100%; height: auto } figcaption { max-width: 46rem; color: #595959; font-size: .92rem }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; margin: .5rem 0 }
-th, td { text-align: left; padding: .25rem .4rem; border-bottom: 1px solid #d9d9d9; vertical-align: top }
+body { margin: 0 auto; max-width: 112rem; padding: 1.5rem; background: #fff; color: #1a1a1a; font: 16px/1.5 system-ui, sans-serif }
+h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem }
+h2 { font-size: 1.3rem; line-height: 1.25; margin: 2.4rem 0 .6rem; border-top: 3px solid #1a1a1a; padding-top: .5rem }
+h3 { font-size: 1.02rem; line-height: 1.3; margin: 0 0 .3rem }
+p { max-width: 46rem; margin: .4rem 0; overflow-wrap: anywhere } .quiet { color: #595959 } .failed { color: #a01212 }
+.lead { font-size: 1.2rem; line-height: 1.4; font-weight: 600 }
+figure { margin: 0 0 1rem } figure img { max-width: 100%; height: auto }
+figcaption { max-width: 46rem; color: #595959; font-size: .88rem; line-height: 1.4 }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 32rem), 1fr)); gap: 1.6rem 2.4rem; margin-top: .8rem }
+.columns.wide { grid-template-columns: repeat(auto-fit, minmax(min(100%, 46rem), 1fr)) }
+.columns > * { min-width: 0 } .columns figure { margin: 0 } .columns img { width: 100%; max-width: 42rem }
+.columns.wide img { width: auto; max-width: 100% }
+.scroll { overflow-x: auto; margin: .5rem 0 }
+table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums }
+th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #d9d9d9; vertical-align: top }
 th { background: #fff; border-bottom: 2px solid #595959; vertical-align: bottom; white-space: pre-line }
-.number { text-align: right } td { white-space: nowrap } td.long { white-space: normal; min-width: 18rem }
+.number { text-align: right } td { white-space: nowrap } td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere }
+tr.best td { font-weight: 700; background: #fdf1e7 } tr.best td:first-child { box-shadow: inset 3px 0 #D55E00; padding-left: .5rem }
 summary { cursor: pointer; margin: .5rem 0 }
+footer { margin-top: 2.6rem; border-top: 1px solid #595959; padding-top: .6rem; color: #595959; font-size: .85rem }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: 0; max-width: 70rem }
+dt { font-weight: 600 } dd { margin: 0; overflow-wrap: anywhere }
 @media print { body { max-width: none; padding: 0 } figure, tr { break-inside: avoid } }
 """
+_MARKED = ' class="best"'
 LONG = 60                   # a table of more lines is folded
 
 
@@ -35,25 +49,55 @@ def heading(text: str) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph; `quiet` and `failed` are kinds."""
+    """A paragraph; `lead`, `quiet` and `failed` are kinds."""
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
-def figure(picture: Picture) -> str:
-    """A picture under its title, with what it says in words and how to read it."""
+def figure(picture: Picture, level: int = 2) -> str:
+    """A picture under its title, with what it says in words and how to read it.
+
+    Args:
+        picture: What was drawn.
+        level: Of the title: 2 begins a part of the page, 3 stands inside one.
+    """
     data = base64.b64encode(picture.svg.encode()).decode()
-    return (f'{heading(picture.title)}<figure id="{escape(picture.name)}"><img src="data:image/svg+xml;base64,{data}" '
-            f'alt="{escape(picture.alt)}"><figcaption>{escape(picture.caption)}</figcaption></figure>')
+    image = (f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(picture.alt)}"><figcaption>{escape(picture.caption)}'
+             "</figcaption>")
+    title = heading(picture.title) if level == 2 else f"<h3>{escape(picture.title)}</h3>"
+    where = escape(picture.name)
+    return f'{title}<figure id="{where}">{image}</figure>' if level == 2 else f'<figure id="{where}">{title}{image}</figure>'
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str) -> str:
-    """Records as a table; a long one is folded under its title."""
+def columns(parts: Sequence[str], *, wide: bool = False) -> str:
+    """Parts side by side where the window is wide, below each other where it is not; wide ones need a wider window."""
+    kind = "columns wide" if wide else "columns"
+    return f'<div class="{kind}">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
+
+
+def footer(entries: Sequence[tuple[str, str]]) -> str:
+    """Names with what belongs to them, at the foot of a page."""
+    told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in entries)
+    return f"<footer><dl>{told}</dl></footer>"
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str = "", marked: Collection[int] = ()) -> str:
+    """Records as a table; a long one is folded under its title.
+
+    Args:
+        rows: A record for each line.
+        columns: What is shown of them.
+        title: A line above it.
+        marked: The numbers of the rows that stand out.
+    """
     kinds = [_kind([row.get(column.key) for row in rows]) for column in columns]
     head = "".join(f"<th{kind}>{escape(column.title)}</th>" for column, kind in zip(columns, kinds, strict=True))
-    body = "".join("<tr>" + "".join(f"<td{kind}>{escape(column.show(row.get(column.key)))}</td>"
-                                    for column, kind in zip(columns, kinds, strict=True)) + "</tr>\n" for row in rows)
+    body = "".join(f"<tr{_MARKED if place in marked else ''}>" + "".join(
+        f"<td{kind}>{escape(column.show(row.get(column.key)))}</td>" for column, kind in zip(columns, kinds, strict=True)) + "</tr>\n"
+        for place, row in enumerate(rows))
     whole = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
-    return f"<details><summary>{escape(title)}</summary>{whole}</details>" if len(rows) > LONG else f"<p>{escape(title)}</p>{whole}"
+    if len(rows) > LONG:
+        return f"<details><summary>{escape(title)}</summary>{whole}</details>"
+    return f"<p>{escape(title)}</p>{whole}" if title else whole
 
 
 def _kind(values: Sequence[Any]) -> str:

@@ -3,6 +3,7 @@
     {"batch_per_rank": 2048, "ranks": 2, "steps": 90,      measured, without the first ones
      "step_ms": 12.3,                                      median, waiting for data included
      "phases_ms": [{"input": 1.2, ...}, ...],              per rank: medians of recapp/reporting/phases.py
+     "phases_quartiles_ms": [{"input": [1.1, 1.4], ...}],  per rank: half of the steps lie between them
      "parts_ms": [{"data": .1, "route": .4, ...}, ...],    the same, mark by mark: data, counts, ids, vectors and gradients are waits
      "memory": [{"weights", "state", "buffers", "rss", "rss_peak", "allocated", "reserved", "allocated_peak"}, ...],    bytes
      "sent_bytes": [1234, ...]}                            per rank and step

@@ -15,6 +15,7 @@ A mark ends a part: the time since the last mark is its own. What plans predict,
 import statistics
 import time
 from collections import deque
+from collections.abc import Sequence
 
 PHASES = ("input", "lookup", "output", "dense", "gradients", "update")
 OUTSIDE, DATA = "outside", "data"       # marks of whoever measures: what came before was not a collection's; was waiting for a batch
@@ -27,6 +28,14 @@ MARKS = {
     "update": "update",
 }
 KEPT_STEPS = 4096           # a run of millions of steps is told by its last ones
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Return the first and the third quartile: half of the values lie between them. One value is both."""
+    if len(values) < 2:
+        return [values[0], values[0]]
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return [first, third]
 
 
 class PhaseClock:
@@ -76,10 +85,18 @@ class PhaseClock:
 
     def phases_ms(self, warm_up: int) -> dict[str, float]:
         """The median of each of `PHASES`, without the first steps. A mark that no phase knows counts as `dense`."""
+        return {phase: statistics.median(values) for phase, values in self._by_phase(warm_up).items()}
+
+    def phases_quartiles_ms(self, warm_up: int) -> dict[str, list[float]]:
+        """The first and the third quartile of each of `PHASES`, likewise."""
+        return {phase: quartiles(values) for phase, values in self._by_phase(warm_up).items()}
+
+    def _by_phase(self, warm_up: int) -> dict[str, list[float]]:
+        """Milliseconds of each phase, step by step; empty before the first step."""
         steps = []
         for step in self.measured(warm_up):
             spent = dict.fromkeys(PHASES, 0.0)
             for mark, ms in step.items():
                 spent[MARKS.get(mark, "dense")] += ms
             steps.append(spent)
-        return {phase: statistics.median(step[phase] for step in steps) for phase in PHASES} if steps else {}
+        return {phase: [step[phase] for step in steps] for phase in PHASES} if steps else {}

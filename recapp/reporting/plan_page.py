@@ -30,10 +30,12 @@ def plan_page(explained: Explained, path: Path) -> Path:
         The path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    alone = [] if explained["between_ranks"] else [page.heading("Bytes between ranks"), page.paragraph("Nothing travels between ranks.")]
+    travel = page.heading("Bytes between ranks") + page.paragraph("Nothing travels between ranks.")
+    alone = [] if explained["between_ranks"] else [travel]
+    tables, *others = plan_pictures(explained)
     rows = [{**row, "ranks": _ranks(row["ranks"], explained["world_size"])} for row in explained["rows"]]
     return page.write_page(path, f"Sharding plan {explained['name']}", [
-        page.paragraph(_summary(explained)), *map(page.figure, plan_pictures(explained)), *alone,
+        page.paragraph(_summary(explained)), page.figure(tables), page.columns([*map(page.figure, others), *alone], wide=True),
         page.heading("In numbers"), page.table(rows, TABLE, f"Tables: all {len(rows)}"),
         page.table(explained["ranks"], RANK, f"Ranks: all {explained['world_size']}")])
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from recapp.console import print_table
+from recapp.console import Column, columns_of, print_table
 from recapp.distributed.transport import describe
 from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
 from recapp.planner.topology import hosts_in_blocks
+from recapp.reporting.phases import quartiles
 from recapp.reporting.record import take_over
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import ClickModule
@@ -23,6 +24,11 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 WARM_UP_STEPS = 10      # not measured: first touches of memory, DDP's first step
 RATE_STEPS = 10         # a rate is that of so many steps
+IN_MB = {  # columns of the start report, each in one unit
+    "bytes": Column("bytes", "MB a\nrank", ",.3f", 1e6),
+    "weights": Column("weights", "weights\nMB", ",.3f", 1e6),
+    "optimiser_state": Column("optimiser_state", "optimiser\nstate, MB", ",.3f", 1e6),
+}  # fmt: skip
 
 
 def _data(trainer: Trainer) -> ClickData:
@@ -139,12 +145,12 @@ class StepClock(Callback):
     def _measured(self, values: list[Any]) -> list[Any]:
         return values[WARM_UP_STEPS:] or values
 
-    def summary(self) -> dict[str, float]:
-        """Medians and rates without the first steps; empty where nothing was trained. Bytes are this rank's."""
+    def summary(self) -> dict[str, Any]:
+        """Medians, quartiles and rates without the first steps; empty where nothing was trained. Bytes are this rank's."""
         if not self.step_ms:
             return {}
         ms, rows = self._measured(self.step_ms), self._measured(self.rows)
-        return {"step_ms": statistics.median(ms), "samples_per_second": sum(rows) / sum(ms) * 1e3,
+        return {"step_ms": statistics.median(ms), "step_ms_quartiles": quartiles(ms), "samples_per_second": sum(rows) / sum(ms) * 1e3,
                 "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
                 "collectives_per_step": statistics.median_low(self.calls),      # an epoch's first steps make some of its last ones'
                 "input_wait_ms": statistics.median(self._measured(self.input_wait_ms)),
@@ -200,7 +206,7 @@ class StartReport(Callback):
                             ("Plan", plan_rows(tables, strategy.plan)),
                             ("Ranks", [w | h for w, h in zip(where, held, strict=True)])):
             print()
-            print_table(rows, title=title)
+            print_table(rows, [IN_MB.get(column.key, column) for column in columns_of(rows)], title=title)
         print("".join(f"\nnote: {note}" for note in strategy.plan.notes), flush=True)
 
 

@@ -4,6 +4,8 @@
     0,0.001,19,,,
     0,,19,0.6612,0.5093,
 
+`train_loss` is the mean of the steps since the row before that has one, `train_auc` that of the epoch so far.
+
 Lightning's own CSV logger deletes the file of an earlier run when it is set up, before anybody knows whether this run can begin, and also
 where the run goes on from a checkpoint of the same directory. Here nothing is touched until there is something to write, and going on
 keeps the rows of the steps that the checkpoint has behind it.

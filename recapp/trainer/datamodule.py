@@ -120,6 +120,12 @@ class ClickData(LightningDataModule):
             else:
                 self._train, self._val = everything, open_source(_paths(self.settings.val_path), self.schema, setting="dataset.val_path")
 
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows to train on and rows to validate on; known after `setup`."""
+        assert self._train is not None and self._val is not None
+        return self._train.rows, self._val.rows
+
     def train_dataloader(self) -> EpochLoader:
         """This rank's part of every global batch, from the position on."""
         assert self._train is not None and self.trainer is not None

@@ -42,6 +42,7 @@ class ClickModule(LightningModule):
         # The running value on the bar is this rank's: only some ranks ask for it, so it may not need the others.
         self.train_metrics = MetricCollection(dict(make_metrics(sync_on_compute=False)), compute_groups=False)
         self.model: nn.Module | None = None
+        self._loss_sum, self._loss_steps = torch.zeros(()), 0
 
     def configure_model(self) -> None:
         """Build the model once; tables stay on the meta device until the strategy shards them."""
@@ -60,9 +61,20 @@ class ClickModule(LightningModule):
         """Mean loss over this rank's batch; the strategy weighs it where ranks have batches of different size."""
         logits_B = self(batch)
         loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels_B, reduction="sum") / max(batch.rows, 1)
-        self.log("train_loss", loss.detach(), prog_bar=True, batch_size=batch.rows)
+        self.log("train_loss", self._mean_loss(loss.detach()), prog_bar=True, batch_size=batch.rows)
         self.train_metrics.update(logits_B.detach().float(), batch.labels_B)
         return loss
+
+    def _mean_loss(self, loss: Tensor) -> Tensor:
+        """Return the mean loss of the steps since loggers last wrote, with this one; nothing waits for its device."""
+        if self._loss_steps == 0 or self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+            self._loss_sum, self._loss_steps = torch.zeros_like(loss), 0
+        self._loss_sum, self._loss_steps = self._loss_sum + loss, self._loss_steps + 1
+        return self._loss_sum / self._loss_steps
+
+    def on_train_start(self) -> None:
+        """Begin to average the loss anew: what an earlier fit left is not of this run."""
+        self._loss_steps = 0
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Log the running AUC where loggers write: every so many steps, and at a stop, which a callback may just have asked for."""

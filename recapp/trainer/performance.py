@@ -80,6 +80,7 @@ class RecordPerformance(Callback):
         data = getattr(trainer, "datamodule", None)
         assert isinstance(data, ClickData)
         own = {"step_ms": measured["step_ms"], "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
+               "phases_quartiles_ms": self.phases.phases_quartiles_ms(WARM_UP_STEPS),
                "parts_ms": self.phases.parts_ms(WARM_UP_STEPS), "memory": held_bytes(strategy.collections(), strategy.root_device),
                "sent_bytes": measured["bytes_sent_per_step"]}
         told = strategy.comm.gather(own)

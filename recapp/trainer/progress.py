@@ -4,7 +4,7 @@
     step 120/167, 0.94 s for 20 steps, loss 0.4226, lr 0.001, auc 0.7503
 
 Both fit 80 columns. Steps are those of the whole run; loss and AUC are rank 0's own, because no step is to wait for another rank to
-tell them. AUC is the epoch's so far, up to this step. Both say what each validation found.
+tell them. Loss is the mean since loggers last wrote. AUC is the epoch's so far, up to this step. Both say what each validation found.
 """
 
 import math

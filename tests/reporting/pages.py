@@ -14,10 +14,16 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-
          "--disable-component-update", "--disable-sync", "--disable-extensions", "--virtual-time-budget=20000")
 LISTEN = """<script>window.faults = [];
     addEventListener('error', e => faults.push(e.message || e.target.src || e.target.href), true)</script>"""
-TELL = """<script>addEventListener('load', () => document.documentElement.setAttribute('data-found', JSON.stringify({
-    images: [...document.images].map(i => [i.alt, i.complete ? i.naturalWidth : 0]), faults: window.faults,
-    wide: document.documentElement.scrollWidth, asked: performance.getEntriesByType('resource').map(e => e.name),
-    headings: [...document.querySelectorAll('h2')].map(h => h.textContent)})))</script>"""
+FRAME = '<iframe style="border: 0" width="{width}" height="2000" srcdoc="{page}"></iframe>'
+TELL = """<script>addEventListener('load', () => {
+    const columns = (w, e) => w.getComputedStyle(e).gridTemplateColumns.split(' ').length;
+    const told = Array.from(frames).map(w => ({
+        images: [...w.document.images].map(i => [i.alt, i.complete && i.naturalWidth ? i.width : 0]), faults: w.faults,
+        window: w.innerWidth, wide: w.document.documentElement.scrollWidth,
+        asked: w.performance.getEntriesByType('resource').map(e => e.name),
+        columns: Math.max(0, ...[...w.document.querySelectorAll('.columns')].map(e => columns(w, e))),
+        headings: [...w.document.querySelectorAll('h2')].map(h => h.textContent)}));
+    document.documentElement.setAttribute('data-found', JSON.stringify(told))})</script>"""
 SVG_NAMES = {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink", "http://www.w3.org/XML/1998/namespace"}
 
 
@@ -54,14 +60,20 @@ def parts(path):
     return found
 
 
-def opened(path, folder):
-    """What Chromium finds in a page: images with their widths (0: did not load), faults, requests, headings; or a skip."""
+def opened(path, folder, *widths):
+    """What Chromium finds in a page, for each width of a window; or a skip.
+
+    That is: images with the widths they are shown in (0: did not load), faults, requests, headings, how wide what is in the window is,
+    the most columns. Frames stand for windows, which are no narrower than 500 pixels.
+    """
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("no chromium on the PATH (Debian's package of that name)")
+    page = html.escape(path.read_text().replace("<head>", f"<head>{LISTEN}", 1))
+    shown = "".join(FRAME.format(width=width, page=page) for width in widths)
     copy = folder / f"listened_{path.name}"
-    copy.write_text(path.read_text().replace("<head>", f"<head>{LISTEN}", 1).replace("</body>", f"{TELL}</body>", 1))
-    ran = subprocess.run([chromium, *FLAGS, f"--user-data-dir={folder / 'browser'}", "--window-size=1280,2000", "--dump-dom",
+    copy.write_text(f"<!doctype html><html><body>{shown}{TELL}</body></html>")
+    ran = subprocess.run([chromium, *FLAGS, f"--user-data-dir={folder / 'browser'}", "--window-size=2000,2000", "--dump-dom",
                           f"file://{copy}"], capture_output=True, text=True, timeout=120)
     told = re.search(r'data-found="([^"]*)"', ran.stdout)
     assert told, ran.stderr

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import socket
 
 import pytest
 from jobs import small
@@ -47,6 +48,14 @@ def test_medians_are_those_of_steps_without_the_first(ticking):
     assert clock.phases_ms(10)["input"] == 3.5e3        # fewer steps than that: all of them
 
 
+def test_quartiles_hold_the_middle_half_of_the_steps(ticking):
+    clock = PhaseClock()
+    for n in (1, 2, 3, 4, 100):
+        step(clock, *["route"] * n)
+    assert clock.phases_quartiles_ms(0)["input"] == [2e3, 4e3] and clock.phases_ms(0)["input"] == 3e3
+    assert phases.quartiles([7.0]) == [7.0, 7.0] and PhaseClock().phases_quartiles_ms(0) == {}
+
+
 def test_what_comes_between_two_steps_is_no_part_of_them(ticking):
     clock = PhaseClock()
     step(clock, "route")
@@ -88,6 +97,8 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
     found = performance.read_performance(tmp_path)
     assert found["ranks"] == 1 and found["batch_per_rank"] == 96 and found["steps"] == 4 and found["sent_bytes"] == [0.0]
     (spent,), (parts,), (memory,) = found["phases_ms"], found["parts_ms"], found["memory"]
+    (between,) = found["phases_quartiles_ms"]
+    assert tuple(between) == PHASES and all(low <= spent[phase] <= high for phase, (low, high) in between.items())
     assert tuple(spent) == PHASES and all(spent[phase] > 0 for phase in ("input", "lookup", "dense", "update"))  # alone: nothing sent
     assert set(parts) <= set(MARKS) and parts["data"] > 0       # whatever a collection marks has its phase
     assert sum(spent.values()) < 3 * found["step_ms"]
@@ -103,6 +114,11 @@ def test_every_rank_tells_its_own(jobs, tmp_path):
     found = performance.read_performance(tmp_path / "run")
     assert found["ranks"] == 2 and found["batch_per_rank"] == 128 and found["step_ms"] == metrics["step_ms"]
     assert [memory["weights"] + memory["state"] for memory in found["memory"]] == metrics["bytes_by_rank"]
+    low, high = metrics["step_ms_quartiles"]
+    assert low <= metrics["step_ms"] <= high
+    about = metrics["about"]
+    assert about["train_rows"] + about["val_rows"] == 6000 and about["batch_size"] == 256 and about["model"] == "DLRM"
+    assert set(about["versions"]) == {"recapp", "torch", "lightning", "python"} and about["hosts"] == [socket.gethostname()]
     assert sum(found["sent_bytes"]) == pytest.approx(metrics["bytes_exchanged_per_step"])
     for parts, spent in zip(found["parts_ms"], found["phases_ms"], strict=True):
         assert set(MARKS) - {"serve"} <= set(parts) <= set(MARKS) and all(spent[phase] > 0 for phase in PHASES)

@@ -91,6 +91,8 @@ def test_a_thousand_tables_on_many_ranks_stay_a_page_one_can_open(tmp_path):
 
 
 def test_a_browser_shows_every_picture_of_a_plan(tmp_path):
-    found = opened(plan_page(explained(26, 8), tmp_path / "plan.html"), tmp_path)
-    assert len(found["images"]) == 3 and all(width > 300 for _, width in found["images"])
-    assert found["faults"] == [] and found["asked"] == [] and found["wide"] <= 1280
+    page = plan_page(explained(26, 8), tmp_path / "plan.html")
+    for width, found in zip((400, 1280, 1920), opened(page, tmp_path, 400, 1280, 1920), strict=True):
+        assert len(found["images"]) == 3 and all(shown > 300 for _, shown in found["images"])
+        assert found["faults"] == [] and found["asked"] == [] and found["wide"] <= width
+        assert found["columns"] == (2 if width == 1920 else 1)

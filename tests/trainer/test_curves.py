@@ -2,10 +2,15 @@
 
 import csv
 import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs
+
+from recapp.metrics import click_metrics
+from recapp.trainer.module import ClickModule
 
 EPOCH = 18      # batches
 
@@ -52,10 +57,44 @@ def unbroken(logs, tmp_path_factory):
 def test_the_curve_of_a_run_that_went_on_is_that_of_the_unbroken_run(logs, unbroken, tmp_path, stop):
     train(logs, tmp_path, max_steps=stop)
     rows = go_on(logs, tmp_path, max_steps=EPOCH + 8)
-    for name in ("train_loss", "lr-dense"):
-        assert [point for point in curve(rows, name) if point[0] % 2] == curve(unbroken, name)     # a last step is logged wherever it is
+    assert [point for point in curve(rows, "lr-dense") if point[0] % 2] == curve(unbroken, "lr-dense")  # a last step is logged wherever
+    known, losses = dict(curve(unbroken, "train_loss")), dict(curve(rows, "train_loss"))
+    if stop % 2:        # two readings of one step each, for one of two steps
+        assert (float(losses.pop(stop - 1)) + float(losses.pop(stop))) / 2 == pytest.approx(float(known.pop(stop)), rel=1e-6)
+    assert losses == known
     assert [step for step, _ in curve(unbroken, "train_loss")] == list(range(1, EPOCH + 8, 2))
     assert [step for step, _ in curve(rows, "val_auc")] == sorted({stop - 1, EPOCH - 1, EPOCH + 7})
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_training_loss_is_the_mean_of_the_steps_since_the_last_reading(logs, tmp_path, every):
+    seen, _, _ = fit(settings(logs, max_steps=EPOCH + 3), tmp_path / "single")
+    config = compose(logs, "logger=csv", f"trainer.log_every_n_steps={every}", f"trainer.max_steps={EPOCH + 3}")
+    fit(config, tmp_path / "windows")
+    readings = curve(rows_of(tmp_path / "windows"), "train_loss")
+    ends = [*range(every, EPOCH + 3, every), EPOCH + 3]                                 # over the epoch's end; the stop is a reading
+    windows = [seen.losses[end - 1 - (end - 1) % every:end] for end in ends]
+    assert [step + 1 for step, _ in readings] == ends
+    assert [float(loss) for _, loss in readings] == pytest.approx([sum(window) / len(window) for window in windows], rel=1e-6)
+
+
+class NoReading(torch.Tensor):
+    """A loss that fails where its value is asked for, as a synchronisation with its device would be."""
+
+    def __float__(self):
+        raise AssertionError("the loss was read off its device")
+
+    item = tolist = numpy = __bool__ = __float__
+
+
+def test_the_loss_is_averaged_without_reading_it_off_its_device():
+    module = ClickModule(lambda: None, lambda parameters: None, click_metrics)
+    module._trainer = SimpleNamespace(global_step=0, log_every_n_steps=4)
+    for step, loss in enumerate((1.0, 2.0, 6.0)):
+        module._trainer.global_step = step
+        mean = module._mean_loss(torch.tensor(loss).as_subclass(NoReading))
+        assert isinstance(mean, NoReading)
+    assert float(mean.as_subclass(torch.Tensor)) == 3.0
 
 
 def test_going_on_from_an_earlier_checkpoint_drops_what_came_after_it(logs, unbroken, tmp_path):

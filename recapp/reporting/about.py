@@ -1,0 +1,111 @@
+"""What a run was made with: the facts that a person needs to make it again, or to doubt it.
+
+    {"dataset": "/data/clicks", "train_rows": 5142, "val_rows": 858, "model": "DLRM", "tables": 26,
+     "table_rows": 1008234, "batch_size": 1024, "precision": "32-true", "hosts": ["node7"],
+     "device": "cpu", "versions": {"recapp": "0.1.0", ...}, "date": "2026-11-22T10:15:00+00:00"}
+
+Rank 0 writes them as `about` into `metrics.json` when training ends; the foot of a report reads
+them. Seed, ranks and plan stand beside them there.
+"""
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from recapp.tables.config import EmbeddingBagConfig
+
+PACKAGES = ("recapp", "torch", "lightning")
+
+
+def about(
+    settings: Mapping[str, Any],
+    *,
+    rows: tuple[int, int],
+    hosts: Sequence[str],
+    tables: Sequence[EmbeddingBagConfig],
+    device: str,
+) -> dict[str, Any]:
+    """Return the facts of a training run that has just ended.
+
+    Args:
+        settings: Composed and resolved.
+        rows: Rows to train on and rows to validate on.
+        hosts: The host of each rank.
+        tables: The embedding tables of the model.
+        device: Of rank 0.
+    """
+    dataset = settings["dataset"]
+    return {
+        "dataset": dataset["path"],
+        "train_rows": rows[0],
+        "val_rows": rows[1],
+        "model": str(settings["model"]["_target_"]).rpartition(".")[2],
+        "tables": len(tables),
+        "table_rows": sum(table.num_embeddings for table in tables),
+        "batch_size": dataset["batch_size"],
+        "precision": settings["trainer"]["precision"],
+        "hosts": list(dict.fromkeys(hosts)),
+        "device": str(device),
+        "versions": versions(),
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide what a run computes."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # imported from a directory, not installed
+            continue
+    return {name: found[name] for name in (*PACKAGES, "python") if name in found}
+
+
+def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return what runs were made with as names and texts; where they differ, all that occurs.
+
+    Args:
+        runs: The `about` of each run; empty ones of runs that recorded none.
+        seeds: The seed of each run.
+    """
+
+    def each(tell: Callable[[Mapping[str, Any]], Any]) -> str:
+        found = (tell(run) for run in runs if run)
+        return "; ".join(dict.fromkeys(str(one) for one in found if one not in (None, "")))
+
+    days = sorted(str(run["date"]) for run in runs if run.get("date"))
+    entries = {
+        "Data": each(lambda run: _path(run.get("dataset"))),
+        "Rows": each(_rows),
+        "Model": each(_model),
+        "Batch": each(lambda run: f"{run['batch_size']:,} samples, all ranks together"),
+        "Seed": ", ".join(dict.fromkeys(str(seed) for seed in seeds if seed is not None)),
+        "Versions": each(lambda run: ", ".join(f"{k} {v}" for k, v in run["versions"].items())),
+        "Host": each(lambda run: f"{', '.join(run['hosts'])} ({run['device']})"),
+        "Date": " to ".join(dict.fromkeys(_minute(day) for day in days[:1] + days[-1:])),
+    }
+    return [(name, text or "not recorded") for name, text in entries.items()]
+
+
+def _path(given: Any) -> str:
+    return ", ".join(map(str, given)) if isinstance(given, list) else str(given)
+
+
+def _rows(run: Mapping[str, Any]) -> str:
+    return f"{run['train_rows']:,} to train on, {run['val_rows']:,} to validate on"
+
+
+def _model(run: Mapping[str, Any]) -> str:
+    tables = (
+        f"{run['tables']:,} table{'s' if run['tables'] != 1 else ''} of {run['table_rows']:,} rows"
+    )
+    return f"{run['model']}, {tables}, {run['precision']}"
+
+
+def _minute(date: str) -> str:
+    """`2026-11-22 10:15 +00:00` of an ISO date."""
+    found = datetime.fromisoformat(date)
+    return f"{found:%Y-%m-%d %H:%M} {found:%Z}".replace("UTC+", "+").strip()

@@ -1,0 +1,176 @@
+"""Curves of a metric as training went on: validation, and training beside it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from recapp.reporting.drawing import (
+    BEST,
+    COLUMN,
+    GRID,
+    INK,
+    QUIET,
+    SERIES_COLORS,
+    Picture,
+    legend_below,
+    legend_height,
+    sheet,
+)
+from recapp.reporting.objective import Objective
+from recapp.reporting.variants import Interval, Run, Variant
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORED = 6  # curves that are told apart by colour; of more, the best ones are
+BEST_COLORED = 3
+START = 0.25  # of the steps: readings so early may lie outside
+FLAT = 2.5  # times as high a picture would have to be for them
+QUIET_NAME = "the other runs"
+ALT_VALUES = 12  # told in words for who cannot see the picture
+TRAINING = {"val_auc": "train_auc", "val_log_loss": "train_loss"}  # training's curve for each
+
+
+def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Picture | str:
+    """Draw a metric of validation, and training's beside it, as training went on.
+
+    Args:
+        name: Of the metric: `val_auc`.
+        variants: What is compared.
+        objective: Chooses the best.
+    """
+    training = TRAINING.get(name)
+    shown = [one for one in (name, training) if one]
+    if not any(run.curve(one) for v in variants for run in v.runs for one in shown):
+        return (
+            f"no run has readings of {' or '.join(shown)} in csv/metrics.csv (logger=csv writes it)"
+        )
+    colors = _colors(variants, objective)
+    with sheet(COLUMN, 3.2 + legend_height(_named(variants, colors))) as s:
+        axes, title = s.axes[0], Objective(name).title
+        for place, (variant, color) in enumerate(zip(variants, colors, strict=True)):
+            order = 1 if color == GRID else 4 + place
+            if training:
+                _curve(axes, variant, training, color, order=min(order, 3), validation=False)
+            _curve(axes, variant, name, color, order=order, validation=True)
+        if len(variants) == 1:
+            _mark_best(axes, variants[0].runs[0], name, objective)
+        _legend(axes, variants, colors, training is not None)
+        legend_below(s.figure, axes)
+        axes.set(xlabel="steps trained")
+        axes.set_ylabel(title.removeprefix("validation ") if training else title)
+        axes.margins(x=0.03)
+        outside = _leave_out_the_start(axes, variants, shown)
+        axes.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
+        axes.grid(True, axis="y")
+        last = [(v.name, end) for v in variants if (end := v.measure(lambda run: run.value(name)))]
+        told = "; ".join(f"{label} {end.mean:.5f}" for label, end in last[:ALT_VALUES])
+        alt = f"Curves over steps; {title} of the checkpoints that are kept: {told}."
+        caption = " ".join([*_about_curves(variants, training), *outside])
+        return s.finish(file_of(name), title_of(name), alt, caption)
+
+
+def file_of(name: str) -> str:
+    """Return the name of its file, without suffix."""
+    return f"curve_of_{name}"
+
+
+def title_of(name: str) -> str:
+    """Return the title of the picture of a metric over steps."""
+    return f"{Objective(name).heading} over steps"
+
+
+def _colors(variants: Sequence[Variant], objective: Objective) -> list[str]:
+    """A colour for each variant; of many the best ones have one, the others are grey."""
+    if len(variants) <= COLORED:
+        return list(SERIES_COLORS[: len(variants)])
+    best = [variant.name for variant, _ in objective.ranked(variants)[:BEST_COLORED]]
+    return [SERIES_COLORS[best.index(v.name)] if v.name in best else GRID for v in variants]
+
+
+def _curve(
+    axes: "Axes", variant: Variant, name: str, color: str, *, order: int, validation: bool
+) -> None:
+    """The mean of the runs, and for validation a band between them."""
+    runs = [curve for run in variant.runs if (curve := run.curve(name))]
+    at = sorted(set(runs[0]).intersection(*runs[1:])) if runs else []
+    if not at:
+        return
+    found = [Interval(tuple(run[step] for run in runs)) for step in at]
+    line: dict[str, Any] = {"color": color, "zorder": order, **_style(validation, len(at))}
+    axes.plot(at, [one.mean for one in found], **line)
+    low, high = [one.low for one in found], [one.high for one in found]
+    if len(runs) > 1 and len(at) > 1 and validation:
+        axes.fill_between(at, low, high, color=color, alpha=0.16, linewidth=0, zorder=order - 1)
+    elif len(runs) > 1 and validation:
+        axes.vlines(at, low, high, color=color, linewidth=1.8, zorder=order)
+
+
+def _style(validation: bool, readings: int = 2) -> dict[str, Any]:
+    if validation:
+        return {"linestyle": "-", "linewidth": 1.8, "marker": "o", "markersize": 4.5}
+    return {"linestyle": ":", "linewidth": 1.3, "marker": "." if readings == 1 else ""}
+
+
+def _leave_out_the_start(
+    axes: "Axes", variants: Sequence[Variant], names: Sequence[str]
+) -> list[str]:
+    """Let the first readings lie outside where they would press all others flat; says so."""
+    curves_ = [run.curve(name) for variant in variants for run in variant.runs for name in names]
+    end = max(step for curve in curves_ for step in curve)
+    early = [value for curve in curves_ for step, value in curve.items() if step <= START * end]
+    later = [value for curve in curves_ for step, value in curve.items() if step > START * end]
+    if not early or not later:
+        return []
+    low, reach = min(later), max(later) - min(later)
+    if max(*early, *later) - min(*early, *later) < FLAT * reach:
+        return []
+    axes.set_ylim(low - 0.05 * reach, low + 1.05 * reach) if reach else None
+    between = f"{min(early):.3g} and {max(early):.3g}"
+    return [f"The first {START:.0%} of the steps, between {between}, lie partly outside."]
+
+
+def _mark_best(axes: "Axes", run: Run, name: str, objective: Objective) -> None:
+    """Where the checkpoint that is kept was written, on the curve that it was chosen by."""
+    readings, step = run.curve(name), run.metrics.get("checkpoint_step")
+    if name == objective.name and step in readings:
+        white: dict[str, Any] = {"markeredgecolor": "white", "markersize": 9, "zorder": 9}
+        axes.plot(step, readings[step], "o", color=BEST, **white)
+        where: dict[str, Any] = {"xytext": (-8, -12), "textcoords": "offset points"}
+        text: dict[str, Any] = {"ha": "right", "va": "top", "color": BEST, "weight": "bold"}
+        axes.annotate(f"kept: {readings[step]:.5f}", (step, readings[step]), **where, **text)
+
+
+def _named(variants: Sequence[Variant], colors: Sequence[str]) -> list[str]:
+    """The names that the legend will have."""
+    own = [variant.name for variant, color in zip(variants, colors, strict=True) if color != GRID]
+    return [*(own if len(variants) > 1 else []), QUIET_NAME, "validation", "training"]
+
+
+def _legend(
+    axes: "Axes", variants: Sequence[Variant], colors: Sequence[str], training: bool
+) -> None:
+    """Names of colours where there are several, then of dashes."""
+    if len(variants) > 1:
+        for variant, color in zip(variants, colors, strict=True):
+            if color != GRID:
+                axes.plot([], [], color=color, linewidth=2.5, label=variant.name)
+        if GRID in colors:
+            axes.plot([], [], color=GRID, linewidth=2.5, label=QUIET_NAME)
+    ink = INK if len(variants) > 1 else colors[0]
+    axes.plot([], [], color=ink, label="validation", **_style(validation=True))
+    if training:
+        quiet = QUIET if len(variants) > 1 else ink
+        axes.plot([], [], color=quiet, label="training", **_style(validation=False))
+
+
+def _about_curves(variants: Sequence[Variant], training: str | None) -> list[str]:
+    said = []
+    if training == "train_loss":
+        averaged = all(run.about for variant in variants for run in variant.runs)
+        what = "the mean of the steps since the last reading" if averaged else "single batches"
+        said.append(f"Training: {what}.")
+    elif training == "train_auc":
+        said.append("Training: the epoch's batches so far, those of rank 0.")
+    if any(len(variant.runs) > 1 for variant in variants):
+        said.append("Lines are means of the seeds, bands go from the lowest run to the highest.")
+    return said

@@ -1,0 +1,60 @@
+"""The pictures of a report: each goes into the page and beside it as PNG, or is left out."""
+
+from pathlib import Path
+from typing import Any
+
+from recapp.reporting import page
+from recapp.reporting.drawing import Picture
+
+OF_EARLIER_REPORTS = ("latency", "throughput", "curves")  # pictures that are no longer drawn
+
+
+class Gallery:
+    """Collects the pictures of a report.
+
+    Args:
+        folder: Where they are written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: list[dict[str, Any]] = []
+        for file in (
+            *folder.glob("metric_by_*.png"),
+            *(folder / f"{name}.png" for name in OF_EARLIER_REPORTS),
+        ):
+            file.unlink(missing_ok=True)
+
+    def show(self, name: str, title: str, drawn: Picture | str) -> str | None:
+        """Write a picture and return it as HTML.
+
+        Args:
+            name: Of its file, without suffix.
+            title: Of what it shows.
+            drawn: The picture, or why there is none.
+
+        Returns:
+            HTML; None where there is no picture.
+        """
+        if isinstance(drawn, str):
+            (self.folder / f"{name}.png").unlink(missing_ok=True)  # of an earlier report
+            self.made.append({"what": title, "file": None, "left_out": drawn})
+            return None
+        self.made.append(
+            {"what": title, "file": str(drawn.write(self.folder, "png")[0]), "left_out": None}
+        )
+        return page.figure(drawn, 3)
+
+    def part(self, title: str, said: list[str], shown: list[str | None]) -> list[str]:
+        """Return a part of the page: a heading, paragraphs, and pictures side by side."""
+        drawn = [html for html in shown if html]
+        missing = (
+            [row for row in self.made[len(self.made) - len(shown) :] if row["left_out"]]
+            if shown
+            else []
+        )
+        why = [
+            page.paragraph(f"Left out: {row['what']} ({row['left_out']}).", "quiet")
+            for row in missing
+        ]
+        return [page.heading(title), *said, *([page.columns(drawn)] if drawn else []), *why]

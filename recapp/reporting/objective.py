@@ -1,0 +1,163 @@
+"""Which runs of a sweep are best by the metric that checkpoints are chosen by; how sure that is.
+
+A setting that changes nothing of what is learned, such as the plan, makes no variants here. Where
+seeds differ by as much as variants do, the order of those is called noise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recapp.reporting.comparison import SEED
+from recapp.reporting.variants import Interval, Run, Variant, together, told
+
+TITLES = {
+    "val_auc": "validation AUC",
+    "val_log_loss": "validation log loss",
+    "val_normalized_entropy": "validation normalised entropy",
+    "val_calibration": "validation calibration",
+}
+EQUAL = 5e-6  # metrics are shown with five digits
+NAMED = 4  # variants in a sentence, before "and 12 more"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the best run is chosen by.
+
+    Args:
+        name: Of a metric, as `metrics.json` has it.
+        highest: Whether the highest is best, or the lowest.
+    """
+
+    name: str = "val_auc"
+    highest: bool = True
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        return TITLES.get(self.name, self.name)
+
+    @property
+    def heading(self) -> str:
+        """The same at the beginning of a sentence."""
+        return f"{self.title[0].upper()}{self.title[1:]}"
+
+    def of(self, variant: Variant) -> Interval | None:
+        """Return the metric of a variant's runs."""
+        return variant.measure(lambda run: run.value(self.name))
+
+    def ranked(self, variants: Sequence[Variant]) -> list[tuple[Variant, Interval]]:
+        """Return the variants that have the metric, the best first."""
+        found = [(variant, interval) for variant in variants if (interval := self.of(variant))]
+        return sorted(found, key=lambda one: one[1].mean, reverse=self.highest)
+
+    def best_runs(self, runs: Sequence[Run]) -> list[Run]:
+        """Return the runs with the best metric: several where the shown digits are equal."""
+        found = [(run, value) for run in runs if (value := run.value(self.name)) is not None]
+        best = (max if self.highest else min)((value for _, value in found), default=0.0)
+        return [run for run, value in found if abs(value - best) < EQUAL]
+
+
+def objective_of(run: Run) -> Objective:
+    """Return what a run's best checkpoint is chosen by: `callbacks.checkpoint.monitor`, `mode`."""
+    callbacks = run.settings.get("callbacks")
+    found = callbacks.get("checkpoint") if isinstance(callbacks, dict) else None
+    if not isinstance(found, dict) or not isinstance(found.get("monitor"), str):
+        return Objective()
+    mode = found.get("mode", "min")  # as Lightning has it
+    return Objective(found["monitor"], highest=mode == "max")
+
+
+def without_effect(runs: Sequence[Run], objective: Objective) -> list[str]:
+    """Return the settings that were varied and change nothing of the metric, the seed aside.
+
+    Runs that differ in such a setting alone have the same metric, to the digits that are shown.
+    """
+    found: list[str] = []
+    good = [run for run in runs if run.value(objective.name) is not None]
+    for name in told(good):
+        alike = [variant.runs for variant in together(good, {name, *found})]
+        several = any(len({str(run.setting(name)) for run in group}) > 1 for group in alike)
+        if name != SEED and several and all(_equal(group, objective) for group in alike):
+            found.append(name)
+    return found
+
+
+def _equal(runs: Sequence[Run], objective: Objective) -> bool:
+    values = [value for run in runs if (value := run.value(objective.name)) is not None]
+    return max(values) - min(values) < EQUAL
+
+
+def learned_variants_of(runs: Sequence[Run], objective: Objective) -> list[Variant]:
+    """Return the variants that may differ in what they learned, one run for each seed."""
+    variants = together(runs, {SEED, *without_effect(runs, objective)})
+    return [
+        Variant(v.name, tuple({str(run.setting(SEED)): run for run in v.runs[::-1]}.values())[::-1])
+        for v in variants
+    ]
+
+
+def metric_verdict(
+    variants: Sequence[Variant], objective: Objective, no_effect: Sequence[str] = ()
+) -> list[str]:
+    """Return sentences on which variant is best by the metric; the first one is the answer.
+
+    Args:
+        variants: What is compared.
+        objective: The metric.
+        no_effect: The settings that were varied and change nothing of it.
+    """
+    ranked = objective.ranked(variants)
+    if not ranked:
+        return [f"No run has {objective.name}, so none is best."]
+    (best, first), *others = ranked
+    same = _no_effect(no_effect, objective)
+    if not others:
+        every = "All runs reach the same " if no_effect else ""
+        title = f"{every}{objective.title}" if every else objective.heading
+        return [f"{title}: {_metric(first)}.", *same]
+    more = "higher" if objective.highest else "lower"
+    answer = f"Best: {best.name}, {objective.title} {_metric(first)}; {more} is better."
+    return [answer, *_how_sure(ranked), *same]
+
+
+def _no_effect(names: Sequence[str], objective: Objective) -> list[str]:
+    if not names:
+        return []
+    said = "do not change" if len(names) > 1 else "does not change"
+    what = listed(["The plan" if name == "plan" else name for name in names])
+    same = f"runs that differ in nothing else have the same {objective.title}"
+    return [f"{what} {said} what is learned: {same}."]
+
+
+def _how_sure(ranked: Sequence[tuple[Variant, Interval]]) -> list[str]:
+    """Whether the order is more than chance, as far as seeds tell."""
+    (best, first), *others = ranked
+    close = [variant.name for variant, interval in others if interval.overlaps(first)]
+    if all(len(interval.values) == 1 for _, interval in ranked):
+        lead = abs(first.mean - others[0][1].mean)
+        seeds = "Each was run with one seed, so how much of that is chance is not known"
+        return [f"It leads {others[0][0].name} by {lead:.5f}. {seeds}; seed=1,2,3 shows it."]
+    if not close:
+        return []
+    return [
+        f"Seeds differ by as much as settings do: the runs of {best.name} and those of "
+        f"{listed(close)} overlap, so which of these is best is noise until more seeds are run."
+    ]
+
+
+def _metric(found: Interval) -> str:
+    several = f" (mean of {len(found.values)} seeds, {found.low:.5f} to {found.high:.5f})"
+    return f"{found.mean:.5f}{several if len(found.values) > 1 else ''}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: `a, b and c`; of many the first ones."""
+    more = len(names) - NAMED
+    shown = [*names[:NAMED], f"{more} more"] if more > 0 else list(names)
+    return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
+
+
+def objectives_of(runs: Sequence[Run]) -> list[Objective]:
+    """Return what the checkpoints of some runs were chosen by, each once."""
+    return list(dict.fromkeys(map(objective_of, runs)))

@@ -1,0 +1,274 @@
+"""Pictures of what a step costs: its length and spread, phases, memory, bytes, the prediction.
+
+A function draws one picture of some variants, or says in a sentence why it cannot. A bar is the
+mean of a variant's runs. Of a single run each rank has a bar of its own where that says more.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from recapp.reporting import drawing
+from recapp.reporting.drawing import BAR, INK, QUIET, Picture, size
+from recapp.reporting.lying_bars import LyingBars, lying_bars
+from recapp.reporting.performance import measured_phases
+from recapp.reporting.phases import PHASES
+from recapp.reporting.speed_verdict import Pace, pace_of
+from recapp.reporting.variants import Interval, Run, Variant
+
+Drawn = Picture | str
+TITLES = {
+    "steps": "Speed",
+    "phases": "Where a step's time goes",
+    "memory": "Memory",
+    "bytes_exchanged": "Bytes exchanged",
+    "predicted": "Predicted against measured",
+}
+NO_RECORD = "no run has a performance.json, which training writes at its end"
+RANKS_SHOWN = 32  # one by one
+
+
+def steps(variants: Sequence[Variant]) -> Drawn:
+    """Draw the length of a step with its spread; where batches differ, samples a second."""
+    pace = pace_of(variants)
+    rows = [(v, found) for v in variants if (found := pace.of(v))]
+    if not rows:
+        return "no run has step_ms in its metrics.json"
+    said = [_said_of_steps(pace, v) for v, _ in rows]
+    with lying_bars([v.name for v, _ in rows], said) as s:
+        for (v, found), (place,) in zip(rows, s.places, strict=True):
+            s.chart.barh(place, found.mean, 0.2, color=BAR)
+            reach = pace.spread(v)
+            if reach and reach.high > reach.low:
+                ends = [reach.low, reach.high]
+                s.chart.plot(
+                    ends, [place, place], color=INK, linewidth=1.3, marker="|", markersize=7
+                )
+            if len(found.values) > 1:
+                _dots(s, found.values, place)
+        unit = (
+            "samples a second, all ranks, at the median step"
+            if pace.by_rate
+            else "ms a training step (median)"
+        )
+        s.chart.set(xlabel=unit, xlim=(0, None))
+        _whole_ticks(s)
+        told = "; ".join(f"{v.name} {text}" for (v, _), text in zip(rows, said, strict=True))
+        return s.finish("steps", TITLES["steps"], f"Bars: {told}.", _how_to_read_steps(pace, rows))
+
+
+def _said_of_steps(pace: Pace, variant: Variant) -> str:
+    found, reach = pace.of(variant), pace.spread(variant)
+    other = variant.recorded("step_ms" if pace.by_rate else "samples_per_second")
+    assert found and reach
+    between = f" ({pace.between(reach)})" if reach.high > reach.low else ""
+    text = f"{pace.show(found.mean)}{between}"
+    if other is None:
+        return text
+    beside = f"{other.mean:.3g} ms" if pace.by_rate else f"{other.mean:,.0f} samples/s"
+    return f"{text}, {beside}"
+
+
+def _how_to_read_steps(pace: Pace, rows: Sequence[tuple[Variant, Interval]]) -> str:
+    rate = "Samples of a batch by the median length of a step: longer is better"
+    better = rate if pace.by_rate else "Shorter is better"
+    said = [f"{better}; waiting for data is part of a step"]
+    if any(v.recorded("step_ms_q1") for v, _ in rows):
+        said.append("between the ends of a whisker lies the middle half of the steps")
+    if any(len(found.values) > 1 for _, found in rows):
+        said.append("bars are means of several runs, dots are the runs")
+    return "; ".join(said) + "."
+
+
+def _dots(s: LyingBars, values: Sequence[float], place: float) -> None:
+    style: dict[str, Any] = {"color": "white", "markeredgecolor": INK, "markersize": 4}
+    s.chart.plot(values, [place] * len(values), "o", **style)
+
+
+def bytes_exchanged(variants: Sequence[Variant]) -> Drawn:
+    """Draw the bytes that all ranks send for their tables in a step."""
+    rows = [
+        (v.name, found.mean) for v in variants if (found := v.recorded("bytes_exchanged_per_step"))
+    ]
+    if not rows:
+        return "no run has bytes_exchanged_per_step in its metrics.json"
+    if not any(n for _, n in rows):
+        return "nothing travels: each run has one rank"
+    with lying_bars([name for name, _ in rows], [size(n) for _, n in rows]) as s:
+        for (_, n), (place,) in zip(rows, s.places, strict=True):
+            s.chart.barh(place, n, 0.2, color=BAR)
+        s.chart.set_xlabel("bytes a step, all ranks")
+        s.chart.set_xlim(left=0)
+        drawing.byte_axis(s.chart.xaxis)
+        told = "; ".join(f"{name} {size(n)}" for name, n in rows)
+        caption = (
+            "What all ranks send each other for the tables in a step: counts, ids, vectors, "
+            "gradients. Dense gradients are not in it."
+        )
+        return s.finish("bytes_exchanged", TITLES["bytes_exchanged"], f"Bars: {told}.", caption)
+
+
+def phases(variants: Sequence[Variant]) -> Drawn:
+    """Draw where a step's milliseconds go: of each variant, or of each rank of a single run."""
+    rows = _phase_rows(variants)
+    if not rows:
+        return NO_RECORD
+    with lying_bars(
+        [name for name, _ in rows],
+        [f"{sum(row.values()):.3g} ms" for _, row in rows],
+        legend=PHASES,
+    ) as s:
+        _stack(s, [place for (place,) in s.places], [row for _, row in rows])
+        s.chart.set_xlabel("ms a training step")
+        drawing.legend_below(s.figure, s.chart)
+        told = "; ".join(
+            f"{name}: " + ", ".join(f"{phase} {row[phase]:.3g} ms" for phase in PHASES)
+            for name, row in rows
+        )
+        caption = (
+            f"Medians of each phase{'' if _alone(variants) else ', the mean of the ranks'}. "
+            "input: ids become rows, counts and ids travel; lookup: rows are read and summed; "
+            "output: waiting for vectors; dense: all that is not the tables', data included; "
+            "gradients: they travel to the owners; update: touched rows are written."
+        )
+        return s.finish("phases", TITLES["phases"], f"Stacked bars. {told}.", caption)
+
+
+def _stack(
+    s: LyingBars, places: Sequence[float], rows: Sequence[Mapping[str, float]]
+) -> list[float]:
+    parts = {phase: [row[phase] for row in rows] for phase in PHASES}
+    ends = drawing.stacked(s.chart, places, parts, drawing.PHASE_COLORS, 0.2, lying=True)
+    s.chart.set_xlim(0, max(ends) * 1.04 or 1)
+    _whole_ticks(s)
+    return ends
+
+
+def _whole_ticks(s: LyingBars) -> None:
+    s.chart.locator_params(axis="x", nbins=7, steps=[1, 2, 5, 10])
+    s.chart.xaxis.set_major_formatter("{x:,.10g}")
+
+
+def _alone(variants: Sequence[Variant]) -> Run | None:
+    """The run, where there is one only and it recorded its performance."""
+    runs = [run for variant in variants for run in variant.runs]
+    return runs[0] if len(runs) == 1 and runs[0].performance else None
+
+
+def _phase_rows(variants: Sequence[Variant]) -> list[tuple[str, dict[str, float]]]:
+    if (run := _alone(variants)) and run.performance and run.performance["ranks"] <= RANKS_SHOWN:
+        return [(f"rank {rank}", spent) for rank, spent in enumerate(run.performance["phases_ms"])]
+    return [(variant.name, mean) for variant in variants if (mean := mean_phases(variant))]
+
+
+def mean_phases(variant: Variant) -> dict[str, float] | None:
+    """Return the milliseconds of each phase, the mean of ranks and runs; None without a record."""
+    runs = [measured_phases(run.performance) for run in variant.runs if run.performance]
+    return (
+        {phase: sum(run[phase] for run in runs) / len(runs) for phase in PHASES} if runs else None
+    )
+
+
+def memory(variants: Sequence[Variant]) -> Drawn:
+    """Draw what the tables take on the fullest rank, by kind; the process is told in numbers."""
+    rows = _memory_rows(variants)
+    if not rows:
+        return NO_RECORD
+    kinds = {name: [row[kind] for _, row in rows] for kind, name in drawing.MEMORY_NAMES.items()}
+    colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in drawing.MEMORY_NAMES.items()}
+    said = [f"{size(_held(row))}, {row['peak_of']} at most {size(row['peak'])}" for _, row in rows]
+    with lying_bars([name for name, _ in rows], said, legend=list(kinds)) as s:
+        ends = drawing.stacked(
+            s.chart, [place for (place,) in s.places], kinds, colors, 0.2, lying=True
+        )
+        s.chart.set_xlim(0, max(ends) * 1.04 or 1)
+        s.chart.set_xlabel("bytes of the tables" + ("" if _alone(variants) else ", fullest rank"))
+        drawing.byte_axis(s.chart.xaxis)
+        drawing.legend_below(s.figure, s.chart)
+        told = "; ".join(f"{name} {text}" for (name, _), text in zip(rows, said, strict=True))
+        alt = f"Stacked bars of weights, optimiser state and exchange buffers: {told}."
+        caption = (
+            "Bars: what the tables take. In numbers beside it, what the whole process (or its GPU) "
+            "has had at most: interpreter, libraries, dense part and batches included."
+        )
+        return s.finish("memory", TITLES["memory"], alt, caption)
+
+
+def _memory_rows(variants: Sequence[Variant]) -> list[tuple[str, dict[str, Any]]]:
+    if (run := _alone(variants)) and len(ranks := memory_of(run)) <= RANKS_SHOWN:
+        return [(f"rank {rank}", row) for rank, row in enumerate(ranks)]
+    found = []
+    for variant in variants:
+        fullest = [max(ranks, key=_held) for run in variant.runs if (ranks := memory_of(run))]
+        if fullest:
+            mean = {
+                key: sum(row[key] for row in fullest) / len(fullest)
+                for key in fullest[0]
+                if key != "peak_of"
+            }
+            found.append((variant.name, {**mean, "peak_of": fullest[0]["peak_of"]}))
+    return found
+
+
+def memory_of(run: Run) -> list[dict[str, Any]]:
+    """Return the bytes of each rank by kind, and the peak of what its process has had."""
+    rows = []
+    for rank in (run.performance or {}).get("memory", []):
+        gpu = rank["allocated_peak"] is not None
+        peak = rank["allocated_peak"] if gpu else rank["rss_peak"]
+        kept = {kind: rank[kind] for kind in drawing.MEMORY_NAMES}
+        rows.append({**kept, "peak": peak or 0, "peak_of": "GPU" if gpu else "process"})
+    return rows
+
+
+def _held(row: Mapping[str, Any]) -> float:
+    return float(sum(row[kind] for kind in drawing.MEMORY_NAMES))
+
+
+def predicted(variants: Sequence[Variant]) -> Drawn:
+    """Draw what the planner said of each variant above what was measured."""
+    rows = []
+    for variant in variants:
+        said = next((found for run in variant.runs if (found := run.predicted)), None)
+        step, spent = variant.recorded("step_ms"), mean_phases(variant)
+        if said and step and spent:
+            rows.append((variant.name, said, {"step_ms": step.mean, **spent}))
+    if not rows:
+        return (
+            "no run has a predicted.json of what the planner expected beside its performance.json"
+        )
+    errors = [said["step_ms"] / step["step_ms"] - 1 for _, said, step in rows]
+    texts = [_said_of_prediction(said, step) for _, said, step in rows]
+    names = [name if len(rows) > 1 else "" for name, _, _ in rows]
+    with lying_bars(names, texts, bars=2, legend=PHASES) as s:
+        both = [part for _, said, step in rows for part in (said, step)]
+        places = [place for pair in s.places for place in pair]
+        ends = _stack(s, places, both)
+        most = max(ends)
+        for place, end, kind in zip(
+            places, ends, ["predicted", "measured"] * len(rows), strict=True
+        ):
+            s.chart.text(end + most * 0.012, place, kind, va="center", fontsize=7.5, color=QUIET)
+        s.chart.set(xlabel="ms a training step", xlim=(0, most * 1.17))
+        drawing.legend_below(s.figure, s.chart)
+        told = "; ".join(f"{name} {text}" for (name, _, _), text in zip(rows, texts, strict=True))
+        caption = (
+            "Upper bars: what the planner expected of each phase before the first step. Lower "
+            "bars: what was measured (medians, which need not add up to that of a whole step). "
+            f"The largest error of a step is {max(errors, key=abs):+.0%}."
+        )
+        return s.finish("predicted", TITLES["predicted"], f"Bars: {told}.", caption)
+
+
+def _said_of_prediction(said: Mapping[str, float], step: Mapping[str, float]) -> str:
+    error = said["step_ms"] / step["step_ms"] - 1
+    return f"{said['step_ms']:.3g} ms predicted, {step['step_ms']:.3g} ms measured ({error:+.0%})"
+
+
+FIGURES: dict[str, Callable[[Sequence[Variant]], Drawn]] = {
+    "steps": steps,
+    "phases": phases,
+    "memory": memory,
+    "bytes_exchanged": bytes_exchanged,
+    "predicted": predicted,
+}
+"""By the name of the picture's file."""

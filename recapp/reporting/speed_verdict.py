@@ -1,0 +1,189 @@
+"""Which runs of a sweep are fastest, and what of that order is noise.
+
+It is noise where a second look would give another one: where the middle halves of the steps
+overlap, or where the dense phase, which no plan changes, differs between the runs as much as their
+steps do. Where runs differ in their batch size they are compared by samples per second, otherwise
+by the length of a step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recapp.reporting.objective import listed
+from recapp.reporting.performance import measured_phases
+from recapp.reporting.variants import Interval, Run, Variant, alike_but_for_plan
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What speed is compared by: milliseconds a step, or samples a second at the median step.
+
+    Args:
+        by_rate: Samples a second.
+    """
+
+    by_rate: bool
+
+    def of(self, variant: Variant) -> Interval | None:
+        """Return the pace of a variant's runs."""
+        return variant.measure(lambda run: self._at(run, run.record["step_ms"]))
+
+    def spread(self, variant: Variant) -> Interval | None:
+        """Return where the middle half of its steps lies, of all its runs; else their medians."""
+        first = variant.measure(lambda run: self._at(run, run.record["step_ms_q1"]))
+        third = variant.measure(lambda run: self._at(run, run.record["step_ms_q3"]))
+        return Interval(first.values + third.values) if first and third else self.of(variant)
+
+    def show(self, value: float, unit: bool = True) -> str:
+        """Return a pace as text."""
+        if self.by_rate:
+            return f"{value:,.0f}{' samples/s' if unit else ''}"
+        return f"{value:.3g}{' ms' if unit else ''}"
+
+    def between(self, found: Interval) -> str:
+        """Return the ends of an interval as text."""
+        return f"{self.show(found.low, unit=False)} to {self.show(found.high, unit=False)}"
+
+    def ranked(self, variants: Sequence[Variant]) -> list[tuple[Variant, Interval]]:
+        """Return the variants that have a pace, the fastest first."""
+        found = [(variant, pace) for variant in variants if (pace := self.of(variant))]
+        return sorted(found, key=lambda one: one[1].mean, reverse=self.by_rate)
+
+    def _at(self, run: Run, step_ms: float | None) -> float | None:
+        if step_ms is None or not self.by_rate:
+            return step_ms
+        batch = run.batch_size
+        return batch / step_ms * 1e3 if batch and step_ms else None
+
+
+def pace_of(variants: Sequence[Variant]) -> Pace:
+    """Return what the speed of some variants is compared by."""
+    batches = {run.batch_size for variant in variants for run in variant.runs}
+    return Pace(by_rate=len(batches) > 1 and None not in batches)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How the dense phase differs between variants that only differ in their plan.
+
+    Args:
+        variants: Those variants.
+        fastest: Whose dense phase is shortest, and how long it is.
+        slowest: Whose is longest.
+        spread: How far the middle half of the dense phases lies apart within a run, at most.
+    """
+
+    variants: tuple[Variant, ...]
+    fastest: tuple[Variant, float]
+    slowest: tuple[Variant, float]
+    spread: float
+
+    @property
+    def ms(self) -> float:
+        """The difference; 0 where it is no larger than the spread within a run."""
+        apart = self.slowest[1] - self.fastest[1]
+        return apart if apart > self.spread else 0.0
+
+
+def drifts(variants: Sequence[Variant]) -> list[Drift]:
+    """Return the drift of each set of variants that differ in their plan alone."""
+    found = []
+    for alike in alike_but_for_plan(variants):
+        dense = [(v, ms.mean) for v in alike if (ms := v.measure(_dense_ms))]
+        if len(dense) > 1:
+            spreads = [spread.high for v, _ in dense if (spread := v.measure(_dense_spread))]
+            ends = min(dense, key=lambda one: one[1]), max(dense, key=lambda one: one[1])
+            found.append(Drift(tuple(alike), *ends, max(spreads, default=0.0)))
+    return found
+
+
+def _dense_ms(run: Run) -> float | None:
+    return measured_phases(run.performance)["dense"] if run.performance else None
+
+
+def _dense_spread(run: Run) -> float | None:
+    ranks: list[dict[str, Any]] = (run.performance or {}).get("phases_quartiles_ms") or []
+    between = [rank["dense"][1] - rank["dense"][0] for rank in ranks]
+    return sum(between) / len(between) if between else None
+
+
+def speed_verdict(variants: Sequence[Variant]) -> list[str]:
+    """Return sentences on which variant is fastest, and what is noise; first the answer."""
+    pace = pace_of(variants)
+    ranked = pace.ranked(variants)
+    if len(ranked) < 2:
+        return _one_speed(ranked[0][0]) if ranked else ["No run has the length of its steps."]
+    (fastest, best), (slowest, worst) = ranked[0], ranked[-1]
+    others, moved, tied = [v for v, _ in ranked[1:]], drifts(variants), tied_with_fastest(variants)
+    fast, slow = pace.show(best.mean), pace.show(worst.mean)
+    if len(tied) == len(others):
+        said = [
+            f"The order by speed is noise: {fastest.name} is fastest ({fast}) and {slowest.name} "
+            f"slowest ({slow}), but {_why_noise(pace, fastest, others)}."
+        ]
+    else:
+        factor = max(best.mean, worst.mean) / min(best.mean, worst.mean)
+        times = f"{factor:.2f} times {'fewer' if pace.by_rate else 'as long'}"
+        a_step = "" if pace.by_rate else " a step"
+        ends = f"Fastest: {fastest.name}, {fast}{a_step}. Slowest: {slowest.name}, {slow}, {times}."
+        near = f"{listed([v.name for v in tied])} cannot be told from the fastest." if tied else ""
+        said = [ends, near] if near else [ends]
+    return [*said, *(remark for drift in moved if (remark := _remark(drift)))]
+
+
+def tied_with_fastest(variants: Sequence[Variant]) -> list[Variant]:
+    """Return the variants that differ from the fastest by no more than noise."""
+    pace = pace_of(variants)
+    (fastest, *others), moved = [v for v, _ in pace.ranked(variants)], drifts(variants)
+    return [v for v in others if _tied(pace, fastest, v, moved)]
+
+
+def _one_speed(variant: Variant) -> list[str]:
+    step, rate = variant.recorded("step_ms"), variant.recorded("samples_per_second")
+    assert step
+    told = f", {rate.mean:,.0f} samples/s" if rate else ""
+    if len(step.values) == 1:
+        return [f"A step takes {step.mean:.3g} ms{told}."]
+    why = (
+        "Speed is not compared: the runs do not differ in anything that changes it. That the "
+        f"medians of their steps go from {step.low:.3g} to {step.high:.3g} ms is noise."
+    )
+    return [f"A step takes {step.mean:.3g} ms on average{told}.", why]
+
+
+def _tied(pace: Pace, one: Variant, other: Variant, moved: Sequence[Drift]) -> bool:
+    """Whether the difference of two variants is noise."""
+    a, b = one.recorded("step_ms"), other.recorded("step_ms")
+    drift = max((d.ms for d in moved if one in d.variants and other in d.variants), default=0.0)
+    assert a and b
+    return _overlap(pace, one, other) or abs(a.mean - b.mean) <= drift
+
+
+def _overlap(pace: Pace, one: Variant, other: Variant) -> bool:
+    """Whether the middle halves of their steps overlap; of old runs, their medians."""
+    known = all(v.recorded("step_ms_q1") for v in (one, other))
+    spreads = [pace.spread(v) if known else pace.of(v) for v in (one, other)]
+    assert spreads[0] and spreads[1]
+    return spreads[0].overlaps(spreads[1])
+
+
+def _why_noise(pace: Pace, fastest: Variant, others: Sequence[Variant]) -> str:
+    apart = [v for v in others if not _overlap(pace, fastest, v)]
+    if not apart:
+        several = "the middle half of the fastest's steps overlaps with that of each other"
+        return several if len(others) > 1 else "the middle halves of their steps overlap"
+    drift = "the dense phase, which no plan changes, differs by as much"
+    return drift if len(apart) == len(others) else f"{drift}, or their steps overlap"
+
+
+def _remark(drift: Drift) -> str | None:
+    if not drift.ms:
+        return None
+    (fast, least), (slow, most) = drift.fastest, drift.slowest
+    return (
+        f"The dense phase, which no plan changes, took {least:.3g} ms in {fast.name} and "
+        f"{most:.3g} ms in {slow.name}; within a run its middle half lies {drift.spread:.2g} ms "
+        "apart. So the machine was not equally fast for all: differences below "
+        f"{drift.ms:.2g} ms a step are noise."
+    )

@@ -1,0 +1,160 @@
+"""The page of a sweep: what was varied and what is best, what was learned, what a step costs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from recapp.reporting import curve_figures, metric_figures, page
+from recapp.reporting.about import foot
+from recapp.reporting.comparison import FIXED, SEED, finite, overrides_of, texts_of
+from recapp.reporting.drawing import size
+from recapp.reporting.gallery import Gallery
+from recapp.reporting.objective import (
+    Objective,
+    learned_variants_of,
+    metric_verdict,
+    objective_of,
+    objectives_of,
+    without_effect,
+)
+from recapp.reporting.speed_figures import FIGURES, TITLES
+from recapp.reporting.speed_verdict import pace_of, speed_verdict
+from recapp.reporting.sweep_tables import ALWAYS, table_by_metric, table_by_speed, table_of_runs
+from recapp.reporting.variants import Run, Variant, speed_variants_of, told
+
+SHOWN_FAILURES = 5  # different ones, before the first picture
+SHOWN_VARIANTS = 40  # in pictures of what a step costs
+VALUES_TOLD = 6  # of a setting, before "and 12 more"
+
+
+def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
+    """Return the title and the parts of a sweep's page.
+
+    Args:
+        runs: All of the sweep, failed ones as well.
+        gallery: Takes the pictures.
+    """
+    good = [run for run in runs if run.ended_well]
+    title = f"Sweep of {len(runs)} run{'s' if len(runs) > 1 else ''}"
+    objective = objective_of(good[0]) if good else Objective()
+    every = [page.heading("Every run"), table_of_runs(runs, objective), page.footer(_foot(runs))]
+    varied = page.paragraph(_varied(runs))
+    if not good:
+        nothing = page.paragraph("No run ended well.", "lead")
+        return title, [nothing, varied, *_failures(runs), *every]
+    variants, speeds = learned_variants_of(good, objective), speed_variants_of(good)
+    answer, *more = metric_verdict(variants, objective, without_effect(good, objective))
+    more += speed_verdict(speeds)[:1] if len(speeds) > 1 else []
+    more += _best_run(good, variants, objective)
+    said = [page.paragraph(answer, "lead"), varied, *map(page.paragraph, more), *_failures(runs)]
+    table = table_by_metric if len(variants) > 1 else table_by_speed
+    shown = variants if len(variants) > 1 else speeds
+    opening = page.columns(["".join(said), table(good, shown, objective)])
+    learned = gallery.part("What was learned", [], _learned(good, variants, objective, gallery))
+    return title, [opening, *learned, *_costs(speeds, gallery), *every]
+
+
+# ---- what came out
+
+
+def _varied(runs: Sequence[Run]) -> str:
+    varied = [f"{name} ({_values(values)})" for name, values in told(runs).items()]
+    if not varied:
+        return "Nothing was varied."
+    last = f" and {varied[-1]}" if len(varied) > 1 else varied[-1]
+    return f"Varied: {', '.join(varied[:-1])}{last}."
+
+
+def _values(values: Sequence[Any]) -> str:
+    """The values of a setting, or between which ends many numbers lie."""
+    known = [value for value in values if value is not None]
+    if len(known) > VALUES_TOLD and all(finite(value) is not None for value in known):
+        return f"{len(known)} values from {min(known):.3g} to {max(known):.3g}"
+    given = zip(values, texts_of(values), strict=True)
+    texts = ["default" if value is None else text for value, text in given]
+    more = [f"{len(texts) - VALUES_TOLD} more"] if len(texts) > VALUES_TOLD else []
+    return ", ".join([*texts[:VALUES_TOLD], *more])
+
+
+def _best_run(good: Sequence[Run], variants: Sequence[Variant], objective: Objective) -> list[str]:
+    """The best single run where variants have several, and what else runs were chosen by."""
+    said = []
+    if any(len(v.runs) > 1 for v in variants) and (best := objective.best_runs(good)):
+        value = best[0].value(objective.name)
+        said.append(f"Best single run: job {best[0].record['job']} ({best[0].name}), {value:.5f}.")
+    if others := [one.title for one in objectives_of(good) if one != objective]:
+        said.append(f"Some runs chose their checkpoint by {', '.join(others)} instead.")
+    return said
+
+
+def _failures(runs: Sequence[Run]) -> list[str]:
+    """What went wrong, each error once."""
+    ends: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        if not run.ended_well:
+            stopped = run.metrics.get("stopped") or ("before its end" if run.metrics else None)
+            why = run.record["error"] or stopped or "it ended without a word"
+            jobs = ends.setdefault((run.record["status"], why), [])
+            jobs.append(f"{run.record['job']} ({run.name})")
+    said = []
+    for (status, why), jobs in list(ends.items())[:SHOWN_FAILURES]:
+        named = f"Job{'s' if len(jobs) > 1 else ''} {', '.join(jobs)}"
+        said.append(page.paragraph(f"{named} {status}: {why}", "failed"))
+    if len(ends) > SHOWN_FAILURES:
+        more = f"{len(ends) - SHOWN_FAILURES} more errors stand below, among all runs."
+        said.append(page.paragraph(more, "failed"))
+    return said
+
+
+def _learned(
+    good: Sequence[Run], variants: Sequence[Variant], objective: Objective, gallery: Gallery
+) -> list[str | None]:
+    """The metric against each setting that matters, and curves."""
+    without = without_effect(good, objective)
+    telling = [n for n, values in told(good).items() if n not in without and len(values) > 1]
+    shown, runs = [], [run for variant in variants for run in variant.runs]
+    for name in [name for name in telling if name != SEED] or telling:
+        title, file = metric_figures.title_of(name, objective), metric_figures.file_of(name)
+        shown.append(gallery.show(file, title, metric_figures.metric_by(name, runs, objective)))
+    for name in dict.fromkeys((objective.name, *ALWAYS)):
+        title, file = curve_figures.title_of(name), curve_figures.file_of(name)
+        shown.append(gallery.show(file, title, curve_figures.curves(name, variants, objective)))
+    return shown
+
+
+# ---- what it cost
+
+
+def _costs(speeds: Sequence[Variant], gallery: Gallery) -> list[str]:
+    """What a step costs: compared where runs differ in what changes it, else told in numbers."""
+    answer, *more = speed_verdict(speeds)
+    said = [page.paragraph(answer, "lead"), *map(page.paragraph, more)]
+    if len(speeds) > SHOWN_VARIANTS:
+        ranked = [variant for variant, _ in pace_of(speeds).ranked(speeds)]
+        many = (
+            f"The pictures show the fastest {SHOWN_VARIANTS} of {len(ranked)}; the table has all."
+        )
+        said, speeds = [*said, page.paragraph(many, "quiet")], ranked[:SHOWN_VARIANTS]
+    if len(speeds) > 1:
+        shown = [gallery.show(name, TITLES[name], draw(speeds)) for name, draw in FIGURES.items()]
+        return gallery.part("What a step costs", said, shown)
+    for name in FIGURES:
+        gallery.show(name, TITLES[name], "the runs do not differ in what changes it")
+    (only,) = speeds
+    held, sent = only.recorded("bytes_per_rank"), only.recorded("bytes_exchanged_per_step")
+    facts = [f"The tables take {size(held.mean)} on the fullest rank."] if held else []
+    if sent and sent.mean:
+        facts.append(f"All ranks send each other {size(sent.mean)} for them in a step.")
+    return [page.heading("What a step costs"), *said, page.paragraph(" ".join(facts))]
+
+
+def _foot(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What the runs were made with, and what was set for all of them."""
+    seeds = [run.metrics.get("seed") for run in runs]
+    plans = dict.fromkeys(str(run.record["plan"]) for run in runs)
+    ranks = dict.fromkeys(str(run.record["ranks"]) for run in runs if run.record["ranks"])
+    first, *others = (overrides_of(run.directory) for run in runs)
+    common = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
+    same = ", ".join(f"{name}={value}" for name, value in common.items() if name not in FIXED)
+    entries = foot([run.about for run in runs], seeds)
+    entries[3:3] = [("Plan", ", ".join(plans)), ("Ranks", ", ".join(ranks) or "not recorded")]
+    return [*entries, ("Same in all", same)] if same else entries

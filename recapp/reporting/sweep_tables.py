@@ -1,0 +1,140 @@
+"""Tables of a sweep: its variants with the best one marked, and every run; one unit a column."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recapp.console import Column
+from recapp.reporting import page
+from recapp.reporting.comparison import SEED, short_names, texts_of
+from recapp.reporting.drawing import byte_unit
+from recapp.reporting.objective import Objective, without_effect
+from recapp.reporting.speed_verdict import pace_of, tied_with_fastest
+from recapp.reporting.variants import Interval, Run, Variant, same_speed, told
+
+ALWAYS = ("val_auc", "val_log_loss")  # metrics that every table has
+MARK = Column("mark", "")
+
+
+def table_by_metric(runs: Sequence[Run], variants: Sequence[Variant], objective: Objective) -> str:
+    """Return the variants, the best first and marked.
+
+    Args:
+        runs: Those that ended well.
+        variants: What may differ in what was learned.
+        objective: Chooses the best.
+    """
+    ranked = objective.ranked(variants)
+    settings = _settings(runs, {SEED, *without_effect(runs, objective)})
+    rows: list[dict[str, Any]] = []
+    for place, (variant, found) in enumerate(ranked):
+        others = {key: value.mean for key in ALWAYS if (value := variant.recorded(key))}
+        own = {"mark": "" if place else "★ best", "name": variant.name, "metric": found.mean}
+        reach = f"{found.low:.5f} to {found.high:.5f}"
+        cells = settings.of(variant.runs[0])
+        rows.append(others | own | cells | {"reach": reach, "seeds": len(found.values)})
+    columns = [MARK, _metric("metric", objective), *(settings.columns or [Column("name", "run")])]
+    if any(len(found.values) > 1 for _, found in ranked):
+        columns += [Column("reach", "lowest to\nhighest seed"), Column("seeds", "seeds")]
+    columns += [_metric(key, Objective(key)) for key in ALWAYS if key != objective.name]
+    return page.table(rows, columns, marked=[0]) if rows else ""
+
+
+def table_by_speed(runs: Sequence[Run], speeds: Sequence[Variant], objective: Objective) -> str:
+    """Return the variants, the fastest first, and marked where that is no noise.
+
+    Args:
+        runs: Those that ended well.
+        speeds: What may differ in speed.
+        objective: Its metric is told as well.
+    """
+    pace = pace_of(speeds)
+    ranked, settings = pace.ranked(speeds), _settings(runs, same_speed(runs))
+    clear = len(ranked) > 1 and not tied_with_fastest(speeds)
+    rows: list[dict[str, Any]] = []
+    for place, (variant, found) in enumerate(ranked):
+        metric, reach = objective.of(variant) or Interval(()), pace.spread(variant)
+        cells = {"mark": "★ fastest" if clear and not place else "", "name": variant.name}
+        numbers = {"metric": metric.mean if metric.values else None, "pace": found.mean}
+        half = pace.between(reach) if reach else None
+        rows.append(cells | settings.of(variant.runs[0]) | numbers | {"half": half})
+    speed = ("samples\n/ s", ",.0f") if pace.by_rate else ("step,\nms", ".3g")
+    columns = [
+        *([MARK] if clear else []),
+        _metric("metric", objective),
+        *(settings.columns or [Column("name", "run")]),
+        Column("pace", *speed),
+        Column("half", "middle half\nof steps"),
+    ]
+    return page.table(rows, columns, marked=[0] if clear else []) if rows else ""
+
+
+def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
+    """Return every run of a sweep with its numbers; those with the best metric are marked.
+
+    Args:
+        runs: All of them, failed ones as well.
+        objective: Chooses the best.
+    """
+    good, settings = [run for run in runs if run.ended_well], _settings(runs)
+    best = objective.best_runs(good)
+    rows = [_row(run, settings, objective) for run in runs]
+    other = [] if objective.name in ALWAYS else [_metric("metric", objective)]
+    columns = [
+        Column("job", "job"),
+        Column("status", "status"),
+        *settings.columns,
+        *other,
+        *(_metric(key, Objective(key)) for key in ALWAYS),
+        Column("ranks", "ranks"),
+        Column("step_ms", "step,\nms", ".3g"),
+        Column("half", "middle half\nof steps, ms"),
+        Column("samples_per_second", "samples\n/ s", ",.0f"),
+        _bytes("bytes_per_rank", "on the\nfullest rank", rows),
+        _bytes("bytes_exchanged_per_step", "sent in\na step", rows),
+    ]
+    if any(run.record["error"] for run in runs):
+        columns.append(Column("error", "error"))
+    differ = len(best) < len(good)
+    marked = [place for place, run in enumerate(runs) if differ and run in best]
+    title = f"All {len(runs)} runs" if len(runs) > page.LONG else ""
+    return page.table(rows, columns, title, marked)
+
+
+def _row(run: Run, settings: "_Settings", objective: Objective) -> dict[str, Any]:
+    low, high = run.record["step_ms_q1"], run.record["step_ms_q3"]
+    half = None if low is None else f"{low:.3g} to {high:.3g}"
+    own = {"metric": run.value(objective.name), "half": half}
+    return run.record | settings.of(run) | own
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What was varied, as columns of a table."""
+
+    columns: list[Column]
+    texts: Mapping[str, Mapping[Any, str]]
+
+    def of(self, run: Run) -> dict[str, str]:
+        """The cells of a run."""
+        return {name: texts.get(run.setting(name), "default") for name, texts in self.texts.items()}
+
+
+def _settings(runs: Sequence[Run], but: Collection[str] = ()) -> _Settings:
+    varied = {n: values for n, values in told(runs).items() if n not in but and len(values) > 1}
+    short = short_names([name for name in varied if name != "plan"]) | {"plan": "plan"}
+    texts = {}
+    for name, values in varied.items():
+        given = zip(values, texts_of(values), strict=True)
+        texts[name] = {value: text for value, text in given if value is not None}
+    return _Settings([Column(name, short[name]) for name in varied], texts)
+
+
+def _metric(key: str, objective: Objective) -> Column:
+    return Column(key, objective.title.replace(" ", "\n", 1), ".5f")
+
+
+def _bytes(key: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Column:
+    """A column of bytes in one unit, that of its largest number."""
+    scale, unit = byte_unit(max((row[key] for row in rows if row[key] is not None), default=0.0))
+    return Column(key, f"{unit}\n{title}", ",.1f" if scale > 1 else ",.0f", scale)

@@ -1,0 +1,261 @@
+"""The runs of a directory, and which of them are compared with which.
+
+    directory of a sweep or of a run -> runs -> variants
+
+A variant is runs that are compared as one: they differ in nothing but their seed and in what makes
+no difference. Where speed is compared that is whatever does not change it.
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from recapp.errors import ConfigError
+from recapp.reporting import comparison
+from recapp.reporting.comparison import FIXED, SEED, finite
+from recapp.reporting.performance import read_document, read_performance, read_predicted
+
+SAME_SPEED = (  # settings of which a step's milliseconds do not depend
+    SEED, "ckpt_path", "callbacks", "callbacks.*", "logger", "logger.*", "metrics", "metrics.*",
+    "optimizer/schedule", "optimizer.schedule", "optimizer.schedule.*", "tables.init_range",
+    "trainer.max_*", "trainer.limit_*", "trainer.val_check_interval", "trainer.log_every_n_steps",
+    "trainer.enable_progress_bar", "trainer.gradient_clip_val", "dataset.val_*",
+)  # fmt: skip
+LEFT_BY_RUNS = ("metrics.json", "error.json", ".hydra/overrides.yaml")
+RATES = "optimizer.*"  # its numbers: rates, decays, epsilons
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was made.
+
+    Args:
+        directory: Where it wrote.
+        record: Its line of the comparison.
+        name: What tells it from the other runs of its sweep.
+    """
+
+    directory: Path
+    record: dict[str, Any]
+    name: str
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it has results that may be compared; one that failed or was stopped has none."""
+        return str(self.record["status"]) == "ok"
+
+    @property
+    def varied(self) -> dict[str, Any]:
+        """The settings that its sweep varies, without the plan."""
+        return {name: value for name, value in self.record.items() if name not in FIXED}
+
+    def setting(self, name: str) -> Any:
+        """Return a setting that its sweep varies, or the plan; None where the default holds."""
+        return self.record["plan"] if name == "plan" else self.varied.get(name)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch, all ranks together; None where it is not known."""
+        found = self.about.get("batch_size") or self.varied.get("dataset.batch_size")
+        if found is None and isinstance(dataset := self.settings.get("dataset"), dict):
+            found = dataset.get("batch_size")
+        return found if isinstance(found, int) else None
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """What `metrics.json` says of a run that ended well, or was stopped and could still say it."""
+        found = read_document(self.directory / "metrics.json") or {}
+        return found if found.get("status", "ok") == self.record["status"] else {}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What it was made with; empty where it did not record that."""
+        found = self.metrics.get("about")
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Its settings as the ranks read them; empty where it has left none."""
+        try:
+            found = yaml.safe_load((self.directory / "resolved.yaml").read_text())
+        except (OSError, yaml.YAMLError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def performance(self) -> dict[str, Any] | None:
+        """What it recorded of phases and memory."""
+        return read_performance(self.directory) if self.metrics else None
+
+    @cached_property
+    def predicted(self) -> dict[str, float] | None:
+        """What the planner said before it."""
+        return read_predicted(self.directory) if self.metrics else None
+
+    def value(self, name: str) -> float | None:
+        """Return a number of `metrics.json`, or the last reading of a curve of that name."""
+        found: float | None = finite(self.metrics.get(name))
+        if found is None and self.metrics:
+            return next(reversed(self.curve(name).values()), None)
+        return found
+
+    def curve(self, name: str) -> dict[int, float]:
+        """Return the readings of `csv/metrics.csv` by the number of trained steps."""
+        return {step: value for step, value in self._readings(name) if finite(value) is not None}
+
+    def _readings(self, name: str) -> Iterator[tuple[int, float]]:
+        for row in self._rows:
+            if row.get(name) and row.get("step"):
+                yield int(row["step"]) + 1, float(row[name])  # loggers count steps from 0
+
+    @cached_property
+    def _rows(self) -> list[dict[str, str]]:
+        try:
+            with open(self.directory / "csv" / "metrics.csv", newline="") as file:
+                return list(csv.DictReader(file))
+        except OSError:
+            return []
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number of several runs: their mean, the lowest, the highest, and each of them."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Of all runs."""
+        return sum(self.values) / len(self.values)
+
+    @property
+    def low(self) -> float:
+        """Of the lowest run."""
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        """Of the highest run."""
+        return max(self.values)
+
+    def overlaps(self, other: "Interval") -> bool:
+        """Whether some value lies in both."""
+        return self.low <= other.high and other.low <= self.high
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Runs that ended well and are compared as one.
+
+    Args:
+        name: What tells them from the others.
+        runs: At least one.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+
+    def measure(self, of: Callable[[Run], float | None]) -> Interval | None:
+        """A number of its runs; None where no run has it."""
+        values = tuple(float(value) for run in self.runs if (value := of(run)) is not None)
+        return Interval(values) if values else None
+
+    def recorded(self, key: str) -> Interval | None:
+        """A number of its runs' records; None where no run has it."""
+        return self.measure(lambda run: run.record[key])
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """The runs of a sweep's directory, or the one of a run's.
+
+    Raises:
+        ConfigError: there is no such directory, or no run in it.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"path={folder}: there is no such directory; name that of a run or of a sweep"
+        )
+    if jobs := comparison.jobs_of(folder):
+        records = comparison.compare(folder)
+        return [Run(*one) for one in zip(jobs, records, comparison.names_of(records), strict=True)]
+    if any((folder / name).exists() for name in LEFT_BY_RUNS):
+        record = comparison.record_of(folder)
+        return [Run(folder, record, str(record["plan"]))]
+    raise ConfigError(
+        f"path={folder}: no runs in it; name the directory of a run (it has metrics.json) or of a "
+        "sweep (its jobs have)"
+    )
+
+
+def speed_variants_of(runs: Sequence[Run]) -> list[Variant]:
+    """Return the runs that ended well, those that differ in nothing that changes speed as one."""
+    return together(runs, same_speed(runs))
+
+
+def same_speed(runs: Sequence[Run]) -> set[str]:
+    """Return the settings that were varied and do not change the length of a step."""
+    names = {name for run in runs for name in run.varied}
+    return {
+        name for name in names if not changes_speed(name, [run.varied.get(name) for run in runs])
+    }
+
+
+def changes_speed(name: str, values: Sequence[Any]) -> bool:
+    """Whether the length of a step may depend on a setting that takes these values."""
+    numbers = all(isinstance(value, int | float | None) for value in values)
+    return not any(fnmatchcase(name, pattern) for pattern in SAME_SPEED) and not (
+        fnmatchcase(name, RATES) and numbers
+    )
+
+
+def alike_but_for_plan(variants: Sequence[Variant]) -> list[list[Variant]]:
+    """Return the variants in sets that differ in their plan alone, of what changes speed."""
+    sets: dict[str, list[Variant]] = {}
+    for variant in variants:
+        shared = _shared(variant.runs)
+        sets.setdefault(repr((variant.runs[0].record["ranks"], shared)), []).append(variant)
+    return list(sets.values())
+
+
+def _shared(runs: Sequence[Run]) -> dict[str, Any]:
+    """The varied settings that are equal in all of some runs."""
+    first, *others = (run.varied for run in runs)
+    return {
+        name: value
+        for name, value in first.items()
+        if changes_speed(name, [value]) and all(other.get(name) == value for other in others)
+    }
+
+
+def together(runs: Sequence[Run], leave_out: set[str]) -> list[Variant]:
+    """Return the runs that ended well, those as one that differ in nothing but some settings.
+
+    Args:
+        runs: Of a sweep.
+        leave_out: Those settings; `plan` for the plan.
+    """
+    sets: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.ended_well:
+            kept = {
+                name: run.setting(name) for name in ("plan", *run.varied) if name not in leave_out
+            }
+            sets.setdefault(repr(kept), []).append(run)
+    names = comparison.names_of([group[0].record for group in sets.values()], sorted(leave_out))
+    return [Variant(name, tuple(group)) for name, group in zip(names, sets.values(), strict=True)]
+
+
+def told(runs: Sequence[Run]) -> Mapping[str, list[Any]]:
+    """Return what a sweep varied: each setting with its values in order of appearance."""
+    names = dict.fromkeys(name for run in runs for name in run.varied)
+    plans = list(dict.fromkeys(run.record["plan"] for run in runs))
+    found = {"plan": plans} if len(plans) > 1 else {}
+    for name in names:
+        found[name] = list(dict.fromkeys(run.varied.get(name) for run in runs))
+    return found

@@ -1,0 +1,106 @@
+"""The page of a single run."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from reporting.pages import opened, parts
+from reporting.sweeps import leave_pictures_unpainted, make_run
+
+from recapp import report
+from recapp.reporting.sweep_report import write_report
+
+DEFAULTS = {"seed": 1, "dataset": {"path": "/data", "batch_size": 1024}, "choices": {"model": "dlrm"}, "callbacks": {}}
+SETTINGS = {"dataset": {"path": "/data", "batch_size": 128}, "choices": {"model": "dlrm", "plan": "mixed"}, "trainer": {"devices": 2},
+            "callbacks": {}}
+
+
+@pytest.fixture
+def unpainted(monkeypatch):
+    leave_pictures_unpainted(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = make_run(tmp_path_factory.mktemp("single") / "run", plan="mixed", settings=SETTINGS, more={"stopped": "step 40/90: no gain"})
+    return folder, write_report(folder, lambda: DEFAULTS)
+
+
+def test_it_says_what_it_reached_and_compares_nothing(run):
+    said = parts(run[0] / "report.html").said
+    assert "Training run of 40 steps" in said and "Validation AUC: 0.75000." in said
+    assert f"Of the checkpoint {run[0]}/checkpoints/step_000040.ckpt, written after step 40 of 40." in said
+    assert "A step takes 10 ms (half of the steps took 8 to 12 ms): 100,000 samples/s on 2 ranks, plan mixed." in said
+    assert "Stopped early at step 40/90: no gain" in said
+    assert not re.search("Fastest|strategy|Sweep|Varied", " ".join(said))
+
+
+def test_its_pictures_go_rank_by_rank(run):
+    folder, made = run
+    assert [row["what"] for row in made] == ["the page", "Validation AUC over steps", "Validation log loss over steps",
+                                             "Where a step's time goes", "Memory", "Predicted against measured"]
+    assert all(Path(row["file"]).is_file() for row in made)
+    texts = {image["alt"] for image in parts(folder / "report.html").images}
+    assert any("rank 1: input 1 ms" in text for text in texts) and any("rank 1 9.7 MB, process at most 1.1 GB" in text for text in texts)
+    assert "11 ms predicted, 10 ms measured (+10%)" in " ".join(texts)
+    assert "1 (0.8 to 1.2)" in parts(folder / "report.html").said           # each rank's phases with their quartiles
+
+
+def test_settings_that_differ_from_the_defaults_stand_with_both_values(run):
+    table = (run[0] / "report.html").read_text().partition("Settings that differ")[2]
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", table)
+    assert sorted(rows) == [("dataset.batch_size", "128", "1024"), ("plan", "mixed", "not there"), ("trainer.devices", "2", "not there")]
+
+
+def test_its_foot_names_data_model_versions_host_and_date(run):
+    said = parts(run[0] / "report.html").said
+    for text in ("/data/clicks", "5,142 to train on, 858 to validate on", "DLRM, 26 tables of 1,221,286 rows, 32-true", "node7 (cpu)",
+                 "recapp 0.1.0, torch 2.13.0, lightning 2.6.6, python 3.11.7", "2026-11-22 10:06 UTC", str(run[0])):
+        assert text in said, text
+
+
+def test_a_browser_shows_it_in_every_width(run, tmp_path):
+    for width, found in zip((400, 1280, 1920), opened(run[0] / "report.html", tmp_path, 400, 1280, 1920), strict=True):
+        assert found["wide"] <= width and found["faults"] == [] and found["asked"] == [] and len(found["images"]) == 5
+        assert found["columns"] == {400: 1, 1280: 2, 1920: 3}[width]
+
+
+def test_a_run_that_failed_has_its_error_and_the_curves_so_far(unpainted, tmp_path):
+    made = write_report(make_run(tmp_path / "run", error="rank 1: <boom>"), lambda: DEFAULTS)
+    said = parts(tmp_path / "run/report.html").said
+    assert "Training run that failed" in said and "rank 1: <boom>" in said and "What a step costs" not in said
+    assert [row["what"] for row in made if row["file"]] == ["the page", "Validation AUC over steps", "Validation log loss over steps"]
+
+
+def test_a_run_that_was_stopped_and_could_say_so_has_its_results(unpainted, tmp_path):
+    folder = make_run(tmp_path / "run", more={"status": "stopped", "stopped": "step 12/40: SIGTERM", "steps": 12})
+    write_report(folder, lambda: DEFAULTS)
+    said = parts(folder / "report.html").said
+    assert "Training run of 12 steps" in said and "Stopped before its end: step 12/40: SIGTERM" in said and "What a step costs" in said
+
+
+def test_a_run_that_has_not_ended_has_a_page(unpainted, tmp_path):
+    folder = make_run(tmp_path / "run", performance=False)
+    (folder / "metrics.json").unlink()
+    write_report(folder, lambda: DEFAULTS)
+    assert "Training run that was stopped" in parts(folder / "report.html").said
+
+
+def test_a_run_of_an_older_recapp_has_a_page_of_what_is_known(unpainted, tmp_path):
+    folder = make_run(tmp_path / "run", old=True, predicted=False, settings=SETTINGS)
+    (folder / "resolved.yaml").unlink()
+    made = write_report(folder, lambda: DEFAULTS)
+    said = parts(folder / "report.html").said
+    assert "not recorded" in said and "Its settings were not left (resolved.yaml)." in said
+    assert [row["what"] for row in made if row["left_out"]] == ["Predicted against measured"]
+
+
+def test_the_command_compares_with_the_defaults_of_training(unpainted, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "run", settings={"dataset": {"batch_size": 96}})
+    assert report.main(["path=run", "format=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["file"] == "run/report.html"
+    page = (tmp_path / "run/report.html").read_text()
+    assert re.search(r"<td[^>]*>dataset.batch_size</td><td[^>]*>96</td><td[^>]*>1024</td>", page)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]      # it makes no directory of its own

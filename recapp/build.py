@@ -23,7 +23,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from recapp import console
 from recapp.checkpoints.directory import read_manifest
-from recapp.dataset.schema import Schema, criteo_schema
+from recapp.dataset.first_rows import COUNTED_ROWS
+from recapp.dataset.schema import schema_from
 from recapp.dataset.synthetic import chosen as chosen_set
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
 from recapp.errors import ConfigError, DataError, RecappError, suggest
@@ -87,17 +88,6 @@ def _target(settings: Settings, setting: str) -> Any:
     return getattr(module, name)
 
 
-def build_schema(dataset: Settings) -> Schema:
-    """Which columns are label, numbers and ids."""
-    if dataset["naming"] == "criteo":
-        return criteo_schema()
-    if dataset["naming"] != "exact":
-        raise ConfigError(f"dataset.naming={dataset['naming']}: {suggest(str(dataset['naming']), ['criteo', 'exact'])}")
-    if not dataset["sparse"]:
-        raise ConfigError("dataset.sparse is empty: name the columns that hold ids, e.g. \"dataset.sparse=[user,item]\"")
-    return Schema(dataset["label"], tuple(dataset["dense"]), tuple(dataset["sparse"]))
-
-
 def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[EmbeddingBagConfig]:
     """The tables of the model.
 
@@ -108,7 +98,7 @@ def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[Embeddi
     Raises:
         ConfigError: a table reads a feature that the data set does not have.
     """
-    tables, features = settings["tables"], build_schema(settings["dataset"]).sparse
+    tables, features = settings["tables"], schema_from(settings).sparse
     if tables["source"] == "from_dataset":
         return _tables_of_dataset(settings["dataset"], tables, features)
     made = [EmbeddingBagConfig(**t) for t in tables["tables"]]
@@ -138,6 +128,13 @@ def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[s
             name=feature, num_embeddings=rows, embedding_dim=dims.get(feature) or int(tables["dim"]), feature_names=[feature],
             pooling=tables["pooling"], data_type=tables["data_type"], id_rule=rule, init_range=tables["init_range"]))
     return made
+
+
+def counts_ids(settings: Settings) -> bool:
+    """Whether tables get their sizes from the ids that are there: hashed ones, where neither cardinality nor table_rows says more."""
+    tables, dataset = settings["tables"], settings["dataset"]
+    return bool(tables["source"] == "from_dataset" and (tables["id_rule"] or dataset["id_rule"]) == "hash"
+                and not dataset["table_rows"] and not dataset["cardinality"])
 
 
 def _for_feature(values: Sequence[int], i: int, features: Sequence[str], setting: str) -> int:
@@ -173,18 +170,42 @@ def build_model(settings: Settings, tables: Sequence[EmbeddingBagConfig] | None 
     """The model, its tables on the meta device: those of the settings unless others are given."""
     made = build_tables(settings) if tables is None else list(tables)
     collection = EmbeddingBagCollection(tables=made, device=torch.device("meta"), seed=settings["seed"])
-    dense = len(build_schema(settings["dataset"]).dense)
+    dense = len(schema_from(settings).dense)
     model = make(settings["model"], "model", embedding_bag_collection=collection, dense_in_features=dense)
     assert isinstance(model, nn.Module)
     return model
 
 
-def build_data(settings: Settings) -> ClickData:
-    """Where rows come from."""
-    dataset = settings["dataset"]
+def build_data(settings: Settings, sized: Callable[[], object] | None = None) -> ClickData:
+    """Where rows come from.
+
+    Args:
+        settings: where tables are to be sized by their ids, `dataset.table_rows` is set in them once the training rows are there; so the
+            model, every checkpoint and whoever else reads them agree.
+        sized: called then.
+    """
+    dataset, rows = settings["dataset"], None
     chosen = DataSettings(**{k: dataset[k] for k in DataSettings.__dataclass_fields__})
+    if counts_ids(settings):
+        def rows(counted: list[int]) -> None:
+            dataset["table_rows"] = counted
+            if sized is not None:
+                sized()
     generate = dataset["generate"]
-    return ClickData(chosen, build_schema(dataset), settings["seed"], None if generate is None else partial(write_generated, dataset))
+    prepare = None if generate is None else partial(write_generated, dataset)
+    return ClickData(chosen, schema_from(settings), settings["seed"], prepare, take_table_rows=rows,
+                     most_rows=settings["tables"].get("max_rows"))
+
+
+def size_on_paper(settings: Settings) -> str:
+    """Size tables by their ids where the data are there, as training would; what was assumed, empty where nothing had to be."""
+    if not counts_ids(settings):
+        return ""
+    try:
+        build_data(settings).setup("fit")
+    except DataError as error:
+        return f"each table is assumed to have tables.max_rows={settings['tables']['max_rows']} rows: no ids were counted ({error})"
+    return f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} training rows"
 
 
 def write_generated(dataset: Settings) -> None:

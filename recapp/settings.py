@@ -25,8 +25,6 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recapp.distributed.launch import rank_count
-from recapp.distributed.place import started_outside
 from recapp.distributed.transport import TRANSPORTS
 from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import BACKENDS
@@ -125,37 +123,6 @@ def check_values(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name}={value}: must be a whole number of at least {LEAST[name]}")
 
 
-def check_data(config: Mapping[str, Any]) -> None:
-    """Refuses, before ranks are started, what each of them would refuse some seconds later: files that are not there, other
-    data where some are to be generated, too few lanes.
-
-    Ranks that others have started find out themselves: files may lie on their hosts only.
-
-    Raises:
-        ConfigError, DataError: As a rank would say it.
-    """
-    check_values(config)
-    if started_outside():
-        return
-    from recapp.dataset.order import check_order
-    from recapp.dataset.source import file_names
-
-    dataset, test = config["dataset"], config.get("split") == "test"
-    ranks = rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
-    check_order(dataset["batch_size"], dataset["lanes"], ranks, dataset["shuffle_rows"])
-    for key in ("test_path",) if test else ("path", "val_path"):
-        if dataset[key] is not None and dataset["generate"] is None:
-            file_names(dataset[key], setting=f"dataset.{key}")
-    if not test and dataset["generate"]:
-        from recapp.dataset.synthetic import check_place, chosen
-
-        kind, wanted = chosen(dataset["generate"], dataset["table_rows"])
-        check_place(dataset["path"], kind, **wanted)
-    plan = (config.get("plan") or {}).get("path")
-    if plan is not None and not Path(plan).is_file():
-        raise ConfigError(f"plan.path={plan}: no such file: `python -m recapp.plan export path=FILE` writes one")
-
-
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     """Plain settings whose paths (`PATHS`: a path, a glob, or a list of them) hold wherever they are read."""
     here = Path.cwd()
@@ -163,7 +130,9 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     def absolute(value: Any) -> Any:
         if isinstance(value, list):
             return [absolute(item) for item in value]
-        return str(here / Path(value).expanduser()) if isinstance(value, str) and value else value
+        if not isinstance(value, str) or not value or "://" in value:  # an URI is no path: whoever reads it says so
+            return value
+        return str(here / Path(value).expanduser())
 
     changed = dict(config)
     for group, key in PATHS:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
+from recapp.checks import as_trained, check_data
 from recapp.commands import INTERRUPTED, Job, run, run_on_ranks
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import leave
 from recapp.reporting import comparison
-from recapp.settings import check_data, compose_over, with_absolute_paths
+from recapp.settings import compose_over, with_absolute_paths
 
 LENGTH = ("max_epochs", "max_steps")
 OBJECTIVE = "val_auc"  # of a sweeper that looks for the best settings
@@ -72,8 +73,8 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         return config
     from recapp.checkpoints.directory import read_manifest
 
-    stored = read_manifest(Path(config["ckpt_path"])).config
-    settings = with_absolute_paths(compose_over(stored, "train", job.overrides))
+    manifest = read_manifest(Path(config["ckpt_path"]))
+    settings = as_trained(with_absolute_paths(compose_over(manifest.config, "train", job.overrides)), manifest)
     said = {override.lstrip("+").partition("=")[0] for override in job.overrides}
     for one, other in (LENGTH, LENGTH[::-1]):
         if f"trainer.{one}" in said and f"trainer.{other}" not in said and settings["trainer"][one] is not None:

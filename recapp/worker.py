@@ -9,6 +9,7 @@ the settings are plain. Rank 0 speaks.
 import os
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,7 +18,7 @@ from recapp.console import print_table, short_path
 from recapp.distributed.interpreter import keep_what_is_loaded, loading
 from recapp.distributed.place import place_of
 from recapp.distributed.rank_process import rank_main
-from recapp.reporting.record import write_metrics
+from recapp.reporting.record import keep_settings, write_metrics
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
@@ -68,7 +69,9 @@ def fit(settings: dict[str, Any], job_dir: Path) -> dict[str, Any]:
                  told, TellFall(), ended, *build.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers)), last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
-    module, data = build.build_module(settings), build.build_data(settings)
+    place = place_of()
+    keep = None if place and place.rank else partial(keep_settings, settings, job_dir)
+    module, data = build.build_module(settings), build.build_data(settings, keep)
     trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
     _predict(settings, strategy, job_dir)
     return _measured(settings, trainer, clock, last, ended.said)

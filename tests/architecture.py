@@ -10,7 +10,7 @@ COMMANDS = "train, eval, worker, plan, data, checkpoint, bench, report, replay, 
 
 LAYERS = f"""
 {COMMANDS}
-commands, settings
+commands, settings, checks
 build
 planning
 benchmarks

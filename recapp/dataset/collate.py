@@ -10,6 +10,7 @@ its own. Errors name file, column and row.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,10 @@ class Collate:
             dense_NI[:, index] = read(name, decode_numbers)[0]
         ids_NS = np.empty((count, len(self.singles)), dtype=np.int64)
         for index, name in enumerate(self.singles):
-            ids_NS[:, index] = read(name, decode_ids)
-        bags = tuple(Bags.of(*read(name, decode_bags)) for name in self.schema.sparse if name in self.bags)
+            ids_NS[:, index] = read(name, partial(decode_ids, text=self.schema.text_ids(name)))
+        bags = tuple(
+            Bags.of(*read(name, partial(decode_bags, text=self.schema.text_ids(name)))) for name in self.schema.sparse if name in self.bags
+        )
         if self.schema.label is None:
             labels_N = np.full(count, np.nan, dtype=np.float32)
         else:

@@ -11,17 +11,35 @@ Label, dense and sparse part are looked up separately, a part always by one whol
 one that starts at one share most of their names, and mixing them would shift every column by one without a sound.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from recapp.dataset.shapes import SAMPLE_SIZES
-from recapp.errors import ConfigError, DataError, suggest
+from recapp.errors import CheckpointError, ConfigError, DataError, suggest
 
 Naming = tuple[str, ...]
+
+
+class TextIds(StrEnum):
+    """How the text of a column of ids becomes an id (`recapp/dataset/decode.py`).
+
+    hex: at most 16 hexadecimal digits are their value. hashed: a canonical decimal is its integer, any other text the XXH64 hash of
+    its bytes. integers: a canonical decimal is its integer, any other text an error.
+    """
+
+    HEX = "hex"
+    HASHED = "hashed"
+    INTEGERS = "integers"
+
+
+NO_LABEL = "dataset.label=null: training and evaluation need the column that says 0 or 1; rows without it can only be predicted"
+TEXT_HASH = "xxh64"  # the name under which checkpoints keep which hash of text their ids are
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +51,9 @@ class Schema:
     label_names, dense_namings, sparse_namings: other namings, in order of preference; the canonical one is always tried first.
     positional: a file in which no naming finds a feature and that has exactly label + dense + sparse columns is read by position,
     in that order (a label under a known name must come first).
-    Raises ConfigError for names that occur twice or a schema without a sparse feature.
+    hex: the sparse features whose text is hexadecimal. integers: those whose text must spell integers, because a table takes their
+    ids for rows; where a feature is in both, its text is hexadecimal.
+    Raises ConfigError for names that occur twice, a schema without a sparse feature, or a name in `hex` that is no sparse feature.
     """
 
     label: str | None
@@ -43,6 +63,8 @@ class Schema:
     dense_namings: tuple[Naming, ...] = ()
     sparse_namings: tuple[Naming, ...] = ()
     positional: bool = False
+    hex: Naming = ()
+    integers: Naming = ()
 
     def __post_init__(self) -> None:
         names = [*self.dense, *self.sparse, *([self.label] if self.label else [])]
@@ -51,12 +73,40 @@ class Schema:
             raise ConfigError(f"dataset columns: {', '.join(twice)} named more than once; every column has one use")
         if not self.sparse:
             raise ConfigError("dataset columns: no sparse column named; name at least one feature with ids")
+        for name in self.hex:
+            if name not in self.sparse:
+                raise ConfigError(f"dataset.hex={list(self.hex)}: {name} is no sparse column; {suggest(name, self.sparse)}")
+
+    def text_ids(self, feature: str) -> TextIds:
+        """How text in the column of a sparse feature becomes ids."""
+        if feature in self.hex:
+            return TextIds.HEX
+        return TextIds.INTEGERS if feature in self.integers else TextIds.HASHED
+
+    def reading(self) -> dict[str, Any]:
+        """How text becomes ids, as a checkpoint keeps it: the hash, and the columns that are hexadecimal."""
+        return {"text": TEXT_HASH, "hex": [name for name in self.sparse if name in self.hex]}
+
+    def check_reading(self, stored: object, checkpoint: str) -> None:
+        """Raises CheckpointError where a model was trained on ids that were read otherwise; `stored` is what its `reading` was."""
+        hex = stored.get("hex") if isinstance(stored, Mapping) else None
+        if not isinstance(stored, Mapping) or not isinstance(hex, list) or not isinstance(stored.get("text"), str):
+            raise CheckpointError(f"the manifest of checkpoint {checkpoint} is damaged: ids={stored!r}")
+        if stored["text"] != TEXT_HASH:
+            raise CheckpointError(f"checkpoint {checkpoint}: text ids are hashed by {stored['text']}, this recapp hashes by {TEXT_HASH}")
+        others = [name for name in self.sparse if (name in hex) != (name in self.hex)]
+        if others:
+            trained = "as hexadecimal" if others[0] in hex else "as plain text"
+            raise CheckpointError(
+                f"checkpoint {checkpoint} was trained on ids of {others[0]} that were read {trained}: set dataset.naming and dataset.hex "
+                f"as it was trained, dataset.hex=[{','.join(str(name) for name in hex)}]"
+            )
 
     def resolve(self, arrow_schema: pa.Schema, file: str) -> dict[str, str]:
         """Canonical name -> the file's own column name.
 
-        Raises DataError, naming the namings tried and the close matches, when a column is missing or has a type that cannot
-        be read as what it is used for.
+        Raises DataError, naming the namings tried and the close matches, when a column is missing, is there more than once or has a
+        type that cannot be read as what it is used for.
         """
         present = arrow_schema.names
         parts = [
@@ -69,6 +119,9 @@ class Schema:
         if not columns:
             for names, namings in parts:
                 columns.update(_find(names, namings, present, file))
+        for name, column in columns.items():
+            if (times := present.count(column)) > 1:
+                raise DataError(f"{file}: column {column} ({name}) is there {times} times; leave one of them in the file")
         self._check_types(arrow_schema, columns, file)
         return columns
 
@@ -85,8 +138,8 @@ class Schema:
         for name, column in columns.items():
             arrow_type = value_type(arrow_schema.field(column).type)
             if name in self.sparse:
-                wanted = "integers, hexadecimal strings, or lists of those"
-                good = _is_id(arrow_type) or (is_list(arrow_type) and _is_id(value_type(arrow_type.value_type)))
+                wanted = "integers, text, or lists of those"
+                good = _is_id(id_type(arrow_type))
             else:
                 wanted = "numbers, or strings that spell numbers"
                 good = _is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
@@ -95,16 +148,43 @@ class Schema:
                 raise DataError(f"{file}: column {column} ({use} {name}) has type {arrow_type}; allowed: {wanted}")
 
 
-def criteo_schema(label: str | None = "label") -> Schema:
-    """The schema of Criteo's logs, 13 dense and 26 sparse columns, under every naming they are found with.
+def schema_from(settings: Mapping[str, Any]) -> Schema:
+    """The schema that the settings `dataset` and `tables` describe.
 
+    Columns whose table takes ids for rows (any id rule but `hash`) must hold integers.
+    Raises ConfigError for an unknown naming and for columns that cannot be a schema.
+    """
+    dataset, hex = settings["dataset"], tuple(settings["dataset"].get("hex") or ())
+    if dataset["naming"] == "criteo":
+        schema = criteo_schema(dataset["label"])
+        return replace(schema, hex=schema.hex + hex)
+    if dataset["naming"] != "exact":
+        raise ConfigError(f"dataset.naming={dataset['naming']}: {suggest(str(dataset['naming']), ['criteo', 'exact'])}")
+    if not dataset["sparse"]:
+        raise ConfigError('dataset.sparse is empty: name the columns that hold ids, e.g. "dataset.sparse=[user,item]"')
+    sparse = tuple(dataset["sparse"])
+    integers = tuple(name for name in sparse if _is_row(name, dataset, settings["tables"]))
+    return Schema(dataset["label"], tuple(dataset["dense"]), sparse, hex=hex, integers=integers)
+
+
+def _is_row(feature: str, dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> bool:
+    """Whether some table takes the ids of a feature for rows."""
+    if tables["source"] == "from_dataset":
+        return bool((tables["id_rule"] or dataset["id_rule"]) != "hash")
+    return any(feature in table["feature_names"] and table.get("id_rule", "error") != "hash" for table in tables["tables"])
+
+
+def criteo_schema(label: str | None = "label") -> Schema:
+    """The schema of Criteo's logs, 13 dense and 26 sparse columns of hexadecimal ids, under every naming they are found with.
+
+    label: another name than the default is looked for alone.
     Source of the namings: torchrec, TorchEasyRec, Merlin/HugeCTR, reczoo, Spark, pandas and NVIDIA's DLRM write them so.
     """
     return Schema(
         label=label,
         dense=_numbered("I", 1, 13),
         sparse=_numbered("C", 1, 26),
-        label_names=("label", "Label", "_c0", "0", "click"),
+        label_names=("label", "Label", "_c0", "0", "click") if label == "label" else (),
         dense_namings=tuple(
             _numbered(prefix, first, 13)
             for prefix, first in (("int_", 0), ("int_", 1), ("num_", 0), ("num_", 1), ("_c", 1), ("", 1), ("i", 1), ("I", 0))
@@ -114,6 +194,7 @@ def criteo_schema(label: str | None = "label") -> Schema:
             for prefix, first in (("cat_", 0), ("cat_", 1), ("_c", 14), ("", 14), ("c", 1), ("C", 0))
         ),
         positional=True,
+        hex=_numbered("C", 1, 26),
     )
 
 
@@ -137,6 +218,12 @@ def value_type(arrow_type: pa.DataType) -> pa.DataType:
     return arrow_type.value_type if pt.is_dictionary(arrow_type) else arrow_type
 
 
+def id_type(arrow_type: pa.DataType) -> pa.DataType:
+    """The type of the ids of a column, whether it has one a row or lists of them."""
+    inner = value_type(arrow_type)
+    return value_type(inner.value_type) if is_list(inner) else inner
+
+
 def _numbered(prefix: str, first: int, count: int) -> Naming:
     return tuple(f"{prefix}{index}" for index in range(first, first + count))
 
@@ -152,7 +239,9 @@ def _find(names: Naming, namings: tuple[Naming, ...], present: Sequence[str], fi
     name, column = missing[0]
     tried = dict.fromkeys(naming[names.index(name)] for naming in namings)
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    if get_close_matches(column, present, n=1, cutoff=0.5):
+    if f"/{column}=" in file:
+        hint = "it is a partition of the directory, which is not read as a column; write it into the files"
+    elif get_close_matches(column, present, n=1, cutoff=0.5):
         hint = suggest(column, present)
     else:
         hint = f"the file has {', '.join(present[:8])}{', ...' if len(present) > 8 else ''}"

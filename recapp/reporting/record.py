@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE
 
 METRICS_FILE = "metrics.json"
@@ -31,6 +33,11 @@ def take_over(directory: Path) -> None:
     for name in (METRICS_FILE, PERFORMANCE_FILE, PREDICTED_FILE):
         (directory / name).unlink(missing_ok=True)
     settle(directory)
+
+
+def keep_settings(settings: Mapping[str, Any], directory: Path) -> None:
+    """The settings as they are now replace those that the ranks have read: a run found out more from its data. One rank calls it."""
+    unsettled(directory).write_text(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))
 
 
 def settle(directory: Path) -> None:

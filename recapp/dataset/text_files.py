@@ -1,0 +1,65 @@
+"""CSV and TSV logs: recapp reads Parquet, and this writes the three lines of Python that convert them.
+
+Delimiter and header are judged by the first line. A header has no repeated name, none that is empty (but the first, of an index that pandas
+wrote) and no numbers, unless they are the 0, 1, 2, .. that pandas gives to columns without names. Where there is no header, pyarrow calls
+the columns f0, f1, ..
+"""
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+TEXT_SUFFIXES = (".csv", ".tsv", ".gz")
+_FIRST_BYTES = 65_536  # of a file, in which its first line is looked for
+
+
+def conversion(files: Sequence[Path], given: str) -> tuple[list[str], str]:
+    """The three lines that convert text files to Parquet files beside them, and the path to name afterwards.
+
+    files: at least one, all alike. given: the setting's value: one file, a glob or the directory that holds them.
+    """
+    options = _options(_first_line(files[0]))
+    if len(files) == 1 and Path(given) == files[0]:
+        written = str(files[0].with_suffix(".parquet"))
+        lines = [
+            "from pyarrow import csv, parquet",
+            f"table = csv.read_csv({str(files[0])!r}{options})",
+            f"parquet.write_table(table, {written!r})",
+        ]
+        return lines, written
+    names = f"{given}/*{files[0].suffix}" if Path(given).is_dir() else given
+    lines = [
+        "from glob import glob; from pyarrow import csv, parquet",
+        f"for name in glob({names!r}):",
+        f"    parquet.write_table(csv.read_csv(name{options}), name.rpartition('.')[0] + '.parquet')",
+    ]
+    return lines, given if Path(given).is_dir() else f"{given.removesuffix(files[0].suffix)}.parquet"
+
+
+def _first_line(file: Path) -> str:
+    """The first line of a text file, compressed or not; nothing where there is none to be had."""
+    try:
+        with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as content:
+            return content.read(_FIRST_BYTES).partition(b"\n")[0].decode("utf-8", "replace").rstrip("\r")
+    except (OSError, EOFError, zlib.error):
+        return ""
+
+
+def _options(line: str) -> str:
+    """What pyarrow has to be told about a file with this first line, as further arguments of `read_csv`."""
+    delimiter = "\t" if "\t" in line else ";" if line.count(";") > line.count(",") else ","
+    names = [name.strip('"') for name in line.split(delimiter)]
+    without_gaps = all(names[1:]) and len(set(names)) == len(names)
+    named = any(not _is_number(name) for name in names) and not any(_is_number(name) for name in names)
+    header = without_gaps and (named or names == [str(index) for index in range(len(names))])
+    told = "" if delimiter == "," else f", parse_options=csv.ParseOptions(delimiter={delimiter!r})"
+    return told if header or not line else f"{told}, read_options=csv.ReadOptions(autogenerate_column_names=True)"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

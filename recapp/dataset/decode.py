@@ -128,16 +128,17 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
     missing = None
     if column.null_count:
         missing = column.is_null().to_numpy(zero_copy_only=False)
-        column = column.fill_null(pa.scalar(0).cast(column.type))
+        column = column.fill_null(False if pt.is_boolean(column.type) else 0)
     return column.to_numpy(zero_copy_only=False), missing
 
 
 def _ids_through_dictionary(column: pa.DictionaryArray, text: TextIds) -> Int64Array:
     """Decode the dictionary and look values up, unless it is longer than the column (a large row group read in parts)."""
+    codes = _codes(column)
     if len(column.dictionary) <= len(column):
         try:
             values = np.append(decode_ids(column.dictionary, text), MISSING)
-            found: Int64Array = values[_codes(column)]
+            found: Int64Array = values[codes]
             return found
         except BadValue:
             pass  # the plain column below knows which row it is, and whether any row here has it
@@ -145,24 +146,30 @@ def _ids_through_dictionary(column: pa.DictionaryArray, text: TextIds) -> Int64A
 
 
 def _numbers_through_dictionary(column: pa.DictionaryArray) -> tuple[npt.NDArray[Any], BoolArray | None]:
+    codes = _codes(column)
     if len(column.dictionary) > len(column):
         return _numbers(column.dictionary_decode())
     try:
         values, missing = _numbers(column.dictionary)
     except BadValue:
         return _numbers(column.dictionary_decode())
-    codes = _codes(column)
     absent = np.zeros(len(values), dtype=np.bool_) if missing is None else missing
     absent_N = np.append(absent, True)[codes]
     return np.append(values, values.dtype.type(0))[codes], absent_N if absent_N.any() else None
 
 
-def _codes(column: pa.DictionaryArray) -> Int64Array:
-    """Indices into the dictionary [N]; a null becomes the entry behind the last."""
-    indices = column.indices
+def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
+    """Indices into the dictionary [N]; a null becomes the entry behind the last.
+
+    A damaged page may hold any index, and Arrow looks none of them up here.
+    """
+    indices, entries = column.indices, len(column.dictionary)
     if indices.null_count:
-        indices = indices.fill_null(len(column.dictionary))
-    codes: Int64Array = indices.to_numpy(zero_copy_only=False)
+        indices = indices.fill_null(entries)
+    codes: npt.NDArray[Any] = indices.to_numpy(zero_copy_only=False)
+    unsigned = codes.view(f"u{codes.itemsize}")
+    if len(codes) and int(unsigned.max()) >= entries + bool(column.indices.null_count):
+        raise BadValue(int(unsigned.argmax()), "is damaged: its page's dictionary has no such entry; write the file again or leave it out")
     return codes
 
 

@@ -1,15 +1,15 @@
-"""Parquet files, opened with a footer that was parsed before and is checked before rows are asked for.
+"""Parquet files, opened with a footer that was parsed before and is checked before anybody counts on it.
 
     footer     file's columns, row groups, where each column of each row group lies      parsed once per process and file
     pages      the values; compressed, encoded, with a checksum where the writer left one
 
 Parsing a footer costs milliseconds and grows with the number of row groups, opening a file with a parsed one a tenth of one. A file that
-changed since is refused: its old footer would point anywhere. Footers are not trusted: what a row group claims of itself has to agree
-with the file and with itself, so that no size that is read here makes anybody allocate or count more than the file can hold.
+changed since is refused: its old footer would point anywhere. Numbers of rows are not trusted, because the order of rows is counted out
+before a value is read; whatever else a footer claims Arrow compares with the file.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from recapp.errors import DataError
 CHUNK_ROWS = 8192  # measured: smaller is slower (Arrow's cost per column and call), larger is not faster
 KEPT_FOOTERS = 64  # of files; a rank has at most one file open for each of its lanes, and moves through them in order
 MOST_ROWS = 2**28  # of a row group, far above what writers make; each claimed row costs a little before the first value is read
-UNREADABLE = (pa.ArrowException, OSError)
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last: of names in a footer
 
 
 class Stamp(NamedTuple):
@@ -60,27 +60,41 @@ def read_footer(path: str, stamp: Stamp) -> pq.FileMetaData:
 def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The first `rows` rows of a row group as Arrow has them, in chunks that may end later: (number of the first row in it, chunk).
 
-    Text columns are dictionaries; checksums of pages are verified where the writer left some. The file is closed at the end.
-    Raises DataError for what cannot be read.
+    Text columns are dictionaries where they can be; checksums of pages are verified where the writer left some. The file is closed at the
+    end. Raises DataError for what cannot be read.
     """
     if stamp_of(file.path) != file.stamp:
         raise DataError(f"{file.path}: has changed since its footer was read; start again when its writer is done")
-    footer, begin = read_footer(file.path, file.stamp), 0
-    check_row_group(footer, row_group, file)
-    columns = list(file.columns.values())
+    begin = 0
     try:
-        with pq.ParquetFile(
-            file.path, metadata=footer, read_dictionary=file.texts, memory_map=True, page_checksum_verification=True
-        ) as parquet:
-            for chunk in parquet.iter_batches(CHUNK_ROWS, row_groups=[row_group], columns=columns, use_threads=False):
-                yield begin, chunk
-                begin += chunk.num_rows
-                if begin >= rows:
-                    return
+        for texts in (file.texts, ()):
+            try:
+                for chunk in _batches(file, row_group, texts, begin):
+                    yield begin, chunk
+                    begin += chunk.num_rows
+                    if begin >= rows:
+                        return
+                break
+            except UNREADABLE as error:  # Arrow does not read text in delta encodings as dictionaries, and says so in an OSError
+                if not texts or "Not yet implemented" not in str(error):
+                    raise
     except UNREADABLE as error:
         why = reason(error)
         raise DataError(f"{file.path}: row group {row_group} cannot be read ({why}); write the file again or leave it out") from error
     raise DataError(f"{file.path}: row group {row_group} has fewer rows than its footer says; write it again or leave it out")
+
+
+def _batches(file: DataFile, row_group: int, texts: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a row group behind the first `skip`; what is in `texts` as dictionaries."""
+    footer, columns = read_footer(file.path, file.stamp), list(file.columns.values())
+    with pq.ParquetFile(
+        file.path, metadata=footer, read_dictionary=texts, memory_map=True, page_checksum_verification=True
+    ) as parquet:
+        for chunk in parquet.iter_batches(CHUNK_ROWS, row_groups=[row_group], columns=columns, use_threads=False):
+            left = chunk.slice(min(skip, chunk.num_rows))
+            skip -= chunk.num_rows - left.num_rows
+            if left.num_rows:
+                yield left
 
 
 def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
@@ -92,22 +106,6 @@ def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
     if sum(groups) != footer.num_rows:
         raise DataError(f"{path}: its footer counts {footer.num_rows} rows, its row groups {sum(groups)}; write the file again")
     return groups
-
-
-def check_row_group(footer: pq.FileMetaData, index: int, file: DataFile) -> None:
-    """Raises DataError where the columns of a row group that are read do not fit the file, or each other."""
-    group, wanted = footer.row_group(index), set(file.columns.values())
-    for number in range(group.num_columns):
-        chunk = group.column(number)
-        column = chunk.path_in_schema.partition(".")[0]
-        if column not in wanted and chunk.path_in_schema not in wanted:
-            continue
-        flat = footer.schema.column(number).max_repetition_level == 0
-        if chunk.num_values < 0 or (flat and chunk.num_values != group.num_rows):
-            raise DataError(
-                f"{file.path}: row group {index} has {group.num_rows} rows, but {chunk.num_values} values of column {column}; "
-                "write the file again or leave it out"
-            )
 
 
 def reason(error: Exception) -> str:

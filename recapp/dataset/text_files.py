@@ -1,5 +1,8 @@
 """CSV and TSV logs: recapp reads Parquet, and this writes the three lines of Python that convert them.
 
+Every column stays text, from which recapp reads ids, numbers and labels. Types that pyarrow would guess change ids: "007" becomes 7, and
+hexadecimal words that happen to be of digits alone become other numbers.
+
 Delimiter and header are judged by the first line. A header has no repeated name, none that is empty (but the first, of an index that pandas
 wrote) and no numbers, unless they are the 0, 1, 2, .. that pandas gives to columns without names. Where there is no header, pyarrow calls
 the columns f0, f1, ..
@@ -19,22 +22,26 @@ def conversion(files: Sequence[Path], given: str) -> tuple[list[str], str]:
 
     files: at least one, all alike. given: the setting's value: one file, a glob or the directory that holds them.
     """
-    options = _options(_first_line(files[0]))
-    if len(files) == 1 and Path(given) == files[0]:
-        written = str(files[0].with_suffix(".parquet"))
+    options, one = _options(_first_line(files[0])), len(files) == 1 and Path(given) == files[0]
+    if one:
+        names, name, written = "", repr(str(files[0])), str(files[0].with_suffix(".parquet"))
+    else:
+        names, name = f"{given}/*{files[0].suffix}" if Path(given).is_dir() else given, "name"
+        written = given if Path(given).is_dir() else f"{given.removesuffix(files[0].suffix)}.parquet"
+    text = f"csv.ConvertOptions(column_types=dict.fromkeys(csv.open_csv({name}{options}).schema.names, 'string'))"
+    if one:
         lines = [
             "from pyarrow import csv, parquet",
-            f"table = csv.read_csv({str(files[0])!r}{options})",
-            f"parquet.write_table(table, {written!r})",
+            f"text = {text}",
+            f"parquet.write_table(csv.read_csv({name}{options}, convert_options=text), {written!r})",
         ]
-        return lines, written
-    names = f"{given}/*{files[0].suffix}" if Path(given).is_dir() else given
-    lines = [
-        "from glob import glob; from pyarrow import csv, parquet",
-        f"for name in glob({names!r}):",
-        f"    parquet.write_table(csv.read_csv(name{options}), name.rpartition('.')[0] + '.parquet')",
-    ]
-    return lines, given if Path(given).is_dir() else f"{given.removesuffix(files[0].suffix)}.parquet"
+    else:
+        lines = [
+            "from glob import glob; from pyarrow import csv, parquet",
+            f"for name in glob({names!r}):",
+            f"    parquet.write_table(csv.read_csv(name{options}, convert_options={text}), name.rpartition('.')[0] + '.parquet')",
+        ]
+    return lines, written
 
 
 def _first_line(file: Path) -> str:

@@ -131,10 +131,13 @@ def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[s
 
 
 def counts_ids(settings: Settings) -> bool:
-    """Whether tables get their sizes from the ids that are there: hashed ones, where neither cardinality nor table_rows says more."""
+    """Whether tables get their sizes from the ids that are there: hashed ones, where neither cardinality nor table_rows says more.
+
+    Not those of generated data, whose `table_rows` say what is generated.
+    """
     tables, dataset = settings["tables"], settings["dataset"]
     return bool(tables["source"] == "from_dataset" and (tables["id_rule"] or dataset["id_rule"]) == "hash"
-                and not dataset["table_rows"] and not dataset["cardinality"])
+                and not dataset["table_rows"] and not dataset["cardinality"] and not dataset["generate"])
 
 
 def _for_feature(values: Sequence[int], i: int, features: Sequence[str], setting: str) -> int:
@@ -198,14 +201,17 @@ def build_data(settings: Settings, sized: Callable[[], object] | None = None) ->
 
 
 def size_on_paper(settings: Settings) -> str:
-    """Size tables by their ids where the data are there, as training would; what was assumed, empty where nothing had to be."""
+    """Size tables by their ids as training would, where the data are there and to be looked at (`statistics`); says what was assumed."""
     if not counts_ids(settings):
         return ""
-    try:
-        build_data(settings).setup("fit")
-    except DataError as error:
-        return f"each table is assumed to have tables.max_rows={settings['tables']['max_rows']} rows: no ids were counted ({error})"
-    return f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} training rows"
+    why = "statistics=assumed"
+    if settings["statistics"] != "assumed":
+        try:
+            build_data(settings).setup("fit")
+            return f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} training rows, as in training"
+        except DataError as error:
+            why = str(error)
+    return f"every table is assumed to have tables.max_rows={settings['tables']['max_rows']} rows, no ids were counted: {why}"
 
 
 def write_generated(dataset: Settings) -> None:

@@ -1,7 +1,7 @@
 """What is looked at before ranks are started, so that a mistake costs a second and not the start of every rank.
 
-    settings, checkpoint  ->  settings as the checkpoint's model needs them      as_trained
-    settings, files       ->  nothing, or the one line that a rank would say     check_data
+settings, checkpoint  ->  settings as the checkpoint's model needs them      as_trained
+settings, files       ->  nothing, or the one line that a rank would say     check_data
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,9 @@ def check_data(config: Mapping[str, Any]) -> None:
         check_place(dataset["path"], kind, **wanted)
     plan = (config.get("plan") or {}).get("path")
     if plan is not None and not Path(plan).is_file():
-        raise ConfigError(f"plan.path={plan}: no such file: `python -m recapp.plan export path=FILE` writes one")
+        raise ConfigError(
+            f"plan.path={plan}: no such file: `python -m recapp.plan export path=FILE` writes one"
+        )
 
 
 def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
@@ -90,11 +92,21 @@ def as_trained(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]
         stored = {"text": TEXT_HASH, "hex": list(sparse)}
         dataset["hex"] = dataset.get("hex") or list(sparse)
         if not outside_rank():
-            note(f"{short_path(manifest.folder)} does not say how text ids were read: it was as hexadecimal, so it is now")
+            note(
+                f"{short_path(manifest.folder)} does not say how text ids were read: it was as hexadecimal, so it is now"
+            )
     if stored is not None:
         schema_from(settings).check_reading(stored, str(manifest.folder))
-    rows = {table: blocks[0].shape[0] for (table, tensor), blocks in manifest.tensors.items() if tensor == "weight"}
-    sized = dataset["table_rows"] or dataset["cardinality"] or settings["tables"]["source"] != "from_dataset"
-    if not sized and all(name in rows for name in sparse):
+    rows = {
+        table: blocks[0].shape[0]
+        for (table, tensor), blocks in manifest.tensors.items()
+        if tensor == "weight"
+    }
+    sized = dataset["table_rows"] or dataset["cardinality"] or dataset["generate"]
+    if (
+        not sized
+        and settings["tables"]["source"] == "from_dataset"
+        and all(name in rows for name in sparse)
+    ):
         dataset["table_rows"] = [rows[name] for name in sparse]
     return settings

@@ -17,19 +17,31 @@ from recapp.settings import with_absolute_paths
 @pytest.fixture
 def logs(tmp_path):
     """Two files, the first without rows; `user` is text that spells integers, `country` is not."""
-    table = pa.table({"label": [0, 1, 1], "age": [1, 2, 3], "user": ["1", "2", "30"], "country": ["DE", "US", None]})
+    table = pa.table(
+        {
+            "label": [0, 1, 1],
+            "age": [1, 2, 3],
+            "user": ["1", "2", "30"],
+            "country": ["DE", "US", None],
+        }
+    )
     pq.write_table(table.slice(0, 0), tmp_path / "part_0.parquet")
     pq.write_table(table, tmp_path / "part_1.parquet")
     return tmp_path
 
 
 def settings(path, *overrides):
-    return resolved("train", ["dataset=custom", f"dataset.path={path}", "dataset.sparse=[user,country]", *overrides])
+    return resolved(
+        "train",
+        ["dataset=custom", f"dataset.path={path}", "dataset.sparse=[user,country]", *overrides],
+    )
 
 
 def test_data_that_fit_their_settings_are_not_refused(logs):
     check_data(settings(logs))
-    check_data(settings(logs, "dataset.id_rule=error", "dataset.sparse=[user]", "dataset.dense=[age]"))
+    check_data(
+        settings(logs, "dataset.id_rule=error", "dataset.sparse=[user]", "dataset.dense=[age]")
+    )
 
 
 @pytest.mark.parametrize(("overrides", "says"), [
@@ -52,11 +64,15 @@ def test_text_that_is_hexadecimal_is_no_mistake_under_rules_that_take_ids_for_ro
 
 @pytest.mark.parametrize("naming", ["exact", "criteo"])
 @pytest.mark.parametrize("outside", [{}, {"RANK": "0", "WORLD_SIZE": "2"}])
-def test_training_and_evaluation_without_labels_are_refused_whoever_started_the_ranks(logs, naming, outside, monkeypatch):
+def test_training_and_evaluation_without_labels_are_refused_whoever_started_the_ranks(
+    logs, naming, outside, monkeypatch
+):
     for name, value in outside.items():
         monkeypatch.setenv(name, value)
     for more in ([], ["+split=val"]):
-        with pytest.raises(ConfigError, match=r"^dataset\.label=null: training and evaluation need"):
+        with pytest.raises(
+            ConfigError, match=r"^dataset\.label=null: training and evaluation need"
+        ):
             check_data(settings(logs, "dataset.label=null", f"dataset.naming={naming}", *more))
 
 
@@ -67,7 +83,9 @@ def test_files_of_ranks_that_others_started_are_not_looked_for(logs, monkeypatch
 
 
 def test_a_uri_is_not_made_a_path():
-    plain = {"dataset": {"path": ["s3://bucket/logs", "logs"], "val_path": "gs://b/x", "test_path": None}}
+    plain = {
+        "dataset": {"path": ["s3://bucket/logs", "logs"], "val_path": "gs://b/x", "test_path": None}
+    }
     dataset = with_absolute_paths(plain)["dataset"]
     assert (dataset["path"][0], dataset["val_path"]) == ("s3://bucket/logs", "gs://b/x")
     assert dataset["path"][1].startswith("/")
@@ -86,27 +104,46 @@ PLAIN = {"text": "xxh64", "hex": []}
 def test_tables_that_would_be_counted_have_the_checkpoints_sizes(logs, tmp_path):
     manifest = checkpoint(tmp_path, {"user": 64, "country": 8}, ids=PLAIN)
     assert as_trained(settings(logs), manifest)["dataset"]["table_rows"] == [64, 8]
-    assert as_trained(settings(logs, "dataset.cardinality=[5,6]"), manifest)["dataset"]["table_rows"] is None
-    assert as_trained(settings(logs, "dataset.table_rows=[7,9]"), manifest)["dataset"]["table_rows"] == [7, 9]
-    assert as_trained(settings(logs), checkpoint(tmp_path, {"user": 64}, ids=PLAIN))["dataset"]["table_rows"] is None
+    assert (
+        as_trained(settings(logs, "dataset.cardinality=[5,6]"), manifest)["dataset"]["table_rows"]
+        is None
+    )
+    assert as_trained(settings(logs, "dataset.table_rows=[7,9]"), manifest)["dataset"][
+        "table_rows"
+    ] == [7, 9]
+    assert (
+        as_trained(settings(logs), checkpoint(tmp_path, {"user": 64}, ids=PLAIN))["dataset"][
+            "table_rows"
+        ]
+        is None
+    )
 
 
 def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, capsys):
     manifest = checkpoint(tmp_path, {}, ids=PLAIN)
-    with pytest.raises(CheckpointError, match=r"x\.ckpt was trained on ids of user that were read as plain text: set .*dataset\.hex=\[\]"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"x\.ckpt was trained on ids of user that were read as plain text: set .*dataset\.hex=\[\]",
+    ):
         as_trained(settings(logs, "dataset.hex=[user]"), manifest)
     assert as_trained(settings(logs), manifest)["dataset"]["hex"] == []
-    assert as_trained(settings(logs), checkpoint(tmp_path, {}, ids=None))["dataset"]["hex"] == []  # of a script without data of ours
+    assert (
+        as_trained(settings(logs), checkpoint(tmp_path, {}, ids=None))["dataset"]["hex"] == []
+    )  # of a script without data of ours
     assert capsys.readouterr().err == ""
 
 
-def test_a_checkpoint_that_does_not_say_how_ids_were_read_is_read_as_hexadecimal_with_a_note(logs, tmp_path, capsys):
+def test_a_checkpoint_that_does_not_say_how_ids_were_read_is_read_as_hexadecimal_with_a_note(
+    logs, tmp_path, capsys
+):
     old = checkpoint(tmp_path, {})
     plain = settings(logs)
     before = replace(old, info=dict(old.info))
     del plain["dataset"]["hex"]  # nor do its settings know it
     assert as_trained(plain, before)["dataset"]["hex"] == ["user", "country"]
     notes = capsys.readouterr().err.splitlines()
-    assert len(notes) == 1 and notes[0].endswith("x.ckpt does not say how text ids were read: it was as hexadecimal, so it is now")
+    assert len(notes) == 1 and notes[0].endswith(
+        "x.ckpt does not say how text ids were read: it was as hexadecimal, so it is now"
+    )
     with pytest.raises(CheckpointError, match="on ids of country that were read as hexadecimal"):
         as_trained(settings(logs, "dataset.hex=[user]"), old)

@@ -50,8 +50,14 @@ def _expand(path: str, setting: str) -> list[str]:
     if place.is_dir():
         return _in_directory(place, setting)
     if not place.exists():
-        near = suggest(place.name, [entry.name for entry in place.parent.iterdir()]) if place.parent.is_dir() else ""
-        raise DataError(f"{setting}={path}: no such file or directory{f'; {near}' if 'did you' in near else ''}")
+        near = (
+            suggest(place.name, [entry.name for entry in place.parent.iterdir()])
+            if place.parent.is_dir()
+            else ""
+        )
+        raise DataError(
+            f"{setting}={path}: no such file or directory{f'; {near}' if 'did you' in near else ''}"
+        )
     _refuse_text([place], setting, path)
     return [path]
 
@@ -98,7 +104,9 @@ def _matching(path: str, setting: str) -> list[str]:
 
 def _in_directory(place: Path, setting: str) -> list[str]:
     entries = [entry for entry in place.iterdir() if not _hidden(entry.name)]
-    found = _naturally(str(entry) for entry in entries if entry.suffix in _SUFFIXES and entry.is_file())
+    found = _naturally(
+        str(entry) for entry in entries if entry.suffix in _SUFFIXES and entry.is_file()
+    )
     partitions = _partitions(entries)
     if found and partitions:
         raise DataError(
@@ -108,17 +116,31 @@ def _in_directory(place: Path, setting: str) -> list[str]:
     found = found or _of_partitions(partitions)
     if found:
         return found
-    below = sorted({entry.name for entry in entries if entry.is_dir() and any(any(entry.glob(f"*{end}")) for end in _SUFFIXES)})
+    below = sorted(
+        {
+            entry.name
+            for entry in entries
+            if entry.is_dir() and any(any(entry.glob(f"*{end}")) for end in _SUFFIXES)
+        }
+    )
     if below:
-        raise DataError(f"{setting}={place}: no Parquet files here, but in {', '.join(below)}; name one of those directories")
-    _refuse_text([entry for entry in entries if entry.suffix.lower() in TEXT_SUFFIXES], setting, str(place))
+        raise DataError(
+            f"{setting}={place}: no Parquet files here, but in {', '.join(below)}; name one of those directories"
+        )
+    _refuse_text(
+        [entry for entry in entries if entry.suffix.lower() in TEXT_SUFFIXES], setting, str(place)
+    )
     has = f"has {', '.join(sorted(entry.name for entry in entries)[:5])}" if entries else "is empty"
-    raise DataError(f"{setting}={place}: no Parquet files ({', '.join(_SUFFIXES)}); the directory {has}")
+    raise DataError(
+        f"{setting}={place}: no Parquet files ({', '.join(_SUFFIXES)}); the directory {has}"
+    )
 
 
 def _partitions(entries: Iterable[Path]) -> list[Path]:
     """The `key=value` directories among some entries, in natural order."""
-    names = _naturally(str(entry) for entry in entries if _PARTITION.match(entry.name) and entry.is_dir())
+    names = _naturally(
+        str(entry) for entry in entries if _PARTITION.match(entry.name) and entry.is_dir()
+    )
     return [Path(name) for name in names]
 
 
@@ -127,22 +149,34 @@ def _of_partitions(partitions: Sequence[Path]) -> list[str]:
     found = []
     for partition in partitions:
         entries = [entry for entry in partition.iterdir() if not _hidden(entry.name)]
-        found += _naturally(str(entry) for entry in entries if entry.suffix in _SUFFIXES and entry.is_file())
+        found += _naturally(
+            str(entry) for entry in entries if entry.suffix in _SUFFIXES and entry.is_file()
+        )
         found += _of_partitions(_partitions(entries))
     return found
 
 
 def _listed(place: Path, setting: str) -> list[str]:
     """The files of a `_file_list.txt`: a count, then paths, often those of the machine that wrote it."""
-    lines = [line.strip() for line in place.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in place.read_text(errors="replace").splitlines() if line.strip()
+    ]
     if not lines or not lines[0].isdigit() or int(lines[0]) != len(lines) - 1:
-        raise DataError(f"{setting}={place}: the first line must be the number of paths that follow; {max(len(lines) - 1, 0)} follow")
+        raise DataError(
+            f"{setting}={place}: the first line must be the number of paths that follow; {max(len(lines) - 1, 0)} follow"
+        )
     names = []
     for line in lines[1:]:
         beside = place.parent / Path(line).name
-        found = [candidate for candidate in (Path(line), place.parent / line, beside) if candidate.is_file()]
+        found = [
+            candidate
+            for candidate in (Path(line), place.parent / line, beside)
+            if candidate.is_file()
+        ]
         if not found:
-            raise DataError(f"{setting}={place}: names {line}, which is neither there nor beside the list")
+            raise DataError(
+                f"{setting}={place}: names {line}, which is neither there nor beside the list"
+            )
         names.append(str(found[0]))
     return names
 
@@ -152,4 +186,9 @@ def _hidden(name: str) -> bool:
 
 
 def _naturally(names: Iterable[str]) -> list[str]:
-    return sorted(names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
+    return sorted(
+        names,
+        key=lambda name: [
+            int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)
+        ],
+    )

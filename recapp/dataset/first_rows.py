@@ -25,7 +25,8 @@ def table_rows(source: Source, schema: Schema, most: int) -> list[int]:
     few = _add(seen, source.slice(0, counted // 2), schema)
     many = _add(seen, source.slice(counted // 2, counted), schema)
     return [
-        most if now > before and now >= GROWTH * before else min(most, rows_for(now)) for before, now in zip(few, many, strict=True)
+        most if now > before and now >= GROWTH * before else min(most, rows_for(now))
+        for before, now in zip(few, many, strict=True)
     ]
 
 
@@ -37,7 +38,9 @@ def rows_for(distinct: int) -> int:
 def check_ids(source: Source, schema: Schema, features: list[str]) -> None:
     """Decode some features of the first row group of a source. Raises DataError for the first value that is no id."""
     first = Source(source.files, source.segments[:1], source.bags).only(features)
-    for _ in decoded_chunks(first, replace(schema, label=None, dense=(), sparse=tuple(features), hex=())):
+    for _ in decoded_chunks(
+        first, replace(schema, label=None, dense=(), sparse=tuple(features), hex=())
+    ):
         pass
 
 
@@ -47,5 +50,7 @@ def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[in
     for rows in decoded_chunks(source.only(schema.sparse), ids_only):
         single, bags = iter(rows.ids_NS.T), iter(rows.bags)
         for name, known in seen.items():
-            seen[name] = np.union1d(known, next(bags).values_L if name in source.bags else next(single))
+            seen[name] = np.union1d(
+                known, next(bags).values_L if name in source.bags else next(single)
+            )
     return [int((known != MISSING).sum()) for known in seen.values()]

@@ -18,9 +18,13 @@ import pyarrow.parquet as pq
 
 from recapp.errors import DataError
 
-CHUNK_ROWS = 8192  # measured: smaller is slower (Arrow's cost per column and call), larger is not faster
+CHUNK_ROWS = (
+    8192  # measured: smaller is slower (Arrow's cost per column and call), larger is not faster
+)
 KEPT_FOOTERS = 64  # of files; a rank has at most one file open for each of its lanes, and moves through them in order
-MOST_ROWS = 2**28  # of a row group, far above what writers make; each claimed row costs a little before the first value is read
+MOST_ROWS = (
+    2**28
+)  # of a row group, far above what writers make; each claimed row costs a little before the first value is read
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last: of names in a footer
 
 
@@ -64,7 +68,9 @@ def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.
     end. Raises DataError for what cannot be read.
     """
     if stamp_of(file.path) != file.stamp:
-        raise DataError(f"{file.path}: has changed since its footer was read; start again when its writer is done")
+        raise DataError(
+            f"{file.path}: has changed since its footer was read; start again when its writer is done"
+        )
     begin = 0
     try:
         for texts in (file.texts, ()):
@@ -80,17 +86,29 @@ def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.
                     raise
     except UNREADABLE as error:
         why = reason(error)
-        raise DataError(f"{file.path}: row group {row_group} cannot be read ({why}); write the file again or leave it out") from error
-    raise DataError(f"{file.path}: row group {row_group} has fewer rows than its footer says; write it again or leave it out")
+        raise DataError(
+            f"{file.path}: row group {row_group} cannot be read ({why}); write the file again or leave it out"
+        ) from error
+    raise DataError(
+        f"{file.path}: row group {row_group} has fewer rows than its footer says; write it again or leave it out"
+    )
 
 
-def _batches(file: DataFile, row_group: int, texts: Sequence[str], skip: int) -> Iterator[pa.RecordBatch]:
+def _batches(
+    file: DataFile, row_group: int, texts: Sequence[str], skip: int
+) -> Iterator[pa.RecordBatch]:
     """The rows of a row group behind the first `skip`; what is in `texts` as dictionaries."""
     footer, columns = read_footer(file.path, file.stamp), list(file.columns.values())
     with pq.ParquetFile(
-        file.path, metadata=footer, read_dictionary=texts, memory_map=True, page_checksum_verification=True
+        file.path,
+        metadata=footer,
+        read_dictionary=texts,
+        memory_map=True,
+        page_checksum_verification=True,
     ) as parquet:
-        for chunk in parquet.iter_batches(CHUNK_ROWS, row_groups=[row_group], columns=columns, use_threads=False):
+        for chunk in parquet.iter_batches(
+            CHUNK_ROWS, row_groups=[row_group], columns=columns, use_threads=False
+        ):
             left = chunk.slice(min(skip, chunk.num_rows))
             skip -= chunk.num_rows - left.num_rows
             if left.num_rows:
@@ -102,13 +120,19 @@ def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
     groups = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
     for index, rows in enumerate(groups):
         if not 0 <= rows <= MOST_ROWS:
-            raise DataError(f"{path}: row group {index} claims {rows} rows; from 0 to {MOST_ROWS:,} are read: write smaller ones")
+            raise DataError(
+                f"{path}: row group {index} claims {rows} rows; from 0 to {MOST_ROWS:,} are read: write smaller ones"
+            )
     if sum(groups) != footer.num_rows:
-        raise DataError(f"{path}: its footer counts {footer.num_rows} rows, its row groups {sum(groups)}; write the file again")
+        raise DataError(
+            f"{path}: its footer counts {footer.num_rows} rows, its row groups {sum(groups)}; write the file again"
+        )
     return groups
 
 
 def reason(error: Exception) -> str:
     """What a library says of a file that it cannot read, as part of a line."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    text = next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -27,7 +27,9 @@ def conversion(files: Sequence[Path], given: str) -> tuple[list[str], str]:
         names, name, written = "", repr(str(files[0])), str(files[0].with_suffix(".parquet"))
     else:
         names, name = f"{given}/*{files[0].suffix}" if Path(given).is_dir() else given, "name"
-        written = given if Path(given).is_dir() else f"{given.removesuffix(files[0].suffix)}.parquet"
+        written = (
+            given if Path(given).is_dir() else f"{given.removesuffix(files[0].suffix)}.parquet"
+        )
     text = f"csv.ConvertOptions(column_types=dict.fromkeys(csv.open_csv({name}{options}).schema.names, 'string'))"
     if one:
         lines = [
@@ -48,7 +50,12 @@ def _first_line(file: Path) -> str:
     """The first line of a text file, compressed or not; nothing where there is none to be had."""
     try:
         with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as content:
-            return content.read(_FIRST_BYTES).partition(b"\n")[0].decode("utf-8", "replace").rstrip("\r")
+            return (
+                content.read(_FIRST_BYTES)
+                .partition(b"\n")[0]
+                .decode("utf-8", "replace")
+                .rstrip("\r")
+            )
     except (OSError, EOFError, zlib.error):
         return ""
 
@@ -58,10 +65,16 @@ def _options(line: str) -> str:
     delimiter = "\t" if "\t" in line else ";" if line.count(";") > line.count(",") else ","
     names = [name.strip('"') for name in line.split(delimiter)]
     without_gaps = all(names[1:]) and len(set(names)) == len(names)
-    named = any(not _is_number(name) for name in names) and not any(_is_number(name) for name in names)
+    named = any(not _is_number(name) for name in names) and not any(
+        _is_number(name) for name in names
+    )
     header = without_gaps and (named or names == [str(index) for index in range(len(names))])
     told = "" if delimiter == "," else f", parse_options=csv.ParseOptions(delimiter={delimiter!r})"
-    return told if header or not line else f"{told}, read_options=csv.ReadOptions(autogenerate_column_names=True)"
+    return (
+        told
+        if header or not line
+        else f"{told}, read_options=csv.ReadOptions(autogenerate_column_names=True)"
+    )
 
 
 def _is_number(text: str) -> bool:

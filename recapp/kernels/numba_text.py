@@ -12,8 +12,14 @@ import numpy as np
 from recapp.kernels.numba_disk import compiled
 
 jit = compiled()
-MISSING = np.int64(-(2**63))  # is no text's id: of the hash that would be it, the next number is taken
-P1, P2, P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
+MISSING = np.int64(
+    -(2**63)
+)  # is no text's id: of the hash that would be it, the next number is taken
+P1, P2, P3 = (
+    np.uint64(0x9E3779B185EBCA87),
+    np.uint64(0xC2B2AE3D27D4EB4F),
+    np.uint64(0x165667B19E3779F9),
+)
 P4, P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
 DIGITS = 19  # of the largest int64
 ZERO, NINE, MINUS = ord("0"), ord("9"), ord("-")
@@ -41,7 +47,9 @@ def decimal(data_C: Any, first: Any, last: Any) -> Any:
     value = np.int64(0)
     for at in range(first, last):
         if data_C[at] != MINUS:
-            value = value * 10 - np.int64(data_C[at] - ZERO)  # below zero, where there is room for -2^63
+            value = value * 10 - np.int64(
+                data_C[at] - ZERO
+            )  # below zero, where there is room for -2^63
     return value if data_C[first] == MINUS else -value
 
 

@@ -16,15 +16,30 @@ from recapp.dataset.source import open_source
 from recapp.dataset.stream import BatchStream
 from recapp.errors import ConfigError, DataError
 
-SCHEMA = Schema("label", ("number", "spelled"), ("text", "id", "words", "kind", "bag"), hex=("kind",), integers=("id",))
+SCHEMA = Schema(
+    "label",
+    ("number", "spelled"),
+    ("text", "id", "words", "kind", "bag"),
+    hex=("kind",),
+    integers=("id",),
+)
 ROWS, SECONDS, MOST_GROWTH = 300, 20, 600 << 20
 WRITERS = (
     {"compression": "none", "use_dictionary": False, "write_page_checksum": True},
     {"compression": "snappy", "use_dictionary": True},
     {"compression": "gzip", "use_dictionary": ["text", "kind"], "write_page_checksum": True},
     {"compression": "zstd", "use_dictionary": True, "data_page_version": "2.0"},
-    {"compression": "none", "use_dictionary": ["text"], "data_page_version": "2.0", "write_statistics": False},
-    {"compression": "none", "use_dictionary": False, "column_encoding": {"id": "DELTA_BINARY_PACKED", "text": "DELTA_BYTE_ARRAY"}},
+    {
+        "compression": "none",
+        "use_dictionary": ["text"],
+        "data_page_version": "2.0",
+        "write_statistics": False,
+    },
+    {
+        "compression": "none",
+        "use_dictionary": False,
+        "column_encoding": {"id": "DELTA_BINARY_PACKED", "text": "DELTA_BYTE_ARRAY"},
+    },
 )
 
 
@@ -79,7 +94,10 @@ def mutated(number):
         case 5:  # two pieces of the pages change places
             length = int(random.integers(1, 200))
             a, b = random.integers(4, max(5, footer - length), 2).tolist()
-            content[a : a + length], content[b : b + length] = content[b : b + length], content[a : a + length]
+            content[a : a + length], content[b : b + length] = (
+                content[b : b + length],
+                content[a : a + length],
+            )
         case 6:  # pages of one file, footer of another
             content = bytearray(content[:footer] + other[footer_of(other) :])
         case 7:  # cut anywhere and continued with another
@@ -99,7 +117,10 @@ def read(path):
     try:
         source = open_source(str(path), SCHEMA)
         stream = BatchStream(source, SCHEMA, batch_size=64, lanes=4, training=False)
-        return [(batch.labels_B.tolist(), batch.dense_BI.tolist(), batch.sparse.values().tolist()) for batch in stream]
+        return [
+            (batch.labels_B.tolist(), batch.dense_BI.tolist(), batch.sparse.values().tolist())
+            for batch in stream
+        ]
     except (DataError, ConfigError) as error:
         return str(error)
 
@@ -131,7 +152,9 @@ class ReadingProcess:
         """(what was read or the line that said why not, what went wrong)."""
         if self._process is None:
             self._pipe, there = mp.get_context("fork").Pipe()
-            self._process = mp.get_context("fork").Process(target=serve, args=(there, self._folder), daemon=True)
+            self._process = mp.get_context("fork").Process(
+                target=serve, args=(there, self._folder), daemon=True
+            )
             self._process.start()
             there.close()
         self._pipe.send(content)

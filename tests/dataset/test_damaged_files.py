@@ -72,9 +72,14 @@ def claiming(path, rows):
 
 
 @pytest.mark.parametrize("rows", [MOST_ROWS + 1, 2**40, 2**62])
-def test_a_footer_that_claims_more_rows_than_a_row_group_may_have_is_refused_at_once(tmp_path, rows):
+def test_a_footer_that_claims_more_rows_than_a_row_group_may_have_is_refused_at_once(
+    tmp_path, rows
+):
     claiming(tmp_path / "f.parquet", rows)
-    with pytest.raises(DataError, match=rf"f\.parquet: row group 0 claims {rows} rows; from 0 to {MOST_ROWS:,} are read"):
+    with pytest.raises(
+        DataError,
+        match=rf"f\.parquet: row group 0 claims {rows} rows; from 0 to {MOST_ROWS:,} are read",
+    ):
         open_source(str(tmp_path), Schema("label", (), ("id",)))
 
 
@@ -84,7 +89,10 @@ def test_a_footer_that_claims_rows_that_are_not_there_is_found_out_while_reading
     schema, began = Schema("label", (), ("id",)), time.monotonic()
     source = open_source(str(tmp_path), schema)
     assert source.rows == rows
-    with pytest.raises(DataError, match=r"f\.parquet: row group 0 (has fewer rows than its footer says|cannot be read)"):
+    with pytest.raises(
+        DataError,
+        match=r"f\.parquet: row group 0 (has fewer rows than its footer says|cannot be read)",
+    ):
         list(BatchStream(source, schema, batch_size=1024, training=False))
     assert time.monotonic() - began < 20
 
@@ -92,22 +100,40 @@ def test_a_footer_that_claims_rows_that_are_not_there_is_found_out_while_reading
 def test_a_page_whose_checksum_does_not_fit_names_file_and_row_group(tmp_path):
     path = tmp_path / "f.parquet"
     table = pa.table({"label": np.zeros(2000, np.int8), "id": np.arange(2000)})
-    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True, row_group_size=1000)
+    pq.write_table(
+        table,
+        path,
+        compression="none",
+        use_dictionary=False,
+        write_page_checksum=True,
+        row_group_size=1000,
+    )
     content = bytearray(path.read_bytes())
     content[content.find(np.int64(1500).tobytes() + np.int64(1501).tobytes())] ^= 1
     path.write_bytes(content)
     schema = Schema("label", (), ("id",))
-    with pytest.raises(DataError, match=r"f\.parquet: row group 1 cannot be read \(could not verify page integrity, CRC checksum"):
-        list(BatchStream(open_source(str(path), schema), schema, batch_size=64, lanes=1, training=False))
+    with pytest.raises(
+        DataError,
+        match=r"f\.parquet: row group 1 cannot be read \(could not verify page integrity, CRC checksum",
+    ):
+        list(
+            BatchStream(
+                open_source(str(path), schema), schema, batch_size=64, lanes=1, training=False
+            )
+        )
 
 
 def test_text_in_delta_encodings_is_read_though_arrow_makes_no_dictionary_of_it(tmp_path):
     words = [f"item {number % 50}" for number in range(20_000)]
     for encoding in ("DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"):
         table = pa.table({"label": np.zeros(20_000, np.int8), "id": words})
-        pq.write_table(table, tmp_path / "f.parquet", use_dictionary=False, column_encoding={"id": encoding})
+        pq.write_table(
+            table, tmp_path / "f.parquet", use_dictionary=False, column_encoding={"id": encoding}
+        )
         schema = Schema("label", (), ("id",))
         source = open_source(str(tmp_path), schema)
-        (batch,) = BatchStream(source, schema, batch_size=20_000, lanes=1, shuffle_rows=0, training=False)
+        (batch,) = BatchStream(
+            source, schema, batch_size=20_000, lanes=1, shuffle_rows=0, training=False
+        )
         ids = batch.sparse.values().tolist()
         assert len(set(ids)) == 50 and ids[:50] == ids[50:100] == ids[-50:]

@@ -29,7 +29,12 @@ def partitions(tmp_path):
 
 def test_a_hive_directory_is_one_data_set_in_natural_order_of_partitions_then_files(partitions):
     names = [name.removeprefix(f"{partitions}/") for name in file_names(str(partitions))]
-    assert names == [f"dt=2026-1-{day}/hour={hour}/part-{part}.parquet" for day in (2, 10) for hour in (2, 10) for part in (0, 1)]
+    assert names == [
+        f"dt=2026-1-{day}/hour={hour}/part-{part}.parquet"
+        for day in (2, 10)
+        for hour in (2, 10)
+        for part in (0, 1)
+    ]
     assert open_source(str(partitions), ROW).rows == 8
 
 
@@ -40,13 +45,19 @@ def test_a_glob_of_partitions_gives_their_files(partitions):
 
 
 def test_the_name_of_a_partition_is_no_column(partitions):
-    with pytest.raises(DataError, match=r"no column for dt; tried dt; it is a partition of the directory, .* write it into the files"):
+    with pytest.raises(
+        DataError,
+        match=r"no column for dt; tried dt; it is a partition of the directory, .* write it into the files",
+    ):
         open_source(str(partitions), Schema("label", (), ("dt", "one")))
 
 
 def test_files_beside_partitions_are_refused_because_one_of_both_would_be_left_out(partitions):
     write_numbered(partitions, [[1]])
-    with pytest.raises(DataError, match=rf"holds part-0\.parquet beside partitions such as dt=2026-1-2; .*{partitions}/\*\.parquet or "):
+    with pytest.raises(
+        DataError,
+        match=rf"holds part-0\.parquet beside partitions such as dt=2026-1-2; .*{partitions}/\*\.parquet or ",
+    ):
         file_names(str(partitions))
 
 
@@ -56,10 +67,22 @@ def test_a_hive_directory_without_files_has_no_data(tmp_path):
         file_names(str(tmp_path))
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/logs", "gs://b/x.parquet", "hdfs://name/logs/*", "https://x.org/a.parquet", "abfs://c@a/x"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://bucket/logs",
+        "gs://b/x.parquet",
+        "hdfs://name/logs/*",
+        "https://x.org/a.parquet",
+        "abfs://c@a/x",
+    ],
+)
 def test_a_uri_says_what_is_missing(uri):
     scheme = uri.partition("://")[0]
-    with pytest.raises(DataError, match=rf"^dataset\.val_path={uri.replace('*', '.')}: .* no client for {scheme}://; mount it or copy"):
+    with pytest.raises(
+        DataError,
+        match=rf"^dataset\.val_path={uri.replace('*', '.')}: .* no client for {scheme}://; mount it or copy",
+    ):
         file_names([uri], setting="dataset.val_path")
 
 
@@ -89,7 +112,9 @@ CSV = "label,row,one\n0,1,a\n1,2,7\n"
 @pytest.mark.parametrize("name", ["logs.csv", "logs.tsv", "logs.csv.gz", "logs.tsv.gz", "day_0.gz"])
 def test_the_lines_convert_a_file_whatever_its_delimiter_and_compression(tmp_path, name):
     text = CSV.replace(",", "\t") if "csv" not in name else CSV
-    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    (tmp_path / name).write_bytes(
+        gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+    )
     assert rows_of(converted(tmp_path / name)) == [1, 2]
 
 
@@ -103,7 +128,10 @@ def test_the_lines_convert_a_directory_and_a_glob(tmp_path, given):
 
 
 def test_raw_criteo_text_without_a_header_is_converted_and_read_by_position(tmp_path):
-    lines = ["\t".join([str(label), *map(str, range(13)), *(f"{label:02x}{n:06x}" for n in range(26))]) for label in (0, 1, 1)]
+    lines = [
+        "\t".join([str(label), *map(str, range(13)), *(f"{label:02x}{n:06x}" for n in range(26))])
+        for label in (0, 1, 1)
+    ]
     lines[1] = lines[1].replace("\t3\t", "\t\t")
     (tmp_path / "day_0.tsv").write_text("\n".join(lines) + "\n")
     batch = one_batch(converted(tmp_path / "day_0.tsv"), criteo_schema(), dense_transform="none")
@@ -132,6 +160,9 @@ def test_text_that_cannot_be_looked_at_is_refused_all_the_same(tmp_path, content
 
 def test_parquet_among_text_is_read_and_text_left_alone(tmp_path):
     table = numbered_table(0, 3)
-    write_columns(tmp_path / "a.parquet", **{name: table[name].combine_chunks() for name in table.column_names})
+    write_columns(
+        tmp_path / "a.parquet",
+        **{name: table[name].combine_chunks() for name in table.column_names},
+    )
     (tmp_path / "a.csv").write_text(CSV)
     assert rows_of(tmp_path) == [0, 1, 2]

@@ -14,7 +14,10 @@ from recapp.errors import DataError
 MOST = 200_000
 
 
-@pytest.mark.parametrize(("distinct", "rows"), [(0, 2), (1, 4), (2, 8), (3, 16), (4, 16), (5, 32), (1024, 4096), (1025, 8192)])
+@pytest.mark.parametrize(
+    ("distinct", "rows"),
+    [(0, 2), (1, 4), (2, 8), (3, 16), (4, 16), (5, 32), (1024, 4096), (1025, 8192)],
+)
 def test_a_table_has_the_next_power_of_two_of_four_rows_an_id(distinct, rows):
     assert rows_for(distinct) == rows
 
@@ -27,10 +30,14 @@ def counted(tmp_path, monkeypatch, rows=None, most=MOST, cut=None, **columns):
     path = write_columns(tmp_path / "f.parquet", label=[0] * length, **columns)
     schema = Schema("label", (), tuple(columns))
     source = open_source(str(path), schema)
-    return dict(zip(columns, table_rows(source.slice(*cut) if cut else source, schema, most), strict=True))
+    return dict(
+        zip(columns, table_rows(source.slice(*cut) if cut else source, schema, most), strict=True)
+    )
 
 
-def test_columns_of_few_ids_get_small_tables_and_those_that_still_grow_the_largest(tmp_path, monkeypatch):
+def test_columns_of_few_ids_get_small_tables_and_those_that_still_grow_the_largest(
+    tmp_path, monkeypatch
+):
     some = np.arange(1000)
     assert counted(tmp_path, monkeypatch, two=some % 2, text=[f"t{n % 3}" for n in some], all=some, hundred=some % 100) == {
         "two": 8, "text": 16, "all": MOST, "hundred": 512}  # fmt: skip
@@ -42,9 +49,14 @@ def test_five_per_cent_more_ids_in_the_second_half_are_growth(tmp_path, monkeypa
     assert counted(tmp_path, monkeypatch, ids=ids) == {"ids": rows}
 
 
-def test_a_table_is_never_larger_than_the_most_and_has_room_where_nothing_was_seen(tmp_path, monkeypatch):
+def test_a_table_is_never_larger_than_the_most_and_has_room_where_nothing_was_seen(
+    tmp_path, monkeypatch
+):
     ids = [n % 100 for n in range(1000)]
-    assert counted(tmp_path, monkeypatch, most=64, ids=ids, none=pa.nulls(1000, pa.int64())) == {"ids": 64, "none": 2}
+    assert counted(tmp_path, monkeypatch, most=64, ids=ids, none=pa.nulls(1000, pa.int64())) == {
+        "ids": 64,
+        "none": 2,
+    }
 
 
 def test_only_the_first_rows_count_wherever_row_groups_and_cuts_are(tmp_path, monkeypatch):
@@ -54,7 +66,10 @@ def test_only_the_first_rows_count_wherever_row_groups_and_cuts_are(tmp_path, mo
 
 def test_ids_in_bags_count_and_empty_bags_do_not(tmp_path, monkeypatch):
     bags = [[n % 3, 5] if n % 2 else [] for n in range(200)]
-    assert counted(tmp_path, monkeypatch, bags=bags, single=[n % 2 for n in range(200)]) == {"bags": 16, "single": 8}
+    assert counted(tmp_path, monkeypatch, bags=bags, single=[n % 2 for n in range(200)]) == {
+        "bags": 16,
+        "single": 8,
+    }
 
 
 def check(path, schema):
@@ -63,7 +78,15 @@ def check(path, schema):
         check_ids(source, schema, texts)
 
 
-@pytest.mark.parametrize("bad", [["1", "x"], [["1"], ["2", "x"]], pa.array(["1", "x"]).dictionary_encode(), pa.array([b"1", b"x"])])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["1", "x"],
+        [["1"], ["2", "x"]],
+        pa.array(["1", "x"]).dictionary_encode(),
+        pa.array([b"1", b"x"]),
+    ],
+)
 def test_text_that_is_no_integer_is_found_in_the_first_row_group(tmp_path, bad):
     path = write_columns(tmp_path / "f.parquet", label=[0, 1], number=[1, 2], id=bad)
     schema = Schema("label", (), ("number", "id"), integers=("number", "id"))

@@ -39,7 +39,9 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.parametrize(("content", "value"), PUBLISHED, ids=[f"{len(content)} bytes" for content, _ in PUBLISHED])
+@pytest.mark.parametrize(
+    ("content", "value"), PUBLISHED, ids=[f"{len(content)} bytes" for content, _ in PUBLISHED]
+)
 def test_the_hash_is_xxh64_as_published(content, value):
     bytes_C = np.frombuffer(b"??" + content, dtype=np.uint8)
     assert int(xxh64(bytes_C, 2, len(bytes_C))) % 2**64 == value
@@ -51,7 +53,12 @@ def id_of(word):
     if not content:
         return MISSING
     spelled = content.decode("utf-8", "replace")
-    if spelled.lstrip("-").isdecimal() and spelled.isascii() and str(int(spelled)) == spelled and -(2**63) <= int(spelled) < 2**63:
+    if (
+        spelled.lstrip("-").isdecimal()
+        and spelled.isascii()
+        and str(int(spelled)) == spelled
+        and -(2**63) <= int(spelled) < 2**63
+    ):
         return int(spelled)
     value = int(xxh64(np.frombuffer(content, dtype=np.uint8), 0, len(content)))
     return (value + 2**63) % 2**64 - 2**63
@@ -61,7 +68,23 @@ words = st.one_of(
     st.text(max_size=40),
     INT64.map(str),
     st.integers(-(10**20), 10**20).filter(lambda number: number != -(2**63)).map(str),
-    st.sampled_from(["007", "+5", "-0", "00", "0", "-", "1e3", " 5", "5 ", "\uff11\uff12", "DE", str(2**63 - 1), str(2**63)]),
+    st.sampled_from(
+        [
+            "007",
+            "+5",
+            "-0",
+            "00",
+            "0",
+            "-",
+            "1e3",
+            " 5",
+            "5 ",
+            "\uff11\uff12",
+            "DE",
+            str(2**63 - 1),
+            str(2**63),
+        ]
+    ),
 )
 
 
@@ -69,7 +92,11 @@ words = st.one_of(
 def test_text_of_every_arrow_type_has_the_id_worked_out_by_hand(column, data):
     first = data.draw(st.integers(0, len(column)))
     expected = [id_of(word) if word is not None else MISSING for word in column[first:]]
-    for kind in (*TEXTS, pa.dictionary(pa.int32(), pa.string()), pa.dictionary(pa.int8(), pa.binary())):
+    for kind in (
+        *TEXTS,
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.dictionary(pa.int8(), pa.binary()),
+    ):
         assert decode_ids(pa.array(column, kind)[first:]).tolist() == expected
 
 
@@ -77,24 +104,46 @@ def test_text_of_every_arrow_type_has_the_id_worked_out_by_hand(column, data):
 def test_decimal_text_is_the_integer_under_every_rule(numbers):
     spelled = pa.array([str(number) for number in numbers], pa.string())
     for reading in (TextIds.HASHED, TextIds.INTEGERS):
-        assert decode_ids(spelled, reading).tolist() == decode_ids(pa.array(numbers, pa.int64()), reading).tolist() == numbers
+        assert (
+            decode_ids(spelled, reading).tolist()
+            == decode_ids(pa.array(numbers, pa.int64()), reading).tolist()
+            == numbers
+        )
 
 
 def test_a_number_is_one_id_in_every_type_that_can_hold_it():
-    kinds = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float64(), pa.float16(), pa.string(), pa.binary())
+    kinds = (
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float64(),
+        pa.float16(),
+        pa.string(),
+        pa.binary(),
+    )
     for number in (-5, 0, 100):
         values = [str(number) if kind in (pa.string(), pa.binary()) else number for kind in kinds]
-        assert {int(decode_ids(pa.array([v], k))[0]) for v, k in zip(values, kinds, strict=True)} == {number}
+        assert {
+            int(decode_ids(pa.array([v], k))[0]) for v, k in zip(values, kinds, strict=True)
+        } == {number}
 
 
 def test_an_unsigned_number_beyond_int64_is_the_id_of_its_text_and_of_no_other():
     numbers = [2**63, 5, None, 2**64 - 1, 2**63 + 1]
     ids = decode_ids(pa.array(numbers, pa.uint64()))
-    assert ids.tolist() == decode_ids(pa.array([None if n is None else str(n) for n in numbers])).tolist()
+    assert (
+        ids.tolist()
+        == decode_ids(pa.array([None if n is None else str(n) for n in numbers])).tolist()
+    )
     assert ids[1] == 5 and ids[2] == MISSING and len(set(ids.tolist())) == 5
     with pytest.raises(BadValue, match="holds '9223372036854775808', which is no integer"):
         decode_ids(pa.array(numbers, pa.uint64()), TextIds.INTEGERS)
-    assert decode_ids(pa.array([2**64 - 1], pa.uint64()), TextIds.HEX) == decode_ids(pa.array(["f" * 16]), TextIds.HEX) == [-1]
+    assert (
+        decode_ids(pa.array([2**64 - 1], pa.uint64()), TextIds.HEX)
+        == decode_ids(pa.array(["f" * 16]), TextIds.HEX)
+        == [-1]
+    )
 
 
 def test_the_number_that_stands_for_missing_ids_is_refused_in_every_spelling():
@@ -131,9 +180,22 @@ def test_ids_of_128_bits_and_uuids_are_text():
 def test_bytes_that_are_no_utf8_are_hashed_as_they_are():
     content = [b"\xff\xfe1", b"ab"]
     broken = pa.array(content).cast(pa.string(), safe=False)
-    assert decode_ids(broken).tolist() == decode_ids(pa.array(content)).tolist() == [id_of(word) for word in content]
+    assert (
+        decode_ids(broken).tolist()
+        == decode_ids(pa.array(content)).tolist()
+        == [id_of(word) for word in content]
+    )
 
 
 def test_text_has_the_same_ids_in_every_version():
-    ids = decode_ids(pa.array(["DE", "Grüße", "007", "1e3", "81ce123cbb5bd8ce818f60fb3586bba5", "-12"])).tolist()
-    assert ids == [-2325406367082704377, 2996662272629394261, -5647975354166609820, 3738687871403132999, -6929258365865552327, -12]
+    ids = decode_ids(
+        pa.array(["DE", "Grüße", "007", "1e3", "81ce123cbb5bd8ce818f60fb3586bba5", "-12"])
+    ).tolist()
+    assert ids == [
+        -2325406367082704377,
+        2996662272629394261,
+        -5647975354166609820,
+        3738687871403132999,
+        -6929258365865552327,
+        -12,
+    ]

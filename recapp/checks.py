@@ -1,4 +1,5 @@
-"""What is looked at before ranks are started, so that a mistake costs a second and not the start of every rank.
+"""What is looked at before ranks are started, so that a mistake costs a second and not the start of
+every rank.
 
 settings, checkpoint  ->  settings as the checkpoint's model needs them      as_trained
 settings, files       ->  nothing, or the one line that a rank would say     check_data
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 def check_data(config: Mapping[str, Any]) -> None:
     """Refuse, before ranks are started, what each of them would refuse some seconds later.
 
-    That is: columns that cannot be, no label, files that are not there or are no Parquet files, columns that the first file lacks, text
-    in its first row group where a table takes ids for rows, other data where some are to be generated, too few lanes. Files are not
-    looked at where others have started the ranks: they may lie on the ranks' hosts only.
+    That is: columns that cannot be, no label, files that are not there or are no Parquet files,
+    columns that the first file lacks, text in its first row group where a table takes ids for rows,
+    other data where some are to be generated, too few lanes. Files are not looked at where others
+    have started the ranks: they may lie on the ranks' hosts only.
 
     Raises:
         ConfigError, DataError: As a rank would say it.
@@ -74,10 +76,12 @@ def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
 
 
 def as_trained(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:
-    """Settings that go with a checkpoint, with what its model needs to see the same ids in tables of the same size.
+    """Settings that go with a checkpoint, with what its model needs to see the same ids in tables
+    of the same size.
 
-    Tables that would be sized by the ids of the data set keep the checkpoint's sizes. A checkpoint of a recapp that did not say how it
-    read text ids read all of them as hexadecimal: so they are read again, which is noted.
+    Tables that would be sized by the ids of the data set keep the checkpoint's sizes. A checkpoint
+    of a recapp that did not say how it read text ids read all of them as hexadecimal: so they are
+    read again, which is noted.
 
     Raises:
         CheckpointError: Text ids would be read otherwise than they were in training.
@@ -93,7 +97,8 @@ def as_trained(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]
         dataset["hex"] = dataset.get("hex") or list(sparse)
         if not outside_rank():
             note(
-                f"{short_path(manifest.folder)} does not say how text ids were read: it was as hexadecimal, so it is now"
+                f"{short_path(manifest.folder)} does not say how text ids were read: "
+                "it was as hexadecimal, so it is now"
             )
     if stored is not None:
         schema_from(settings).check_reading(stored, str(manifest.folder))

@@ -18,9 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from recapp.dataset.decode import BadValue, decode_bags, decode_ids, decode_labels, decode_numbers
+from recapp.dataset.decode import decode_bags, decode_ids, decode_labels, decode_numbers
 from recapp.dataset.rows import Bags, Rows, join
 from recapp.dataset.schema import Schema
+from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor

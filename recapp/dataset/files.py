@@ -1,11 +1,14 @@
-"""Which files a path means: a file, a glob, a directory, a hive directory, a `_file_list.txt`, or a list of those.
+"""Which files a path means: a file, a glob, a directory, a hive directory, a `_file_list.txt`, or a
+list of those.
 
     logs/                                     its *.parquet, in natural order: day_2 before day_10
     logs/dt=2026-01-01/*.parquet, dt=...      the files of all partitions, partition by partition
-    logs/day_*.parquet, logs/dt=2026-01-*     matching files; where there are none, matching directories
+    logs/day_*.parquet, logs/dt=2026-01-*     matching files; where there are none, matching
+    directories
 
-Names beginning with `_` or `.` are no data. What a partition is called (`dt`) is not a column. Other formats than Parquet and other
-places than mounted directories are refused with what to do. Nothing is opened here but text that is to be converted, for its first line.
+Names beginning with `_` or `.` are no data. What a partition is called (`dt`) is not a column.
+Other formats than Parquet and other places than mounted directories are refused with what to do.
+Nothing is opened here but text that is to be converted, for its first line.
 """
 
 import re
@@ -25,8 +28,8 @@ _PARTITION = re.compile(r"[^=]+=")
 def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> list[str]:
     """The files that `paths` names, none of them opened.
 
-    Raises DataError for a path that is not there, holds nothing, is no path but a URI, or holds text instead of Parquet; that error
-    carries the lines of Python that convert the text as notes.
+    Raises DataError for a path that is not there, holds nothing, is no path but a URI, or holds
+    text instead of Parquet; that error carries the lines of Python that convert the text as notes.
     """
     given = given_paths(paths)
     if not given:
@@ -69,8 +72,8 @@ def _refuse_uri(path: str, setting: str) -> None:
     if found[1].lower() == "file":
         raise DataError(f"{setting}={path}: write the path itself, {path[len('file://') :]}")
     raise DataError(
-        f"{setting}={path}: recapp reads local and mounted directories, it has no client for {found[1]}://; "
-        "mount it or copy the files, then name that path"
+        f"{setting}={path}: recapp reads local and mounted directories, it has no client for "
+        f"{found[1]}://; mount it or copy the files, then name that path"
     )
 
 
@@ -81,8 +84,8 @@ def _refuse_text(files: Sequence[Path], setting: str, given: str) -> None:
         return
     lines, written = conversion(texts, given)
     error = DataError(
-        f"{setting}={given}: {texts[0].suffix} is read after it is converted to Parquet: run the three lines of Python above, then set "
-        f"{setting}={written}"
+        f"{setting}={given}: {texts[0].suffix} is read after it is converted to Parquet: "
+        f"run the three lines of Python above, then set {setting}={written}"
     )
     for line in lines:
         error.add_note(line)
@@ -110,8 +113,9 @@ def _in_directory(place: Path, setting: str) -> list[str]:
     partitions = _partitions(entries)
     if found and partitions:
         raise DataError(
-            f"{setting}={place}: holds {Path(found[0]).name} beside partitions such as {partitions[0].name}; name what is meant, "
-            f"{place}/*.parquet or {place}/{partitions[0].name.partition('=')[0]}=*"
+            f"{setting}={place}: holds {Path(found[0]).name} beside partitions such as "
+            f"{partitions[0].name}; name what is meant, {place}/*.parquet or "
+            f"{place}/{partitions[0].name.partition('=')[0]}=*"
         )
     found = found or _of_partitions(partitions)
     if found:
@@ -125,7 +129,8 @@ def _in_directory(place: Path, setting: str) -> list[str]:
     )
     if below:
         raise DataError(
-            f"{setting}={place}: no Parquet files here, but in {', '.join(below)}; name one of those directories"
+            f"{setting}={place}: no Parquet files here, but in {', '.join(below)}; "
+            "name one of those directories"
         )
     _refuse_text(
         [entry for entry in entries if entry.suffix.lower() in TEXT_SUFFIXES], setting, str(place)
@@ -157,13 +162,16 @@ def _of_partitions(partitions: Sequence[Path]) -> list[str]:
 
 
 def _listed(place: Path, setting: str) -> list[str]:
-    """The files of a `_file_list.txt`: a count, then paths, often those of the machine that wrote it."""
+    """The files of a `_file_list.txt`: a count, then paths, often those of the machine that wrote
+    it.
+    """
     lines = [
         line.strip() for line in place.read_text(errors="replace").splitlines() if line.strip()
     ]
     if not lines or not lines[0].isdigit() or int(lines[0]) != len(lines) - 1:
         raise DataError(
-            f"{setting}={place}: the first line must be the number of paths that follow; {max(len(lines) - 1, 0)} follow"
+            f"{setting}={place}: the first line must be the number of paths that follow; "
+            f"{max(len(lines) - 1, 0)} follow"
         )
     names = []
     for line in lines[1:]:

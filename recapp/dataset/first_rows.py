@@ -1,4 +1,6 @@
-"""What is learnt of a data set from its first rows: how many rows its tables need, and whether its text can be ids at all."""
+"""What is learnt of a data set from its first rows: how many rows its tables need, and whether its
+text can be ids at all.
+"""
 
 from dataclasses import replace
 
@@ -11,14 +13,17 @@ from recapp.sparse.batch import MISSING
 
 COUNTED_ROWS = 65_536
 ROOM = 4  # rows of a table for each distinct id: few ids then share one, also those that come later
-GROWTH = 1.05  # a column whose distinct ids grow by this over the second half of the counted rows has many more
+GROWTH = (
+    1.05  # of distinct ids over the second half of the counted rows: there are many more to come
+)
 
 
 def table_rows(source: Source, schema: Schema, most: int) -> list[int]:
     """Rows that the hashed table of each sparse feature should have, in the schema's order.
 
-    The next power of two of 4 times the distinct ids of the first 65,536 rows (of all, where there are fewer), at least 2 and at most
-    `most`; `most` where distinct ids still grow by 5 % over the second half of those.
+    The next power of two of 4 times the distinct ids of the first 65,536 rows (of all, where there
+    are fewer), at least 2 and at most `most`; `most` where distinct ids still grow by 5 % over the
+    second half of those.
     """
     counted = min(source.rows, COUNTED_ROWS)
     seen = {name: np.zeros(0, dtype=np.int64) for name in schema.sparse}
@@ -31,12 +36,16 @@ def table_rows(source: Source, schema: Schema, most: int) -> list[int]:
 
 
 def rows_for(distinct: int) -> int:
-    """The next power of two of 4 times so many ids; 2, one of them for missing ids, where there are none."""
+    """The next power of two of 4 times so many ids; 2, one of them for missing ids, where there are
+    none.
+    """
     return 1 << max(ROOM * distinct - 1, 1).bit_length()
 
 
 def check_ids(source: Source, schema: Schema, features: list[str]) -> None:
-    """Decode some features of the first row group of a source. Raises DataError for the first value that is no id."""
+    """Decode some features of the first row group of a source. Raises DataError for the first value
+    that is no id.
+    """
     first = Source(source.files, source.segments[:1], source.bags).only(features)
     for _ in decoded_chunks(
         first, replace(schema, label=None, dense=(), sparse=tuple(features), hex=())
@@ -45,7 +54,9 @@ def check_ids(source: Source, schema: Schema, features: list[str]) -> None:
 
 
 def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:
-    """Add the ids of some rows to those seen before; how many are known of each feature then, without the missing one."""
+    """Add the ids of some rows to those seen before; how many are known of each feature then,
+    without the missing one.
+    """
     ids_only = replace(schema, label=None, dense=())
     for rows in decoded_chunks(source.only(schema.sparse), ids_only):
         single, bags = iter(rows.ids_NS.T), iter(rows.bags)

@@ -1,11 +1,14 @@
-"""Parquet files, opened with a footer that was parsed before and is checked before anybody counts on it.
+"""Parquet files, opened with a footer that was parsed before and is checked before anybody counts
+on it.
 
-    footer     file's columns, row groups, where each column of each row group lies      parsed once per process and file
-    pages      the values; compressed, encoded, with a checksum where the writer left one
+    footer     file's columns, row groups, where each column of each row group lies      parsed once
+    per process and file pages      the values; compressed, encoded, with a checksum where the
+    writer left one
 
-Parsing a footer costs milliseconds and grows with the number of row groups, opening a file with a parsed one a tenth of one. A file that
-changed since is refused: its old footer would point anywhere. Numbers of rows are not trusted, because the order of rows is counted out
-before a value is read; whatever else a footer claims Arrow compares with the file.
+Parsing a footer costs milliseconds and grows with the number of row groups, opening a file with a
+parsed one a tenth of one. A file that changed since is refused: its old footer would point
+anywhere. Numbers of rows are not trusted, because the order of rows is counted out before a value
+is read; whatever else a footer claims Arrow compares with the file.
 """
 
 import os
@@ -21,15 +24,17 @@ from recapp.errors import DataError
 CHUNK_ROWS = (
     8192  # measured: smaller is slower (Arrow's cost per column and call), larger is not faster
 )
-KEPT_FOOTERS = 64  # of files; a rank has at most one file open for each of its lanes, and moves through them in order
+KEPT_FOOTERS = 64  # a rank has at most one file open for each of its lanes, and reads them in order
 MOST_ROWS = (
     2**28
-)  # of a row group, far above what writers make; each claimed row costs a little before the first value is read
+)  # of a row group: writers stay far below, and a claimed row costs before it is read
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last: of names in a footer
 
 
 class Stamp(NamedTuple):
-    """What tells whether a file has been written since: its size in bytes and the time of its last change in nanoseconds."""
+    """What tells whether a file has been written since: its size in bytes and the time of its last
+    change in nanoseconds.
+    """
 
     size: int
     changed: int
@@ -38,7 +43,8 @@ class Stamp(NamedTuple):
 class DataFile(NamedTuple):
     """One Parquet file as it was when its footer was read.
 
-    columns: canonical name -> column. texts: the columns to decode as dictionaries. starts: the first row of each row group, and the end.
+    columns: canonical name -> column. texts: the columns to decode as dictionaries. starts: the
+    first row of each row group, and the end.
     """
 
     path: str
@@ -62,14 +68,16 @@ def read_footer(path: str, stamp: Stamp) -> pq.FileMetaData:
 
 
 def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The first `rows` rows of a row group as Arrow has them, in chunks that may end later: (number of the first row in it, chunk).
+    """The first `rows` rows of a row group as Arrow has them, in chunks that may end later: (number
+    of the first row in it, chunk).
 
-    Text columns are dictionaries where they can be; checksums of pages are verified where the writer left some. The file is closed at the
-    end. Raises DataError for what cannot be read.
+    Text columns are dictionaries where they can be; checksums of pages are verified where the
+    writer left some. The file is closed at the end. Raises DataError for what cannot be read.
     """
     if stamp_of(file.path) != file.stamp:
         raise DataError(
-            f"{file.path}: has changed since its footer was read; start again when its writer is done"
+            f"{file.path}: has changed since its footer was read; "
+            "start again when its writer is done"
         )
     begin = 0
     try:
@@ -81,16 +89,19 @@ def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.
                     if begin >= rows:
                         return
                 break
-            except UNREADABLE as error:  # Arrow does not read text in delta encodings as dictionaries, and says so in an OSError
+            except UNREADABLE as error:
+                # Arrow reads no text in delta encodings as dictionaries, and says so with OSError.
                 if not texts or "Not yet implemented" not in str(error):
                     raise
     except UNREADABLE as error:
         why = reason(error)
         raise DataError(
-            f"{file.path}: row group {row_group} cannot be read ({why}); write the file again or leave it out"
+            f"{file.path}: row group {row_group} cannot be read ({why}); "
+            "write the file again or leave it out"
         ) from error
     raise DataError(
-        f"{file.path}: row group {row_group} has fewer rows than its footer says; write it again or leave it out"
+        f"{file.path}: row group {row_group} has fewer rows than its footer says; "
+        "write it again or leave it out"
     )
 
 
@@ -121,11 +132,13 @@ def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
     for index, rows in enumerate(groups):
         if not 0 <= rows <= MOST_ROWS:
             raise DataError(
-                f"{path}: row group {index} claims {rows} rows; from 0 to {MOST_ROWS:,} are read: write smaller ones"
+                f"{path}: row group {index} claims {rows} rows; from 0 to {MOST_ROWS:,} are read: "
+                "write smaller ones"
             )
     if sum(groups) != footer.num_rows:
         raise DataError(
-            f"{path}: its footer counts {footer.num_rows} rows, its row groups {sum(groups)}; write the file again"
+            f"{path}: its footer counts {footer.num_rows} rows, its row groups {sum(groups)}; "
+            "write the file again"
         )
     return groups
 

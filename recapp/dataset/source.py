@@ -1,11 +1,11 @@
 """Where the rows lie: files, their row groups and how many rows each has, from the footers alone.
 
     Source  =  segments in file order
-               file 0: row group 0 [0, 1718)
-               file 1: row group 0 [0, 1655)      a segment is a row group, or the part of one that a cut left
+               file 0: row group 0 [0, 1718) file 1: row group 0 [0, 1655)      a segment is a row
+               group, or the part of one that a cut left
 
-Nothing here reads a value. A source can be cut at any row (`slice`, `split`), so that "the first 6/7" of a log is exact
-although nobody rewrote its files.
+Nothing here reads a value. A source can be cut at any row (`slice`, `split`), so that "the first
+6/7" of a log is exact although nobody rewrote its files.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,14 +14,17 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
+from recapp.dataset.arrow_types import id_type, is_list, is_text
 from recapp.dataset.files import file_names, given_paths
 from recapp.dataset.parquet import UNREADABLE, DataFile, read_footer, reason, row_counts, stamp_of
-from recapp.dataset.schema import Schema, TextIds, id_type, is_list, is_text
+from recapp.dataset.schema import Schema, TextIds
 from recapp.errors import ConfigError, DataError
 
 
 class Segment(NamedTuple):
-    """Consecutive rows of one row group: rows [first, first + rows) of row group `row_group` of file number `file`."""
+    """Consecutive rows of one row group: rows [first, first + rows) of row group `row_group` of
+    file number `file`.
+    """
 
     file: int
     row_group: int
@@ -31,7 +34,9 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The rows of some files, in file order. `bags`: the sparse features that are lists (many ids a row)."""
+    """The rows of some files, in file order. `bags`: the sparse features that are lists (many ids a
+    row).
+    """
 
     files: tuple[DataFile, ...]
     segments: tuple[Segment, ...]
@@ -43,7 +48,9 @@ class Source:
         return sum(segment.rows for segment in self.segments)
 
     def slice(self, first: int, last: int) -> "Source":
-        """The rows [first, last) of this source; a row group that is cut becomes a shorter segment."""
+        """The rows [first, last) of this source; a row group that is cut becomes a shorter
+        segment.
+        """
         kept, seen = [], 0
         for file, row_group, start, rows in self.segments:
             left, right = max(first - seen, 0), min(last - seen, rows)
@@ -55,22 +62,29 @@ class Source:
     def only(self, features: Collection[str]) -> "Source":
         """The same rows, of which only some columns are read (canonical names)."""
         narrowed = (
-            file._replace(columns={name: column for name, column in file.columns.items() if name in features}) for file in self.files
+            file._replace(
+                columns={name: column for name, column in file.columns.items() if name in features}
+            )
+            for file in self.files
         )
         return Source(tuple(narrowed), self.segments, self.bags & frozenset(features))
 
 
-def open_source(paths: str | Sequence[str], schema: Schema, *, setting: str = "dataset.path") -> Source:
+def open_source(
+    paths: str | Sequence[str], schema: Schema, *, setting: str = "dataset.path"
+) -> Source:
     """Read the footers of the Parquet files that `paths` names.
 
-    paths: what `recapp.dataset.files` finds files by; a list keeps its order.
-    setting: the name that error messages give the user.
-    Raises DataError for a path that is not there, holds nothing, is no whole Parquet file or lacks a column of `schema`.
+    paths: what `recapp.dataset.files` finds files by; a list keeps its order. setting: the name
+    that error messages give the user. Raises DataError for a path that is not there, holds nothing,
+    is no whole Parquet file or lacks a column of `schema`.
     """
     names = file_names(paths, setting=setting)
     source = open_files(names, schema, setting=setting)
     if not source.segments:
-        raise DataError(f"{setting}={given_paths(paths)[0]}: {len(names)} Parquet file(s) without a single row")
+        raise DataError(
+            f"{setting}={given_paths(paths)[0]}: {len(names)} Parquet file(s) without a single row"
+        )
     return source
 
 
@@ -87,7 +101,10 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
         if files and own_bags != bags:
             one = min(own_bags ^ bags)
             here, there = ("a list", "one id") if one in own_bags else ("one id", "a list")
-            raise DataError(f"{name}: column {file.columns[one]} ({one}) holds {here} a row, in {names[0]} {there}; convert one of them")
+            raise DataError(
+                f"{name}: column {file.columns[one]} ({one}) holds {here} a row, "
+                f"in {names[0]} {there}; convert one of them"
+            )
         bags = own_bags
         files.append(file)
         segments += [Segment(number, group, 0, rows) for group, rows in enumerate(groups) if rows]
@@ -95,33 +112,48 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
 
 
 def text_that_must_be_integers(source: Source, schema: Schema) -> list[str]:
-    """The sparse features whose ids must be integers, but whose column in the first file holds text."""
+    """The sparse features whose ids must be integers, but whose column in the first file holds
+    text.
+    """
     file = source.files[0]
     arrow_schema = read_footer(file.path, file.stamp).schema.to_arrow_schema()
     wanted = (name for name in schema.sparse if schema.text_ids(name) is TextIds.INTEGERS)
-    return [name for name in wanted if is_text(id_type(arrow_schema.field(file.columns[name]).type))]
+    return [
+        name for name in wanted if is_text(id_type(arrow_schema.field(file.columns[name]).type))
+    ]
 
 
 def split(source: Source, val_share: Fraction) -> tuple[Source, Source]:
-    """Cut in file order: the first floor(rows * (1 - val_share)) rows to train on, the rest to validate.
+    """Cut in file order: the first floor(rows * (1 - val_share)) rows to train on, the rest to
+    validate.
 
     Raises ConfigError when the share is outside [0, 1) or leaves nothing to train on.
     """
     if not 0 <= val_share < 1:
-        raise ConfigError(f"dataset.val_share={val_share}: a share of the rows, from 0 to less than 1, is allowed")
+        raise ConfigError(
+            f"dataset.val_share={val_share}: a share of the rows, from 0 to less than 1, is allowed"
+        )
     rows_train = int(source.rows * (1 - val_share))
     if rows_train == 0:
-        raise ConfigError(f"dataset.val_share={val_share}: leaves none of {source.rows} rows to train on; choose a smaller share")
+        raise ConfigError(
+            f"dataset.val_share={val_share}: leaves none of {source.rows} rows to train on; "
+            "choose a smaller share"
+        )
     return source.slice(0, rows_train), source.slice(rows_train, source.rows)
 
 
-def _open_file(name: str, schema: Schema, setting: str) -> tuple[DataFile, frozenset[str], list[int]]:
+def _open_file(
+    name: str, schema: Schema, setting: str
+) -> tuple[DataFile, frozenset[str], list[int]]:
     try:
         stamp = stamp_of(name)
         footer = read_footer(name, stamp)
         arrow_schema = footer.schema.to_arrow_schema()
     except UNREADABLE as error:
-        raise DataError(f"{setting}: {name} is not a whole Parquet file ({reason(error)}); write it again or leave it out") from error
+        raise DataError(
+            f"{setting}: {name} is not a whole Parquet file ({reason(error)}); "
+            "write it again or leave it out"
+        ) from error
     columns = schema.resolve(arrow_schema, name)
     groups = row_counts(footer, name)
     types = {column: arrow_schema.field(column).type for column in columns.values()}

@@ -1,5 +1,6 @@
-"""Reading taken apart: Parquet to Arrow, Arrow to arrays, in file order. Benchmarks time the stages; what looks at the first rows of a
-data set before training uses them too. The whole of it, shuffled and in batches, is `BatchStream`.
+"""Reading taken apart: Parquet to Arrow, Arrow to arrays, in file order. Benchmarks time the
+stages; what looks at the first rows of a data set before training uses them too. The whole of it,
+shuffled and in batches, is `BatchStream`.
 """
 
 from collections.abc import Iterator
@@ -19,20 +20,31 @@ def parquet_bytes(source: Source) -> int:
     total = 0
     for number, row_group in sorted({(s.file, s.row_group) for s in source.segments}):
         file = source.files[number]
-        group, wanted = read_footer(file.path, file.stamp).row_group(row_group), set(file.columns.values())
+        group, wanted = (
+            read_footer(file.path, file.stamp).row_group(row_group),
+            set(file.columns.values()),
+        )
         columns = [group.column(i) for i in range(group.num_columns)]
-        total += sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted)
+        total += sum(
+            c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted
+        )
     return total
 
 
 def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
-    """The rows of a source as Arrow has them, decompressed and nothing converted: the file, the number of a chunk's first row in it."""
+    """The rows of a source as Arrow has them, decompressed and nothing converted: the file, the
+    number of a chunk's first row in it.
+    """
     for number, row_group, first, rows in source.segments:
         file = source.files[number]
         for begin, chunk in chunks(file, row_group, first + rows):
             skipped = max(first - begin, 0)
             if skipped < chunk.num_rows:
-                yield file, file.starts[row_group] + begin + skipped, chunk.slice(skipped, first + rows - begin - skipped)
+                yield (
+                    file,
+                    file.starts[row_group] + begin + skipped,
+                    chunk.slice(skipped, first + rows - begin - skipped),
+                )
 
 
 def decoded_chunks(source: Source, schema: Schema, transform: str = "log1p") -> Iterator[Rows]:

@@ -1,11 +1,14 @@
-"""CSV and TSV logs: recapp reads Parquet, and this writes the three lines of Python that convert them.
+"""CSV and TSV logs: recapp reads Parquet, and this writes the three lines of Python that convert
+them.
 
-Every column stays text, from which recapp reads ids, numbers and labels. Types that pyarrow would guess change ids: "007" becomes 7, and
-hexadecimal words that happen to be of digits alone become other numbers.
+Every column stays text, from which recapp reads ids, numbers and labels. Types that pyarrow would
+guess change ids: "007" becomes 7, and hexadecimal words that happen to be of digits alone become
+other numbers.
 
-Delimiter and header are judged by the first line. A header has no repeated name, none that is empty (but the first, of an index that pandas
-wrote) and no numbers, unless they are the 0, 1, 2, .. that pandas gives to columns without names. Where there is no header, pyarrow calls
-the columns f0, f1, ..
+Delimiter and header are judged by the first line. A header has no repeated name, none that is empty
+(but the first, of an index that pandas wrote) and no numbers, unless they are the 0, 1, 2, .. that
+pandas gives to columns without names. Where there is no header, pyarrow calls the columns f0, f1,
+..
 """
 
 import gzip
@@ -18,9 +21,11 @@ _FIRST_BYTES = 65_536  # of a file, in which its first line is looked for
 
 
 def conversion(files: Sequence[Path], given: str) -> tuple[list[str], str]:
-    """The three lines that convert text files to Parquet files beside them, and the path to name afterwards.
+    """The three lines that convert text files to Parquet files beside them, and the path to name
+    afterwards.
 
-    files: at least one, all alike. given: the setting's value: one file, a glob or the directory that holds them.
+    files: at least one, all alike. given: the setting's value: one file, a glob or the directory
+    that holds them.
     """
     options, one = _options(_first_line(files[0])), len(files) == 1 and Path(given) == files[0]
     if one:
@@ -30,18 +35,20 @@ def conversion(files: Sequence[Path], given: str) -> tuple[list[str], str]:
         written = (
             given if Path(given).is_dir() else f"{given.removesuffix(files[0].suffix)}.parquet"
         )
-    text = f"csv.ConvertOptions(column_types=dict.fromkeys(csv.open_csv({name}{options}).schema.names, 'string'))"
+    columns = f"csv.open_csv({name}{options}).schema.names"
+    text = f"csv.ConvertOptions(column_types=dict.fromkeys({columns}, 'string'))"
+    rows = f"csv.read_csv({name}{options}, convert_options={'text' if one else text})"
     if one:
         lines = [
             "from pyarrow import csv, parquet",
             f"text = {text}",
-            f"parquet.write_table(csv.read_csv({name}{options}, convert_options=text), {written!r})",
+            f"parquet.write_table({rows}, {written!r})",
         ]
     else:
         lines = [
             "from glob import glob; from pyarrow import csv, parquet",
             f"for name in glob({names!r}):",
-            f"    parquet.write_table(csv.read_csv(name{options}, convert_options={text}), name.rpartition('.')[0] + '.parquet')",
+            f"    parquet.write_table({rows}, name.rpartition('.')[0] + '.parquet')",
         ]
     return lines, written
 
@@ -61,7 +68,9 @@ def _first_line(file: Path) -> str:
 
 
 def _options(line: str) -> str:
-    """What pyarrow has to be told about a file with this first line, as further arguments of `read_csv`."""
+    """What pyarrow has to be told about a file with this first line, as further arguments of
+    `read_csv`.
+    """
     delimiter = "\t" if "\t" in line else ";" if line.count(";") > line.count(",") else ","
     names = [name.strip('"') for name in line.split(delimiter)]
     without_gaps = all(names[1:]) and len(set(names)) == len(names)

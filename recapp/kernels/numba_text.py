@@ -1,8 +1,9 @@
-"""Texts to ids, compiled: a canonical decimal is its integer, any other text is the XXH64 hash of its bytes.
+"""Texts to ids, compiled: a canonical decimal is its integer, any other text is the XXH64 hash of
+its bytes.
 
-XXH64 with seed 0 is specified bit by bit ("xxHash fast digest algorithm", Yann Collet), so an id is the same in every process, on
-every machine and in every version, and other programs can compute it as well. `tests/dataset/test_text_ids.py` holds it to published
-values. Letters: N texts, C bytes.
+XXH64 with seed 0 is specified bit by bit ("xxHash fast digest algorithm", Yann Collet), so an id is
+the same in every process, on every machine and in every version, and other programs can compute it
+as well. `tests/dataset/test_text_ids.py` holds it to published values. Letters: N texts, C bytes.
 """
 
 from typing import Any
@@ -27,7 +28,9 @@ ZERO, NINE, MINUS = ord("0"), ord("9"), ord("-")
 
 @jit
 def is_decimal(data_C: Any, first: Any, last: Any) -> Any:
-    """Whether bytes first..last spell an int64 as it is printed: no plus, no leading zero, no "-0", nothing beyond its range."""
+    """Whether bytes first..last spell an int64 as it is printed: no plus, no leading zero, no "-0",
+    nothing beyond its range.
+    """
     negative = data_C[first] == MINUS
     begin = first + 1 if negative else first
     digits = last - begin
@@ -106,9 +109,11 @@ def xxh64(data_C: Any, first: Any, last: Any) -> Any:
 
 @jit
 def ids_of_texts(data_C: Any, bound_N1: Any, integers_only: Any, ids_N: Any) -> Any:
-    """Write the id of each text; an empty one is missing. Returns the first text that has none, or -1.
+    """Write the id of each text; an empty one is missing. Returns the first text that has none, or
+    -1.
 
-    A text has no id where it spells the number that stands for missing ids, and, if only integers are allowed, where it spells none.
+    A text has no id where it spells the number that stands for missing ids, and, if only integers
+    are allowed, where it spells none.
     """
     for n in range(len(ids_N)):
         first, last = bound_N1[n], bound_N1[n + 1]

@@ -10,8 +10,9 @@ from dataset_files import lengths_of, one_batch, values_of, write_columns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recapp.dataset.decode import BadValue, decode_bags, decode_ids, decode_labels, decode_numbers
+from recapp.dataset.decode import decode_bags, decode_ids, decode_labels, decode_numbers
 from recapp.dataset.schema import Schema, TextIds
+from recapp.dataset.text import BadValue
 from recapp.errors import DataError
 from recapp.sparse.batch import MISSING
 

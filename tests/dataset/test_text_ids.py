@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recapp.dataset.decode import BadValue, decode_ids
+from recapp.dataset.decode import decode_ids
 from recapp.dataset.schema import TextIds
+from recapp.dataset.text import BadValue
 from recapp.kernels.numba_text import ids_of_texts, xxh64
 from recapp.sparse.batch import MISSING
 

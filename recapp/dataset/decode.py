@@ -148,51 +148,64 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
 
 
 def _ids_through_dictionary(column: pa.DictionaryArray, text: TextIds) -> Int64Array:
-    """Decode the dictionary and look values up, unless it is longer than the column (a large row
-    group read in parts).
+    """Decode the dictionary and look ids up, unless it is longer than the column: a large row group
+    read in parts.
     """
-    codes = _codes(column)
     if len(column.dictionary) <= len(column):
         try:
-            values = np.append(decode_ids(column.dictionary, text), MISSING)
-            found: Int64Array = values[codes]
-            return found
+            return _looked_up(decode_ids(column.dictionary, text), MISSING, column)
         except BadValue:
             pass  # the plain column below knows which row it is, and whether any row here has it
-    return decode_ids(column.dictionary_decode(), text)
+    return decode_ids(_plain(column), text)
 
 
 def _numbers_through_dictionary(
     column: pa.DictionaryArray,
 ) -> tuple[npt.NDArray[Any], BoolArray | None]:
-    codes = _codes(column)
     if len(column.dictionary) > len(column):
-        return _numbers(column.dictionary_decode())
+        return _numbers(_plain(column))
     try:
         values, missing = _numbers(column.dictionary)
     except BadValue:
-        return _numbers(column.dictionary_decode())
+        return _numbers(_plain(column))
     absent = np.zeros(len(values), dtype=np.bool_) if missing is None else missing
-    absent_N = np.append(absent, True)[codes]
-    return np.append(values, values.dtype.type(0))[codes], absent_N if absent_N.any() else None
+    absent_N = _looked_up(absent, True, column)
+    return _looked_up(values, 0, column), absent_N if absent_N.any() else None
+
+
+def _looked_up(
+    values: npt.NDArray[Any], absent: int, column: pa.DictionaryArray
+) -> npt.NDArray[Any]:
+    """The value of each row [N] by those of the dictionary's entries; `absent` for a null.
+
+    A damaged page may hold any index. Arrow compares none with the dictionary; numpy does, and what
+    is negative is large when it is read without a sign.
+    """
+    codes = _codes(column)
+    if column.indices.null_count:
+        values = np.append(values, values.dtype.type(absent))
+    try:
+        found: npt.NDArray[Any] = values[codes]
+        return found
+    except IndexError:
+        raise BadValue(int(codes.argmax()), _NO_ENTRY) from None
+
+
+def _plain(column: pa.DictionaryArray) -> pa.Array:
+    """The column without its dictionary."""
+    codes = _codes(column)
+    if len(codes) and int(codes.max()) >= len(column.dictionary) + bool(column.indices.null_count):
+        raise BadValue(int(codes.argmax()), _NO_ENTRY)
+    return column.dictionary_decode()
 
 
 def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
-    """Indices into the dictionary [N]; a null becomes the entry behind the last.
-
-    A damaged page may hold any index, and Arrow looks none of them up here.
-    """
-    indices, entries = column.indices, len(column.dictionary)
+    """Indices into the dictionary [N], unsigned; a null becomes the entry behind the last."""
+    indices = column.indices
     if indices.null_count:
-        indices = indices.fill_null(entries)
+        indices = indices.fill_null(len(column.dictionary))
     codes: npt.NDArray[Any] = indices.to_numpy(zero_copy_only=False)
-    unsigned = codes.view(f"u{codes.itemsize}")
-    if len(codes) and int(unsigned.max()) >= entries + bool(column.indices.null_count):
-        raise BadValue(
-            int(unsigned.argmax()),
-            _NO_ENTRY,
-        )
-    return codes
+    return codes.view(f"u{codes.itemsize}")
 
 
 def _from_whole_floats(column: pa.Array) -> Int64Array:

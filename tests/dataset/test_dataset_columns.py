@@ -136,12 +136,17 @@ def test_bytes_that_are_no_utf8_are_found_where_digits_are_wanted(kind):
         assert error.value.index == (0 if decode is decode_labels else 1)
 
 
-def test_an_index_that_a_damaged_page_has_beyond_its_dictionary_is_found():
-    column = pa.DictionaryArray.from_arrays(pa.array([0, 5, 1], pa.int32()), pa.array(["1", "0"]), safe=False)
+@pytest.mark.parametrize("index", [2, 5, -1, 2**31 - 1])
+@pytest.mark.parametrize("rows", [[0, "bad", 1], [None, "bad"], ["bad"]])
+def test_an_index_that_a_damaged_page_has_beyond_its_dictionary_is_found(index, rows):
+    indices = pa.array([index if row == "bad" else row for row in rows], pa.int32())
+    column = pa.DictionaryArray.from_arrays(indices, pa.array(["1", "0"]), safe=False)
     for decode in (decode_ids, decode_numbers, decode_labels):
+        if index == 2 and None in rows:
+            continue  # it is what a null becomes
         with pytest.raises(BadValue, match="is damaged: its page's dictionary has no such entry") as error:
             decode(column)
-        assert error.value.index == 1
+        assert error.value.index == rows.index("bad")
 
 
 def written(tmp_path, **columns):

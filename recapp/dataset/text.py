@@ -4,6 +4,9 @@ Text means strings, and bytes that their writer did not mark as such. Whole colu
 Arrow keeps their characters: one value behind the other, with the bounds between them.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ import pyarrow.types as pt
 
 from recapp.dataset.arrow_types import is_text
 from recapp.dataset.schema import TextIds
-from recapp.kernels.numba_text import ids_of_texts as kernel
+from recapp.errors import DataError
 from recapp.sparse.batch import MISSING
 
 Int64Array = npt.NDArray[np.int64]
@@ -52,13 +55,23 @@ def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
     if column.null_count:
         column = column.fill_null(pa.scalar(b"", pa.binary()).cast(column.type))
     ids = np.empty(len(column), dtype=np.int64)
-    bad = kernel(*_bytes_and_bounds(column), text is TextIds.INTEGERS, ids)
+    bad = _kernel()(*_bytes_and_bounds(column), text is TextIds.INTEGERS, ids)
     if bad >= 0:
         value = shown(column[int(bad)])
         raise BadValue(
             int(bad), f"holds {value}, {_RESERVED if value == repr(str(MISSING)) else _NO_INTEGER}"
         )
     return ids
+
+
+@lru_cache(None)
+def _kernel() -> Callable[..., int]:
+    """What gives text its ids, loaded where there is text: integers are read without numba."""
+    if not find_spec("numba"):
+        raise DataError("columns of text ids need numba, which is not there: pip install numba")
+    from recapp.kernels.numba_text import ids_of_texts
+
+    return ids_of_texts
 
 
 def shown(value: pa.Scalar) -> str:

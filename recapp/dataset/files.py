@@ -34,7 +34,13 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
     given = given_paths(paths)
     if not given:
         raise DataError(f"{setting}: an empty list; name a directory, a glob or Parquet files")
-    return [name for path in given for name in _expand(path, setting)]
+    names = []
+    for path in given:
+        try:
+            names += _expand(path, setting)
+        except OSError as error:
+            raise DataError(f"{setting}={path}: cannot be read ({error.strerror})") from error
+    return names
 
 
 def given_paths(paths: str | Sequence[str]) -> list[str]:
@@ -61,6 +67,8 @@ def _expand(path: str, setting: str) -> list[str]:
         raise DataError(
             f"{setting}={path}: no such file or directory{f'; {near}' if 'did you' in near else ''}"
         )
+    if not place.is_file():
+        raise DataError(f"{setting}={path}: is neither a file nor a directory")
     _refuse_text([place], setting, path)
     return [path]
 

@@ -1,6 +1,7 @@
 """Where logs lie as people keep them: partitions, text that is converted first, places that are no directories."""
 
 import gzip
+import os
 
 import pytest
 from dataset_files import numbered_table, one_batch, row_numbers, write_columns, write_numbered
@@ -166,3 +167,13 @@ def test_parquet_among_text_is_read_and_text_left_alone(tmp_path):
     )
     (tmp_path / "a.csv").write_text(CSV)
     assert rows_of(tmp_path) == [0, 1, 2]
+
+
+def test_what_is_no_file_and_what_cannot_be_looked_at_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(DataError, match=r"pipe\.parquet: is neither a file nor a directory"):
+        file_names(str(tmp_path / "pipe.parquet"))
+    with pytest.raises(DataError, match=r"no Parquet files .*; the directory has pipe\.parquet"):
+        file_names(str(tmp_path))
+    with pytest.raises(DataError, match=r"^dataset\.path=x+: cannot be read \(File name too long\)"):
+        file_names("x" * 5000)

@@ -131,13 +131,15 @@ def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[s
 
 
 def counts_ids(settings: Settings) -> bool:
-    """Whether tables get their sizes from the ids that are there: hashed ones, where neither cardinality nor table_rows says more.
+    """Whether tables get their sizes from the ids that are there.
 
-    Not those of generated data, whose `table_rows` say what is generated.
+    Hashed ones do, where neither cardinality nor table_rows says more. Not those of generated data,
+    whose `table_rows` say what is generated.
     """
     tables, dataset = settings["tables"], settings["dataset"]
-    return bool(tables["source"] == "from_dataset" and (tables["id_rule"] or dataset["id_rule"]) == "hash"
-                and not dataset["table_rows"] and not dataset["cardinality"] and not dataset["generate"])
+    hashed = (tables["id_rule"] or dataset["id_rule"]) == "hash"
+    sized = any(dataset[key] for key in ("table_rows", "cardinality", "generate"))
+    return bool(tables["source"] == "from_dataset" and hashed and not sized)
 
 
 def _for_feature(values: Sequence[int], i: int, features: Sequence[str], setting: str) -> int:
@@ -183,8 +185,8 @@ def build_data(settings: Settings, sized: Callable[[], object] | None = None) ->
     """Where rows come from.
 
     Args:
-        settings: where tables are to be sized by their ids, `dataset.table_rows` is set in them once the training rows are there; so the
-            model, every checkpoint and whoever else reads them agree.
+        settings: where tables are to be sized by their ids, `dataset.table_rows` is set in them
+            once the training rows are there, so that the model, checkpoints and all others agree.
         sized: called then.
     """
     dataset, rows = settings["dataset"], None
@@ -201,17 +203,22 @@ def build_data(settings: Settings, sized: Callable[[], object] | None = None) ->
 
 
 def size_on_paper(settings: Settings) -> str:
-    """Size tables by their ids as training would, where the data are there and to be looked at (`statistics`); says what was assumed."""
+    """Size tables by their ids as training would, where the data are there; says what was assumed.
+
+    Without a look at the data where `statistics` says so.
+    """
     if not counts_ids(settings):
         return ""
     why = "statistics=assumed"
     if settings["statistics"] != "assumed":
         try:
             build_data(settings).setup("fit")
-            return f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} training rows, as in training"
+            return (f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} "
+                    "training rows, as in training")
         except DataError as error:
             why = str(error)
-    return f"every table is assumed to have tables.max_rows={settings['tables']['max_rows']} rows, no ids were counted: {why}"
+    most = settings["tables"]["max_rows"]
+    return f"every table is assumed to have tables.max_rows={most} rows, no ids were counted: {why}"
 
 
 def write_generated(dataset: Settings) -> None:

@@ -51,7 +51,8 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         raise ConfigError("ckpt_path must be given: ckpt_path=DIR, a checkpoint that recapp.train has named")
     path = Path(with_absolute_paths(config)["ckpt_path"])
     manifest = read_manifest(path)
-    settings = as_trained(with_absolute_paths(compose_over(manifest.config, "eval", job.overrides)), manifest)
+    settings = with_absolute_paths(compose_over(manifest.config, "eval", job.overrides))
+    settings = as_trained(settings, manifest)
     if settings["split"] not in SPLITS:
         raise ConfigError(f"split={settings['split']}: {suggest(str(settings['split']), SPLITS)}")
     if settings["split"] == "test" and settings["dataset"]["test_path"] is None:

@@ -130,7 +130,7 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     def absolute(value: Any) -> Any:
         if isinstance(value, list):
             return [absolute(item) for item in value]
-        if not isinstance(value, str) or not value or "://" in value:  # an URI is no path: whoever reads it says so
+        if not isinstance(value, str) or not value or "://" in value:  # its reader refuses a URI
             return value
         return str(here / Path(value).expanduser())
 

@@ -74,7 +74,8 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     from recapp.checkpoints.directory import read_manifest
 
     manifest = read_manifest(Path(config["ckpt_path"]))
-    settings = as_trained(with_absolute_paths(compose_over(manifest.config, "train", job.overrides)), manifest)
+    settings = with_absolute_paths(compose_over(manifest.config, "train", job.overrides))
+    settings = as_trained(settings, manifest)
     said = {override.lstrip("+").partition("=")[0] for override in job.overrides}
     for one, other in (LENGTH, LENGTH[::-1]):
         if f"trainer.{one}" in said and f"trainer.{other}" not in said and settings["trainer"][one] is not None:

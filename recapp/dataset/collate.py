@@ -95,7 +95,9 @@ class Collate:
         for index, name in enumerate(self.singles):
             ids_NS[:, index] = read(name, partial(decode_ids, text=self.schema.text_ids(name)))
         bags = tuple(
-            Bags.of(*read(name, partial(decode_bags, text=self.schema.text_ids(name)))) for name in self.schema.sparse if name in self.bags
+            Bags.of(*read(name, partial(decode_bags, text=self.schema.text_ids(name))))
+            for name in self.schema.sparse
+            if name in self.bags
         )
         if self.schema.label is None:
             labels_N = np.full(count, np.nan, dtype=np.float32)

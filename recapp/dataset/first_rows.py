@@ -1,6 +1,4 @@
-"""What is learnt of a data set from its first rows: how many rows its tables need, and whether its
-text can be ids at all.
-"""
+"""What the first rows of a data set tell: how many rows tables need, whether text can be ids."""
 
 from dataclasses import replace
 
@@ -13,9 +11,7 @@ from recapp.sparse.batch import MISSING
 
 COUNTED_ROWS = 65_536
 ROOM = 4  # rows of a table for each distinct id: few ids then share one, also those that come later
-GROWTH = (
-    1.05  # of distinct ids over the second half of the counted rows: there are many more to come
-)
+GROWTH = 1.05  # of distinct ids over the second half of the counted rows: many more are to come
 
 
 def table_rows(source: Source, schema: Schema, most: int) -> list[int]:
@@ -36,16 +32,12 @@ def table_rows(source: Source, schema: Schema, most: int) -> list[int]:
 
 
 def rows_for(distinct: int) -> int:
-    """The next power of two of 4 times so many ids; 2, one of them for missing ids, where there are
-    none.
-    """
+    """The next power of two of 4 times so many ids; 2, one of them for missing ids, without any."""
     return 1 << max(ROOM * distinct - 1, 1).bit_length()
 
 
 def check_ids(source: Source, schema: Schema, features: list[str]) -> None:
-    """Decode some features of the first row group of a source. Raises DataError for the first value
-    that is no id.
-    """
+    """Decode some features of the first row group. Raises DataError for a value that is no id."""
     first = Source(source.files, source.segments[:1], source.bags).only(features)
     for _ in decoded_chunks(
         first, replace(schema, label=None, dense=(), sparse=tuple(features), hex=())
@@ -54,9 +46,7 @@ def check_ids(source: Source, schema: Schema, features: list[str]) -> None:
 
 
 def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:
-    """Add the ids of some rows to those seen before; how many are known of each feature then,
-    without the missing one.
-    """
+    """Add the ids of some rows to those seen; how many each feature has, a missing one aside."""
     ids_only = replace(schema, label=None, dense=())
     for rows in decoded_chunks(source.only(schema.sparse), ids_only):
         single, bags = iter(rows.ids_NS.T), iter(rows.bags)

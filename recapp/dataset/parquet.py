@@ -1,9 +1,7 @@
-"""Parquet files, opened with a footer that was parsed before and is checked before anybody counts
-on it.
+"""Parquet files, opened with a footer that was parsed and checked before.
 
-    footer     file's columns, row groups, where each column of each row group lies      parsed once
-    per process and file pages      the values; compressed, encoded, with a checksum where the
-    writer left one
+    footer   the columns, the row groups and where their parts lie; parsed once per process and file
+    pages    the values, compressed and encoded, with a checksum where the writer left one
 
 Parsing a footer costs milliseconds and grows with the number of row groups, opening a file with a
 parsed one a tenth of one. A file that changed since is refused: its old footer would point
@@ -21,20 +19,14 @@ import pyarrow.parquet as pq
 
 from recapp.errors import DataError
 
-CHUNK_ROWS = (
-    8192  # measured: smaller is slower (Arrow's cost per column and call), larger is not faster
-)
+CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more no faster
 KEPT_FOOTERS = 64  # a rank has at most one file open for each of its lanes, and reads them in order
-MOST_ROWS = (
-    2**28
-)  # of a row group: writers stay far below, and a claimed row costs before it is read
+MOST_ROWS = 2**28  # of a row group: writers stay far below, and a claimed row costs unread
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last: of names in a footer
 
 
 class Stamp(NamedTuple):
-    """What tells whether a file has been written since: its size in bytes and the time of its last
-    change in nanoseconds.
-    """
+    """What tells whether a file was written since: bytes, and nanoseconds of its last change."""
 
     size: int
     changed: int
@@ -68,11 +60,11 @@ def read_footer(path: str, stamp: Stamp) -> pq.FileMetaData:
 
 
 def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The first `rows` rows of a row group as Arrow has them, in chunks that may end later: (number
-    of the first row in it, chunk).
+    """The first `rows` rows of a row group as Arrow has them: (number of the first, chunk).
 
-    Text columns are dictionaries where they can be; checksums of pages are verified where the
-    writer left some. The file is closed at the end. Raises DataError for what cannot be read.
+    The last chunk may end later. Text columns are dictionaries where they can be; checksums of
+    pages are verified where the writer left some. The file is closed at the end.
+    Raises DataError for what cannot be read.
     """
     if stamp_of(file.path) != file.stamp:
         raise DataError(

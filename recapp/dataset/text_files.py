@@ -1,5 +1,4 @@
-"""CSV and TSV logs: recapp reads Parquet, and this writes the three lines of Python that convert
-them.
+"""CSV and TSV logs: recapp reads Parquet; here are the three lines of Python that convert them.
 
 Every column stays text, from which recapp reads ids, numbers and labels. Types that pyarrow would
 guess change ids: "007" becomes 7, and hexadecimal words that happen to be of digits alone become
@@ -7,8 +6,7 @@ other numbers.
 
 Delimiter and header are judged by the first line. A header has no repeated name, none that is empty
 (but the first, of an index that pandas wrote) and no numbers, unless they are the 0, 1, 2, .. that
-pandas gives to columns without names. Where there is no header, pyarrow calls the columns f0, f1,
-..
+pandas gives to columns without names. Without a header pyarrow calls the columns f0, f1, ..
 """
 
 import gzip
@@ -21,8 +19,7 @@ _FIRST_BYTES = 65_536  # of a file, in which its first line is looked for
 
 
 def conversion(files: Sequence[Path], given: str) -> tuple[list[str], str]:
-    """The three lines that convert text files to Parquet files beside them, and the path to name
-    afterwards.
+    """The three lines that convert text files to Parquet beside them, and the path to name then.
 
     files: at least one, all alike. given: the setting's value: one file, a glob or the directory
     that holds them.

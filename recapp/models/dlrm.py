@@ -4,7 +4,8 @@
                                                 |                              |
     ids -------- embedding tables ---- f_BFD ---+-- dots of all pairs -- p_BP -+-- concatenate -- top MLP -- logits_B
 
-Without dense numbers (I = 0) there is no bottom MLP and no x: the top MLP gets the dots of all pairs of embeddings and nothing else.
+Without dense numbers (I = 0) there is no bottom MLP and no x: the top MLP gets the dots of all pairs
+of embeddings and nothing else.
 
 It is a plain module and knows no ranks: the collection of tables may be sharded behind its back. Published DLRM has one dim everywhere;
 here a table of another dim than the bottom MLP's output gets a linear map without bias to it.
@@ -47,8 +48,10 @@ class DLRM(nn.Module):
 
     Args:
         embedding_bag_collection: a module that is a `Collection`.
-        dense_in_features: dense numbers I of a sample; with 0 there is no bottom MLP, and only the embeddings interact.
-        bottom_layers: widths of the bottom MLP, a ReLU follows each; the last is the dim D of the interaction, also where there is none.
+        dense_in_features: dense numbers I of a sample; with 0 there is no bottom MLP, and only the
+            embeddings interact.
+        bottom_layers: widths of the bottom MLP, a ReLU follows each; the last is the dim D of the
+            interaction, also without a bottom MLP.
         top_layers: widths of the top MLP; the last is the logit and must be 1, a ReLU follows each other one.
 
     Raises:
@@ -59,16 +62,20 @@ class DLRM(nn.Module):
                  top_layers: Sequence[int]) -> None:
         super().__init__()
         self.interaction_dim = dim = check_widths("model.bottom_layers", bottom_layers)[-1]
-        self.bottom = MLP(dense_in_features, bottom_layers, setting="model.bottom_layers") if dense_in_features else None
+        self.bottom = None
+        if dense_in_features:
+            self.bottom = MLP(dense_in_features, bottom_layers, setting="model.bottom_layers")
         self.embedding_bag_collection = embedding_bag_collection
         tables: list[EmbeddingBagConfig] = embedding_bag_collection.embedding_bag_configs()  # type: ignore[operator]
         odd = {t.name: t.embedding_dim for t in tables if t.embedding_dim != dim}
-        if self.bottom is not None and not odd:         # its output goes there: nothing is copied to join it
+        if self.bottom is not None and not odd:     # its output goes there: no copy joins it
             embedding_bag_collection.leave_room(dim)    # type: ignore[operator]
         self.projections = ModuleByName({name: published_linear(width, dim, bias=False) for name, width in odd.items()})
-        self.interaction = DotInteraction(bool(dense_in_features) + sum(len(t.feature_names) for t in tables))
+        features = sum(len(t.feature_names) for t in tables)
+        self.interaction = DotInteraction(features + (self.bottom is not None))
         if self.bottom is None and not self.interaction.pairs:
-            raise ConfigError("dataset.dense=[] with one sparse feature: a DLRM has nothing to interact; name a second one, or a number")
+            raise ConfigError("dataset.dense=[] with one sparse feature: a DLRM has nothing to "
+                              "interact; name a second one, or a number")
         inputs = self.interaction.pairs + (dim if self.bottom is not None else 0)
         self.top = MLP(inputs, _check_top(top_layers), last_relu=False, setting="model.top_layers")
         self.dense_in_features = dense_in_features
@@ -95,8 +102,10 @@ class DLRM(nn.Module):
         pooled: KeyedTensor = self.embedding_bag_collection(features)
         bottom_BD = self.bottom(dense_BI) if self.bottom is not None else None
         joined_BK = self._joined(bottom_BD, pooled)
-        dots_BP = self.interaction(joined_BK.view(len(dense_BI), self.interaction.vectors, self.interaction_dim))
-        logits_B1: Tensor = self.top(dots_BP if bottom_BD is None else torch.cat([bottom_BD, dots_BP], 1))
+        shape = (len(dense_BI), self.interaction.vectors, self.interaction_dim)
+        dots_BP = self.interaction(joined_BK.view(shape))
+        top_BK = dots_BP if bottom_BD is None else torch.cat([bottom_BD, dots_BP], 1)
+        logits_B1: Tensor = self.top(top_BK)
         return logits_B1.squeeze(1)
 
     def _joined(self, bottom_BD: Tensor | None, pooled: KeyedTensor) -> Tensor:

@@ -36,8 +36,12 @@ def take_over(directory: Path) -> None:
 
 
 def keep_settings(settings: Mapping[str, Any], directory: Path) -> None:
-    """The settings as they are now replace those that the ranks have read: a run found out more from its data. One rank calls it."""
-    unsettled(directory).write_text(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True))
+    """The settings as they are now replace those that the ranks have read. One rank calls it.
+
+    A run has found out more from its data, such as how many rows its tables have.
+    """
+    text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
+    unsettled(directory).write_text(text)
 
 
 def settle(directory: Path) -> None:

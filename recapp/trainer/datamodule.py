@@ -101,13 +101,15 @@ class ClickData(LightningDataModule):
         schema: the columns.
         seed: of the order.
         prepare: writes the data where it is generated; called once per host before any rank reads.
-        take_table_rows: told before training how many rows the hashed table of each sparse feature should have
-            (`recapp/dataset/first_rows.py`), the same on all ranks; None where sizes are known.
+        take_table_rows: told before training how many rows the hashed table of each sparse feature
+            should have (`recapp/dataset/first_rows.py`), the same on all ranks; None: known.
         most_rows: that such a table may have; given with `take_table_rows`.
     """
 
-    def __init__(self, settings: DataSettings, schema: Schema, seed: int = 1, prepare: Callable[[], None] | None = None, *,
-                 take_table_rows: Callable[[list[int]], None] | None = None, most_rows: int | None = None) -> None:
+    def __init__(self, settings: DataSettings, schema: Schema, seed: int = 1,
+                 prepare: Callable[[], None] | None = None, *,
+                 take_table_rows: Callable[[list[int]], None] | None = None,
+                 most_rows: int | None = None) -> None:
         super().__init__()
         self.settings, self.schema, self.seed, self._prepare = settings, schema, seed, prepare
         self._take_table_rows, self._most_rows = take_table_rows, most_rows
@@ -142,7 +144,7 @@ class ClickData(LightningDataModule):
         return table_rows(self._train, self.schema, self._most_rows)
 
     def _on_rank_0(self, make: Callable[[], list[int]]) -> list[int]:
-        """Files are looked at once, and the answer is the same everywhere; an error of rank 0 is raised by all."""
+        """Files are looked at once, and the answer is the same everywhere, an error as well."""
         made: list[int] | RecappError | None = None
         if self.trainer is None or self.trainer.global_rank == 0:
             try:
@@ -164,11 +166,13 @@ class ClickData(LightningDataModule):
         Raises:
             CheckpointError: naming the column.
         """
-        info, all_hex = read_manifest(checkpoint).info, set(self.schema.hex) == set(self.schema.sparse)
+        info, schema = read_manifest(checkpoint).info, self.schema
+        speaks = self.trainer is None or self.trainer.is_global_zero
         if info.get("ids") is not None:
-            self.schema.check_reading(info["ids"], str(checkpoint))
-        elif "ids" not in info and not all_hex and (self.trainer is None or self.trainer.is_global_zero):
-            note(f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for which Schema(hex=...) names the columns")
+            schema.check_reading(info["ids"], str(checkpoint))
+        elif "ids" not in info and set(schema.hex) != set(schema.sparse) and speaks:
+            note(f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for "
+                 "which Schema(hex=...) names the columns")
 
     def train_dataloader(self) -> EpochLoader:
         """This rank's part of every global batch, from the position on."""

@@ -20,7 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from recapp import console
 from recapp.checkpoints.directory import read_manifest
-from recapp.dataset.schema import Schema, criteo_schema
+from recapp.dataset.first_rows import COUNTED_ROWS
+from recapp.dataset.schema import schema_from
 from recapp.dataset.synthetic import chosen as chosen_set
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
 from recapp.distributed.dense_room import check_room
@@ -88,17 +89,6 @@ def target_of(settings: Settings, setting: str) -> Any:
     return getattr(module, name)
 
 
-def build_schema(dataset: Settings) -> Schema:
-    """Which columns are label, numbers and ids."""
-    if dataset["naming"] == "criteo":
-        return criteo_schema()
-    if dataset["naming"] != "exact":
-        raise ConfigError(f"dataset.naming={dataset['naming']}: {suggest(str(dataset['naming']), ['criteo', 'exact'])}")
-    if not dataset["sparse"]:
-        raise ConfigError("dataset.sparse is empty: name the columns that hold ids, e.g. \"dataset.sparse=[user,item]\"")
-    return Schema(dataset["label"], tuple(dataset["dense"]), tuple(dataset["sparse"]))
-
-
 def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[EmbeddingBagConfig]:
     """The tables of the model.
 
@@ -109,7 +99,7 @@ def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[Embeddi
     Raises:
         ConfigError: a table reads a feature that the data set does not have.
     """
-    tables, features = settings["tables"], build_schema(settings["dataset"]).sparse
+    tables, features = settings["tables"], schema_from(settings).sparse
     if tables["source"] == "from_dataset":
         return _tables_of_dataset(settings["dataset"], tables, features)
     made = [EmbeddingBagConfig(**t) for t in tables["tables"]]
@@ -139,6 +129,18 @@ def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[s
             name=feature, num_embeddings=rows, embedding_dim=dims.get(feature) or int(tables["dim"]), feature_names=[feature],
             pooling=tables["pooling"], data_type=tables["data_type"], id_rule=rule, init_range=tables["init_range"]))
     return made
+
+
+def counts_ids(settings: Settings) -> bool:
+    """Whether tables get their sizes from the ids that are there.
+
+    Hashed ones do, where neither cardinality nor table_rows says more. Not those of generated data,
+    whose `table_rows` say what is generated.
+    """
+    tables, dataset = settings["tables"], settings["dataset"]
+    hashed = (tables["id_rule"] or dataset["id_rule"]) == "hash"
+    sized = any(dataset[key] for key in ("table_rows", "cardinality", "generate"))
+    return bool(tables["source"] == "from_dataset" and hashed and not sized)
 
 
 def _for_feature(values: Sequence[int], i: int, features: Sequence[str], setting: str) -> int:
@@ -177,7 +179,7 @@ def build_model(settings: Settings, tables: Sequence[EmbeddingBagConfig] | None 
         ConfigError: the dense part is larger than this rank's memory, or what `_target_` names makes no module.
     """
     made = build_tables(settings) if tables is None else list(tables)
-    dense = len(build_schema(settings["dataset"]).dense)
+    dense = len(schema_from(settings).dense)
 
     def build() -> nn.Module:
         collection = EmbeddingBagCollection(tables=made, device=torch.device("meta"), seed=settings["seed"])
@@ -193,12 +195,44 @@ def build_model(settings: Settings, tables: Sequence[EmbeddingBagConfig] | None 
     return build()
 
 
-def build_data(settings: Settings) -> ClickData:
-    """Where rows come from."""
-    dataset = settings["dataset"]
+def build_data(settings: Settings, sized: Callable[[], object] | None = None) -> ClickData:
+    """Where rows come from.
+
+    Args:
+        settings: where tables are to be sized by their ids, `dataset.table_rows` is set in them
+            once the training rows are there, so that the model, checkpoints and all others agree.
+        sized: called then.
+    """
+    dataset, rows = settings["dataset"], None
     chosen = DataSettings(**{k: dataset[k] for k in DataSettings.__dataclass_fields__})
+    if counts_ids(settings):
+        def rows(counted: list[int]) -> None:
+            dataset["table_rows"] = counted
+            if sized is not None:
+                sized()
     generate = dataset["generate"]
-    return ClickData(chosen, build_schema(dataset), settings["seed"], None if generate is None else partial(write_generated, dataset))
+    prepare = None if generate is None else partial(write_generated, dataset)
+    return ClickData(chosen, schema_from(settings), settings["seed"], prepare, take_table_rows=rows,
+                     most_rows=settings["tables"].get("max_rows"))
+
+
+def size_on_paper(settings: Settings) -> str:
+    """Size tables by their ids as training would, where the data are there; says what was assumed.
+
+    Without a look at the data where `statistics` says so.
+    """
+    if not counts_ids(settings):
+        return ""
+    why = "statistics=assumed"
+    if settings["statistics"] != "assumed":
+        try:
+            build_data(settings).setup("fit")
+            return (f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} "
+                    "training rows, as in training")
+        except DataError as error:
+            why = str(error)
+    most = settings["tables"]["max_rows"]
+    return f"every table is assumed to have tables.max_rows={most} rows, no ids were counted: {why}"
 
 
 def write_generated(dataset: Settings) -> None:

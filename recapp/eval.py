@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
+from recapp.check_data import as_trained, check_data
 from recapp.commands import Job, run, run_on_ranks
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError, suggest
-from recapp.settings import check_data, compose_over, with_absolute_paths
+from recapp.settings import compose_over, with_absolute_paths
 
 SPLITS = ("val", "test")
 
@@ -49,7 +50,9 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     if not config["ckpt_path"]:
         raise ConfigError("ckpt_path must be given: ckpt_path=DIR, a checkpoint that recapp.train has named")
     path = Path(with_absolute_paths(config)["ckpt_path"])
-    settings = with_absolute_paths(compose_over(read_manifest(path).config, "eval", job.overrides))
+    manifest = read_manifest(path)
+    settings = with_absolute_paths(compose_over(manifest.config, "eval", job.overrides))
+    settings = as_trained(settings, manifest)
     if settings["split"] not in SPLITS:
         raise ConfigError(f"split={settings['split']}: {suggest(str(settings['split']), SPLITS)}")
     if settings["split"] == "test" and settings["dataset"]["test_path"] is None:

@@ -121,6 +121,7 @@ class Dataset:
     label: str | None = "label"
     dense: list[str] = field(default_factory=list)
     sparse: list[str] = field(default_factory=list)
+    hex: list[str] = field(default_factory=list)
     dense_transform: Literal["log1p", "log3", "none"] = "log1p"
     id_rule: IdRule = "hash"
     cardinality: list[Positive] | None = None

@@ -62,6 +62,8 @@ def paper(settings: Settings, ranks: int | None = None) -> tuple[list["Embedding
     from recapp.planner.topology import hardware_of, topology_from
     from recapp.planning import priced_for
 
+    if assumed := build.size_on_paper(settings):
+        console.note(assumed)
     tables, machine = build.build_tables(settings, of_dataset=False), dict(settings["topology"])
     hardware = hardware_of(machine["hardware"])
     on = hardware.compute_device if hardware else settings["trainer"]["accelerator"]

@@ -26,8 +26,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recapp.check_settings import checked, known_part, names_of, touched_by, unknown
 from recapp.console import note
-from recapp.distributed.launch import rank_count
-from recapp.distributed.place import started_outside
 from recapp.errors import ConfigError, suggest
 from recapp.trust import judged, marked
 
@@ -98,34 +96,6 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-def check_data(config: Mapping[str, Any]) -> None:
-    """Refuses, before ranks are started, what each of them would refuse some seconds later: files that are not there, other
-    data where some are to be generated, too few lanes.
-
-    Ranks that others have started find out themselves: files may lie on their hosts only.
-
-    Raises:
-        ConfigError, DataError: As a rank would say it.
-    """
-    if started_outside():
-        return
-    from recapp.dataset.order import check_order
-    from recapp.dataset.source import file_names
-
-    dataset, test = config["dataset"], config.get("split") == "test"
-    ranks = rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
-    check_order(dataset["batch_size"], dataset["lanes"], ranks, dataset["shuffle_rows"])
-    for key in ("test_path",) if test else ("path", "val_path"):
-        if dataset[key] is not None and dataset["generate"] is None:
-            file_names(dataset[key], setting=f"dataset.{key}")
-    if not test and dataset["generate"]:
-        from recapp.dataset.synthetic import check_place, chosen
-
-        kind, wanted = chosen(dataset["generate"], dataset["table_rows"])
-        check_place(dataset["path"], kind, **wanted)
-    plan = (config.get("plan") or {}).get("path")
-    if plan is not None and not Path(plan).is_file():
-        raise ConfigError(f"plan.path={plan}: no such file: `python -m recapp.plan export path=FILE` writes one")
 
 
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +105,9 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     def absolute(value: Any) -> Any:
         if isinstance(value, list):
             return [absolute(item) for item in value]
-        return str(here / Path(value).expanduser()) if isinstance(value, str) and value else value
+        if not isinstance(value, str) or not value or "://" in value:  # its reader refuses a URI
+            return value
+        return str(here / Path(value).expanduser())
 
     changed = dict(config)
     for group, key in PATHS:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
+from recapp.check_data import as_trained, check_data
 from recapp.check_settings import check_share
 from recapp.commands import Job, run, run_on_ranks
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import leave
 from recapp.reporting import comparison
-from recapp.settings import check_data, compose_over, with_absolute_paths
+from recapp.settings import compose_over, with_absolute_paths
 
 LENGTH = ("max_epochs", "max_steps")
 FIRST_CODE_OF_SIGNALS = 128  # whoever stops a sweep does not wait for its report: python -m recapp.report makes it
@@ -78,8 +79,9 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         return config
     from recapp.checkpoints.directory import read_manifest
 
-    stored = read_manifest(Path(config["ckpt_path"])).config
-    settings = with_absolute_paths(compose_over(stored, "train", job.overrides))
+    manifest = read_manifest(Path(config["ckpt_path"]))
+    settings = with_absolute_paths(compose_over(manifest.config, "train", job.overrides))
+    settings = as_trained(settings, manifest)
     said = {override.lstrip("+").partition("=")[0] for override in job.overrides}
     for one, other in (LENGTH, LENGTH[::-1]):
         if f"trainer.{one}" in said and f"trainer.{other}" not in said and settings["trainer"][one] is not None:

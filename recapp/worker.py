@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -20,7 +21,7 @@ from recapp.distributed.place import place_of
 from recapp.distributed.rank_process import rank_main
 from recapp.distributed.stopping import Stopped, disregard_signals
 from recapp.errors import TrainingError
-from recapp.reporting.record import write_metrics
+from recapp.reporting.record import keep_settings, write_metrics
 
 SPLITS = {"val": "validation", "test": "test"}
 
@@ -99,7 +100,9 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
                  *chosen, last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build_trainer.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
-    module, data = build.build_module(settings), build.build_data(settings)
+    place = place_of()
+    keep = None if place and place.rank else partial(keep_settings, settings, job_dir)
+    module, data = build.build_module(settings), build.build_data(settings, keep)
     try:
         with build_trainer.in_one_line():
             trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])

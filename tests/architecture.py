@@ -13,6 +13,7 @@ LAYERS = f"""
 commands
 command_line
 settings
+check_data
 help_text
 check_settings, groups, primaries, values
 build_trainer

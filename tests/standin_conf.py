@@ -10,7 +10,7 @@ from recapp.primaries import Command
 
 REAL = Path(__file__).resolve().parents[1] / "conf"
 
-DATA = "val_path: null\ntest_path: null\ngenerate: {}\nlanes: 16\nbatch_size: 32\nshuffle_rows: 0"
+DATA = "naming: criteo\nlabel: label\nval_path: null\ntest_path: null\ngenerate: {}\nlanes: 16\nbatch_size: 32\nshuffle_rows: 0"
 
 FILES = {
     "train.yaml": """

@@ -10,6 +10,7 @@ its own. Errors name file, column and row.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from recapp.dataset.decode import BadValue, decode_bags, decode_ids, decode_labels, decode_numbers
+from recapp.dataset.decode import decode_bags, decode_ids, decode_labels, decode_numbers
 from recapp.dataset.rows import Bags, Rows, join
 from recapp.dataset.schema import Schema
+from recapp.dataset.text import BadValue
 from recapp.errors import ConfigError, DataError, suggest
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -91,8 +93,12 @@ class Collate:
             dense_NI[:, index] = read(name, decode_numbers)[0]
         ids_NS = np.empty((count, len(self.singles)), dtype=np.int64)
         for index, name in enumerate(self.singles):
-            ids_NS[:, index] = read(name, decode_ids)
-        bags = tuple(Bags.of(*read(name, decode_bags)) for name in self.schema.sparse if name in self.bags)
+            ids_NS[:, index] = read(name, partial(decode_ids, text=self.schema.text_ids(name)))
+        bags = tuple(
+            Bags.of(*read(name, partial(decode_bags, text=self.schema.text_ids(name))))
+            for name in self.schema.sparse
+            if name in self.bags
+        )
         if self.schema.label is None:
             labels_N = np.full(count, np.nan, dtype=np.float32)
         else:

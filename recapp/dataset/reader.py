@@ -15,15 +15,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from recapp.dataset.collate import Collate, Place
 from recapp.dataset.order import Deal, IntArray, after
+from recapp.dataset.parquet import DataFile, chunks
 from recapp.dataset.rows import Rows, join
-from recapp.dataset.source import DataFile, Source
-from recapp.errors import DataError
+from recapp.dataset.source import Source
 
-CHUNK_ROWS = 8192  # measured: smaller is slower (Arrow's cost per column and call), larger is not faster
 SHARED_ROWS = 65_536  # a row group up to this size is decoded once even where lanes read separate stretches of it
 _EVERY_LANE = -1
 
@@ -72,6 +70,8 @@ class Reader:
     def _owned(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
         """Cursor key -> the stretches [P, 3] (first row, end, lane) that its lanes need of the segment, in row order."""
         pieces = np.concatenate([np.insert(own, 3, lane, axis=1) for lane, own in left.items()] or [np.zeros((0, 4), np.int64)])
+        if not len(pieces):
+            return {}  # fewer rows than lanes, or all of them taken
         pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
         segments, starts = np.unique(pieces[:, 0], return_index=True)
         owned = {}
@@ -103,11 +103,7 @@ class Reader:
         """Decode one more chunk of a row group and hand its rows out."""
         if key not in self._cursors:
             self._cursors[key] = _stream(self._source, key[0], self._stretches.pop(key), self._collate)
-        parts = next(self._cursors[key], None)
-        if parts is None:
-            path = self._source.files[self._source.segments[key[0]].file].path
-            raise DataError(f"{path}: has fewer rows than its footer says; write it again or leave it out")
-        for lane, rows in parts:
+        for lane, rows in next(self._cursors[key]):
             self._inboxes.setdefault((lane, key[0]), deque()).append(rows)
             self._due[key] -= len(rows)
         if not self._due[key]:
@@ -127,21 +123,10 @@ def _stream(source: Source, segment: int, stretches: IntArray, collate: Collate)
     number, row_group, first, _ = source.segments[segment]
     file = source.files[number]
     wanted = stretches + np.array([first, first, 0], dtype=np.int64)
-    last, begin = int(wanted[-1, 1]), 0
-    try:
-        with pq.ParquetFile(file.path, read_dictionary=file.texts, memory_map=True) as parquet:
-            chunks = parquet.iter_batches(CHUNK_ROWS, row_groups=[row_group], columns=list(file.columns.values()), use_threads=False)
-            for chunk in chunks:
-                end = begin + chunk.num_rows
-                parts = _hand_out(chunk, begin, wanted, file.starts[row_group], file, collate)
-                if parts:
-                    yield parts
-                begin = end
-                if begin >= last:
-                    return
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{file.path}: row group {row_group} cannot be read ({reason}); write the file again or leave it out") from error
+    for begin, chunk in chunks(file, row_group, int(wanted[-1, 1])):
+        parts = _hand_out(chunk, begin, wanted, file.starts[row_group], file, collate)
+        if parts:
+            yield parts
 
 
 def _hand_out(

@@ -1,39 +1,69 @@
-"""Which column is which: the label, the dense numbers and the ids, under whatever names a file carries them.
+"""Which column is which: label, dense numbers and ids, under whatever names a file carries them.
 
-Click logs of the same shape travel under a dozen namings. Models and tables see only recapp's own (canonical) names, those of
-the schema; a schema knows the other namings of each part and finds, file by file, the one that fits:
+Click logs of the same shape travel under a dozen namings. Models and tables see only recapp's own
+(canonical) names, those of the schema; a schema knows the other namings of each part and finds,
+file by file, the one that fits:
 
     canonical   label   I1     ..  I13     C1     ..  C26
     torchrec    label   int_0  ..  int_12  cat_0  ..  cat_25
     Spark       _c0     _c1    ..  _c13    _c14   ..  _c39
 
-Label, dense and sparse part are looked up separately, a part always by one whole naming: a naming that starts at zero and
-one that starts at one share most of their names, and mixing them would shift every column by one without a sound.
+Label, dense and sparse part are looked up separately, a part always by one whole naming: a naming
+that starts at zero and one that starts at one share most of their names, and mixing them would
+shift every column by one without a sound.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 
+from recapp.dataset.arrow_types import id_type, is_id, is_number, is_text, value_type
 from recapp.dataset.shapes import SAMPLE_SIZES
-from recapp.errors import ConfigError, DataError, suggest
+from recapp.errors import CheckpointError, ConfigError, DataError, suggest
 
 Naming = tuple[str, ...]
+
+
+class TextIds(StrEnum):
+    """How the text of a column of ids becomes an id (`recapp/dataset/decode.py`).
+
+    hex: at most 16 hexadecimal digits are their value.
+    hashed: a canonical decimal is its integer, any other text the XXH64 hash of its bytes.
+    integers: a canonical decimal is its integer, any other text an error.
+    """
+
+    HEX = "hex"
+    HASHED = "hashed"
+    INTEGERS = "integers"
+
+
+NO_LABEL = (
+    "dataset.label=null: training and evaluation need the column that says 0 or 1; "
+    "rows without it can only be predicted"
+)
+TEXT_HASH = "xxh64"  # the name under which checkpoints keep which hash of text their ids are
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
     """The columns a model uses, by canonical name.
 
-    label: name of the 0/1 column, or None for rows without labels (a batch then carries NaN labels).
-    dense, sparse: canonical names, in the order of `Batch.dense_BI` and of the keys of `Batch.sparse`.
-    label_names, dense_namings, sparse_namings: other namings, in order of preference; the canonical one is always tried first.
-    positional: a file in which no naming finds a feature and that has exactly label + dense + sparse columns is read by position,
-    in that order (a label under a known name must come first).
-    Raises ConfigError for names that occur twice or a schema without a sparse feature.
+    label: name of the 0/1 column, or None for rows without labels, which are NaN in batches.
+    dense, sparse: canonical names, in the order of `Batch.dense_BI` and of `Batch.sparse`.
+    label_names, dense_namings, sparse_namings: other namings, in order of preference; the canonical
+        one is always tried first.
+    positional: a file in which no naming finds a feature and that has exactly label, dense and
+        sparse columns is read by position, in that order (a label of a known name must come first).
+    hex: the sparse features whose text is hexadecimal.
+    integers: those whose text must spell integers, because a table takes their ids for rows;
+        where a feature is in both, its text is hexadecimal.
+    Raises ConfigError for names that occur twice, a schema without a sparse feature, or a name in
+        `hex` that is no sparse feature.
     """
 
     label: str | None
@@ -43,20 +73,72 @@ class Schema:
     dense_namings: tuple[Naming, ...] = ()
     sparse_namings: tuple[Naming, ...] = ()
     positional: bool = False
+    hex: Naming = ()
+    integers: Naming = ()
 
     def __post_init__(self) -> None:
         names = [*self.dense, *self.sparse, *([self.label] if self.label else [])]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(f"dataset columns: {', '.join(twice)} named more than once; every column has one use")
+            raise ConfigError(
+                f"dataset columns: {', '.join(twice)} named more than once; "
+                "every column has one use"
+            )
         if not self.sparse:
-            raise ConfigError("dataset columns: no sparse column named; name at least one feature with ids")
+            raise ConfigError(
+                "dataset columns: no sparse column named; name at least one feature with ids"
+            )
+        for name in self.hex:
+            if name not in self.sparse:
+                raise ConfigError(
+                    f"dataset.hex={list(self.hex)}: {name} is no sparse column; "
+                    f"{suggest(name, self.sparse)}"
+                )
+
+    def text_ids(self, feature: str) -> TextIds:
+        """How text in the column of a sparse feature becomes ids."""
+        if feature in self.hex:
+            return TextIds.HEX
+        return TextIds.INTEGERS if feature in self.integers else TextIds.HASHED
+
+    def reading(self) -> dict[str, Any]:
+        """How text becomes ids, as a checkpoint keeps it: the hash, and the columns that are
+        hexadecimal.
+        """
+        return {"text": TEXT_HASH, "hex": [name for name in self.sparse if name in self.hex]}
+
+    def check_reading(self, stored: object, checkpoint: str) -> None:
+        """Raises CheckpointError where a model was trained on ids that were read otherwise;
+        `stored` is what its `reading` was.
+        """
+        hex = stored.get("hex") if isinstance(stored, Mapping) else None
+        if (
+            not isinstance(stored, Mapping)
+            or not isinstance(hex, list)
+            or not isinstance(stored.get("text"), str)
+        ):
+            raise CheckpointError(
+                f"the manifest of checkpoint {checkpoint} is damaged: ids={stored!r}"
+            )
+        if stored["text"] != TEXT_HASH:
+            raise CheckpointError(
+                f"checkpoint {checkpoint}: text ids are hashed by {stored['text']}, "
+                f"this recapp hashes by {TEXT_HASH}"
+            )
+        others = [name for name in self.sparse if (name in hex) != (name in self.hex)]
+        if others:
+            trained = "as hexadecimal" if others[0] in hex else "as plain text"
+            raise CheckpointError(
+                f"checkpoint {checkpoint} was trained on ids of {others[0]} "
+                f"that were read {trained}: set dataset.naming and dataset.hex "
+                f"as it was trained, dataset.hex=[{','.join(str(name) for name in hex)}]"
+            )
 
     def resolve(self, arrow_schema: pa.Schema, file: str) -> dict[str, str]:
         """Canonical name -> the file's own column name.
 
-        Raises DataError, naming the namings tried and the close matches, when a column is missing or has a type that cannot
-        be read as what it is used for.
+        Raises DataError, naming the namings tried and the close matches, when a column is missing,
+        is there more than once or has a type that cannot be read as what it is used for.
         """
         present = arrow_schema.names
         parts = [
@@ -64,20 +146,41 @@ class Schema:
             (self.sparse, (self.sparse, *self.sparse_namings)),
         ]
         if self.label is not None:
-            parts.insert(0, ((self.label,), tuple((name,) for name in dict.fromkeys((self.label, *self.label_names)))))
+            parts.insert(
+                0,
+                (
+                    (self.label,),
+                    tuple((name,) for name in dict.fromkeys((self.label, *self.label_names))),
+                ),
+            )
         columns = self._by_position(present)
         if not columns:
             for names, namings in parts:
                 columns.update(_find(names, namings, present, file))
+        for name, column in columns.items():
+            if (times := present.count(column)) > 1:
+                raise DataError(
+                    f"{file}: column {column} ({name}) is there {times} times; "
+                    "leave one of them in the file"
+                )
         self._check_types(arrow_schema, columns, file)
         return columns
 
     def _by_position(self, present: Sequence[str]) -> dict[str, str]:
         features = self.dense + self.sparse
         names = features if self.label is None else (self.label, *features)
-        known = {name for naming in (features, *self.dense_namings, *self.sparse_namings) for name in naming}
+        known = {
+            name
+            for naming in (features, *self.dense_namings, *self.sparse_namings)
+            for name in naming
+        }
         labels = {self.label, *self.label_names} if self.label is not None else set()
-        if not self.positional or len(present) != len(names) or known & set(present) or labels & set(present[1:]):
+        if (
+            not self.positional
+            or len(present) != len(names)
+            or known & set(present)
+            or labels & set(present[1:])
+        ):
             return {}
         return dict(zip(names, present, strict=True))
 
@@ -85,84 +188,134 @@ class Schema:
         for name, column in columns.items():
             arrow_type = value_type(arrow_schema.field(column).type)
             if name in self.sparse:
-                wanted = "integers, hexadecimal strings, or lists of those"
-                good = _is_id(arrow_type) or (is_list(arrow_type) and _is_id(value_type(arrow_type.value_type)))
+                wanted = "integers, text, or lists of those"
+                good = is_id(id_type(arrow_type))
             else:
                 wanted = "numbers, or strings that spell numbers"
-                good = _is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
+                good = is_number(arrow_type) or is_text(arrow_type) or pt.is_null(arrow_type)
             if not good:
-                use = "label" if name == self.label else "sparse feature" if name in self.sparse else "dense feature"
-                raise DataError(f"{file}: column {column} ({use} {name}) has type {arrow_type}; allowed: {wanted}")
+                use = (
+                    "label"
+                    if name == self.label
+                    else "sparse feature"
+                    if name in self.sparse
+                    else "dense feature"
+                )
+                raise DataError(
+                    f"{file}: column {column} ({use} {name}) has type {arrow_type}; "
+                    f"allowed: {wanted}"
+                )
+
+
+def schema_from(settings: Mapping[str, Any]) -> Schema:
+    """The schema that the settings `dataset` and `tables` describe.
+
+    Columns whose table takes ids for rows (any id rule but `hash`) must hold integers.
+    Raises ConfigError for an unknown naming and for columns that cannot be a schema.
+    """
+    dataset, hex = settings["dataset"], tuple(settings["dataset"].get("hex") or ())
+    if dataset["naming"] == "criteo":
+        schema = criteo_schema(dataset["label"])
+        return replace(schema, hex=schema.hex + hex)
+    if dataset["naming"] != "exact":
+        raise ConfigError(
+            f"dataset.naming={dataset['naming']}: "
+            f"{suggest(str(dataset['naming']), ['criteo', 'exact'])}"
+        )
+    if not dataset["sparse"]:
+        raise ConfigError(
+            "dataset.sparse is empty: name the columns that hold ids, "
+            'e.g. "dataset.sparse=[user,item]"'
+        )
+    sparse = tuple(dataset["sparse"])
+    integers = tuple(name for name in sparse if _is_row(name, dataset, settings["tables"]))
+    return Schema(dataset["label"], tuple(dataset["dense"]), sparse, hex=hex, integers=integers)
+
+
+def _is_row(feature: str, dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> bool:
+    """Whether some table takes the ids of a feature for rows."""
+    if tables["source"] == "from_dataset":
+        return bool((tables["id_rule"] or dataset["id_rule"]) != "hash")
+    return any(
+        feature in table["feature_names"] and table.get("id_rule", "error") != "hash"
+        for table in tables["tables"]
+    )
 
 
 def criteo_schema(label: str | None = "label") -> Schema:
-    """The schema of Criteo's logs, 13 dense and 26 sparse columns, under every naming they are found with.
+    """The schema of Criteo's logs, 13 dense and 26 sparse columns of hexadecimal ids, under every
+    naming they are found with.
 
-    Source of the namings: torchrec, TorchEasyRec, Merlin/HugeCTR, reczoo, Spark, pandas and NVIDIA's DLRM write them so.
+    label: another name than the default is looked for alone. Source of the namings: torchrec,
+    TorchEasyRec, Merlin/HugeCTR, reczoo, Spark, pandas and NVIDIA's DLRM write them so.
     """
     return Schema(
         label=label,
         dense=_numbered("I", 1, 13),
         sparse=_numbered("C", 1, 26),
-        label_names=("label", "Label", "_c0", "0", "click"),
+        label_names=("label", "Label", "_c0", "0", "click") if label == "label" else (),
         dense_namings=tuple(
             _numbered(prefix, first, 13)
-            for prefix, first in (("int_", 0), ("int_", 1), ("num_", 0), ("num_", 1), ("_c", 1), ("", 1), ("i", 1), ("I", 0))
+            for prefix, first in (
+                ("int_", 0),
+                ("int_", 1),
+                ("num_", 0),
+                ("num_", 1),
+                ("_c", 1),
+                ("", 1),
+                ("i", 1),
+                ("I", 0),
+            )
         ),
         sparse_namings=tuple(
             _numbered(prefix, first, 26)
-            for prefix, first in (("cat_", 0), ("cat_", 1), ("_c", 14), ("", 14), ("c", 1), ("C", 0))
+            for prefix, first in (
+                ("cat_", 0),
+                ("cat_", 1),
+                ("_c", 14),
+                ("", 14),
+                ("c", 1),
+                ("C", 0),
+            )
         ),
         positional=True,
+        hex=_numbered("C", 1, 26),
     )
 
 
 def sample_schema() -> Schema:
-    """The schema of generated `sample` data: label, I1..I13 and the bags of the three sample tables."""
+    """The schema of generated `sample` data: label, I1..I13 and the bags of the three sample
+    tables.
+    """
     return Schema(label="label", dense=_numbered("I", 1, 13), sparse=tuple(SAMPLE_SIZES))
-
-
-def is_list(arrow_type: pa.DataType) -> bool:
-    """Whether a column holds a list (a bag of ids) per row."""
-    return bool(pt.is_list(arrow_type) or pt.is_large_list(arrow_type) or pt.is_fixed_size_list(arrow_type))
-
-
-def is_text(arrow_type: pa.DataType) -> bool:
-    """Whether a column holds text, also where its writer did not mark it as such (Parquet's BYTE_ARRAY without UTF8)."""
-    return bool(pt.is_string(arrow_type) or pt.is_large_string(arrow_type) or pt.is_binary(arrow_type) or pt.is_large_binary(arrow_type))
-
-
-def value_type(arrow_type: pa.DataType) -> pa.DataType:
-    """The type of the values themselves, whether dictionary-encoded or not."""
-    return arrow_type.value_type if pt.is_dictionary(arrow_type) else arrow_type
 
 
 def _numbered(prefix: str, first: int, count: int) -> Naming:
     return tuple(f"{prefix}{index}" for index in range(first, first + count))
 
 
-def _find(names: Naming, namings: tuple[Naming, ...], present: Sequence[str], file: str) -> dict[str, str]:
+def _find(
+    names: Naming, namings: tuple[Naming, ...], present: Sequence[str], file: str
+) -> dict[str, str]:
     if not names:
         return {}
     here = set(present)
     best = max(namings, key=lambda naming: len(here.intersection(naming)))
-    missing = [(name, column) for name, column in zip(names, best, strict=True) if column not in here]
+    missing = [
+        (name, column) for name, column in zip(names, best, strict=True) if column not in here
+    ]
     if not missing:
         return dict(zip(names, best, strict=True))
     name, column = missing[0]
     tried = dict.fromkeys(naming[names.index(name)] for naming in namings)
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    if get_close_matches(column, present, n=1, cutoff=0.5):
+    if f"/{column}=" in file:
+        hint = (
+            "it is a partition of the directory, which is not read as a column; "
+            "write it into the files"
+        )
+    elif get_close_matches(column, present, n=1, cutoff=0.5):
         hint = suggest(column, present)
     else:
         hint = f"the file has {', '.join(present[:8])}{', ...' if len(present) > 8 else ''}"
     raise DataError(f"{file}: no column for {name}{more}; tried {', '.join(tried)}; {hint}")
-
-
-def _is_number(arrow_type: pa.DataType) -> bool:
-    return bool(pt.is_integer(arrow_type) or pt.is_floating(arrow_type) or pt.is_boolean(arrow_type))
-
-
-def _is_id(arrow_type: pa.DataType) -> bool:
-    whole = pt.is_integer(arrow_type) or pt.is_floating(arrow_type)
-    return bool(whole or is_text(arrow_type) or pt.is_null(arrow_type))

@@ -1,16 +1,18 @@
-"""Reading taken apart, to see what each stage costs: Parquet to Arrow, Arrow to arrays. The whole of it is `BatchStream`."""
+"""Reading taken apart: Parquet to Arrow, Arrow to arrays, in file order. Benchmarks time the
+stages; what looks at the first rows of a data set before training uses them too. The whole of it,
+shuffled and in batches, is `BatchStream`.
+"""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from recapp.dataset.collate import Collate, Place
-from recapp.dataset.reader import CHUNK_ROWS
+from recapp.dataset.parquet import DataFile, chunks, read_footer
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
-from recapp.dataset.source import DataFile, Source
+from recapp.dataset.source import Source
 
 
 def parquet_bytes(source: Source) -> int:
@@ -18,25 +20,35 @@ def parquet_bytes(source: Source) -> int:
     total = 0
     for number, row_group in sorted({(s.file, s.row_group) for s in source.segments}):
         file = source.files[number]
-        with pq.ParquetFile(file.path) as parquet:
-            group, wanted = parquet.metadata.row_group(row_group), set(file.columns.values())
-            chunks = [group.column(i) for i in range(group.num_columns)]
-            total += sum(c.total_compressed_size for c in chunks if c.path_in_schema.split(".")[0] in wanted)
+        group, wanted = (
+            read_footer(file.path, file.stamp).row_group(row_group),
+            set(file.columns.values()),
+        )
+        columns = [group.column(i) for i in range(group.num_columns)]
+        total += sum(
+            c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted
+        )
     return total
 
 
-def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, pa.RecordBatch]]:
-    """The row groups of a source as Arrow has them: decompressed, nothing converted."""
-    for number, row_group in sorted({(s.file, s.row_group) for s in source.segments}):
+def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
+    """The rows of a source as Arrow has them, decompressed and nothing converted: the file, the
+    number of a chunk's first row in it.
+    """
+    for number, row_group, first, rows in source.segments:
         file = source.files[number]
-        with pq.ParquetFile(file.path, read_dictionary=file.texts, memory_map=True) as parquet:
-            columns = list(file.columns.values())
-            for chunk in parquet.iter_batches(CHUNK_ROWS, row_groups=[row_group], columns=columns, use_threads=False):
-                yield file, chunk
+        for begin, chunk in chunks(file, row_group, first + rows):
+            skipped = max(first - begin, 0)
+            if skipped < chunk.num_rows:
+                yield (
+                    file,
+                    file.starts[row_group] + begin + skipped,
+                    chunk.slice(skipped, first + rows - begin - skipped),
+                )
 
 
 def decoded_chunks(source: Source, schema: Schema, transform: str = "log1p") -> Iterator[Rows]:
-    """The same rows as arrays of ids, numbers and labels, checked and transformed, in file order."""
+    """The same rows as arrays of ids, numbers and labels, checked and transformed."""
     collate = Collate(schema, source.bags, transform)
-    for file, chunk in arrow_chunks(source):
-        yield collate.rows(chunk, file.columns, Place(file.path, np.arange(chunk.num_rows)))
+    for file, first, chunk in arrow_chunks(source):
+        yield collate.rows(chunk, file.columns, Place(file.path, first + np.arange(chunk.num_rows)))

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE
 
 METRICS_FILE = "metrics.json"
@@ -33,6 +35,15 @@ def take_over(directory: Path) -> None:
     for name in (METRICS_FILE, PERFORMANCE_FILE, PREDICTED_FILE):
         (directory / name).unlink(missing_ok=True)
     settle(directory)
+
+
+def keep_settings(settings: Mapping[str, Any], directory: Path) -> None:
+    """The settings as they are now replace those that the ranks have read. One rank calls it.
+
+    A run has found out more from its data, such as how many rows its tables have.
+    """
+    text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
+    unsettled(directory).write_text(text)
 
 
 def settle(directory: Path) -> None:

@@ -1,7 +1,8 @@
 """Raw ids become rows here and nowhere else.
 
-A data set hands over ids as it found them: contiguous numbers, 32-bit hashes, any int64, or MISSING for a sample without an id. The
-table's rule makes a row of each:
+A data set hands over ids as it found them: contiguous numbers, 32-bit hashes, any int64, 64-bit hashes
+of other text (`recapp/dataset/decode.py`), or MISSING for a sample without an id. The table's rule makes
+a row of each:
 
 | rule  | id                      | outside 0..R-1                             | MISSING |
 |-------|-------------------------|--------------------------------------------|---------|

@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from recapp.dataset.schema import Schema
+from recapp.checkpoints.directory import read_manifest
+from recapp.console import note
+from recapp.dataset.first_rows import table_rows
+from recapp.dataset.schema import NO_LABEL, Schema
 from recapp.dataset.source import Source, open_source, split
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
-from recapp.errors import ConfigError, IdError
+from recapp.errors import ConfigError, IdError, RecappError
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics, measured_statistics
@@ -97,11 +101,18 @@ class ClickData(LightningDataModule):
         schema: the columns.
         seed: of the order.
         prepare: writes the data where it is generated; called once per host before any rank reads.
+        take_table_rows: told before training how many rows the hashed table of each sparse feature
+            should have (`recapp/dataset/first_rows.py`), the same on all ranks; None: known.
+        most_rows: that such a table may have; given with `take_table_rows`.
     """
 
-    def __init__(self, settings: DataSettings, schema: Schema, seed: int = 1, prepare: Callable[[], None] | None = None) -> None:
+    def __init__(self, settings: DataSettings, schema: Schema, seed: int = 1,
+                 prepare: Callable[[], None] | None = None, *,
+                 take_table_rows: Callable[[list[int]], None] | None = None,
+                 most_rows: int | None = None) -> None:
         super().__init__()
         self.settings, self.schema, self.seed, self._prepare = settings, schema, seed, prepare
+        self._take_table_rows, self._most_rows = take_table_rows, most_rows
         self.position = Position()
         self._train: Source | None = None
         self._val: Source | None = None
@@ -112,13 +123,56 @@ class ClickData(LightningDataModule):
             self._prepare()
 
     def setup(self, stage: str) -> None:
-        """Read footers and cut training from validation rows."""
+        """Read footers, cut training from validation rows, and size tables where that is wanted.
+
+        Raises:
+            ConfigError: rows without labels, of which only predictions can be made.
+        """
+        if self.schema.label is None and stage != "predict":
+            raise ConfigError(NO_LABEL)
         if self._train is None:
             everything = open_source(_paths(self.settings.path), self.schema)
             if self.settings.val_path is None:
                 self._train, self._val = split(everything, _share(self.settings.val_share))
             else:
                 self._train, self._val = everything, open_source(_paths(self.settings.val_path), self.schema, setting="dataset.val_path")
+        if self._take_table_rows is not None and stage == "fit":
+            self._take_table_rows(self._on_rank_0(self._count))
+
+    def _count(self) -> list[int]:
+        assert self._train is not None and self._most_rows is not None
+        return table_rows(self._train, self.schema, self._most_rows)
+
+    def _on_rank_0(self, make: Callable[[], list[int]]) -> list[int]:
+        """Files are looked at once, and the answer is the same everywhere, an error as well."""
+        made: list[int] | RecappError | None = None
+        if self.trainer is None or self.trainer.global_rank == 0:
+            try:
+                made = make()
+            except RecappError as error:
+                made = error
+        if self.trainer is not None:
+            made = self.trainer.strategy.broadcast(made)
+        if isinstance(made, RecappError):
+            raise made
+        assert made is not None
+        return made
+
+    def check_ids(self, checkpoint: str | Path) -> None:
+        """Refuse to go on with a checkpoint whose text ids were read otherwise.
+
+        One that does not say read them as hexadecimal: where that is not so here, it is noted.
+
+        Raises:
+            CheckpointError: naming the column.
+        """
+        info, schema = read_manifest(checkpoint).info, self.schema
+        speaks = self.trainer is None or self.trainer.is_global_zero
+        if info.get("ids") is not None:
+            schema.check_reading(info["ids"], str(checkpoint))
+        elif "ids" not in info and set(schema.hex) != set(schema.sparse) and speaks:
+            note(f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for "
+                 "which Schema(hex=...) names the columns")
 
     @property
     def rows(self) -> tuple[int, int]:

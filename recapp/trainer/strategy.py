@@ -294,6 +294,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         data = getattr(trainer, "datamodule", None)
         manifest = self.stored | {"plan": self.plan.to_dict(), "metrics": metrics, "step": trainer.global_step,
                                   "position": data.state_dict() if isinstance(data, ClickData) else None,
+                                  "ids": data.schema.reading() if isinstance(data, ClickData) else None,
                                   "updates": [c.updates for c in collections], "rule": self.rule.name}
         parameters = dict(self.lightning_module.named_parameters())
         path = Path(self.broadcast(str(filepath)))
@@ -310,6 +311,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """Fill this rank's rectangles from a checkpoint of any plan; optimiser state only where training goes on."""
         assert self.lightning_module is not None
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
+        data = getattr(self.lightning_module.trainer, "datamodule", None)
+        if isinstance(data, ClickData):
+            data.check_ids(checkpoint_path)
         collections = self.collections()
         blocks = [b for c in collections for b in c.blocks() if fitting or b.tensor == "weight"]
         parameters = [name for name, _ in self.lightning_module.named_parameters()]

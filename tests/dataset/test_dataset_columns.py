@@ -10,12 +10,15 @@ from dataset_files import lengths_of, one_batch, values_of, write_columns
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recapp.dataset.decode import BadValue, decode_bags, decode_ids, decode_numbers
-from recapp.dataset.schema import Schema
+from recapp.dataset.decode import decode_bags, decode_ids, decode_labels, decode_numbers
+from recapp.dataset.schema import Schema, TextIds
+from recapp.dataset.text import BadValue
 from recapp.errors import DataError
 from recapp.sparse.batch import MISSING
 
 SCHEMA = Schema("label", ("number",), ("id",))
+HEX = Schema("label", ("number",), ("id",), hex=("id",))
+ROWS = Schema("label", ("number",), ("id",), integers=("id",))
 TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 words = st.one_of(st.none(), st.just(""), st.integers(0, 2**32 - 1).map(lambda id: f"{id:08x}"))
 any_words = st.one_of(words, st.integers(0, 2**63 - 1).map(lambda id: f"{id:x}"), st.integers(0, 2**32 - 1).map(lambda id: f"{id:X}"))
@@ -29,19 +32,19 @@ def by_hand(word):
 def test_hexadecimal_words_of_eight_digits_are_ids(column, data):
     first = data.draw(st.integers(0, len(column)))
     for kind in (*TEXTS, *(pa.dictionary(pa.int32(), text) for text in TEXTS[:3:2])):
-        assert decode_ids(pa.array(column, kind)[first:]).tolist() == [by_hand(word) for word in column[first:]]
+        assert decode_ids(pa.array(column, kind)[first:], TextIds.HEX).tolist() == [by_hand(word) for word in column[first:]]
 
 
 @given(st.lists(any_words, max_size=30))
 def test_hexadecimal_words_of_other_lengths_are_ids(column):
-    assert decode_ids(pa.array(column, pa.string())).tolist() == [by_hand(word) for word in column]
+    assert decode_ids(pa.array(column, pa.string()), TextIds.HEX).tolist() == [by_hand(word) for word in column]
 
 
 @pytest.mark.parametrize("word", ["0xdeadbe", "deadbeeg", "zz", "12345678901234567", " 1234567", "\uff11\uff12"])
 def test_a_word_that_is_not_hexadecimal_is_found(word):
     for kind in (pa.string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())):
         with pytest.raises(BadValue) as error:
-            decode_ids(pa.array(["", "0000000a", None, word, "0000000b"], kind))
+            decode_ids(pa.array(["", "0000000a", None, word, "0000000b"], kind), TextIds.HEX)
         assert error.value.index == 3
         assert word in error.value.problem
 
@@ -49,7 +52,7 @@ def test_a_word_that_is_not_hexadecimal_is_found(word):
 def test_a_dictionary_longer_than_the_column_is_decoded_as_well():
     words = pa.array([f"{id:08x}" for id in range(100)])
     column = pa.DictionaryArray.from_arrays(pa.array([7, None, 99, 7]), words)
-    assert decode_ids(column).tolist() == [7, MISSING, 99, 7]
+    assert decode_ids(column, TextIds.HEX).tolist() == [7, MISSING, 99, 7]
     spelled = pa.DictionaryArray.from_arrays(pa.array([7, None, 99, 7]), pa.array([str(id) for id in range(100)]))
     values, missing = decode_numbers(spelled)
     assert (values.tolist(), missing.tolist()) == ([7, 0, 99, 7], [False, True, False, False])
@@ -57,7 +60,7 @@ def test_a_dictionary_longer_than_the_column_is_decoded_as_well():
 
 def test_a_bad_word_that_no_row_of_the_chunk_uses_is_no_error():
     column = pa.DictionaryArray.from_arrays(pa.array([0, 0, 0]), pa.array(["0000000a", "no hex"]))
-    assert decode_ids(column).tolist() == [10, 10, 10]
+    assert decode_ids(column, TextIds.HEX).tolist() == [10, 10, 10]
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()])
@@ -66,10 +69,12 @@ def test_integers_of_every_width_are_ids(kind):
     assert decode_ids(pa.array([0, 100, 7], kind)[1:]).tolist() == [100, 7]
 
 
-def test_a_negative_int32_is_an_unsigned_hash_that_lost_its_sign():
-    assert decode_ids(pa.array([-1, -(2**31), 5, None], pa.int32())).tolist() == [2**32 - 1, 2**31, 5, MISSING]
+def test_a_negative_int32_is_an_unsigned_hash_that_lost_its_sign_in_a_hexadecimal_column_alone():
+    column = pa.array([-1, -(2**31), 5, None], pa.int32())
+    assert decode_ids(column, TextIds.HEX).tolist() == [2**32 - 1, 2**31, 5, MISSING]
+    assert decode_ids(column).tolist() == [-1, -(2**31), 5, MISSING]
     assert decode_ids(pa.array([0xFFFFFFFF], pa.uint32())).tolist() == [2**32 - 1]
-    assert decode_ids(pa.array([-1], pa.int64())).tolist() == [-1]
+    assert decode_ids(pa.array([-1], pa.int64()), TextIds.HEX).tolist() == [-1]
 
 
 def test_whole_floats_are_ids_and_fractions_are_refused():
@@ -100,8 +105,14 @@ def test_lists_are_bags_without_their_nulls(column, data):
 def test_lists_of_fixed_size_and_lists_of_words_are_bags():
     ids, lengths = decode_bags(pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)))
     assert (ids.tolist(), lengths.tolist()) == ([1, 2, 3, 4], [2, 0, 2])
-    ids, lengths = decode_bags(pa.array([["0000000a", ""], [], ["0000000b", None]]))
+    ids, lengths = decode_bags(pa.array([["0000000a", ""], [], ["0000000b", None]]), TextIds.HEX)
     assert (ids.tolist(), lengths.tolist()) == ([10, 11], [1, 0, 1])
+
+
+def test_a_bad_value_in_a_list_is_told_by_its_row():
+    with pytest.raises(BadValue) as error:
+        decode_bags(pa.array([["1", "2"], None, [], ["3", None, "x"], ["4"]]), TextIds.INTEGERS)
+    assert (error.value.index, "holds 'x'" in error.value.problem) == (3, True)
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1)), max_size=20))
@@ -115,11 +126,27 @@ def test_numbers_are_read_from_every_type(column):
         assert (missing.tolist() if missing is not None else [False] * len(column)) == [number is None for number in column]
 
 
-def test_bytes_that_are_no_text_are_found():
-    for decode in (decode_ids, decode_numbers):
-        with pytest.raises(BadValue, match=r"the bytes b'.xff1', which are no text") as error:
-            decode(pa.array([None, b"12", b"\xff1"]))
-        assert error.value.index == 2
+@pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.dictionary(pa.int32(), pa.string())])
+def test_bytes_that_are_no_utf8_are_found_where_digits_are_wanted(kind):
+    column = pa.array([None, b"12", b"\xff1"]).cast(pa.string(), safe=False) if kind != pa.binary() else pa.array([None, b"12", b"\xff1"])
+    column = column.dictionary_encode() if kind not in (pa.string(), pa.binary()) else column
+    for decode in (lambda c: decode_ids(c, TextIds.HEX), lambda c: decode_ids(c, TextIds.INTEGERS), decode_numbers, decode_labels):
+        with pytest.raises(BadValue, match=r"holds b'.xff1'") as error:
+            decode(column[1:] if decode is not decode_labels else column[2:])
+        assert error.value.index == (0 if decode is decode_labels else 1)
+
+
+@pytest.mark.parametrize("index", [2, 5, -1, 2**31 - 1])
+@pytest.mark.parametrize("rows", [[0, "bad", 1], [None, "bad"], ["bad"]])
+def test_an_index_that_a_damaged_page_has_beyond_its_dictionary_is_found(index, rows):
+    indices = pa.array([index if row == "bad" else row for row in rows], pa.int32())
+    column = pa.DictionaryArray.from_arrays(indices, pa.array(["1", "0"]), safe=False)
+    for decode in (decode_ids, decode_numbers, decode_labels):
+        if index == 2 and None in rows:
+            continue  # it is what a null becomes
+        with pytest.raises(BadValue, match="is damaged: its page's dictionary has no such entry") as error:
+            decode(column)
+        assert error.value.index == rows.index("bad")
 
 
 def written(tmp_path, **columns):
@@ -156,7 +183,7 @@ def test_rows_without_labels_carry_nan(tmp_path):
 
 
 def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
-    schema = Schema("label", (), ("b", "a", "c"))
+    schema = Schema("label", (), ("b", "a", "c"), hex=("b",))
     path = write_columns(tmp_path / "f.parquet", a=[[1, 2], [], [3]], c=[7, None, 9], b=["0a", "0b", ""], label=[0, 1, 0])
     batch = one_batch(path, schema)
     assert batch.sparse.keys() == ["b", "a", "c"]
@@ -176,8 +203,12 @@ def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
         ({"number": [0.0, 1e300, 1.0]}, "column number, row 1 holds 1e.300, which is not finite"),
         ({"number": ["", "inf", "1"]}, "column number, row 1 holds inf, which is not finite"),
         ({"number": ["1", "", "1,5"]}, "column number, row 2 holds '1,5', which is not a number"),
-        ({"id": ["0a", "", "no id"]}, "column id, row 2 holds 'no id'; an id must be an integer or at most 16 hexadecimal digits"),
-        ({"id": [1.0, 2.5, 3.0]}, "column id, row 1 holds 2.5; an id must be an integer"),
+        ({"label": [0.0, 1e-310, 1.0]}, "column label, row 1 holds 1e-310; a label must be 0 or 1"),
+        ({"label": ["0", "1", "1.000000000001"]}, "column label, row 2 holds '1.000000000001'; a label must be 0 or 1"),
+        ({"label": [True, None, False]}, "column label, row 1 holds None; a label must be 0 or 1"),
+        ({"id": [1.0, 2.5, 3.0]}, "column id, row 1 holds 2.5; an id must be an integer or text"),
+        ({"id": [1, -(2**63), 3]}, "column id, row 1 holds -9223372036854775808, the one number that is no id"),
+        ({"id": [[1], None, [3, -(2**63)]]}, "column id, row 2 holds -9223372036854775808, the one number that is no id"),
     ],
 )
 def test_a_bad_value_is_named_with_file_column_and_row(tmp_path, columns, text):
@@ -185,6 +216,20 @@ def test_a_bad_value_is_named_with_file_column_and_row(tmp_path, columns, text):
     with pytest.raises(DataError, match=f"{path}: {text}") as error:
         one_batch(path, SCHEMA)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("ids", [["0a", "", "no id"], [["0a"], [], ["0b", "no id"]]])
+def test_text_that_is_no_id_under_the_reading_of_its_column_is_named_with_what_to_set(tmp_path, ids):
+    path = written(tmp_path, id=ids)
+    with pytest.raises(DataError, match=f"{path}: column id, row 2 holds 'no id'; .* has at most 16 hexadecimal digits"):
+        one_batch(path, HEX)
+    with pytest.raises(DataError, match=f"{path}: column id, row 0 holds '0a', which is no integer; set dataset.id_rule=hash"):
+        one_batch(path, ROWS)
+
+
+def test_booleans_are_numbers_and_labels(tmp_path):
+    batch = one_batch(written(tmp_path, label=[True, False, True], number=[True, None, False]), SCHEMA, dense_transform="none")
+    assert (batch.labels_B.tolist(), batch.dense_BI[:, 0].tolist()) == ([1, 0, 1], [1, 0, 0])
 
 
 def test_the_row_of_a_bad_value_counts_from_the_start_of_the_file(tmp_path):
@@ -201,5 +246,5 @@ def test_text_whose_writer_did_not_mark_it_as_such_is_text(tmp_path):
     table = pa.table({name: pa.array([word.encode() for word in words]) for name, words in columns.items()})
     pq.write_table(table, tmp_path / "data.parquet", store_schema=False)
     assert pq.read_schema(tmp_path / "data.parquet").field("id").type == pa.binary()
-    batch = one_batch(tmp_path, SCHEMA)
+    batch = one_batch(tmp_path, HEX)
     assert batch.labels_B.tolist() == [0, 1, 1] and values_of(batch, "id") == [10, MISSING, 255]

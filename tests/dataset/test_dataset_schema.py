@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from recapp.dataset.schema import Schema, criteo_schema, sample_schema
-from recapp.errors import ConfigError, DataError
+from recapp.dataset.schema import Schema, criteo_schema, sample_schema, schema_from
+from recapp.errors import CheckpointError, ConfigError, DataError
 
 CRITEO = criteo_schema()
 NAMINGS = {
@@ -75,7 +75,7 @@ def test_a_missing_label_is_an_error_only_where_labels_are_wanted():
 @pytest.mark.parametrize(
     ("column", "kind", "text"),
     [
-        ("C3", pa.timestamp("s"), r"column C3 \(sparse feature C3\) has type timestamp\[s\]; allowed: integers, hex"),
+        ("C3", pa.timestamp("s"), r"column C3 \(sparse feature C3\) has type timestamp\[s\]; allowed: integers, text"),
         ("C3", pa.list_(pa.struct([("a", pa.int64())])), "sparse feature C3"),
         ("C3", pa.list_(pa.list_(pa.int64())), "sparse feature C3"),
         ("C3", pa.bool_(), "sparse feature C3"),
@@ -86,6 +86,71 @@ def test_a_missing_label_is_an_error_only_where_labels_are_wanted():
 def test_a_type_that_cannot_be_read_is_refused_before_reading(column, kind, text):
     with pytest.raises(DataError, match=text):
         CRITEO.resolve(arrow(names_of("label", "I{}", 1, "C{}", 1), {column: kind}), "f")
+
+
+def test_a_column_that_is_there_twice_is_refused_where_it_is_used():
+    names = names_of("label", "I{}", 1, "C{}", 1)
+    with pytest.raises(DataError, match=r"^f: column C3 \(C3\) is there 2 times; leave one of them"):
+        CRITEO.resolve(arrow([*names, "C3"]), "f")
+    assert len(CRITEO.resolve(arrow([*names, "x", "x"]), "f")) == 40
+
+
+def test_a_partition_of_the_directory_is_no_column():
+    schema = Schema("label", (), ("dt", "user"))
+    with pytest.raises(DataError, match="no column for dt; tried dt; it is a partition of the directory"):
+        schema.resolve(arrow(["label", "user"]), "/logs/dt=2026-01-01/part.parquet")
+
+
+def test_a_label_of_another_name_is_the_only_one_looked_for():
+    names = names_of("label", "I{}", 1, "C{}", 1)
+    with pytest.raises(DataError, match="no column for bought; tried bought;"):
+        criteo_schema("bought").resolve(arrow(names), "f")
+
+
+def settings(**dataset):
+    tables = {"source": "from_dataset", "id_rule": dataset.pop("table_rule", None)}
+    columns = {"naming": "exact", "label": "label", "dense": [], "sparse": ["a", "b"], "id_rule": "hash"}
+    return {"dataset": columns | dataset, "tables": tables}
+
+
+@pytest.mark.parametrize(("said", "expected"), [
+    ({}, ("hashed", "hashed")), ({"hex": ["b"]}, ("hashed", "hex")), ({"id_rule": "clamp", "hex": ["b"]}, ("integers", "hex")),
+    ({"id_rule": "error", "table_rule": "hash"}, ("hashed", "hashed")), ({"table_rule": "drop"}, ("integers", "integers")),
+])  # fmt: skip
+def test_text_is_read_as_the_settings_of_data_set_and_tables_say(said, expected):
+    schema = schema_from(settings(**said))
+    assert tuple(schema.text_ids(name) for name in "ab") == expected
+
+
+def test_text_must_be_integers_where_one_of_the_tables_that_read_it_takes_ids_for_rows():
+    tables = [{"feature_names": ["a", "b"], "id_rule": "hash"}, {"feature_names": ["b"]}]
+    schema = schema_from(settings() | {"tables": {"source": "list", "tables": tables}})
+    assert (schema.text_ids("a"), schema.text_ids("b")) == ("hashed", "integers")
+
+
+def test_criteo_is_hexadecimal_with_and_without_labels():
+    for label in ("label", None):
+        schema = schema_from(settings(naming="criteo", label=label))
+        assert (schema.label, {schema.text_ids(name) for name in schema.sparse}) == (label, {"hex"})
+
+
+def test_hexadecimal_columns_must_be_sparse_columns():
+    with pytest.raises(ConfigError, match=r"dataset\.hex=\['user'\]: user is no sparse column; did you mean users"):
+        Schema("y", (), ("users", "items"), hex=("user",))
+
+
+def test_a_checkpoint_of_another_reading_is_refused_with_what_to_set():
+    trained = Schema("label", (), ("a", "b"), hex=("a",)).reading()
+    Schema(None, (), ("a",), hex=("a",)).check_reading(trained, "x.ckpt")
+    with pytest.raises(CheckpointError, match=r"x\.ckpt was trained on ids of a that were read as hexadecimal: set .*dataset\.hex=\[a\]"):
+        Schema("label", (), ("a", "b")).check_reading(trained, "x.ckpt")
+    with pytest.raises(CheckpointError, match=r"on ids of b that were read as plain text"):
+        Schema("label", (), ("a", "b"), hex=("a", "b")).check_reading(trained, "x.ckpt")
+    with pytest.raises(CheckpointError, match="hashed by md5, this recapp hashes by xxh64"):
+        Schema("label", (), ("a",)).check_reading({"text": "md5", "hex": []}, "x.ckpt")
+    for damaged in (3, {}, {"text": "xxh64"}, {"text": 1, "hex": []}, {"text": "xxh64", "hex": "a"}):
+        with pytest.raises(CheckpointError, match=r"manifest of checkpoint x\.ckpt is damaged: ids="):
+            Schema("label", (), ("a",)).check_reading(damaged, "x.ckpt")
 
 
 def test_dictionary_types_are_judged_by_their_values():

@@ -97,8 +97,8 @@ def test_a_path_that_is_not_there_is_named_with_its_setting_and_close_matches(da
 
 def test_a_directory_without_data_says_what_it_has(tmp_path):
     assert one_line(str(tmp_path)).endswith("the directory is empty")
-    (tmp_path / "train.csv").write_text("a,b")
-    assert one_line(str(tmp_path)).endswith("the directory has train.csv")
+    (tmp_path / "train.orc").write_text("a,b")
+    assert one_line(str(tmp_path)).endswith("the directory has train.orc")
     write_numbered(tmp_path / "train", [[3]])
     assert one_line(str(tmp_path)).endswith("no Parquet files here, but in train; name one of those directories")
 

@@ -52,6 +52,40 @@ def test_a_forward_pass_equals_the_one_written_out_by_hand():
     assert logits.tolist() == [1.5 + 10 * 0 + 100 * 1.5 + 1000 * 4.5 + 10000 * -7 + 0.25]
 
 
+def without_dense(**more):
+    """Tables of two and of three columns, no dense numbers, an interaction of two columns."""
+    tables = collection(table("two", 2, "a", "c", rows=2, **more), table("three", 3, "b", rows=2, **more))
+    model = DLRM(tables, 0, [9, 2], [1])
+    put(tables.embedding_bags["two"], [[1.0, 2.0], [0.0, 3.0]])
+    put(tables.embedding_bags["three"], [[1.0, 0.0, 2.0], [4.0, 4.0, 4.0]])
+    put(model.projections["three"], [[1.0, 1.0, 1.0], [0.0, 0.0, -1.0]])
+    put(model.top[0], [[1.0, 10.0, 100.0]], [0.25])
+    return model
+
+
+@pytest.mark.parametrize("more", [{}, {"data_type": "fp64"}])
+def test_without_dense_numbers_only_the_embeddings_interact(more):
+    # a: (1, 5);  c: (0, 3);  b: (1, 0, 2) -> (3, -2);   ac = 15, ab = 3 - 10 = -7, cb = -6
+    model = without_dense(**more)
+    logits = model(torch.empty(1, 0), bags(a=[[0, 1]], c=[[1]], b=[[0]]))
+    assert logits.tolist() == [15 + 10 * -7 + 100 * -6 + 0.25]
+    assert model.bottom is None and not any(name.startswith("bottom") for name, _ in model.named_parameters())
+    logits.sum().backward()
+    assert model.projections["three"].weight.grad.abs().sum() > 0
+
+
+def test_without_dense_numbers_and_projections_the_embeddings_are_taken_as_they_are():
+    model = DLRM(collection(table("x", 4, "a"), table("y", 4, "b")), 0, [8, 4], [3, 1])
+    assert (model.interaction.vectors, model.top[0].in_features, model.flops_per_sample()) == (2, 1, 4.0 * 4 * 4)
+    assert model(torch.empty(2, 0), bags(a=[[1], []], b=[[0], [1, 2]])).shape == (2,)
+
+
+def test_the_layers_of_a_model_without_dense_numbers_have_no_bottom():
+    rows = [(r["layer"], r["output"], r["parameters"]) for r in layer_table(without_dense(), 0)]
+    assert rows == [("embedding_bag_collection", "B x 7", 2 * 2 + 2 * 3), ("projections.three", "B x 2", 6),
+                    ("interaction", "B x 3", 0), ("top.0", "B x 1", 4)]
+
+
 def test_an_empty_batch_gives_no_logits_and_zero_gradients():
     model = by_hand()
     logits = model(torch.empty(0, 2), bags(a=[], b=[]))
@@ -87,7 +121,8 @@ def test_double_precision_is_kept_and_fp64_tables_serve_a_float_model():
     ({"top_layers": [8, 2]}, "model.top_layers=[8, 2]: the last layer is the logit and must be 1, e.g. [256,128,1]"),
     ({"top_layers": []}, "model.top_layers=[]"),
     ({"top_layers": [0, 1]}, "model.top_layers=[0, 1]: 0 is no width"),
-    ({"dense_in_features": 0}, "dataset.dense has 0 features")])
+    ({"dense_in_features": 0, "bottom_layers": [4, 0]}, "model.bottom_layers=[4, 0]: 0 is no width"),
+    ({"dense_in_features": 0}, "dataset.dense=[] with one sparse feature: a DLRM has nothing to interact; name a second one, or a number")])
 def test_shapes_that_do_not_fit_are_refused_at_construction(settings, said):
     with pytest.raises(ConfigError) as error:
         DLRM(collection(table("x", 4, "a")), **{"dense_in_features": 3, "bottom_layers": [4], "top_layers": [1], **settings})

@@ -1,0 +1,57 @@
+"""What the first rows of a data set tell: how many rows tables need, whether text can be ids."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from recapp.dataset.schema import Schema
+from recapp.dataset.source import Source
+from recapp.dataset.stages import decoded_chunks
+from recapp.sparse.batch import MISSING
+
+COUNTED_ROWS = 65_536
+ROOM = 4  # rows of a table for each distinct id: few ids then share one, also those that come later
+GROWTH = 1.05  # of distinct ids over the second half of the counted rows: many more are to come
+
+
+def table_rows(source: Source, schema: Schema, most: int) -> list[int]:
+    """Rows that the hashed table of each sparse feature should have, in the schema's order.
+
+    The next power of two of 4 times the distinct ids of the first 65,536 rows (of all, where there
+    are fewer), at least 2 and at most `most`; `most` where distinct ids still grow by 5 % over the
+    second half of those.
+    """
+    counted = min(source.rows, COUNTED_ROWS)
+    seen = {name: np.zeros(0, dtype=np.int64) for name in schema.sparse}
+    few = _add(seen, source.slice(0, counted // 2), schema)
+    many = _add(seen, source.slice(counted // 2, counted), schema)
+    return [
+        most if now > before and now >= GROWTH * before else min(most, rows_for(now))
+        for before, now in zip(few, many, strict=True)
+    ]
+
+
+def rows_for(distinct: int) -> int:
+    """The next power of two of 4 times so many ids; 2, one of them for missing ids, without any."""
+    return 1 << max(ROOM * distinct - 1, 1).bit_length()
+
+
+def check_ids(source: Source, schema: Schema, features: list[str]) -> None:
+    """Decode some features of the first row group. Raises DataError for a value that is no id."""
+    first = Source(source.files, source.segments[:1], source.bags).only(features)
+    for _ in decoded_chunks(
+        first, replace(schema, label=None, dense=(), sparse=tuple(features), hex=())
+    ):
+        pass
+
+
+def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:
+    """Add the ids of some rows to those seen; how many each feature has, a missing one aside."""
+    ids_only = replace(schema, label=None, dense=())
+    for rows in decoded_chunks(source.only(schema.sparse), ids_only):
+        single, bags = iter(rows.ids_NS.T), iter(rows.bags)
+        for name, known in seen.items():
+            seen[name] = np.union1d(
+                known, next(bags).values_L if name in source.bags else next(single)
+            )
+    return [int((known != MISSING).sum()) for known in seen.values()]

@@ -1,0 +1,143 @@
+"""Parquet files, opened with a footer that was parsed and checked before.
+
+    footer   the columns, the row groups and where their parts lie; parsed once per process and file
+    pages    the values, compressed and encoded, with a checksum where the writer left one
+
+Parsing a footer costs milliseconds and grows with the number of row groups, opening a file with a
+parsed one a tenth of one. A file that changed since is refused: its old footer would point
+anywhere. Numbers of rows are not trusted, because the order of rows is counted out before a value
+is read; whatever else a footer claims Arrow compares with the file.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recapp.errors import DataError
+
+CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more no faster
+KEPT_FOOTERS = 64  # a rank has at most one file open for each of its lanes, and reads them in order
+MOST_ROWS = 2**28  # of a row group: writers stay far below, and a claimed row costs unread
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last: of names in a footer
+
+
+class Stamp(NamedTuple):
+    """What tells whether a file was written since: bytes, and nanoseconds of its last change."""
+
+    size: int
+    changed: int
+
+
+class DataFile(NamedTuple):
+    """One Parquet file as it was when its footer was read.
+
+    columns: canonical name -> column. texts: the columns to decode as dictionaries. starts: the
+    first row of each row group, and the end.
+    """
+
+    path: str
+    stamp: Stamp
+    columns: dict[str, str]
+    texts: tuple[str, ...]
+    starts: tuple[int, ...]
+
+
+def stamp_of(path: str) -> Stamp:
+    """The stamp of the file as it is now. Raises OSError."""
+    found = os.stat(path)
+    return Stamp(found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(KEPT_FOOTERS)
+def read_footer(path: str, stamp: Stamp) -> pq.FileMetaData:
+    """The footer of the file that had this stamp. Raises what `UNREADABLE` lists."""
+    with pq.ParquetFile(path) as file:
+        return file.metadata
+
+
+def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The first `rows` rows of a row group as Arrow has them: (number of the first, chunk).
+
+    The last chunk may end later. Text columns are dictionaries where they can be; checksums of
+    pages are verified where the writer left some. The file is closed at the end.
+    Raises DataError for what cannot be read.
+    """
+    if stamp_of(file.path) != file.stamp:
+        raise DataError(
+            f"{file.path}: has changed since its footer was read; "
+            "start again when its writer is done"
+        )
+    begin = 0
+    try:
+        for texts in (file.texts, ()):
+            try:
+                for chunk in _batches(file, row_group, texts, begin):
+                    yield begin, chunk
+                    begin += chunk.num_rows
+                    if begin >= rows:
+                        return
+                break
+            except UNREADABLE as error:
+                # Arrow reads no text in delta encodings as dictionaries, and says so with OSError.
+                if not texts or "Not yet implemented" not in str(error):
+                    raise
+    except UNREADABLE as error:
+        why = reason(error)
+        raise DataError(
+            f"{file.path}: row group {row_group} cannot be read ({why}); "
+            "write the file again or leave it out"
+        ) from error
+    raise DataError(
+        f"{file.path}: row group {row_group} has fewer rows than its footer says; "
+        "write it again or leave it out"
+    )
+
+
+def _batches(
+    file: DataFile, row_group: int, texts: Sequence[str], skip: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a row group behind the first `skip`; what is in `texts` as dictionaries."""
+    footer, columns = read_footer(file.path, file.stamp), list(file.columns.values())
+    with pq.ParquetFile(
+        file.path,
+        metadata=footer,
+        read_dictionary=texts,
+        memory_map=True,
+        page_checksum_verification=True,
+    ) as parquet:
+        for chunk in parquet.iter_batches(
+            CHUNK_ROWS, row_groups=[row_group], columns=columns, use_threads=False
+        ):
+            left = chunk.slice(min(skip, chunk.num_rows))
+            skip -= chunk.num_rows - left.num_rows
+            if left.num_rows:
+                yield left
+
+
+def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
+    """The rows of each row group. Raises DataError for numbers that cannot be."""
+    groups = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
+    for index, rows in enumerate(groups):
+        if not 0 <= rows <= MOST_ROWS:
+            raise DataError(
+                f"{path}: row group {index} claims {rows} rows; from 0 to {MOST_ROWS:,} are read: "
+                "write smaller ones"
+            )
+    if sum(groups) != footer.num_rows:
+        raise DataError(
+            f"{path}: its footer counts {footer.num_rows} rows, its row groups {sum(groups)}; "
+            "write the file again"
+        )
+    return groups
+
+
+def reason(error: Exception) -> str:
+    """What a library says of a file that it cannot read, as part of a line."""
+    text = next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,0 +1,193 @@
+"""Text columns of Arrow -> ids and numbers, and what is said of values that are neither.
+
+Text means strings, and bytes that their writer did not mark as such. Whole columns are read where
+Arrow keeps their characters: one value behind the other, with the bounds between them.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from recapp.dataset.arrow_types import is_text
+from recapp.dataset.schema import TextIds
+from recapp.errors import DataError
+from recapp.sparse.batch import MISSING
+
+Int64Array = npt.NDArray[np.int64]
+
+_RESERVED = "the one number that is no id: it stands for a missing one"
+_NO_INTEGER = (
+    "which is no integer; set dataset.id_rule=hash (or the id_rule of its table), under which any "
+    "text is an id, or name the column in dataset.hex if it is hexadecimal"
+)
+_HEX_ONLY = (
+    "an id of a column that dataset.hex or dataset.naming calls hexadecimal has at most 16 "
+    "hexadecimal digits"
+)
+
+
+class BadValue(Exception):
+    """A value that cannot be read: its index in the column, and what is wrong with it."""
+
+    def __init__(self, index: int, problem: str) -> None:
+        super().__init__(problem)
+        self.index = index
+        self.problem = problem
+
+
+def refuse_missing(ids: Int64Array, column: pa.Array) -> None:
+    """Raise BadValue where an id is the number that stands for missing ones."""
+    if len(ids) and int(ids.min()) == MISSING:
+        raise BadValue(
+            int(np.argmin(ids)), f"holds {shown(column[int(np.argmin(ids))])}, {_RESERVED}"
+        )
+
+
+def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
+    """Ids of text that is not hexadecimal; bytes that are no UTF-8 are hashed as they are."""
+    if column.null_count:
+        column = column.fill_null(pa.scalar(b"", pa.binary()).cast(column.type))
+    ids = np.empty(len(column), dtype=np.int64)
+    bad = _kernel()(*_bytes_and_bounds(column), text is TextIds.INTEGERS, ids)
+    if bad >= 0:
+        value = shown(column[int(bad)])
+        raise BadValue(
+            int(bad), f"holds {value}, {_RESERVED if value == repr(str(MISSING)) else _NO_INTEGER}"
+        )
+    return ids
+
+
+@lru_cache(None)
+def _kernel() -> Callable[..., int]:
+    """What gives text its ids, loaded where there is text: integers are read without numba."""
+    if not find_spec("numba"):
+        raise DataError("columns of text ids need numba, which is not there: pip install numba")
+    from recapp.kernels.numba_text import ids_of_texts
+
+    return ids_of_texts
+
+
+def shown(value: pa.Scalar) -> str:
+    """A value for a message; of text at most 40 characters, as bytes where it is no UTF-8."""
+    if not value.is_valid or not is_text(value.type):
+        return repr(value.as_py())
+    content: bytes = value.as_buffer().to_pybytes()
+    try:
+        return repr(content.decode()[:40])
+    except UnicodeDecodeError:
+        return repr(content[:40])
+
+
+def as_text(column: pa.Array) -> pa.Array:
+    """Take bytes that were not marked as text for text; what is none spells no number and no id."""
+    if pt.is_binary(column.type) or pt.is_large_binary(column.type):
+        return column.cast(
+            pa.large_string() if pt.is_large_binary(column.type) else pa.string(), safe=False
+        )
+    return column
+
+
+def _hex_pairs() -> npt.NDArray[np.int16]:
+    """Value of two hexadecimal digits, by the 16-bit word they make in memory; -1 for any other two
+    bytes.
+    """
+    digits = np.full(256, -1, dtype=np.int16)
+    for value, (lower, upper) in enumerate(
+        zip(b"0123456789abcdef", b"0123456789ABCDEF", strict=True)
+    ):
+        digits[lower] = digits[upper] = value
+    words = np.arange(65536, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
+    high, low = digits[words[:, 0]], digits[words[:, 1]]
+    return np.where((high < 0) | (low < 0), np.int16(-1), high * np.int16(16) + low)
+
+
+_HEX_PAIRS = _hex_pairs()
+
+
+def ids_of_hex(column: pa.Array) -> Int64Array:
+    """Ids of hexadecimal strings of at most 16 digits; eight digits each, as Criteo writes them,
+    need no copy of the text.
+    """
+    if column.null_count:
+        column = column.fill_null("")
+    lengths = pc.binary_length(column).to_numpy(zero_copy_only=False)
+    present = lengths > 0
+    if ((lengths == 8) | ~present).all():
+        values, width = _text_bytes(column), 8
+    else:
+        if int(lengths.max()) > 16:
+            raise _not_hex(column, int(np.argmax(lengths > 16)))
+        text = pc.ascii_lpad(column.filter(pa.array(present)), width=16, padding="0")
+        values, width = _text_bytes(text), 16
+    pairs = _HEX_PAIRS[values.view(np.uint16).reshape(-1, width // 2)]
+    if pairs.size and int(pairs.min()) < 0:
+        raise _not_hex(
+            column, int(np.flatnonzero(present)[int(np.argmax((pairs < 0).any(axis=1)))])
+        )
+    ids = np.full(len(column), MISSING, dtype=np.int64)
+    number = np.zeros(len(pairs), dtype=np.int64)
+    for place in range(width // 2):
+        number = (number << 8) | pairs[:, place]
+    if width > 8 and len(number) and int(number.min()) == MISSING:
+        index = int(np.flatnonzero(present)[int(np.argmin(number))])
+        raise BadValue(index, f"holds {shown(column[index])}, {_RESERVED}")
+    ids[present] = number
+    return ids
+
+
+def _text_bytes(column: pa.Array) -> npt.NDArray[np.uint8]:
+    """The characters of a text column, one value behind the other, where Arrow keeps them."""
+    data, bounds = _bytes_and_bounds(column)
+    return data[int(bounds[0]) : int(bounds[-1])]
+
+
+def _bytes_and_bounds(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
+    """The buffer of a text column's characters, and where each value begins and the last one ends
+    in it [N + 1]; both read-only.
+    """
+    _, offsets, data = column.buffers()
+    kind = (
+        np.int64 if pt.is_large_string(column.type) or pt.is_large_binary(column.type) else np.int32
+    )
+    bounds = np.frombuffer(
+        offsets, dtype=kind, count=len(column) + 1, offset=column.offset * np.dtype(kind).itemsize
+    )
+    values = np.frombuffer(data or b"", dtype=np.uint8)
+    bounds.flags.writeable = values.flags.writeable = (
+        False  # the kernel is compiled for one kind of array
+    )
+    return values, bounds
+
+
+def _not_hex(column: pa.Array, index: int) -> BadValue:
+    return BadValue(index, f"holds {shown(column[index])}; {_HEX_ONLY}")
+
+
+def spelled_numbers(column: pa.Array) -> pa.Array:
+    """Strings to float64, "" to null."""
+    filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+    try:
+        return filled.cast(pa.float64())
+    except pa.ArrowInvalid:
+        index = _first_unspelled(filled)
+        raise BadValue(index, f"holds {shown(filled[index])}, which is not a number") from None
+
+
+def _first_unspelled(column: pa.Array) -> int:
+    """Index of the first string that is no number, by halving."""
+    first, last = 0, len(column)
+    while last - first > 1:
+        middle = (first + last) // 2
+        try:
+            column.slice(first, middle - first).cast(pa.float64())
+            first = middle
+        except pa.ArrowInvalid:
+            last = middle
+    return first

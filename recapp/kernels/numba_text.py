@@ -1,0 +1,131 @@
+"""Texts to ids, compiled: a canonical decimal is its integer, any other text is the XXH64 hash of
+its bytes.
+
+XXH64 with seed 0 is specified bit by bit ("xxHash fast digest algorithm", Yann Collet), so an id is
+the same in every process, on every machine and in every version, and other programs can compute it
+as well. `tests/dataset/test_text_ids.py` holds it to published values. Letters: N texts, C bytes.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from recapp.kernels.numba_disk import compiled
+
+jit = compiled()
+MISSING = np.int64(
+    -(2**63)
+)  # is no text's id: of the hash that would be it, the next number is taken
+P1, P2, P3 = (
+    np.uint64(0x9E3779B185EBCA87),
+    np.uint64(0xC2B2AE3D27D4EB4F),
+    np.uint64(0x165667B19E3779F9),
+)
+P4, P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
+DIGITS = 19  # of the largest int64
+ZERO, NINE, MINUS = ord("0"), ord("9"), ord("-")
+
+
+@jit
+def is_decimal(data_C: Any, first: Any, last: Any) -> Any:
+    """Whether bytes first..last spell an int64 as it is printed: no plus, no leading zero, no "-0",
+    nothing beyond its range.
+    """
+    negative = data_C[first] == MINUS
+    begin = first + 1 if negative else first
+    digits = last - begin
+    if digits < 1 or digits > DIGITS or (data_C[begin] == ZERO and (negative or digits > 1)):
+        return False
+    value = np.uint64(0)
+    for at in range(begin, last):
+        if data_C[at] < ZERO or data_C[at] > NINE:
+            return False
+        value = value * np.uint64(10) + np.uint64(data_C[at] - ZERO)
+    return value <= np.uint64(2**63 - 1) + np.uint64(negative)
+
+
+@jit
+def decimal(data_C: Any, first: Any, last: Any) -> Any:
+    """The int64 that bytes first..last spell, of which `is_decimal` holds."""
+    value = np.int64(0)
+    for at in range(first, last):
+        if data_C[at] != MINUS:
+            value = value * 10 - np.int64(
+                data_C[at] - ZERO
+            )  # below zero, where there is room for -2^63
+    return value if data_C[first] == MINUS else -value
+
+
+@jit
+def word(data_C: Any, at: Any, size: Any) -> Any:
+    """A little-endian number of `size` bytes."""
+    value = np.uint64(0)
+    for i in range(size):
+        value |= np.uint64(data_C[at + i]) << np.uint64(8 * i)
+    return value
+
+
+@jit
+def rotated(value: Any, bits: Any) -> Any:
+    """The 64 bits of a value, turned left."""
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
+
+
+@jit
+def mixed(state: Any, lane: Any) -> Any:
+    """A lane of eight bytes taken into a state: XXH64's round."""
+    return rotated(state + lane * P2, 31) * P1
+
+
+@jit
+def xxh64(data_C: Any, first: Any, last: Any) -> Any:
+    """XXH64, seed 0, of bytes first..last."""
+    at, size = first, last - first
+    if size >= 32:
+        a, b, c, d = P1 + P2, P2, np.uint64(0), np.uint64(0) - P1
+        while at + 32 <= last:
+            a, b = mixed(a, word(data_C, at, 8)), mixed(b, word(data_C, at + 8, 8))
+            c, d = mixed(c, word(data_C, at + 16, 8)), mixed(d, word(data_C, at + 24, 8))
+            at += 32
+        value = rotated(a, 1) + rotated(b, 7) + rotated(c, 12) + rotated(d, 18)
+        for state in (a, b, c, d):
+            value = (value ^ mixed(np.uint64(0), state)) * P1 + P4
+    else:
+        value = P5
+    value += np.uint64(size)
+    while at + 8 <= last:
+        value = rotated(value ^ mixed(np.uint64(0), word(data_C, at, 8)), 27) * P1 + P4
+        at += 8
+    if at + 4 <= last:
+        value = rotated(value ^ (word(data_C, at, 4) * P1), 23) * P2 + P3
+        at += 4
+    while at < last:
+        value = rotated(value ^ (np.uint64(data_C[at]) * P5), 11) * P1
+        at += 1
+    value = (value ^ (value >> np.uint64(33))) * P2
+    value = (value ^ (value >> np.uint64(29))) * P3
+    return value ^ (value >> np.uint64(32))
+
+
+@jit
+def ids_of_texts(data_C: Any, bound_N1: Any, integers_only: Any, ids_N: Any) -> Any:
+    """Write the id of each text; an empty one is missing. Returns the first text that has none, or
+    -1.
+
+    A text has no id where it spells the number that stands for missing ids, and, if only integers
+    are allowed, where it spells none.
+    """
+    for n in range(len(ids_N)):
+        first, last = bound_N1[n], bound_N1[n + 1]
+        if first == last:
+            ids_N[n] = MISSING
+        elif is_decimal(data_C, first, last):
+            ids_N[n] = decimal(data_C, first, last)
+            if ids_N[n] == MISSING:
+                return n
+        elif integers_only:
+            return n
+        else:
+            number = np.int64(xxh64(data_C, first, last))
+            ids_N[n] = number if number != MISSING else MISSING + 1
+    return -1

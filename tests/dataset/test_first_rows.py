@@ -1,0 +1,102 @@
+"""Tables are sized by the ids of the first rows; text that cannot be ids is found in the first row group."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from dataset_files import write_columns
+
+from recapp.dataset import first_rows
+from recapp.dataset.first_rows import check_ids, rows_for, table_rows
+from recapp.dataset.schema import Schema
+from recapp.dataset.source import open_source, text_that_must_be_integers
+from recapp.errors import DataError
+
+MOST = 200_000
+
+
+@pytest.mark.parametrize(
+    ("distinct", "rows"),
+    [(0, 2), (1, 4), (2, 8), (3, 16), (4, 16), (5, 32), (1024, 4096), (1025, 8192)],
+)
+def test_a_table_has_the_next_power_of_two_of_four_rows_an_id(distinct, rows):
+    assert rows_for(distinct) == rows
+
+
+def counted(tmp_path, monkeypatch, rows=None, most=MOST, cut=None, **columns):
+    """Table rows of the columns, of which the first `rows` are counted."""
+    if rows:
+        monkeypatch.setattr(first_rows, "COUNTED_ROWS", rows)
+    length = len(next(iter(columns.values())))
+    path = write_columns(tmp_path / "f.parquet", label=[0] * length, **columns)
+    schema = Schema("label", (), tuple(columns))
+    source = open_source(str(path), schema)
+    return dict(
+        zip(columns, table_rows(source.slice(*cut) if cut else source, schema, most), strict=True)
+    )
+
+
+def test_columns_of_few_ids_get_small_tables_and_those_that_still_grow_the_largest(
+    tmp_path, monkeypatch
+):
+    some = np.arange(1000)
+    assert counted(tmp_path, monkeypatch, two=some % 2, text=[f"t{n % 3}" for n in some], all=some, hundred=some % 100) == {
+        "two": 8, "text": 16, "all": MOST, "hundred": 512}  # fmt: skip
+
+
+@pytest.mark.parametrize(("late", "rows"), [(4, 512), (5, MOST)])
+def test_five_per_cent_more_ids_in_the_second_half_are_growth(tmp_path, monkeypatch, late, rows):
+    ids = [*range(100), *([0] * 400), *range(100, 100 + late), *([0] * (500 - late))]
+    assert counted(tmp_path, monkeypatch, ids=ids) == {"ids": rows}
+
+
+def test_a_table_is_never_larger_than_the_most_and_has_room_where_nothing_was_seen(
+    tmp_path, monkeypatch
+):
+    ids = [n % 100 for n in range(1000)]
+    assert counted(tmp_path, monkeypatch, most=64, ids=ids, none=pa.nulls(1000, pa.int64())) == {
+        "ids": 64,
+        "none": 2,
+    }
+
+
+def test_only_the_first_rows_count_wherever_row_groups_and_cuts_are(tmp_path, monkeypatch):
+    ids = [7] * 30 + [n % 4 for n in range(100)] + list(range(10, 1000))
+    assert counted(tmp_path, monkeypatch, rows=100, cut=(30, 900), ids=ids) == {"ids": 16}
+
+
+def test_ids_in_bags_count_and_empty_bags_do_not(tmp_path, monkeypatch):
+    bags = [[n % 3, 5] if n % 2 else [] for n in range(200)]
+    assert counted(tmp_path, monkeypatch, bags=bags, single=[n % 2 for n in range(200)]) == {
+        "bags": 16,
+        "single": 8,
+    }
+
+
+def check(path, schema):
+    source = open_source(str(path), schema)
+    if texts := text_that_must_be_integers(source, schema):
+        check_ids(source, schema, texts)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["1", "x"],
+        [["1"], ["2", "x"]],
+        pa.array(["1", "x"]).dictionary_encode(),
+        pa.array([b"1", b"x"]),
+    ],
+)
+def test_text_that_is_no_integer_is_found_in_the_first_row_group(tmp_path, bad):
+    path = write_columns(tmp_path / "f.parquet", label=[0, 1], number=[1, 2], id=bad)
+    schema = Schema("label", (), ("number", "id"), integers=("number", "id"))
+    with pytest.raises(DataError, match=f"{path}: column id, row 1 holds 'x', which is no integer"):
+        check(path, schema)
+    check(path, Schema("label", (), ("number", "id"), integers=("number",)))
+
+
+def test_integers_are_not_decoded_to_find_text(tmp_path):
+    path = write_columns(tmp_path / "f.parquet", label=[0, 1], id=[1, 2], text=["1", "2"])
+    schema = Schema("label", (), ("id", "text"), integers=("id", "text"))
+    assert text_that_must_be_integers(open_source(str(path), schema), schema) == ["text"]
+    check(path, schema)

@@ -1,0 +1,212 @@
+"""Ids mean one thing: text that spells an integer is that integer, any other text is its XXH64 hash, hexadecimal is said."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recapp.dataset import text
+from recapp.dataset.decode import decode_ids
+from recapp.dataset.schema import TextIds
+from recapp.dataset.text import BadValue
+from recapp.errors import DataError
+from recapp.kernels.numba_text import ids_of_texts, xxh64
+from recapp.sparse.batch import MISSING
+
+TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
+
+
+def sanity_buffer(size):
+    """The buffer that xxHash's own self test hashes parts of (`tests/sanity_test.c`)."""
+    state, content = 2654435761, bytearray()
+    for _ in range(size):
+        content.append(state >> 56)
+        state = state * 11400714785074694797 % 2**64
+    return bytes(content)
+
+
+PUBLISHED = [
+    (b"", 0xEF46DB3751D8E999),
+    (b"a", 0xD24EC4F1A98C6E5B),
+    (b"as", 0x1C330FB2D66BE179),
+    (b"asd", 0x631C37CE72A97393),
+    (b"asdf", 0x415872F599CEA71E),
+    (b"abc", 0x44BC2CF5AD770999),
+    (b"Call me Ishmael. Some years ago--never mind how long precisely-", 0x02A2E85470D6FD96),
+    (sanity_buffer(1), 0xE934A84ADB052768),
+    (sanity_buffer(4), 0x9136A0DCA57457EE),
+    (sanity_buffer(14), 0x8282DCC4994E35C8),
+    (sanity_buffer(222), 0xB641AE8CB691C174),
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "value"), PUBLISHED, ids=[f"{len(content)} bytes" for content, _ in PUBLISHED]
+)
+def test_the_hash_is_xxh64_as_published(content, value):
+    bytes_C = np.frombuffer(b"??" + content, dtype=np.uint8)
+    assert int(xxh64(bytes_C, 2, len(bytes_C))) % 2**64 == value
+
+
+def id_of(word):
+    """By hand: a canonical decimal of int64, else the hash."""
+    content = word if isinstance(word, bytes) else word.encode()
+    if not content:
+        return MISSING
+    spelled = content.decode("utf-8", "replace")
+    if (
+        spelled.lstrip("-").isdecimal()
+        and spelled.isascii()
+        and str(int(spelled)) == spelled
+        and -(2**63) <= int(spelled) < 2**63
+    ):
+        return int(spelled)
+    value = int(xxh64(np.frombuffer(content, dtype=np.uint8), 0, len(content)))
+    return (value + 2**63) % 2**64 - 2**63
+
+
+words = st.one_of(
+    st.text(max_size=40),
+    INT64.map(str),
+    st.integers(-(10**20), 10**20).filter(lambda number: number != -(2**63)).map(str),
+    st.sampled_from(
+        [
+            "007",
+            "+5",
+            "-0",
+            "00",
+            "0",
+            "-",
+            "1e3",
+            " 5",
+            "5 ",
+            "\uff11\uff12",
+            "DE",
+            str(2**63 - 1),
+            str(2**63),
+        ]
+    ),
+)
+
+
+@given(st.lists(st.one_of(st.none(), words), max_size=20), st.data())
+def test_text_of_every_arrow_type_has_the_id_worked_out_by_hand(column, data):
+    first = data.draw(st.integers(0, len(column)))
+    expected = [id_of(word) if word is not None else MISSING for word in column[first:]]
+    for kind in (
+        *TEXTS,
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.dictionary(pa.int8(), pa.binary()),
+    ):
+        assert decode_ids(pa.array(column, kind)[first:]).tolist() == expected
+
+
+@given(st.lists(INT64, max_size=20))
+def test_decimal_text_is_the_integer_under_every_rule(numbers):
+    spelled = pa.array([str(number) for number in numbers], pa.string())
+    for reading in (TextIds.HASHED, TextIds.INTEGERS):
+        assert (
+            decode_ids(spelled, reading).tolist()
+            == decode_ids(pa.array(numbers, pa.int64()), reading).tolist()
+            == numbers
+        )
+
+
+def test_a_number_is_one_id_in_every_type_that_can_hold_it():
+    kinds = (
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float64(),
+        pa.float16(),
+        pa.string(),
+        pa.binary(),
+    )
+    for number in (-5, 0, 100):
+        values = [str(number) if kind in (pa.string(), pa.binary()) else number for kind in kinds]
+        assert {
+            int(decode_ids(pa.array([v], k))[0]) for v, k in zip(values, kinds, strict=True)
+        } == {number}
+
+
+def test_an_unsigned_number_beyond_int64_is_the_id_of_its_text_and_of_no_other():
+    numbers = [2**63, 5, None, 2**64 - 1, 2**63 + 1]
+    ids = decode_ids(pa.array(numbers, pa.uint64()))
+    assert (
+        ids.tolist()
+        == decode_ids(pa.array([None if n is None else str(n) for n in numbers])).tolist()
+    )
+    assert ids[1] == 5 and ids[2] == MISSING and len(set(ids.tolist())) == 5
+    with pytest.raises(BadValue, match="holds '9223372036854775808', which is no integer"):
+        decode_ids(pa.array(numbers, pa.uint64()), TextIds.INTEGERS)
+    assert (
+        decode_ids(pa.array([2**64 - 1], pa.uint64()), TextIds.HEX)
+        == decode_ids(pa.array(["f" * 16]), TextIds.HEX)
+        == [-1]
+    )
+
+
+def test_the_number_that_stands_for_missing_ids_is_refused_in_every_spelling():
+    for column, reading in (
+        (pa.array([1, MISSING]), TextIds.HASHED),
+        (pa.array(["1", str(MISSING)]), TextIds.HASHED),
+        (pa.array(["1", str(MISSING)]), TextIds.INTEGERS),
+        (pa.array(["1", "8" + "0" * 15]), TextIds.HEX),
+        (pa.array([1, 2**63], pa.uint64()), TextIds.HEX),
+    ):
+        with pytest.raises(BadValue, match="the one number that is no id") as error:
+            decode_ids(column, reading)
+        assert error.value.index == 1
+
+
+def test_the_text_whose_hash_would_stand_for_missing_ids_gets_the_next_number(monkeypatch):
+    from recapp.kernels import numba_text
+
+    monkeypatch.setattr(numba_text, "xxh64", lambda *_: np.uint64(2**63))
+    ids = np.zeros(1, dtype=np.int64)
+    bounds = np.array([0, 1], dtype=np.int32)
+    monkeypatch.setattr(numba_text, "is_decimal", numba_text.is_decimal.py_func)
+    assert ids_of_texts.py_func(np.frombuffer(b"a", dtype=np.uint8), bounds, False, ids) == -1
+    assert ids.tolist() == [MISSING + 1]
+
+
+def test_ids_of_128_bits_and_uuids_are_text():
+    hashes = ["81ce123cbb5bd8ce818f60fb3586bba5", "81ce123cbb5bd8ce818f60fb3586bba6"]
+    uuids = ["6ba7b810-9dad-11d1-80b4-00c04fd430c8", "6ba7b811-9dad-11d1-80b4-00c04fd430c8"]
+    ids = decode_ids(pa.array([*hashes, *uuids, hashes[0]])).tolist()
+    assert len(set(ids)) == 4 and ids[0] == ids[4]
+
+
+def test_bytes_that_are_no_utf8_are_hashed_as_they_are():
+    content = [b"\xff\xfe1", b"ab"]
+    broken = pa.array(content).cast(pa.string(), safe=False)
+    assert (
+        decode_ids(broken).tolist()
+        == decode_ids(pa.array(content)).tolist()
+        == [id_of(word) for word in content]
+    )
+
+
+def test_text_has_the_same_ids_in_every_version():
+    ids = decode_ids(
+        pa.array(["DE", "Grüße", "007", "1e3", "81ce123cbb5bd8ce818f60fb3586bba5", "-12"])
+    ).tolist()
+    assert ids == [
+        -2325406367082704377,
+        2996662272629394261,
+        -5647975354166609820,
+        3738687871403132999,
+        -6929258365865552327,
+        -12,
+    ]
+
+
+def test_without_numba_integers_are_read_and_text_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(text, "find_spec", lambda name: None)
+    text._kernel.cache_clear()
+    assert decode_ids(pa.array([1, 2])).tolist() == [1, 2]
+    with pytest.raises(DataError, match=r"columns of text ids need numba, .* pip install numba"):
+        decode_ids(pa.array(["a"]))

@@ -1,0 +1,149 @@
+"""Mistakes in data are found before ranks are started; a checkpoint's ids and table sizes go with it."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from jobs import resolved
+
+from recapp.check_data import as_trained, check_data
+from recapp.checkpoints.manifest import Manifest
+from recapp.checkpoints.rectangles import Stored
+from recapp.errors import CheckpointError, ConfigError, DataError
+from recapp.settings import with_absolute_paths
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """Two files, the first without rows; `user` is text that spells integers, `country` is not."""
+    table = pa.table(
+        {
+            "label": [0, 1, 1],
+            "age": [1, 2, 3],
+            "user": ["1", "2", "30"],
+            "country": ["DE", "US", None],
+        }
+    )
+    pq.write_table(table.slice(0, 0), tmp_path / "part_0.parquet")
+    pq.write_table(table, tmp_path / "part_1.parquet")
+    return tmp_path
+
+
+def settings(path, *overrides):
+    return resolved(
+        "train",
+        ["dataset=custom", f"dataset.path={path}", "dataset.sparse=[user,country]", *overrides],
+    )
+
+
+def test_data_that_fit_their_settings_are_not_refused(logs):
+    check_data(settings(logs))
+    check_data(
+        settings(logs, "dataset.id_rule=error", "dataset.sparse=[user]", "dataset.dense=[age]")
+    )
+
+
+@pytest.mark.parametrize(("overrides", "says"), [
+    (["dataset.id_rule=error"], r"part_1\.parquet: column country, row 0 holds 'DE', which is no integer; set dataset\.id_rule=hash"),
+    (["tables.id_rule=clamp"], r"column country, row 0 holds 'DE', .* or name the column in dataset\.hex if it is hexadecimal"),
+    (["dataset.label=clicked"], r"part_0\.parquet: no column for clicked"),
+    (["dataset.path=s3://bucket/logs"], "^dataset.path=s3://bucket/logs: .* no client for s3://"),
+    (["dataset.test_path=none", "+split=test"], "^dataset.test_path=.*none: no such file or directory"),
+    (["dataset.val_path=gs://b"], "^dataset.val_path=gs://b: "),
+])  # fmt: skip
+def test_a_mistake_in_the_first_file_is_one_line_before_ranks_start(logs, overrides, says):
+    with pytest.raises(DataError, match=says) as error:
+        check_data(settings(logs, *overrides))
+    assert "\n" not in str(error.value)
+
+
+def test_text_that_is_hexadecimal_is_no_mistake_under_rules_that_take_ids_for_rows(logs):
+    check_data(settings(logs, "dataset.id_rule=error", "dataset.hex=[country]"))
+
+
+@pytest.mark.parametrize("naming", ["exact", "criteo"])
+@pytest.mark.parametrize("outside", [{}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_training_and_evaluation_without_labels_are_refused_whoever_started_the_ranks(
+    logs, naming, outside, monkeypatch
+):
+    for name, value in outside.items():
+        monkeypatch.setenv(name, value)
+    for more in ([], ["+split=val"]):
+        with pytest.raises(
+            ConfigError, match=r"^dataset\.label=null: training and evaluation need"
+        ):
+            check_data(settings(logs, "dataset.label=null", f"dataset.naming={naming}", *more))
+
+
+def test_files_of_ranks_that_others_started_are_not_looked_for(logs, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_data(settings("/on/their/hosts"))
+
+
+def test_a_uri_is_not_made_a_path():
+    plain = {
+        "dataset": {"path": ["s3://bucket/logs", "logs"], "val_path": "gs://b/x", "test_path": None}
+    }
+    dataset = with_absolute_paths(plain)["dataset"]
+    assert (dataset["path"][0], dataset["val_path"]) == ("s3://bucket/logs", "gs://b/x")
+    assert dataset["path"][1].startswith("/")
+
+
+def checkpoint(tmp_path, rows, **info):
+    """A manifest of tables with these rows."""
+    blocks = [Stored(name, tensor, (count, 16), range(count), range(16), "float32", "rank-00000.safetensors", 0, 1, 0)
+              for name, count in rows.items() for tensor in ("weight", "sum")]  # fmt: skip
+    return Manifest(tmp_path / "x.ckpt", info, tuple(blocks), {})
+
+
+PLAIN = {"text": "xxh64", "hex": []}
+
+
+def test_tables_that_would_be_counted_have_the_checkpoints_sizes(logs, tmp_path):
+    manifest = checkpoint(tmp_path, {"user": 64, "country": 8}, ids=PLAIN)
+    assert as_trained(settings(logs), manifest)["dataset"]["table_rows"] == [64, 8]
+    assert (
+        as_trained(settings(logs, "dataset.cardinality=[5,6]"), manifest)["dataset"]["table_rows"]
+        is None
+    )
+    assert as_trained(settings(logs, "dataset.table_rows=[7,9]"), manifest)["dataset"][
+        "table_rows"
+    ] == [7, 9]
+    assert (
+        as_trained(settings(logs), checkpoint(tmp_path, {"user": 64}, ids=PLAIN))["dataset"][
+            "table_rows"
+        ]
+        is None
+    )
+
+
+def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, capsys):
+    manifest = checkpoint(tmp_path, {}, ids=PLAIN)
+    with pytest.raises(
+        CheckpointError,
+        match=r"x\.ckpt was trained on ids of user that were read as plain text: set .*dataset\.hex=\[\]",
+    ):
+        as_trained(settings(logs, "dataset.hex=[user]"), manifest)
+    assert as_trained(settings(logs), manifest)["dataset"]["hex"] == []
+    assert (
+        as_trained(settings(logs), checkpoint(tmp_path, {}, ids=None))["dataset"]["hex"] == []
+    )  # of a script without data of ours
+    assert capsys.readouterr().err == ""
+
+
+def test_a_checkpoint_that_does_not_say_how_ids_were_read_is_read_as_hexadecimal_with_a_note(
+    logs, tmp_path, capsys
+):
+    old = checkpoint(tmp_path, {})
+    plain = settings(logs)
+    before = replace(old, info=dict(old.info))
+    del plain["dataset"]["hex"]  # nor do its settings know it
+    assert as_trained(plain, before)["dataset"]["hex"] == ["user", "country"]
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == 1 and notes[0].endswith(
+        "x.ckpt does not say how text ids were read: it was as hexadecimal, so it is now"
+    )
+    with pytest.raises(CheckpointError, match="on ids of country that were read as hexadecimal"):
+        as_trained(settings(logs, "dataset.hex=[user]"), old)

@@ -1,0 +1,202 @@
+"""A run on plain logs, without a word on ids or sizes: text ids, tables sized by what is there, and what checkpoints keep of both."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from jobs import refusal, validation
+
+from recapp import plan
+from recapp.checkpoints.directory import read_manifest
+from recapp.dataset.schema import Schema
+from recapp.errors import CheckpointError, ConfigError
+from recapp.trainer.datamodule import ClickData, DataSettings
+
+LENGTH = (
+    "dataset.batch_size=64",
+    "dataset.val_batch_size=64",
+    "model.bottom_layers=[8]",
+    "model.top_layers=[8,1]",
+    "tables.dim=8",
+)
+DATA = ("dataset=custom", "dataset.sparse=[user,country,device,tags]", "tables.max_rows=3000")
+
+
+def write(path, rows, users, seed=0):
+    """`user` is decimal text, `country` one of four words, `device` a UUID of its own, `tags` lists of words."""
+    random = np.random.default_rng(seed)
+    user = random.integers(0, users, rows)
+    country = np.array(["DE", "US", "FR", "10"])[random.integers(0, 4, rows)]
+    clicked = (user % 3 == 0) ^ (country == "US") ^ (random.random(rows) < 0.1)
+    table = pa.table({
+        "label": clicked, "user": [str(n) for n in user], "country": country,
+        "device": [f"6ba7b810-9dad-11d1-80b4-{n:012x}" for n in random.integers(0, 2**40, rows)],
+        "tags": [[f"t{n % 5}"] * (n % 3) for n in user],
+    })  # fmt: skip
+    pq.write_table(table, path, row_group_size=200)
+    return path
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("sizes")
+    write(place / "train.parquet", 1300, 50)
+    write(place / "more.parquet", 1300, 900, seed=1)
+    write(place / "few.parquet", 5, 50, seed=3)
+    return place
+
+
+@pytest.fixture(scope="module")
+def run(place, jobs):
+    """The directory of a run of two ranks, and its metrics."""
+    metrics = jobs.train(
+        place / "run", *DATA, *LENGTH, f"dataset.path={place}/train.parquet", "trainer.max_epochs=4"
+    )
+    return place / "run", metrics
+
+
+def table_rows(path):
+    return {
+        table: blocks[0].shape[0]
+        for (table, tensor), blocks in read_manifest(path).tensors.items()
+        if tensor == "weight"
+    }
+
+
+def test_text_trains_without_dense_columns(run):
+    _, metrics = run
+    assert metrics["status"] == "ok" and metrics["val_auc"] > 0.75
+
+
+def test_tables_are_sized_by_their_ids_and_every_record_of_the_run_says_so(run):
+    directory, metrics = run
+    rows = [256, 16, 3000, 32]
+    checkpoint = metrics["checkpoint"]
+    assert list(table_rows(checkpoint).values()) == rows and list(table_rows(checkpoint)) == [
+        "user",
+        "country",
+        "device",
+        "tags",
+    ]
+    assert read_manifest(checkpoint).config["dataset"]["table_rows"] == rows
+    assert (
+        yaml.safe_load((directory / "resolved.yaml").read_text())["dataset"]["table_rows"] == rows
+    )
+
+
+def test_the_checkpoint_keeps_how_text_was_read(run):
+    assert read_manifest(run[1]["checkpoint"]).info["ids"] == {"text": "xxh64", "hex": []}
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_evaluation_has_the_checkpoints_sizes_whatever_the_data(place, run, jobs, world):
+    checkpoint = run[1]["checkpoint"]
+    measured = jobs.evaluate(place / f"eval{world}", f"ckpt_path={checkpoint}", world=world)
+    assert validation(measured) == pytest.approx(validation(run[1]))
+    other = jobs.evaluate(
+        place / f"other{world}",
+        f"ckpt_path={checkpoint}",
+        f"dataset.path={place}/more.parquet",
+        world=world,
+    )
+    assert other["status"] == "ok"
+
+
+def test_training_goes_on_with_the_checkpoints_sizes_on_data_of_more_ids(place, run, jobs):
+    given = (
+        f"ckpt_path={run[1]['checkpoint']}",
+        f"dataset.path={place}/more.parquet",
+        "trainer.max_epochs=5",
+    )
+    more = jobs.train(place / "more", *given, world=1)
+    assert table_rows(more["checkpoint"]) == table_rows(run[1]["checkpoint"])
+
+
+def test_a_checkpoint_of_another_reading_is_refused_by_the_ranks_as_well(place, run):
+    data = ClickData(
+        DataSettings(path=str(place)), Schema("label", (), ("user", "country"), hex=("user",))
+    )
+    with pytest.raises(CheckpointError, match="on ids of user that were read as plain text"):
+        data.check_ids(run[1]["checkpoint"])
+
+
+def test_rows_without_labels_are_for_prediction_only(place):
+    data = ClickData(
+        DataSettings(path=f"{place}/train.parquet"), Schema(None, (), ("user", "country"))
+    )
+    for stage in ("fit", "validate", "test"):
+        with pytest.raises(
+            ConfigError, match=r"^dataset\.label=null: training and evaluation need"
+        ):
+            data.setup(stage)
+    data.setup("predict")
+
+
+def test_ranks_without_a_row_validate_and_test(place, run, jobs):
+    found = []
+    for world in (1, 2, 4):
+        given = (
+            f"ckpt_path={run[1]['checkpoint']}",
+            f"dataset.val_path={place}/few.parquet",
+            f"dataset.test_path={place}/few.parquet",
+        )
+        found.append(validation(jobs.evaluate(place / f"few{world}", *given, world=world)))
+        tested = jobs.evaluate(place / f"test{world}", *given, "split=test", world=world)
+        assert tested["test_log_loss"] == pytest.approx(found[0]["val_log_loss"])
+    assert found[1] == pytest.approx(found[0]) and found[2] == pytest.approx(found[0])
+
+
+def test_ranks_without_a_row_to_validate_train(place, jobs):
+    metrics = [jobs.train(place / f"train{world}", *DATA, *LENGTH, f"dataset.path={place}/train.parquet",
+                          f"dataset.val_path={place}/few.parquet", "trainer.max_steps=4", world=world) for world in (1, 2, 4)]  # fmt: skip
+    for others in metrics[1:]:
+        assert validation(others) == pytest.approx(validation(metrics[0]), rel=1e-5)
+
+
+def test_a_mistake_that_counting_finds_is_told_by_every_rank(place, jobs):
+    write(place / "bad.parquet", 1300, 50)
+    table = pq.read_table(place / "bad.parquet")
+    reserved = pa.array([-(2**63) if n == 700 else n for n in range(1300)])
+    pq.write_table(table.set_column(1, "user", reserved), place / "bad.parquet", row_group_size=200)
+    kind, line = refusal(
+        jobs.train, place / "bad", *DATA, *LENGTH, f"dataset.path={place}/bad.parquet"
+    )
+    assert (
+        kind == "DataError"
+        and "bad.parquet: column user, row 700 holds -9223372036854775808, the one number" in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "says", "rows"),
+    [
+        (
+            "train.parquet",
+            (),
+            "tables are sized by the distinct ids of the first 65,536",
+            [256, 16],
+        ),
+        (
+            "train.parquet",
+            ("statistics=assumed",),
+            "=3000 rows, no ids were counted: stat",
+            [3000] * 2,
+        ),
+        ("nowhere", (), "=3000 rows, no ids were counted: dataset.path=", [3000, 3000]),
+    ],
+)
+def test_a_plan_on_paper_says_what_sizes_it_assumed(place, capsys, path, more, says, rows):
+    given = [
+        *DATA,
+        f"dataset.path={place}/{path}",
+        "dataset.sparse=[user,country]",
+        "format=json",
+        *more,
+    ]
+    assert plan.main(["explain", "trainer.devices=2", *given]) == 0
+    told = capsys.readouterr()
+    assert says in told.err.splitlines()[0]
+    assert [table["rows"] for table in json.loads(told.out)["tables"]] == rows

@@ -13,9 +13,10 @@ from recapp import train
 from recapp.check_settings import checked, known_part, names_of, touched_by
 from recapp.commands import run
 from recapp.errors import ConfigError
-from recapp.groups import COMMANDS, ListedTable, Metric, ShardingType, Trainer
+from recapp.groups import ListedTable, Metric, ShardingType, Trainer
 from recapp.help_text import comments_of
 from recapp.metrics import click_metrics
+from recapp.primaries import COMMANDS
 from recapp.settings import compose, to_plain
 from recapp.sharding.tilings import ShardingType as Tilings
 from recapp.tables.config import EmbeddingBagConfig

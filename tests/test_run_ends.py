@@ -80,7 +80,7 @@ def assert_stopped(directory, by, told):
     assert re.search(rf"^stopped +step \d+: {by}$", told, re.MULTILINE) and "Traceback" not in told and "error" not in told
 
 
-def test_ctrl_c_saves_once_though_every_process_of_the_terminal_hears_it(place, jobs):
+def test_ctrl_c_saves_once_though_every_process_of_the_terminal_hears_it(place):
     run, told = training(place, "ctrl_c", "dataset.num_workers=1")
     ranks = ranks_of(run.pid)
     began = time.monotonic()
@@ -91,9 +91,6 @@ def test_ctrl_c_saves_once_though_every_process_of_the_terminal_hears_it(place, 
     assert time.monotonic() - began < 20
     assert told().endswith("interrupted\n")
     assert_stopped(place / "ctrl_c", "SIGINT", told())
-    found = metrics_of(place / "ctrl_c")
-    more = found["steps"] + 2
-    assert jobs.train(place / "goes_on", f"ckpt_path={found['last_checkpoint']}", f"trainer.max_steps={more}")["steps"] == more
 
 
 @pytest.mark.full

@@ -153,7 +153,7 @@ def test_where_nothing_is_left_to_train_it_says_so_and_leaves_the_checkpoint_alo
 
 
 @pytest.mark.full
-def test_what_a_scheduler_ends_with_sigterm_is_validated_and_saved_first(place, trained, jobs):
+def test_what_a_scheduler_ends_with_sigterm_is_saved_first_and_goes_on(place, trained, jobs):
     run = product.start("train", "+plan=mixed", *small("logs"), "trainer.max_steps=1000000", "trainer.val_check_interval=1000000",
                         "hydra.run.dir=ended", cwd=place)
     end = time.monotonic() + 120
@@ -163,7 +163,7 @@ def test_what_a_scheduler_ends_with_sigterm_is_validated_and_saved_first(place, 
     run.terminate()
     assert run.wait(timeout=60) == 128 + signal.SIGTERM
     found = metrics_of(place / "ended")
-    assert found["steps"] >= 40 and 0.5 < found["val_auc"] < 1
+    assert found["steps"] >= 40 and found["status"] == "stopped"
     more = found["steps"] + 1
     assert jobs.train(place / "ended_on", f"ckpt_path={place}/ended/checkpoints/last.ckpt", f"trainer.max_steps={more}")["steps"] == more
 

@@ -117,11 +117,10 @@ def launch(
         shutdown_timeout=int(GRACE_SECONDS),
         logs_specs=DefaultLogsSpecs(str(logs), redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)}),
     )
-    arguments = ("-u", "-m", module, "--config", str(config_path))
     told, failed = Forwarding(run, grace), None
     try:
         with told, _environment_of_ranks(ranks), _silent_elastic(), stdout_to_stderr(to_stderr):
-            elastic_launch(config, sys.executable)(*arguments)
+            elastic_launch(config, sys.executable)("-u", "-m", module, "--config", str(config_path))
     except ChildFailedError as error:
         failed = _explanation(error.failures, logs, run)
     except RendezvousError as error:

@@ -1,6 +1,6 @@
 """What a run was made with: the facts that a person needs to make it again, or to doubt it.
 
-    {"dataset": "/data/clicks", "train_rows": 5142, "val_rows": 858, "model": "DLRM", "tables": 26,
+    {"dataset": "/data/clicks", "rows_train": 5142, "rows_val": 858, "model": "DLRM", "tables": 26,
      "table_rows": 1008234, "batch_size": 1024, "precision": "32-true", "hosts": ["node7"],
      "device": "cpu", "version_recapp": "0.1.0", ..., "date": "2026-11-22T10:15:00+00:00"}
 
@@ -40,8 +40,8 @@ def about(
     dataset = settings["dataset"]
     return {
         "dataset": dataset["path"],
-        "train_rows": rows[0],
-        "val_rows": rows[1],
+        "rows_train": rows[0],
+        "rows_val": rows[1],
         "model": str(settings["model"]["_target_"]).rpartition(".")[2],
         "tables": len(tables),
         "table_rows": sum(table.num_embeddings for table in tables),
@@ -96,7 +96,7 @@ def _path(given: Any) -> str:
 
 
 def _rows(run: Mapping[str, Any]) -> str:
-    return f"{run['train_rows']:,} to train on, {run['val_rows']:,} to validate on"
+    return f"{run['rows_train']:,} to train on, {run['rows_val']:,} to validate on"
 
 
 def _model(run: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ class Run:
     @property
     def about(self) -> dict[str, Any]:
         """What it was made with; empty where it did not record that."""
-        return self.metrics if "train_rows" in self.metrics else {}
+        return self.metrics if "rows_train" in self.metrics else {}
 
     @cached_property
     def settings(self) -> dict[str, Any]:

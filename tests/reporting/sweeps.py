@@ -9,8 +9,8 @@ from recapp.reporting.phases import PHASES
 
 ABOUT = {
     "dataset": "/data/clicks",
-    "train_rows": 5142,
-    "val_rows": 858,
+    "rows_train": 5142,
+    "rows_val": 858,
     "model": "DLRM",
     "tables": 26,
     "table_rows": 1_221_286,

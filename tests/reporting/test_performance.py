@@ -116,7 +116,7 @@ def test_every_rank_tells_its_own(jobs, tmp_path):
     assert [memory["weights"] + memory["state"] for memory in found["memory"]] == metrics["bytes_by_rank"]
     low, high = metrics["step_ms_quartiles"]
     assert low <= metrics["step_ms"] <= high
-    assert metrics["train_rows"] + metrics["val_rows"] == 6000 and metrics["batch_size"] == 256 and metrics["model"] == "DLRM"
+    assert metrics["rows_train"] + metrics["rows_val"] == 6000 and metrics["batch_size"] == 256 and metrics["model"] == "DLRM"
     assert all(metrics[f"version_{name}"] for name in ("recapp", "torch", "lightning", "python"))
     assert metrics["hosts"] == [socket.gethostname()]
     assert sum(found["sent_bytes"]) == pytest.approx(metrics["bytes_exchanged_per_step"])

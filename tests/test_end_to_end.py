@@ -63,17 +63,17 @@ def test_before_the_first_step_it_is_said_what_will_happen(trained):
     said = {line.split()[0]: line.split() for line in lines if line.strip()}
     assert said["bottom.0"][1:5] == ["Linear", "B", "x", "256"] and said["top.4"][1:5] == ["Linear", "B", "x", "1"]
     assert said["interaction"][1:5] == ["DotInteraction", "B", "x", "351"]
-    assert said["C1"][1:] == ["120,001", "16", "row_wise", "3.8", "MB", "0:", "rows", "0-60000,", "1:", "rows", "60001-120000"]
-    assert said["C6"][1:] == ["4", "16", "data_parallel", "256", "B", "all", "ranks"]
+    assert said["C1"][1:] == ["120,001", "16", "row_wise", "3.840", "0:", "rows", "0-60000,", "1:", "rows", "60001-120000"]
+    assert said["C6"][1:] == ["4", "16", "data_parallel", "0.000", "all", "ranks"]
     assert said["C2"][3] == "table_wise" and said["C2"][-1] == "all"
 
 
 def test_each_rank_is_listed_with_host_device_and_the_bytes_of_the_metrics(place, trained):
     lines = trained.out[trained.out.index("Ranks"):].splitlines()
-    held = [line.split() for line in lines[2:4]]
+    held = [line.split() for line in lines[3:5]]
     assert [(row[0], row[2]) for row in held] == [("0", "cpu"), ("1", "cpu")]
     assert held[0][1] == held[1][1] == os.uname().nodename
-    assert [int(row[-1].replace(",", "")) for row in held] == metrics_of(place / "run")["bytes_by_rank"]
+    assert [row[-1] for row in held] == [f"{n / 1e6:,.3f}" for n in metrics_of(place / "run")["bytes_by_rank"]]
 
 
 def test_at_the_end_the_summary_says_how_good_and_where(place, trained):

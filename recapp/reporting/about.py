@@ -1,11 +1,11 @@
 """What a run was made with: the facts that a person needs to make it again, or to doubt it.
 
-    {"dataset": "/data/clicks", "train_rows": 5142, "val_rows": 858, "model": "DLRM", "tables": 26,
+    {"dataset": "/data/clicks", "rows_train": 5142, "rows_val": 858, "model": "DLRM", "tables": 26,
      "table_rows": 1008234, "batch_size": 1024, "precision": "32-true", "hosts": ["node7"],
-     "device": "cpu", "versions": {"recapp": "0.1.0", ...}, "date": "2026-11-22T10:15:00+00:00"}
+     "device": "cpu", "version_recapp": "0.1.0", ..., "date": "2026-11-22T10:15:00+00:00"}
 
-Rank 0 writes them as `about` into `metrics.json` when training ends; the foot of a report reads
-them. Seed, ranks and plan stand beside them there.
+Rank 0 writes them into `metrics.json`, which is flat, when training ends; the foot of a report
+reads them. Seed, ranks and plan stand beside them there.
 """
 
 import platform
@@ -16,6 +16,7 @@ from typing import Any
 
 from recapp.tables.config import EmbeddingBagConfig
 
+VERSION = "version_"  # before the name of a package
 PACKAGES = ("recapp", "torch", "lightning")
 
 
@@ -39,8 +40,8 @@ def about(
     dataset = settings["dataset"]
     return {
         "dataset": dataset["path"],
-        "train_rows": rows[0],
-        "val_rows": rows[1],
+        "rows_train": rows[0],
+        "rows_val": rows[1],
         "model": str(settings["model"]["_target_"]).rpartition(".")[2],
         "tables": len(tables),
         "table_rows": sum(table.num_embeddings for table in tables),
@@ -48,7 +49,7 @@ def about(
         "precision": settings["trainer"]["precision"],
         "hosts": list(dict.fromkeys(hosts)),
         "device": str(device),
-        "versions": versions(),
+        **{f"{VERSION}{name}": text for name, text in versions().items()},
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 
@@ -68,7 +69,7 @@ def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[
     """Return what runs were made with as names and texts; where they differ, all that occurs.
 
     Args:
-        runs: The `about` of each run; empty ones of runs that recorded none.
+        runs: What `about` returned of each run; empty where it recorded nothing.
         seeds: The seed of each run.
     """
 
@@ -83,7 +84,7 @@ def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[
         "Model": each(_model),
         "Batch": each(lambda run: f"{run['batch_size']:,} samples, all ranks together"),
         "Seed": ", ".join(dict.fromkeys(str(seed) for seed in seeds if seed is not None)),
-        "Versions": each(lambda run: ", ".join(f"{k} {v}" for k, v in run["versions"].items())),
+        "Versions": each(_versions),
         "Host": each(lambda run: f"{', '.join(run['hosts'])} ({run['device']})"),
         "Date": " to ".join(dict.fromkeys(_minute(day) for day in days[:1] + days[-1:])),
     }
@@ -95,7 +96,7 @@ def _path(given: Any) -> str:
 
 
 def _rows(run: Mapping[str, Any]) -> str:
-    return f"{run['train_rows']:,} to train on, {run['val_rows']:,} to validate on"
+    return f"{run['rows_train']:,} to train on, {run['rows_val']:,} to validate on"
 
 
 def _model(run: Mapping[str, Any]) -> str:
@@ -103,6 +104,11 @@ def _model(run: Mapping[str, Any]) -> str:
         f"{run['tables']:,} table{'s' if run['tables'] != 1 else ''} of {run['table_rows']:,} rows"
     )
     return f"{run['model']}, {tables}, {run['precision']}"
+
+
+def _versions(run: Mapping[str, Any]) -> str:
+    told = {k.removeprefix(VERSION): v for k, v in run.items() if k.startswith(VERSION)}
+    return ", ".join(f"{name} {text}" for name, text in told.items())
 
 
 def _minute(date: str) -> str:

@@ -76,8 +76,7 @@ class Run:
     @property
     def about(self) -> dict[str, Any]:
         """What it was made with; empty where it did not record that."""
-        found = self.metrics.get("about")
-        return found if isinstance(found, dict) else {}
+        return self.metrics if "rows_train" in self.metrics else {}
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from recapp.reporting.phases import PHASES
 
 ABOUT = {
     "dataset": "/data/clicks",
-    "train_rows": 5142,
-    "val_rows": 858,
+    "rows_train": 5142,
+    "rows_val": 858,
     "model": "DLRM",
     "tables": 26,
     "table_rows": 1_221_286,
@@ -18,7 +18,10 @@ ABOUT = {
     "precision": "32-true",
     "hosts": ["node7"],
     "device": "cpu",
-    "versions": {"recapp": "0.1.0", "torch": "2.13.0", "lightning": "2.6.6", "python": "3.11.7"},
+    "version_recapp": "0.1.0",
+    "version_torch": "2.13.0",
+    "version_lightning": "2.6.6",
+    "version_python": "3.11.7",
     "date": "2026-11-22T10:06:00+00:00",
 }
 MEMORY = {
@@ -91,7 +94,7 @@ def make_run(
     }
     if not old:
         quartiles = [step_ms * (1 - spread), step_ms * (1 + spread)]
-        metrics |= {"step_ms_quartiles": quartiles, "about": ABOUT | {"batch_size": batch}}
+        metrics |= {"step_ms_quartiles": quartiles, **ABOUT, "batch_size": batch}
     (folder / "metrics.json").write_text(json.dumps(metrics | (more or {})))
     if performance:
         measured = _performance(step_ms, dense_ms, spread, ranks)

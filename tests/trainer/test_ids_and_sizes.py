@@ -199,4 +199,4 @@ def test_a_plan_on_paper_says_what_sizes_it_assumed(place, capsys, path, more, s
     assert plan.main(["explain", "trainer.devices=2", *given]) == 0
     told = capsys.readouterr()
     assert says in told.err.splitlines()[0]
-    assert [table["rows"] for table in json.loads(told.out)["tables"]] == rows
+    assert [table["rows"] for table in json.loads(told.out)["rows"]] == rows

@@ -128,7 +128,7 @@ class _Lists:
             if key not in plain:
                 self._fail(g, k, f"{key} must be given", 3)
         word = plain[PLACED]
-        if word not in WORDS:
+        if not isinstance(word, str) or word not in WORDS:
             self._fail(g, k, f"{PLACED}={word}: {suggest(str(word), WORDS)}", 3)
         local = self._numbers(g, k, LOCAL, plain[LOCAL])
         if not isinstance(plain[EVERY], list):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 import yaml
 
+from recapp.commands import one_line
 from recapp.errors import PlanError
 from recapp.sharding.plan import PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.sharding.plan_file import load_plan, plan_to_yaml, read_plan
@@ -105,7 +106,7 @@ def reads(path, plain):
             try:
                 assert isinstance(read(), ShardingPlan)
             except PlanError as error:
-                said = str(error)
+                said = one_line(error)  # as a command prints it
                 assert len(said.splitlines()) == 1 and len(said) < 2000, said
     return said
 

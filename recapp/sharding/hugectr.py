@@ -31,6 +31,7 @@ Sources: `HugeCTR/embedding/embedding_planner.cpp` and `common.cpp` of v3.7, the
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -228,8 +229,7 @@ class _Lists:
 
 def _twice(numbers: Iterable[int]) -> list[int]:
     """What stands more than once."""
-    seen = list(numbers)
-    return sorted({i for i in seen if seen.count(i) > 1})
+    return sorted(i for i, count in Counter(numbers).items() if count > 1)
 
 
 # ---- writing

@@ -129,7 +129,7 @@ def at(plain, place):
 def test_whatever_is_wrong_in_a_plan_file_is_one_line(tmp_path, form):
     right = {"yaml": yaml.safe_load(plan_to_yaml(PLAN)), "lists": LISTS, "matrix": MATRIX}[form]
     for place in list(places(right))[1:]:
-        for wrong in [*WRONG, "gone"]:
+        for number, wrong in enumerate([*WRONG, "gone"]):
             changed = copy.deepcopy(right)
             holder = at(changed, place[:-1])
             if wrong == "gone":
@@ -137,7 +137,7 @@ def test_whatever_is_wrong_in_a_plan_file_is_one_line(tmp_path, form):
             else:
                 holder[place[-1]] = wrong
             reads(tmp_path / "plan.yaml", changed)
-            if form == "yaml" and wrong != "gone":
+            if form == "yaml" and number % 4 == len(place) % 4:
                 reads(tmp_path / "plan.yaml", yaml.safe_dump(changed, allow_unicode=True))
 
 

@@ -318,7 +318,7 @@ def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> No
     if not os.path.lexists(path):
         return
     for name in () if path.is_symlink() else links_to(path):
-        if instead is None:
+        if instead is None or os.path.realpath(instead) == os.path.realpath(path):
             raise CheckpointError(f"{path} is what {name} leads to and was not removed: remove {name.name} first")
         link(name, Path(instead))
     aside = beside(path, "tmp")         # first out of the way at once: half of a directory must not be taken for a whole one

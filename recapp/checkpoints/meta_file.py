@@ -33,7 +33,6 @@ _ASKED_FOR = {
     "__builtin__ set",
     "builtins complex",
     "__builtin__ complex",
-    "torch.serialization _get_layout",
     *(f"torch {name}" for name in (*_DTYPES, *_STORAGES)),
 }
 """What the pickle of plain values and dense tensors names."""

@@ -31,6 +31,7 @@ Sources: `HugeCTR/embedding/embedding_planner.cpp` and `common.cpp` of v3.7, the
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -128,7 +129,7 @@ class _Lists:
             if key not in plain:
                 self._fail(g, k, f"{key} must be given", 3)
         word = plain[PLACED]
-        if word not in WORDS:
+        if not isinstance(word, str) or word not in WORDS:
             self._fail(g, k, f"{PLACED}={word}: {suggest(str(word), WORDS)}", 3)
         local = self._numbers(g, k, LOCAL, plain[LOCAL])
         if not isinstance(plain[EVERY], list):
@@ -228,8 +229,7 @@ class _Lists:
 
 def _twice(numbers: Iterable[int]) -> list[int]:
     """What stands more than once."""
-    seen = list(numbers)
-    return sorted({i for i in seen if seen.count(i) > 1})
+    return sorted(i for i, count in Counter(numbers).items() if count > 1)
 
 
 # ---- writing

@@ -93,7 +93,7 @@ def _placed(said: Mapping[str, Any], names: list[str], source: str) -> dict[str,
         raise PlanError(f"{source}: {GROUPS} and {PLACED} must be lists of one length")
     placed: dict[str, tuple[int, str, int]] = {}
     for k, (word, group) in enumerate(zip(words, groups, strict=True)):
-        if word not in WORDS or not isinstance(group, list):
+        if not isinstance(word, str) or word not in WORDS or not isinstance(group, list):
             raise PlanError(f"{source}: group {k}: placement {word}: {suggest(str(word), WORDS)} and a list of tables (rule 3)")
         for item in group:
             table, strips = item if isinstance(item, list) and len(item) == 2 else (item, 1)
@@ -134,6 +134,8 @@ def _with_modes(made: dict[str, TableSharding], compression: Any, source: str) -
     if not isinstance(compression, Mapping):
         raise PlanError(f"{source}: {COMPRESSION} must be an object of {' and '.join(MODES)} with lists of tables")
     for word, group in compression.items():
+        if not isinstance(group, list):
+            raise PlanError(f"{source}: {COMPRESSION}.{word} must be a list of tables")
         if str(word).lower() not in MODES:
             raise PlanError(f"{source}: {COMPRESSION}.{word}: {suggest(str(word), MODES)}")
         for name in (_name(table, list(made), f"{source}: {COMPRESSION}.{word}") for table in group):

@@ -18,6 +18,8 @@ SIZES = ("rows", "dim")
 CONFIG = (*SIZES, "data_type", "features", "pooling", "id_rule", "init_range")
 TYPES = (*(t.value for t in ShardingType), "custom")
 PARTS = ("rows", "cols")
+MOST_RANKS = 65_536     # a replica lies on each, so a line of a file becomes as many shards
+MOST_ROWS = 2**53
 
 
 def plan_from_plain(plain: Any, source: str) -> ShardingPlan:
@@ -31,7 +33,7 @@ def plan_from_plain(plain: Any, source: str) -> ShardingPlan:
         PlanError: naming file, table and entry, and what would be right.
     """
     _keys(plain, source, TOP, ("ranks", "tables"))
-    world = _whole(plain["ranks"], f"{source}: ranks", 1)
+    world = _whole(plain["ranks"], f"{source}: ranks", 1, MOST_RANKS)
     entries = plain["tables"]
     if not isinstance(entries, Mapping) or not entries:
         raise PlanError(f"{source}: tables: must name at least one table, each with `table` and `shards`")
@@ -156,9 +158,11 @@ def _keys(plain: Any, where: str, known: Sequence[str], needed: Sequence[str]) -
             raise PlanError(f"{where}: {key} must be given")
 
 
-def _whole(value: Any, where: str, least: int) -> int:
+def _whole(value: Any, where: str, least: int, most: int = MOST_ROWS) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise PlanError(f"{where}={value}: must be a whole number of at least {least}")
+    if value > most:
+        raise PlanError(f"{where}={value}: must be at most {most:,}")
     return value
 
 

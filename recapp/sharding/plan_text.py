@@ -70,15 +70,11 @@ def _text(path: str | Path) -> str:
 
 def _parsed(path: str | Path, text: str) -> Any:
     try:
-        if text.lstrip()[:1] in (
-            "[",
-            "{",
-        ):  # JSON is YAML, unless tabs indent it; its reader is faster
-            with suppress(json.JSONDecodeError):
+        if text.lstrip()[:1] in ("[", "{"):
+            with suppress(json.JSONDecodeError):  # JSON is YAML, unless tabs indent it
                 return json.loads(text)
-        return yaml.load(
-            text, Loader=_Strict
-        )  # safe: _Strict only adds checks to PyYAML's safe loader
+        _check_depth(path, text)
+        return yaml.load(text, Loader=_Strict)  # safe: only adds checks to the safe loader
     except yaml.YAMLError as e:
         mark = getattr(e, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -59,7 +59,7 @@ class KeepLast(Checkpoint):
                 states[callback.state_key] = known
             if lost and trainer.is_global_zero:
                 note(
-                    f"the earlier run's best checkpoint {state['best_model_path']} is gone: the best from here on counts"
+                    f"the earlier run's best checkpoint {state.get('best_model_path')} is gone: the best from here on counts"
                 )
 
     def on_train_batch_end(
@@ -128,6 +128,8 @@ def _known_best(
         Nothing where none of them is there. Paths are absolute and normal, so that Lightning tells those
         of another directory, which are not this run's to delete.
     """
+    if callback.monitor is None:  # the newest is the best: of another directory it says nothing
+        return dict(state) if state["dirpath"] == callback.dirpath else {}
     scores = {}
     for name, score in dict(state["best_k_models"]).items():
         path = Path(os.path.normpath(Path(name).absolute()))

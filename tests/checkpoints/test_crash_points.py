@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from tables import Comms
 
 from recapp.checkpoints import directory, names
 from recapp.checkpoints.directory import (
     find_checkpoints,
     is_checkpoint,
     load_table,
+    load_together,
     open_checkpoint,
     read_manifest,
     read_meta,
@@ -304,3 +306,25 @@ def step_of_one_version(path):
         snapshot.fill([held])
         assert held.data.unique().tolist() == [snapshot.meta()["step"]] == [snapshot.manifest.step]
         return snapshot.manifest.step
+
+
+def test_ranks_that_load_beside_a_writer_all_get_one_version(tmp_path):
+    run, comms, written, found = Run(tmp_path), Comms(2), threading.Event(), [[], []]
+    run.validated(1, .5)
+
+    def load(rank):
+        comm = comms.rank(rank)
+        while not comm.gather(written.is_set())[0]:
+            held = Block("A", "weight", (4, 2), range(2 * rank, 2 * rank + 2), range(2), torch.full((2, 2), -1.), True)
+            manifest, meta = load_together(tmp_path / "last.ckpt", [held], [], comm)
+            found[rank].append((manifest.step, meta["step"], *held.data.unique().tolist()))
+
+    ranks = [threading.Thread(target=load, args=(rank,)) for rank in range(2)]
+    for thread in ranks:
+        thread.start()
+    for step in range(2, 40):
+        run.validated(step, step % 3)
+    written.set()
+    for thread in ranks:
+        thread.join()
+    assert found[0] == found[1] and all(a == b == c for a, b, c in found[0]) and len(set(found[0])) > 1

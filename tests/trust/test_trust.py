@@ -152,20 +152,22 @@ def planted(tmp_path, monkeypatch):
     assert not (tmp_path / "pwned").exists() and "evil" not in sys.modules
 
 
+PLACES = 4      # of each target, one of them in the sparse optimizer
+
+
 def test_there_are_enough_hostile_settings():
-    assert len(NASTY) * (len(SLOTS) + 1) >= 600
+    assert len(NASTY) * (PLACES + 1) >= 400
 
 
 @pytest.mark.parametrize("target", NASTY)
 def test_what_a_file_names_is_refused_in_one_line_and_never_run(planted, checkpoint, config, target):
-    bomb = {"_target_": target, **NASTY[target]}
-    for number, (slot, more) in enumerate(SLOTS.items()):
-        name = list(COMMANDS)[number % 2]
-        said = refusal(name, checkpoint, put(config, slot, {**more, **bomb}))
+    bomb, number = {"_target_": target, **NASTY[target]}, list(NASTY).index(target)
+    first, *others = SLOTS
+    for i, slot in enumerate((first, *(others[(number + i) % len(others)] for i in range(PLACES - 1)))):
+        said = refusal(list(COMMANDS)[i % 2], checkpoint, put(config, slot, {**SLOTS[slot], **bomb}))
         assert slot in said or "not plain" in said
-    nested = list(NESTED.items())[sum(map(ord, target)) % len(NESTED)]
-    for name in COMMANDS:
-        refusal(name, checkpoint, put(config, nested[0], nested[1](bomb)))
+    place, inside = list(NESTED.items())[number % len(NESTED)]
+    refusal(list(COMMANDS)[number % 2], checkpoint, put(config, place, inside(bomb)))
 
 
 @pytest.mark.parametrize(("slot", "target"), [

@@ -128,10 +128,18 @@ def launch(
     finally:
         if told.number:
             _show_cursor()
-    if told.number and isinstance(failed, RecappError) and not failed.secondhand:
+    _raise_what_ended(told.number, failed)
+
+
+def _raise_what_ended(signal_number: int, failed: RecappError | Stopped | None) -> None:
+    """Raise that a signal has ended the run, if one has, else what a rank failed of; a failure beside a signal is a note."""
+    if not signal_number:
+        if failed is not None:
+            raise failed
+        return
+    if isinstance(failed, RecappError) and not failed.secondhand:
         note(f"while the run was stopped: {failed}")
-    if ended := Stopped(told.number) if told.number else failed:
-        raise ended
+    raise Stopped(signal_number)
 
 
 def _refuse_taken_port(port: int) -> None:

@@ -227,10 +227,12 @@ def test_what_conf_names_is_known_without_importing_lightning():
         assert issubclass(getattr(import_module(home.module), target.rpartition(".")[2]), getattr(import_module(base_module), base))
 
 
-def test_what_the_command_line_names_is_the_users_word(checkpoint, config):
+def test_what_the_command_line_names_is_the_users_word(checkpoint, config, tmp_path, monkeypatch):
     hostile = put(config, "optimizer.sparse", {"_target_": "os.system", "lr": 0.5})
-    said = "optimizer.sparse._target_=mypackage.rule"
-    assert settings_of("train", checkpoint, hostile, said)["optimizer"]["sparse"] == {"_target_": "mypackage.rule", "lr": 0.5}
+    said = "optimizer.sparse._target_=rules_of_mine.rule"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rules_of_mine.py").write_text("from recapp.optim.rules import sgd\n\n\ndef rule(lr: float):\n    return sgd(lr)\n")
+    assert settings_of("train", checkpoint, hostile, said)["optimizer"]["sparse"] == {"_target_": "rules_of_mine.rule", "lr": 0.5}
     assert settings_of("train", checkpoint, hostile, "optimizer=adam")["optimizer"]["sparse"]["_target_"] == "recapp.optim.rules.adam"
 
 

@@ -138,9 +138,11 @@ def counts_ids(settings: Settings) -> bool:
     whose `table_rows` say what is generated.
     """
     tables, dataset = settings["tables"], settings["dataset"]
+    if tables["source"] != "from_dataset":
+        return False
     hashed = (tables["id_rule"] or dataset["id_rule"]) == "hash"
     sized = any(dataset[key] for key in ("table_rows", "cardinality", "generate"))
-    return bool(tables["source"] == "from_dataset" and hashed and not sized)
+    return bool(hashed and not sized)
 
 
 def _for_feature(values: Sequence[int], i: int, features: Sequence[str], setting: str) -> int:

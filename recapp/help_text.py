@@ -115,7 +115,7 @@ def _known(command: str, group: str) -> bool:
 
 def _opening(command: str, config: Mapping[str, Any], groups: Sequence[str], conf: Path, columns: int) -> Iterator[str]:
     file = comments_of(conf / f"{command}.yaml")
-    yield textwrap.fill(file.about, columns)
+    yield textwrap.fill(file.about or f"python -m recapp.{command}", columns)
     yield ""
     parents = [comments_of(conf / f"{name}.yaml") for name in ("command", *_primaries(conf, command)) if (conf / f"{name}.yaml").is_file()]
     for name, value in config.items():

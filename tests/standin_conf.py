@@ -10,7 +10,10 @@ from recapp.primaries import Command
 
 REAL = Path(__file__).resolve().parents[1] / "conf"
 
-DATA = "naming: criteo\nlabel: label\nval_path: null\ntest_path: null\ngenerate: {}\nlanes: 16\nbatch_size: 32\nshuffle_rows: 0"
+DATA = (
+    "naming: criteo\nlabel: label\nval_share: 1/7\nval_path: null\ntest_path: null\n"
+    "generate: {}\nlanes: 16\nbatch_size: 32\nshuffle_rows: 0"
+)
 
 FILES = {
     "train.yaml": """
@@ -23,7 +26,7 @@ FILES = {
     "dataset/other.yaml": f"path: [a, b/*.parquet]\nsplit: 1/7\n{DATA}",
     "model/dlrm.yaml": "ranks: [fine, fine]\ndim: 16",
     "model/deep.yaml": "ranks: [fine, fine]\ndepth: 2\nseed_of_model: ${seed}",
-    "trainer/default.yaml": "devices: 2\naccelerator: cpu\nmax_steps: null\nmax_epochs: null",
+    "trainer/default.yaml": "devices: 2\naccelerator: cpu\nmax_steps: null\nmax_epochs: null\nlimit_val_batches: null",
     "plan/mixed.yaml": "name: mixed\ntables: {}",
     "plan/row_wise.yaml": "name: row_wise\ntables: {}",
     "experiment/wide.yaml": """

@@ -258,7 +258,7 @@ def test_the_settings_name_a_file_and_nothing_beside_it(logs):
     assert made == read_plan(path) and made.name == "by_hand"
     with pytest.raises(PlanError, match=r"was made for 2 ranks, and there are 1: set trainer.devices=2"):
         planned(data, tables, Topology(1), "+plan=file", f"plan.path={path}")
-    with pytest.raises(PlanError, match=r"plan.mode: unknown setting; plan.path is a whole plan: edit the file"):
+    with pytest.raises(ConfigError, match=r"plan.mode: cannot be set beside plan.path, which is a whole plan: edit the file"):
         planned(data, tables, Topology(2), "+plan=file", f"plan.path={path}", "+plan.mode=pooled")
     with pytest.raises(PlanError, match="plan by_hand does not fit"):
         planned(data, tables, Topology(2, memory_bytes=[1000, 1000]), "+plan=file", f"plan.path={path}")

@@ -30,11 +30,9 @@ def logs(tmp_path):
     return tmp_path
 
 
-def settings(path, *overrides):
-    return resolved(
-        "train",
-        ["dataset=custom", f"dataset.path={path}", "dataset.sparse=[user,country]", *overrides],
-    )
+def settings(path, *overrides, **more):
+    own = ["dataset=custom", f"dataset.path={path}", "dataset.sparse=[user,country]", *overrides]
+    return resolved("train", own) | more
 
 
 def test_data_that_fit_their_settings_are_not_refused(logs):
@@ -49,13 +47,17 @@ def test_data_that_fit_their_settings_are_not_refused(logs):
     (["tables.id_rule=clamp"], r"column country, row 0 holds 'DE', .* or name the column in dataset\.hex if it is hexadecimal"),
     (["dataset.label=clicked"], r"part_0\.parquet: no column for clicked"),
     (["dataset.path=s3://bucket/logs"], "^dataset.path=s3://bucket/logs: .* no client for s3://"),
-    (["dataset.test_path=none", "+split=test"], "^dataset.test_path=.*none: no such file or directory"),
     (["dataset.val_path=gs://b"], "^dataset.val_path=gs://b: "),
 ])  # fmt: skip
 def test_a_mistake_in_the_first_file_is_one_line_before_ranks_start(logs, overrides, says):
     with pytest.raises(DataError, match=says) as error:
         check_data(settings(logs, *overrides))
     assert "\n" not in str(error.value)
+
+
+def test_a_mistake_in_test_files_is_one_line_before_ranks_start(logs):
+    with pytest.raises(DataError, match=r"^dataset.test_path=.*none: no such file or directory"):
+        check_data(settings(logs, "dataset.test_path=none", split="test"))
 
 
 def test_text_that_is_hexadecimal_is_no_mistake_under_rules_that_take_ids_for_rows(logs):
@@ -69,11 +71,11 @@ def test_training_and_evaluation_without_labels_are_refused_whoever_started_the_
 ):
     for name, value in outside.items():
         monkeypatch.setenv(name, value)
-    for more in ([], ["+split=val"]):
+    for more in ({}, {"split": "val"}):
         with pytest.raises(
             ConfigError, match=r"^dataset\.label=null: training and evaluation need"
         ):
-            check_data(settings(logs, "dataset.label=null", f"dataset.naming={naming}", *more))
+            check_data(settings(logs, "dataset.label=null", f"dataset.naming={naming}", **more))
 
 
 def test_files_of_ranks_that_others_started_are_not_looked_for(logs, monkeypatch):

@@ -31,7 +31,7 @@ def compare(comm, tables, kind, rule, rows_W, mode="unique"):
         torch.testing.assert_close(data, oracle.tensor(table, tensor), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [k if k in ("row_wise", "random") else pytest.param(k, marks=pytest.mark.full) for k in KINDS])
 def test_tables_of_fewer_rows_than_ranks_and_of_one_column_train(ranks, kind):
     for rule in RULES:
         ranks.run(compare, 4, make_tables(**TINY), kind, rule, [5, 5, 5, 5])

@@ -74,7 +74,7 @@ def same_as_gloo(comm, dtype, rounds, most, ring_pages):
     return comm.bytes_sent
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_spans_of_every_type_arrive_as_through_gloo(ranks, world, dtype):
     assert min(ranks.run(same_as_gloo, world, dtype, 12, 300, None)) > 0

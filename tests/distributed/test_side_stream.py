@@ -62,8 +62,10 @@ def unordered(comm, kind, depth, spoil=None, mode="unique", weighted=False):
     return sorted(watch.found), [name for name in plain if not same_bits(plain[name], found[name])]
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize(("kind", "mode"), [("mixed", "unique"), ("mixed", "pooled"), ("column_wise", "unique"), ("random", "unique")])
+@pytest.mark.parametrize("depth", [0, 1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("kind", "mode"), [
+    ("mixed", "unique"), ("mixed", "pooled"),
+    *(pytest.param(kind, "unique", marks=pytest.mark.full) for kind in ("column_wise", "random"))])
 def test_no_memory_is_touched_by_two_streams_unordered_and_results_stay(ranks, kind, mode, depth):
     for weighted in (False, True):
         assert ranks.run(unordered, 2, kind, depth, None, mode, weighted) == [([], [])] * 2

@@ -25,12 +25,12 @@ from recapp.tables.embedding_bag import EmbeddingBagCollection
 META = torch.device("meta")
 CASES = [
     (1, "mixed"),
-    (2, "row_wise"),
     (2, "random"),
-    (4, "row_wise"),
-    (4, "column_wise"),
-    (4, "data_parallel"),
     (4, "mixed"),
+    *(
+        pytest.param(*case, marks=pytest.mark.full)
+        for case in ((2, "row_wise"), (4, "row_wise"), (4, "column_wise"), (4, "data_parallel"))
+    ),
 ]
 
 

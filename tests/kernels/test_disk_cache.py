@@ -41,6 +41,7 @@ def files_after_training(folder, bags, threads, sources):
     pytest.param("short", "2", {"pool_on_threads", "pool_staged_on_threads", "update_on_threads", "squares"}, marks=pytest.mark.full),
     pytest.param("long", "1", {"updating_staged"}, marks=pytest.mark.full),
     pytest.param("long", "2", {"update_staged_on_threads"}, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_a_second_process_compiles_nothing(tmp_path, bags, threads, some):
     first = files_after_training(tmp_path, bags, threads, "before")
     assert all(any(f".{kernel}" in name for name in first) for kernel in some), sorted(first)

@@ -90,6 +90,7 @@ def test_a_thousand_tables_on_many_ranks_stay_a_page_one_can_open(tmp_path):
     assert "table_999" in parts(path).said
 
 
+@pytest.mark.full
 def test_a_browser_shows_every_picture_of_a_plan(tmp_path):
     page = plan_page(explained(26, 8), tmp_path / "plan.html")
     for width, found in zip((400, 1280, 1920), opened(page, tmp_path, 400, 1280, 1920), strict=True):

@@ -80,7 +80,8 @@ def test_a_signal_saves_after_the_next_step_without_validating(logs, tmp_path, n
 
 
 @pytest.mark.parametrize(("step", "validating", "saved"), [
-    (7, False, 8), (6, False, 6), (6, True, 6), (17, False, 18), (18, True, 18), (18, False, 18)])
+    (7, False, 8), (6, True, 6),
+    *(pytest.param(*more, marks=pytest.mark.full) for more in ((6, False, 6), (17, False, 18), (18, True, 18), (18, False, 18)))])
 def test_what_a_signal_has_stopped_goes_on_to_the_bits_of_an_unbroken_run(logs, unbroken, tmp_path, step, validating, saved):
     send = Send(signal.SIGTERM, step, validating)
     with pytest.raises(Stopped):

@@ -91,7 +91,7 @@ def test_the_checkpoint_keeps_how_text_was_read(run):
     assert read_manifest(run[1]["checkpoint"]).info["ids"] == {"text": "xxh64", "hex": []}
 
 
-@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("world", [1, pytest.param(4, marks=pytest.mark.full)])
 def test_evaluation_has_the_checkpoints_sizes_whatever_the_data(place, run, jobs, world):
     checkpoint = run[1]["checkpoint"]
     measured = jobs.evaluate(place / f"eval{world}", f"ckpt_path={checkpoint}", world=world)
@@ -105,6 +105,7 @@ def test_evaluation_has_the_checkpoints_sizes_whatever_the_data(place, run, jobs
     assert other["status"] == "ok"
 
 
+@pytest.mark.full
 def test_training_goes_on_with_the_checkpoints_sizes_on_data_of_more_ids(place, run, jobs):
     given = (
         f"ckpt_path={run[1]['checkpoint']}",
@@ -135,6 +136,7 @@ def test_rows_without_labels_are_for_prediction_only(place):
     data.setup("predict")
 
 
+@pytest.mark.full
 def test_ranks_without_a_row_validate_and_test(place, run, jobs):
     found = []
     for world in (1, 2, 4):

@@ -72,6 +72,7 @@ def test_a_better_one_takes_over_and_another_directorys_is_not_deleted(logs, tmp
     assert best.exists() == kept
 
 
+@pytest.mark.full
 def test_a_run_that_was_moved_takes_its_best_along(logs, tmp_path, first):
     best, _ = first
     shutil.move(tmp_path / "first", tmp_path / "moved")
@@ -89,6 +90,7 @@ def test_an_earlier_best_that_is_gone_is_said_once_and_training_goes_on(logs, tm
     assert named == tmp_path / "second/checkpoints/step_000054.ckpt"
 
 
+@pytest.mark.full
 def test_no_warning_is_given_about_another_directory(logs, tmp_path, saved, recwarn):
     train(logs, tmp_path / "second", .6, ckpt=saved, epochs=2)
     assert not [w for w in recwarn if "dirpath has changed" in str(w.message)]
@@ -120,7 +122,7 @@ def test_weights_that_are_not_finite_end_the_run_and_leave_its_checkpoints(logs,
     assert read_manifest(tmp_path / "checkpoints/last.ckpt").step == 18
 
 
-@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("dense", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_evaluating_weights_that_are_not_finite_fails_and_names_them(logs, tmp_path, saved, dense, monkeypatch):
     best = saved
     config = compose(logs)

@@ -27,7 +27,8 @@ from recapp.commands import Job, run, run_on_ranks
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError, suggest
-from recapp.settings import conf_dir, with_absolute_paths
+from recapp.option_files import conf_dir
+from recapp.settings import with_absolute_paths
 
 VERBS = ("kernels", "memory", "step", "train", "strategies", "data")
 SHORT = ("plan", "model")       # groups have these names, and Hydra would look for an option there

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from recapp import console
 from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.first_rows import COUNTED_ROWS
-from recapp.dataset.schema import schema_from
+from recapp.dataset.schema import check_one_each, schema_from
 from recapp.dataset.synthetic import chosen as chosen_set
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
 from recapp.distributed.dense_room import check_room
@@ -115,12 +115,14 @@ def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[Embeddi
 def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[str]) -> list[EmbeddingBagConfig]:
     rule = tables["id_rule"] or dataset["id_rule"]
     dims: Mapping[str, int] = dataset["table_dims"] or {}
+    for key in ("table_rows", "cardinality"):
+        check_one_each(dataset[key], features, f"dataset.{key}")
     made = []
     for i, feature in enumerate(features):
         if dataset["table_rows"]:
-            rows = _for_feature(dataset["table_rows"], i, features, "dataset.table_rows")
+            rows = int(dataset["table_rows"][i])
         elif dataset["cardinality"]:
-            rows = _for_feature(dataset["cardinality"], i, features, "dataset.cardinality") + 1
+            rows = int(dataset["cardinality"][i]) + 1
         else:
             rows = tables["max_rows"]
         if rule == "hash":
@@ -143,12 +145,6 @@ def counts_ids(settings: Settings) -> bool:
     hashed = (tables["id_rule"] or dataset["id_rule"]) == "hash"
     sized = any(dataset[key] for key in ("table_rows", "cardinality", "generate"))
     return bool(hashed and not sized)
-
-
-def _for_feature(values: Sequence[int], i: int, features: Sequence[str], setting: str) -> int:
-    if len(values) != len(features):
-        raise ConfigError(f"{setting} has {len(values)} numbers for {len(features)} sparse columns: one each")
-    return int(values[i])
 
 
 def build_rule(settings: Settings) -> RowRule:

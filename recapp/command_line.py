@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from recapp import settings
 from recapp.distributed.place import outside_rank, shared_run_name
 from recapp.errors import ConfigError, suggest
+from recapp.option_files import is_group, named_folders
 
 HELP = ("--help", "-h")
 
@@ -24,16 +25,17 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
     """The help of a command, or of the group named behind `--help`, under what else the command line says."""
     from recapp.help_text import help_text
 
-    said = [argument for argument in arguments if argument not in HELP]
-    overrides = [argument for argument in said if "=" in argument]
-    words = [argument for argument in said if argument not in overrides and not argument.startswith("-")]
-    composed = settings.compose(name, [*settings.stored_choices(name, overrides), *overrides])
+    overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
+    behind = list(arguments[min(arguments.index(word) for word in HELP if word in arguments) + 1:])
+    words = [word for word in behind[:1] if word not in overrides and not word.startswith("-")]
+    folders = named_folders(arguments)
+    composed = settings.compose(name, [*settings.stored_choices(name, overrides, folders), *overrides], folders)
     config: Any = OmegaConf.to_container(composed, resolve=False)
     del config["hydra"]
     columns = shutil.get_terminal_size((80, 24)).columns
-    words += [name for name, _, _ in (override.lstrip("+").partition("=") for override in overrides) if settings.is_group(name)]
+    words += [name for name, _, _ in (override.lstrip("+").partition("=") for override in overrides) if is_group(name, folders)]
     only = words[0] if words else ""
-    return help_text(name, config, settings.choices(composed.hydra), settings.conf_dir(), only=only, columns=columns)
+    return help_text(name, config, settings.choices(composed.hydra), folders, only=only, columns=columns)
 
 
 def directory_of(writes: bool, overrides: Sequence[str]) -> list[str]:

@@ -28,7 +28,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recapp import settings
+from recapp import option_files, settings
 from recapp.check_settings import checked, touched_by
 from recapp.command_line import HELP, directory_of, flags_and_overrides, help_of, hydra_process, take_verb
 from recapp.console import note, short_path, stop_printing, tracebacks_wanted
@@ -37,6 +37,7 @@ from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
 from recapp.distributed.stopping import Stopped, stoppable
 from recapp.errors import ConfigError, LaunchError, RecappError
+from recapp.option_files import named_folders
 from recapp.reporting import record
 from recapp.reporting.lock import locked, locked_as_named
 
@@ -56,6 +57,7 @@ class Job:
         verb: The word behind the command; empty for commands without verbs.
         number: Which job of a sweep it is, counted from 0; None outside of sweeps.
         sweep: The directory of the sweep; None outside of sweeps.
+        folders: Of the command line's `--config-dir`: options are looked for there too.
     """
 
     directory: Path
@@ -64,6 +66,7 @@ class Job:
     verb: str = ""
     number: int | None = None
     sweep: Path | None = None
+    folders: tuple[Path, ...] = ()
 
 
 Task = Callable[[dict[str, Any], Job], Any]
@@ -99,11 +102,12 @@ def run(
             return 0
         settings.check_groups(arguments)
         flags, overrides = flags_and_overrides(arguments)
-        first = (*directory_of(writes, overrides), *settings.stored_choices(name, overrides))
-        jobs = _Jobs(name, task, verb, first, writes, after)
+        folders = named_folders(flags)
+        first = (*directory_of(writes, overrides), *settings.stored_choices(name, overrides, folders))
+        jobs = _Jobs(name, task, verb, first, folders, writes, after)
         named = locked_as_named(flags, overrides, writes and not outside_rank())
         with stoppable(), named, hydra_process(name, [*flags, *first, *overrides]):
-            main = hydra.main(str(settings.conf_dir()), name, settings.HYDRA_VERSION_BASE)
+            main = hydra.main(str(option_files.conf_dir()), name, settings.HYDRA_VERSION_BASE)
             main(jobs.as_function())()
         return 1 if jobs.failed else 0
     except KeyboardInterrupt:
@@ -208,6 +212,7 @@ class _Jobs:
     task: Task
     verb: str
     first: tuple[str, ...]
+    folders: tuple[Path, ...]
     writes: bool
     after: Callable[[Job], None] | None
     failed: int = 0
@@ -267,7 +272,7 @@ class _Jobs:
         said = tuple(override for override in task if override not in self.first)
         sweeps = found.mode is RunMode.MULTIRUN
         number, sweep = (int(found.job.num), Path(found.sweep.dir).absolute()) if sweeps else (None, None)
-        return Job(Path(found.runtime.output_dir), said, settings.choices(found), self.verb, number, sweep)
+        return Job(Path(found.runtime.output_dir), said, settings.choices(found), self.verb, number, sweep, self.folders)
 
     def _failed(self, error: Exception, job: Job) -> None:
         self.failed += 1

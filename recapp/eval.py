@@ -51,7 +51,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         raise ConfigError("ckpt_path must be given: ckpt_path=DIR, a checkpoint that recapp.train has named")
     path = Path(with_absolute_paths(config)["ckpt_path"])
     manifest = read_manifest(path)
-    settings = with_absolute_paths(compose_over(manifest.config, "eval", job.overrides))
+    settings = with_absolute_paths(compose_over(manifest.config, "eval", job.overrides, job.folders))
     settings = as_trained(settings, manifest)
     if settings["split"] not in SPLITS:
         raise ConfigError(f"split={settings['split']}: {suggest(str(settings['split']), SPLITS)}")

@@ -20,8 +20,10 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.check_settings import names_of
 from recapp.errors import ConfigError, suggest
+from recapp.option_files import Folders, conf_dir, is_group, option_file, options, places
 from recapp.values import shown
 
+ADDED = ("plan", "experiment")  # groups of which nothing is chosen by default
 LEFT_COLUMNS, LEAST_WORDS_COLUMNS = 34, 24
 FOOTER = """\
 Settings are key=value (lists: ranks=[8,16]), groups are group=option; +plan=OPTION chooses a sharding plan.
@@ -48,7 +50,7 @@ class Comments:
 
 
 def help_text(
-    command: str, config: Mapping[str, Any], chosen: Mapping[str, str], conf: Path, *, only: str = "", columns: int = 80
+    command: str, config: Mapping[str, Any], chosen: Mapping[str, str], folders: Folders, *, only: str = "", columns: int = 80
 ) -> str:
     """Write the help of a command.
 
@@ -56,36 +58,37 @@ def help_text(
         command: Its name.
         config: Its settings, plain, as its command line composes them.
         chosen: The option chosen of each group.
-        conf: The directory of the configuration.
+        folders: Where options are looked for beside recapp's own.
         only: The one group to show; empty shows all.
         columns: Of the terminal.
 
     Raises:
         ConfigError: There is no group of that name.
     """
-    groups = [name for name in dict.fromkeys([*config, *chosen, "plan"]) if (conf / name).is_dir() and _known(command, name)]
+    groups = [name for name in dict.fromkeys([*config, *chosen, *ADDED]) if is_group(name, folders) and _known(command, name)]
     if only and only not in groups:
         raise ConfigError(f"--help {only}: there is no such group; {suggest(only, groups)}")
-    parts = [] if only else list(_opening(command, config, groups, conf, columns))
+    parts = [] if only else list(_opening(command, config, groups, columns))
     for group in [only] if only else groups:
-        parts += _group(command, group, config.get(group), chosen, conf, columns)
+        parts += _group(command, group, config.get(group), chosen, folders, columns)
     wrapped = "".join(textwrap.fill(line, columns, subsequent_indent="  ") + "\n" for line in FOOTER.splitlines())
     return "\n".join([*parts, *([] if only else ["", wrapped])]).rstrip() + "\n"
 
 
-def words_for(conf: Path, group: str, option: str, name: str) -> str:
+def words_for(folders: Folders, group: str, option: str, name: str) -> str:
     """Find what a setting of a group means: in its option's file, in those that it starts from, in any of the group's.
 
     Args:
-        conf: The directory of the configuration.
+        folders: Where options are looked for beside recapp's own.
         group: Of the setting.
         option: That is chosen of the group.
         name: The setting, dotted, without the group.
     """
-    chain = list(_chain(conf, group, option))
-    others = [path for path in sorted((conf / group).rglob("*.yaml")) if path not in chain]
-    for path in [*chain, *others]:
-        inside = path.parent.relative_to(conf / group).parts
+    chain = list(_chain(folders, group, option))
+    files = [(place / group, path) for place in places(folders) for path in sorted((place / group).rglob("*.yaml"))]
+    files.sort(key=lambda each: chain.index(each[1]) if each[1] in chain else len(chain))
+    for home, path in files:
+        inside = path.parent.relative_to(home).parts
         prefix = ".".join(inside) + "." if inside else ""
         if name.startswith(prefix) and (words := comments_of(path).of.get(name.removeprefix(prefix))):
             return words
@@ -110,10 +113,11 @@ def comments_of(path: Path) -> Comments:
 
 
 def _known(command: str, group: str) -> bool:
-    return group in names_of(command)
+    return group in ("experiment", *names_of(command))
 
 
-def _opening(command: str, config: Mapping[str, Any], groups: Sequence[str], conf: Path, columns: int) -> Iterator[str]:
+def _opening(command: str, config: Mapping[str, Any], groups: Sequence[str], columns: int) -> Iterator[str]:
+    conf = conf_dir()
     file = comments_of(conf / f"{command}.yaml")
     yield textwrap.fill(file.about or f"python -m recapp.{command}", columns)
     yield ""
@@ -132,23 +136,21 @@ def _primaries(conf: Path, command: str) -> list[str]:
     return [str(each) for each in text.get("defaults", []) if isinstance(each, str) and each != "_self_"]
 
 
-def _group(command: str, group: str, value: Any, chosen: Mapping[str, str], conf: Path, columns: int) -> Iterator[str]:
-    options = sorted(path.stem for path in (conf / group).glob("*.yaml"))
+def _group(command: str, group: str, value: Any, chosen: Mapping[str, str], folders: Folders, columns: int) -> Iterator[str]:
     option = chosen.get(group, "")
     yield ""
-    yield textwrap.fill(f"{group}: {', '.join(options)}", columns, subsequent_indent=" " * (len(group) + 2))
-    if option and (conf / group / f"{option}.yaml").is_file():
-        about = comments_of(conf / group / f"{option}.yaml").about
+    yield textwrap.fill(f"{group}: {', '.join(options(group, folders))}", columns, subsequent_indent=" " * (len(group) + 2))
+    if option and (file := option_file(group, option, folders)) and (about := comments_of(file).about):
         yield textwrap.fill(f"{option}: {about}", columns, initial_indent="  ", subsequent_indent="  ")
-    for inner in sorted(path for path in (conf / group).iterdir() if path.is_dir()):
-        below = ", ".join(sorted(path.stem for path in inner.glob("*.yaml")))
-        yield textwrap.fill(f"{group}/{inner.name}: {below}", columns, initial_indent="  ", subsequent_indent="    ")
+    for inner in sorted({path.name for place in places(folders) for path in (place / group).glob("*/")}):
+        below = ", ".join(options(f"{group}/{inner}", folders))
+        yield textwrap.fill(f"{group}/{inner}: {below}", columns, initial_indent="  ", subsequent_indent="    ")
     if isinstance(value, Mapping):
         leaves = [leaf for key, item in value.items() for leaf in _leaves(f"{group}.{key}", item)]
     else:  # not chosen by default: what could be set there
         leaves = [(f"+{name}", None) for name in names_of(command) if name.startswith(f"{group}.")]
     for name, item in leaves:
-        yield _line(name, item, words_for(conf, group, option, name.partition(".")[2]), columns)
+        yield _line(name, item, words_for(folders, group, option, name.partition(".")[2]), columns)
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -173,13 +175,13 @@ def _line(name: str, value: Any, words: str, columns: int) -> str:
 # ---- comments in files
 
 
-def _chain(conf: Path, group: str, option: str) -> Iterator[Path]:
+def _chain(folders: Folders, group: str, option: str) -> Iterator[Path]:
     """The file of an option and those that it starts from."""
-    path = conf / group / f"{option}.yaml"
-    if option and path.is_file():
+    path = option_file(group, option, folders) if option else None
+    if path:
         yield path
         for parent in comments_of(path).parents:
-            yield from _chain(conf, group, parent)
+            yield from _chain(folders, group, parent)
 
 
 def _of_mapping(node: Any, lines: list[str], prefix: str) -> Iterator[tuple[str, str]]:

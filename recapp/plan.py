@@ -26,7 +26,8 @@ from recapp.commands import Job, run, run_on_ranks
 from recapp.distributed.launch import rank_count
 from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError, suggest
-from recapp.settings import conf_dir, with_absolute_paths
+from recapp.option_files import conf_dir
+from recapp.settings import with_absolute_paths
 
 if TYPE_CHECKING:
     from recapp.planner.cost import Setting

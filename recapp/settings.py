@@ -24,9 +24,11 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recapp import option_files
 from recapp.check_settings import checked, known_part, names_of, touched_by, unknown
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
+from recapp.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.trust import judged, marked
 
 HYDRA_VERSION_BASE = "1.3"
@@ -49,19 +51,19 @@ ADVICE = (  # what Hydra says: what to do
 OF_THE_INVOCATION = ("format", "trust", "hydra")  # said for one command, never taken over from a checkpoint
 
 
-def conf_dir() -> Path:
-    """The directory of the configuration: inside the package where recapp is installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parent
-    installed = package / "conf"
-    return installed if installed.is_dir() else package.parent / "conf"
+def compose(primary: str, overrides: Sequence[str] = (), folders: Folders = ()) -> DictConfig:
+    """The settings `conf/<primary>.yaml` under some overrides, unresolved, Hydra's own under `hydra`.
 
-
-def compose(primary: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """The settings `conf/<primary>.yaml` under some overrides, unresolved, Hydra's own under `hydra`."""
+    Args:
+        primary: The command.
+        overrides: As a command line says them.
+        folders: Where options are looked for beside recapp's own; inside of a job Hydra knows them already.
+    """
     if GlobalHydra.instance().is_initialized():
         return hydra.compose(primary, list(overrides), return_hydra_config=True)
-    with hydra.initialize_config_dir(str(conf_dir()), version_base=HYDRA_VERSION_BASE):
-        return hydra.compose(primary, list(overrides), return_hydra_config=True)
+    places = [f"hydra.searchpath={json.dumps([f'file://{folder}' for folder in folders])}"] if folders else []
+    with hydra.initialize_config_dir(str(option_files.conf_dir()), version_base=HYDRA_VERSION_BASE):
+        return hydra.compose(primary, [*overrides, *places], return_hydra_config=True)
 
 
 def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
@@ -96,8 +98,6 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
     return {str(key): value for key, value in plain.items()}
 
 
-
-
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
     """Plain settings whose paths (`PATHS`: a path, a glob, or a list of them) hold wherever they are read."""
     here = Path.cwd()
@@ -121,7 +121,7 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 # ---- a checkpoint's settings
 
 
-def stored_choices(primary: str, overrides: Sequence[str]) -> list[str]:
+def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()) -> list[str]:
     """`group=option` for all that the checkpoint of `ckpt_path=DIR` was made with and the command line does not choose itself.
 
     Hydra refuses `model.depth=3` where the default model has no depth, whatever the checkpoint's model has: so the checkpoint's
@@ -132,21 +132,22 @@ def stored_choices(primary: str, overrides: Sequence[str]) -> list[str]:
         file = Path(paths[-1]).expanduser() / "manifest.json"
         stored = dict(json.loads(file.read_text())["config"]["choices"]) if file.is_file() else {}
         stored = {group: option for group, option in stored.items() if GROUP.fullmatch(group) and OPTION.fullmatch(option)}
-        default = compose(primary).hydra.runtime.choices        # null ones too
+        default = compose(primary, folders=folders).hydra.runtime.choices  # null ones too
     except (IndexError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     said = {override.lstrip("+").partition("=")[0] for override in overrides}
-    there = {group: option for group, option in stored.items() if (conf_dir() / group / f"{option}.yaml").is_file()}
+    there = {group: option for group, option in stored.items() if option_file(group, option, folders)}
     return [f"{'' if group in default else '+'}{group}={option}" for group, option in there.items() if group not in said]
 
 
-def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[str]) -> dict[str, Any]:
+def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()) -> dict[str, Any]:
     """A checkpoint's settings, with exactly what the command line says replaced.
 
     Args:
         stored: Plain settings, as `resolved.yaml` and the checkpoint's manifest hold them.
         primary: The command whose settings these become: what `conf/<primary>.yaml` has and `stored` has not is added.
         overrides: The command line: a group choice replaces the whole group, `+plan=x` the plan, `key=value` one setting.
+        folders: Where options are looked for beside recapp's own.
 
     Raises:
         ConfigError: An override names a setting that neither has; with close matches.
@@ -156,13 +157,13 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
     result = marked({key: value for key, value in stored.items() if key not in OF_THE_INVOCATION})
     choices = dict(result.pop("choices", {}))
     parsed = [override for override in parsed if not override.is_hydra_override()]
-    groups = [override for override in parsed if is_group(override.key_or_group)]
+    groups = [override for override in parsed if is_group(override.key_or_group, folders)]
     known: list[str] = []
     try:
-        composed = compose(primary, [str(override.input_line) for override in groups])
+        composed = compose(primary, [str(override.input_line) for override in groups], folders)
         fresh: Any = OmegaConf.to_container(composed, resolve=False)
         result |= {key: value for key, value in fresh.items() if key not in result and key != "hydra"}
-        for path in (path for override in groups for path in _written_by(override)):
+        for path in (path for override in groups for path in _written_by(override, folders)):
             _take(result, fresh, path.split("."))
         config = OmegaConf.create(result)
         known = dotted(result)
@@ -193,28 +194,24 @@ def check_groups(arguments: Sequence[str]) -> None:
     Raises:
         ConfigError: A group that needs an option is to have none, or an experiment is named and there is no folder of them.
     """
-    elsewhere = any(argument.startswith(("--config-dir", "-cd", "hydra.searchpath")) for argument in arguments)
+    folders = named_folders(arguments)
+    elsewhere = any(argument.startswith("hydra.searchpath") for argument in arguments)
     for name, _, value in (argument.partition("=") for argument in arguments):
-        options = sorted(path.stem for path in (conf_dir() / name).glob("*.yaml")) if is_group(name) else []
-        if options and NO_OPTION.fullmatch(value) and value not in options and name not in NULLABLE_GROUPS:
-            raise ConfigError(f"{name}={value}: choose one of {', '.join(options)}")
-        if name == "experiment" and value != "null" and not is_group(name) and not elsewhere:
+        there = options(name, folders) if is_group(name, folders) else []
+        if there and NO_OPTION.fullmatch(value) and value not in there and name not in NULLABLE_GROUPS:
+            raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
+        if name == "experiment" and value != "null" and not is_group(name, folders) and not elsewhere:
             raise ConfigError(
                 f"experiment={value}: there is no such option; write experiment/{value}.yaml, with `# @package _global_` on top, "
                 "into a folder of your own and add --config-dir FOLDER"
             )
 
 
-def is_group(name: str) -> bool:
-    """Tell whether a name is that of a group: a directory of `conf/`."""
-    return bool(name) and (conf_dir() / name).is_dir()
-
-
-def _written_by(choice: Override) -> list[str]:
+def _written_by(choice: Override, folders: Folders) -> list[str]:
     """The settings (dotted) that a group choice decides: its own group, or what a global option such as an experiment lists."""
     group = choice.key_or_group
-    file = conf_dir() / group / f"{choice.value()}.yaml"
-    if not file.is_file() or "@package _global_" not in file.read_text().split("\n", 1)[0]:
+    file = option_file(group, str(choice.value()), folders)
+    if file is None or "@package _global_" not in file.read_text().split("\n", 1)[0]:
         return [group.replace("/", ".")]
     content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     defaults = [entry for entry in content.pop("defaults", []) if isinstance(entry, dict)]
@@ -248,10 +245,11 @@ def dotted(config: Mapping[Any, Any], prefix: str = "", *, leaves_only: bool = F
 
 def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
     """The dotted settings there are under the group choices of a command line (or of none, where those are wrong)."""
-    chosen = [override for override in overrides if is_group(override.lstrip("+").partition("=")[0])]
+    folders = named_folders(overrides)
+    chosen = [override for override in overrides if is_group(override.lstrip("+").partition("=")[0], folders)]
     for attempt in (chosen, []):
         try:
-            config: Any = OmegaConf.to_container(compose(primary, attempt), resolve=False)
+            config: Any = OmegaConf.to_container(compose(primary, attempt, folders), resolve=False)
             return dotted(config)
         except (HydraException, OmegaConfBaseException):
             continue

@@ -80,7 +80,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     from recapp.checkpoints.directory import read_manifest
 
     manifest = read_manifest(Path(config["ckpt_path"]))
-    settings = with_absolute_paths(compose_over(manifest.config, "train", job.overrides))
+    settings = with_absolute_paths(compose_over(manifest.config, "train", job.overrides, job.folders))
     settings = as_trained(settings, manifest)
     said = {override.lstrip("+").partition("=")[0] for override in job.overrides}
     for one, other in (LENGTH, LENGTH[::-1]):

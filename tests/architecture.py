@@ -30,7 +30,7 @@ optim
 kernels | tables
 sparse
 console
-trust
+option_files | trust
 errors
 """
 """High to low; one imports only what is lower, or itself. Names between commas see each other, names between bars do not."""

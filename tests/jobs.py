@@ -111,7 +111,7 @@ def refusal(job, *arguments, **options):
     return kind, line
 
 
-def resolved(name, overrides):
+def resolved(name, overrides, folders=()):
     """The settings that the command `name` would hand to its ranks."""
     from importlib import import_module
 
@@ -122,12 +122,13 @@ def resolved(name, overrides):
     from recapp.commands import Job
 
     overrides = [str(override) for override in overrides]
-    composed = settings.compose(name, [*settings.stored_choices(name, overrides), *overrides])
+    composed = settings.compose(name, [*settings.stored_choices(name, overrides, folders), *overrides], folders)
     choices = settings.choices(composed.hydra)
     config = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
     plain = settings.to_plain(config, whole=not settings.names_checkpoint(config))
     plain = checked(plain, name, touched_by(overrides))
-    return import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, Job(Path(), tuple(overrides), choices))
+    job = Job(Path(), tuple(overrides), choices, folders=folders)
+    return import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, job)
 
 
 def _serve(rank, python_path, pipe):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import standin_conf
 
-from recapp import primaries, settings, train
+from recapp import option_files, primaries, train
 
 primaries.COMMANDS.update(standin_conf.COMMANDS)
-settings.conf_dir = lambda: Path(os.environ["STANDIN_CONF"])
+option_files.conf_dir = lambda: Path(os.environ["STANDIN_CONF"])
 
 if __name__ == "__main__":
     sys.exit(train.main(worker="standin_worker"))

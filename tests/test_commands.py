@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import standin_conf
 
-from recapp import commands, primaries, settings
+from recapp import commands, option_files, primaries, settings
 from recapp.errors import ConfigError, DataError
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -20,7 +20,7 @@ def place(tmp_path, monkeypatch):
     """An empty working directory, a configuration that the test knows, and nobody who has started us as a rank."""
     (tmp_path / "conf").mkdir()
     conf = standin_conf.write(tmp_path / "conf")
-    monkeypatch.setattr(settings, "conf_dir", lambda: conf)
+    monkeypatch.setattr(option_files, "conf_dir", lambda: conf)
     monkeypatch.setattr(primaries, "COMMANDS", standin_conf.COMMANDS)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -321,10 +321,10 @@ def test_paths_become_absolute_globs_and_lists_included(place, monkeypatch):
 
 def test_the_configuration_is_found_beside_the_package_or_inside_it(tmp_path, monkeypatch):
     monkeypatch.undo()
-    assert settings.conf_dir() == REPOSITORY / "conf"
+    assert option_files.conf_dir() == REPOSITORY / "conf"
     (tmp_path / "recapp/conf").mkdir(parents=True)
-    monkeypatch.setattr(settings, "__file__", str(tmp_path / "recapp/settings.py"))
-    assert settings.conf_dir() == tmp_path / "recapp/conf"
+    monkeypatch.setattr(option_files, "__file__", str(tmp_path / "recapp/option_files.py"))
+    assert option_files.conf_dir() == tmp_path / "recapp/conf"
 
 
 def test_help_and_misspelt_settings_load_neither_torch_nor_lightning(tmp_path):
@@ -370,3 +370,39 @@ def test_a_second_run_in_a_directory_is_refused_and_touches_nothing_there(place,
     assert not (place / place_of_lock / "error.json").exists()
     other.communicate(b"\n")
     assert run(*argv)[0] == 0 and not list(place.rglob(".lock"))
+
+
+# ---- folders of one's own
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a model and an experiment that recapp does not have."""
+    for name, text in {"model/own.yaml": "# A model of one's own.\ndepth: 9    # of its tower\n",
+                       "experiment/mine.yaml": "# @package _global_\nseed: 11\n"}.items():
+        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / name).write_text(text)
+    return tmp_path / "own"
+
+
+@pytest.mark.parametrize("said", [["--config-dir", "../own"], ["--config-dir=../own"], ["-cd", "../own"]])
+def test_options_of_ones_own_folder_are_chosen_and_helped_with(folder, said, capsys):
+    code, [(config, job)] = run(*said, "model=own", "experiment=mine")
+    assert code == 0 and config["model"]["depth"] == 9 and config["seed"] == 11 and [path.resolve() for path in job.folders] == [folder]
+    assert run("model=own") == (1, []) and run("experiment=mine") == (1, [])
+    capsys.readouterr()
+    assert run(*said, "--help", "model=own") == (0, [])
+    out = capsys.readouterr().out
+    assert "own" in out.splitlines()[1] and "A model of one's own." in out and "of its tower" in out
+    assert run(*said, "--help") == (0, [])
+    assert "experiment: mine" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_a_model_of_ones_own_takes_its_settings_and_experiments(place, folder):
+    _, [(stored, _)] = run("--config-dir", "../own", "model=own")
+    (place / "last.ckpt").mkdir()
+    (place / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
+    code, [(_, job)] = run("--config-dir", "../own", "ckpt_path=last.ckpt", "model.depth=6", "experiment=mine")
+    assert code == 0
+    got = settings.compose_over(stored, "train", job.overrides, job.folders)
+    assert got["model"]["depth"] == 6 and got["seed"] == 11

@@ -123,13 +123,11 @@ def test_every_setting_the_readme_names_exists():
     assert [f"{group}.{setting}" for group, setting in named if setting not in known[group]] == []
 
 
-def test_settings_of_ones_own_are_an_experiment(tmp_path, monkeypatch):
-    assert "`conf/experiment/NAME.yaml` with `# @package _global_` on top, chosen by `experiment=NAME`" in TEXT
-    shutil.copytree(REPOSITORY / "conf", tmp_path / "conf")
-    (tmp_path / "conf/experiment").mkdir(exist_ok=True)
-    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nseed: 7\ntrainer: {max_steps: 5}\n")
-    monkeypatch.setattr("recapp.settings.conf_dir", lambda: tmp_path / "conf")
-    settings = resolved("train", ["experiment=mine", "trainer.max_steps=6"])
+def test_settings_of_ones_own_are_an_experiment(tmp_path):
+    assert "`--config-dir FOLDER experiment=NAME`" in TEXT
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\nseed: 7\ntrainer: {max_steps: 5}\n")
+    settings = resolved("train", ["experiment=mine", "trainer.max_steps=6"], folders=(tmp_path,))
     assert (settings["seed"], settings["trainer"]["max_steps"]) == (7, 6)
 
 

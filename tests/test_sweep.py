@@ -14,7 +14,7 @@ import pytest
 import standin_conf
 import yaml
 
-from recapp import primaries, settings, train
+from recapp import option_files, primaries, train
 from recapp.console import print_table
 from recapp.reporting import comparison
 
@@ -31,7 +31,7 @@ def place(tmp_path, monkeypatch):
     conf = standin_conf.write(tmp_path / "conf")
     (tmp_path / "conf/model/bad.yaml").write_text("ranks: [wait, raise]")
     (tmp_path / "conf/model/slow.yaml").write_text("ranks: [wait, wait]")
-    monkeypatch.setattr(settings, "conf_dir", lambda: conf)
+    monkeypatch.setattr(option_files, "conf_dir", lambda: conf)
     monkeypatch.setattr(primaries, "COMMANDS", standin_conf.COMMANDS)
     monkeypatch.setenv("STANDIN_CONF", str(conf))
     monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}{os.pathsep}{TESTS}")

@@ -232,6 +232,18 @@ def schema_from(settings: Mapping[str, Any]) -> Schema:
     return Schema(dataset["label"], tuple(dataset["dense"]), sparse, hex=hex, integers=integers)
 
 
+def check_one_each(values: Sequence[int] | None, features: Sequence[str], setting: str) -> None:
+    """Refuse a list that has not one number per sparse column.
+
+    Raises:
+        ConfigError: It has fewer or more; an empty or absent one says nothing.
+    """
+    if values and len(values) != len(features):
+        raise ConfigError(
+            f"{setting} has {len(values)} numbers for {len(features)} sparse columns: one each"
+        )
+
+
 def _is_row(feature: str, dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> bool:
     """Whether some table takes the ids of a feature for rows."""
     if tables["source"] == "from_dataset":

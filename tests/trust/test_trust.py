@@ -17,6 +17,7 @@ from recapp.checkpoints.manifest import Manifest, to_json
 from recapp.commands import Job
 from recapp.distributed.comm import Comm
 from recapp.errors import CheckpointError, ConfigError
+from recapp.option_files import conf_dir
 from recapp.sharding.layout import Block
 
 COMMANDS = {"train": train, "eval": evaluation}
@@ -62,8 +63,8 @@ def fast_composition():
     for home in trust.ELSEWHERE[1]:
         import_module(home.module)
     whole = settings.compose
-    cached = cache(lambda primary, overrides: whole(primary, list(overrides)))
-    settings.compose = lambda primary, overrides=(): cached(primary, tuple(overrides))
+    cached = cache(lambda primary, overrides, folders: whole(primary, list(overrides), folders))
+    settings.compose = lambda primary, overrides=(), folders=(): cached(primary, tuple(overrides), folders)
     yield
     settings.compose = whole
 
@@ -217,7 +218,7 @@ def test_classes_of_the_homes_pass_under_their_public_and_their_full_names(confi
 
 
 def test_what_conf_names_is_known_without_importing_lightning():
-    conf = {line.split("_target_:")[1].split(",")[0].strip(" }") for file in settings.conf_dir().rglob("*.yaml")
+    conf = {line.split("_target_:")[1].split(",")[0].strip(" }") for file in conf_dir().rglob("*.yaml")
             for line in file.read_text().replace("{_target_", "\n_target_").splitlines() if "_target_:" in line}
     known = {*trust.OF_CONF, *trust.RULES, *trust.SCHEDULES, *trust.MODELS, *trust.LOGGERS}
     assert {name.split()[0] for name in conf} <= known
@@ -249,6 +250,6 @@ def test_classes_of_the_users_own_need_his_trust_which_the_error_names(checkpoin
 
 def test_a_files_choices_name_options_of_conf_and_nothing_else(checkpoint, config, tmp_path):
     (tmp_path / "x.yaml").write_text("# @package _global_\nhydra: {callbacks: {x: {_target_: os.system}}}\n")
-    outside = os.path.relpath(tmp_path / "x", settings.conf_dir() / "model")
+    outside = os.path.relpath(tmp_path / "x", conf_dir() / "model")
     settings_of("train", checkpoint, {**config, "choices": {"model": outside, "../model": "dlrm", "optimizer": "adam"}})
     assert settings.stored_choices("train", [f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]

@@ -55,6 +55,14 @@ def test_a_mistake_in_the_first_file_is_one_line_before_ranks_start(logs, overri
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["table_rows", "cardinality"])
+def test_sizes_are_one_for_each_sparse_column(logs, key):
+    check_data(settings(logs, f"dataset.{key}=[30,20]"))
+    said = rf"^dataset\.{key} has 3 numbers for 2 sparse columns: one each$"
+    with pytest.raises(ConfigError, match=said):
+        check_data(settings(logs, f"dataset.{key}=[30,20,10]"))
+
+
 def test_a_mistake_in_test_files_is_one_line_before_ranks_start(logs):
     with pytest.raises(DataError, match=r"^dataset.test_path=.*none: no such file or directory"):
         check_data(settings(logs, "dataset.test_path=none", split="test"))

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.full
 
 STEPS = 6
 TRAIN = ["recapp.train", "+plan=mixed", f"trainer.max_steps={STEPS}"]
-MEASURED = ("samples_per_second", "step_ms", "input_wait_ms", "exchange_wait_ms", "checkpoint")  # what differs between two equal runs
+MEASURED = ("samples_per_second", "step_ms", "step_ms_quartiles", "date", "input_wait_ms", "exchange_wait_ms",
+            "checkpoint")  # what differs between two equal runs
 
 
 def comparable(metrics):

@@ -7,10 +7,12 @@ import re
 import shutil
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from jobs import command, environment, metrics_of, resolved, small, validation
+from lightning.pytorch import Trainer
 from readme import REPOSITORY, TEXT, commands, fenced, indented, quoted, table
 
 IN_BLOCKS = commands(line for block in fenced("bash") for line in block.splitlines())
@@ -120,6 +122,7 @@ def test_every_setting_the_readme_names_exists():
     named = re.findall(r"^\+?(dataset|tables|trainer|plan)\.(\w+)", "\n".join(quoted()), re.MULTILINE)
     assert len(named) >= 6
     known["plan"]["path"] = None            # of +plan=file, which has no other
+    known["trainer"] |= signature(Trainer).parameters
     assert [f"{group}.{setting}" for group, setting in named if setting not in known[group]] == []
 
 

@@ -32,24 +32,30 @@ class Command:
 
 
 @dataclass
-class Train(Command):
-    """`python -m recapp.train`."""
+class Run(Command):
+    """What a run is planned from: all that a plan on paper needs, too."""
 
     seed: Annotated[int, Within(0, 2**63 - 1)] = 1
-    ckpt_path: str | None = None
-    trust: list[str] = field(default_factory=list)
     dataset: Dataset = ABSENT
     model: Model = ABSENT
     tables: TablesOfDataset | ListedTables = ABSENT
     optimizer: Optimizer = ABSENT
-    metrics: Metrics = ABSENT
     trainer: Trainer = ABSENT
     launch: Launch = ABSENT
     planner: Planner = ABSENT
     topology: Topology = ABSENT
+    plan: Plan = ABSENT
+
+
+@dataclass
+class Train(Run):
+    """`python -m recapp.train`."""
+
+    ckpt_path: str | None = None
+    trust: list[str] = field(default_factory=list)
+    metrics: Metrics = ABSENT
     logger: dict[str, Logger] = ABSENT
     callbacks: dict[str, Callback] = ABSENT
-    plan: Plan = ABSENT
 
 
 @dataclass
@@ -60,10 +66,9 @@ class Eval(Train):
 
 
 @dataclass
-class OnPaper(Command):
+class OnPaper(Run):
     """`python -m recapp.plan`."""
 
-    seed: Annotated[int, Within(0, 2**63 - 1)] = 1
     statistics: Literal["auto", "assumed"] = "auto"
     out: str | None = None
     a: str | None = None
@@ -73,15 +78,6 @@ class OnPaper(Command):
     ranks: list[Positive] = field(default_factory=list)
     plans: list[Literal["best"] | ShardingType] | Literal["best"] | ShardingType = field(default_factory=list)
     weak_batch: Positive = 512
-    dataset: Dataset = ABSENT
-    model: Model = ABSENT
-    tables: TablesOfDataset | ListedTables = ABSENT
-    optimizer: Optimizer = ABSENT
-    trainer: Trainer = ABSENT
-    launch: Launch = ABSENT
-    planner: Planner = ABSENT
-    topology: Topology = ABSENT
-    plan: Plan = ABSENT
 
 
 @dataclass

@@ -186,7 +186,7 @@ def _options(annotation: Any) -> Options:
 
 
 def _origin(annotation: Any) -> Any:
-    """Of `list[int]` the list; None where nothing is in brackets."""
+    """Of `list[int]` the list; None where nothing is in brackets. The type of `get_origin` itself forbids to compare it with a class."""
     return get_origin(annotation)
 
 

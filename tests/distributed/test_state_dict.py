@@ -8,7 +8,7 @@ import torch
 from engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
 from torch import nn
 
-from recapp.distributed import embedding_bag, gathered_state
+from recapp.distributed import gathered_state
 from recapp.distributed.comm import Comm
 from recapp.distributed.gathered_state import gathered_state_dict
 from recapp.distributed.shard_model import (
@@ -22,6 +22,7 @@ from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
+pytestmark = pytest.mark.usefixtures("reference_kernels")
 META = torch.device("meta")
 CASES = [
     (1, "mixed"),
@@ -32,17 +33,6 @@ CASES = [
         for case in ((2, "row_wise"), (4, "row_wise"), (4, "column_wise"), (4, "data_parallel"))
     ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def reference_kernels(monkeypatch):
-    """In this process too nothing is compiled: here it does not matter which kernels run."""
-    choose = embedding_bag.choose_backend
-
-    def chosen(asked, device):
-        return choose("torch" if asked == "auto" else asked, device)
-
-    monkeypatch.setattr(embedding_bag, "choose_backend", chosen)
 
 
 def parallel(comm, kind, seed=3, tables=None):

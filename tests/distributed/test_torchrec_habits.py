@@ -9,7 +9,6 @@ from engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from recapp.distributed import embedding_bag
 from recapp.distributed.comm import Comm
 from recapp.distributed.shard_model import (
     DistributedModelParallel,
@@ -24,22 +23,12 @@ from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 from recapp.planner.planner import EmbeddingShardingPlanner
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
+pytestmark = pytest.mark.usefixtures("reference_kernels")
 META = torch.device("meta")
 NOTE = (
     "tables are updated in backward by rowwise_adagrad at its default learning rate 0.05; an optimizer over model.parameters() "
     "does not reach them: pass sharders=[EmbeddingBagCollectionSharder(rule)], or give model.sparse_groups() to HybridOptimizer\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def reference_kernels(monkeypatch):
-    """In this process too nothing is compiled: here it does not matter which kernels run."""
-    choose = embedding_bag.choose_backend
-
-    def chosen(asked, device):
-        return choose("torch" if asked == "auto" else asked, device)
-
-    monkeypatch.setattr(embedding_bag, "choose_backend", chosen)
 
 
 def head(**settings):

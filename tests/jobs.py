@@ -6,7 +6,6 @@ once, and a small job takes one. What a rank prints lands in `JOB/rank<r>.out` a
 
 import gc
 import json
-import multiprocessing as mp
 import os
 import re
 import signal
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ranks import stop
+from ranks import context, stop
 
 from recapp import errors
 from recapp.errors import RecappError
@@ -195,10 +194,10 @@ class Jobs:
         return metrics_of(directory)
 
     def _start(self):
-        context = mp.get_context("spawn")
+        forked = context()
         for rank in range(SIZE):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, list(sys.path), there), daemon=False)
+            here, there = forked.Pipe()
+            process = forked.Process(target=_serve, args=(rank, list(sys.path), there), daemon=False)
             process.start()
             self._workers.append((process, here))
 

@@ -16,7 +16,15 @@ from multiprocessing.connection import wait
 
 SIZE = 4
 TIMEOUT_S = 120
+IMPORTED = ["torch", "lightning.pytorch", "recapp.worker", "recapp.distributed.embedding_bag"]
 PATIENCE_S = 2          # with the others, once a rank has failed: they wait for it
+
+
+def context():
+    """Of the processes of pools: each is forked from one that has imported torch and Lightning, which takes seconds."""
+    found = mp.get_context("forkserver")
+    found.set_forkserver_preload(IMPORTED)
+    return found
 
 
 def _use_kernels(name):
@@ -70,11 +78,11 @@ class Ranks:
         self._workers, self._kernels = [], kernels
 
     def _start(self):
-        context, self._folder = mp.get_context("spawn"), tempfile.TemporaryDirectory()
+        forked, self._folder = context(), tempfile.TemporaryDirectory()
         for rank in range(SIZE):
-            here, there = context.Pipe()
+            here, there = forked.Pipe()
             arguments = (rank, f"{self._folder.name}/store", list(sys.path), self._kernels, there)
-            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process = forked.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             self._workers.append((process, here))
 

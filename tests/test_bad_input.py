@@ -302,7 +302,7 @@ def test_an_incomplete_checkpoint_is_refused_with_what_is_missing(jobs, place, t
     assert "no checkpoint, or an incomplete one: it has no manifest.json" in say(f"ckpt_path={path}")
 
 
-@pytest.mark.parametrize("job", ["evaluate", "train"])
+@pytest.mark.parametrize("job", ["evaluate", pytest.param("train", marks=pytest.mark.full)])
 def test_a_damaged_checkpoint_is_refused_with_file_and_table(jobs, place, tmp_path, job):
     jobs.train(tmp_path / "whole", f"dataset.path={place / 'logs'}", *SETTINGS, "trainer.max_steps=1", world=1)
     path = (tmp_path / "whole/checkpoints/last.ckpt").resolve()

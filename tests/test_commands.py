@@ -351,7 +351,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(place, shell, printed):
 
 @pytest.mark.parametrize(("argv", "place_of_lock"), [
     (["hydra.run.dir=out"], "out"), (["-m", "seed=1,2", "hydra.sweep.dir=out"], "out"),
-    (["-m", "seed=1,2", "hydra.sweep.dir=out"], "out/0")])
+    pytest.param(["-m", "seed=1,2", "hydra.sweep.dir=out"], "out/0", marks=pytest.mark.full)])
 def test_a_second_run_in_a_directory_is_refused_and_touches_nothing_there(place, capsys, argv, place_of_lock):
     run(*argv)
     hold = "import sys, pathlib, recapp.reporting.lock as lock\nwith lock.locked(pathlib.Path(sys.argv[1])): print(flush=True); input()"

@@ -31,6 +31,8 @@ def test_metrics_that_one_class_leaves_open_are_null_and_the_run_is_not_called_o
     found = jobs.train(place / "one_class", *small(place / "logs"), f"dataset.val_path={place}/no_clicks.parquet", "trainer.max_steps=2")
     text = (place / "one_class/metrics.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == found
+    stored = (place / "one_class" / found["checkpoint"] / "manifest.json").read_text()
+    assert json.loads(stored, parse_constant=pytest.fail)["metrics"]["val_auc"] is None
     assert found["status"] == "undefined" and found["val_auc"] is None and 0 < found["val_log_loss"] < 1
     assert set(found["undefined"]) == {"val_auc", "val_normalized_entropy", "val_calibration"}
     (said,) = [line for line in (place / "one_class/rank0.err").read_text().splitlines() if "cannot be computed" in line]
@@ -81,6 +83,7 @@ def assert_stopped(directory, by, told):
     assert "Traceback" not in told and "error" not in told
 
 
+@pytest.mark.full
 def test_ctrl_c_saves_once_though_every_process_of_the_terminal_hears_it(place):
     run, told = training(place, "ctrl_c", "dataset.num_workers=1")
     ranks = ranks_of(run.pid)

@@ -89,6 +89,7 @@ def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(place, capfd):
     assert not list(place.glob("sweep/*/*/*torchelastic*")) and sorted(p.name for p in place.iterdir()) == ["sweep"]
 
 
+@pytest.mark.full
 def test_a_sweep_as_json_is_one_document_at_its_end(place, capfd):
     assert run("-m", "seed=1,2", "trainer.devices=1", "format=json", "hydra.sweep.dir=sweep") == 0
     rows = json.loads(capfd.readouterr().out)["rows"]
@@ -113,6 +114,7 @@ def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
     assert not any(Path(f"/proc/{file.read_text()}").exists() for file in files)
 
 
+@pytest.mark.full
 def test_ranks_started_by_torchrun_share_one_directory(place):
     ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
                           "standin_train", "+plan=mixed", "format=json"], capture_output=True, text=True)

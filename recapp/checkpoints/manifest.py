@@ -10,6 +10,7 @@ it is read, and whatever does not hold ends in one CheckpointError.
 """
 
 import json
+import math
 import os
 import re
 import zlib
@@ -91,15 +92,16 @@ class Manifest:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The validation metrics it was saved with.
+        """The validation metrics it was saved with; NaN where the rows left one open, as one class does with AUC.
 
         Raises:
             CheckpointError: something that is no number.
         """
         found = self.info.get("metrics", {})
-        if not isinstance(found, dict) or not all(type(v) in (int, float) for v in found.values()):
+        kinds = (int, float, type(None))
+        if not isinstance(found, dict) or not all(type(v) in kinds for v in found.values()):
             raise self._wrong("metrics")
-        return dict(found)
+        return {name: math.nan if value is None else value for name, value in found.items()}
 
     @property
     def step(self) -> int:
@@ -172,6 +174,8 @@ def to_json(manifest: Manifest) -> str:
     taken = {*own, "blocks", "checksum"} & set(manifest.info)
     assert not taken, f"{sorted(taken)}: a name of the format itself"
     entries = {**own, **manifest.info}
+    if isinstance(entries.get("metrics"), dict):  # JSON knows no NaN
+        entries["metrics"] = {k: _finite(v) for k, v in entries["metrics"].items()}
     try:
         lines = [
             f"{json.dumps(str(k))}: {json.dumps(plain(v, f'manifest.{k}'), default=_number)}"
@@ -182,6 +186,11 @@ def to_json(manifest: Manifest) -> str:
     blocks = ",\n ".join(json.dumps(s.to_dict()) for s in manifest.blocks)
     body = "{\n" + ",\n".join([*lines, f'"blocks": [\n {blocks}]'])
     return body + (_FOOT % zlib.crc32(body.encode())).decode()
+
+
+def _finite(value: Any) -> Any:
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    return None if isinstance(number, float) and not math.isfinite(number) else value
 
 
 def _number(value: Any) -> Any:

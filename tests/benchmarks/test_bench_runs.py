@@ -48,7 +48,8 @@ def measured(verb, folder, **more):
     return found["rows"], {Path(path).name for path in found["pictures"]}
 
 
-@pytest.mark.parametrize("verb", ["kernels", pytest.param("memory", marks=pytest.mark.full), "step", "train", "strategies"])
+@pytest.mark.parametrize("verb", ["kernels", pytest.param("memory", marks=pytest.mark.full), "step", "train",
+    pytest.param("strategies", marks=pytest.mark.full)])
 def test_a_measurement_leaves_its_records_and_pictures(verb, tmp_path):
     rows, pictures = measured(verb, tmp_path, tables={"tables": SAMPLE})
     assert rows and all(COLUMNS[verb] <= set(row) for row in rows)

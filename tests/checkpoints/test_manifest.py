@@ -1,6 +1,7 @@
 """Whatever is in a checkpoint's files, reading ends in a whole checkpoint or in one CheckpointError, and nothing grows beyond its file."""
 
 import json
+import math
 import os
 import random
 import signal
@@ -116,6 +117,14 @@ def test_wrong_entries_of_files_are_one_error(saved, wrong):
     files = json.loads((saved / "manifest.json").read_text())["files"]
     edit(saved, files=files | wrong)
     refused(saved)
+
+
+def test_a_metric_that_the_rows_left_open_is_null_in_the_file_and_nan_once_read(tmp_path):
+    info = INFO | {"metrics": {"val_auc": math.nan, "val_log_loss": 0.5, "val_x": -math.inf}}
+    text = to_json(Manifest(tmp_path, info, (), {"meta.pt": {"bytes": 0}}))
+    assert json.loads(text, parse_constant=pytest.fail)["metrics"] == {"val_auc": None, "val_log_loss": 0.5, "val_x": None}
+    found = from_json(text.encode(), tmp_path).metrics
+    assert found["val_log_loss"] == 0.5 and math.isnan(found["val_auc"]) and math.isnan(found["val_x"])
 
 
 def test_an_earlier_manifest_without_a_checksum_loads_with_one_note(saved, capsys):

@@ -77,7 +77,7 @@ def growth_of_a_backward(comm, rule):
     return len(ids.unique()), peak_bytes() - before
 
 
-@pytest.mark.parametrize("rule", [sgd(), rowwise_adagrad()], ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", [pytest.param(sgd(), marks=pytest.mark.full), rowwise_adagrad()], ids=lambda rule: rule.name)
 def test_a_backward_needs_memory_for_touched_rows_not_for_the_table(ranks, rule):
     for touched, grown in ranks.run(growth_of_a_backward, 2, rule):
         vector = 4 * DIM

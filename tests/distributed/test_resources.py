@@ -102,6 +102,7 @@ print(min([faults() for _ in range(20)][-5:]))                # the freed pieces
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_freed_memory_is_faulted_in_again_unless_it_is_kept():
     found = {how: int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True).stdout)

@@ -204,6 +204,7 @@ def test_a_rank_that_waits_rests_between_looks_and_hears_signals(ranks):
     assert ranks.run(disturbed, 2)[0] >= 4
 
 
+@pytest.mark.full
 def test_a_rank_whose_peer_was_killed_ends_at_once_and_the_launcher_names_the_peer(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}{os.pathsep}{TESTS}")
     settings = tmp_path / "resolved.yaml"

@@ -32,7 +32,8 @@ def trained(kind, weighted, most):
     return told + list(whole_tensors(Comm(), collection).values())
 
 
-@pytest.mark.parametrize(("kind", "weighted", "most"), [("table_wise", False, 3), ("column_wise", True, 9)])
+@pytest.mark.parametrize(("kind", "weighted", "most"), [
+    ("table_wise", False, 3), pytest.param("column_wise", True, 9, marks=pytest.mark.full)])
 def test_several_threads_train_the_bits_of_one(threads, monkeypatch, kind, weighted, most):
     dealt, deal = [], numba_threads.deal
     monkeypatch.setattr(numba_cpu.shares, "deal", lambda cost_I, n: dealt.append((deal(cost_I, n), n)) or dealt[-1][0])

@@ -66,7 +66,8 @@ def itself(group):
     return group
 
 
-@pytest.mark.parametrize(("world", "wrap"), [(1, itself), (2, itself), (2, Env), (4, itself)])
+@pytest.mark.parametrize(("world", "wrap"), [
+    (2, itself), (2, Env), *(pytest.param(world, itself, marks=pytest.mark.full) for world in (1, 4))])
 def test_env_says_which_ranks_train_together(ranks, world, wrap):
     assert ranks.run(on_a_group, world, wrap) == [(world, world, 2)] * world
 

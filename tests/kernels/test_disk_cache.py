@@ -76,6 +76,7 @@ with warm_up.told(True):
 """
 
 
+@pytest.mark.full
 def test_compiling_is_said_when_something_is_compiled_and_not_when_the_disk_is_slow(tmp_path):
     (tmp_path / "kernel_on_disk.py").write_text("from numba import njit\n\n\n@njit(cache=True)\ndef kernel(x):\n    return x + 1\n")
 

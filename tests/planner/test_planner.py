@@ -5,11 +5,12 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recapp.errors import PlanError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
+from recapp.planner.board import WORTH
 from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.cost import Setting, cost_of, fixed_of
 from recapp.planner.hardware import Hardware, Link, Work
@@ -71,8 +72,9 @@ def test_small_problems_get_the_best_plan_there_is(seed):
     assert outcome.cost.step_seconds == pytest.approx(tried(outcome), rel=1e-12)
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 10**6), world=st.sampled_from([2, 4, 8]), count=st.integers(1, 12))
+@example(seed=181, world=2, count=10)
 def test_every_plan_tiles_its_tables_and_is_no_worse_than_the_best_uniform_one(seed, world, count):
     rng = random.Random(seed)
     tables, asked = random_tables(rng, count), setting(world, 2 if world == 8 else 1)
@@ -83,7 +85,7 @@ def test_every_plan_tiles_its_tables_and_is_no_worse_than_the_best_uniform_one(s
     places = Places(list(range(world)), asked.topology.host_ranks())
     for kind in ShardingType:
         uniform = ShardingPlan({t.name: tile(t, kind.value, places) for t in tables}, world)
-        assert outcome.cost.step_seconds <= plan_cost(tables, uniform, asked).step_seconds * (1 + 1e-9)
+        assert outcome.cost.step_seconds <= plan_cost(tables, uniform, asked).step_seconds + WORTH      # less is no gain
 
 
 def test_equal_inputs_give_equal_plans():

@@ -53,7 +53,7 @@ def unbroken(logs, tmp_path_factory):
     return train(logs, tmp_path_factory.mktemp("unbroken"), max_steps=EPOCH + 8)
 
 
-@pytest.mark.parametrize("stop", [5, 6, EPOCH, EPOCH + 3])
+@pytest.mark.parametrize("stop", [6, EPOCH, *(pytest.param(stop, marks=pytest.mark.full) for stop in (5, EPOCH + 3))])
 def test_the_curve_of_a_run_that_went_on_is_that_of_the_unbroken_run(logs, unbroken, tmp_path, stop):
     train(logs, tmp_path, max_steps=stop)
     rows = go_on(logs, tmp_path, max_steps=EPOCH + 8)

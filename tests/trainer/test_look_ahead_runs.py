@@ -53,7 +53,8 @@ LIMITS = {
     "no validation": ["trainer.max_steps=5", "trainer.limit_val_batches=0"], "workers": ["dataset.num_workers=2", "trainer.max_steps=6"]}
 
 
-@pytest.mark.parametrize("limit", [*LIMITS, "a stop"])
+@pytest.mark.parametrize("limit", [
+    *(limit if limit in ("steps", "workers") else pytest.param(limit, marks=pytest.mark.full) for limit in LIMITS), "a stop"])
 def test_every_batch_is_trained_once_and_in_order(logs, tmp_path, limit):
     seen = {}
     for depth in (0, 1, 3):
@@ -199,7 +200,8 @@ def plain(train, place):
     return validation(train("plain", 0, "+plan=mixed")), curve(place / "plain"), weights(place / "plain")
 
 
-@pytest.mark.parametrize(("depth", "transport"), [(1, "shared_memory"), (2, "gloo")])
+@pytest.mark.parametrize(("depth", "transport"), [
+    (1, "shared_memory"), pytest.param(2, "gloo", marks=pytest.mark.full)])
 def test_a_run_on_ranks_is_the_same_run_to_the_last_bit(train, place, plain, depth, transport):
     found = train(f"ahead{depth}", depth, "+plan=mixed", f"topology.transport={transport}")
     assert (validation(found), curve(place / f"ahead{depth}"), weights(place / f"ahead{depth}")) == plain

@@ -27,7 +27,7 @@ from recapp.commands import Job, run, run_on_ranks
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError, suggest
-from recapp.option_files import conf_dir
+from recapp.option_files import option_file, options
 from recapp.settings import with_absolute_paths
 
 VERBS = ("kernels", "memory", "step", "train", "strategies", "data")
@@ -77,9 +77,9 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     from recapp.benchmarks.checks import checked
 
     bench = config["bench"]
-    known = {path.stem: path for path in sorted((conf_dir() / "plan").glob("*.yaml"))}
-    chosen = _names(bench["plan"], PLANS.get(job.verb, ()), [*known, *bench["plans"]])
-    plans = {name: bench["plans"].get(name) or OmegaConf.to_container(OmegaConf.load(known[name])) for name in chosen}
+    chosen = _names(bench["plan"], PLANS.get(job.verb, ()), [*options("plan", job.folders), *bench["plans"]])
+    plans = {name: bench["plans"].get(name) or OmegaConf.to_container(OmegaConf.load(str(option_file("plan", name, job.folders))))
+             for name in chosen}
     settings = with_absolute_paths(config) | {"verb": job.verb, "plans": plans, "model": bench["model"],
                                               "torchrec_python": _absolute(bench["torchrec_python"])}
     del settings["bench"]

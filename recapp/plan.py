@@ -26,7 +26,7 @@ from recapp.commands import Job, run, run_on_ranks
 from recapp.distributed.launch import rank_count
 from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError, suggest
-from recapp.option_files import conf_dir
+from recapp.option_files import Folders, option_file, options
 from recapp.settings import with_absolute_paths
 
 if TYPE_CHECKING:
@@ -85,18 +85,18 @@ def statistics_of(settings: Settings, tables: Sequence["EmbeddingBagConfig"]) ->
     return {} if settings["statistics"] == "assumed" else build.build_statistics(settings, tables)
 
 
-def plan_named(settings: Settings, name: str | None) -> Settings:
-    """The settings with another plan: an option of `conf/plan`, a file, or the planner's own."""
+def plan_named(settings: Settings, name: str | None, folders: Folders = ()) -> Settings:
+    """The settings with another plan: an option of the group `plan`, a file, or the planner's own."""
     if name is None:
         raise ConfigError("a and b must be given: names of plans, files, or best: a=mixed b=row_wise")
-    known = {path.stem: path for path in sorted((conf_dir() / "plan").glob("*.yaml")) if path.stem != "file"}
     if name == BEST:
         return {k: v for k, v in settings.items() if k != "plan"}
     if Path(name).suffix in (".yaml", ".yml", ".json"):
         return settings | {"plan": {"path": str(Path(name).absolute())}}
+    known = [option for option in options("plan", folders) if option != "file"]
     if name not in known:
         raise ConfigError(f"plan {name}: neither a file nor a plan of conf/plan; {suggest(name, [*known, BEST])}")
-    whole = OmegaConf.create({"plan": OmegaConf.load(known[name])})
+    whole = OmegaConf.create({"plan": OmegaConf.load(str(option_file("plan", name, folders)))})
     return settings | {"plan": OmegaConf.to_container(whole, resolve=True)["plan"]}     # type: ignore[call-overload, index]
 
 
@@ -158,7 +158,7 @@ def compare(settings: Settings, job: Job) -> None:
     from recapp.planner.tell import difference, tell_difference
 
     tables, setting = paper(settings)
-    plans = (chosen_plan(plan_named(settings, name), tables, setting)[0] for name in (settings["a"], settings["b"]))
+    plans = (chosen_plan(plan_named(settings, name, job.folders), tables, setting)[0] for name in (settings["a"], settings["b"]))
     a, b = (explained(tables, plan, setting, alternatives=False) for plan in plans)
     rows = difference(a, b)
     if settings["format"] == "json":

@@ -101,6 +101,14 @@ def test_growth_is_told_for_every_plan_mode_and_number_of_ranks(answer):
     assert all(r["sent_per_rank"] >= r["least_sent_per_rank"] for r in unique)
 
 
+def test_a_plan_of_ones_own_folder_is_compared(answer, place):
+    own = place / "own/plan"
+    own.mkdir(parents=True)
+    (own / "rows.yaml").write_text("rules:\n  - type: row_wise\n")
+    rows = answer("compare", "--config-dir", str(own.parent), "a=rows", "b=mixed", "tables=sample", "trainer.devices=2")["rows"]
+    assert {row["a_type"] for row in rows} == {"row_wise"} and {row["b_type"] for row in rows} == {"column_wise", "table_wise"}
+
+
 def test_runs_are_compared_with_what_was_predicted(answer, place):
     phases = ("input", "lookup", "output", "dense", "gradients", "update")
     runs = (("0", "a", 10.0, 12.0), ("1", "b", 20.0, 30.0), ("2", "b", 20.0, 5.0), ("3", "b", 20.0, 33.0), ("4", "c", 20.0, 40.0))

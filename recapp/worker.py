@@ -96,7 +96,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     chosen = build_trainer.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers))
     told = [] if build_trainer.has_bar(chosen) else [MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])]
     report, ended = own.StartReport(settings["seed"], settings["format"] == "text"), TellStop()
-    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), clock, performance, own.LogRate(clock), end, report, *told, TellFall(), ended,
+    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), *_changes(settings), clock, performance, own.LogRate(clock), end, report, *told, TellFall(), ended,
                  *chosen, last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build_trainer.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
@@ -114,6 +114,16 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         return measured and measured | {"status": "stopped", "last_checkpoint": str(last.path)}, stopped
     _predict(settings, strategy, data.val_rows, job_dir)
     return _measured(settings, trainer, clock, last, ended.said), None
+
+
+def _changes(settings: dict[str, Any]) -> list[Any]:
+    """What takes the settings' own rates where a run goes on from a checkpoint of other ones."""
+    from recapp.checkpoints.directory import read_manifest
+    from recapp.trainer.changed_optimizer import ChangedOptimizer
+
+    if not settings["ckpt_path"]:
+        return []
+    return [ChangedOptimizer(read_manifest(settings["ckpt_path"]).config["optimizer"], settings["optimizer"])]
 
 
 def _predict(settings: dict[str, Any], strategy: Any, val_rows: int, job_dir: Path) -> None:

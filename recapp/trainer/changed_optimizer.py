@@ -1,0 +1,94 @@
+"""What the settings change of the optimiser when a run goes on from a checkpoint.
+
+    checkpoint   optimizer.dense.lr .01, of which a schedule has made .004 by now
+    settings     optimizer.dense.lr .001
+    goes on      at .0004, on the same schedule
+
+Lightning restores an optimiser with its rates and all other hyper-parameters, and a schedule with the
+rates it began with: what the settings say instead would be lost without a word.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from recapp.console import note
+from recapp.trainer.restored import state_must_fit
+
+Settings = Mapping[str, Any]
+PARTS = ("dense", "sparse", "schedule")
+
+
+class ChangedOptimizer(Callback):
+    """Put what the settings change in the place of what the checkpoint says, before Lightning restores that.
+
+    Args:
+        before: the group `optimizer` of the settings that the checkpoint holds.
+        now: of this run.
+    """
+
+    def __init__(self, before: Settings, now: Settings) -> None:
+        self.changed = {part: _changed(before.get(part), now.get(part)) for part in PARTS}
+        self.now = now
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Edit the state that is about to be restored."""
+        if not trainer.optimizers or not any(self.changed.values()):
+            return
+        with state_must_fit("the optimizer's state", "optimizer"):
+            self._edit(trainer, checkpoint)
+        if trainer.is_global_zero:
+            for part, keys in self.changed.items():
+                self._tell(part, keys)
+
+    def _edit(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+        fresh: Any = trainer.optimizers[0]
+        (stored,) = checkpoint["optimizer_states"]
+        if "_target_" in self.changed["dense"]:
+            stored["dense"] = fresh.dense.state_dict()
+        groups = [*stored["dense"]["param_groups"], *stored["sparse"]]
+        keys = [self.changed["dense"]] * len(fresh.dense.param_groups)
+        keys += [self.changed["sparse"]] * len(fresh.sparse_groups)
+        another = "_target_" in self.changed["schedule"]
+        for group, new, own in zip(groups, fresh.param_groups, keys, strict=True):
+            _take(group, new, [*own, "lr"] if another else own, in_proportion=not another)
+        if another:
+            checkpoint["lr_schedulers"] = []
+        for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False):
+            new = config.scheduler.state_dict()
+            state.update({key: new[key] for key in self.changed["schedule"] if key in new})
+            state["base_lrs"] = [group.get("initial_lr", group["lr"]) for group in groups]
+            state["_last_lr"] = [group["lr"] for group in groups]
+
+    def _tell(self, part: str, keys: list[str]) -> None:
+        new = self.now.get(part) or {}
+        for key in keys:
+            if key == "_target_":
+                begins = "" if part == "sparse" else "; it begins anew"
+                note(f"optimizer.{part} is another one than the checkpoint's{begins}")
+            elif "_target_" not in keys:
+                note(f"optimizer.{part}.{key}={new.get(key)} takes the place of the checkpoint's")
+
+
+def _changed(before: Settings | None, now: Settings | None) -> list[str]:
+    old, new = before or {}, now or {}
+    return sorted(key for key in {*old, *new} if key not in old or key not in new or old[key] != new[key])
+
+
+def _take(
+    stored: dict[str, Any], new: Mapping[str, Any], keys: list[str], *, in_proportion: bool
+) -> None:
+    """Put some hyper-parameters of a new group into a stored one; a rate as a schedule has made it."""
+    before = stored.get("initial_lr")
+    for key in keys:
+        if key in new and key != "lr":
+            stored[key] = new[key]
+    if "lr" not in keys:
+        return
+    stored["lr"] = stored["lr"] / before * new["initial_lr"] if in_proportion and before else new["lr"]
+    stored.pop("initial_lr", None)
+    if "initial_lr" in new:
+        stored["initial_lr"] = new["initial_lr"]

@@ -6,9 +6,11 @@ What Lightning offers is taken as it is. What would do half of its work where ta
 nobody measures, is refused here with what to use instead.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import torch
@@ -53,17 +55,23 @@ def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[
     """Those of `conf/callbacks`; checkpoints go to `folder`."""
     made: list[Callback] = []
     measured = {f"val_{name}": metric for name, metric in click_metrics(settings["metrics"]["names"]).items()}
+    targets = [str(wanted.get("_target_")) for wanted in settings["callbacks"].values()]
+    all_known = all(target.startswith(("lightning.", "recapp.")) for target in targets)      # others may log what they like
     for name, wanted in settings["callbacks"].items():
         kind, extra = target_of(wanted, f"callbacks.{name}"), {}
         _refuse_callback(kind, f"callbacks.{name}")
         if _is(kind, ModelCheckpoint):
             if "dirpath" in wanted:
                 raise ConfigError(f"callbacks.{name}.dirpath: cannot be set: checkpoints lie in the run's directory, hydra.run.dir=DIR")
+            if wanted.get("save_last"):
+                raise ConfigError(f"callbacks.{name}.save_last: cannot be set: last.ckpt is kept in any case")
             extra["dirpath"] = str(folder)
         if _is(kind, LearningRateMonitor) and not logging:
             continue                                    # Lightning refuses a monitor without a logger
         made.append(make(wanted, f"callbacks.{name}", **extra))
-        _check_monitor(made[-1], f"callbacks.{name}", measured)
+        _check_monitor(made[-1], f"callbacks.{name}", measured, all_known)
+        if isinstance(made[-1], ModelCheckpoint):
+            _check_filename(made[-1], f"callbacks.{name}.filename", measured, all_known)
     return made
 
 
@@ -78,13 +86,19 @@ def _refuse_callback(kind: Any, setting: str) -> None:
             raise ConfigError(f"{setting} ({base.__name__}): cannot be used: {NOT_OF_TABLES[base.__name__]}")
 
 
-def _check_monitor(callback: Callback, setting: str, measured: Mapping[str, Metric]) -> None:
+def _check_monitor(callback: Callback, setting: str, measured: Mapping[str, Metric], all_known: bool) -> None:
     """Raises ConfigError where a callback watches what is not measured, or takes worse for better.
 
     Lightning would find the one out after the first epoch, and the other never.
+
+    Args:
+        callback: to be looked at.
+        setting: that it is made of.
+        measured: what validation measures.
+        all_known: whether nothing else is measured, because no callback is the user's own.
     """
-    monitor, mode = str(getattr(callback, "monitor", None)), getattr(callback, "mode", None)
-    if not monitor.startswith("val_"):
+    monitor, mode = getattr(callback, "monitor", None), getattr(callback, "mode", None)
+    if monitor is None or (monitor not in measured and not all_known and not monitor.startswith("val_")):
         return
     if monitor not in measured:
         other, metric = next(iter(measured.items()))
@@ -94,6 +108,21 @@ def _check_monitor(callback: Callback, setting: str, measured: Mapping[str, Metr
     if mode in ("min", "max") and better is not None and mode != better:
         said = "larger" if better == "max" else "smaller"
         raise ConfigError(f"{setting}.mode={mode}: a {said} {monitor} is better; set {setting}.mode={better}")
+
+
+def _check_filename(callback: ModelCheckpoint, setting: str, measured: Mapping[str, Metric], all_known: bool) -> None:
+    """Raises ConfigError for a pattern of file names that cannot be filled in, or gives the name of what training goes on from."""
+    numbers, pattern = {"epoch": 0, "step": 0, **dict.fromkeys(measured, 0.5)}, callback.filename or ""
+    try:
+        asked = {re.split(r"[.\[]", name)[0] for _, name, _, _ in Formatter().parse(pattern) if name is not None}
+        name = Path(callback.format_checkpoint_name({key: torch.tensor(value) for key, value in numbers.items()})).name
+    except (ValueError, LookupError, AttributeError, TypeError) as e:
+        raise ConfigError(f"{setting}={pattern}: no pattern of a file name ({e}); such as step_{{step:06d}}") from e
+    if unknown := sorted(asked - numbers.keys()) if all_known else []:
+        raise ConfigError(f"{setting}={pattern}: {unknown[0]} is not measured; {suggest(unknown[0], numbers)}")
+    if name.startswith("last.ckpt") or "/" in pattern:
+        raise ConfigError(f"{setting}={pattern}: must be a name of its own beside last.ckpt, which is kept in any case; "
+                          "such as step_{step:06d}")
 
 
 def _better(metric: Metric) -> str | None:

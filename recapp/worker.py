@@ -96,8 +96,8 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     chosen = build_trainer.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers))
     told = [] if build_trainer.has_bar(chosen) else [MovingLine(clock) if bar else PlainLines(settings["trainer"]["log_every_n_steps"])]
     report, ended = own.StartReport(settings["seed"], settings["format"] == "text"), TellStop()
-    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), *_changes(settings), clock, performance, own.LogRate(clock), end, report, *told, TellFall(), ended,
-                 *chosen, last]
+    callbacks = [own.TakeOver(job_dir), own.KeepPosition(), *_changes(settings), clock, performance, own.LogRate(clock), end, report, *told,
+                 TellFall(), ended, *chosen, last]
     strategy = build.build_strategy(settings, training=True)
     trainer = build_trainer.build_trainer(settings, strategy, callbacks, loggers, ranks=ranks_here())
     place = place_of()

@@ -127,6 +127,8 @@ def link_checkpoint(path: str | Path, target: str | Path) -> None:
         CheckpointError: something else lies there.
     """
     path = Path(path)
+    if path.absolute() == Path(target).absolute():
+        return  # a link to itself would lead nowhere
     if os.path.lexists(path) and not path.is_symlink() and not is_checkpoint(path):
         raise CheckpointError(f"{path} exists and is no checkpoint: move it away or save under another name")
     link(path, Path(target))

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 from runs import compose, fit, make_logs
 
 from recapp import build, build_trainer
-from recapp.checkpoints.directory import read_manifest, read_meta, write_checkpoint
+from recapp.checkpoints.directory import read_manifest, read_meta, verify, write_checkpoint
 from recapp.checkpoints.manifest import Manifest, to_json
 from recapp.checkpoints.meta_file import crc32_of, write_meta
 from recapp.distributed.comm import Comm
@@ -25,7 +26,7 @@ def logs(tmp_path_factory):
 class Score(Callback):
     """Validations score what the test says, in turn."""
 
-    def __init__(self, *scores):
+    def __init__(self, scores):
         self.scores = list(scores)
 
     def on_validation_epoch_end(self, trainer, pl_module):
@@ -34,8 +35,9 @@ class Score(Callback):
 
 def train(logs, folder, *scores, ckpt=None, epochs=1):
     """A run with these scores; the trainer, and the checkpoint that its summary would name."""
-    config = compose(logs, "callbacks.checkpoint.monitor=score", f"trainer.max_epochs={epochs}")
-    _, trainer, _ = fit(config, folder, Score(*scores), ckpt_path=ckpt and str(ckpt))
+    own = f"+callbacks.score={{_target_: {__name__}.Score, scores: {list(scores)}}}"
+    config = compose(logs, "callbacks.checkpoint.monitor=score", f"trainer.max_epochs={epochs}", own)
+    _, trainer, _ = fit(config, folder, ckpt_path=ckpt and str(ckpt))
     (last,) = [c for c in trainer.checkpoint_callbacks if isinstance(c, KeepLast)]
     return trainer, Path(last.named(trainer))
 
@@ -161,3 +163,10 @@ def test_a_plain_part_that_is_no_state_of_training_is_one_error(logs, tmp_path, 
     with pytest.raises(CheckpointError) as raised:
         train(logs, tmp_path / "second", .6, ckpt=tmp_path / "forged.ckpt", epochs=2)
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_checkpoint_that_a_callback_saves_under_the_name_of_the_last_one_is_not_lost(logs, tmp_path):
+    folder = tmp_path / "run/checkpoints"
+    same = ModelCheckpoint(dirpath=folder, filename="last", monitor="val_auc", mode="max", save_on_train_epoch_end=False)
+    fit(compose(logs, "callbacks=none"), tmp_path / "run", same)
+    assert verify(folder / "last.ckpt") > 0 and read_manifest(folder / "last.ckpt").step == 18

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from recapp import console
 from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.first_rows import COUNTED_ROWS
-from recapp.dataset.schema import check_one_each, schema_from
+from recapp.dataset.schema import check_sizes, schema_from
 from recapp.dataset.synthetic import chosen as chosen_set
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
 from recapp.distributed.dense_room import check_room
@@ -115,8 +115,7 @@ def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[Embeddi
 def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[str]) -> list[EmbeddingBagConfig]:
     rule = tables["id_rule"] or dataset["id_rule"]
     dims: Mapping[str, int] = dataset["table_dims"] or {}
-    for key in ("table_rows", "cardinality"):
-        check_one_each(dataset[key], features, f"dataset.{key}")
+    check_sizes(dataset, features)
     made = []
     for i, feature in enumerate(features):
         if dataset["table_rows"]:

@@ -9,6 +9,7 @@ nobody measures, is refused here with what to use instead.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -60,7 +61,7 @@ def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[
     for name, wanted in settings["callbacks"].items():
         kind, extra = target_of(wanted, f"callbacks.{name}"), {}
         _refuse_callback(kind, f"callbacks.{name}")
-        if _is(kind, ModelCheckpoint):
+        if _is(kind, Checkpoint) and "dirpath" in signature(kind).parameters:
             if "dirpath" in wanted:
                 raise ConfigError(f"callbacks.{name}.dirpath: cannot be set: checkpoints lie in the run's directory, hydra.run.dir=DIR")
             if wanted.get("save_last"):

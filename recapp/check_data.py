@@ -30,14 +30,13 @@ def check_data(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError, DataError: As a rank would say it.
     """
-    from recapp.dataset.schema import NO_LABEL, check_one_each, schema_from
+    from recapp.dataset.schema import NO_LABEL, check_sizes, schema_from
 
     schema = schema_from(config)
     if schema.label is None:
         raise ConfigError(NO_LABEL)
     if (config.get("tables") or {}).get("source") == "from_dataset":
-        for key in ("table_rows", "cardinality"):
-            check_one_each(config["dataset"][key], schema.sparse, f"dataset.{key}")
+        check_sizes(config["dataset"], schema.sparse)
     if started_outside():
         return
     from recapp.dataset.order import check_order

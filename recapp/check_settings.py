@@ -8,7 +8,7 @@ a second, and a rank checks every one of them before it calls it.
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from fractions import Fraction
@@ -27,20 +27,20 @@ TARGET = "_target_"
 CONVERSIONS = ("_partial_", "_args_", "_recursive_", "_convert_")  # of Hydra's own instantiate, which nobody calls here
 
 
-def checked(config: Mapping[str, Any], command: str, touched: Collection[str] | None = None) -> dict[str, Any]:
+def checked(config: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None) -> dict[str, Any]:
     """Answer the settings of a command, complete and of the types they must have.
 
     Args:
         config: Plain settings, resolved. A setting that must be given may still be `???`.
         command: Whose settings they are.
-        touched: Groups that the command line changed, whose constructors are looked at; None looks at all.
+        overrides: What the command line says: the constructors in groups that it changes are looked at; None looks at all.
 
     Raises:
         ConfigError: A setting that does not exist, is missing, or has a value that is not allowed.
     """
-    walk = _Walk(command, touched)
+    walk = _Walk(command, None if overrides is None else _touched_by(overrides))
     whole = walk.group(dict(config), primaries.COMMANDS[command], "")
-    _check_together(whole)
+    _check_together(whole, {_name_of(override) for override in overrides or ()})
     return whole
 
 
@@ -55,9 +55,13 @@ def names_of(command: str) -> list[str]:
     return list(_names(primaries.COMMANDS[command], ""))
 
 
-def touched_by(overrides: Iterable[str]) -> Collection[str] | None:
+def _name_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _touched_by(overrides: Iterable[str]) -> Collection[str] | None:
     """Tell which groups a command line changes; None where that may be any of them (an experiment)."""
-    names = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    names = map(_name_of, overrides)
     tops = {name.replace("/", ".").partition("@")[0].partition(".")[0] for name in names}
     return None if "experiment" in tops else tops
 
@@ -203,15 +207,29 @@ def find_constructor(target: str, name: str) -> Any:
 # ---- settings that belong together
 
 
-def _check_together(config: Mapping[str, Any]) -> None:
+def _check_together(config: Mapping[str, Any], said: Collection[str]) -> None:
     dataset, plan = config.get("dataset"), config.get("plan")
     if isinstance(dataset, Mapping):
+        for key in ("dense", "sparse"):
+            if dataset.get("naming") == "criteo" and (dataset.get(key) or f"dataset.{key}" in said):
+                raise ConfigError(
+                    f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo has columns of its own, all of which are read; "
+                    "set dataset.naming=exact to name others"
+                )
         if not dataset.get("path", True):
             raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
         check_share(dataset.get("val_share", 0))
+    if config.get("metrics") and not config["metrics"]["names"]:
+        raise ConfigError("metrics.names=[]: name at least one, such as [auc]")
     if (config.get("trainer") or {}).get("precision") == "16-mixed":
         raise ConfigError(
             "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss would reach them; use bf16-mixed"
+        )
+    trainer = config.get("trainer") or {}
+    if type(trainer.get("val_check_interval")) is int and trainer.get("check_val_every_n_epoch", 1) != 1:
+        raise ConfigError(
+            f"trainer.check_val_every_n_epoch={trainer['check_val_every_n_epoch']}: validations are every "
+            f"trainer.val_check_interval={trainer['val_check_interval']} steps, counted across epochs; set one of the two"
         )
     if isinstance(plan, Mapping) and "path" in plan and len(plan) > 1:
         other = next(key for key in plan if key != "path")

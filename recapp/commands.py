@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp import option_files, settings
-from recapp.check_settings import checked, touched_by
+from recapp.check_settings import checked
 from recapp.command_line import HELP, directory_of, flags_and_overrides, help_of, hydra_process, take_verb
 from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
@@ -244,7 +244,7 @@ class _Jobs:
         written = record.written_at(job.directory)
         try:
             whole = not settings.names_checkpoint(config)
-            plain = checked(settings.to_plain(config, whole=whole), self.name, touched_by(job.overrides))
+            plain = checked(settings.to_plain(config, whole=whole), self.name, job.overrides)
             plain |= {"choices": job.choices}
             result = self.task(plain, job)
         except BrokenPipeError:  # `| head` has seen enough: there is nothing to say, and nobody to say it to

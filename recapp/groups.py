@@ -13,6 +13,9 @@ from recapp.values import Within
 
 Positive = Annotated[int, Within(1)]
 Natural = Annotated[int, Within(0)]
+Width = Annotated[int, Within(1, 2**31 - 1)]  # of vectors
+Rows = Annotated[int, Within(1, 2**48)]  # of a table: more would not fit anywhere
+Patience = Annotated[float, Within(above=0, most=31_536_000)]  # in seconds, at most a year
 Share = Annotated[float, Within(above=0, most=1)]
 Paths = str | list[str]
 ShardingType = Literal[
@@ -124,9 +127,9 @@ class Dataset:
     hex: list[str] = field(default_factory=list)
     dense_transform: Literal["log1p", "log3", "none"] = "log1p"
     id_rule: IdRule = "hash"
-    cardinality: list[Positive] | None = None
-    table_rows: list[Positive] | None = None
-    table_dims: dict[str, Positive] | None = None
+    cardinality: list[Rows] | None = None
+    table_rows: list[Rows] | None = None
+    table_dims: dict[str, Width] | None = None
     batch_size: Positive = 1024
     val_batch_size: Positive | None = 4096
     lanes: Positive = 16
@@ -140,8 +143,8 @@ class TablesOfDataset:
     """`tables=from_dataset`: a table for each sparse column."""
 
     source: Literal["from_dataset"] = "from_dataset"
-    dim: Positive = 16
-    max_rows: Positive = 200_000
+    dim: Width = 16
+    max_rows: Rows = 200_000
     data_type: Storage = "fp32"
     pooling: Literal["sum", "mean"] = "sum"
     id_rule: IdRule | None = None
@@ -153,8 +156,8 @@ class ListedTable:
     """A table that is written out, as `recapp.tables.config.EmbeddingBagConfig` takes it."""
 
     name: str
-    num_embeddings: Positive
-    embedding_dim: Positive
+    num_embeddings: Rows
+    embedding_dim: Width
     feature_names: list[str]
     pooling: Literal["sum", "mean"] = ABSENT
     data_type: Storage = ABSENT
@@ -216,6 +219,7 @@ class Trainer:
     max_epochs: Positive | Literal[-1] | None = None
     max_steps: Positive | Literal[-1] | None = None
     val_check_interval: Positive | Share | None = None
+    check_val_every_n_epoch: Positive = 1
     limit_train_batches: Positive | Share | None = None
     limit_val_batches: Natural | Annotated[float, Within(0, 1)] | None = None
     gradient_clip_val: Annotated[float, Within(0)] | None = None
@@ -230,8 +234,8 @@ class Launch:
     """`launch`: how ranks are started."""
 
     port: Annotated[int, Within(0, 65535)] = 0
-    grace: Annotated[float, Within(0)] = 60
-    timeout: Annotated[float, Within(above=0)] = 1800
+    grace: Annotated[float, Within(0, 31_536_000)] = 60
+    timeout: Patience = 1800
     keep_freed_memory: bool = True
 
 

@@ -25,9 +25,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp import option_files
-from recapp.check_settings import checked, known_part, names_of, touched_by, unknown
+from recapp.check_settings import checked, known_part, names_of, unknown
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
+from recapp.groups import Trainer
 from recapp.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.trust import judged, marked
 
@@ -182,7 +183,7 @@ def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[st
             raise ConfigError(unknown(name, names_of(primary)))
     if dropped:
         note(f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out")
-    return checked(plain, primary, touched_by(overrides)) | {"choices": chosen}
+    return checked(plain, primary, overrides) | {"choices": chosen}
 
 
 def check_groups(arguments: Sequence[str]) -> None:
@@ -200,7 +201,7 @@ def check_groups(arguments: Sequence[str]) -> None:
         there = options(name, folders) if is_group(name, folders) else []
         if there and NO_OPTION.fullmatch(value) and value not in there and name not in NULLABLE_GROUPS:
             raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
-        if name == "experiment" and value != "null" and not is_group(name, folders) and not elsewhere:
+        if name.lstrip("+") == "experiment" and value != "null" and not is_group("experiment", folders) and not elsewhere:
             raise ConfigError(
                 f"experiment={value}: there is no such option; write experiment/{value}.yaml, with `# @package _global_` on top, "
                 "into a folder of your own and add --config-dir FOLDER"
@@ -284,9 +285,12 @@ def _unknown(name: str, known: Sequence[str]) -> str:
     top, (home, _, _) = name.partition(".")[0], name.rpartition(".")
     if top in ADDED_GROUPS and (top not in known or (home in known and home != top)):
         return f"{name}: nothing is set there by default, so it needs a plus: +{name}=..."
+    if top == "trainer" and name.rpartition(".")[2] in Trainer.refused:
+        return f"{name}: cannot be set: {Trainer.refused[name.rpartition('.')[2]]}"
     if not name.startswith("hydra."):
         known = [key for key in known if key.partition(".")[0] != "hydra"]
-    return unknown(name, known)
+    plus = f"; a setting of Lightning's Trainer that is not listed by --help trainer needs a plus: +{name}=..."
+    return unknown(name, known) + (plus if home == "trainer" else "")
 
 
 def _first_line(error: BaseException) -> str:

@@ -225,7 +225,9 @@ def _is_dotted(name: str) -> bool:
 
 
 def _leads_out(text: str) -> bool:
-    return os.path.isabs(text) or text.startswith(("~", "file:")) or ".." in re.split(r"[/\\]", text)
+    """Whether a text read as a path is not below the run's directory; whoever takes paths may take URIs, too."""
+    uri = "://" in text or "::" in text or text.startswith(("file:", "local:", "data:"))
+    return uri or os.path.isabs(text) or text.startswith("~") or ".." in re.split(r"[/\\]", text)
 
 
 def _shown(text: str) -> str:

@@ -145,6 +145,8 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _read(value: Any, annotation: Any) -> Any:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise Wrong("must be a number of 64 bits")
     options = _options(annotation)
     if any(option is Any for option, _ in options):
         return value
@@ -288,7 +290,7 @@ def _example(value: Any, options: Options) -> str:
 
 
 def _plain(number: float) -> str:
-    return f"{number:g}" if abs(number) < 1e15 else str(int(number))
+    return str(int(number)) if float(number).is_integer() else f"{number:g}"
 
 
 def shown(value: Any) -> str:

@@ -117,7 +117,7 @@ def resolved(name, overrides, folders=()):
     from omegaconf import OmegaConf
 
     from recapp import settings
-    from recapp.check_settings import checked, touched_by
+    from recapp.check_settings import checked
     from recapp.commands import Job
 
     overrides = [str(override) for override in overrides]
@@ -125,7 +125,7 @@ def resolved(name, overrides, folders=()):
     choices = settings.choices(composed.hydra)
     config = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
     plain = settings.to_plain(config, whole=not settings.names_checkpoint(config))
-    plain = checked(plain, name, touched_by(overrides))
+    plain = checked(plain, name, overrides)
     job = Job(Path(), tuple(overrides), choices, folders=folders)
     return import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, job)
 

@@ -58,7 +58,7 @@ def test_a_mistake_in_the_first_file_is_one_line_before_ranks_start(logs, overri
 @pytest.mark.parametrize("key", ["table_rows", "cardinality"])
 def test_sizes_are_one_for_each_sparse_column(logs, key):
     check_data(settings(logs, f"dataset.{key}=[30,20]"))
-    said = rf"^dataset\.{key} has 3 numbers for 2 sparse columns: one each$"
+    said = rf"^dataset\.{key} has 3 of the 2 numbers needed, one for each sparse column$"
     with pytest.raises(ConfigError, match=said):
         check_data(settings(logs, f"dataset.{key}=[30,20,10]"))
 
@@ -72,10 +72,10 @@ def test_text_that_is_hexadecimal_is_no_mistake_under_rules_that_take_ids_for_ro
     check_data(settings(logs, "dataset.id_rule=error", "dataset.hex=[country]"))
 
 
-@pytest.mark.parametrize("naming", ["exact", "criteo"])
+@pytest.mark.parametrize("dataset", ["custom", "criteo_kaggle"])
 @pytest.mark.parametrize("outside", [{}, {"RANK": "0", "WORLD_SIZE": "2"}])
 def test_training_and_evaluation_without_labels_are_refused_whoever_started_the_ranks(
-    logs, naming, outside, monkeypatch
+    logs, dataset, outside, monkeypatch
 ):
     for name, value in outside.items():
         monkeypatch.setenv(name, value)
@@ -83,7 +83,19 @@ def test_training_and_evaluation_without_labels_are_refused_whoever_started_the_
         with pytest.raises(
             ConfigError, match=r"^dataset\.label=null: training and evaluation need"
         ):
-            check_data(settings(logs, "dataset.label=null", f"dataset.naming={naming}", **more))
+            own = [f"dataset={dataset}", f"dataset.path={logs}", "dataset.label=null"]
+            columns = ["dataset.sparse=[user]"] if dataset == "custom" else []
+            check_data(resolved("train", [*own, *columns]) | more)
+
+
+def test_generated_data_need_sizes(tmp_path):
+    with pytest.raises(ConfigError, match=r"^dataset\.table_rows=null: must say how many ids"):
+        check_data(resolved("train", [f"dataset.path={tmp_path}/new", "dataset.table_rows=null"]))
+
+
+def test_a_column_that_has_a_width_is_there(logs):
+    with pytest.raises(ConfigError, match=r"^dataset\.table_dims names usr, .*; did you mean user"):
+        check_data(settings(logs, "dataset.table_dims={usr: 8}"))
 
 
 def test_files_of_ranks_that_others_started_are_not_looked_for(logs, monkeypatch):

@@ -27,6 +27,7 @@ def logs(tmp_path_factory):
     ([f"{CHECKPOINT}.filename=last"], f"{CHECKPOINT}.filename=last: must be a name of its own beside last.ckpt"),
     ([f"{CHECKPOINT}.filename='{{step:zz}}'"], f"{CHECKPOINT}.filename={{step:zz}}: no pattern of a file name"),
     ([f"{CHECKPOINT}.filename='{{stp}}'"], f"{CHECKPOINT}.filename={{stp}}: stp is not measured; did you mean step"),
+    (["+callbacks.e={_target_: lightning.pytorch.callbacks.OnExceptionCheckpoint, dirpath: here}"], "callbacks.e.dirpath: cannot be set"),
     (["+callbacks.swa._target_=lightning.pytorch.callbacks.StochasticWeightAveraging", "+callbacks.swa.swa_lrs=0.1"],
      "callbacks.swa (StochasticWeightAveraging): cannot be used: it averages parameters, and tables are none"),
     (["+callbacks.find._target_=lightning.pytorch.callbacks.LearningRateFinder"], "-m optimizer.dense.lr=0.001,0.01"),

@@ -88,7 +88,10 @@ class Manifest:
             )
         if not isinstance(self.info["config"], dict):
             raise self._wrong("config")
-        return deepcopy(self.info["config"])
+        try:
+            return deepcopy(self.info["config"])
+        except RecursionError:
+            raise self._wrong("config") from None
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -249,7 +252,7 @@ def _check_files(files: Mapping[str, Mapping[str, Any]], blocks: tuple[Stored, .
         if s.end > files[s.file]["bytes"]:
             raise ValueError(f"block {s.key!r} ends behind {s.file}")
     for file, count in held.items():
-        if Path(file).name != file or not 0 <= count <= files[file]["bytes"]:
+        if Path(file).name != file or not file.isprintable() or not 0 <= count <= files[file]["bytes"]:
             raise ValueError(f"the blocks of {file} hold {count:,} bytes")
     if META not in files:
         raise ValueError(f"{META} is not listed")

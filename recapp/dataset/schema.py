@@ -232,16 +232,26 @@ def schema_from(settings: Mapping[str, Any]) -> Schema:
     return Schema(dataset["label"], tuple(dataset["dense"]), sparse, hex=hex, integers=integers)
 
 
-def check_one_each(values: Sequence[int] | None, features: Sequence[str], setting: str) -> None:
-    """Refuse a list that has not one number per sparse column.
+def check_sizes(dataset: Mapping[str, Any], features: Sequence[str]) -> None:
+    """Check that the settings that size tables fit the sparse columns.
 
     Raises:
-        ConfigError: It has fewer or more; an empty or absent one says nothing.
+        ConfigError: A list with fewer or more numbers (an empty or absent one says nothing), or a
+            width for a column that is none.
     """
-    if values and len(values) != len(features):
-        raise ConfigError(
-            f"{setting} has {len(values)} numbers for {len(features)} sparse columns: one each"
-        )
+    for key in ("table_rows", "cardinality"):
+        values = dataset[key]
+        if values and len(values) != len(features):
+            raise ConfigError(
+                f"dataset.{key} has {len(values)} of the {len(features)} numbers needed, "
+                "one for each sparse column"
+            )
+    for name in dataset["table_dims"] or ():
+        if name not in features:
+            raise ConfigError(
+                f"dataset.table_dims names {name}, which is no sparse column; "
+                f"{suggest(name, features)}"
+            )
 
 
 def _is_row(feature: str, dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> bool:

@@ -67,17 +67,21 @@ def write_sample(
     return _write(Path(path), "sample", sample_shape(), rows, seed, separability, positives, progress)
 
 
-def chosen(generate: Mapping[str, Any], sizes: Sequence[int]) -> tuple[str, dict[str, Any]]:
+def chosen(generate: Mapping[str, Any], sizes: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
     """What the settings `dataset.generate` ask for: the kind, and the arguments of `write_criteo` or `write_sample`.
 
     Raises:
-        ConfigError: an unknown kind.
+        ConfigError: an unknown kind, or no sizes.
     """
     wanted = dict(generate)
     kind = str(wanted.pop("kind"))
     if kind not in ("criteo", "sample"):
         raise ConfigError(f"dataset.generate.kind={kind}: {suggest(kind, ['criteo', 'sample'])}")
-    return kind, wanted | ({"sizes": tuple(sizes)} if kind == "criteo" else {})
+    if kind == "sample":
+        return kind, wanted
+    if sizes is None:
+        raise ConfigError("dataset.table_rows=null: must say how many ids each column of generated data has")
+    return kind, wanted | {"sizes": tuple(sizes)}
 
 
 def check_place(path: str | Path, kind: str, *, rows: int, seed: int = 1, sizes: tuple[int, ...] = CRITEO_SIZES, separability: float = 1.0,

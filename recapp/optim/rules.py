@@ -49,6 +49,15 @@ class RowRule:
             raise ConfigError(f"optimizer.sparse.lr={self.lr}: must be a number of at least 0")
 
 
+def _check(**constants: float) -> None:
+    """Raises ConfigError for constants that no update can have: betas from 0 to less than 1, others of at least 0."""
+    for name, value in constants.items():
+        most = 1.0 if name.startswith("beta") else math.inf
+        if not 0 <= value < most:
+            said = "from 0 to less than 1" if most == 1 else "a number of at least 0"
+            raise ConfigError(f"optimizer.sparse.{name}={value}: must be {said}")
+
+
 def _sgd(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any) -> tuple[Any, ...]:
     return (w - lr * g,)
 
@@ -76,16 +85,20 @@ def sgd(lr: float = 0.1) -> RowRule:
 
 def adagrad(lr: float = 0.05, eps: float = 1e-10) -> RowRule:
     """s += g^2; w -= lr g / (sqrt(s) + eps), per weight. Equals `torch.optim.Adagrad` on sparse gradients."""
+    _check(eps=eps)
     return RowRule("adagrad", _adagrad, lr, (eps,), (("sum", "element"),))
 
 
 def rowwise_adagrad(lr: float = 0.05, eps: float = 1e-8) -> RowRule:
     """s += mean(g^2) over the row; w -= lr g / (sqrt(s) + eps). One number of state per row; exact under column strips too."""
+    _check(eps=eps)
     return RowRule("rowwise_adagrad", _rowwise_adagrad, lr, (eps,), (("sum", "row"),), needs_row=True)
 
 
 def adam(lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> RowRule:
     """Adam on touched rows only. Equals `torch.optim.SparseAdam`: the step number is the table's, not the row's."""
+    _check(beta1=beta1, beta2=beta2, eps=eps)
+
     def rate(lr: float, t: int) -> float:
         return float(lr * math.sqrt(1 - beta2**t) / (1 - beta1**t))
     return RowRule("adam", _adam, lr, (beta1, beta2, eps), (("exp_avg", "element"), ("exp_avg_sq", "element")), rate=rate)

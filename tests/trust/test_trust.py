@@ -184,7 +184,8 @@ def test_a_class_that_belongs_elsewhere_is_refused(checkpoint, config, slot, tar
 @pytest.mark.parametrize("value", [
     {"_target_": ["os.system"]}, {"_target_": 5}, {"_target_": None}, {"_target_": {"_target_": "os.system"}}, {"_args_": [1]},
     {"_partial_": True}, {"_recursive_": True}, {"x": "${oc.env:HOME}"}, {"x": ["${oc.decode:x}"]}, {"${oc.env:HOME}": 1},
-    {"_target_": "${oc.env:HOME}"}, {"dirpath": "/etc"}, {"dirpath": "~/x"}, {"filename": "../../x"}, {"uri": "file:/etc"}])
+    {"_target_": "${oc.env:HOME}"}, {"dirpath": "/etc"}, {"dirpath": "~/x"}, {"filename": "../../x"}, {"uri": "file:/etc"},
+    {"dirpath": "local:///x"}, {"tracking_uri": "http://x"}, {"dirpath": "simplecache::x"}])
 def test_settings_that_are_not_plain_are_refused(checkpoint, config, value):
     for name in COMMANDS:
         assert "not plain: callbacks.checkpoint." in refusal(name, checkpoint, put(config, "callbacks.checkpoint", value))

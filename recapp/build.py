@@ -246,11 +246,22 @@ def write_generated(dataset: Settings) -> None:
         (write_criteo if kind == "criteo" else write_sample)(dataset["path"], progress=show, **wanted)
 
 
-def hidden_model_auc(dataset: Settings) -> float | None:
-    """What the model that drew the labels scores on the validation rows, where the data set was generated and split as it was written."""
-    if dataset["generate"] is None or dataset["val_path"] is not None or str(dataset["val_share"]) != "1/7":
+def hidden_model_auc(settings: Settings, val_rows: int) -> float | None:
+    """What the model that drew the labels scores on the rows that validated.
+
+    None where the data set was not generated, where its generator scored other rows (both validate
+    on the last rows, so their number tells), or where those are of one class.
+
+    Args:
+        settings: `dataset` and `trainer`.
+        val_rows: rows that were cut off to validate on.
+    """
+    dataset, limit = settings["dataset"], settings["trainer"].get("limit_val_batches")
+    every_row = limit is None or (isinstance(limit, float) and limit == 1)  # 1 is one batch
+    if dataset["generate"] is None or dataset["val_path"] is not None or not every_row:
         return None
-    return float(read_truth(dataset["path"])["validation"]["auc"])
+    truth = read_truth(dataset["path"])["validation"]
+    return None if truth["rows"] != val_rows or truth["auc"] is None else float(truth["auc"])
 
 
 def build_module(settings: Settings) -> ClickModule:

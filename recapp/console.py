@@ -79,18 +79,18 @@ def print_table(
     for column in (chosen := columns_of(rows) if columns is None else columns):
         numbers = all(isinstance(row.get(column.key), int | float | None) for row in rows)
         table.add_column(
-            Text(column.title),
+            Text(readable(column.title)),
             justify="right" if numbers else "left",
             no_wrap=numbers,
             overflow="fold",
             vertical="top",
         )
     for row in rows:
-        table.add_row(*(Text(column.show(row.get(column.key))) for column in chosen))
+        table.add_row(*(Text(readable(column.show(row.get(column.key)))) for column in chosen))
     if Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum > console.width:
         table.padding = close  # before texts are broken
     if title:
-        console.print(Text(title, style="bold"), soft_wrap=True)
+        console.print(Text(readable(title), style="bold"), soft_wrap=True)
     if pretty:
         console.print(table)
         return
@@ -165,9 +165,16 @@ def stop_printing() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def readable(text: str) -> str:
+    """A text as a screen may show it: what a file names may hold control characters, which would
+    move its cursor, recolour it or hide what else is said. Lines and tabs stay.
+    """
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
 def note(text: str) -> None:
     """Says something on the way, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(readable(text), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -190,7 +197,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn(elapsed_when_finished=True))
     bar = Progress(*columns, console=Console(stderr=True))
-    task = bar.add_task(title, total=total)
+    task = bar.add_task(readable(title), total=total)
 
     def advance(steps: int) -> None:
         bar.start()  # at the first step: what turns out to be done already shows nothing

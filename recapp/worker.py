@@ -239,7 +239,8 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, sto
         "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
         "input_wait_ms": mean(waits[0]), "exchange_wait_ms": mean(waits[1]), "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
-        "hidden_model_auc": hidden_model_auc(settings["dataset"]), **told, "status": "ok"}
+        "hidden_model_auc": hidden_model_auc(settings, trainer.datamodule.val_rows),
+        **told, "status": "ok"}
 
 
 def print_summary(metrics: dict[str, Any], job_dir: Path) -> None:

@@ -63,3 +63,16 @@ def test_notes_and_progress_leave_standard_output_alone(capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == ["on the way", "writing rows: 10 of 10"]
+
+
+def test_control_characters_of_files_do_not_reach_the_screen(capsys):
+    named = "a\x1b[2J\x07\x9b1m\u202e\udcffb\tc\nd"
+    note(named)
+    print_table([{named: named}], title=named)
+    with progress(named, 1) as advance:
+        advance(1)
+    captured = capsys.readouterr()
+    shown = captured.out + captured.err
+    assert captured.err.startswith("a?[2J??1m??b\tc\nd\n")
+    assert all(letter.isprintable() or letter in "\n\t" for letter in shown)
+    assert shown.count("a?[2J??1m??b") == 5

@@ -1,13 +1,19 @@
 """What Arrow's types are good for here."""
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 
 def is_list(arrow_type: pa.DataType) -> bool:
     """Whether a column holds a list (a bag of ids) per row."""
     return bool(
-        pt.is_list(arrow_type) or pt.is_large_list(arrow_type) or pt.is_fixed_size_list(arrow_type)
+        pt.is_list(arrow_type)
+        or pt.is_large_list(arrow_type)
+        or pt.is_fixed_size_list(arrow_type)
+        or pt.is_list_view(arrow_type)
+        or pt.is_large_list_view(arrow_type)
     )
 
 
@@ -20,7 +26,41 @@ def is_text(arrow_type: pa.DataType) -> bool:
         or pt.is_large_string(arrow_type)
         or pt.is_binary(arrow_type)
         or pt.is_large_binary(arrow_type)
+        or pt.is_string_view(arrow_type)
+        or pt.is_binary_view(arrow_type)
     )
+
+
+def has_views(arrow_type: pa.DataType) -> bool:
+    """Whether `without_views` makes another type of this one."""
+    inner = arrow_type.value_type if is_list(arrow_type) else arrow_type
+    return bool(
+        pt.is_list_view(arrow_type)
+        or pt.is_large_list_view(arrow_type)
+        or pt.is_string_view(inner)
+        or pt.is_binary_view(inner)
+    )
+
+
+def without_views(column: pa.Array) -> pa.Array:
+    """A column without views of text or lists, out of which Arrow cannot pick rows.
+
+    Lists are counted out, not cast: Arrow's cast of list views gives other lists (pyarrow 26). A
+    null list becomes an empty one, which is the same bag of ids.
+    """
+    kind = column.type
+    if pt.is_string_view(kind):
+        return column.cast(pa.string())
+    if pt.is_binary_view(kind):
+        return column.cast(pa.binary())
+    if pt.is_list_view(kind) or pt.is_large_list_view(kind):
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        bounds = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        return pa.LargeListArray.from_arrays(bounds, without_views(column.flatten()))
+    if has_views(kind):
+        text = pa.string() if pt.is_string_view(kind.value_type) else pa.binary()
+        return column.cast(pa.list_(text))
+    return column
 
 
 def value_type(arrow_type: pa.DataType) -> pa.DataType:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from recapp.dataset.arrow_types import is_text
+from recapp.dataset.arrow_types import is_text, value_type
 from recapp.dataset.schema import TextIds
 from recapp.dataset.text import (
     BadValue,
@@ -41,6 +41,9 @@ Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
+_FINITE = (
+    " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"
+)
 _NO_ENTRY = (
     "is damaged: its page's dictionary has no such entry; write the file again or leave it out"
 )
@@ -115,16 +118,29 @@ def decode_numbers(column: pa.Array) -> tuple[Float32Array, BoolArray | None]:
     finite = np.isfinite(numbers)
     if not finite.all():
         index = int(np.argmin(finite))
-        raise BadValue(index, f"holds {values[index]}, which is not finite")
+        raise BadValue(index, f"holds {values[index]}, which is not finite{_FINITE}")
     return numbers, missing
 
 
 def decode_labels(column: pa.Array) -> Float32Array:
-    """Labels [N], each exactly 0 or 1."""
-    values, missing = _numbers(column)
-    bad = (values != 0) & (values != 1)
-    if missing is not None:
-        bad |= missing
+    """Labels [N], each exactly 0 or 1.
+
+    Text is judged as it is written, because other text is rounded to 0 or 1 ("1e-400").
+    """
+    if is_text(value_type(column.type)):
+        column = _plain(column) if pt.is_dictionary(column.type) else column
+        zero, one = (
+            pc.match_substring_regex(column, rf"\A{label}(\.0+)?\z")
+            .fill_null(False)
+            .to_numpy(zero_copy_only=False)
+            for label in (0, 1)
+        )
+        values, bad = one, ~(zero | one)
+    else:
+        values, missing = _numbers(column)
+        bad = (values != 0) & (values != 1)
+        if missing is not None:
+            bad |= missing
     if bad.any():
         index = int(np.argmax(bad))
         raise BadValue(index, f"holds {shown(column[index])}; a label must be 0 or 1")

@@ -7,22 +7,26 @@ list of those.
     directories
 
 Names beginning with `_` or `.` are no data. What a partition is called (`dt`) is not a column.
-Other formats than Parquet and other places than mounted directories are refused with what to do.
+Other formats than Parquet and other places than mounted directories are refused with what to do,
+and so is what would be left out or read twice without a word: text beside Parquet files that were
+not made of it, directories of data among partitions, links to directories that are read already.
 Nothing is opened here but text that is to be converted, for its first line.
 """
 
+import os
 import re
 from collections.abc import Iterable, Sequence
-from glob import glob, has_magic
+from glob import escape, glob, has_magic
 from pathlib import Path
 
-from recapp.dataset.text_files import TEXT_SUFFIXES, conversion
+from recapp.dataset.text_files import TEXT_SUFFIXES, conversion, converted_name
 from recapp.errors import DataError, suggest
 
 _FILE_LIST = "_file_list.txt"
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _PARTITION = re.compile(r"[^=]+=")
+_COUNT = re.compile(r"[0-9]{1,9}")  # of paths in a list
 
 
 def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> list[str]:
@@ -51,13 +55,15 @@ def given_paths(paths: str | Sequence[str]) -> list[str]:
 def _expand(path: str, setting: str) -> list[str]:
     """The files behind one path, in natural order."""
     _refuse_uri(path, setting)
-    if has_magic(path) and not Path(path).exists():
-        return _matching(path, setting)
     place = Path(path)
+    known, rest = _literal(path)
+    if has_magic(rest) and not place.exists():
+        pattern = escape(known) + rest
+        return _parquet(_matching(path, pattern, setting), setting, path, pattern)
     if place.name == _FILE_LIST and place.is_file():
-        return _listed(place, setting)
+        return _parquet(_listed(place, setting), setting, path)
     if place.is_dir():
-        return _in_directory(place, setting)
+        return _parquet(_in_directory(place, setting, {}), setting, path)
     if not place.exists():
         near = (
             suggest(place.name, [entry.name for entry in place.parent.iterdir()])
@@ -69,8 +75,19 @@ def _expand(path: str, setting: str) -> list[str]:
         )
     if not place.is_file():
         raise DataError(f"{setting}={path}: is neither a file nor a directory")
-    _refuse_text([place], setting, path)
-    return [path]
+    return _parquet([path], setting, path)
+
+
+def _literal(path: str) -> tuple[str, str]:
+    """The directories that a path begins with as far as they are there by these very names, and the
+    rest: `b[1]` may be the name of a directory, which then is not a pattern that means `b1`.
+    """
+    parts = path.split("/")
+    for count in range(len(parts) - 1, 0, -1):
+        known = "/".join(parts[:count])
+        if Path(known or "/").is_dir():
+            return f"{known}/", "/".join(parts[count:])
+    return "", path
 
 
 def _refuse_uri(path: str, setting: str) -> None:
@@ -85,67 +102,97 @@ def _refuse_uri(path: str, setting: str) -> None:
     )
 
 
-def _refuse_text(files: Sequence[Path], setting: str, given: str) -> None:
-    """Where files are text that can be converted: how."""
-    texts = [file for file in files if file.suffix.lower() in TEXT_SUFFIXES]
-    if not texts or len(texts) < len(files):
-        return
-    lines, written = conversion(texts, given)
+def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") -> list[str]:
+    """Data without the text of which Parquet files were made; where some was not converted: how.
+
+    given: the setting's value. pattern: what it means to `glob`, where it is a pattern.
+    """
+    made = {str(Path(file).with_suffix("")) for file in files if _is_parquet(file)}
+    texts = [Path(file) for file in files if _is_text(file)]
+    left = [text for text in texts if str(text.with_suffix("")) not in made]
+    if not left:
+        return [file for file in files if not _is_text(file)]
+    first, mixed = left[0], len(left) < len(files)
+    alike = [text for text in left if text.suffix == first.suffix]
+    written, place = given, Path(given)
+    if place == first:
+        lines, written = conversion(alike, None), converted_name(first)
+    elif place.is_dir():
+        depth = len(first.relative_to(place).parts)
+        partitions = "/".join([escape(str(place)), *["*=*"] * (depth - 1), f"*{first.suffix}"])
+        lines = conversion(alike, partitions)
+    else:
+        lines = conversion(alike, pattern)
+        if first in map(Path, glob(pattern)) and not mixed:
+            written = f"{given.removesuffix(first.suffix)}.parquet"
+    then = f"set {setting}={written}"
+    if place.name == _FILE_LIST:
+        then = f"name the .parquet files in {given}"
     error = DataError(
-        f"{setting}={given}: {texts[0].suffix} is read after it is converted to Parquet: "
-        f"run the three lines of Python above, then set {setting}={written}"
+        f"{setting}={given}: {first.name} is read after it is converted to Parquet: "
+        f"run the three lines of Python above, then {then}"
+        f"{'; or move it elsewhere, away from the Parquet files' if mixed else ''}"
     )
     for line in lines:
         error.add_note(line)
     raise error
 
 
-def _matching(path: str, setting: str) -> list[str]:
-    """What a glob finds: files, or else the files of the directories that it finds."""
-    found = [name for name in glob(path) if not _hidden(name)]
+def _matching(path: str, pattern: str, setting: str) -> list[str]:
+    """What a glob finds: files, or else the data of the directories that it finds."""
+    found = [name for name in glob(pattern) if not _hidden(name)]
     files = _naturally(name for name in found if Path(name).is_file())
     if files:
-        _refuse_text([Path(name) for name in files], setting, path)
         return files
     directories = _naturally(name for name in found if Path(name).is_dir())
     if not directories:
         raise DataError(f"{setting}={path}: no file matches; check the pattern")
-    return [name for directory in directories for name in _in_directory(Path(directory), setting)]
+    seen: dict[str, Path] = {}
+    return [name for place in directories for name in _in_directory(Path(place), setting, seen)]
 
 
-def _in_directory(place: Path, setting: str) -> list[str]:
-    entries = [entry for entry in place.iterdir() if not _hidden(entry.name)]
-    found = _naturally(
-        str(entry) for entry in entries if entry.suffix in _SUFFIXES and entry.is_file()
-    )
-    partitions = _partitions(entries)
+def _in_directory(place: Path, setting: str, seen: dict[str, Path]) -> list[str]:
+    """The data of a directory or of its partitions. seen: those whose data are read."""
+    _enter(place, place, setting, seen)
+    entries = _entries(place)
+    found, partitions = _data(entries), _partitions(entries)
     if found and partitions:
         raise DataError(
             f"{setting}={place}: holds {Path(found[0]).name} beside partitions such as "
-            f"{partitions[0].name}; name what is meant, {place}/*.parquet or "
+            f"{partitions[0].name}; name what is meant, {place}/*{Path(found[0]).suffix} or "
             f"{place}/{partitions[0].name.partition('=')[0]}=*"
         )
-    found = found or _of_partitions(partitions)
+    found = found or _of_partitions(place, partitions, setting, seen)
     if found:
+        if partitions:
+            _refuse_others(place, entries, setting)
         return found
     below = sorted(
-        {
-            entry.name
-            for entry in entries
-            if entry.is_dir() and any(any(entry.glob(f"*{end}")) for end in _SUFFIXES)
-        }
+        entry.name
+        for entry in entries
+        if entry.is_dir() and any(_is_parquet(found.name) for found in entry.glob("*"))
     )
     if below:
         raise DataError(
             f"{setting}={place}: no Parquet files here, but in {', '.join(below)}; "
             "name one of those directories"
         )
-    _refuse_text(
-        [entry for entry in entries if entry.suffix.lower() in TEXT_SUFFIXES], setting, str(place)
-    )
     has = f"has {', '.join(sorted(entry.name for entry in entries)[:5])}" if entries else "is empty"
     raise DataError(
         f"{setting}={place}: no Parquet files ({', '.join(_SUFFIXES)}); the directory {has}"
+    )
+
+
+def _entries(place: Path) -> list[Path]:
+    return [entry for entry in place.iterdir() if not _hidden(entry.name)]
+
+
+def _data(entries: Iterable[Path]) -> list[str]:
+    """The Parquet and text files among some entries, in natural order."""
+    return _naturally(
+        str(entry)
+        for entry in entries
+        if (_is_parquet(entry.name) or _is_text(entry.name)) and entry.is_file()
     )
 
 
@@ -157,30 +204,63 @@ def _partitions(entries: Iterable[Path]) -> list[Path]:
     return [Path(name) for name in names]
 
 
-def _of_partitions(partitions: Sequence[Path]) -> list[str]:
-    """The Parquet files of partitions and of the partitions within them."""
+def _of_partitions(
+    top: Path, partitions: Sequence[Path], setting: str, seen: dict[str, Path]
+) -> list[str]:
+    """The data of partitions and of the partitions within them."""
     found = []
     for partition in partitions:
-        entries = [entry for entry in partition.iterdir() if not _hidden(entry.name)]
-        found += _naturally(
-            str(entry) for entry in entries if entry.suffix in _SUFFIXES and entry.is_file()
-        )
-        found += _of_partitions(_partitions(entries))
+        _enter(partition, top, setting, seen)
+        entries = _entries(partition)
+        _refuse_others(top, entries, setting)
+        found += _data(entries)
+        found += _of_partitions(top, _partitions(entries), setting, seen)
     return found
+
+
+def _enter(place: Path, top: Path, setting: str, seen: dict[str, Path]) -> None:
+    """Refuse a directory whose data are read already: a link to it, which may lead in a circle."""
+    real = os.path.realpath(place)
+    if real in seen:
+        raise DataError(
+            f"{setting}={top}: {seen[real]} and {place} are one directory, whose files would be "
+            "read twice; remove the link, or name the files that are meant"
+        )
+    seen[real] = place
+
+
+def _refuse_others(top: Path, entries: Iterable[Path], setting: str) -> None:
+    """Where data would be left out because they lie in no partition: which."""
+    for entry in entries:
+        if not _PARTITION.match(entry.name) and entry.is_dir() and _holds_data(entry):
+            raise DataError(
+                f"{setting}={top}: holds partitions (key=value), and data in {entry}, which is no "
+                "partition; rename that directory, move it elsewhere or name the files that are "
+                "meant"
+            )
+
+
+def _holds_data(place: Path) -> bool:
+    """Whether there are data in a directory or in those below it."""
+    for _, directories, files in os.walk(place):
+        directories[:] = [name for name in directories if not _hidden(name)]
+        if any(not _hidden(name) and (_is_parquet(name) or _is_text(name)) for name in files):
+            return True
+    return False
 
 
 def _listed(place: Path, setting: str) -> list[str]:
     """The files of a `_file_list.txt`: a count, then paths, often those of the machine that wrote
     it.
     """
-    lines = [
-        line.strip() for line in place.read_text(errors="replace").splitlines() if line.strip()
-    ]
-    if not lines or not lines[0].isdigit() or int(lines[0]) != len(lines) - 1:
+    text = place.read_text(encoding="utf-8-sig", errors="replace")  # an editor may leave a mark
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines or not _COUNT.fullmatch(lines[0]) or int(lines[0]) != len(lines) - 1:
         raise DataError(
             f"{setting}={place}: the first line must be the number of paths that follow; "
             f"{max(len(lines) - 1, 0)} follow"
         )
+    named: dict[str, str] = {}
     names = []
     for line in lines[1:]:
         beside = place.parent / Path(line).name
@@ -193,8 +273,23 @@ def _listed(place: Path, setting: str) -> list[str]:
             raise DataError(
                 f"{setting}={place}: names {line}, which is neither there nor beside the list"
             )
+        real = os.path.realpath(found[0])
+        if real in named:
+            raise DataError(
+                f"{setting}={place}: names {named[real]} and {line}, which are one file here, "
+                f"{found[0]}, and would be read twice; leave one line, or put both files here"
+            )
+        named[real] = line
         names.append(str(found[0]))
     return names
+
+
+def _is_parquet(name: str) -> bool:
+    return Path(name).suffix.lower() in _SUFFIXES
+
+
+def _is_text(name: str) -> bool:
+    return Path(name).suffix.lower() in TEXT_SUFFIXES
 
 
 def _hidden(name: str) -> bool:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recapp.dataset.arrow_types import without_views
 from recapp.errors import DataError
 
 CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more no faster
@@ -36,7 +37,7 @@ class DataFile(NamedTuple):
     """One Parquet file as it was when its footer was read.
 
     columns: canonical name -> column. texts: the columns to decode as dictionaries. starts: the
-    first row of each row group, and the end.
+    first row of each row group, and the end. views: the columns of Arrow's view types.
     """
 
     path: str
@@ -44,6 +45,7 @@ class DataFile(NamedTuple):
     columns: dict[str, str]
     texts: tuple[str, ...]
     starts: tuple[int, ...]
+    views: tuple[str, ...] = ()
 
 
 def stamp_of(path: str) -> Stamp:
@@ -115,6 +117,9 @@ def _batches(
             left = chunk.slice(min(skip, chunk.num_rows))
             skip -= chunk.num_rows - left.num_rows
             if left.num_rows:
+                for name in file.views:
+                    plain = without_views(left.column(name))
+                    left = left.set_column(left.schema.get_field_index(name), name, plain)
                 yield left
 
 

@@ -205,6 +205,11 @@ class Schema:
                     f"{file}: column {column} ({use} {name}) has type {arrow_type}; "
                     f"allowed: {wanted}"
                 )
+            if pt.is_fixed_size_list(arrow_type) and arrow_type.list_size == 0:
+                raise DataError(
+                    f"{file}: column {column} (sparse feature {name}) has type {arrow_type}, lists "
+                    "of no ids, which Arrow cannot read; write it as list or leave it out"
+                )
 
 
 def schema_from(settings: Mapping[str, Any]) -> Schema:

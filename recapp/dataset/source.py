@@ -14,7 +14,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from recapp.dataset.arrow_types import id_type, is_list, is_text
+from recapp.dataset.arrow_types import has_views, id_type, is_list, is_text
 from recapp.dataset.files import file_names, given_paths
 from recapp.dataset.parquet import UNREADABLE, DataFile, read_footer, reason, row_counts, stamp_of
 from recapp.dataset.schema import Schema, TextIds
@@ -63,7 +63,12 @@ class Source:
         """The same rows, of which only some columns are read (canonical names)."""
         narrowed = (
             file._replace(
-                columns={name: column for name, column in file.columns.items() if name in features}
+                columns={name: column for name, column in file.columns.items() if name in features},
+                views=tuple(
+                    column
+                    for name, column in file.columns.items()
+                    if name in features and column in file.views
+                ),
             )
             for file in self.files
         )
@@ -123,20 +128,23 @@ def text_that_must_be_integers(source: Source, schema: Schema) -> list[str]:
     ]
 
 
-def split(source: Source, val_share: Fraction) -> tuple[Source, Source]:
+def split(
+    source: Source, val_share: Fraction, said: object = None
+) -> tuple[Source, Source]:
     """Cut in file order: the first floor(rows * (1 - val_share)) rows to train on, the rest to
-    validate.
+    validate. said: the share as the user wrote it, for errors.
 
     Raises ConfigError when the share is outside [0, 1) or leaves nothing to train on.
     """
+    named = f"dataset.val_share={val_share if said is None else said}"
     if not 0 <= val_share < 1:
         raise ConfigError(
-            f"dataset.val_share={val_share}: a share of the rows, from 0 to less than 1, is allowed"
+            f"{named}: a share of the rows, from 0 to less than 1, is allowed"
         )
     rows_train = int(source.rows * (1 - val_share))
     if rows_train == 0:
         raise ConfigError(
-            f"dataset.val_share={val_share}: leaves none of {source.rows} rows to train on; "
+            f"{named}: leaves none of {source.rows} rows to train on; "
             "choose a smaller share"
         )
     return source.slice(0, rows_train), source.slice(rows_train, source.rows)
@@ -159,4 +167,6 @@ def _open_file(
     types = {column: arrow_schema.field(column).type for column in columns.values()}
     bags = frozenset(feature for feature in schema.sparse if is_list(types[columns[feature]]))
     texts = tuple(column for column, kind in types.items() if is_text(kind))
-    return DataFile(name, stamp, columns, texts, tuple(accumulate(groups, initial=0))), bags, groups
+    views = tuple(column for column, kind in types.items() if has_views(kind))
+    starts = tuple(accumulate(groups, initial=0))
+    return DataFile(name, stamp, columns, texts, starts, views), bags, groups

@@ -52,9 +52,15 @@ class BatchStream(IterableDataset[Any]):
         check_order(batch_size, lanes, world, shuffle_rows)
         check_transform(dense_transform)
         if training and source.rows < batch_size:
+            most = source.rows // lanes * lanes
+            fewer = f"dataset.lanes and dataset.batch_size to {source.rows} or less"
+            allowed = f"at most {most} is allowed" if most else (
+                f"it is a multiple of dataset.lanes={lanes}, so give at least {lanes} rows"
+                + (f", or set {fewer}" if source.rows >= world else "")
+            )
             raise ConfigError(
-                f"dataset.batch_size={batch_size}: larger than the {source.rows} rows there are to train on, so an epoch would have no "
-                f"batch; at most {source.rows // lanes * lanes} is allowed"
+                f"dataset.batch_size={batch_size}: larger than the {source.rows} rows there are to "
+                f"train on, so an epoch would have no batch; {allowed}"
             )
         self.source, self.schema, self.seed, self.training = source, schema, seed, training
         self.batch_size, self.shuffle_rows = batch_size, shuffle_rows

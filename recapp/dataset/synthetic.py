@@ -160,7 +160,7 @@ def _layout(rows: int) -> tuple[int, int]:
 
 def _write_files(place: Path, model: HiddenModel, rows: int, progress: Progress | None) -> dict[str, Any]:
     per_file, per_group = _layout(rows)
-    scores, first_validated = (Score(), Score()), rows - rows // VALIDATION_SHARE
+    scores, first_validated = (Score(), Score()), rows * (VALIDATION_SHARE - 1) // VALIDATION_SHARE
     for number, first in enumerate(range(0, rows, per_file)):
         last = min(first + per_file, rows)
         with pq.ParquetWriter(place / f"part-{number:05d}.parquet", model.arrow_schema) as writer:

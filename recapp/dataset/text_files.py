@@ -12,42 +12,42 @@ pandas gives to columns without names. Without a header pyarrow calls the column
 import gzip
 import zlib
 from collections.abc import Sequence
+from glob import glob
 from pathlib import Path
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".gz")
 _FIRST_BYTES = 65_536  # of a file, in which its first line is looked for
 
 
-def conversion(files: Sequence[Path], given: str) -> tuple[list[str], str]:
-    """The three lines that convert text files to Parquet beside them, and the path to name then.
+def conversion(files: Sequence[Path], pattern: str | None) -> list[str]:
+    """The three lines that convert text files to Parquet beside them.
 
-    files: at least one, all alike. given: the setting's value: one file, a glob or the directory
-    that holds them.
+    files: at least one, all alike. pattern: a glob to show instead of their names, where it finds
+    these files and no others; None for a file that was named itself.
     """
-    options, one = _options(_first_line(files[0])), len(files) == 1 and Path(given) == files[0]
-    if one:
-        names, name, written = "", repr(str(files[0])), str(files[0].with_suffix(".parquet"))
-    else:
-        names, name = f"{given}/*{files[0].suffix}" if Path(given).is_dir() else given, "name"
-        written = (
-            given if Path(given).is_dir() else f"{given.removesuffix(files[0].suffix)}.parquet"
-        )
+    options, one = _options(_first_line(files[0])), len(files) == 1 and pattern is None
+    name = repr(str(files[0])) if one else "name"
     columns = f"csv.open_csv({name}{options}).schema.names"
     text = f"csv.ConvertOptions(column_types=dict.fromkeys({columns}, 'string'))"
     rows = f"csv.read_csv({name}{options}, convert_options={'text' if one else text})"
     if one:
-        lines = [
+        return [
             "from pyarrow import csv, parquet",
             f"text = {text}",
-            f"parquet.write_table({rows}, {written!r})",
+            f"parquet.write_table({rows}, {converted_name(files[0])!r})",
         ]
-    else:
-        lines = [
-            "from glob import glob; from pyarrow import csv, parquet",
-            f"for name in glob({names!r}):",
-            f"    parquet.write_table({rows}, name.rpartition('.')[0] + '.parquet')",
-        ]
-    return lines, written
+    exact = pattern is not None and {Path(found) for found in glob(pattern)} == set(files)
+    names = f"glob({pattern!r})" if exact else repr([str(file) for file in files])
+    return [
+        f"{'from glob import glob; ' if exact else ''}from pyarrow import csv, parquet",
+        f"for name in {names}:",
+        f"    parquet.write_table({rows}, name.rpartition('.')[0] + '.parquet')",
+    ]
+
+
+def converted_name(file: Path) -> str:
+    """Where the Parquet file that is made of a text file lies."""
+    return f"{str(file).rpartition('.')[0]}.parquet"
 
 
 def _first_line(file: Path) -> str:

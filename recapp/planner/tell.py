@@ -6,7 +6,7 @@ from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any
 
-from recapp.console import Column, print_table
+from recapp.console import Column, print_table, readable
 from recapp.planner.cost import PHASES
 from recapp.planner.memory import human
 from recapp.planner.types import TYPES
@@ -48,7 +48,7 @@ _TIMES = [Column("table", "table"), *(Column(f"{p}_ms", p, ".3f") for p in PHASE
 
 def _say(text: str, after: str = "") -> None:
     """A sentence, broken where the terminal ends."""
-    print(fill(text, get_terminal_size((80, 24)).columns, subsequent_indent=after))
+    print(fill(readable(text), get_terminal_size((80, 24)).columns, subsequent_indent=after))
 
 
 def _headline(told: Explained) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from recapp.console import Column, columns_of, print_table
+from recapp.console import Column, columns_of, print_table, readable
 from recapp.distributed.transport import describe
 from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
@@ -201,13 +201,13 @@ class StartReport(Callback):
         held = rank_rows(tables, strategy.plan, strategy.rule)
         where = [{"rank": i, **_hosts(strategy, i), "device": r["device"]} for i, r in enumerate(strategy.ranks)]
         way = f", {describe(strategy.comm)}" if strategy.comm.world > 1 else ""
-        print(f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}{way}, plan {strategy.plan.name}")
+        print(f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}{way}, plan {readable(strategy.plan.name)}")
         for title, rows in (("Layers", layer_table(pl_module.model, len(_data(trainer).schema.dense))),
                             ("Plan", plan_rows(tables, strategy.plan)),
                             ("Ranks", [w | h for w, h in zip(where, held, strict=True)])):
             print()
             print_table(rows, [IN_MB.get(column.key, column) for column in columns_of(rows)], title=title)
-        print("".join(f"\nnote: {note}" for note in strategy.plan.notes), flush=True)
+        print("".join(f"\nnote: {readable(note)}" for note in strategy.plan.notes), flush=True)
 
 
 def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:

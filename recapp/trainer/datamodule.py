@@ -133,7 +133,8 @@ class ClickData(LightningDataModule):
         if self._train is None:
             everything = open_source(_paths(self.settings.path), self.schema)
             if self.settings.val_path is None:
-                self._train, self._val = split(everything, _share(self.settings.val_share))
+                said = self.settings.val_share
+                self._train, self._val = split(everything, _share(said), said)
             else:
                 self._train, self._val = everything, open_source(_paths(self.settings.val_path), self.schema, setting="dataset.val_path")
         if self._take_table_rows is not None and stage == "fit":

@@ -10,8 +10,11 @@ from dataset_files import lengths_of, one_batch, values_of, write_columns
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recapp.dataset.arrow_types import has_views, without_views
 from recapp.dataset.decode import decode_bags, decode_ids, decode_labels, decode_numbers
 from recapp.dataset.schema import Schema, TextIds
+from recapp.dataset.source import open_source, text_that_must_be_integers
+from recapp.dataset.stream import BatchStream
 from recapp.dataset.text import BadValue
 from recapp.errors import DataError
 from recapp.sparse.batch import MISSING
@@ -197,8 +200,16 @@ def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
     [
         ({"label": [0, 1, 2]}, "column label, row 2 holds 2; a label must be 0 or 1"),
         ({"label": [0, None, 1]}, "column label, row 1 holds None; a label must be 0 or 1"),
-        ({"label": ["0", "1", "yes"]}, "column label, row 2 holds 'yes', which is not a number"),
-        ({"number": [0.0, math.nan, 1.0]}, "column number, row 1 holds nan, which is not finite"),
+        ({"label": ["0", "1", "yes"]}, "column label, row 2 holds 'yes'; a label must be 0 or 1"),
+        ({"label": ["0", "1e-400", "1"]}, "column label, row 1 holds '1e-400'; a label must be 0 or 1"),
+        ({"label": ["0", "1", "1.00000000000000000001"]}, "column label, row 2 holds '1.00000000000000000001'; a label"),
+        ({"label": ["1e0", "1", "0"]}, "column label, row 0 holds '1e0'; a label must be 0 or 1"),
+        ({"label": ["0", None, "1"]}, "column label, row 1 holds None; a label must be 0 or 1"),
+        (
+            {"number": [0.0, math.nan, 1.0]},
+            "column number, row 1 holds nan, which is not finite .*, or null where it is missing, "
+            "which counts as 0$",
+        ),
         ({"number": [0.0, 1.0, -math.inf]}, "column number, row 2 holds -inf, which is not finite"),
         ({"number": [0.0, 1e300, 1.0]}, "column number, row 1 holds 1e.300, which is not finite"),
         ({"number": ["", "inf", "1"]}, "column number, row 1 holds inf, which is not finite"),
@@ -248,3 +259,80 @@ def test_text_whose_writer_did_not_mark_it_as_such_is_text(tmp_path):
     assert pq.read_schema(tmp_path / "data.parquet").field("id").type == pa.binary()
     batch = one_batch(tmp_path, HEX)
     assert batch.labels_B.tolist() == [0, 1, 1] and values_of(batch, "id") == [10, MISSING, 255]
+
+
+@pytest.mark.parametrize("kind", [*TEXTS, pa.dictionary(pa.int32(), pa.string())])
+def test_labels_of_text_are_0_and_1_in_any_number_of_decimals(kind):
+    column = pa.array(["9", "1", "0", "1.0", "0.00", "1"], kind)[1:]
+    assert decode_labels(column).tolist() == [1, 0, 1, 0, 1]
+    assert decode_labels(column).dtype == np.float32
+
+
+VIEWS = {
+    "text": pa.string_view(),
+    "bytes": pa.binary_view(),
+    "texts": pa.list_(pa.string_view()),
+    "many": pa.list_view(pa.int64()),
+    "more": pa.large_list_view(pa.binary_view()),
+}
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_views_of_text_and_of_lists_are_read_as_the_plain_types_are(tmp_path, lanes):
+    words = ["7", None, "a word of more than twelve letters", ""]
+    lists = [["7", "x"], None, [], ["another word of some length"]]
+    ids = [[1, 2], None, [], [3]]
+    columns = {"text": words, "bytes": words, "texts": lists, "many": ids, "more": lists}
+    plain = {
+        "text": pa.string(), "bytes": pa.binary(), "texts": pa.list_(pa.string()),
+        "many": pa.list_(pa.int64()), "more": pa.large_list(pa.binary()),
+    }  # fmt: skip
+    schema = Schema("label", ("number",), tuple(VIEWS))
+    rows = {"label": ["0", "1", "1", "0"], "number": ["1", "", None, "4"]}
+    found = []
+    for name, types, one in (("a", VIEWS, pa.string_view()), ("b", plain, pa.string())):
+        path = write_columns(
+            tmp_path / f"{name}.parquet",
+            **{column: pa.array(values * 5, one) for column, values in rows.items()},
+            **{column: pa.array(values * 5, types[column]) for column, values in columns.items()},
+        )
+        source = open_source(str(path), schema)
+        stream = BatchStream(source, schema, batch_size=18, lanes=lanes, shuffle_rows=6)
+        batch = next(iter(stream))
+        found.append(
+            [batch.labels_B.tolist(), batch.dense_BI.tolist()]
+            + [(values_of(batch, key), lengths_of(batch, key)) for key in VIEWS]
+        )
+    assert found[0] == found[1]
+    narrowed = open_source(str(tmp_path / "a.parquet"), schema).only(["many", "text"])
+    assert narrowed.files[0].views == ("text", "many")
+    assert open_source(str(tmp_path / "a.parquet"), schema).bags == {"texts", "many", "more"}
+
+
+def test_text_in_views_must_spell_integers_where_a_table_takes_ids_for_rows(tmp_path):
+    path = written(tmp_path, id=pa.array(["1", "x", "2"], pa.string_view()))
+    assert text_that_must_be_integers(open_source(str(path), ROWS), ROWS) == ["id"]
+    with pytest.raises(DataError, match="column id, row 1 holds 'x', which is no integer"):
+        one_batch(path, ROWS)
+
+
+@pytest.mark.parametrize("rows", [[[], [], []], [[], None, []]])
+def test_lists_of_no_ids_are_refused_before_arrow_fails_on_them(tmp_path, rows):
+    path = written(tmp_path, id=pa.array(rows, pa.list_(pa.int64(), 0)))
+    with pytest.raises(DataError, match=r"column id \(sparse feature id\) has type .*\[0\], lists of"):
+        one_batch(path, SCHEMA)
+
+
+@given(st.lists(st.none() | st.lists(st.none() | st.sampled_from(["", "7", "x" * 40]))), st.data())
+def test_columns_without_views_hold_what_the_views_held(rows, data):
+    words = [row[0] if row else None for row in rows]
+    first = data.draw(st.integers(0, len(rows)))
+    for text in (pa.string_view(), pa.binary_view(), pa.string()):
+        inner = [pa.list_, pa.large_list, pa.list_view, pa.large_list_view]
+        for kind, values in [(text, words), *((make(text), rows) for make in inner)]:
+            column = pa.array([[] if "list" in str(kind) else None, *values], kind)[1 + first :]
+            plain = without_views(column)
+            plain.validate(full=True)
+            assert not has_views(plain.type) and has_views(kind) == ("view" in str(kind))
+            found, wanted = plain.to_pylist(), column.to_pylist()
+            assert [row or None for row in found] == [row or None for row in wanted]

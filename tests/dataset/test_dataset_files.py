@@ -92,7 +92,7 @@ def test_a_file_uri_is_told_as_the_path_that_it_is():
         file_names("file:///data/x")
 
 
-def converted(path, setting="dataset.path"):
+def converted(path, setting="dataset.path", mixed=False):
     """Run the very lines that the error shows, as a user would; the path that it names then."""
     with pytest.raises(DataError) as error:
         file_names(str(path), setting=setting)
@@ -100,7 +100,8 @@ def converted(path, setting="dataset.path"):
     assert "\n" not in text and text.startswith(f"{setting}={path}: ")
     assert len(lines) == 3 and not any("\n" in line for line in lines)
     exec("\n".join(lines), {})
-    return text.rpartition(f"{setting}=")[2]
+    assert text.endswith("; or move it elsewhere, away from the Parquet files") == mixed
+    return text.rpartition(f"{setting}=")[2].partition(";")[0]
 
 
 def rows_of(path, schema=ROW):
@@ -177,3 +178,176 @@ def test_what_is_no_file_and_what_cannot_be_looked_at_are_refused_at_once(tmp_pa
         file_names(str(tmp_path))
     with pytest.raises(DataError, match=r"^dataset\.path=x+: cannot be read \(File name too long\)"):
         file_names("x" * 5000)
+
+
+# ---- nothing is left out or read twice without a word
+
+
+def refused(path):
+    """The one line that refuses a path."""
+    with pytest.raises(DataError) as error:
+        file_names(str(path))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def csv_file(path, row=7):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"label,row,one\n0,{row},a\n")
+    return path
+
+
+@pytest.mark.parametrize("below", ["part", "part/deeper"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
+@pytest.mark.parametrize("top", ["dt=1", "."])
+def test_data_below_partitions_in_a_directory_that_is_none_are_refused(tmp_path, top, below, name):
+    write_numbered(tmp_path / "dt=2", [[1]])
+    csv_file(tmp_path / top / below / name)
+    text = refused(tmp_path)
+    assert f"data in {tmp_path / top / 'part'}, which is no partition; rename that" in text
+
+
+def test_directories_without_data_may_lie_among_partitions(partitions):
+    csv_file(partitions / "dt=2026-1-2" / "_logs" / "a.csv")
+    csv_file(partitions / "dt=2026-1-2" / "notes" / ".kept" / "a.csv")
+    csv_file(partitions / "notes" / "README.md")
+    assert len(file_names(str(partitions))) == 8
+
+
+@pytest.mark.parametrize("name", ["b.csv", "b.tsv.gz", "B.CSV"])
+@pytest.mark.parametrize("place", ["", "dt=1"])
+def test_text_beside_parquet_that_was_not_made_of_it_is_refused(tmp_path, place, name):
+    write_numbered(tmp_path / (place and "dt=2"), [[1]])
+    csv_file(tmp_path / place / name)
+    text = refused(tmp_path)
+    assert f"={tmp_path}: {name} is read after it is converted" in text
+    assert text.endswith("; or move it elsewhere, away from the Parquet files")
+
+
+def test_the_lines_for_text_beside_parquet_leave_other_files_as_they_are(tmp_path):
+    write_numbered(tmp_path, [[2]])
+    csv_file(tmp_path / "part-0.csv")
+    for row in (7, 8):
+        csv_file(tmp_path / f"part-{row}.csv", row)
+    with pytest.raises(DataError) as error:
+        file_names(str(tmp_path))
+    exec("\n".join(error.value.__notes__), {})
+    assert rows_of(tmp_path / "*") == rows_of(tmp_path) == [0, 1, 7, 8]
+
+
+def test_text_beside_partitions_is_refused(partitions):
+    csv_file(partitions / "a.csv")
+    assert "holds a.csv beside partitions such as dt=2026-1-2; name what is meant, " in refused(
+        partitions
+    )
+
+
+@pytest.mark.parametrize("name", ["part-0.PARQUET", "part-0.Pq"])
+def test_the_case_of_a_suffix_does_not_matter(tmp_path, name):
+    for place in (tmp_path / "flat", tmp_path / "hive" / "dt=1"):
+        (write_numbered(place, [[1]]) / "part-0.parquet").rename(place / name)
+    assert [file_names(str(tmp_path / kind))[0] for kind in ("flat", "hive")] == [
+        str(tmp_path / "flat" / name),
+        str(tmp_path / "hive" / "dt=1" / name),
+    ]
+    assert "but in flat; name one" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("given", ["", "dt=*", "dt=*/*/*.csv"])
+def test_the_lines_convert_partitions(tmp_path, given):
+    for day in (1, 2):
+        csv_file(tmp_path / f"dt={day}" / "hour=1" / "a.csv", day)
+    assert rows_of(converted(tmp_path / given)) == [1, 2]
+
+
+def test_the_lines_convert_what_lies_in_a_directory_whose_name_looks_like_a_pattern(tmp_path):
+    csv_file(tmp_path / "b[1]" / "a.csv", 1)
+    csv_file(tmp_path / "b1" / "a.csv", 2)
+    assert rows_of(converted(tmp_path / "b[1]")) == [1]
+    csv_file(tmp_path / "b[1]" / "c.csv", 3)
+    assert rows_of(converted(tmp_path / "b[1]" / "c*.csv")) == [3]
+
+
+@pytest.mark.parametrize("given", ["b[1]", "b[1]/*.parquet", "b[1]/part-[0]*"])
+def test_a_directory_that_is_there_by_its_very_name_is_no_pattern(tmp_path, given):
+    for name in ("b[1]", "b1"):
+        write_numbered(tmp_path / name, [[1]])
+    assert file_names(str(tmp_path / given)) == [str(tmp_path / "b[1]" / "part-0.parquet")]
+    (tmp_path / "b[1]").rename(tmp_path / "elsewhere")
+    assert file_names(str(tmp_path / given)) == [str(tmp_path / "b1" / "part-0.parquet")]
+
+
+def test_a_missing_file_of_a_directory_that_looks_like_a_pattern_is_no_pattern(tmp_path):
+    write_numbered(tmp_path / "b[1]", [[1]])
+    assert "no such file or directory; did you mean part-0.parquet?" in refused(
+        tmp_path / "b[1]" / "part-1.parquet"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "link", "target", "first"),
+    [
+        ("", "dt=2/k=1", "..", ""),
+        ("", "dt=2/k=1", ".", "dt=2"),
+        ("", "dt=2/k=1", "../dt=1", "dt=1"),
+        ("dt=*", "dt=latest", "dt=1", "dt=1"),
+    ],
+)
+def test_a_link_to_a_directory_that_is_read_already_is_refused(
+    tmp_path, given, link, target, first
+):
+    for day in (1, 2):
+        write_numbered(tmp_path / f"dt={day}", [[1]])
+    (tmp_path / link).symlink_to(target)
+    text = refused(tmp_path / given)
+    assert f"{tmp_path / first} and {tmp_path / link} are one directory, whose files would" in text
+
+
+def test_a_partition_may_be_a_link_to_files_elsewhere(tmp_path):
+    write_numbered(tmp_path / "elsewhere", [[1]])
+    write_numbered(tmp_path / "logs" / "dt=1", [[1]])
+    (tmp_path / "logs" / "dt=2").symlink_to(tmp_path / "elsewhere")
+    assert len(file_names(str(tmp_path / "logs"))) == 2
+
+
+def file_list(place, *lines):
+    (place / "_file_list.txt").write_text("\n".join(lines))
+    return place / "_file_list.txt"
+
+
+def test_lines_of_a_file_list_that_are_one_file_here_are_refused(tmp_path):
+    write_numbered(tmp_path, [[1]])
+    names = ("/nfs/other/part-0.parquet", "/nfs/other2/part-0.parquet")
+    text = refused(file_list(tmp_path, "2", *names))
+    assert f"names {names[0]} and {names[1]}, which are one file here, {tmp_path}/part-0" in text
+
+
+@pytest.mark.parametrize("count", ["\u00b2", "9" * 5000, "\u0661", "-1", "1.0", "1_0"])
+def test_a_count_of_a_file_list_that_is_no_number_is_refused(tmp_path, count):
+    write_numbered(tmp_path, [[1]])
+    assert refused(file_list(tmp_path, count, "part-0.parquet")).endswith(
+        "the first line must be the number of paths that follow; 1 follow"
+    )
+
+
+def test_a_file_list_may_begin_with_the_mark_of_an_editor(tmp_path):
+    write_numbered(tmp_path, [[1]])
+    assert len(file_names(str(file_list(tmp_path, "\ufeff1", "part-0.parquet")))) == 1
+
+
+def test_text_in_a_file_list_is_converted_first(tmp_path):
+    csv_file(tmp_path / "a.csv")
+    write_numbered(tmp_path, [[2]])
+    given = file_list(tmp_path, "2", "a.csv", "part-0.parquet")
+    with pytest.raises(
+        DataError, match=r": a\.csv is read after .*, then name the \.parquet files in /.*list\.txt;"
+    ) as error:
+        file_names(str(given))
+    exec("\n".join(error.value.__notes__), {})
+    assert rows_of(file_list(tmp_path, "2", "a.parquet", "part-0.parquet")) == [7, 0, 1]
+
+
+def test_a_glob_over_text_and_parquet_shows_how_text_is_converted(tmp_path):
+    write_numbered(tmp_path, [[2]])
+    csv_file(tmp_path / "a.csv")
+    assert rows_of(converted(tmp_path / "*", mixed=True)) == [7, 0, 1]

@@ -8,6 +8,7 @@ from dataset_files import SCHEMA, numbered_source, numbered_table, write_columns
 
 from recapp.dataset.source import open_source, split
 from recapp.errors import ConfigError, DataError
+from recapp.trainer.datamodule import ClickData, DataSettings
 
 
 def opened(*paths):
@@ -78,6 +79,13 @@ def test_the_split_is_in_file_order_and_rounds_the_training_part_down(tmp_path, 
 def test_a_split_that_leaves_nothing_is_refused(tmp_path, share, text):
     with pytest.raises(ConfigError, match=rf"dataset\.val_share={share}.*{text}"):
         split(numbered_source(tmp_path, [[9]]), share)
+
+
+def test_a_share_is_named_as_the_user_wrote_it(tmp_path):
+    path = str(write_numbered(tmp_path, [[9]]))
+    data = ClickData(DataSettings(path=path, val_share=0.999999), SCHEMA)
+    with pytest.raises(ConfigError, match=r"dataset\.val_share=0\.999999: leaves none of 9 rows"):
+        data.setup("fit")
 
 
 def one_line(path, setting="dataset.path"):

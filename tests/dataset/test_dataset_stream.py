@@ -258,6 +258,20 @@ def test_settings_that_cannot_be_right_are_refused(source, settings, text):
         BatchStream(source, SCHEMA, **{**SETTINGS, **settings})
 
 
+@pytest.mark.parametrize(
+    ("world", "fix"),
+    [
+        (3, "give at least 16 rows, or set dataset.lanes and dataset.batch_size to 3 or less"),
+        (4, "give at least 16 rows"),
+    ],
+)
+def test_fewer_rows_than_lanes_to_train_on_are_refused_with_what_would_do(tmp_path, world, fix):
+    source = numbered_source(tmp_path, [[3]])
+    with pytest.raises(ConfigError, match=rf"batch_size=16: .* dataset\.lanes=16, so {fix}$"):
+        BatchStream(source, SCHEMA, batch_size=16, world=world)
+    BatchStream(source, SCHEMA, batch_size=3, lanes=3)
+
+
 def test_a_negative_number_of_workers_is_refused(source):
     with pytest.raises(ConfigError, match=r"dataset\.num_workers=-1"):
         make_loader(BatchStream(source, SCHEMA, **SETTINGS), -1)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from dataset_files import lengths_of, values_of
 
+from recapp.build import hidden_model_auc
 from recapp.dataset.draws import normal, uniform
 from recapp.dataset.hidden import Score
 from recapp.dataset.schema import Schema, criteo_schema, sample_schema
@@ -116,11 +117,27 @@ def test_the_wanted_share_is_clicked(tmp_path, positives):
 def test_the_truth_is_that_of_the_rows_written(criteo, table):
     truth = read_truth(criteo)
     labels = table["label"].to_numpy()
-    assert (truth["rows"], truth["validation"]["rows"]) == (ROWS, ROWS // 7)
+    validated = split(open_source(str(criteo), criteo_schema()), Fraction(1, 7))[1].rows
+    assert (truth["rows"], truth["validation"]["rows"]) == (ROWS, validated)
     assert truth["positives"] == pytest.approx(labels.mean())
-    assert truth["validation"]["positives"] == pytest.approx(labels[-(ROWS // 7) :].mean())
+    assert truth["validation"]["positives"] == pytest.approx(labels[-validated:].mean())
     assert 0.76 < truth["auc"] < 0.86
     assert 0.6 < truth["normalized_entropy"] < 0.9
+
+
+def test_the_score_of_the_hidden_model_is_told_of_the_rows_that_validate_only(criteo, tmp_path):
+    auc, rows = read_truth(criteo)["validation"]["auc"], read_truth(criteo)["validation"]["rows"]
+
+    def told(val_rows=rows, limit=None, **dataset):
+        dataset = {"path": str(criteo), "generate": {"kind": "criteo"}, "val_path": None, **dataset}
+        trainer = {"limit_val_batches": limit}
+        return hidden_model_auc({"dataset": dataset, "trainer": trainer}, val_rows)
+
+    assert told() == told(limit=1.0) == auc
+    others = [{"limit": 1}, {"limit": 0.5}, {"limit": 0}, {"val_rows": rows - 1}, {"val_rows": 0}]
+    others += [{"generate": None}, {"val_path": "elsewhere"}]
+    others += [{"path": str(write_criteo(tmp_path / "one", rows=2)), "val_rows": 1}]  # of one class
+    assert [told(**other) for other in others] == [None] * len(others)
 
 
 def test_a_score_is_the_exact_auc_log_loss_and_entropy():

@@ -54,6 +54,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         seed: of the start values: the same model under every plan.
         backend: which kernels run (`recapp/kernels/backend.py`); `auto` takes the fastest that is there.
         payload: type of vectors and gradients that travel; None takes the compute type.
+        learns: whether kernels for updates are compiled ahead; without, at the first update.
 
     Raises:
         PlanError: the plan does not tile the tables or was made for another number of ranks.
@@ -61,7 +62,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
     """
 
     def __init__(self, tables: list[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, rule: RowRule, seed: int = 0,
-                 backend: str = "auto", payload: torch.dtype | None = None) -> None:
+                 backend: str = "auto", payload: torch.dtype | None = None, learns: bool = True) -> None:
         super().__init__()
         if plan.world_size != comm.world:
             raise PlanError(f"plan {plan.name} is for {plan.world_size} ranks, but there are {comm.world}: "
@@ -97,18 +98,18 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self.tables_in_state = True
         self.before_first_update: Callable[[], None] = _nothing
         put_tables_in_state(self)
-        self._warm_up()
+        self._warm_up(learns)
         self.reset_parameters(seed)
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, learns: bool) -> None:
         """Compile kernels before the first step: rank 0 first, the others read what it left on disk."""
         if self.backend.name != "numba":
             return
         if self.comm.rank:
             self.comm.barrier()
         with told(self.comm.rank == 0):
-            warm_up(self.backend, self.routes, [g.dtype for g in self.layout.groups], self.in_lines_G, self.dtype, self.payload, self.rule,
-                    self.agree is not None)
+            warm_up(self.backend, self.routes, self.comm.world, [g.dtype for g in self.layout.groups], self.in_lines_G, self.dtype,
+                    self.payload, self.any_mean, self.rule if learns else None, self.agree is not None)
         if not self.comm.rank:
             self.comm.barrier()
 

@@ -62,8 +62,8 @@ def sharded_collections(module: nn.Module) -> list[ShardedEmbeddingBagCollection
 
 
 def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule, backend: str = "auto",
-                payload: torch.dtype | None = None) -> None:
-    """Replace every collection in a model, in place. What is sharded already stays. `backend` and `payload` as of the sharded collection.
+                payload: torch.dtype | None = None, learns: bool = True) -> None:
+    """Replace every collection in a model, in place. What is sharded already stays. From `backend` on as of the sharded collection.
 
     Rows of a collection that was built on a real device are taken over; on the meta device there are none, and the start values are
     those of the collection's seed, the same under every plan.
@@ -84,15 +84,16 @@ def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule
             raise ConfigError("a collection cannot be sharded in place by itself: put it into a module, "
                               "or use ShardedEmbeddingBagCollection")
         if collection not in twins:
-            twins[collection] = _twin(collection, plan, comm, rule, backend, payload)
+            twins[collection] = _twin(collection, plan, comm, rule, backend, payload, learns)
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, twins[collection])
 
 
 def _twin(collection: EmbeddingBagCollection, plan: ShardingPlan, comm: Comm, rule: RowRule, backend: str,
-          payload: torch.dtype | None) -> ShardedEmbeddingBagCollection:
+          payload: torch.dtype | None, learns: bool) -> ShardedEmbeddingBagCollection:
     tables = collection.embedding_bag_configs()
-    twin = ShardedEmbeddingBagCollection(tables, plan.part([t.name for t in tables]), comm, rule, collection.seed, backend, payload)
+    twin = ShardedEmbeddingBagCollection(tables, plan.part([t.name for t in tables]), comm, rule, collection.seed, backend, payload,
+                                         learns)
     twin.leave_room(collection.room)
     for block in twin.blocks():
         whole = collection.weight(block.table)

@@ -92,6 +92,10 @@ class NumbaBackend:
             self._routes[id(r)] = r, found
         return found
 
+    def sizes(self) -> list[tuple[int, int]]:
+        """See the reference: small batches, and those that several threads share."""
+        return [(1, 1), (SPREAD_FROM_ROWS, SPREAD_FROM_PAIRS)][:_threads()]
+
     def rows_of_ids(self, ids_L: Tensor, edges: Sequence[int], size_F: Tensor, rule_F: Tensor, changed_F: Tensor) -> tuple[Tensor, int]:
         """Rows of raw ids by the rules of all tables in one pass (`recapp/tables/ids.py` says what is what)."""
         rows_L = torch.empty(len(ids_L), dtype=torch.int32 if int(size_F.max()) < 2**31 else torch.int64)

@@ -7,6 +7,7 @@ whatever the number of threads. Letters are those of `numba_integers.py`.
 
 from typing import Any
 
+import numpy as np
 from numba import prange
 
 from recapp.kernels.numba_disk import compiled
@@ -59,8 +60,9 @@ def route_strips_on_threads(thread_I: Any, threads: Any, slot_H: Any, rows_L: An
     """`route_strips` on every thread, which has its part of the hash table."""
     size = len(slot_H) // threads
     for t in prange(threads):
-        route_strips(thread_I, t, threads, slot_H[t * size:(t + 1) * size], rows_L, first_S, last_S, slot_I1, pair_I1, rows_I, piece_I1,
-                     start_K, rank_K, base_K, number_P, row_P, rank_P, count_P, place_P, first_I, found_I, vectors_IW)
+        # numba counts unsigned, and would compile another `route_strips` than the one that a thread alone has
+        route_strips(thread_I, np.int64(t), threads, slot_H[t * size:(t + 1) * size], rows_L, first_S, last_S, slot_I1, pair_I1, rows_I,
+                     piece_I1, start_K, rank_K, base_K, number_P, row_P, rank_P, count_P, place_P, first_I, found_I, vectors_IW)
 
 
 @jit
@@ -153,5 +155,5 @@ def link_strips_on_threads(thread_I: Any, threads: Any, number_P: Any, count_U: 
                            width: Any) -> None:
     """`link_strips` on every thread."""
     for t in prange(threads):
-        link_strips(thread_I, t, number_P, count_U, source_U, first_S, slot_I1, pair_I1, row_I1, feature_S, lengths_FB, where_M, scale_M,
-                    weights_L, start_U1, offsets_M1, index_P, order_P, use_P, use_T, staged_S, width)
+        link_strips(thread_I, np.int64(t), number_P, count_U, source_U, first_S, slot_I1, pair_I1, row_I1, feature_S, lengths_FB, where_M,
+                    scale_M, weights_L, start_U1, offsets_M1, index_P, order_P, use_P, use_T, staged_S, width)

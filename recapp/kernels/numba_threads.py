@@ -14,15 +14,20 @@ from recapp.kernels.simd import get
 jit = compiled()
 
 
-@jit
-def deal(cost_I: Any, threads: Any) -> Any:
+def deal(cost_I: Any, threads: int) -> Any:
     """The thread of each strip: the dearest first, each to whoever has least (Graham's longest processing time first)."""
-    thread_I, load_T = np.zeros(len(cost_I), np.int64), np.zeros(threads, np.int64)
-    if threads > 1:
-        for i in np.argsort(-cost_I, kind="mergesort"):
-            thread_I[i] = np.argmin(load_T)
-            load_T[thread_I[i]] += cost_I[i]
+    thread_I = np.zeros(len(cost_I), np.int64)
+    if threads > 1:                         # numba would compile its sort for a second and a half, and for one thread as well
+        _deal(cost_I, np.argsort(-cost_I, kind="stable"), np.zeros(threads, np.int64), thread_I)
     return thread_I
+
+
+@jit
+def _deal(cost_I: Any, order_I: Any, load_T: Any, thread_I: Any) -> None:
+    """Strips in the order given."""
+    for i in order_I:
+        thread_I[i] = np.argmin(load_T)
+        load_T[thread_I[i]] += cost_I[i]
 
 
 @jit

@@ -58,6 +58,10 @@ class TorchBackend:
     name = "torch"
     rows_of_ids = None      # id rules have their own torch operations
 
+    def sizes(self) -> list[tuple[int, int]]:
+        """(bags or touched rows, ids) of the smallest batch of each kind that has kernels of its own."""
+        return [(1, 1)]
+
     def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_Distinct, Counts]:
         """The distinct rows that a group needs, and how many of each rank.
 

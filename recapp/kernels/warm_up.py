@@ -1,7 +1,8 @@
 """Compiles what a collection will need before its first step, once per machine: results lie in numba's cache on disk.
 
-Kernels are compiled for the types and widths they are called with. So each function is called here with one row of each width, the way the
-engine calls it; a step that finds something new still compiles it then (sample weights do).
+Kernels are compiled for the types and widths they are called with, and anew for work that is dealt to threads. So each function is called
+here for each width, the way the engine calls it: with one row and, where a rank has several threads, with as many as they share. A step
+that finds something new still compiles it then: sample weights do, and bags of many ids, of which a collection hears from batches only.
 """
 
 import time
@@ -48,60 +49,74 @@ def told(speaks: bool) -> Iterator[None]:
         note(f"compiled in {time.monotonic() - began[0]:.1f} s")
 
 
-def warm_up(kernels: "Backend", routes: list[Routes], stored: list[torch.dtype], in_lines: list[bool], dtype: torch.dtype,
-            payload: torch.dtype, rule: Rule, shares_state: bool) -> None:
-    """Call every function once.
+def warm_up(kernels: "Backend", routes: list[Routes], world: int, stored: list[torch.dtype], in_lines: list[bool], dtype: torch.dtype,
+            payload: torch.dtype, scales: bool, rule: Rule | None, shares_state: bool) -> None:
+    """Call every function once, and once more on threads.
 
     Args:
         kernels: the backend.
         routes: of each group: its width and mode.
+        world: ranks.
         stored: type of each group's rows.
         in_lines: whether each group's results may be written past the caches.
         dtype: what is computed in.
         payload: what travels.
-        rule: what happens to touched rows.
+        scales: whether bags are scaled (means).
+        rule: what happens to touched rows; None where none will be.
         shares_state: whether strips of one row tell each other their sums of squares.
     """
-    one = np.zeros(1, np.int64)
     if kernels.rows_of_ids is not None:
         kernels.rows_of_ids(torch.zeros(1, dtype=torch.int64), [0, 1], torch.ones(1, dtype=torch.int64), _zero(), _zero())
+    if world == 1:
+        payload = dtype             # nothing travels: rows learn from the output's gradient
     for r, held, lines in zip(routes, stored, in_lines, strict=True):
-        tiny = Routes(r.mode, r.width, [0], _zero(), one, _zero(), torch.ones(1, dtype=torch.int64), torch.tensor([0, 1]),
-                      _zero(), _zero(), _zero(), r.row_dtype)
-        bags = Bags(torch.zeros(1, dtype=torch.int32), torch.ones(1, 1, dtype=torch.int64), one, one + 1,
-                    torch.zeros(1, dtype=torch.int32), None, None)
-        learn = _requests(kernels, tiny, bags, dtype)
-        for source, target in {(held, payload), (held, dtype), (payload, dtype), (dtype, payload)}:
-            kernels.pool(torch.zeros(r.width, dtype=source), 1, r.width, learn, torch.zeros(r.width, dtype=target), dtype)
-        big = torch.empty(STREAMED_BYTES // dtype.itemsize if lines else 0, dtype=dtype)
-        for source in {held, payload} if lines else ():
-            kernels.pool(torch.zeros(r.width, dtype=source), 1, r.width, learn, big, dtype, in_lines=True)
-        if shares_state:
-            squares = kernels.square_sums(torch.zeros(r.width, dtype=dtype), r.width, learn, dtype)
-            piece, nth, _ = kernels.find_pieces(torch.zeros(1, dtype=r.row_dtype), _zero())
-            kernels.place_parts(squares, _zero(), piece, nth, squares)
-            kernels.mean_of_parts(squares, _zero()[None], piece, nth, _zero() + 1, dtype)
-        state = [torch.zeros(1, r.width if kind == "element" else 1, dtype=dtype) for _, kind in rule.state]
-        kernels.update(torch.zeros(r.width, dtype=payload), learn, torch.zeros(1, dtype=r.row_dtype), None,
-                       torch.zeros(1, r.width, dtype=held), state, dtype, 0.0, rule)
+        for n, ids in kernels.sizes():
+            _requests(kernels, r, world, ids, dtype, scales, rule is not None)
+            bags = Links(torch.zeros(n, dtype=torch.int32), torch.arange(n + 1, dtype=torch.int32), None, None, n)
+            for source, target in {(held, payload), (held, dtype), (payload, dtype), (dtype, payload)}:
+                kernels.pool(torch.zeros(r.width, dtype=source), 1, r.width, bags, torch.zeros(n * r.width, dtype=target), dtype)
+            big = torch.empty(max(STREAMED_BYTES // dtype.itemsize, n * r.width) if lines else 0, dtype=dtype)
+            for source in {held, payload} if lines else ():
+                kernels.pool(torch.zeros(r.width, dtype=source), 1, r.width, bags, big, dtype, in_lines=True)
+            if rule is not None:
+                _learn(kernels, r, bags, held, dtype, payload, rule, shares_state)
 
 
-def _requests(kernels: "Backend", r: Routes, bags: Bags, dtype: torch.dtype) -> Links:
-    """One row asked, placed, linked, served and grouped."""
+def _requests(kernels: "Backend", r: Routes, world: int, ids: int, dtype: torch.dtype, scales: bool, learns: bool) -> None:
+    """One row asked, placed, linked, served and grouped, which one bag names so many times."""
     take, one = Scratch(), np.zeros(1, np.int64)
-    ids = torch.ones(2, dtype=r.row_dtype)
-    pooled = r.mode == "pooled"
+    pooled = r.mode == "pooled" and world > 1
+    tiny = Routes(r.mode, r.width, [0], _zero(), one, _zero(), torch.ones(1, dtype=torch.int64), torch.tensor([0, 1]), _zero(), _zero(),
+                  _zero(), r.row_dtype)
+    bag = Bags(torch.zeros(ids, dtype=torch.int32), torch.tensor([[ids]]), one, one + ids, torch.zeros(1, dtype=torch.int32),
+               torch.ones(1, dtype=dtype) if scales else None, None)
+    request = torch.ones(ids + 1, dtype=r.row_dtype)
     if pooled:
-        found, _ = kernels.route_bags(r, bags, 1, take)
-        kernels.place_bags(r, bags, found, ids, one, one, None, torch.int32, take)
+        found, _ = kernels.route_bags(tiny, bag, 1, take)
+        kernels.place_bags(tiny, bag, found, request, one, one, None, torch.int32, take)
     else:
-        distinct, _ = kernels.route_rows(r, bags, 1, take)
-        at = kernels.place_rows(r, distinct, ids, one, one, torch.int32, take)
-        kernels.link_rows(r, bags, distinct, at, dtype, take)
-        kernels.link_rows(r, bags, distinct, distinct.row_U, dtype, take)
-    served = kernels.serve(ids, one, np.array([[1, 1, 2 if pooled else 1]]), one, r.width, pooled, 0, dtype, torch.int32, take)
-    learn: Links = kernels.group_rows(1, served, take)[1]
-    return learn
+        distinct, _ = kernels.route_rows(tiny, bag, 1, take)
+        at = kernels.place_rows(tiny, distinct, request, one, one, torch.int32, take)
+        kernels.link_rows(tiny, bag, distinct, at, dtype, take)
+        kernels.link_rows(tiny, bag, distinct, distinct.row_U, dtype, take)
+    counts = np.array([[ids, 1, ids + 1] if pooled else [1, 1, 1]])
+    served = kernels.serve(request, one, counts, one, r.width, pooled, 0, dtype, torch.int32, take)
+    if learns:
+        kernels.group_rows(1, served, take)
+
+
+def _learn(kernels: "Backend", r: Routes, bags: Links, held: torch.dtype, dtype: torch.dtype, payload: torch.dtype, rule: Rule,
+           shares_state: bool) -> None:
+    """As many rows updated as there are bags of gradients."""
+    if shares_state:
+        squares = kernels.square_sums(torch.zeros(r.width, dtype=dtype), r.width, bags, dtype)
+        piece, nth, _ = kernels.find_pieces(torch.zeros(bags.bags, dtype=r.row_dtype), _zero())
+        kernels.place_parts(squares, _zero(), piece, nth, squares)
+        kernels.mean_of_parts(squares, _zero()[None], piece, nth, _zero() + 1, dtype)
+    state = [torch.zeros(bags.bags, r.width if kind == "element" else 1, dtype=dtype) for _, kind in rule.state]
+    gradients = torch.zeros(r.width, dtype=dtype if shares_state else payload)      # those were brought together for their squares
+    kernels.update(gradients, bags, torch.arange(bags.bags, dtype=r.row_dtype), None, torch.zeros(bags.bags, r.width, dtype=held), state,
+                   dtype, 0.0, rule)
 
 
 def _zero() -> torch.Tensor:

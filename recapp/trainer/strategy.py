@@ -174,7 +174,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             topology = Topology(self.comm.world, self.hosts or hosts_in_blocks([r["host_id"] for r in self.ranks]), self.root_device.type,
                                 None if None in free else free, self.reserve_bytes, self.hardware)
             self.plan = self._decide_modes(module, self._made_on_rank_0(module, topology))
-        shard_model(module, self.plan, self.comm, self.rule, self.backend, self.payload)
+        shard_model(module, self.plan, self.comm, self.rule, self.backend, self.payload, module.trainer.training)
 
     def _made_on_rank_0(self, module: LightningModule, topology: Topology) -> ShardingPlan:
         """Data are looked at once, and the plan is the same everywhere; an error of rank 0 is raised by all."""

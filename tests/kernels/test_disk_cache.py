@@ -1,15 +1,18 @@
 """Compiled kernels are found again by the next process, as long as no source has changed."""
 
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, environment
+from jobs import REPOSITORY, environment, small, start
 
 pytest.importorskip("numba")
 TESTS = Path(__file__).parents[1]
+MODULES = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "distributed")))
 TRAIN = """
 import sys
 from recapp.kernels import numba_disk
@@ -30,9 +33,8 @@ else:
 
 def files_after_training(folder, bags, threads, sources):
     """Of kernels, and when they were written."""
-    path = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "distributed")))
     subprocess.run([sys.executable, "-c", TRAIN, bags, threads, sources], check=True,
-                   env=environment(PYTHONPATH=path, NUMBA_CACHE_DIR=str(folder), NUMBA_NUM_THREADS="2"))
+                   env=environment(PYTHONPATH=MODULES, NUMBA_CACHE_DIR=str(folder), NUMBA_NUM_THREADS="2"))
     return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.nb?")}
 
 
@@ -52,6 +54,69 @@ def test_a_second_process_compiles_nothing(tmp_path, bags, threads, some):
 def test_a_change_in_any_source_compiles_anew(tmp_path):
     first, changed = (files_after_training(tmp_path, "single", "1", sources) for sources in ("before", "after"))
     assert changed.keys() == first.keys() and all(changed[name] > first[name] for name in first if "numba_" in name)
+
+
+WARM = """
+import json, os, sys
+from pathlib import Path
+import torch
+from engine_cases import RULES, batch_of, make_plan, make_tables
+from recapp.distributed.comm import Comm
+from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.tables.config import PoolingType
+kind, mode, rule, threads, learns, mean = json.loads(sys.argv[1])
+torch.set_num_threads(threads)
+tables = make_tables(rows=(5000, 40, 7), dims=(16, 16, 16), **({"pooling": PoolingType.MEAN} if mean else {}))
+plan = make_plan(kind, tables, 1, mode=mode, column_width=8)
+collection = ShardedEmbeddingBagCollection(tables, plan, Comm(), RULES[rule], backend="numba", learns=learns)
+
+def kept():
+    return sorted(path.name for path in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nb?"))
+
+before = kept()
+with torch.set_grad_enabled(learns):
+    for step, rows in enumerate((3, 14_000)):
+        values = collection(batch_of(tables, rows, step, one_hot=True)).values()
+        assert rows < 5 or values.nbytes > 4 << 20      # written past the caches
+        if learns:
+            values.square().sum().backward()
+print(json.dumps([before, [name for name in kept() if name not in before]]))
+"""
+
+
+@pytest.mark.parametrize(("kind", "mode", "rule", "threads", "learns", "mean"), [
+    ("table_wise", "unique", "rowwise_adagrad", 2, True, False),
+    pytest.param("table_wise", "unique", "sgd", 2, False, False, marks=pytest.mark.full),
+    pytest.param("table_wise", "pooled", "adam", 2, True, True, marks=pytest.mark.full),
+    pytest.param("column_wise", "unique", "rowwise_adagrad", 2, True, False, marks=pytest.mark.full),
+    pytest.param("table_wise", "unique", "rowwise_adagrad", 1, True, False, marks=pytest.mark.full)])
+def test_after_the_warm_up_nothing_is_compiled(tmp_path, kind, mode, rule, threads, learns, mean):
+    ran = subprocess.run([sys.executable, "-c", WARM, json.dumps([kind, mode, rule, threads, learns, mean])], check=True,
+                         stdout=subprocess.PIPE, text=True,
+                         env=environment(PYTHONPATH=MODULES, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_NUM_THREADS="2"))
+    warmed, later = json.loads(ran.stdout)
+    assert later == []
+    assert any("on_threads" in name for name in warmed) == (threads > 1)
+    assert any("updating" in name or "update" in name for name in warmed) == learns
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.full
+def test_commands_tell_of_all_that_they_compile(tmp_path, ranks):
+    """A rank has two threads here and batches enough for both; the evaluation is of that model, and finds no kernel on disk."""
+    for name, *overrides in (("train", *small("data", rows=20_000, batch_size=4096, val_batch_size=16_384), "+plan=mixed",
+                              "trainer.max_steps=2", "hydra.run.dir=job"),
+                             ("eval", "ckpt_path=job/checkpoints/last.ckpt", "hydra.run.dir=measured")):
+        cache = tmp_path / f"cache_of_{name}"
+        process = start(name, *overrides, f"trainer.devices={ranks}", cwd=tmp_path, NUMBA_CACHE_DIR=str(cache), OMP_NUM_THREADS="2",
+                        NUMBA_NUM_THREADS="2")
+        while process.poll() is None and "compiled in" not in (tmp_path / "err.txt").read_text():
+            time.sleep(0.01)
+        told = {path.name for path in cache.rglob("*.nb?")}
+        assert process.wait(120) == 0, (tmp_path / "err.txt").read_text()
+        assert any("on_threads" in kernel for kernel in told)
+        assert {path.name for path in cache.rglob("*.nb?")} == told
+        assert (tmp_path / "err.txt").read_text().count("compiled in") == 1
 
 
 def test_the_digest_follows_every_file_that_kernels_are_made_of(monkeypatch):

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -113,7 +114,15 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         measured = _measured(settings, trainer, clock, last, end.said)
         return measured and measured | {"status": "stopped", "last_checkpoint": str(last.path)}, stopped
     _predict(settings, strategy, data.val_rows, job_dir)
+    if trainer.is_global_zero and data.val_rows and trainer.limit_val_batches:
+        _tell_of_no_validation(trainer.callback_metrics)
     return _measured(settings, trainer, clock, last, ended.said), None
+
+
+def _tell_of_no_validation(measured: Mapping[str, Any]) -> None:
+    if not any(name.startswith("val_") for name in measured):
+        note("no validation came before the end, so there are no metrics, and last.ckpt is the only checkpoint: see "
+             "trainer.check_val_every_n_epoch, trainer.val_check_interval and trainer.min_epochs")
 
 
 def _changes(settings: dict[str, Any]) -> list[Any]:

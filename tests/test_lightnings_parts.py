@@ -54,6 +54,13 @@ def test_a_share_of_an_epoch_is_an_interval_between_validations(jobs, logs, tmp_
         assert [row["step"] for row in csv.DictReader(file) if row["val_auc"]] == ["4", "9", "14", "19", "24"]
 
 
+def test_a_run_that_ends_before_its_first_validation_says_so(jobs, logs, tmp_path):
+    found = jobs.train(tmp_path, *logs, "trainer.check_val_every_n_epoch=2", "trainer.max_steps=2", world=1)
+    said = (tmp_path / "rank0.err").read_text()
+    assert "no validation came before the end" in said and "trainer.check_val_every_n_epoch" in said
+    assert found["steps"] == 2 and not [name for name in found if name.startswith("val_")]
+
+
 def test_the_report_of_a_profiler_is_printed(jobs, logs, tmp_path):
     jobs.train(tmp_path, *logs, "+trainer.profiler=simple", "trainer.max_steps=2", world=1)
     said = (tmp_path / "rank0.err").read_text()

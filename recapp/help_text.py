@@ -66,6 +66,7 @@ def help_text(
         ConfigError: There is no group of that name.
     """
     groups = [name for name in dict.fromkeys([*config, *chosen, *ADDED]) if is_group(name, folders) and _known(command, name)]
+    only = only.partition("/")[0]  # a group inside of a group stands with that
     if only and only not in groups:
         raise ConfigError(f"--help {only}: there is no such group; {suggest(only, groups)}")
     parts = [] if only else list(_opening(command, config, groups, columns))
@@ -165,7 +166,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _line(name: str, value: Any, words: str, columns: int) -> str:
     said = name if name.startswith("+") else f"{name}={shown(value)}"
     width = max(columns - LEFT_COLUMNS, LEAST_WORDS_COLUMNS)
-    left = said if len(said) < LEFT_COLUMNS * 2 else f"{said[: LEFT_COLUMNS * 2 - 6]}..."
+    left = said if len(said) <= columns - 2 else f"{said[: columns - 5]}..."
     lines = textwrap.wrap(words, width) or [""]
     if len(left) + 3 > LEFT_COLUMNS:
         return "\n".join([f"  {left}", *(" " * LEFT_COLUMNS + line for line in lines if line)])

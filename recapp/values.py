@@ -122,7 +122,7 @@ def check_arguments(
         if argument not in own and ("**" not in known or argument in known):
             says = suggest(argument, own)
             raise ConfigError(
-                f"unknown setting {name}.{argument}: {says}: {label} takes no such argument from the settings"
+                f"unknown setting {name}.{argument}: {says}; {label} takes no such argument from the settings"
                 f" (~{name}.{argument} leaves out one that a file sets)"
             )
         read(value, known.get(argument, Any), f"{name}.{argument}")

@@ -43,7 +43,7 @@ def test_its_pictures_go_rank_by_rank(run):
     assert all(Path(row["file"]).is_file() for row in made)
     texts = {image["alt"] for image in parts(folder / "report.html").images}
     assert any("rank 1: input 1 ms" in text for text in texts) and any("rank 1 9.7 MB, process at most 1.1 GB" in text for text in texts)
-    assert "11 ms predicted, 10 ms measured (+10%)" in " ".join(texts)
+    assert "11.0 ms predicted, 10.0 ms measured (+10%)" in " ".join(texts)
     assert "1 (0.8 to 1.2)" in parts(folder / "report.html").said           # each rank's phases with their quartiles
 
 

@@ -123,6 +123,7 @@ def test_plans_learn_the_same_and_are_compared_by_speed(plans):
     assert answer == "All runs reach the same validation AUC: 0.75150 (mean of 2 seeds, 0.75100 to 0.75200)."
     assert same == "The plan does not change what is learned: runs that differ in nothing else have the same validation AUC."
     assert fastest == "Fastest: row_wise, 10.5 ms a step. Slowest: table_wise, 13.5 ms, 1.29 times as long."
+    assert parts(folder / "report.html").said.count(fastest) == 1
     assert "★ fastest" in (folder / "report.html").read_text()
     assert shown(made) == ["the page", "Validation AUC by seed", *CURVES, *TITLES.values()] and not left_out(made)
 

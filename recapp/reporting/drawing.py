@@ -6,6 +6,7 @@ colour alone: bars are stacked in the order of the legend, shards carry their ra
 
 import io
 import math
+import re
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,6 +61,12 @@ class Picture:
     caption: str
     svg: str
     png: bytes
+
+    @property
+    def least_width(self) -> int:
+        """Pixels of a screen below which its labels are too small to read: as many as it is wide in points, as they have their points."""
+        width = re.match(r'<svg[^>]* width="([\d.]+)pt"', self.svg)
+        return math.ceil(float(width[1])) if width else 0
 
     def write(self, folder: Path, *suffixes: str) -> list[Path]:
         """Its files, `<name>.png` and `<name>.svg` or one of them; their paths."""

@@ -246,7 +246,7 @@ def predicted(variants: Sequence[Variant]) -> Drawn:
         for place, end, kind in zip(
             places, ends, ["predicted", "measured"] * len(rows), strict=True
         ):
-            s.chart.text(end + most * 0.012, place, kind, va="center", fontsize=7.5, color=QUIET)
+            s.chart.text(end + most * 0.012, place, kind, va="center", color=QUIET)
         s.chart.set(xlabel="ms a training step", xlim=(0, most * 1.17))
         drawing.legend_below(s.figure, s.chart)
         told = "; ".join(f"{name} {text}" for (name, _, _), text in zip(rows, texts, strict=True))

@@ -14,6 +14,7 @@ from reporting.sweeps import leave_pictures_unpainted, make_run, make_sweep, opt
 from recapp import report
 from recapp.errors import ConfigError
 from recapp.reporting import sweep_page
+from recapp.reporting.drawing import COLUMN
 from recapp.reporting.speed_figures import TITLES
 from recapp.reporting.sweep_report import write_report
 from recapp.reporting.variants import read_runs
@@ -203,6 +204,9 @@ def test_a_browser_shows_every_figure_and_nothing_reaches_out_of_the_window(any_
     for width, found in zip((400, 1280, 1920), opened(any_sweep / "report.html", tmp_path, 400, 1280, 1920), strict=True):
         assert found["window"] == width and found["wide"] <= width and found["faults"] == [] and found["asked"] == []
         assert found["images"] and all(0.27 * width < shown <= width for _, shown in found["images"])
+        assert all(shown >= 72 * COLUMN for _, shown in found["images"])    # pixels for points: letters of 9 points have 9 pixels
+        assert {attached for _, attached in found["boxes"]} == {"local, local, scroll, scroll"}     # white patches, then the shadows
+        assert any(scrolls for scrolls, _ in found["boxes"]) or width > 400
         assert found["headings"] == ["What was learned", "What a step costs", "Every run"]
         assert found["columns"] == {400: 1, 1280: 2, 1920: 3}[width]
 

@@ -1,12 +1,12 @@
-"""`python -m recapp.report path=DIR`: the report of a sweep or of one run, made from what its directory holds.
+"""`python -m recapp.report path=DIR`: the report of a sweep, a training run or an evaluation, made from what its directory holds.
 
     DIR -> DIR/report.html, DIR/*.png
 
-A sweep of `recapp.train` ends with it; this makes it anew, after more jobs, or for a run of its own. Nothing is measured, no rank is
+A sweep of `recapp.train` ends with it; this makes it anew, or for a run of its own. Nothing is measured, no rank is
 started, and the page needs neither network nor script.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from recapp import console
 from recapp.commands import Job, run
 from recapp.distributed.rank_process import leave
 from recapp.errors import ConfigError
-from recapp.settings import choices, compose, to_plain, with_absolute_paths
+from recapp.settings import choices, compose, overrides_that_choose, to_plain, with_absolute_paths
 
-COLUMNS = (console.Column("what", "what"), console.Column("file", "file"), console.Column("left_out", "left out, because"))
+COLUMNS = (console.Column("what", "what"), console.Column("file", "file"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,15 +35,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             raise ConfigError(f"path={config['path']}: {error.filename} cannot be written ({error.strerror})") from error
         if config["format"] == "text":
-            rows = [{**row, "file": row["file"] and console.short_path(row["file"])} for row in rows]
+            rows = [{**row, "file": _file_or_why(row)} for row in rows]
         console.emit(rows, config["format"], COLUMNS)
 
     return run("report", task, writes=False, argv=argv)
 
 
-def _defaults() -> dict[str, Any]:
-    """The settings of a training run that is told nothing, as a run leaves them."""
-    config = compose("train")
+def _file_or_why(row: Mapping[str, Any]) -> str:
+    """One column for both: a column of reasons, mostly empty, would leave too little room for names of files."""
+    return console.short_path(row["file"]) if row["file"] else f"left out: {row['left_out']}"
+
+
+def _defaults(chosen: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a training run that is told nothing but some options, as a run leaves them."""
+    config = compose("train", overrides_that_choose(chosen, "train"))
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     settings = to_plain(own, whole=False)
     return with_absolute_paths(settings) | {"choices": choices(config.hydra)}

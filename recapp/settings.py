@@ -133,12 +133,21 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         file = Path(paths[-1]).expanduser() / "manifest.json"
         stored = dict(json.loads(file.read_text())["config"]["choices"]) if file.is_file() else {}
         stored = {group: option for group, option in stored.items() if GROUP.fullmatch(group) and OPTION.fullmatch(option)}
-        default = compose(primary, folders=folders).hydra.runtime.choices  # null ones too
+        chosen = overrides_that_choose(stored, primary, folders)
     except (IndexError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     said = {override.lstrip("+").partition("=")[0] for override in overrides}
-    there = {group: option for group, option in stored.items() if option_file(group, option, folders)}
-    return [f"{'' if group in default else '+'}{group}={option}" for group, option in there.items() if group not in said]
+    return [choice for choice in chosen if choice.lstrip("+").partition("=")[0] not in said]
+
+
+def overrides_that_choose(chosen: Mapping[str, str], primary: str, folders: Folders = ()) -> list[str]:
+    """`group=option` for each of some options, `+group=option` where the command has no such group by itself.
+
+    An option that is nowhere any more is left out.
+    """
+    default = compose(primary, folders=folders).hydra.runtime.choices  # null ones too
+    there = {group: option for group, option in chosen.items() if option_file(group, option, folders)}
+    return [f"{'' if group in default else '+'}{group}={option}" for group, option in there.items()]
 
 
 def compose_over(stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()) -> dict[str, Any]:

@@ -35,11 +35,15 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
     """
     format = "text"
     compared: list[dict[str, Any]] = []
+    jobs: list[Path] = []  # of this sweep: an earlier one in the same directory may have had more
     sweep: Path | None = None
 
     def task(config: dict[str, Any], job: Job) -> float | None:
         nonlocal format
         format = config["format"]
+        if job.sweep is not None:
+            jobs.append(job.directory)
+            keep_comparison(comparison.compare(job.sweep, jobs, running=True), job.sweep)
         settings = settings_of(config, job)
         check_data(settings)
         tell_of_no_validation(settings)
@@ -52,11 +56,10 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
         nonlocal sweep
         sweep = job.sweep
         if job.sweep is not None:
-            compared[:] = comparison.compare(job.sweep)
-            try:
-                comparison.write_csv(compared, job.sweep / "comparison.csv")
-            except OSError as error:
-                console.note(f"no {console.short_path(job.sweep / 'comparison.csv')}: {error.strerror}")
+            if job.directory not in jobs:  # its settings were refused before it began
+                jobs.append(job.directory)
+            compared[:] = comparison.compare(job.sweep, jobs)
+            keep_comparison(compared, job.sweep)
             if format == "text":
                 print_comparison(compared, job.sweep)
 
@@ -98,6 +101,15 @@ def tell_of_no_validation(settings: dict[str, Any]) -> None:
         console.note(f"{named}: no row validates, so there are no metrics, and last.ckpt is the only checkpoint")
 
 
+def keep_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
+    """Writes the table of the jobs so far into the sweep's directory; a full disk is a remark."""
+    path = sweep / comparison.COMPARISON_FILE
+    try:
+        comparison.write_csv(compared, path)
+    except OSError as error:
+        console.note(f"no {console.short_path(path)}: {error.strerror}")
+
+
 def report_of(sweep: Path) -> None:
     """Writes the sweep's report beside its comparison, which does not depend on it: a full disk is a remark."""
     from recapp.reporting.sweep_report import REPORT_FILE, write_report
@@ -112,7 +124,7 @@ def report_of(sweep: Path) -> None:
 def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
     """Prints the jobs of a sweep so far. Why one failed was said when it did, and stands in `comparison.csv`."""
     print()
-    console.print_table(comparison.lines_of_table(compared), comparison.TABLE, title=console.short_path(sweep / "comparison.csv"))
+    console.print_table(comparison.lines_of_table(compared), comparison.TABLE, title=console.short_path(sweep / comparison.COMPARISON_FILE))
     sys.stdout.flush()
 
 

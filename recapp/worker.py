@@ -226,6 +226,7 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, sto
     from recapp.checkpoints.directory import read_manifest
     from recapp.planner.memory import bytes_per_rank
     from recapp.reporting.about import about
+    from recapp.trainer.progress import steps_planned
 
     strategy, measured = trainer.strategy, clock.summary()
     sent = strategy.comm.gather(measured.get("bytes_sent_per_step", 0.0))
@@ -243,7 +244,8 @@ def _measured(settings: dict[str, Any], trainer: Any, clock: Any, last: Any, sto
     return manifest.metrics | {
         "samples_per_second": measured.get("samples_per_second"), "step_ms": measured.get("step_ms"),
         "step_ms_quartiles": measured.get("step_ms_quartiles"), "steps": trainer.global_step,
-        "ranks": strategy.comm.world, "plan": strategy.plan.name, "checkpoint": best, "checkpoint_step": manifest.step,
+        "steps_planned": steps_planned(trainer), "ranks": strategy.comm.world, "plan": strategy.plan.name,
+        "checkpoint": best, "checkpoint_step": manifest.step,
         "stopped": stopped, "seed": settings["seed"], "bytes_per_rank": max(held), "bytes_by_rank": held,
         "bytes_exchanged_per_step": sum(sent), "collectives_per_step": measured.get("collectives_per_step"),
         "input_wait_ms": mean(waits[0]), "exchange_wait_ms": mean(waits[1]), "ids_changed": sum(changed),

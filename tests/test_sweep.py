@@ -89,6 +89,26 @@ def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(place, capfd):
     assert not list(place.glob("sweep/*/*/*torchelastic*")) and sorted(p.name for p in place.iterdir()) == ["sweep"]
 
 
+def rows_of(sweep):
+    with (sweep / "comparison.csv").open() as file:
+        return [(row["job"], row["status"], row["val_auc"]) for row in csv.DictReader(file)]
+
+
+def test_a_sweep_where_an_earlier_one_was_compares_its_own_jobs(place, capfd, monkeypatch):
+    where = ("trainer.devices=1", "hydra.sweep.dir=sweep")
+    assert run("-m", "seed=1,2,3", *where) == 0
+    capfd.readouterr()
+    while_it_ran, launch = [], train.run_on_ranks
+    monkeypatch.setattr(train, "run_on_ranks", lambda *given: while_it_ran.append(rows_of(place / "sweep")) or launch(*given))
+    assert run("-m", "seed=5,6", *where) == 0
+    assert while_it_ran == [[("0", "running", "")], [("0", "ok", "0.75"), ("1", "running", "")]]
+    assert rows_of(place / "sweep") == [("0", "ok", "0.75"), ("1", "ok", "0.75")]
+    first, _, _ = capfd.readouterr().out.partition("seed=6")
+    assert "seed=2" not in first                                    # the table after the first job has that one alone
+    assert "Varied: seed (5, 6)." in (place / "sweep/report.html").read_text()
+    assert [job.name for job in comparison.jobs_of(place / "sweep")] == ["0", "1"]      # what recapp.report shows later
+
+
 @pytest.mark.full
 def test_a_sweep_as_json_is_one_document_at_its_end(place, capfd):
     assert run("-m", "seed=1,2", "trainer.devices=1", "format=json", "hydra.sweep.dir=sweep") == 0
@@ -173,6 +193,13 @@ def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
                       "bytes_per_rank,bytes_exchanged_per_step,error")
     assert first == f"0,ok,table_row_wise,1,2,1234.5,1200.25,1300.0,1234567.0,0.7580123,0.4892,{3 << 30},{45 << 20},"
     assert sorted(sweep.glob("comparison*")) == [path]
+
+
+def test_the_jobs_of_a_directory_are_those_that_its_table_lists_and_without_one_all(sweep):
+    comparison.write_csv(comparison.compare(sweep)[:2], sweep / "comparison.csv")
+    assert [row["job"] for row in comparison.compare(sweep)] == [0, 9]
+    (sweep / "comparison.csv").write_text("job,status\n77,ok\n")      # of directories that are gone
+    assert [row["job"] for row in comparison.compare(sweep)] == [0, 9, 10]
 
 
 def test_the_printed_table_fits_80_columns(sweep, capsys, monkeypatch):

@@ -6,7 +6,9 @@
     SWEEP/0/error.json                why it failed or was stopped, in one line
     SWEEP/comparison.csv              all of it, a line for each job
 
-It is read anew after each job: no job needs to have told another anything, and an interrupted sweep has its table.
+It is read anew after each job: no job needs to have told another anything, and an interrupted sweep has its table. Only which jobs are
+of the sweep is taken from `comparison.csv`, which lists each from its start: those of an earlier sweep may lie in the same directory, and
+times of files do not survive every copy.
 """
 
 import csv
@@ -33,6 +35,8 @@ METRICS = (
     "bytes_per_rank",
     "bytes_exchanged_per_step",
 )
+COMPARISON_FILE = "comparison.csv"
+RUNNING = "running"             # status of a job that has begun and not ended
 FIXED = ("job", "status", "plan", "error", *METRICS)    # what else a record has was varied by the sweep
 SEED = "seed"
 TABLE = (  # 80 characters hold it
@@ -49,27 +53,43 @@ TABLE = (  # 80 characters hold it
 )
 
 
-def compare(sweep: Path) -> list[dict[str, Any]]:
+def compare(sweep: Path, jobs: Sequence[Path] | None = None, *, running: bool = False) -> list[dict[str, Any]]:
     """A flat record for each job of a sweep so far, in the order of their numbers.
 
     Args:
         sweep: The directory of the sweep.
+        jobs: The directories of its jobs; by default those that `jobs_of` finds.
+        running: Whether the last of them has only begun: what lies there is an earlier run's.
 
     Returns:
         Records with `job, status, plan`, the other settings that were varied, what `METRICS` lists (bytes per rank: the fullest
         rank's; the quartiles of steps), and `error`. The status is what `metrics.json` says (`ok`, or `stopped` with results), `failed`,
         or `stopped` by Ctrl-C or without a word.
     """
-    jobs = jobs_of(sweep)
+    jobs = jobs_of(sweep) if jobs is None else jobs
     said, asked = [overrides_of(job) for job in jobs], _overrides(sweep / "multirun.yaml")
     names = varied(said, asked)
-    return [record_of(job, names) for job in jobs]
+    return [record_of(job, names, running=running and job == jobs[-1]) for job in jobs]
 
 
 def jobs_of(sweep: Path) -> list[Path]:
-    """The directories of a sweep's jobs so far, in the order of their numbers; none where it is not a sweep's."""
-    jobs = [file.parent.parent for file in sweep.glob("*/.hydra/overrides.yaml")]
+    """The directories of a sweep's jobs so far, in the order of their numbers; none where it is not a sweep's.
+
+    They are those that its `comparison.csv` lists; without one all runs in the directory.
+    """
+    found = [file.parent.parent for file in sweep.glob("*/.hydra/overrides.yaml")]
+    listed = _listed(sweep / COMPARISON_FILE)
+    jobs = [job for job in found if job.name in listed] or found
     return sorted(jobs, key=lambda job: (int(job.name) if job.name.isdecimal() else sys.maxsize, job.name))
+
+
+def _listed(path: Path) -> set[str]:
+    """The names of the jobs in a table that `write_csv` has written."""
+    try:
+        with path.open(newline="") as file:
+            return {row["job"] for row in csv.DictReader(file) if "job" in row}
+    except OSError:
+        return set()
 
 
 def varied(said: Sequence[Mapping[str, str]], asked: Mapping[str, str]) -> list[str]:
@@ -85,15 +105,16 @@ def varied(said: Sequence[Mapping[str, str]], asked: Mapping[str, str]) -> list[
             or (asked and any(name in job and asked.get(name) != job[name] for job in said))]
 
 
-def record_of(job: Path, names: Sequence[str] = ()) -> dict[str, Any]:
+def record_of(job: Path, names: Sequence[str] = (), *, running: bool = False) -> dict[str, Any]:
     """The flat record of one run.
 
     Args:
         job: its directory.
         names: the settings that its sweep varies.
+        running: Whether it has only begun.
     """
     said = overrides_of(job)
-    return _record(job, said, {name: said.get(name) for name in names})
+    return _record(job, said, {name: said.get(name) for name in names}, running=running)
 
 
 def write_csv(records: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -165,12 +186,13 @@ def _overrides(path: Path) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-def _record(job: Path, said: Mapping[str, str], swept: Mapping[str, str | None]) -> dict[str, Any]:
+def _record(job: Path, said: Mapping[str, str], swept: Mapping[str, str | None], *, running: bool) -> dict[str, Any]:
     failure = read_document(job / "error.json") or {}
-    metrics = read_document(job / "metrics.json") or {}
+    metrics = {} if running else read_document(job / "metrics.json") or {}
     if failure and metrics.get("status") != failure.get("status", "failed"):
         metrics = {}                                            # of an earlier run: this one left its error
     status = failure.get("status", "failed") if failure else metrics.get("status", "ok") if metrics else "stopped"
+    status = RUNNING if running else status
     plan = metrics.get("plan") or said.get("plan") or "automatic"
     if isinstance(metrics.get("bytes_per_rank"), list):
         metrics["bytes_per_rank"] = max(metrics["bytes_per_rank"], default=None)

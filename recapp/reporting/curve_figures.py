@@ -14,6 +14,7 @@ from recapp.reporting.drawing import (
     legend_below,
     legend_height,
     sheet,
+    step_axis,
 )
 from recapp.reporting.objective import Objective
 from recapp.reporting.variants import Interval, Run, Variant
@@ -60,7 +61,7 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Pict
         axes.set_ylabel(title.removeprefix("validation ") if training else title)
         axes.margins(x=0.03)
         outside = _leave_out_the_start(axes, variants, shown)
-        axes.locator_params(axis="x", integer=True, steps=[1, 2, 5, 10])
+        step_axis(axes.xaxis)
         axes.grid(True, axis="y")
         last = [(v.name, end) for v in variants if (end := v.measure(lambda run: run.value(name)))]
         told = "; ".join(f"{label} {end.mean:.5f}" for label, end in last[:ALT_VALUES])

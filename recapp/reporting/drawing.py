@@ -5,9 +5,11 @@ colour alone: bars are stacked in the order of the legend, shards carry their ra
 """
 
 import io
+import math
+import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +61,12 @@ class Picture:
     caption: str
     svg: str
     png: bytes
+
+    @property
+    def least_width(self) -> int:
+        """Pixels of a screen below which its labels are too small to read: as many as it is wide in points, as they have their points."""
+        width = re.match(r'<svg[^>]* width="([\d.]+)pt"', self.svg)
+        return math.ceil(float(width[1])) if width else 0
 
     def write(self, folder: Path, *suffixes: str) -> list[Path]:
         """Its files, `<name>.png` and `<name>.svg` or one of them; their paths."""
@@ -118,6 +126,20 @@ def size(n: float) -> str:
     """Bytes for people: 308.5 MB; parts of a byte there are none."""
     scale, name = byte_unit(n)
     return f"{n / scale:.{0 if scale == 1 else 1}f} {name}"
+
+
+def spec_of(values: Iterable[float | None]) -> str:
+    """The format of the numbers of a column: as many decimals for all as show three digits of the largest, below 1000 at least one."""
+    largest = max((abs(value) for value in values if value), default=0.0)
+    decimals = 2 - math.floor(math.log10(largest)) if largest else 1
+    return f",.{max(decimals, int(largest < 1000))}f"
+
+
+def step_axis(axis: Any) -> None:
+    """Ticks of an axis of steps: whole numbers, also where there is one reading alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins=9, min_n_ticks=1, integer=True, steps=[1, 2, 5, 10]))
 
 
 def byte_axis(axis: Any) -> None:

@@ -62,7 +62,7 @@ def lying_bars(
             base = top + LINE * len(wrapped)
             style: dict[str, Any] = {"transform": across, "bbox": paper}
             axes.text(0, base, "\n".join(wrapped), va="bottom", linespacing=1.1, **style)
-            axes.text(1, base, text, va="bottom", ha="right", color=QUIET, fontsize=8.5, **style)
+            axes.text(1, base, text, va="bottom", ha="right", color=QUIET, **style)
             first = base + BAR / 2 + 0.02
             s.places.append([first + BAR * bar for bar in range(bars)])
             top += height

@@ -1,6 +1,9 @@
 """A report as one HTML file: texts, tables and pictures inside it, so that it can be mailed, archived and read without a network.
 
 It needs no script, asks for nothing from elsewhere, and prints. Pictures are SVG, so they stay sharp; each tells in words what it shows.
+What is wider than a window scrolls in a box of its own, with a shadow at the edge behind which there is more: two shadows stand still at
+the edges of the box, and two white patches, which travel with what is in it, hide them where it ends. Pictures are multiplied with these
+because they are white themselves.
 """
 
 import base64
@@ -21,22 +24,28 @@ h2 { font-size: 1.3rem; line-height: 1.25; margin: 2.4rem 0 .6rem; border-top: 3
 h3 { font-size: 1.02rem; line-height: 1.3; margin: 0 0 .3rem }
 p { max-width: 46rem; margin: .4rem 0; overflow-wrap: anywhere } .quiet { color: #595959 } .failed { color: #a01212 }
 .lead { font-size: 1.2rem; line-height: 1.4; font-weight: 600 }
-figure { margin: 0 0 1rem } figure img { max-width: 100%; height: auto }
+figure { margin: 0 0 1rem } figure img { display: block; max-width: 100%; height: auto }
 figcaption { max-width: 46rem; color: #595959; font-size: .88rem; line-height: 1.4 }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 32rem), 1fr)); gap: 1.6rem 2.4rem; margin-top: .8rem }
 .columns.wide { grid-template-columns: repeat(auto-fit, minmax(min(100%, 46rem), 1fr)) }
 .columns > * { min-width: 0 } .columns figure { margin: 0 } .columns img { width: 100%; max-width: 42rem }
 .columns.wide img { width: auto; max-width: 100% }
-.scroll { overflow-x: auto; margin: .5rem 0 }
+.scroll { overflow-x: auto; margin: .5rem 0; background: linear-gradient(to right, #fff 1.6rem, #fff0) left / 3.2rem 100% local,
+  linear-gradient(to left, #fff 1.6rem, #fff0) right / 3.2rem 100% local,
+  linear-gradient(to right, #0006, #0000) left top / 1.1rem calc(100% - 2px) scroll,
+  linear-gradient(to left, #0006, #0000) right top / 1.1rem calc(100% - 2px) scroll;
+  background-repeat: no-repeat; background-color: #fff }
+.scroll img { mix-blend-mode: multiply }
 table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #d9d9d9; vertical-align: top }
-th { background: #fff; border-bottom: 2px solid #595959; vertical-align: bottom; white-space: pre-line }
+th { border-bottom: 2px solid #595959; vertical-align: bottom; white-space: pre-line }
 .number { text-align: right } td { white-space: nowrap } td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere }
-tr.best td { font-weight: 700; background: #fdf1e7 } tr.best td:first-child { box-shadow: inset 3px 0 #D55E00; padding-left: .5rem }
+tr.best td { font-weight: 700; background: #e6710018 } tr.best td:first-child { box-shadow: inset 3px 0 #D55E00; padding-left: .5rem }
 summary { cursor: pointer; margin: .5rem 0 }
 footer { margin-top: 2.6rem; border-top: 1px solid #595959; padding-top: .6rem; color: #595959; font-size: .85rem }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: 0; max-width: 70rem }
 dt { font-weight: 600 } dd { margin: 0; overflow-wrap: anywhere }
+@media (max-width: 30rem) { body { padding: .75rem } }
 @media print { body { max-width: none; padding: 0 } figure, tr { break-inside: avoid } }
 """
 _MARKED = ' class="best"'
@@ -61,8 +70,8 @@ def figure(picture: Picture, level: int = 2) -> str:
         level: Of the title: 2 begins a part of the page, 3 stands inside one.
     """
     data = base64.b64encode(picture.svg.encode()).decode()
-    image = (f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(picture.alt)}"><figcaption>{escape(picture.caption)}'
-             "</figcaption>")
+    image = (f'<div class="scroll"><img src="data:image/svg+xml;base64,{data}" style="min-width: {picture.least_width}px" '
+             f'alt="{escape(picture.alt)}"></div><figcaption>{escape(picture.caption)}</figcaption>')
     title = heading(picture.title) if level == 2 else f"<h3>{escape(picture.title)}</h3>"
     where = escape(picture.name)
     return f'{title}<figure id="{where}">{image}</figure>' if level == 2 else f'<figure id="{where}">{title}{image}</figure>'

@@ -7,26 +7,25 @@ from recapp.console import Column
 from recapp.reporting import curve_figures, page
 from recapp.reporting.about import foot
 from recapp.reporting.comparison import finite
+from recapp.reporting.drawing import spec_of
 from recapp.reporting.gallery import Gallery
 from recapp.reporting.objective import TITLES, objective_of
 from recapp.reporting.phases import PHASES
+from recapp.reporting.settings_table import Defaults, settings_table
 from recapp.reporting.speed_figures import FIGURES
 from recapp.reporting.speed_figures import TITLES as FIGURE_TITLES
 from recapp.reporting.variants import Run, Variant
 
 OWN_FIGURES = ("phases", "memory", "predicted")  # of FIGURES; the others compare variants
-GROUPS = (
-    "choices"  # the options of configuration groups, which resolved.yaml has beside the settings
-)
 
 
-def run_page(run: Run, gallery: Gallery, defaults: Mapping[str, Any]) -> tuple[str, list[str]]:
+def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[str]]:
     """Return the title and the parts of a run's page.
 
     Args:
         run: That ended, well or not.
         gallery: Takes the pictures.
-        defaults: The settings of a run that is told nothing, as `resolved.yaml` has them.
+        defaults: Composes the settings of a run that is told nothing but some options.
     """
     objective, variant = objective_of(run), Variant(run.name, (run,))
     parts = _opening(run)
@@ -48,7 +47,7 @@ def run_page(run: Run, gallery: Gallery, defaults: Mapping[str, Any]) -> tuple[s
         ]
         parts += gallery.part("What a step costs", told, own)
         parts += [_phases(run)]
-    parts += [page.heading("Settings that differ from the defaults"), _settings(run, defaults)]
+    parts += [page.heading("Settings that differ from the defaults"), settings_table(run.settings, defaults)]
     entries = foot([run.about], [run.metrics.get("seed", run.settings.get("seed"))])
     entries[3:3] = [
         ("Plan", str(run.record["plan"])),
@@ -71,20 +70,12 @@ def _opening(run: Run) -> list[str]:
         return [page.paragraph(run.record["error"] or "It ended without a word.", "failed")]
     objective, found = objective_of(run), run.metrics
     value = run.value(objective.name)
-    title = f"{objective.title[0].upper()}{objective.title[1:]}"
-    said = [
-        page.paragraph(
-            f"{title}: {value:.5f}." if value is not None else f"It has no {objective.name}.",
-            "lead",
-        )
-    ]
+    missing = f"No {objective.title} was measured{'' if run.ended_well else ' yet'}."
+    lead = f"{objective.heading}: {value:.5f}." if value is not None else missing
+    said = [page.paragraph(lead, "lead")]
     if found.get("checkpoint"):
-        behind, steps = found.get("checkpoint_step"), found.get("steps")
-        said.append(
-            page.paragraph(
-                f"Of the checkpoint {found['checkpoint']}, written after step {behind} of {steps}."
-            )
-        )
+        after = f"written after step {_of_steps(found)}"
+        said.append(page.paragraph(f"Of the checkpoint {found['checkpoint']}, {after}."))
     if found.get("hidden_model_auc"):
         drawn = f"The model that drew the labels has an AUC of {found['hidden_model_auc']:.5f}"
         said.append(page.paragraph(f"{drawn}: nothing can do better."))
@@ -100,6 +91,12 @@ def _opening(run: Run) -> list[str]:
     ]
     columns = [Column("name", "metric"), Column("value", "value", ".5f")]
     return [page.columns(["".join(said), page.table(rows, columns) if rows else ""])]
+
+
+def _of_steps(found: Mapping[str, Any]) -> str:
+    """After which step the checkpoint was written, and of how many that the run was to have."""
+    behind, steps = found.get("checkpoint_step"), found.get("steps_planned") or found.get("steps")
+    return f"{behind:,} of {steps:,}" if behind and steps and behind != steps else f"{behind:,}"
 
 
 def _speed(run: Run) -> Iterator[str]:
@@ -121,57 +118,14 @@ def _phases(run: Run) -> str:
     if measured is None:
         return ""
     reach = measured.get("phases_quartiles_ms") or [{} for _ in measured["phases_ms"]]
+    spec = {p: spec_of(spent[p] for spent in measured["phases_ms"]) for p in PHASES}
     rows = [
-        {
-            "rank": rank,
-            **{phase: _with_quartiles(spent[phase], between.get(phase)) for phase in PHASES},
-        }
+        {"rank": rank, **{p: _with_quartiles(spent[p], between.get(p), spec[p]) for p in PHASES}}
         for rank, (spent, between) in enumerate(zip(measured["phases_ms"], reach, strict=True))
     ]
-    columns = [Column("rank", "rank"), *(Column(phase, f"{phase}, ms", ".3g") for phase in PHASES)]
+    columns = [Column("rank", "rank"), *(Column(p, f"{p}, ms", spec[p]) for p in PHASES)]
     return page.table(rows, columns, "Phases of each rank: median (middle half of the steps)")
 
 
-def _with_quartiles(median: float, between: Any) -> Any:
-    return f"{median:.3g} ({between[0]:.3g} to {between[1]:.3g})" if between else median
-
-
-# ---- settings
-
-
-def _settings(run: Run, defaults: Mapping[str, Any]) -> str:
-    if not run.settings:
-        return page.paragraph("Its settings were not left (resolved.yaml).", "quiet")
-    own, usual = dict(_flat(run.settings)), dict(_flat(defaults))
-    names = [
-        name
-        for name in dict.fromkeys((*own, *usual))
-        if own.get(name, ABSENT) != usual.get(name, ABSENT)
-    ]
-    rows = [
-        {"name": name, "own": _shown(own, name), "default": _shown(usual, name)} for name in names
-    ]
-    if not rows:
-        return page.paragraph("None: everything is as it comes.")
-    columns = [Column("name", "setting"), Column("own", "this run"), Column("default", "default")]
-    return page.table(rows, columns, f"{len(rows)} settings" if len(rows) > page.LONG else "")
-
-
-ABSENT = object()
-
-
-def _shown(settings: Mapping[str, Any], name: str) -> str:
-    if name not in settings:
-        return "not there"
-    return "null" if settings[name] is None else str(settings[name])
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings under their dotted names; `choices` are groups, named like on the command line."""
-    for name, value in settings.items():
-        if not above and name == GROUPS and isinstance(value, Mapping):
-            yield from ((str(group), option) for group, option in value.items())
-        elif isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
+def _with_quartiles(median: float, between: Any, spec: str) -> Any:
+    return f"{median:{spec}} ({between[0]:{spec}} to {between[1]:{spec}})" if between else median

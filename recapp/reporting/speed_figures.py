@@ -64,7 +64,7 @@ def _said_of_steps(pace: Pace, variant: Variant) -> str:
     text = f"{pace.show(found.mean)}{between}"
     if other is None:
         return text
-    beside = f"{other.mean:.3g} ms" if pace.by_rate else f"{other.mean:,.0f} samples/s"
+    beside = f"{other.mean:{pace.spec}} ms" if pace.by_rate else f"{other.mean:,.0f} samples/s"
     return f"{text}, {beside}"
 
 
@@ -112,11 +112,9 @@ def phases(variants: Sequence[Variant]) -> Drawn:
     rows = _phase_rows(variants)
     if not rows:
         return NO_RECORD
-    with lying_bars(
-        [name for name, _ in rows],
-        [f"{sum(row.values()):.3g} ms" for _, row in rows],
-        legend=PHASES,
-    ) as s:
+    sums = [sum(row.values()) for _, row in rows]
+    said = [f"{ms:{drawing.spec_of(sums)}} ms" for ms in sums]
+    with lying_bars([name for name, _ in rows], said, legend=PHASES) as s:
         _stack(s, [place for (place,) in s.places], [row for _, row in rows])
         s.chart.set_xlabel("ms a training step")
         drawing.legend_below(s.figure, s.chart)
@@ -237,7 +235,8 @@ def predicted(variants: Sequence[Variant]) -> Drawn:
             "no run has a predicted.json of what the planner expected beside its performance.json"
         )
     errors = [said["step_ms"] / step["step_ms"] - 1 for _, said, step in rows]
-    texts = [_said_of_prediction(said, step) for _, said, step in rows]
+    spec = drawing.spec_of(ms["step_ms"] for _, *both in rows for ms in both)
+    texts = [_said_of_prediction(said, step, spec) for _, said, step in rows]
     names = [name if len(rows) > 1 else "" for name, _, _ in rows]
     with lying_bars(names, texts, bars=2, legend=PHASES) as s:
         both = [part for _, said, step in rows for part in (said, step)]
@@ -247,7 +246,7 @@ def predicted(variants: Sequence[Variant]) -> Drawn:
         for place, end, kind in zip(
             places, ends, ["predicted", "measured"] * len(rows), strict=True
         ):
-            s.chart.text(end + most * 0.012, place, kind, va="center", fontsize=7.5, color=QUIET)
+            s.chart.text(end + most * 0.012, place, kind, va="center", color=QUIET)
         s.chart.set(xlabel="ms a training step", xlim=(0, most * 1.17))
         drawing.legend_below(s.figure, s.chart)
         told = "; ".join(f"{name} {text}" for (name, _, _), text in zip(rows, texts, strict=True))
@@ -259,9 +258,10 @@ def predicted(variants: Sequence[Variant]) -> Drawn:
         return s.finish("predicted", TITLES["predicted"], f"Bars: {told}.", caption)
 
 
-def _said_of_prediction(said: Mapping[str, float], step: Mapping[str, float]) -> str:
-    error = said["step_ms"] / step["step_ms"] - 1
-    return f"{said['step_ms']:.3g} ms predicted, {step['step_ms']:.3g} ms measured ({error:+.0%})"
+def _said_of_prediction(said: Mapping[str, float], step: Mapping[str, float], spec: str) -> str:
+    predicted_ms, measured_ms = said["step_ms"], step["step_ms"]
+    error = predicted_ms / measured_ms - 1
+    return f"{predicted_ms:{spec}} ms predicted, {measured_ms:{spec}} ms measured ({error:+.0%})"
 
 
 FIGURES: dict[str, Callable[[Sequence[Variant]], Drawn]] = {

@@ -1,15 +1,19 @@
 """Which runs of a sweep are fastest, and what of that order is noise.
 
-It is noise where a second look would give another one: where the middle halves of the steps
-overlap, or where the dense phase, which no plan changes, differs between the runs as much as their
-steps do. Where runs differ in their batch size they are compared by samples per second, otherwise
-by the length of a step.
+It is noise where a second look would give another one. No plan changes the dense phase, so by as
+much as it differs between runs that differ in their plan alone the machine was not equally fast for
+them, however much it scatters within a run. An order of two of them is claimed only where the
+middle halves of their steps lie further apart than that, of other runs where they do not overlap.
+
+Where runs differ in their batch size they are compared by samples per second, otherwise by the
+length of a step.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recapp.reporting.drawing import spec_of
 from recapp.reporting.objective import listed
 from recapp.reporting.performance import measured_phases
 from recapp.reporting.variants import Interval, Run, Variant, alike_but_for_plan
@@ -21,9 +25,11 @@ class Pace:
 
     Args:
         by_rate: Samples a second.
+        spec: How milliseconds are written.
     """
 
     by_rate: bool
+    spec: str = ",.1f"
 
     def of(self, variant: Variant) -> Interval | None:
         """Return the pace of a variant's runs."""
@@ -39,7 +45,7 @@ class Pace:
         """Return a pace as text."""
         if self.by_rate:
             return f"{value:,.0f}{' samples/s' if unit else ''}"
-        return f"{value:.3g}{' ms' if unit else ''}"
+        return f"{value:{self.spec}}{' ms' if unit else ''}"
 
     def between(self, found: Interval) -> str:
         """Return the ends of an interval as text."""
@@ -60,7 +66,8 @@ class Pace:
 def pace_of(variants: Sequence[Variant]) -> Pace:
     """Return what the speed of some variants is compared by."""
     batches = {run.batch_size for variant in variants for run in variant.runs}
-    return Pace(by_rate=len(batches) > 1 and None not in batches)
+    medians = (run.record["step_ms"] for variant in variants for run in variant.runs)
+    return Pace(len(batches) > 1 and None not in batches, spec_of(medians))
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Drift:
         variants: Those variants.
         fastest: Whose dense phase is shortest, and how long it is.
         slowest: Whose is longest.
-        spread: How far the middle half of the dense phases lies apart within a run, at most.
+        spread: How far the middle half of the dense phases of these two lies apart within a run.
     """
 
     variants: tuple[Variant, ...]
@@ -81,9 +88,8 @@ class Drift:
 
     @property
     def ms(self) -> float:
-        """The difference; 0 where it is no larger than the spread within a run."""
-        apart = self.slowest[1] - self.fastest[1]
-        return apart if apart > self.spread else 0.0
+        """The difference: by so much the machine was not equally fast for all of them."""
+        return self.slowest[1] - self.fastest[1]
 
 
 def drifts(variants: Sequence[Variant]) -> list[Drift]:
@@ -92,8 +98,8 @@ def drifts(variants: Sequence[Variant]) -> list[Drift]:
     for alike in alike_but_for_plan(variants):
         dense = [(v, ms.mean) for v in alike if (ms := v.measure(_dense_ms))]
         if len(dense) > 1:
-            spreads = [spread.high for v, _ in dense if (spread := v.measure(_dense_spread))]
             ends = min(dense, key=lambda one: one[1]), max(dense, key=lambda one: one[1])
+            spreads = [spread.high for v, _ in ends if (spread := v.measure(_dense_spread))]
             found.append(Drift(tuple(alike), *ends, max(spreads, default=0.0)))
     return found
 
@@ -109,34 +115,40 @@ def _dense_spread(run: Run) -> float | None:
 
 
 def speed_verdict(variants: Sequence[Variant]) -> list[str]:
-    """Return sentences on which variant is fastest, and what is noise; first the answer."""
+    """Return which variant is fastest and what is noise; then remarks on the machine."""
     pace = pace_of(variants)
     ranked = pace.ranked(variants)
     if len(ranked) < 2:
         return _one_speed(ranked[0][0]) if ranked else ["No run has the length of its steps."]
     (fastest, best), (slowest, worst) = ranked[0], ranked[-1]
-    others, moved, tied = [v for v, _ in ranked[1:]], drifts(variants), tied_with_fastest(variants)
+    others, moved = [v for v, _ in ranked[1:]], drifts(variants)
     fast, slow = pace.show(best.mean), pace.show(worst.mean)
-    if len(tied) == len(others):
-        said = [
+    if len(near := _tied_with(fastest, variants)) == len(others):
+        answer = (
             f"The order by speed is noise: {fastest.name} is fastest ({fast}) and {slowest.name} "
-            f"slowest ({slow}), but {_why_noise(pace, fastest, others)}."
-        ]
+            f"slowest ({slow}), but {_why_noise(pace, fastest, others, moved)}."
+        )
     else:
         factor = max(best.mean, worst.mean) / min(best.mean, worst.mean)
         times = f"{factor:.2f} times {'fewer' if pace.by_rate else 'as long'}"
         a_step = "" if pace.by_rate else " a step"
-        ends = f"Fastest: {fastest.name}, {fast}{a_step}. Slowest: {slowest.name}, {slow}, {times}."
-        near = f"{listed([v.name for v in tied])} cannot be told from the fastest." if tied else ""
-        said = [ends, near] if near else [ends]
-    return [*said, *(remark for drift in moved if (remark := _remark(drift)))]
+        answer = f"Fastest: {fastest.name}, {fast}{a_step}. Slowest: {slowest.name}, {slow}, {times}."
+        for end, tied in ("fastest", near), ("slowest", _tied_with(slowest, variants)):
+            if tied:
+                named = listed([v.name for v in tied])
+                answer += f" {named} cannot be told from the {end}: that difference is noise."
+    return [answer, *(remark for drift in moved if (remark := _remark(drift)))]
 
 
 def tied_with_fastest(variants: Sequence[Variant]) -> list[Variant]:
     """Return the variants that differ from the fastest by no more than noise."""
-    pace = pace_of(variants)
-    (fastest, *others), moved = [v for v, _ in pace.ranked(variants)], drifts(variants)
-    return [v for v in others if _tied(pace, fastest, v, moved)]
+    return _tied_with(pace_of(variants).ranked(variants)[0][0], variants)
+
+
+def _tied_with(one: Variant, variants: Sequence[Variant]) -> list[Variant]:
+    """The variants that differ from one of them by no more than noise, the fastest first."""
+    pace, moved = pace_of(variants), drifts(variants)
+    return [v for v, _ in pace.ranked(variants) if v is not one and _tied(pace, one, v, moved)]
 
 
 def _one_speed(variant: Variant) -> list[str]:
@@ -154,36 +166,41 @@ def _one_speed(variant: Variant) -> list[str]:
 
 def _tied(pace: Pace, one: Variant, other: Variant, moved: Sequence[Drift]) -> bool:
     """Whether the difference of two variants is noise."""
-    a, b = one.recorded("step_ms"), other.recorded("step_ms")
+    if _overlap(pace, one, other):
+        return True
     drift = max((d.ms for d in moved if one in d.variants and other in d.variants), default=0.0)
-    assert a and b
-    return _overlap(pace, one, other) or abs(a.mean - b.mean) <= drift
+    # who differs in the plan alone has the same batch, so steps may be compared
+    return drift > 0 and _overlap(Pace(by_rate=False), one, other, drift)
 
 
-def _overlap(pace: Pace, one: Variant, other: Variant) -> bool:
-    """Whether the middle halves of their steps overlap; of old runs, their medians."""
+def _overlap(pace: Pace, one: Variant, other: Variant, apart: float = 0.0) -> bool:
+    """Whether the middle halves of their steps lie no further apart; of old runs, their medians."""
     known = all(v.recorded("step_ms_q1") for v in (one, other))
-    spreads = [pace.spread(v) if known else pace.of(v) for v in (one, other)]
-    assert spreads[0] and spreads[1]
-    return spreads[0].overlaps(spreads[1])
+    a, b = (pace.spread(v) if known else pace.of(v) for v in (one, other))
+    assert a and b
+    return a.low <= b.high + apart and b.low <= a.high + apart
 
 
-def _why_noise(pace: Pace, fastest: Variant, others: Sequence[Variant]) -> str:
+def _why_noise(
+    pace: Pace, fastest: Variant, others: Sequence[Variant], moved: Sequence[Drift]
+) -> str:
     apart = [v for v in others if not _overlap(pace, fastest, v)]
     if not apart:
         several = "the middle half of the fastest's steps overlaps with that of each other"
         return several if len(others) > 1 else "the middle halves of their steps overlap"
-    drift = "the dense phase, which no plan changes, differs by as much"
-    return drift if len(apart) == len(others) else f"{drift}, or their steps overlap"
+    drift = max(drift.ms for drift in moved if fastest in drift.variants)
+    said = "lie no further apart than the dense phase, which no plan changes, differs"
+    overlap = "" if len(apart) == len(others) else "overlap or "
+    return f"the middle halves of their steps {overlap}{said} ({drift:.3g} ms)"
 
 
 def _remark(drift: Drift) -> str | None:
-    if not drift.ms:
+    if drift.ms <= drift.spread:
         return None
     (fast, least), (slow, most) = drift.fastest, drift.slowest
     return (
         f"The dense phase, which no plan changes, took {least:.3g} ms in {fast.name} and "
         f"{most:.3g} ms in {slow.name}; within a run its middle half lies {drift.spread:.2g} ms "
         "apart. So the machine was not equally fast for all: differences below "
-        f"{drift.ms:.2g} ms a step are noise."
+        f"{drift.ms:.3g} ms a step are noise."
     )

@@ -125,9 +125,11 @@ def _learned(
 
 
 def _costs(speeds: Sequence[Variant], gallery: Gallery) -> list[str]:
-    """What a step costs: compared where runs differ in what changes it, else told in numbers."""
-    answer, *more = speed_verdict(speeds)
-    said = [page.paragraph(answer, "lead"), *map(page.paragraph, more)]
+    """What a step costs: compared where runs differ in what changes it, else told in numbers.
+
+    Which variant is fastest stands at the top of the page and not here again.
+    """
+    said = [*map(page.paragraph, speed_verdict(speeds)[1 if len(speeds) > 1 else 0 :])]
     if len(speeds) > SHOWN_VARIANTS:
         ranked = [variant for variant, _ in pace_of(speeds).ranked(speeds)]
         many = (

@@ -1,4 +1,4 @@
-"""The report of a sweep, or of one run: `report.html`, and its pictures as PNG beside it.
+"""The report of a sweep, a training run or an evaluation: `report.html`, pictures as PNG beside it.
 
     FOLDER/**/{metrics.json, performance.json, predicted.json, csv/metrics.csv} -> runs -> variants
         -> verdicts and pictures -> FOLDER/report.html, FOLDER/*.png
@@ -7,13 +7,14 @@ It is made anew from the directories whenever somebody asks: no run has told ano
 failed is said, and spoils nothing.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from recapp.reporting import comparison, page
+from recapp.reporting.evaluation_page import evaluation_page
 from recapp.reporting.gallery import Gallery
 from recapp.reporting.run_page import run_page
+from recapp.reporting.settings_table import Defaults
 from recapp.reporting.sweep_page import sweep_page
 from recapp.reporting.variants import read_runs
 
@@ -21,13 +22,14 @@ REPORT_FILE = "report.html"
 
 
 def write_report(
-    folder: Path, defaults: Callable[[], Mapping[str, Any]] = dict
+    folder: Path, defaults: Defaults = lambda chosen: {}
 ) -> list[dict[str, Any]]:
     """Write the report of a sweep or a run into its directory.
 
     Args:
         folder: Of a sweep or of a run.
-        defaults: Returns the settings of a run that is told nothing; asked for a single run only.
+        defaults: Composes the settings of a run that is told nothing but some options; asked for a
+            single run only.
 
     Returns:
         A record for the page and one for each picture: `what`, `file` (None where it was left out)
@@ -39,7 +41,9 @@ def write_report(
     runs, gallery = read_runs(folder), Gallery(folder)
     if comparison.jobs_of(folder):
         title, parts = sweep_page(runs, gallery)
+    elif runs[0].split:
+        title, parts = evaluation_page(runs[0], defaults)
     else:
-        title, parts = run_page(runs[0], gallery, defaults())
+        title, parts = run_page(runs[0], gallery, defaults)
     path = page.write_page(folder / REPORT_FILE, title, parts)
     return [{"what": "the page", "file": str(path), "left_out": None}, *gallery.made]

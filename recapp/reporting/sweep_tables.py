@@ -7,7 +7,7 @@ from typing import Any
 from recapp.console import Column
 from recapp.reporting import page
 from recapp.reporting.comparison import SEED, short_names, texts_of
-from recapp.reporting.drawing import byte_unit
+from recapp.reporting.drawing import byte_unit, spec_of
 from recapp.reporting.objective import Objective, without_effect
 from recapp.reporting.speed_verdict import pace_of, tied_with_fastest
 from recapp.reporting.variants import Interval, Run, Variant, same_speed, told
@@ -58,7 +58,7 @@ def table_by_speed(runs: Sequence[Run], speeds: Sequence[Variant], objective: Ob
         numbers = {"metric": metric.mean if metric.values else None, "pace": found.mean}
         half = pace.between(reach) if reach else None
         rows.append(cells | settings.of(variant.runs[0]) | numbers | {"half": half})
-    speed = ("samples\n/ s", ",.0f") if pace.by_rate else ("step,\nms", ".3g")
+    speed = ("samples\n/ s", ",.0f") if pace.by_rate else ("step,\nms", pace.spec)
     columns = [
         *([MARK] if clear else []),
         _metric("metric", objective),
@@ -78,7 +78,8 @@ def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
     """
     good, settings = [run for run in runs if run.ended_well], _settings(runs)
     best = objective.best_runs(good)
-    rows = [_row(run, settings, objective) for run in runs]
+    spec = spec_of(run.record["step_ms"] for run in runs)
+    rows = [_row(run, settings, objective, spec) for run in runs]
     other = [] if objective.name in ALWAYS else [_metric("metric", objective)]
     columns = [
         Column("job", "job"),
@@ -87,7 +88,7 @@ def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
         *other,
         *(_metric(key, Objective(key)) for key in ALWAYS),
         Column("ranks", "ranks"),
-        Column("step_ms", "step,\nms", ".3g"),
+        Column("step_ms", "step,\nms", spec),
         Column("half", "middle half\nof steps, ms"),
         Column("samples_per_second", "samples\n/ s", ",.0f"),
         _bytes("bytes_per_rank", "on the\nfullest rank", rows),
@@ -101,9 +102,9 @@ def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
     return page.table(rows, columns, title, marked)
 
 
-def _row(run: Run, settings: "_Settings", objective: Objective) -> dict[str, Any]:
+def _row(run: Run, settings: "_Settings", objective: Objective, spec: str) -> dict[str, Any]:
     low, high = run.record["step_ms_q1"], run.record["step_ms_q3"]
-    half = None if low is None else f"{low:.3g} to {high:.3g}"
+    half = None if low is None else f"{low:{spec}} to {high:{spec}}"
     own = {"metric": run.value(objective.name), "half": half}
     return run.record | settings.of(run) | own
 

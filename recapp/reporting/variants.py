@@ -73,6 +73,13 @@ class Run:
         found = read_document(self.directory / "metrics.json") or {}
         return found if found.get("status", "ok") == self.record["status"] else {}
 
+    @cached_property
+    def split(self) -> str | None:
+        """The rows that an evaluation looked at, `val` or `test`; None of a training run."""
+        asked = _read_yaml(self.directory / ".hydra" / "config.yaml").get("split")
+        found = self.metrics.get("split") or asked
+        return str(found) if found else None
+
     @property
     def about(self) -> dict[str, Any]:
         """What it was made with; empty where it did not record that."""
@@ -81,11 +88,7 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Its settings as the ranks read them; empty where it has left none."""
-        try:
-            found = yaml.safe_load((self.directory / "resolved.yaml").read_text())
-        except (OSError, yaml.YAMLError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return _read_yaml(self.directory / "resolved.yaml")
 
     @cached_property
     def performance(self) -> dict[str, Any] | None:
@@ -120,6 +123,15 @@ class Run:
                 return list(csv.DictReader(file))
         except OSError:
             return []
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a file; empty where there is none."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)

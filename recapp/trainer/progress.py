@@ -44,7 +44,7 @@ class MovingLine(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The line appears; after a resume it starts where training does."""
         if trainer.is_global_zero:
-            self._training = self._bar.add_task("epoch 1", total=_steps(trainer), completed=trainer.global_step, said="")
+            self._training = self._bar.add_task("epoch 1", total=steps_planned(trainer), completed=trainer.global_step, said="")
             self._bar.start()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -179,7 +179,7 @@ class TellStop(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A run that would have ended here anyway was not stopped."""
         reasons = [stopping.stopping_reason_message for stopping in _early_stopping(trainer) if stopping.stopping_reason_message]
-        if reasons and trainer.global_step != _steps(trainer):
+        if reasons and trainer.global_step != steps_planned(trainer):
             self.said = f"{_step(trainer)}: {reasons[0].removesuffix(' Signaling Trainer to stop.')}"
             if trainer.is_global_zero:
                 note(f"stopped early at {self.said}")
@@ -203,11 +203,12 @@ def validated(trainer: Trainer) -> str:
 
 
 def _step(trainer: Trainer) -> str:
-    total = _steps(trainer)
+    total = steps_planned(trainer)
     return f"step {trainer.global_step}" + (f"/{total}" if total else "")
 
 
-def _steps(trainer: Trainer) -> int | None:
+def steps_planned(trainer: Trainer) -> int | None:
+    """After how many steps training ends, unless something stops it; None where nothing says so."""
     total = trainer.estimated_stepping_batches
     return int(total) if math.isfinite(total) else None
 

@@ -21,6 +21,8 @@ TELL = """<script>addEventListener('load', () => {
         images: [...w.document.images].map(i => [i.alt, i.complete && i.naturalWidth ? i.width : 0]), faults: w.faults,
         window: w.innerWidth, wide: w.document.documentElement.scrollWidth,
         asked: w.performance.getEntriesByType('resource').map(e => e.name),
+        boxes: [...w.document.querySelectorAll('.scroll')].map(
+            e => [e.scrollWidth > e.clientWidth, w.getComputedStyle(e).backgroundAttachment]),
         columns: Math.max(0, ...[...w.document.querySelectorAll('.columns')].map(e => columns(w, e))),
         headings: [...w.document.querySelectorAll('h2')].map(h => h.textContent)}));
     document.documentElement.setAttribute('data-found', JSON.stringify(told))})</script>"""
@@ -64,7 +66,8 @@ def opened(path, folder, *widths):
     """What Chromium finds in a page, for each width of a window; or a skip.
 
     That is: images with the widths they are shown in (0: did not load), faults, requests, headings, how wide what is in the window is,
-    the most columns. Frames stand for windows, which are no narrower than 500 pixels.
+    the most columns, of each box whether it scrolls and what its shadows are attached to. Frames stand for windows, which are no narrower
+    than 500 pixels.
     """
     chromium = shutil.which("chromium")
     if chromium is None:

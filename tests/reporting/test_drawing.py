@@ -49,15 +49,16 @@ def one(folder, **options):
     return Variant("mixed", (Run(folder, {"status": "ok", "plan": "mixed"}, "mixed"),)) if make_run(folder, **options) else None
 
 
-@pytest.mark.parametrize("steps", [3, 4, 40])
-def test_an_axis_of_steps_has_no_half_steps(tmp_path, monkeypatch, steps):
+@pytest.mark.parametrize(("steps", "readings"), [(3, 3), (4, 3), (40, 3), (2, 1), (40, 1)])
+def test_an_axis_of_steps_has_no_half_steps(tmp_path, monkeypatch, steps, readings):
     variant = one(tmp_path / "run", curves=False)
     (tmp_path / "run/csv").mkdir()
-    rows = [f"{step},0.{60 - step}" for step in range(steps - 3, steps)]
+    rows = [f"{step},0.{60 - step}" for step in range(steps - readings, steps)]
     (tmp_path / "run/csv/metrics.csv").write_text("\n".join(["step,val_auc", *rows]) + "\n")
     drawn = axes_of(lambda: curve_figures.curves("val_auc", [variant], Objective()), monkeypatch)
     assert all(tick == int(tick) for tick in drawn.axes[0].get_xticks())
-    assert list(drawn.axes[0].lines[0].get_xdata()) == [steps - 2, steps - 1, steps]        # steps trained, not their numbers from 0
+    trained = list(range(steps - readings + 1, steps + 1))          # not the numbers of steps from 0
+    assert list(drawn.axes[0].lines[0].get_xdata()) == trained
 
 
 @pytest.mark.parametrize(("rates", "scale"), [((0.001, 0.01, 0.1), "log"), ((0.01, 0.02), "linear"), ((0.0, 0.5), "linear")])
@@ -127,3 +128,10 @@ def test_first_readings_that_would_press_the_others_flat_lie_outside_and_that_is
     assert drawn.axes[0].get_ylim()[1] < 0.6
     picture = curve_figures.curves("val_log_loss", [variant], Objective())
     assert picture.caption.endswith("The first 25% of the steps, between 0.491 and 9, lie partly outside.")
+
+
+@pytest.mark.parametrize(("values", "texts"), [
+    ([39, 49.9, 91.7, 52], ["39.0", "49.9", "91.7", "52.0"]), ([0.0281, 0.031], ["0.0281", "0.0310"]), ([134.2, 90], ["134.2", "90.0"]),
+    ([1200.4, 90.2], ["1,200", "90"]), ([22.84, 0.0281], ["22.8", "0.0"]), ([], []), ([0.0, None], ["0.0"])])
+def test_numbers_of_a_column_have_as_many_decimals(values, texts):
+    assert [f"{value:{drawing.spec_of(values)}}" for value in values if value is not None] == texts

@@ -24,13 +24,13 @@ def unpainted(monkeypatch):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = make_run(tmp_path_factory.mktemp("single") / "run", plan="mixed", settings=SETTINGS, more={"stopped": "step 40/90: no gain"})
-    return folder, write_report(folder, lambda: DEFAULTS)
+    return folder, write_report(folder, lambda chosen: DEFAULTS)
 
 
 def test_it_says_what_it_reached_and_compares_nothing(run):
     said = parts(run[0] / "report.html").said
     assert "Training run of 40 steps" in said and "Validation AUC: 0.75000." in said
-    assert f"Of the checkpoint {run[0]}/checkpoints/step_000040.ckpt, written after step 40 of 40." in said
+    assert f"Of the checkpoint {run[0]}/checkpoints/step_000040.ckpt, written after step 40." in said
     assert "A step takes 10 ms (half of the steps took 8 to 12 ms): 100,000 samples/s on 2 ranks, plan mixed." in said
     assert "Stopped early at step 40/90: no gain" in said
     assert not re.search("Fastest|strategy|Sweep|Varied", " ".join(said))
@@ -43,14 +43,14 @@ def test_its_pictures_go_rank_by_rank(run):
     assert all(Path(row["file"]).is_file() for row in made)
     texts = {image["alt"] for image in parts(folder / "report.html").images}
     assert any("rank 1: input 1 ms" in text for text in texts) and any("rank 1 9.7 MB, process at most 1.1 GB" in text for text in texts)
-    assert "11 ms predicted, 10 ms measured (+10%)" in " ".join(texts)
-    assert "1 (0.8 to 1.2)" in parts(folder / "report.html").said           # each rank's phases with their quartiles
+    assert "11.0 ms predicted, 10.0 ms measured (+10%)" in " ".join(texts)
+    assert "1.00 (0.80 to 1.20)" in parts(folder / "report.html").said           # each rank's phases with their quartiles
 
 
 def test_settings_that_differ_from_the_defaults_stand_with_both_values(run):
     table = (run[0] / "report.html").read_text().partition("Settings that differ")[2]
     rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", table)
-    assert sorted(rows) == [("dataset.batch_size", "128", "1024"), ("plan", "mixed", "not there"), ("trainer.devices", "2", "not there")]
+    assert sorted(rows) == [("dataset.batch_size", "128", "1024"), ("plan", "mixed", "-"), ("trainer.devices", "2", "-")]
 
 
 def test_its_foot_names_data_model_versions_host_and_date(run):
@@ -67,30 +67,33 @@ def test_a_browser_shows_it_in_every_width(run, tmp_path):
 
 
 def test_a_run_that_failed_has_its_error_and_the_curves_so_far(unpainted, tmp_path):
-    made = write_report(make_run(tmp_path / "run", error="rank 1: <boom>"), lambda: DEFAULTS)
+    made = write_report(make_run(tmp_path / "run", error="rank 1: <boom>"), lambda chosen: DEFAULTS)
     said = parts(tmp_path / "run/report.html").said
     assert "Training run that failed" in said and "rank 1: <boom>" in said and "What a step costs" not in said
     assert [row["what"] for row in made if row["file"]] == ["the page", "Validation AUC over steps", "Validation log loss over steps"]
 
 
 def test_a_run_that_was_stopped_and_could_say_so_has_its_results(unpainted, tmp_path):
-    folder = make_run(tmp_path / "run", more={"status": "stopped", "stopped": "step 12/40: SIGTERM", "steps": 12})
-    write_report(folder, lambda: DEFAULTS)
+    stop = {"status": "stopped", "stopped": "step 12: SIGTERM", "steps": 12, "steps_planned": 835, "checkpoint_step": 12}
+    folder = make_run(tmp_path / "run", more=stop | {"val_auc": None}, curves=False)
+    write_report(folder, lambda chosen: DEFAULTS)
     said = parts(folder / "report.html").said
-    assert "Training run of 12 steps" in said and "Stopped before its end: step 12/40: SIGTERM" in said and "What a step costs" in said
+    assert "Training run of 12 steps" in said and "Stopped before its end: step 12: SIGTERM" in said
+    assert "No validation AUC was measured yet." in said and any(text.endswith("written after step 12 of 835.") for text in said)
+    assert "What a step costs" in said
 
 
 def test_a_run_that_has_not_ended_has_a_page(unpainted, tmp_path):
     folder = make_run(tmp_path / "run", performance=False)
     (folder / "metrics.json").unlink()
-    write_report(folder, lambda: DEFAULTS)
+    write_report(folder, lambda chosen: DEFAULTS)
     assert "Training run that was stopped" in parts(folder / "report.html").said
 
 
 def test_a_run_of_an_older_recapp_has_a_page_of_what_is_known(unpainted, tmp_path):
     folder = make_run(tmp_path / "run", old=True, predicted=False, settings=SETTINGS)
     (folder / "resolved.yaml").unlink()
-    made = write_report(folder, lambda: DEFAULTS)
+    made = write_report(folder, lambda chosen: DEFAULTS)
     said = parts(folder / "report.html").said
     assert "not recorded" in said and "Its settings were not left (resolved.yaml)." in said
     assert [row["what"] for row in made if row["left_out"]] == ["Predicted against measured"]
@@ -104,3 +107,65 @@ def test_the_command_compares_with_the_defaults_of_training(unpainted, tmp_path,
     page = (tmp_path / "run/report.html").read_text()
     assert re.search(r"<td[^>]*>dataset.batch_size</td><td[^>]*>96</td><td[^>]*>1024</td>", page)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]      # it makes no directory of its own
+
+
+def test_an_option_of_a_group_is_one_row_and_what_its_file_does_not_say_others(unpainted, tmp_path, capsys):
+    chosen = report._defaults({"plan": "mixed", "optimizer": "adam"})
+    chosen["plan"]["column_width"] = 32
+    chosen["plan"]["rules"] = [{"type": "row_wise"}]
+    folder = make_run(tmp_path / "run", plan="mixed", settings=chosen | {"callbacks": report._defaults({})["callbacks"]})
+    assert report.main([f"path={folder}"]) == 0
+    table = (folder / "report.html").read_text().partition("Settings that differ")[2]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table)]
+    shown = {name: (own, default) for name, own, default in (row for row in rows if len(row) == 3)}
+    assert shown.pop("plan.rules")[0] == "[{type: row_wise}]"
+    assert shown == {"plan": ("mixed", "-"), "optimizer": ("adam", "adam_rowwise_adagrad"), "plan.column_width": ("32", "64")}
+
+
+# ---- an evaluation
+
+
+def evaluation(folder, **metrics):
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra/config.yaml").write_text("split: test\nckpt_path: best.ckpt\n")
+    (folder / ".hydra/overrides.yaml").write_text("[ckpt_path=best.ckpt]")
+    (folder / "resolved.yaml").write_text("{split: test, ckpt_path: /runs/best.ckpt, dataset: {path: /data, batch_size: 128}}")
+    if metrics:
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+    return folder
+
+
+def test_the_page_of_an_evaluation_says_what_was_measured_of_which_checkpoint(tmp_path):
+    measured = {"test_auc": 0.68071, "test_log_loss": 0.59667, "checkpoint": "/runs/best.ckpt", "split": "test", "ranks": 2,
+                "plan": "mixed", "status": "ok"}
+    folder = evaluation(tmp_path / "eval", **measured)
+    made = write_report(folder, lambda chosen: DEFAULTS)
+    said = parts(folder / "report.html").said
+    assert [row["what"] for row in made] == ["the page"]                    # no picture was left out: there is none
+    assert "Evaluation on test data" in said and "Test AUC: 0.68071." in said and "0.59667" in said
+    assert "Of the checkpoint /runs/best.ckpt, measured on 2 ranks, plan mixed." in said
+    assert "dataset.batch_size" in said and "ckpt_path" not in said and "split" not in said
+    text = " ".join(said)
+    assert not re.search("None|Training|Left out|What a step costs|not recorded", text)
+
+
+def test_an_evaluation_that_failed_is_told_with_its_error(tmp_path):
+    folder = evaluation(tmp_path / "eval")
+    (folder / "resolved.yaml").unlink()
+    (folder / "error.json").write_text('{"error": "no such checkpoint"}')
+    assert len(write_report(folder)) == 1
+    said = parts(folder / "report.html").said
+    assert "Evaluation on test data that failed" in said and "no such checkpoint" in said
+
+
+# ---- what the command prints
+
+
+def test_names_of_files_are_whole_on_80_columns_beside_reasons_too(unpainted, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    make_run(tmp_path / "stopped", predicted=False)
+    assert report.main(["path=stopped"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and any("stopped/curve_of_val_log_loss.png" in line for line in lines)
+    assert any("left out: no run has a predicted.json" in line for line in lines)

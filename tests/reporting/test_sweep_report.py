@@ -14,6 +14,7 @@ from reporting.sweeps import leave_pictures_unpainted, make_run, make_sweep, opt
 from recapp import report
 from recapp.errors import ConfigError
 from recapp.reporting import sweep_page
+from recapp.reporting.drawing import COLUMN
 from recapp.reporting.speed_figures import TITLES
 from recapp.reporting.sweep_report import write_report
 from recapp.reporting.variants import read_runs
@@ -123,6 +124,7 @@ def test_plans_learn_the_same_and_are_compared_by_speed(plans):
     assert answer == "All runs reach the same validation AUC: 0.75150 (mean of 2 seeds, 0.75100 to 0.75200)."
     assert same == "The plan does not change what is learned: runs that differ in nothing else have the same validation AUC."
     assert fastest == "Fastest: row_wise, 10.5 ms a step. Slowest: table_wise, 13.5 ms, 1.29 times as long."
+    assert parts(folder / "report.html").said.count(fastest) == 1
     assert "★ fastest" in (folder / "report.html").read_text()
     assert shown(made) == ["the page", "Validation AUC by seed", *CURVES, *TITLES.values()] and not left_out(made)
 
@@ -202,6 +204,9 @@ def test_a_browser_shows_every_figure_and_nothing_reaches_out_of_the_window(any_
     for width, found in zip((400, 1280, 1920), opened(any_sweep / "report.html", tmp_path, 400, 1280, 1920), strict=True):
         assert found["window"] == width and found["wide"] <= width and found["faults"] == [] and found["asked"] == []
         assert found["images"] and all(0.27 * width < shown <= width for _, shown in found["images"])
+        assert all(shown >= 72 * COLUMN for _, shown in found["images"])    # pixels for points: letters of 9 points have 9 pixels
+        assert {attached for _, attached in found["boxes"]} == {"local, local, scroll, scroll"}     # white patches, then the shadows
+        assert any(scrolls for scrolls, _ in found["boxes"]) or width > 400
         assert found["headings"] == ["What was learned", "What a step costs", "Every run"]
         assert found["columns"] == {400: 1, 1280: 2, 1920: 3}[width]
 

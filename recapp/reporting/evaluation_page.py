@@ -1,0 +1,65 @@
+"""The page of an evaluation: the metrics of a checkpoint, what they are of, its settings.
+
+An evaluation takes no steps, so there are no curves, no phases and no memory to show.
+"""
+
+from recapp.console import Column
+from recapp.reporting import page
+from recapp.reporting.comparison import finite
+from recapp.reporting.objective import TITLES
+from recapp.reporting.settings_table import Defaults, settings_table
+from recapp.reporting.variants import Run
+
+ROWS = {"val": "validation", "test": "test"}  # what a split is called
+TOLD = ("ckpt_path", "split")  # settings that the page says anyhow
+
+
+def evaluation_page(run: Run, defaults: Defaults) -> tuple[str, list[str]]:
+    """Return the title and the parts of an evaluation's page.
+
+    Args:
+        run: That ended, well or not.
+        defaults: Composes the settings of a run that is told nothing but some options.
+    """
+    rows = ROWS.get(str(run.split), str(run.split))
+    kept = {name: value for name, value in run.settings.items() if name not in TOLD}
+    without = _without_told(defaults)
+    parts = _opening(run, rows)
+    if run.metrics:
+        parts += [page.heading("Settings that differ from the defaults")]
+        parts += [settings_table(kept, without)]
+    parts.append(page.footer(_foot(run)))
+    end = {"ok": "", "undefined": "", "failed": " that failed"}
+    ended = end.get(str(run.record["status"]), " that was stopped")
+    return f"Evaluation on {rows} data{ended}", parts
+
+
+def _without_told(defaults: Defaults) -> Defaults:
+    return lambda chosen: {k: v for k, v in defaults(chosen).items() if k not in TOLD}
+
+
+def _opening(run: Run, rows: str) -> list[str]:
+    if not run.metrics:
+        return [page.paragraph(run.record["error"] or "It ended without a word.", "failed")]
+    found = {
+        title.replace("validation", rows, 1): value
+        for key, title in TITLES.items()
+        if (value := finite(run.metrics.get(key.replace("val_", f"{run.split}_", 1)))) is not None
+    }
+    auc = found.get(f"{rows} AUC")
+    lead = f"{rows.capitalize()} AUC: {auc:.5f}." if auc is not None else "It has no AUC."
+    ranks = f"{run.record['ranks']} rank{'s' if run.record['ranks'] != 1 else ''}"
+    of = f"Of the checkpoint {run.metrics['checkpoint']}, measured on {ranks}"
+    said = [page.paragraph(lead, "lead"), page.paragraph(f"{of}, plan {run.record['plan']}.")]
+    lines = [{"name": name, "value": value} for name, value in found.items()]
+    columns = [Column("name", "metric"), Column("value", "value", ".5f")]
+    return [page.columns(["".join(said), page.table(lines, columns) if lines else ""])]
+
+
+def _foot(run: Run) -> list[tuple[str, str]]:
+    """Where it lies and what it read; an evaluation records nothing else of how it was made."""
+    dataset = run.settings.get("dataset")
+    given = dataset if isinstance(dataset, dict) else {}
+    path = given.get(f"{run.split}_path") or given.get("path")
+    data = ", ".join(map(str, path)) if isinstance(path, list) else path
+    return [("Directory", str(run.directory)), *([("Data", str(data))] if data else [])]

@@ -1,0 +1,70 @@
+"""The settings of a run that differ from the defaults, as a table.
+
+An option of a group is one row, `plan  mixed`: what stands in its file differs from the default
+because of it. Only what differs from that file as well has a row of its own.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from recapp.console import Column
+from recapp.reporting import page
+
+CHOICES = "choices"  # the options of groups, which resolved.yaml has beside the settings
+ABSENT = object()
+Defaults = Callable[[Mapping[str, str]], Mapping[str, Any]]
+"""Returns the settings of a run that is told nothing but some options, as `resolved.yaml` has them."""
+
+
+def settings_table(settings: Mapping[str, Any], defaults: Defaults) -> str:
+    """Return the settings that differ from the defaults as HTML.
+
+    Args:
+        settings: Of `resolved.yaml`; empty where there is none.
+        defaults: Composes what they are compared with.
+    """
+    if not settings:
+        return page.paragraph("Its settings were not left (resolved.yaml).", "quiet")
+    own, usual = _chosen(settings), _chosen(defaults({}))
+    rows = [
+        {"name": group, "own": own.get(group), "default": usual.get(group)}
+        for group in dict.fromkeys((*own, *usual))
+        if own.get(group) != usual.get(group)
+    ]
+    set_, as_chosen = dict(_flat(settings)), dict(_flat(defaults(own)))
+    rows += [
+        {"name": name, "own": _shown(set_, name), "default": _shown(as_chosen, name)}
+        for name in dict.fromkeys((*set_, *as_chosen))
+        if set_.get(name, ABSENT) != as_chosen.get(name, ABSENT)
+    ]
+    if not rows:
+        return page.paragraph("None: everything is as it comes.")
+    columns = [Column("name", "setting"), Column("own", "this run"), Column("default", "default")]
+    return page.table(rows, columns, f"{len(rows)} settings" if len(rows) > page.LONG else "")
+
+
+def _chosen(settings: Mapping[str, Any]) -> dict[str, str]:
+    found = settings.get(CHOICES)
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _shown(settings: Mapping[str, Any], name: str) -> str | None:
+    """A setting as YAML has it on one line; None where there is none of that name."""
+    value = settings.get(name, ABSENT)
+    if value is ABSENT or isinstance(value, str):
+        return None if value is ABSENT else str(value)
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"))
+    return text.removesuffix("...\n").strip()
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings under their dotted names, without the choices of options."""
+    for name, value in settings.items():
+        if not above and name == CHOICES:
+            continue
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

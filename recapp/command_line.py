@@ -84,6 +84,11 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     return flags, overrides
 
 
+def is_sweep(flags: Sequence[str]) -> bool:
+    """Whether the command line asks for one job for each of several values."""
+    return bool(get_args_parser().parse_args(list(flags)).multirun)
+
+
 @contextmanager
 def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
     """Hydra reads the process's arguments, and lets an error out only if the environment says so."""

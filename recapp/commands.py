@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recapp import option_files, settings
 from recapp.check_settings import checked
-from recapp.command_line import HELP, directory_of, flags_and_overrides, help_of, hydra_process, take_verb
+from recapp.command_line import HELP, directory_of, flags_and_overrides, help_of, hydra_process, is_sweep, take_verb
 from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
 from recapp.distributed.place import outside_rank
@@ -40,6 +40,7 @@ from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.option_files import named_folders
 from recapp.reporting import record
 from recapp.reporting.lock import locked, locked_as_named
+from recapp.sweep_values import check_sweep
 
 ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}; of a stopped one "status" as well
 INTERRUPTED = 128 + signal.SIGINT
@@ -104,6 +105,8 @@ def run(
         flags, overrides = flags_and_overrides(arguments)
         folders = named_folders(flags)
         first = (*directory_of(writes, overrides), *settings.stored_choices(name, overrides, folders))
+        if is_sweep(flags):
+            check_sweep(name, first, overrides, folders)
         jobs = _Jobs(name, task, verb, first, folders, writes, after)
         named = locked_as_named(flags, overrides, writes and not outside_rank())
         with stoppable(), named, hydra_process(name, [*flags, *first, *overrides]):

@@ -11,7 +11,7 @@ COMMANDS = "train, eval, worker, plan, data, checkpoint, bench, report, replay, 
 LAYERS = f"""
 {COMMANDS}
 commands
-command_line
+command_line, sweep_values
 settings
 check_data
 help_text
@@ -35,7 +35,7 @@ errors
 """
 """High to low; one imports only what is lower, or itself. Names between commas see each other, names between bars do not."""
 
-HYDRA_HOMES = (*COMMANDS.split(", "), "commands", "command_line", "settings", "build", "build_trainer")
+HYDRA_HOMES = (*COMMANDS.split(", "), "commands", "command_line", "sweep_values", "settings", "build", "build_trainer")
 
 THIRD_PARTIES = {
     "hydra": HYDRA_HOMES,

@@ -338,3 +338,24 @@ def test_comments_belong_to_the_setting_on_their_line_or_below_them(tmp_path):
     found = comments_of(tmp_path / "a.yaml")
     assert found.about == "About it. And more." and found.parents == ("b",)
     assert found.of == {"x": "one, goes on", "y": "of y", "z": "a group", "z.deep": "within"}
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["seed=1,x"], "seed=x: must be a whole number"),
+    (["seed=range(1,30)", "trainer.max_epochs=1,lots"], "trainer.max_epochs=lots: must be a whole number"),
+    (["optimizer.sparse.lr=.1,fast", "+plan=mixed,row_wise"], "optimizer.sparse.lr=fast: must be a number"),
+    (["+plan=mixed,row_wise", "+plan.columns=4"], "unknown setting plan.columns"),
+    (["+plan=mixed,nope"], "plan=nope"),
+    (["+dataset.weights=1,2"], "unknown setting dataset.weights"),
+])
+def test_a_value_that_no_job_could_have_is_refused_before_the_first(line, arguments, says):
+    assert says in line("-m", *arguments)
+
+
+def test_values_of_a_sweep_that_are_right_are_no_mistake(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    began = []
+    monkeypatch.setattr("recapp.train.check_data", lambda settings: None)
+    monkeypatch.setattr("recapp.train.run_on_ranks", lambda settings, job, module: began.append(settings["seed"]) or {})
+    train.main(["-m", "seed=range(1,4)", "+plan=glob(*_wise)", "dataset.label=null,click", "format=json"])
+    assert sorted(set(began)) == [1, 2, 3] and len(began) == 3 * 4 * 2

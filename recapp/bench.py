@@ -14,6 +14,11 @@
 Whatever cannot be is refused here, before anything is measured.
 """
 
+if __name__ == "__main__":
+    from recapp.distributed.stopping import end_on_signals
+
+    end_on_signals()  # what follows takes its time to import
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path

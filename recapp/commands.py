@@ -35,7 +35,7 @@ from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
 from recapp.distributed.place import outside_rank
 from recapp.distributed.rank_process import as_rank, let_rank_0_speak, write_error_file
-from recapp.distributed.stopping import Stopped, stoppable
+from recapp.distributed.stopping import Stopped, heed, heeding, in_words, stoppable
 from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.option_files import named_folders
 from recapp.reporting import record
@@ -114,10 +114,10 @@ def run(
             main(jobs.as_function())()
         return 1 if jobs.failed else 0
     except KeyboardInterrupt:
-        note("interrupted")
+        note(in_words(signal.SIGINT))
         return INTERRUPTED
     except Stopped as stopped:
-        note(_how(stopped))
+        note(in_words(stopped.number))
         return 128 + stopped.number
     except (HydraException, OmegaConfBaseException) as error:
         known = settings.known_settings(name, arguments)
@@ -195,12 +195,6 @@ def one_line(error: BaseException) -> str:
     return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"
 
 
-def _how(stop: BaseException) -> str:
-    """What has ended a run that has not failed."""
-    by_signal = isinstance(stop, Stopped) and stop.number != signal.SIGINT
-    return f"stopped by {stop}" if by_signal else "interrupted"
-
-
 def _raised_by_hydra(error: Exception) -> bool:
     """Some mistakes on the command line meet a plain ValueError deep in Hydra."""
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -230,6 +224,7 @@ class _Jobs:
         return task
 
     def _run(self, config: DictConfig) -> Any:
+        heed()  # a signal between two jobs of a sweep
         job = self._job()
         if job.number is not None:
             note(f"\njob {job.number}: {' '.join(job.overrides)}")
@@ -246,10 +241,11 @@ class _Jobs:
     def _run_here(self, config: DictConfig, job: Job) -> Any:
         written = record.written_at(job.directory)
         try:
-            whole = not settings.names_checkpoint(config)
-            plain = checked(settings.to_plain(config, whole=whole), self.name, job.overrides)
-            plain |= {"choices": job.choices}
-            result = self.task(plain, job)
+            with heeding():
+                whole = not settings.names_checkpoint(config)
+                plain = checked(settings.to_plain(config, whole=whole), self.name, job.overrides)
+                plain |= {"choices": job.choices}
+                result = self.task(plain, job)
         except BrokenPipeError:  # `| head` has seen enough: there is nothing to say, and nobody to say it to
             stop_printing()
             self.failed += 1
@@ -259,7 +255,7 @@ class _Jobs:
             result = None  # no word from Hydra, and the next job; to a sweeper this is a failed job, too
         except BaseException as stop:  # Ctrl-C, SIGTERM: there is no next job, but what follows a job takes place
             if record.written_at(job.directory) in (None, written):  # else its metrics say how it ended
-                self._note_error(_how(stop), job, status="stopped")
+                self._note_error(in_words(getattr(stop, "number", signal.SIGINT)), job, status="stopped")
             self._ended(job)
             raise
         self._ended(job)

@@ -6,6 +6,11 @@ Model, tables, data and split come from the checkpoint alone; exactly what the c
 `trainer.devices=4`, `split=test`). On the data it was validated on a checkpoint reproduces the metrics it was saved with.
 """
 
+if __name__ == "__main__":
+    from recapp.distributed.stopping import end_on_signals
+
+    end_on_signals()  # what follows takes its time to import
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

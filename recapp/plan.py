@@ -13,6 +13,11 @@
 Without `+plan` it is about the plan that recapp would choose.
 """
 
+if __name__ == "__main__":
+    from recapp.distributed.stopping import end_on_signals
+
+    end_on_signals()  # what follows takes its time to import
+
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import get_terminal_size

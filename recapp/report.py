@@ -6,6 +6,11 @@ A sweep of `recapp.train` ends with it; this makes it anew, or for a run of its 
 started, and the page needs neither network nor script.
 """
 
+if __name__ == "__main__":
+    from recapp.distributed.stopping import end_on_signals
+
+    end_on_signals()  # what follows takes its time to import
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -7,6 +7,11 @@ so far after each; the last one is followed by the sweep's report. Under torchru
 runs this, and the worker's body in place.
 """
 
+if __name__ == "__main__":
+    from recapp.distributed.stopping import end_on_signals
+
+    end_on_signals()  # what follows takes its time to import
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -106,6 +106,53 @@ def test_sigterm_to_one_rank_stops_all_and_is_no_success(place):
     assert_stopped(place / "one_rank", "SIGTERM to rank 1", told())
 
 
+BEGUN = """
+import pathlib, sys
+def hook(event, arguments):
+    if event == "import" and arguments[0] == "hydra":
+        pathlib.Path("begun").touch()
+sys.addaudithook(hook)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")])
+def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(place, number, said):
+    folder = place / f"start_{said.split()[0]}"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(BEGUN)  # the clock starts when recapp runs
+
+    def started():
+        (folder / "begun").unlink(missing_ok=True)
+        run = start("train", *ENDLESS, *small(place / "logs"), f"hydra.run.dir={folder}/run", cwd=folder,
+                    PYTHONPATH=f"{folder}:{environment()['PYTHONPATH']}")
+        wait(lambda: (folder / "begun").exists())
+        return run, time.monotonic()
+
+    def wait(condition):
+        end = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
+    run, began = started()
+    wait(lambda: len(ranks_of(run.pid)) == 2)
+    took = time.monotonic() - began
+    run.terminate()
+    assert run.wait(timeout=60) == 143
+    for moment in range(20):
+        run, began = started()
+        time.sleep(took * 1.2 * moment / 19)
+        ranks = ranks_of(run.pid)
+        run.send_signal(number)
+        code = run.wait(timeout=30)
+        # with ranks that take signals already there is something to wait for, and that is said
+        lines = [line for line in (folder / "err.txt").read_text().splitlines() if not (ranks and line.startswith("stopping after "))]
+        assert (code, lines, (folder / "out.txt").read_text()) == (128 + number, [said], ""), (moment, took)
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()), moment
+        assert not (folder / "run/.lock").exists() and not (folder / "run/metrics.json").exists(), moment
+
+
 @pytest.mark.full
 def test_a_second_signal_ends_the_run_at_once(place):
     run, _ = training(place, "second")

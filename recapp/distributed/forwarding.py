@@ -3,7 +3,8 @@
     Ctrl-C -> this process -> SIGINT to each rank -> they agree on a step, save and leave -> this process leaves with code 130
 
 Ranks have sessions of their own, so a terminal's Ctrl-C reaches this process alone, and each rank hears of it once. A rank that does
-not take signals yet, because Python is still starting, has nothing to save and is killed.
+not take signals yet, because Python is still starting, has nothing to save and is ended by SIGTERM, whatever has come: SIGINT would
+have Python print a traceback, and a rank that is killed looks like one that memory ran out for.
 """
 
 import os
@@ -18,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from recapp.console import note
-from recapp.distributed.stopping import SIGNALS, Stopped
+from recapp.distributed.stopping import SIGNALS, Stopped, heed
 
 GRACE_SECONDS = 10.0  # beyond launch.grace, or after the first rank has ended, before ranks that are still there are killed
 LOOK_SECONDS = 0.2
@@ -41,6 +42,7 @@ class Forwarding:
         self._over = threading.Event()
 
     def __enter__(self) -> "Forwarding":
+        heed()  # nobody has told the ranks of a signal that came before them
         for number in SIGNALS:
             handler = signal.getsignal(number)
             if not (number == signal.SIGHUP and handler == signal.SIG_IGN):  # nohup
@@ -55,22 +57,34 @@ class Forwarding:
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.number:
+            if not self._ranks:  # the first signal is still looking for them
+                self._tell_ranks()
             self._send(signal.SIGKILL)
             raise Stopped(self.number)
         self.number = number
-        note(f"stopping after {signal.Signals(number).name}; a second one ends the run at once")
-        ranks = _ranks_of(self.run)
-        self._ranks = [os.pidfd_open(pid) for pid in ranks]
-        for pid, descriptor in zip(ranks, self._ranks, strict=True):
-            _send(descriptor, number if _takes_signals(pid) else signal.SIGKILL)
-        if not ranks:
-            raise Stopped(number)
+        if self._tell_ranks():
+            note(f"stopping after {signal.Signals(number).name}; a second one ends the run at once")
         threading.Thread(target=self._end_late_ones, name="end late ranks", daemon=True).start()
+        if not self._ranks:
+            raise Stopped(number)
+
+    def _tell_ranks(self) -> int:
+        """Send the signal to the ranks that are there; how many of them leave in their own time."""
+        asked = 0
+        for pid in _ranks_of(self.run):
+            with suppress(ProcessLookupError):
+                descriptor, takes = os.pidfd_open(pid), _takes_signals(pid)
+                self._ranks.append(descriptor)
+                _send(descriptor, self.number if takes else signal.SIGTERM)
+                asked += takes
+        return asked
 
     def _end_late_ones(self) -> None:
         """Kill ranks that do not end: all of them have the grace, and some seconds once one of them has gone."""
         end = time.monotonic() + self.grace + GRACE_SECONDS
         while not self._over.wait(LOOK_SECONDS):
+            if not self._ranks:  # whoever was about to start them has lost `Stopped`
+                self._tell_ranks()
             now = time.monotonic()
             if any(_has_ended(descriptor) for descriptor in self._ranks):
                 end = min(end, now + GRACE_SECONDS)

@@ -123,8 +123,11 @@ def launch(
             elastic_launch(config, sys.executable)("-u", "-m", module, "--config", str(config_path))
     except ChildFailedError as error:
         failed = _explanation(error.failures, logs, run)
-    except RendezvousError as error:
-        raise LaunchError(f"the ranks could not meet at {ADDRESS}:{port} (launch.port): {error}") from error
+    except Exception as error:
+        if not told.number:  # else it may be what elastic has made of `Stopped`
+            if isinstance(error, RendezvousError):
+                raise LaunchError(f"the ranks could not meet at {ADDRESS}:{port} (launch.port): {error}") from error
+            raise
     finally:
         if told.number:
             _show_cursor()

@@ -26,7 +26,7 @@ from recapp.distributed.data_workers import die_with_parent, end_children
 from recapp.distributed.faults import in_words
 from recapp.distributed.interpreter import end_at_once, end_process
 from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
-from recapp.distributed.stopping import Stopped, take_signals
+from recapp.distributed.stopping import Stopped, heeding, take_signals
 from recapp.errors import LaunchError
 
 ARROW_RESERVE_KIB = "65536"  # pyarrow's allocator takes 1 GiB at once else, which a limit on memory counts whether used or not
@@ -86,7 +86,8 @@ def as_rank(directory: Path | None = None) -> Iterator[None]:
     try:
         if place := place_of():
             _fit_in(place)
-        yield
+        with heeding():
+            yield
     except BrokenPipeError as error:
         unread = LaunchError("nobody reads standard output any more (a pipe whose reader has ended): send it to a file, or keep the reader")
         write_error_file(unread)

@@ -1,9 +1,14 @@
 """How a rank is told to stop: by SIGINT, SIGTERM, SIGHUP or SIGQUIT, from whoever sends them.
 
-    before training           nothing is lost: `Stopped` is raised where the main thread is
+    a command is imported     nothing is held: it says one line and ends where it is
+    before training           nothing is lost: `Stopped` is raised where the main thread is; of an import, at its end
     in training               whoever listens is told (`recapp/trainer/ending.py`), and all ranks stop at the same step
     a second signal           the process ends at once
     no end after some seconds the process ends; a checkpoint that is being written has `launch.grace` seconds
+
+An exception that a handler raises can get lost: many a library takes whatever an import raises for
+the absence of a module, others raise something else on their way out. So the number is kept, and
+`heeding` raises `Stopped` whatever has become of the handler's exception.
 
 A signal often arrives more than once: a scheduler signals every process of a job, and a launcher among them passes it on. So what
 follows within a second of the first one is taken for the same.
@@ -18,9 +23,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from recapp.distributed.data_workers import prepare_children
 
@@ -30,6 +35,7 @@ SAME_SIGNAL_SECONDS = 1.0
 SECONDS_BEFORE_TRAINING = 3.0  # for what cleans up after itself
 SECONDS_TO_STOP = 8.0  # for the rest of a step and the summary
 LOOK_SECONDS = 0.1
+IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # of the functions that import a module, as tracebacks name it
 
 
 class Stopped(SystemExit):
@@ -47,11 +53,19 @@ class Stopped(SystemExit):
         return signal.Signals(self.number).name
 
 
+def in_words(number: int) -> str:
+    """What is said of a run that a signal has ended."""
+    return "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+
+
 class _Told:
     """What this process has been told, and what it is doing."""
 
     def __init__(self) -> None:
-        self.number = 0  # the first signal
+        self.number, self.since = 0, 0.0  # the first signal, and when it came
+        self.raises = False  # `Stopped`, as soon as nothing is imported
+        self.holds = False  # a job's directory: `stoppable`
+        self.tell: Callable[[BaseException], None] = lambda error: None  # `take_signals`
         self.listener: Callable[[int], None] | None = None
         self.saving, self.saved_at = False, 0.0
         self.over = False
@@ -62,10 +76,32 @@ class _Told:
         """The handler: the first signal counts here, the watching thread sees to the second."""
         if self.number or self.over:
             return
-        self.number = number
-        if self.listener is None:
-            raise Stopped(number)
-        self.listener(number)
+        self.number, self.since = number, time.monotonic()
+        if self.listener is not None:
+            self.listener(number)
+            return
+        self.raises = True
+        self._raise_after_imports(frame)
+
+    def _raise_after_imports(self, frame: FrameType | None) -> None:
+        """Raise `Stopped`. While a module is imported, look again soon: half of one is of no use."""
+        if not self.raises:
+            return
+        if not _imports(frame):
+            self.stop()
+        if not self.holds:  # there is nothing to clean up, and torch takes seconds to import
+            self.end(self.number)
+        signal.signal(signal.SIGALRM, lambda _, frame: self._raise_after_imports(frame))
+        # not a thread: the main one may hold the lock under which threads are started
+        signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)
+
+    def end(self, number: int) -> NoReturn:
+        self.tell(Stopped(number))
+        os._exit(128 + number)
+
+    def stop(self) -> NoReturn:
+        self.raises = False
+        raise Stopped(self.number)
 
     def deadline(self, since: float) -> float:
         """Until when the process may go on after a first signal."""
@@ -79,22 +115,76 @@ class _Told:
 _told = _Told()
 
 
+def _imports(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == IMPORT_SYSTEM:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def end_on_signals() -> None:
+    """From here on a signal ends this process at once, with one line.
+
+    For the first lines of a command, which holds nothing yet; never for what is imported as a library.
+    """
+    for number in _deadly():
+        signal.signal(number, _end)
+
+
+def _deadly() -> list[int]:
+    """The signals that would end this process without a word, or with a traceback."""
+    return [number for number in SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, _end)]
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    with suppress(OSError):
+        os.write(2, f"{in_words(number)}\n".encode())  # `print` may be where the signal has come
+    os._exit(128 + number)
+
+
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """While this lasts, signals that would end this process without a word raise `Stopped`: a run is marked, a lock is removed."""
+    """While this lasts, signals that would end this process raise `Stopped`: a run is marked, a lock
+    is removed. A second one, after more than a second, ends the process at once.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(number)
+        if _told.number and time.monotonic() - _told.since > SAME_SIGNAL_SECONDS:
+            _end(_told.number, frame)
+        _told.heard(number, frame)
 
-    taken = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, stop)
+    taken = {number: signal.getsignal(number) for number in _deadly()}
+    try:
+        _told.holds = True
+        for number in taken:
+            signal.signal(number, stop)
+        with heeding():
+            yield
+    finally:
+        _told.holds = False
+        for number, handler in taken.items():
+            if signal.getsignal(number) == stop:  # else this process has become a rank
+                signal.signal(number, handler)
+                _told.number, _told.raises = 0, False
+
+
+@contextmanager
+def heeding() -> Iterator[None]:
+    """Raise `Stopped` at both ends of this where a signal has come, whatever its exception became."""
+    heed()
     try:
         yield
-    finally:
-        for number in taken:
-            if signal.getsignal(number) == stop:
-                signal.signal(number, signal.SIG_DFL)
+    except Exception:
+        heed()
+        raise
+    heed()
+
+
+def heed() -> None:
+    """Raise `Stopped` where a signal has come, unless training has been told of it."""
+    if _told.number and _told.listener is None:
+        _told.stop()
 
 
 def take_signals(tell: Callable[[BaseException], None]) -> None:
@@ -103,12 +193,13 @@ def take_signals(tell: Callable[[BaseException], None]) -> None:
     Args:
         tell: called with `Stopped` before the process ends without a word of its main thread.
     """
+    _told.tell = tell
     _take()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     prepare_children(SIGNALS)
-    threading.Thread(target=_watch, args=(reading, tell), name="end after a signal", daemon=True).start()
+    threading.Thread(target=_watch, args=(reading,), name="end after a signal", daemon=True).start()
 
 
 def _take() -> None:
@@ -117,7 +208,7 @@ def _take() -> None:
             signal.signal(number, _told.heard)
 
 
-def _watch(reading: int, tell: Callable[[BaseException], None]) -> None:
+def _watch(reading: int) -> None:
     first, since = 0, 0.0
     while True:
         select.select([reading], [], [], LOOK_SECONDS if first else None)
@@ -127,8 +218,7 @@ def _watch(reading: int, tell: Callable[[BaseException], None]) -> None:
             first, since = numbers[0], now
         again = numbers and now - since > SAME_SIGNAL_SECONDS and not _told.over
         if first and (again or now > _told.deadline(since)):
-            tell(Stopped(first))
-            os._exit(128 + first)
+            _told.end(first)
 
 
 def _pending(reading: int) -> bytes:
@@ -154,7 +244,7 @@ def stop_listening() -> None:
     if _told.kept:
         for number, handler in _told.kept.items():
             signal.signal(number, handler)
-        _told.kept, _told.listener = {}, None
+        _told.kept, _told.listener, _told.number = {}, None, 0
 
 
 @contextmanager

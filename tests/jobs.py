@@ -174,7 +174,7 @@ class Jobs:
 
     def run(self, name, directory, overrides, world):
         """A job of the command `name` on `world` ranks."""
-        settings, directory = resolved(name, overrides), Path(directory)
+        settings, directory = resolved(name, overrides), Path(directory).absolute()      # the pool may be elsewhere
         directory.mkdir(parents=True, exist_ok=True)
         if not self._workers:
             self._start()

@@ -116,6 +116,7 @@ def test_a_sweep_as_json_is_one_document_at_its_end(place, capfd):
     assert [(row["job"], row["seed"], row["ranks"], row["status"]) for row in rows] == [(0, 1, 1, "ok"), (1, 2, 1, "ok")]
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
     sweep = subprocess.Popen([sys.executable, "-m", "standin_train", "-m", "model=slow", "seed=1,2", "hydra.sweep.dir=sweep"],
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)

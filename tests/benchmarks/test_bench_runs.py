@@ -63,6 +63,7 @@ def test_a_measurement_leaves_its_records_and_pictures(verb, tmp_path):
             assert key not in row or row[low] <= row[key] <= row[high]
 
 
+@pytest.mark.full
 def test_one_record_for_each_thing_that_was_asked_for(tmp_path):
     rows, _ = measured("kernels", tmp_path, threads=[1, 2])
     assert [(row["workload"], row["threads"]) for row in rows] == [("W1", 1), ("W1", 2)]

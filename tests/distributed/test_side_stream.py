@@ -64,7 +64,7 @@ def unordered(comm, kind, depth, spoil=None, mode="unique", weighted=False):
 
 @pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.full), 1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize(("kind", "mode"), [
-    ("mixed", "unique"), ("mixed", "pooled"),
+    ("mixed", "unique"), pytest.param("mixed", "pooled", marks=pytest.mark.full),
     *(pytest.param(kind, "unique", marks=pytest.mark.full) for kind in ("column_wise", "random"))])
 def test_no_memory_is_touched_by_two_streams_unordered_and_results_stay(ranks, kind, mode, depth):
     for weighted in (False, True):

@@ -84,12 +84,13 @@ print(json.dumps([before, [name for name in kept() if name not in before]]))
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "mode", "rule", "threads", "learns", "mean"), [
     ("table_wise", "unique", "rowwise_adagrad", 2, True, False),
-    pytest.param("table_wise", "unique", "sgd", 2, False, False, marks=pytest.mark.full),
-    pytest.param("table_wise", "pooled", "adam", 2, True, True, marks=pytest.mark.full),
-    pytest.param("column_wise", "unique", "rowwise_adagrad", 2, True, False, marks=pytest.mark.full),
-    pytest.param("table_wise", "unique", "rowwise_adagrad", 1, True, False, marks=pytest.mark.full)])
+    ("table_wise", "unique", "sgd", 2, False, False),
+    ("table_wise", "pooled", "adam", 2, True, True),
+    ("column_wise", "unique", "rowwise_adagrad", 2, True, False),
+    ("table_wise", "unique", "rowwise_adagrad", 1, True, False)])
 def test_after_the_warm_up_nothing_is_compiled(tmp_path, kind, mode, rule, threads, learns, mean):
     ran = subprocess.run([sys.executable, "-c", WARM, json.dumps([kind, mode, rule, threads, learns, mean])], check=True,
                          stdout=subprocess.PIPE, text=True,

@@ -69,9 +69,10 @@ def test_training_equals_one_process_in_every_combination(ranks, kind, world, po
     check(ranks, 7, kind, world, pooling, weighted, mode, rule, backend)
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_random_tilings_of_both_modes_and_poolings_in_one_model(ranks, world):
-    for seed in range(6):
+@pytest.mark.parametrize(("world", "seeds"), [
+    (2, range(3)), *(pytest.param(*case, marks=pytest.mark.full) for case in ((2, range(3, 6)), (4, range(6))))])
+def test_random_tilings_of_both_modes_and_poolings_in_one_model(ranks, world, seeds):
+    for seed in seeds:
         check(ranks, seed, "random", world, "both", seed % 3 == 0, "both", list(RULES)[seed % 4], "numba" if seed % 2 else "torch")
 
 

@@ -160,7 +160,7 @@ def test_there_are_enough_hostile_settings():
     assert len(NASTY) * (PLACES + 1) >= 400
 
 
-@pytest.mark.parametrize("target", NASTY)
+@pytest.mark.parametrize("target", [t if i % 3 == 0 else pytest.param(t, marks=pytest.mark.full) for i, t in enumerate(NASTY)])
 def test_what_a_file_names_is_refused_in_one_line_and_never_run(planted, checkpoint, config, target):
     bomb, number = {"_target_": target, **NASTY[target]}, list(NASTY).index(target)
     first, *others = SLOTS

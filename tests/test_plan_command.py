@@ -35,6 +35,7 @@ def answer(capsys):
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", IN_README, ids=lambda c: " ".join(c.arguments)[:40])
 def test_the_commands_of_the_readme_answer(command, place, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

@@ -47,6 +47,7 @@ def test_several_threads_train_the_bits_of_one(threads, monkeypatch, kind, weigh
     assert steps and all(set(thread_I) == {0, 1} for thread_I in steps)
 
 
+@pytest.mark.full
 def test_many_tables_whose_ids_repeat(threads):
     """What a strip's hash table needs follows its own ids, wherever the distinct rows of the strips before it end."""
     tables = [EmbeddingBagConfig(name=f"t{k}", num_embeddings=60000 if k % 2 else 5, embedding_dim=4, feature_names=[f"f{k}"])

@@ -54,7 +54,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limit", [
-    *(limit if limit == "steps" else pytest.param(limit, marks=pytest.mark.full) for limit in LIMITS), "a stop"])
+    *(limit if limit == "two epochs" else pytest.param(limit, marks=pytest.mark.full) for limit in LIMITS), "a stop"])
 def test_every_batch_is_trained_once_and_in_order(logs, tmp_path, limit):
     seen = {}
     for depth in (0, 1, 3):

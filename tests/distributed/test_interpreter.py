@@ -31,7 +31,7 @@ from recapp.distributed.interpreter import end_process
 
 def later():
     time.sleep(.1)
-    print("thread")
+    sys.stdout.write("thread\\n")       # print writes the line's end apart, and two threads may meet there
 
 atexit.register(print, "hook")
 threading.Thread(target=later).start()

@@ -132,7 +132,7 @@ def _changes(settings: dict[str, Any]) -> list[Any]:
 
     if not settings["ckpt_path"]:
         return []
-    return [ChangedOptimizer(read_manifest(settings["ckpt_path"]).config["optimizer"], settings["optimizer"])]
+    return [ChangedOptimizer(read_manifest(settings["ckpt_path"]).config.get("optimizer"), settings["optimizer"])]
 
 
 def _predict(settings: dict[str, Any], strategy: Any, val_rows: int, job_dir: Path) -> None:

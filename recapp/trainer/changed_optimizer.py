@@ -24,12 +24,13 @@ class ChangedOptimizer(Callback):
     """Put what the settings change in the place of what the checkpoint says, before Lightning restores that.
 
     Args:
-        before: the group `optimizer` of the settings that the checkpoint holds.
+        before: the group `optimizer` of the settings that the checkpoint holds, whatever that is.
         now: of this run.
     """
 
-    def __init__(self, before: Settings, now: Settings) -> None:
-        self.changed = {part: _changed(before.get(part), now.get(part)) for part in PARTS}
+    def __init__(self, before: Any, now: Settings) -> None:
+        stored = before if isinstance(before, Mapping) else {}  # of a file: it may be anything
+        self.changed = {part: _changed(stored.get(part), now.get(part)) for part in PARTS}
         self.now = now
 
     def on_load_checkpoint(
@@ -73,8 +74,8 @@ class ChangedOptimizer(Callback):
                 note(f"optimizer.{part}.{key}={new.get(key)} takes the place of the checkpoint's")
 
 
-def _changed(before: Settings | None, now: Settings | None) -> list[str]:
-    old, new = before or {}, now or {}
+def _changed(before: Any, now: Settings | None) -> list[str]:
+    old, new = before if isinstance(before, Mapping) else {}, now or {}
     return sorted(key for key in {*old, *new} if key not in old or key not in new or old[key] != new[key])
 
 

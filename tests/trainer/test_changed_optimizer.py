@@ -72,3 +72,9 @@ def test_another_dense_optimiser_begins_anew(rates, capsys):
 def test_another_hyper_parameter_is_taken_too(rates):
     _, optimizer = rates(RATES, (*RATES, "+optimizer.dense.weight_decay=0.5"))
     assert [group["weight_decay"] for group in optimizer.dense.param_groups] == [0.5]
+
+
+@pytest.mark.parametrize("before", [None, 5, "x", [], {}, {"dense": "x", "schedule": [1]}])
+def test_a_stored_optimiser_that_is_none_is_another_one(before):
+    changed = ChangedOptimizer(before, {"dense": {"_target_": "torch.optim.Adam", "lr": 0.1}, "sparse": {}, "schedule": None})
+    assert changed.changed == {"dense": ["_target_", "lr"], "sparse": [], "schedule": []}

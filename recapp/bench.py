@@ -1,15 +1,20 @@
-"""`python -m recapp.bench kernels|memory|step|train|strategies|data`: measures recapp, and those it is compared with, in the same rounds.
+"""`python -m recapp.bench kernels|memory|step|train|strategies|data`: measures recapp, and those it
+is compared with, in the same rounds.
 
-    settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.worker`) -> JOB/metrics.json -> a table
+    settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.worker`)
+                      -> JOB/metrics.json -> a table
 
-| verb         | measures                                                                        | against                          |
-|--------------|---------------------------------------------------------------------------------|----------------------------------|
-| `kernels`    | lookup, backward and update in one process                                      | FBGEMM, plain torch, bandwidth   |
-| `memory`     | what a backward and its update need beside a table                              | `nn.EmbeddingBag`                |
-| `step`       | the embedding step on several ranks, under plans and transports                 | TorchRec, the best plan          |
-| `train`      | a whole training step of a DLRM                                                 | its matrix products, TorchRec    |
-| `strategies` | sharding strategies: latency, memory, bytes exchanged                           | each other                       |
-| `data`       | reading Parquet, and training from it                                           | training from memory             |
+| verb         | measures                                         | against                        |
+|--------------|--------------------------------------------------|--------------------------------|
+| `kernels`    | lookup, backward and update in one process       | FBGEMM, plain torch, bandwidth |
+| `memory`     | what a backward and its update need beside a     | `nn.EmbeddingBag`              |
+|              | table                                            |                                |
+| `step`       | the embedding step on several ranks, under plans | TorchRec, the best plan        |
+|              | and transports                                   |                                |
+| `train`      | a whole training step of a DLRM                  | its matrix products, TorchRec  |
+| `strategies` | sharding strategies: latency, memory, bytes      | each other                     |
+|              | exchanged                                        |                                |
+| `data`       | reading Parquet, and training from it            | training from memory           |
 
 Whatever cannot be is refused here, before anything is measured.
 """
@@ -36,9 +41,17 @@ from recapp.option_files import option_file, options
 from recapp.settings import with_absolute_paths
 
 VERBS = ("kernels", "memory", "step", "train", "strategies", "data")
-SHORT = ("plan", "model")       # groups have these names, and Hydra would look for an option there
-PLANS = {                       # without plan=...
-    "step": ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed", "hugectr_mixed", "torchrec_mixed"),
+SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
+PLANS = {  # without plan=...
+    "step": (
+        "table_wise",
+        "row_wise",
+        "column_wise",
+        "data_parallel",
+        "mixed",
+        "hugectr_mixed",
+        "torchrec_mixed",
+    ),
     "train": ("table_wise",),
     "strategies": ("table_wise", "row_wise", "column_wise", "mixed", "data_parallel"),
     "data": ("table_wise",),
@@ -51,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments, by default those of the process.
     """
+
     def task(config: dict[str, Any], job: Job) -> None:
         settings = settings_of(config, job)
         with TemporaryDirectory(prefix="recapp_bench_") as folder:
@@ -60,7 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from recapp.benchmarks import tables
 
         rows = found["rows"]
-        console.emit(rows if config["format"] == "json" else tables.shown(job.verb, rows), config["format"], tables.COLUMNS[job.verb])
+        console.emit(
+            rows if config["format"] == "json" else tables.shown(job.verb, rows),
+            config["format"],
+            tables.COLUMNS[job.verb],
+        )
         for path in found["pictures"]:
             console.note(f"picture {console.short_path(path)}")
 
@@ -77,16 +95,26 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     """What the ranks are told: every name checked, every choice made.
 
     Raises:
-        ConfigError: a name that is none, a number that cannot be, a backend or a Python that is not there.
+        ConfigError: a name that is none, a number that cannot be, a backend or a Python that is not
+            there.
     """
     from recapp.benchmarks.checks import checked
 
     bench = config["bench"]
-    chosen = _names(bench["plan"], PLANS.get(job.verb, ()), [*options("plan", job.folders), *bench["plans"]])
-    plans = {name: bench["plans"].get(name) or OmegaConf.to_container(OmegaConf.load(str(option_file("plan", name, job.folders))))
-             for name in chosen}
-    settings = with_absolute_paths(config) | {"verb": job.verb, "plans": plans, "model": bench["model"],
-                                              "torchrec_python": _absolute(bench["torchrec_python"])}
+    chosen = _names(
+        bench["plan"], PLANS.get(job.verb, ()), [*options("plan", job.folders), *bench["plans"]]
+    )
+    plans = {
+        name: bench["plans"].get(name)
+        or OmegaConf.to_container(OmegaConf.load(str(option_file("plan", name, job.folders))))
+        for name in chosen
+    }
+    settings = with_absolute_paths(config) | {
+        "verb": job.verb,
+        "plans": plans,
+        "model": bench["model"],
+        "torchrec_python": _absolute(bench["torchrec_python"]),
+    }
     del settings["bench"]
     settings = checked(settings)
     if job.verb == "data":
@@ -95,15 +123,20 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Not resolved: the Python of an environment is a link, and elsewhere it would be another Python."""
+    """Not resolved: the Python of an environment is a link, and elsewhere it would be another
+    Python.
+    """
     return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _write_logs(dataset: dict[str, Any]) -> None:
     """Writes the generated logs, unless they are there."""
     if dataset["naming"] != "criteo":
-        raise ConfigError(f"dataset.naming={dataset['naming']}: data trains DLRMs over Criteo's columns; use dataset=generated or "
-                          "dataset=criteo_kaggle dataset.path=DIR")
+        raise ConfigError(
+            f"dataset.naming={dataset['naming']}: data trains DLRMs over Criteo's columns; use "
+            "dataset=generated or "
+            "dataset=criteo_kaggle dataset.path=DIR"
+        )
     if dataset["generate"] is not None:
         from recapp.build import write_generated
 

@@ -41,14 +41,19 @@ from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 Settings = Mapping[str, Any]
-PAYLOADS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PAYLOADS: dict[str, torch.dtype | None] = {
+    "full": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 """`topology.payload`; other values are refused before ranks start."""
 
 
 def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
     """Call the constructor that `_target_` names with the other keys as arguments.
 
-    Plain values in, plain errors out: Hydra's own `instantiate` would hand over its list type and wrap what a constructor raises.
+    Plain values in, plain errors out: Hydra's own `instantiate` would hand over its list type and
+    wrap what a constructor raises.
 
     Raises:
         ConfigError: there is no such constructor, it takes no such argument, or refuses its value.
@@ -63,12 +68,15 @@ def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
 
 
 def construct(target: Any, setting: str, *args: Any, **extra: Any) -> Any:
-    """Call a constructor; what others than recapp refuse with exceptions of their own is still a mistake in the settings."""
+    """Call a constructor; what others than recapp refuse with exceptions of their own is still a
+    mistake in the settings.
+    """
     try:
         return target(*args, **extra)
     except RecappError:
         raise
-    except (TypeError, ValueError, ImportError, MisconfigurationException) as e:      # ImportError: a logger that is not installed
+    # ImportError: a logger that is not installed
+    except (TypeError, ValueError, ImportError, MisconfigurationException) as e:
         raise ConfigError(f"{setting}: {' '.join(str(e).split())}") from e
 
 
@@ -82,10 +90,16 @@ def target_of(settings: Settings, setting: str) -> Any:
     try:
         module = import_module(home)
     except (ImportError, ValueError):
-        raise ConfigError(f"{setting}._target_={settings.get('_target_')}: no such constructor: there is no module {home}") from None
+        raise ConfigError(
+            f"{setting}._target_={settings.get('_target_')}: no such constructor: there is no "
+            f"module {home}"
+        ) from None
     if not hasattr(module, name):
         known = [n for n in dir(module) if not n.startswith("_")]
-        raise ConfigError(f"{setting}._target_={settings['_target_']}: no such constructor in {home}; {suggest(name, known)}")
+        raise ConfigError(
+            f"{setting}._target_={settings['_target_']}: no such constructor in {home}; "
+            f"{suggest(name, known)}"
+        )
     return getattr(module, name)
 
 
@@ -94,25 +108,32 @@ def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[Embeddi
 
     Args:
         settings: `tables` and `dataset`.
-        of_dataset: whether the data set must have what listed tables read; on paper nothing is read.
+        of_dataset: whether the data set must have what listed tables read; on paper nothing is
+            read.
 
     Raises:
         ConfigError: a table reads a feature that the data set does not have.
     """
-    tables, features = settings["tables"], schema_from(settings).sparse
+    tables = settings["tables"]
+    features = schema_from(settings).sparse
     if tables["source"] == "from_dataset":
         return _tables_of_dataset(settings["dataset"], tables, features)
     made = [EmbeddingBagConfig(**t) for t in tables["tables"]]
     for table in made:
         for feature in table.feature_names:
             if of_dataset and feature not in features:
-                raise ConfigError(f"tables.{table.name} reads feature {feature}, which the data set does not have; "
-                                  f"{suggest(feature, features)}; "
-                                  "use tables=from_dataset or the data set these tables are for (dataset=sample)")
+                raise ConfigError(
+                    f"tables.{table.name} reads feature {feature}, which the data set does not "
+                    "have; "
+                    f"{suggest(feature, features)}; "
+                    "use tables=from_dataset or the data set these tables are for (dataset=sample)"
+                )
     return made
 
 
-def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[str]) -> list[EmbeddingBagConfig]:
+def _tables_of_dataset(
+    dataset: Settings, tables: Settings, features: Sequence[str]
+) -> list[EmbeddingBagConfig]:
     rule = tables["id_rule"] or dataset["id_rule"]
     dims: Mapping[str, int] = dataset["table_dims"] or {}
     check_sizes(dataset, features)
@@ -126,9 +147,18 @@ def _tables_of_dataset(dataset: Settings, tables: Settings, features: Sequence[s
             rows = tables["max_rows"]
         if rule == "hash":
             rows = min(rows, tables["max_rows"])
-        made.append(EmbeddingBagConfig(
-            name=feature, num_embeddings=rows, embedding_dim=dims.get(feature) or int(tables["dim"]), feature_names=[feature],
-            pooling=tables["pooling"], data_type=tables["data_type"], id_rule=rule, init_range=tables["init_range"]))
+        made.append(
+            EmbeddingBagConfig(
+                name=feature,
+                num_embeddings=rows,
+                embedding_dim=dims.get(feature) or int(tables["dim"]),
+                feature_names=[feature],
+                pooling=tables["pooling"],
+                data_type=tables["data_type"],
+                id_rule=rule,
+                init_range=tables["init_range"],
+            )
+        )
     return made
 
 
@@ -138,7 +168,8 @@ def counts_ids(settings: Settings) -> bool:
     Hashed ones do, where neither cardinality nor table_rows says more. Not those of generated data,
     whose `table_rows` say what is generated.
     """
-    tables, dataset = settings["tables"], settings["dataset"]
+    tables = settings["tables"]
+    dataset = settings["dataset"]
     if tables["source"] != "from_dataset":
         return False
     hashed = (tables["id_rule"] or dataset["id_rule"]) == "hash"
@@ -150,18 +181,30 @@ def build_rule(settings: Settings) -> RowRule:
     """What happens to touched rows."""
     wanted = settings["optimizer"]["sparse"]
     target = target_of(wanted, "optimizer.sparse")
-    rule = None if isinstance(target, type) and issubclass(target, Optimizer) else make(wanted, "optimizer.sparse")
+    rule = (
+        None
+        if isinstance(target, type) and issubclass(target, Optimizer)
+        else make(wanted, "optimizer.sparse")
+    )
     if not isinstance(rule, RowRule):
-        raise ConfigError(f"optimizer.sparse._target_={wanted['_target_']}: must make a row rule, as those of recapp.optim.rules "
-                          "do: sgd, adagrad, rowwise_adagrad, adam")
+        raise ConfigError(
+            f"optimizer.sparse._target_={wanted['_target_']}: must make a row rule, as those of "
+            "recapp.optim.rules "
+            "do: sgd, adagrad, rowwise_adagrad, adam"
+        )
     return rule
 
 
-def build_statistics(settings: Settings, tables: Sequence[EmbeddingBagConfig]) -> dict[str, TableStatistics]:
-    """Id statistics of the data set's first training rows; nothing where its files are not there."""
-    data, features = build_data(settings), {f for t in tables for f in t.feature_names}
+def build_statistics(
+    settings: Settings, tables: Sequence[EmbeddingBagConfig]
+) -> dict[str, TableStatistics]:
+    """Id statistics of the data set's first training rows; nothing where its files are not
+    there.
+    """
+    data = build_data(settings)
+    features = {f for t in tables for f in t.feature_names}
     if not features <= set(data.schema.sparse):
-        return {}                   # tables that this data set does not have
+        return {}  # tables that this data set does not have
     try:
         data.setup("fit")
     except DataError:
@@ -169,20 +212,33 @@ def build_statistics(settings: Settings, tables: Sequence[EmbeddingBagConfig]) -
     return data.statistics(tables)
 
 
-def build_model(settings: Settings, tables: Sequence[EmbeddingBagConfig] | None = None, *, on_paper: bool = False) -> nn.Module:
-    """The model, its tables on the meta device: those of the settings unless others are given. On paper all of it is there.
+def build_model(
+    settings: Settings,
+    tables: Sequence[EmbeddingBagConfig] | None = None,
+    *,
+    on_paper: bool = False,
+) -> nn.Module:
+    """The model, its tables on the meta device: those of the settings unless others are given. On
+    paper all of it is there.
 
     Raises:
-        ConfigError: the dense part is larger than this rank's memory, or what `_target_` names makes no module.
+        ConfigError: the dense part is larger than this rank's memory, or what `_target_` names
+            makes no module.
     """
     made = build_tables(settings) if tables is None else list(tables)
     dense = len(schema_from(settings).dense)
 
     def build() -> nn.Module:
-        collection = EmbeddingBagCollection(tables=made, device=torch.device("meta"), seed=settings["seed"])
-        model = make(settings["model"], "model", embedding_bag_collection=collection, dense_in_features=dense)
+        collection = EmbeddingBagCollection(
+            tables=made, device=torch.device("meta"), seed=settings["seed"]
+        )
+        model = make(
+            settings["model"], "model", embedding_bag_collection=collection, dense_in_features=dense
+        )
         if not isinstance(model, nn.Module):
-            raise ConfigError(f"model._target_={settings['model']['_target_']}: must make a torch.nn.Module")
+            raise ConfigError(
+                f"model._target_={settings['model']['_target_']}: must make a torch.nn.Module"
+            )
         return model
 
     if on_paper:
@@ -200,17 +256,26 @@ def build_data(settings: Settings, sized: Callable[[], object] | None = None) ->
             once the training rows are there, so that the model, checkpoints and all others agree.
         sized: called then.
     """
-    dataset, rows = settings["dataset"], None
+    dataset = settings["dataset"]
+    rows = None
     chosen = DataSettings(**{k: dataset[k] for k in DataSettings.__dataclass_fields__})
     if counts_ids(settings):
+
         def rows(counted: list[int]) -> None:
             dataset["table_rows"] = counted
             if sized is not None:
                 sized()
+
     generate = dataset["generate"]
     prepare = None if generate is None else partial(write_generated, dataset)
-    return ClickData(chosen, schema_from(settings), settings["seed"], prepare, take_table_rows=rows,
-                     most_rows=settings["tables"].get("max_rows"))
+    return ClickData(
+        chosen,
+        schema_from(settings),
+        settings["seed"],
+        prepare,
+        take_table_rows=rows,
+        most_rows=settings["tables"].get("max_rows"),
+    )
 
 
 def size_on_paper(settings: Settings) -> str:
@@ -224,8 +289,10 @@ def size_on_paper(settings: Settings) -> str:
     if settings["statistics"] != "assumed":
         try:
             build_data(settings).setup("fit")
-            return (f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} "
-                    "training rows, as in training")
+            return (
+                f"tables are sized by the distinct ids of the first {COUNTED_ROWS:,} "
+                "training rows, as in training"
+            )
         except DataError as error:
             why = str(error)
     most = settings["tables"]["max_rows"]
@@ -235,7 +302,9 @@ def size_on_paper(settings: Settings) -> str:
 def write_generated(dataset: Settings) -> None:
     """Write the data set that the settings describe, unless it is there; progress is shown."""
     kind, wanted = chosen_set(dataset["generate"], dataset["table_rows"])
-    with console.progress(f"writing {console.short_path(dataset['path'])}", wanted["rows"]) as advance:
+    with console.progress(
+        f"writing {console.short_path(dataset['path'])}", wanted["rows"]
+    ) as advance:
         written = 0
 
         def show(done: int, _total: int) -> None:
@@ -243,7 +312,9 @@ def write_generated(dataset: Settings) -> None:
             advance(done - written)
             written = done
 
-        (write_criteo if kind == "criteo" else write_sample)(dataset["path"], progress=show, **wanted)
+        (write_criteo if kind == "criteo" else write_sample)(
+            dataset["path"], progress=show, **wanted
+        )
 
 
 def hidden_model_auc(settings: Settings, val_rows: int) -> float | None:
@@ -256,7 +327,8 @@ def hidden_model_auc(settings: Settings, val_rows: int) -> float | None:
         settings: `dataset` and `trainer`.
         val_rows: rows that were cut off to validate on.
     """
-    dataset, limit = settings["dataset"], settings["trainer"].get("limit_val_batches")
+    dataset = settings["dataset"]
+    limit = settings["trainer"].get("limit_val_batches")
     every_row = limit is None or (isinstance(limit, float) and limit == 1)  # 1 is one batch
     if dataset["generate"] is None or dataset["val_path"] is not None or not every_row:
         return None
@@ -267,14 +339,22 @@ def hidden_model_auc(settings: Settings, val_rows: int) -> float | None:
 def build_module(settings: Settings) -> ClickModule:
     """Loss, optimiser and metrics around the model."""
     optimizer = dict(settings["optimizer"])
-    return ClickModule(lambda: build_model(settings), partial(_dense_optimizer, optimizer["dense"]),
-                       partial(click_metrics, settings["metrics"]["names"]), _schedule(optimizer["schedule"]), settings["seed"])
+    return ClickModule(
+        lambda: build_model(settings),
+        partial(_dense_optimizer, optimizer["dense"]),
+        partial(click_metrics, settings["metrics"]["names"]),
+        _schedule(optimizer["schedule"]),
+        settings["seed"],
+    )
 
 
 def _dense_optimizer(settings: Settings, parameters: Iterable[nn.Parameter]) -> Optimizer:
     made = make(settings, "optimizer.dense", parameters)
     if not isinstance(made, Optimizer):
-        raise ConfigError(f"optimizer.dense._target_={settings['_target_']}: must make a torch optimiser, e.g. torch.optim.Adam")
+        raise ConfigError(
+            f"optimizer.dense._target_={settings['_target_']}: must make a torch optimiser, e.g. "
+            "torch.optim.Adam"
+        )
     return made
 
 
@@ -286,19 +366,39 @@ def _schedule(settings: Settings | None) -> Callable[[Optimizer], LRScheduler] |
 
 def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingStrategy:
     """How tables are sharded. Evaluation holds no optimiser state."""
-    rule, topology = build_rule(settings) if training else row_rules.sgd(0.0), settings["topology"]
+    rule = build_rule(settings) if training else row_rules.sgd(0.0)
+    topology = settings["topology"]
     stored = read_manifest(settings["ckpt_path"]).plan.tables if settings["ckpt_path"] else {}
-    modes = {name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"}
+    modes = {
+        name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"
+    }
     trainer = settings["trainer"]
     return EmbeddingShardingStrategy(
-        partial(_plan, settings), rule, hosts=topology["hosts"], memory_bytes=topology["memory_bytes"],
-        reserve_bytes=topology["reserve_bytes"], hardware=hardware_of(topology.get("hardware")),
-        transport=topology.get("transport", "auto"), backend=topology.get("backend", "auto"),
-        payload=PAYLOADS[topology.get("payload", "full")], modes=modes, look_ahead=trainer.get("look_ahead", 1),
-        compiled=trainer.get("compile", False), stored={"config": dict(settings)},
-        timeout=timedelta(seconds=settings["launch"]["timeout"]) if "timeout" in settings.get("launch", {}) else None)
+        partial(_plan, settings),
+        rule,
+        hosts=topology["hosts"],
+        memory_bytes=topology["memory_bytes"],
+        reserve_bytes=topology["reserve_bytes"],
+        hardware=hardware_of(topology.get("hardware")),
+        transport=topology.get("transport", "auto"),
+        backend=topology.get("backend", "auto"),
+        payload=PAYLOADS[topology.get("payload", "full")],
+        modes=modes,
+        look_ahead=trainer.get("look_ahead", 1),
+        compiled=trainer.get("compile", False),
+        stored={"config": dict(settings)},
+        timeout=timedelta(seconds=settings["launch"]["timeout"])
+        if "timeout" in settings.get("launch", {})
+        else None,
+    )
 
 
-def _plan(settings: Settings, tables: Sequence[EmbeddingBagConfig], topology: Topology, rule: RowRule,
-          statistics: Mapping[str, TableStatistics], dense: Dense) -> ShardingPlan:
+def _plan(
+    settings: Settings,
+    tables: Sequence[EmbeddingBagConfig],
+    topology: Topology,
+    rule: RowRule,
+    statistics: Mapping[str, TableStatistics],
+    dense: Dense,
+) -> ShardingPlan:
     return build_plan(settings, tables, priced_for(settings, topology, rule, statistics, dense))

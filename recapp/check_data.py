@@ -41,7 +41,8 @@ def check_data(config: Mapping[str, Any]) -> None:
         return
     from recapp.dataset.order import check_order
 
-    dataset, test = config["dataset"], config.get("split") == "test"
+    dataset = config["dataset"]
+    test = config.get("split") == "test"
     ranks = rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
     check_order(dataset["batch_size"], dataset["lanes"], ranks, dataset["shuffle_rows"])
     for key in ("test_path",) if test else ("path", "val_path"):

@@ -1,10 +1,13 @@
-"""Settings are held against `recapp/groups.py` before anything is started: unknown keys, missing ones, wrong values.
+"""Settings are held against `recapp/groups.py` before anything is started: unknown keys, missing
+ones, wrong values.
 
-    composed settings -> unknown keys refused, defaults filled in, values read by their annotations -> settings
+    composed settings -> unknown keys refused, defaults filled in,
+                         values read by their annotations -> settings
 
-Every command does this with what Hydra composed, and once more with what a checkpoint's settings became under the
-command line. A `_target_` is imported for this only where the command line touched its group: importing Lightning takes
-a second, and a rank checks every one of them before it calls it.
+Every command does this with what Hydra composed, and once more with what a checkpoint's settings
+became under the command line. A `_target_` is imported for this only where the command line touched
+its group: importing Lightning takes a second, and a rank checks every one of them before it calls
+it.
 """
 
 import dataclasses
@@ -24,16 +27,20 @@ from recapp.values import check_arguments, read, shown, takes
 
 MISSING = "???"  # what Hydra calls a setting that must be given
 TARGET = "_target_"
-CONVERSIONS = ("_partial_", "_args_", "_recursive_", "_convert_")  # of Hydra's own instantiate, which nobody calls here
+# of Hydra's own instantiate, which nobody calls here
+CONVERSIONS = ("_partial_", "_args_", "_recursive_", "_convert_")
 
 
-def checked(config: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None) -> dict[str, Any]:
+def checked(
+    config: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Answer the settings of a command, complete and of the types they must have.
 
     Args:
         config: Plain settings, resolved. A setting that must be given may still be `???`.
         command: Whose settings they are.
-        overrides: What the command line says: the constructors in groups that it changes are looked at; None looks at all.
+        overrides: What the command line says: the constructors in groups that it changes are looked
+            at; None looks at all.
 
     Raises:
         ConfigError: A setting that does not exist, is missing, or has a value that is not allowed.
@@ -45,13 +52,17 @@ def checked(config: Mapping[str, Any], command: str, overrides: Sequence[str] | 
 
 
 def known_part(stored: Mapping[str, Any], command: str) -> tuple[dict[str, Any], list[str]]:
-    """Split a checkpoint's settings into those that exist today and the dotted names of those that do not."""
+    """Split a checkpoint's settings into those that exist today and the dotted names of those that
+    do not.
+    """
     dropped: list[str] = []
     return _known(dict(stored), primaries.COMMANDS[command], "", dropped), dropped
 
 
 def names_of(command: str) -> list[str]:
-    """List the settings of a command, dotted, groups included; below a `_target_` there are none."""
+    """List the settings of a command, dotted, groups included; below a `_target_` there are
+    none.
+    """
     return list(_names(primaries.COMMANDS[command], ""))
 
 
@@ -60,7 +71,9 @@ def _name_of(override: str) -> str:
 
 
 def _touched_by(overrides: Iterable[str]) -> Collection[str] | None:
-    """Tell which groups a command line changes; None where that may be any of them (an experiment)."""
+    """Tell which groups a command line changes; None where that may be any of them (an
+    experiment).
+    """
     names = map(_name_of, overrides)
     tops = {name.replace("/", ".").partition("@")[0].partition(".")[0] for name in names}
     return None if "experiment" in tops else tops
@@ -73,7 +86,8 @@ def unknown(name: str, known: Iterable[str]) -> str:
         name: Dotted.
         known: The settings there are, dotted.
     """
-    known, (home, _, leaf) = list(known), name.rpartition(".")
+    known = list(known)
+    home, _, leaf = name.rpartition(".")
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == home}
     close = [beside[match] for match in get_close_matches(leaf, beside)]
     same = [key for key in known if key.rpartition(".")[2] == leaf]
@@ -100,13 +114,24 @@ class _Walk:
         if groups and not (value is None and type(None) in _parts(annotation)):
             raise ConfigError(f"{name}={value}: is a group of settings, {name}.NAME=...")
         if made := _made(annotation):
-            return value if value is None and type(None) in _parts(annotation) else self.constructor(value, made, name)
+            return (
+                value
+                if value is None and type(None) in _parts(annotation)
+                else self.constructor(value, made, name)
+            )
         if inner := _named(annotation):
             if not isinstance(value, dict):
-                raise ConfigError(f"{name}={value}: is a mapping of names to settings, +{name}.NAME._target_=...")
-            return {str(key): self.value(item, inner, f"{name}.{key}") for key, item in value.items()}
+                raise ConfigError(
+                    f"{name}={value}: is a mapping of names to settings, +{name}.NAME._target_=..."
+                )
+            return {
+                str(key): self.value(item, inner, f"{name}.{key}") for key, item in value.items()
+            }
         if dataclasses.is_dataclass(_item(annotation)) and isinstance(value, list):
-            return [self.value(item, _item(annotation), f"{name}[{number}]") for number, item in enumerate(value)]
+            return [
+                self.value(item, _item(annotation), f"{name}[{number}]")
+                for number, item in enumerate(value)
+            ]
         return None if groups else read(value, annotation, name)
 
     def group(self, value: dict[str, Any], kind: type, name: str) -> dict[str, Any]:
@@ -133,23 +158,37 @@ class _Walk:
         names = [name for name in names_of(self.command) if name.startswith(prefix)]
         if others := getattr(kind, "others", None):
             home, _, target = others.rpartition(".")
-            taken = {name: hint for name, hint in takes(getattr(import_module(home), target)).items() if name not in refused}
+            taken = {
+                name: hint
+                for name, hint in takes(getattr(import_module(home), target)).items()
+                if name not in refused
+            }
             if key in taken:
                 return read(value, taken[key], f"{prefix}{key}")
             names += [f"{prefix}{name}" for name in taken]
         raise ConfigError(unknown(f"{prefix}{key}", names if prefix else names_of(self.command)))
 
     def constructor(self, value: Any, made: Made, name: str) -> Any:
-        """Check a mapping with a `_target_`, and its keys where the command line touched the group."""
+        """Check a mapping with a `_target_`, and its keys where the command line touched the
+        group.
+        """
         if not isinstance(value, dict) or not isinstance(value.get(TARGET), str):
-            raise ConfigError(f"{name}={value}: must name a constructor, {name}.{TARGET}=package.module.Class")
+            raise ConfigError(
+                f"{name}={value}: must name a constructor, {name}.{TARGET}=package.module.Class"
+            )
         for key in value:
             if key in CONVERSIONS:
-                raise ConfigError(f"unknown setting {name}.{key}: only {TARGET} and the constructor's arguments are read")
+                raise ConfigError(
+                    f"unknown setting {name}.{key}: only {TARGET} and the constructor's "
+                    "arguments "
+                    "are read"
+                )
         if self.touched is None or name.partition(".")[0] in self.touched:
             wanted = {key: item for key, item in value.items() if key != TARGET}
             target = find_constructor(value[TARGET], name)
-            wrong = f"{name}.{TARGET}={value[TARGET]}: must make a {made.makes}, as {made.such_as} do"
+            wrong = (
+                f"{name}.{TARGET}={value[TARGET]}: must make a {made.makes}, as {made.such_as} do"
+            )
             if isinstance(target, type) and not issubclass(target, _named_class(made.makes)):
                 raise ConfigError(wrong)
             check_arguments(target, wanted, name, given=made.given, positional=made.positional)
@@ -197,10 +236,14 @@ def find_constructor(target: str, name: str) -> Any:
     try:
         module = import_module(home)
     except (ImportError, ValueError):
-        raise ConfigError(f"{name}.{TARGET}={target}: no such constructor: there is no module {home}") from None
+        raise ConfigError(
+            f"{name}.{TARGET}={target}: no such constructor: there is no module {home}"
+        ) from None
     if not callable(getattr(module, leaf, None)):
         known = [each for each in dir(module) if not each.startswith("_")]
-        raise ConfigError(f"{name}.{TARGET}={target}: no such constructor in {home}; {suggest(leaf, known)}")
+        raise ConfigError(
+            f"{name}.{TARGET}={target}: no such constructor in {home}; {suggest(leaf, known)}"
+        )
     return getattr(module, leaf)
 
 
@@ -208,12 +251,14 @@ def find_constructor(target: str, name: str) -> Any:
 
 
 def _check_together(config: Mapping[str, Any], said: Collection[str]) -> None:
-    dataset, plan = config.get("dataset"), config.get("plan")
+    dataset = config.get("dataset")
+    plan = config.get("plan")
     if isinstance(dataset, Mapping):
         for key in ("dense", "sparse"):
             if dataset.get("naming") == "criteo" and (dataset.get(key) or f"dataset.{key}" in said):
                 raise ConfigError(
-                    f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo has columns of its own, all of which are read; "
+                    f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo has columns "
+                    "of its own, all of which are read; "
                     "set dataset.naming=exact to name others"
                 )
         if not dataset.get("path", True):
@@ -223,17 +268,25 @@ def _check_together(config: Mapping[str, Any], said: Collection[str]) -> None:
         raise ConfigError("metrics.names=[]: name at least one, such as [auc]")
     if (config.get("trainer") or {}).get("precision") == "16-mixed":
         raise ConfigError(
-            "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss would reach them; use bf16-mixed"
+            "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
+            "would reach them; use bf16-mixed"
         )
     trainer = config.get("trainer") or {}
-    if type(trainer.get("val_check_interval")) is int and trainer.get("check_val_every_n_epoch", 1) != 1:
+    if (
+        type(trainer.get("val_check_interval")) is int
+        and trainer.get("check_val_every_n_epoch", 1) != 1
+    ):
         raise ConfigError(
-            f"trainer.check_val_every_n_epoch={trainer['check_val_every_n_epoch']}: validations are every "
-            f"trainer.val_check_interval={trainer['val_check_interval']} steps, counted across epochs; set one of the two"
+            f"trainer.check_val_every_n_epoch={trainer['check_val_every_n_epoch']}: validations "
+            "are every "
+            f"trainer.val_check_interval={trainer['val_check_interval']} steps, counted across "
+            "epochs; set one of the two"
         )
     if isinstance(plan, Mapping) and "path" in plan and len(plan) > 1:
         other = next(key for key in plan if key != "path")
-        raise ConfigError(f"plan.{other}: cannot be set beside plan.path, which is a whole plan: edit the file")
+        raise ConfigError(
+            f"plan.{other}: cannot be set beside plan.path, which is a whole plan: edit the file"
+        )
 
 
 def check_share(said: object) -> Fraction:
@@ -245,9 +298,13 @@ def check_share(said: object) -> Fraction:
     try:
         share = Fraction(str(said))
     except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"dataset.val_share={said}: must be a fraction such as 1/7 or 0.1") from None
+        raise ConfigError(
+            f"dataset.val_share={said}: must be a fraction such as 1/7 or 0.1"
+        ) from None
     if not 0 <= share < 1:
-        raise ConfigError(f"dataset.val_share={said}: must be a share of the rows, from 0 to less than 1")
+        raise ConfigError(
+            f"dataset.val_share={said}: must be a share of the rows, from 0 to less than 1"
+        )
     return share
 
 
@@ -272,7 +329,12 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
 
 
 def _made(annotation: Any) -> Made | None:
-    found = [more for part in _parts(annotation) if get_origin(part) is Annotated for more in get_args(part)[1:]]
+    found = [
+        more
+        for part in _parts(annotation)
+        if get_origin(part) is Annotated
+        for more in get_args(part)[1:]
+    ]
     return next((more for more in found if isinstance(more, Made)), None)
 
 
@@ -300,12 +362,17 @@ def _names(kind: type, prefix: str) -> Iterable[str]:
 
 
 def _known(stored: dict[str, Any], kind: type, prefix: str, dropped: list[str]) -> dict[str, Any]:
-    fields, kept = _fields(kind), {}
+    fields = _fields(kind)
+    kept = {}
     for key, value in stored.items():
         if key not in fields and not hasattr(kind, "others"):
             dropped.append(f"{prefix}{key}")
             continue
-        groups = [part for part in _parts(fields[key][0]) if dataclasses.is_dataclass(part)] if key in fields else []
+        groups = (
+            [part for part in _parts(fields[key][0]) if dataclasses.is_dataclass(part)]
+            if key in fields
+            else []
+        )
         if groups and isinstance(value, dict):
             value = _known(value, _closest(value, groups), f"{prefix}{key}.", dropped)
         kept[key] = value

@@ -1,6 +1,6 @@
 """The command line before Hydra has it: the verb, flags in any place, help, and where a run writes.
 
-    argv -> verb | help | flags, overrides -> Hydra's own arguments
+argv -> verb | help | flags, overrides -> Hydra's own arguments
 """
 
 import os
@@ -22,24 +22,38 @@ HELP = ("--help", "-h")
 
 
 def help_of(name: str, arguments: Sequence[str]) -> str:
-    """The help of a command, or of the group named behind `--help`, under what else the command line says."""
+    """The help of a command, or of the group named behind `--help`, under what else the command
+    line says.
+    """
     from recapp.help_text import help_text
 
-    overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
-    behind = list(arguments[min(arguments.index(word) for word in HELP if word in arguments) + 1:])
+    overrides = [
+        argument for argument in arguments if "=" in argument and not argument.startswith("-")
+    ]
+    behind = list(arguments[min(arguments.index(word) for word in HELP if word in arguments) + 1 :])
     words = [word for word in behind[:1] if word not in overrides and not word.startswith("-")]
     folders = named_folders(arguments)
-    composed = settings.compose(name, [*settings.stored_choices(name, overrides, folders), *overrides], folders)
+    composed = settings.compose(
+        name, [*settings.stored_choices(name, overrides, folders), *overrides], folders
+    )
     config: Any = OmegaConf.to_container(composed, resolve=False)
     del config["hydra"]
     columns = shutil.get_terminal_size((80, 24)).columns
-    words += [name for name, _, _ in (override.lstrip("+").partition("=") for override in overrides) if is_group(name, folders)]
+    words += [
+        name
+        for name, _, _ in (override.lstrip("+").partition("=") for override in overrides)
+        if is_group(name, folders)
+    ]
     only = words[0] if words else ""
-    return help_text(name, config, settings.choices(composed.hydra), folders, only=only, columns=columns)
+    return help_text(
+        name, config, settings.choices(composed.hydra), folders, only=only, columns=columns
+    )
 
 
 def directory_of(writes: bool, overrides: Sequence[str]) -> list[str]:
-    """What Hydra is told about directories before the command line: none, a dated one of its own, or one for all ranks."""
+    """What Hydra is told about directories before the command line: none, a dated one of its own,
+    or one for all ranks.
+    """
     rank = outside_rank()
     if not writes:
         return ["hydra.run.dir=.", "hydra.output_subdir=null"]
@@ -63,7 +77,8 @@ def take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
 
 
 def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hydra wants its flags first, people write them anywhere. Wrong ones are an error here: Hydra's is a page, and code 2.
+    """Hydra wants its flags first, people write them anywhere. Wrong ones are an error here:
+    Hydra's is a page, and code 2.
 
     Raises:
         ConfigError: An unknown flag, or `-m` in one of several ranks that torchrun or srun started.
@@ -80,7 +95,11 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     parser = get_args_parser()
     vars(parser)["error"] = complain
     if parser.parse_args([*flags, *overrides]).multirun and outside_rank() is not None:
-        raise ConfigError("-m starts the ranks of its jobs itself: without torchrun and srun, or one job at a time")
+        raise ConfigError(
+            "-m starts the ranks of its jobs itself: without torchrun and srun, or one job at "
+            "a "
+            "time"
+        )
     return flags, overrides
 
 
@@ -91,8 +110,11 @@ def is_sweep(flags: Sequence[str]) -> bool:
 
 @contextmanager
 def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
-    """Hydra reads the process's arguments, and lets an error out only if the environment says so."""
-    kept_arguments, kept_flag = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    """Hydra reads the process's arguments, and lets an error out only if the environment says
+    so.
+    """
+    kept_arguments = sys.argv
+    kept_flag = os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = [f"recapp.{name}", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:

@@ -1,12 +1,15 @@
 """What all commands have in common: `python -m recapp.<command> [verb] key=value ...`.
 
-    argv -> verb | Hydra: conf/<command>.yaml and overrides -> plain settings, Job -> the command's task -> exit code
+    argv -> verb | Hydra: conf/<command>.yaml and overrides -> plain settings, Job
+         -> the command's task -> exit code
 
-Hydra composes the settings and runs one job, or with `-m` one after another. What it would say about a mistake (a traceback, five
-lines of advice) becomes one line that names the setting and its close matches; the exit code is then 1. A job that fails is
-reported when it fails and the next job of a sweep starts; a signal ends them all, with code 130 for Ctrl-C and 143 for SIGTERM.
+Hydra composes the settings and runs one job, or with `-m` one after another. What it would say
+about a mistake (a traceback, five lines of advice) becomes one line that names the setting and its
+close matches; the exit code is then 1. A job that fails is reported when it fails and the next job
+of a sweep starts; a signal ends them all, with code 130 for Ctrl-C and 143 for SIGTERM.
 
-Only Hydra is imported here: `--help` and a misspelt setting are answered before torch could be loaded.
+Only Hydra is imported here: `--help` and a misspelt setting are answered before torch could be
+loaded.
 """
 
 import json
@@ -30,7 +33,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recapp import option_files, settings
 from recapp.check_settings import checked
-from recapp.command_line import HELP, directory_of, flags_and_overrides, help_of, hydra_process, is_sweep, take_verb
+from recapp.command_line import (
+    HELP,
+    directory_of,
+    flags_and_overrides,
+    help_of,
+    hydra_process,
+    is_sweep,
+    take_verb,
+)
 from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.distributed.launch import launch, rank_count, stdout_to_stderr
 from recapp.distributed.place import outside_rank
@@ -42,7 +53,8 @@ from recapp.reporting import record
 from recapp.reporting.lock import locked, locked_as_named
 from recapp.sweep_values import check_sweep
 
-ERROR_FILE = "error.json"  # in the directory of a job that failed: {"error": its one line}; of a stopped one "status" as well
+# in the directory of a job that failed: {"error": its one line}; of a stopped one "status" as well
+ERROR_FILE = "error.json"
 INTERRUPTED = 128 + signal.SIGINT
 RANKS_PER_CORE = 4  # more of them deserve a word
 
@@ -53,8 +65,10 @@ class Job:
 
     Args:
         directory: Where it writes (absolute).
-        overrides: What the command line says beside the defaults, as typed: `+plan=mixed`, `seed=2`.
-        choices: The option chosen of each configuration group: `{"model": "dlrm", "plan": "mixed"}`.
+        overrides: What the command line says beside the defaults, as typed: `+plan=mixed`,
+            `seed=2`.
+        choices: The option chosen of each configuration group: `{"model": "dlrm", "plan":
+            "mixed"}`.
         verb: The word behind the command; empty for commands without verbs.
         number: Which job of a sweep it is, counted from 0; None outside of sweeps.
         sweep: The directory of the sweep; None outside of sweeps.
@@ -93,7 +107,8 @@ def run(
         argv: The arguments, by default those of the process.
 
     Returns:
-        0; 1 where a job failed or the command line was wrong; 128 + its number after a signal: 130 after Ctrl-C, 143 after SIGTERM.
+        0; 1 where a job failed or the command line was wrong; 128 + its number after a signal: 130
+        after Ctrl-C, 143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -104,7 +119,10 @@ def run(
         settings.check_groups(arguments)
         flags, overrides = flags_and_overrides(arguments)
         folders = named_folders(flags)
-        first = (*directory_of(writes, overrides), *settings.stored_choices(name, overrides, folders))
+        first = (
+            *directory_of(writes, overrides),
+            *settings.stored_choices(name, overrides, folders),
+        )
         if is_sweep(flags):
             check_sweep(name, first, overrides, folders)
         jobs = _Jobs(name, task, verb, first, folders, writes, after)
@@ -123,7 +141,10 @@ def run(
         known = settings.known_settings(name, arguments)
         report(ConfigError(settings.in_one_line(error, known)), error)
     except OSError as error:  # of Hydra's: a job's own are caught where it runs
-        said = f"{error.filename}: cannot be written ({error.strerror}): choose another hydra.run.dir or hydra.sweep.dir"
+        said = (
+            f"{error.filename}: cannot be written ({error.strerror}): choose another "
+            "hydra.run.dir or hydra.sweep.dir"
+        )
         report(ConfigError(said), error)
     except Exception as error:
         report(ConfigError(str(error)) if _raised_by_hydra(error) else error, error)
@@ -131,40 +152,66 @@ def run(
 
 
 def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any]:
-    """Runs a job on ranks of its own; where this process is one of several ranks already, its part of the job.
+    """Runs a job on ranks of its own; where this process is one of several ranks already, its part
+    of the job.
 
     Args:
-        config: The settings, resolved; they become `resolved.yaml` in the job's directory once it writes there.
+        config: The settings, resolved; they become `resolved.yaml` in the job's directory once it
+            writes there.
         job: Where the ranks write.
-        module: What a rank runs: it has `run(config, directory)`, and its `__main__` calls `rank_main(run)`.
+        module: What a rank runs: it has `run(config, directory)`, and its `__main__` calls
+            `rank_main(run)`.
 
     Returns:
         What rank 0 has left in `metrics.json`; nothing for other ranks.
 
     Raises:
         RecappError: A setting that cannot be, or what a rank has raised.
-        Stopped: A signal has ended the run; what it has left of checkpoints, curves and metrics is in its directory.
+        Stopped: A signal has ended the run; what it has left of checkpoints, curves and metrics is
+            in its directory.
     """
     rank = outside_rank()
-    ranks = 0 if rank is not None else rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
+    ranks = (
+        0
+        if rank is not None
+        else rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
+    )
     if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
-        note(f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks share; fewer are faster")
-    written, unsettled = record.written_at(job.directory), record.unsettled(job.directory)
+        note(
+            f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks "
+            "share; "
+            "fewer are faster"
+        )
+    written = record.written_at(job.directory)
+    unsettled = record.unsettled(job.directory)
     try:
         if not rank:
             unsettled.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
         if rank is None:
             if sys.stderr.isatty():
-                note(f"starting {ranks} rank{'s' if ranks > 1 else ''} in {short_path(job.directory)}")  # importing torch takes seconds
-            launch(unsettled, ranks, module=module, port=config["launch"]["port"], to_stderr=config["format"] == "json",
-                   grace=config["launch"]["grace"])
+                # importing torch takes seconds
+                note(
+                    f"starting {ranks} rank{'s' if ranks > 1 else ''} in "
+                    f"{short_path(job.directory)}"
+                )
+            launch(
+                unsettled,
+                ranks,
+                module=module,
+                port=config["launch"]["port"],
+                to_stderr=config["format"] == "json",
+                grace=config["launch"]["grace"],
+            )
         else:
             with as_rank(job.directory), stdout_to_stderr(config["format"] == "json"):
                 import_module(module).run(config, job.directory)
         if rank:
             return {}
         if record.written_at(job.directory) in (None, written):
-            raise LaunchError(f"the ranks ended without an error, but wrote no {job.directory / record.METRICS_FILE}")
+            raise LaunchError(
+                "the ranks ended without an error, but wrote no "
+                f"{job.directory / record.METRICS_FILE}"
+            )
         record.settle(job.directory)
     finally:
         if not rank:
@@ -175,7 +222,8 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
 def report(error: BaseException, cause: BaseException | None = None) -> None:
     """Says what went wrong, on standard error: what a rank left to say, then one line.
 
-    Tracebacks come where `RECAPP_TRACEBACK=1` asks for them, and always with an error that is recapp's own fault.
+    Tracebacks come where `RECAPP_TRACEBACK=1` asks for them, and always with an error that is
+    recapp's own fault.
     """
     rank = outside_rank()
     if rank is not None and isinstance(error, RecappError):
@@ -190,7 +238,9 @@ def report(error: BaseException, cause: BaseException | None = None) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error in one line; of an error that no user is meant to see, its type as well."""
+    """The text of an error in one line; of an error that no user is meant to see, its type as
+    well.
+    """
     text = " ".join(str(error).split())
     return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"
 
@@ -198,7 +248,9 @@ def one_line(error: BaseException) -> str:
 def _raised_by_hydra(error: Exception) -> bool:
     """Some mistakes on the command line meet a plain ValueError deep in Hydra."""
     frames = list(traceback.walk_tb(error.__traceback__))
-    return not isinstance(error, RecappError) and frames[-1][0].f_globals["__name__"].startswith(("hydra.", "omegaconf."))
+    return not isinstance(error, RecappError) and frames[-1][0].f_globals["__name__"].startswith(
+        ("hydra.", "omegaconf.")
+    )
 
 
 @dataclass
@@ -246,16 +298,22 @@ class _Jobs:
                 plain = checked(settings.to_plain(config, whole=whole), self.name, job.overrides)
                 plain |= {"choices": job.choices}
                 result = self.task(plain, job)
-        except BrokenPipeError:  # `| head` has seen enough: there is nothing to say, and nobody to say it to
+        # `| head` has seen enough: there is nothing to say, and nobody to say it to
+        except BrokenPipeError:
             stop_printing()
             self.failed += 1
             result = None
         except Exception as error:
             self._failed(error, job)
-            result = None  # no word from Hydra, and the next job; to a sweeper this is a failed job, too
-        except BaseException as stop:  # Ctrl-C, SIGTERM: there is no next job, but what follows a job takes place
-            if record.written_at(job.directory) in (None, written):  # else its metrics say how it ended
-                self._note_error(in_words(getattr(stop, "number", signal.SIGINT)), job, status="stopped")
+            # no word from Hydra, and the next job; to a sweeper this is a failed job, too
+            result = None
+        # Ctrl-C, SIGTERM: there is no next job, but what follows a job takes place
+        except BaseException as stop:
+            # else its metrics say how it ended
+            if record.written_at(job.directory) in (None, written):
+                self._note_error(
+                    in_words(getattr(stop, "number", signal.SIGINT)), job, status="stopped"
+                )
             self._ended(job)
             raise
         self._ended(job)
@@ -270,8 +328,18 @@ class _Jobs:
         task: Any = OmegaConf.to_container(OmegaConf.create(found.overrides.task), resolve=False)
         said = tuple(override for override in task if override not in self.first)
         sweeps = found.mode is RunMode.MULTIRUN
-        number, sweep = (int(found.job.num), Path(found.sweep.dir).absolute()) if sweeps else (None, None)
-        return Job(Path(found.runtime.output_dir), said, settings.choices(found), self.verb, number, sweep, self.folders)
+        number, sweep = (
+            (int(found.job.num), Path(found.sweep.dir).absolute()) if sweeps else (None, None)
+        )
+        return Job(
+            Path(found.runtime.output_dir),
+            said,
+            settings.choices(found),
+            self.verb,
+            number,
+            sweep,
+            self.folders,
+        )
 
     def _failed(self, error: Exception, job: Job) -> None:
         self.failed += 1

@@ -1,10 +1,12 @@
 """What a user sees: tables, one JSON document, progress.
 
-Standard output carries the answer and nothing else: a table for people, or with `format=json` one document for machines.
-Everything that is said on the way (progress, notes, errors) goes to standard error, so that `recapp... format=json | jq` works.
+Standard output carries the answer and nothing else: a table for people, or with `format=json` one
+document for machines. Everything that is said on the way (progress, notes, errors) goes to standard
+error, so that `recapp... format=json | jq` works.
 
-On a terminal tables are drawn by rich; elsewhere the same table is plain aligned text, 80 columns wide (or `COLUMNS`).
-rich is imported when something is drawn, because `--help` must not wait for it.
+On a terminal tables are drawn by rich; elsewhere the same table is plain aligned text, 80 columns
+wide (or `COLUMNS`). rich is imported when something is drawn, because `--help` must not wait for
+it.
 """
 
 import json
@@ -21,7 +23,8 @@ from typing import Any
 from recapp.errors import ConfigError
 
 FORMATS = ("text", "json")
-SECONDS_BETWEEN_LINES = 5.0  # of progress, where the output is no terminal: often enough to see that it lives
+# of progress, where the output is no terminal: often enough to see that it lives
+SECONDS_BETWEEN_LINES = 5.0
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,17 @@ class Column:
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
     """A column for each key of the rows, in the order of their first appearance."""
-    return [Column(key, key.replace("_", " ")) for key in dict.fromkeys(key for row in rows for key in row)]
+    return [
+        Column(key, key.replace("_", " "))
+        for key in dict.fromkeys(key for row in rows for key in row)
+    ]
 
 
 def print_table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column] | None = None, *, title: str | None = None
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[Column] | None = None,
+    *,
+    title: str | None = None,
 ) -> None:
     """Prints rows on standard output as a table; numbers stand at the right, long texts wrap.
 
@@ -74,8 +83,15 @@ def print_table(
 
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     pretty = console.is_terminal
-    apart, close = ((0, 1, 0, 0), (0, 0)) if pretty else ((0, 1), (0, 1, 0, 0))  # two blanks and one: a box draws one itself
-    table = Table(box=box.SIMPLE_HEAD if pretty else None, show_edge=False, pad_edge=False, padding=apart, header_style="bold")
+    # two blanks and one: a box draws one itself
+    apart, close = ((0, 1, 0, 0), (0, 0)) if pretty else ((0, 1), (0, 1, 0, 0))
+    table = Table(
+        box=box.SIMPLE_HEAD if pretty else None,
+        show_edge=False,
+        pad_edge=False,
+        padding=apart,
+        header_style="bold",
+    )
     for column in (chosen := columns_of(rows) if columns is None else columns):
         numbers = all(isinstance(row.get(column.key), int | float | None) for row in rows)
         table.add_column(
@@ -87,7 +103,10 @@ def print_table(
         )
     for row in rows:
         table.add_row(*(Text(readable(column.show(row.get(column.key)))) for column in chosen))
-    if Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum > console.width:
+    if (
+        Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum
+        > console.width
+    ):
         table.padding = close  # before texts are broken
     if title:
         console.print(Text(readable(title), style="bold"), soft_wrap=True)
@@ -111,7 +130,8 @@ def emit(
 
     Args:
         rows: A flat record for each line of the table.
-        format: `text`, a table for people, or `json`: `{"rows": [...]}` with every key of every record.
+        format: `text`, a table for people, or `json`: `{"rows": [...]}` with every key of every
+            record.
         columns: What the table shows, see `print_table`. JSON shows all.
         title: A line above the table; JSON has none.
 
@@ -179,7 +199,8 @@ def note(text: str) -> None:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows how far something is, on standard error: a bar on a terminal, else a line every few seconds.
+    """Shows how far something is, on standard error: a bar on a terminal, else a line every few
+    seconds.
 
     Args:
         title: What is being done.
@@ -192,10 +213,20 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
         yield _progress_in_lines(title, total)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-               TimeRemainingColumn(elapsed_when_finished=True))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
     bar = Progress(*columns, console=Console(stderr=True))
     task = bar.add_task(readable(title), total=total)
 

@@ -1,7 +1,8 @@
-"""Errors meant for people: each is one line that names the setting, its value, what is allowed and the fix.
+"""Errors meant for people: each is one line that names the setting, its value, what is allowed and
+the fix.
 
-Commands print such a line alone and exit with code 1; `RECAPP_TRACEBACK=1` shows the traceback as well. Anything that is not a
-`RecappError` is a fault of recapp and always comes with its traceback.
+Commands print such a line alone and exit with code 1; `RECAPP_TRACEBACK=1` shows the traceback as
+well. Anything that is not a `RecappError` is a fault of recapp and always comes with its traceback.
 
     RecappError
       ConfigError       a setting, a config group, a model's shapes
@@ -22,7 +23,8 @@ from difflib import get_close_matches
 class RecappError(Exception):
     """An error a user can act on; its text is one line.
 
-    `secondhand`: another rank told this one, so that rank has the traceback that helps and is let speak first.
+    `secondhand`: another rank told this one, so that rank has the traceback that helps and is let
+    speak first.
     """
 
     secondhand = False
@@ -64,7 +66,12 @@ class TrainingError(RecappError, ArithmeticError):
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """What to add to 'unknown NAME': the close matches if there are any, else all that is known."""
-    names = sorted(known, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
+    names = sorted(
+        known,
+        key=lambda name: [
+            int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)
+        ],
+    )
     close = get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"

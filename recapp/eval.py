@@ -1,9 +1,11 @@
-"""`python -m recapp.eval ckpt_path=DIR`: measures a checkpoint, on any number of ranks, under any plan.
+"""`python -m recapp.eval ckpt_path=DIR`: measures a checkpoint, on any number of ranks, under any
+plan.
 
     DIR/manifest.json (settings, plan) + command line -> ranks (`recapp.worker`) -> JOB/metrics.json
 
-Model, tables, data and split come from the checkpoint alone; exactly what the command line says replaces them (`+plan=row_wise`,
-`trainer.devices=4`, `split=test`). On the data it was validated on a checkpoint reproduces the metrics it was saved with.
+Model, tables, data and split come from the checkpoint alone; exactly what the command line says
+replaces them (`+plan=row_wise`, `trainer.devices=4`, `split=test`). On the data it was validated on
+a checkpoint reproduces the metrics it was saved with.
 """
 
 if __name__ == "__main__":
@@ -32,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments, by default those of the process.
     """
+
     def task(config: dict[str, Any], job: Job) -> float | None:
         settings = settings_of(config, job)
         check_data(settings)
@@ -53,15 +56,22 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     from recapp.checkpoints.directory import read_manifest
 
     if not config["ckpt_path"]:
-        raise ConfigError("ckpt_path must be given: ckpt_path=DIR, a checkpoint that recapp.train has named")
+        raise ConfigError(
+            "ckpt_path must be given: ckpt_path=DIR, a checkpoint that recapp.train has named"
+        )
     path = Path(with_absolute_paths(config)["ckpt_path"])
     manifest = read_manifest(path)
-    settings = with_absolute_paths(compose_over(manifest.config, "eval", job.overrides, job.folders))
+    settings = with_absolute_paths(
+        compose_over(manifest.config, "eval", job.overrides, job.folders)
+    )
     settings = as_trained(settings, manifest)
     if settings["split"] not in SPLITS:
         raise ConfigError(f"split={settings['split']}: {suggest(str(settings['split']), SPLITS)}")
     if settings["split"] == "test" and settings["dataset"]["test_path"] is None:
-        raise ConfigError("dataset.test_path is not set: split=test needs it (a directory, a glob, a _file_list.txt or a list of those)")
+        raise ConfigError(
+            "dataset.test_path is not set: split=test needs it (a directory, a glob, a "
+            "_file_list.txt or a list of those)"
+        )
     return settings | {"ckpt_path": str(path)}
 
 

@@ -1,9 +1,11 @@
-"""Every setting there is: a dataclass for each group of `conf/`; those of the commands stand in `recapp/primaries.py`.
+"""Every setting there is: a dataclass for each group of `conf/`; those of the commands stand in
+`recapp/primaries.py`.
 
-A field is a setting: its annotation says what it may be (`recapp/values.py`), its default is that of the group's first
-option, and what it means stands as a comment in `conf/`, where people look. Keys that no dataclass has are refused, so
-that no setting is accepted that nothing reads. `Made` marks a mapping with a `_target_`: its keys are the arguments of
-that constructor, whatever it is. `ABSENT` marks a setting that some options of a group have and others do not.
+A field is a setting: its annotation says what it may be (`recapp/values.py`), its default is that
+of the group's first option, and what it means stands as a comment in `conf/`, where people look.
+Keys that no dataclass has are refused, so that no setting is accepted that nothing reads. `Made`
+marks a mapping with a `_target_`: its keys are the arguments of that constructor, whatever it is.
+`ABSENT` marks a setting that some options of a group have and others do not.
 """
 
 from dataclasses import dataclass, field
@@ -44,8 +46,9 @@ class Made:
     Args:
         given: Arguments that recapp gives by name.
         positional: How many arguments recapp gives by position.
-        tried: Whether it is called once before ranks start, to hear what it says of the values: of constructors that do
-            nothing but make an object. The arguments that recapp gives by position are a parameter of one number.
+        tried: Whether it is called once before ranks start, to hear what it says of the values: of
+            constructors that do nothing but make an object. The arguments that recapp gives by
+            position are a parameter of one number.
         makes: The class of what it makes, dotted.
         such_as: Constructors that do.
     """
@@ -193,28 +196,45 @@ class Metrics:
 
 @dataclass
 class Trainer:
-    """`trainer`: recapp's own settings and those of Lightning's Trainer, whose others can be added with a plus."""
+    """`trainer`: recapp's own settings and those of Lightning's Trainer, whose others can be added
+    with a plus.
+    """
 
     others: ClassVar[str] = "lightning.pytorch.Trainer"
     refused: ClassVar[dict[str, str]] = {
         "strategy": "recapp's own shards the tables; +plan=... says how, topology=... on what",
         "logger": "choose loggers by logger=..., or add one by +logger.NAME._target_=...",
-        "callbacks": "choose callbacks by callbacks=..., or add one by +callbacks.NAME._target_=...",
+        "callbacks": (
+            "choose callbacks by callbacks=..., or add one by +callbacks.NAME._target_=..."
+        ),
         "enable_checkpointing": "the last checkpoint is always kept; callbacks=none keeps no other",
         "enable_model_summary": "layers, plan and ranks are always printed before the first step",
-        "num_sanity_val_steps": "there is no validation before the first step; trainer.val_check_interval=1"
+        "num_sanity_val_steps": "there is no validation before the first step; "
+        "trainer.val_check_interval=1"
         " trainer.max_steps=1 tries one",
         "num_nodes": "torchrun or srun say how many hosts there are",
         "default_root_dir": "hydra.run.dir=DIR says where a run writes",
         "use_distributed_sampler": "every rank reads its own lanes of the data (dataset.lanes)",
         "inference_mode": "validation needs no gradients as it is",
-        "accumulate_grad_batches": "tables are updated in every backward; use a larger dataset.batch_size",
+        "accumulate_grad_batches": (
+            "tables are updated in every backward; use a larger dataset.batch_size"
+        ),
     }
 
     devices: Positive | Literal["auto"] = "auto"
     accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
     precision: Literal[
-        "32-true", "64-true", "bf16-mixed", "bf16-true", "16-true", "16-mixed", "32", "64", "bf16", 32, 64
+        "32-true",
+        "64-true",
+        "bf16-mixed",
+        "bf16-true",
+        "16-true",
+        "16-mixed",
+        "32",
+        "64",
+        "bf16",
+        32,
+        64,
     ] = "32-true"
     max_epochs: Positive | Literal[-1] | None = None
     max_steps: Positive | Literal[-1] | None = None

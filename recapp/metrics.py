@@ -1,16 +1,19 @@
-"""What a click model is measured by: AUC, log loss, normalised entropy and calibration; from logits, in bounded memory, on any ranks.
+"""What a click model is measured by: AUC, log loss, normalised entropy and calibration; from
+logits, in bounded memory, on any ranks.
 
-Every state is a sum over samples, so it does not matter how samples are dealt to batches and ranks, and empty batches change nothing. Sums
-are fp64 or integers: 10^9 samples lose no digit. What a metric cannot know (no samples, one class only) is nan.
+Every state is a sum over samples, so it does not matter how samples are dealt to batches and ranks,
+and empty batches change nothing. Sums are fp64 or integers: 10^9 samples lose no digit. What a
+metric cannot know (no samples, one class only) is nan.
 
-Sorting all logits for an exact AUC takes memory without bound. Here clicks and non-clicks are counted in bins of the logit, and a pair in
-one bin counts half, as a tie does:
+Sorting all logits for an exact AUC takes memory without bound. Here clicks and non-clicks are
+counted in bins of the logit, and a pair in one bin counts half, as a tie does:
 
-    bin          0    1    2    3         AUC = pairs (click, non-click) in the right order / all pairs
-    clicks       0    1    2    4               (1 * (5 + 3/2)  +  2 * (8 + 1/2)  +  4 * (9 + 0/2)) / (7 * 9)
-    non-clicks   5    3    1    0
+    bin          0    1    2    3     AUC = pairs (click, non-click) in the right order / all pairs
+    clicks       0    1    2    4         = (1 * (5 + 3/2) + 2 * (8 + 1/2) + 4 * (9 + 0/2))
+    non-clicks   5    3    1    0           / (7 * 9)
 
-Only pairs in one bin can be counted wrongly, each by at most a half: that is the error bound, and it is known after counting.
+Only pairs in one bin can be counted wrongly, each by at most a half: that is the error bound, and
+it is known after counting.
 
 Shapes: B samples of a batch on this rank, K bins.
 """
@@ -25,16 +28,17 @@ from torchmetrics import Metric
 
 from recapp.errors import ConfigError, suggest
 
-BINS = 2**18            # a bin near 0 is 6e-5 logits wide; 4 MB of counts
-OCTAVES = 8             # of 1 + |logit|: logits beyond +-255 share the outermost bins
-MANTISSA_BITS = 23      # of an IEEE fp32 number
+BINS = 2**18  # a bin near 0 is 6e-5 logits wide; 4 MB of counts
+OCTAVES = 8  # of 1 + |logit|: logits beyond +-255 share the outermost bins
+MANTISSA_BITS = 23  # of an IEEE fp32 number
 
 
 def logit_bins(logits_B: Tensor) -> Tensor:
     """The bin of each logit, int64 in 0..BINS; BINS itself is for what is not a number.
 
-    A bin is some leading bits of 1 + |logit| as an fp32 number, so bins are equally wide up to 1 and widen by the octave from there on.
-    Bits are the same on every device; no logarithm is rounded.
+    A bin is some leading bits of 1 + |logit| as an fp32 number, so bins are equally wide up to 1
+    and widen by the octave from there on. Bits are the same on every device; no logarithm is
+    rounded.
     """
     bits_B = (logits_B.float().abs() + 1).view(torch.int32) - _bits_of_one()
     step = MANTISSA_BITS - (BINS // 2 // OCTAVES).bit_length() + 1
@@ -48,10 +52,12 @@ def _bits_of_one() -> int:
 
 
 class AUC(Metric):
-    """Area under the ROC curve: the share of (click, non-click) pairs in the right order, ties counting half.
+    """Area under the ROC curve: the share of (click, non-click) pairs in the right order, ties
+    counting half.
 
-    From counts in `BINS` bins of the logit, so it differs from the exact value by at most `error_bound()`; for the logits of a trained
-    click model that is about 1e-5, and the difference itself far less. nan with one class only, or if a logit was nan.
+    From counts in `BINS` bins of the logit, so it differs from the exact value by at most
+    `error_bound()`; for the logits of a trained click model that is about 1e-5, and the difference
+    itself far less. nan with one class only, or if a logit was nan.
     """
 
     higher_is_better = True
@@ -81,22 +87,32 @@ class AUC(Metric):
         return (clicks_K * (below_K + others_K / 2)).sum() / pairs
 
     def error_bound(self) -> Tensor:
-        """By how much `compute` on these counts can differ from the exact area at most, an fp64 scalar."""
+        """By how much `compute` on these counts can differ from the exact area at most, an fp64
+        scalar.
+        """
         others_K, clicks_K, pairs = self._pairs()
         return (clicks_K * others_K).sum() / 2 / pairs
 
     def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts of non-clicks and clicks by bin and the number of pairs; fp64, because a product of counts outgrows int64."""
+        """Counts of non-clicks and clicks by bin and the number of pairs; fp64, because a product
+        of counts outgrows int64.
+        """
         others_K, clicks_K = self.counts[:, :-1].double()
         pairs = others_K.sum() * clicks_K.sum()
-        return others_K, clicks_K, torch.where(self.counts[:, -1].sum() + (pairs == 0) > 0, torch.nan, pairs)
+        return (
+            others_K,
+            clicks_K,
+            torch.where(self.counts[:, -1].sum() + (pairs == 0) > 0, torch.nan, pairs),
+        )
 
 
 _SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "samples": lambda logits_B, labels_B: labels_B.new_full((), len(labels_B)),
     "clicks": lambda logits_B, labels_B: labels_B.sum(),
     "predicted": lambda logits_B, labels_B: logits_B.sigmoid().sum(),
-    "loss": lambda logits_B, labels_B: F.binary_cross_entropy_with_logits(logits_B, labels_B, reduction="sum"),
+    "loss": lambda logits_B, labels_B: F.binary_cross_entropy_with_logits(
+        logits_B, labels_B, reduction="sum"
+    ),
 }
 
 
@@ -123,13 +139,16 @@ class _Sums(Metric):
             logits_B: of any float dtype.
             labels_B: 0 or 1, of any dtype.
         """
-        logits_B, labels_B = logits_B.detach().double(), labels_B.double()
+        logits_B = logits_B.detach().double()
+        labels_B = labels_B.double()
         for name in self.needs:
             getattr(self, name).add_(_SUMS[name](logits_B, labels_B))
 
 
 class LogLoss(_Sums):
-    """Mean cross entropy in nats: -mean(y ln p + (1 - y) ln(1 - p)). Computed from the logit, so p = 0 and 1 need no clipping."""
+    """Mean cross entropy in nats: -mean(y ln p + (1 - y) ln(1 - p)). Computed from the logit, so p
+    = 0 and 1 need no clipping.
+    """
 
     higher_is_better = False
     needs = ("loss", "samples")
@@ -140,9 +159,11 @@ class LogLoss(_Sums):
 
 
 class NormalizedEntropy(_Sums):
-    """Log loss divided by that of always predicting the share of clicks; below 1 a model knows more than that share.
+    """Log loss divided by that of always predicting the share of clicks; below 1 a model knows more
+    than that share.
 
-    He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook". nan with one class only.
+    He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook". nan with one
+    class only.
     """
 
     higher_is_better = False
@@ -156,7 +177,9 @@ class NormalizedEntropy(_Sums):
 
 
 class Calibration(_Sums):
-    """Mean prediction / mean label; 1 is right, above 1 the model promises too many clicks. nan without a click."""
+    """Mean prediction / mean label; 1 is right, above 1 the model promises too many clicks. nan
+    without a click.
+    """
 
     higher_is_better = None
     needs = ("predicted", "clicks")
@@ -167,15 +190,22 @@ class Calibration(_Sums):
 
 
 _METRICS: dict[str, type[Metric]] = {
-    "auc": AUC, "log_loss": LogLoss, "normalized_entropy": NormalizedEntropy, "calibration": Calibration}
+    "auc": AUC,
+    "log_loss": LogLoss,
+    "normalized_entropy": NormalizedEntropy,
+    "calibration": Calibration,
+}
 
 
-def click_metrics(names: Sequence[str] = tuple(_METRICS), sync_on_compute: bool = True) -> dict[str, Metric]:
+def click_metrics(
+    names: Sequence[str] = tuple(_METRICS), sync_on_compute: bool = True
+) -> dict[str, Metric]:
     """Fresh metrics by name.
 
     Args:
         names: some of auc, log_loss, normalized_entropy, calibration.
-        sync_on_compute: whether `compute` is of all ranks' batches, and all of them have to call it.
+        sync_on_compute: whether `compute` is of all ranks' batches, and all of them have to call
+            it.
 
     Raises:
         ConfigError: an unknown name.

@@ -1,4 +1,5 @@
-"""Where configuration files are looked for: recapp's own `conf/`, and the folders of the command line's `--config-dir`.
+"""Where configuration files are looked for: recapp's own `conf/`, and the folders of the command
+line's `--config-dir`.
 
     conf/model/dlrm.yaml        model=dlrm
     FOLDER/model/wide.yaml      --config-dir FOLDER model=wide
@@ -13,17 +14,25 @@ Folders = Sequence[Path]  # those of the command line; recapp's own comes before
 
 
 def conf_dir() -> Path:
-    """The directory of the configuration: inside the package where recapp is installed, beside it in a checkout."""
+    """The directory of the configuration: inside the package where recapp is installed, beside it
+    in a checkout.
+    """
     package = Path(__file__).resolve().parent
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
 
 
 def named_folders(arguments: Sequence[str]) -> tuple[Path, ...]:
-    """Find the folders that `--config-dir FOLDER` names in a command line (absolute); one that is not there is Hydra's error."""
+    """Find the folders that `--config-dir FOLDER` names in a command line (absolute); one that is
+    not there is Hydra's error.
+    """
     behind = [value for flag, value in pairwise(arguments) if flag in FLAGS]
-    joined = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{FLAGS[0]}=")]
-    return tuple(path for name in (*behind, *joined) if (path := Path(name).expanduser().absolute()).is_dir())
+    joined = [
+        argument.partition("=")[2] for argument in arguments if argument.startswith(f"{FLAGS[0]}=")
+    ]
+    return tuple(
+        path for name in (*behind, *joined) if (path := Path(name).expanduser().absolute()).is_dir()
+    )
 
 
 def places(folders: Folders = ()) -> tuple[Path, ...]:
@@ -44,4 +53,6 @@ def option_file(group: str, option: str, folders: Folders = ()) -> Path | None:
 
 def options(group: str, folders: Folders = ()) -> list[str]:
     """List the options that a group has."""
-    return sorted({file.stem for place in places(folders) for file in (place / group).glob("*.yaml")})
+    return sorted(
+        {file.stem for place in places(folders) for file in (place / group).glob("*.yaml")}
+    )

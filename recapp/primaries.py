@@ -1,4 +1,6 @@
-"""The settings of each command: those of its own file in `conf/`, and the groups that it composes."""
+"""The settings of each command: those of its own file in `conf/`, and the groups that it
+composes.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -76,7 +78,9 @@ class OnPaper(Run):
     as_: Literal["plan", "hugectr"] = "plan"
     path: str | None = None
     ranks: list[Positive] = field(default_factory=list)
-    plans: list[Literal["best"] | ShardingType] | Literal["best"] | ShardingType = field(default_factory=list)
+    plans: list[Literal["best"] | ShardingType] | Literal["best"] | ShardingType = field(
+        default_factory=list
+    )
     weak_batch: Positive = 512
 
 
@@ -118,5 +122,11 @@ class Report(Command):
     path: str = ABSENT
 
 
-COMMANDS: dict[str, type] = {"train": Train, "eval": Eval, "plan": OnPaper, "bench": Bench, "report": Report}
+COMMANDS: dict[str, type] = {
+    "train": Train,
+    "eval": Eval,
+    "plan": OnPaper,
+    "bench": Bench,
+    "report": Report,
+}
 """The settings of each command, by its name."""

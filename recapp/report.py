@@ -1,9 +1,10 @@
-"""`python -m recapp.report path=DIR`: the report of a sweep, a training run or an evaluation, made from what its directory holds.
+"""`python -m recapp.report path=DIR`: the report of a sweep, a training run or an evaluation, made
+from what its directory holds.
 
     DIR -> DIR/report.html, DIR/*.png
 
-A sweep of `recapp.train` ends with it; this makes it anew, or for a run of its own. Nothing is measured, no rank is
-started, and the page needs neither network nor script.
+A sweep of `recapp.train` ends with it; this makes it anew, or for a run of its own. Nothing is
+measured, no rank is started, and the page needs neither network nor script.
 """
 
 if __name__ == "__main__":
@@ -32,13 +33,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments, by default those of the process.
     """
+
     def task(config: dict[str, Any], job: Job) -> None:
         from recapp.reporting.sweep_report import write_report
 
         try:
             rows = write_report(Path(str(config["path"])).expanduser(), _defaults)
         except OSError as error:
-            raise ConfigError(f"path={config['path']}: {error.filename} cannot be written ({error.strerror})") from error
+            raise ConfigError(
+                f"path={config['path']}: {error.filename} cannot be written ({error.strerror})"
+            ) from error
         if config["format"] == "text":
             rows = [{**row, "file": _file_or_why(row)} for row in rows]
         console.emit(rows, config["format"], COLUMNS)
@@ -47,12 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _file_or_why(row: Mapping[str, Any]) -> str:
-    """One column for both: a column of reasons, mostly empty, would leave too little room for names of files."""
+    """One column for both: a column of reasons, mostly empty, would leave too little room for names
+    of files.
+    """
     return console.short_path(row["file"]) if row["file"] else f"left out: {row['left_out']}"
 
 
 def _defaults(chosen: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of a training run that is told nothing but some options, as a run leaves them."""
+    """The settings of a training run that is told nothing but some options, as a run leaves
+    them.
+    """
     config = compose("train", overrides_that_choose(chosen, "train"))
     own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
     settings = to_plain(own, whole=False)

@@ -1,4 +1,5 @@
-"""Every value of a sweep is looked at before its first job: a sweep of hours is not to end at a misspelt number.
+"""Every value of a sweep is looked at before its first job: a sweep of hours is not to end at a
+misspelt number.
 
     -m seed=1,x          seed=x: must be a whole number
 """
@@ -15,12 +16,14 @@ from recapp.check_settings import checked
 from recapp.option_files import Folders, is_group
 
 
-def check_sweep(command: str, first: Sequence[str], overrides: Sequence[str], folders: Folders) -> None:
+def check_sweep(
+    command: str, first: Sequence[str], overrides: Sequence[str], folders: Folders
+) -> None:
     """Refuse a value that no job could have, whatever the others have.
 
     Each swept setting takes its values in turn, under the first values of the others. Values that a
-    sweeper draws (intervals, distributions) are looked at by the job that gets them; glob(...) finds
-    nothing but options that are there.
+    sweeper draws (intervals, distributions) are looked at by the job that gets them; glob(...)
+    finds nothing but options that are there.
 
     Args:
         command: Whose settings they are.
@@ -39,7 +42,8 @@ def check_sweep(command: str, first: Sequence[str], overrides: Sequence[str], fo
     _check(command, whole, said)
     for number, of_one in enumerate(values):
         for value in of_one[1:]:
-            job, parsed = [*said[:number], value, *said[number + 1 :]], parser.parse_override(value)
+            job = [*said[:number], value, *said[number + 1 :]]
+            parsed = parser.parse_override(value)
             if is_group(parsed.key_or_group, folders):
                 config = settings.compose(command, [*first, *job], folders)
             else:  # composing takes a fifth of a second, and there may be hundreds of seeds
@@ -50,7 +54,9 @@ def check_sweep(command: str, first: Sequence[str], overrides: Sequence[str], fo
 
 
 def _values(override: Override, text: str) -> list[str]:
-    """What an override says in one job after the other, as far as that is known before the first."""
+    """What an override says in one job after the other, as far as that is known before the
+    first.
+    """
     if not override.is_sweep_override():
         return [text]
     if not override.is_discrete_sweep() or override.value_type is ValueType.GLOB_CHOICE_SWEEP:

@@ -1,10 +1,13 @@
-"""`python -m recapp.train`: trains a recommender with sharded tables, on as many ranks as there are devices.
+"""`python -m recapp.train`: trains a recommender with sharded tables, on as many ranks as there are
+devices.
 
-    settings -> JOB/resolved.yaml.tmp -> ranks (`recapp.worker`, each reads it) -> JOB/resolved.yaml, JOB/metrics.json
+    settings -> JOB/resolved.yaml.tmp -> ranks (`recapp.worker`, each reads it)
+             -> JOB/resolved.yaml, JOB/metrics.json
 
-This process only composes the settings, starts the ranks and waits; with `-m` it does so once for each job and compares the jobs
-so far after each; the last one is followed by the sweep's report. Under torchrun or srun the ranks are there already: then each of them
-runs this, and the worker's body in place.
+This process only composes the settings, starts the ranks and waits; with `-m` it does so once for
+each job and compares the jobs so far after each; the last one is followed by the sweep's report.
+Under torchrun or srun the ranks are there already: then each of them runs this, and the worker's
+body in place.
 """
 
 if __name__ == "__main__":
@@ -27,7 +30,8 @@ from recapp.reporting import comparison
 from recapp.settings import compose_over, with_absolute_paths
 
 LENGTH = ("max_epochs", "max_steps")
-FIRST_CODE_OF_SIGNALS = 128  # whoever stops a sweep does not wait for its report: python -m recapp.report makes it
+# whoever stops a sweep does not wait for its report: python -m recapp.report makes it
+FIRST_CODE_OF_SIGNALS = 128
 OBJECTIVE = "val_auc"  # of a sweeper that looks for the best settings
 
 
@@ -77,10 +81,12 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
 
 
 def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
-    """The settings of a run: those of the command line; with `ckpt_path` those of the checkpoint and what the command line replaces.
+    """The settings of a run: those of the command line; with `ckpt_path` those of the checkpoint
+    and what the command line replaces.
 
-    How long to train is one decision: who says one of trainer.max_epochs and trainer.max_steps lifts the checkpoint's other one. Paths
-    are absolute, so that a checkpoint can be evaluated from anywhere.
+    How long to train is one decision: who says one of trainer.max_epochs and trainer.max_steps
+    lifts the checkpoint's other one. Paths are absolute, so that a checkpoint can be evaluated from
+    anywhere.
     """
     config = with_absolute_paths(config)
     if not config["ckpt_path"]:
@@ -88,22 +94,36 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     from recapp.checkpoints.directory import read_manifest
 
     manifest = read_manifest(Path(config["ckpt_path"]))
-    settings = with_absolute_paths(compose_over(manifest.config, "train", job.overrides, job.folders))
+    settings = with_absolute_paths(
+        compose_over(manifest.config, "train", job.overrides, job.folders)
+    )
     settings = as_trained(settings, manifest)
     said = {override.lstrip("+").partition("=")[0] for override in job.overrides}
     for one, other in (LENGTH, LENGTH[::-1]):
-        if f"trainer.{one}" in said and f"trainer.{other}" not in said and settings["trainer"][one] is not None:
+        if (
+            f"trainer.{one}" in said
+            and f"trainer.{other}" not in said
+            and settings["trainer"][one] is not None
+        ):
             settings["trainer"][other] = None
     return settings
 
 
 def tell_of_no_validation(settings: dict[str, Any]) -> None:
     """Says so where no row validates: a run then has no metrics, and no checkpoint is the best."""
-    dataset, limit = settings["dataset"], settings["trainer"]["limit_val_batches"]
-    named = f"dataset.val_share={dataset['val_share']}" if limit != 0 else f"trainer.limit_val_batches={limit}"
+    dataset = settings["dataset"]
+    limit = settings["trainer"]["limit_val_batches"]
+    named = (
+        f"dataset.val_share={dataset['val_share']}"
+        if limit != 0
+        else f"trainer.limit_val_batches={limit}"
+    )
     nothing = limit == 0 or (dataset["val_path"] is None and check_share(dataset["val_share"]) == 0)
     if nothing and not outside_rank():
-        console.note(f"{named}: no row validates, so there are no metrics, and last.ckpt is the only checkpoint")
+        console.note(
+            f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
+            "checkpoint"
+        )
 
 
 def keep_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
@@ -116,20 +136,31 @@ def keep_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
 
 
 def report_of(sweep: Path) -> None:
-    """Writes the sweep's report beside its comparison, which does not depend on it: a full disk is a remark."""
+    """Writes the sweep's report beside its comparison, which does not depend on it: a full disk is
+    a remark.
+    """
     from recapp.reporting.sweep_report import REPORT_FILE, write_report
 
     try:
         write_report(sweep)
         console.note(f"report {console.short_path(sweep / REPORT_FILE)}")
     except OSError as error:
-        console.note(f"no report: {error.filename}: {error.strerror}; python -m recapp.report path={console.short_path(sweep)} makes it")
+        console.note(
+            f"no report: {error.filename}: {error.strerror}; python -m recapp.report "
+            f"path={console.short_path(sweep)} makes it"
+        )
 
 
 def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
-    """Prints the jobs of a sweep so far. Why one failed was said when it did, and stands in `comparison.csv`."""
+    """Prints the jobs of a sweep so far. Why one failed was said when it did, and stands in
+    `comparison.csv`.
+    """
     print()
-    console.print_table(comparison.lines_of_table(compared), comparison.TABLE, title=console.short_path(sweep / comparison.COMPARISON_FILE))
+    console.print_table(
+        comparison.lines_of_table(compared),
+        comparison.TABLE,
+        title=console.short_path(sweep / comparison.COMPARISON_FILE),
+    )
     sys.stdout.flush()
 
 

@@ -1,19 +1,23 @@
-"""Nothing that a file names is run: a `_target_` of a checkpoint's settings is judged before it is imported.
+"""Nothing that a file names is run: a `_target_` of a checkpoint's settings is judged before it is
+imported.
 
-| where                                    | what may stand there                                          |
-|------------------------------------------|---------------------------------------------------------------|
-| optimizer.sparse                         | recapp's row rules, by name                                   |
-| optimizer.dense                          | a class of torch.optim                                        |
-| optimizer.schedule                       | recapp's schedules, by name; a class of torch.optim.lr_scheduler |
-| callbacks.NAME                           | a class of lightning.pytorch.callbacks                        |
-| logger.NAME                              | recapp's, by name; a class of lightning.pytorch.loggers       |
-| model                                    | recapp's models, by name                                      |
-| anywhere else, in arguments and in lists | a class of any of these homes, of torch.nn or of torchmetrics |
+| where                                    | what may stand there                                  |
+|------------------------------------------|-------------------------------------------------------|
+| optimizer.sparse                         | recapp's row rules, by name                           |
+| optimizer.dense                          | a class of torch.optim                                |
+| optimizer.schedule                       | recapp's schedules, by name; a class of               |
+|                                          | torch.optim.lr_scheduler                              |
+| callbacks.NAME                           | a class of lightning.pytorch.callbacks                |
+| logger.NAME                              | recapp's, by name; a class of                         |
+|                                          | lightning.pytorch.loggers                             |
+| model                                    | recapp's models, by name                              |
+| anywhere else, in arguments and in lists | a class of any of these homes, of torch.nn or of      |
+|                                          | torchmetrics                                          |
 
 A class counts where its home shows it under a public name and it is derived from the home's base; a
-function never does. Homes are modules of this list, so nothing is imported because a file names it. What
-the command line or a conf of the user's own says is the user's word and not judged; with `trust=[package]`
-the user vouches for what a checkpoint names in that package.
+function never does. Homes are modules of this list, so nothing is imported because a file names it.
+What the command line or a conf of the user's own says is the user's word and not judged; with
+`trust=[package]` the user vouches for what a checkpoint names in that package.
 
 Settings of a file are plain: references (`${...}`), Hydra's own keys and paths that leave the run's
 directory are refused as well.
@@ -64,7 +68,8 @@ OF_CONF = (
     "lightning.pytorch.callbacks.EarlyStopping",
     "lightning.pytorch.loggers.TensorBoardLogger",
 )
-"""What recapp's own conf names of them: known without the seconds that importing Lightning takes."""
+"""What recapp's own conf names of them: known without the seconds that importing Lightning takes.
+"""
 
 Allowed = tuple[Sequence[str], Sequence[Home]]
 SLOTS: Mapping[str, Allowed] = {
@@ -84,7 +89,8 @@ ELSEWHERE: Allowed = (
 def marked(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a file, checked to be plain, with a mark on each `_target_`.
 
-    The mark stays on what nothing replaces while other settings are laid over these; `judged` takes it off.
+    The mark stays on what nothing replaces while other settings are laid over these; `judged` takes
+    it off.
 
     Raises:
         CheckpointError: settings that are not plain.
@@ -192,7 +198,8 @@ def _judge(target: str, where: str, trust: Sequence[str]) -> None:
     if not known:
         fix = f"if that package is yours, say trust=[{package}]"
     raise CheckpointError(
-        f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: {_may(names, homes)}; {fix}"
+        f"{where}.{TARGET}={_shown(target)} stands in the checkpoint and is not run: "
+        f"{_may(names, homes)}; {fix}"
     )
 
 
@@ -225,7 +232,9 @@ def _is_dotted(name: str) -> bool:
 
 
 def _leads_out(text: str) -> bool:
-    """Whether a text read as a path is not below the run's directory; whoever takes paths may take URIs, too."""
+    """Whether a text read as a path is not below the run's directory; whoever takes paths may take
+    URIs, too.
+    """
     uri = "://" in text or "::" in text or text.startswith(("file:", "local:", "data:"))
     return uri or os.path.isabs(text) or text.startswith("~") or ".." in re.split(r"[/\\]", text)
 
@@ -238,5 +247,6 @@ def _shown(text: str) -> str:
 
 def _not_plain(where: str, why: str) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint's settings are not plain: {_shown(where) or 'they'} {why}; use another checkpoint"
+        f"the checkpoint's settings are not plain: {_shown(where) or 'they'} {why}; use another "
+        "checkpoint"
     )

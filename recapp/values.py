@@ -1,13 +1,15 @@
 """What the value of a setting may be, said by the type annotation of whoever takes it.
 
-    annotation                              allowed in YAML          refused with
-    Annotated[int, Within(1)] | None        20, null                 must be a whole number of at least 1, or null
-    Literal["auto", "gloo"]                 auto                     did you mean auto?
-    list[str]                               [user, item]             must be a list of names, such as [user]
+    annotation                         allowed in YAML    refused with
+    Annotated[int, Within(1)] | None   20, null           must be a whole number of at least 1,
+                                                          or null
+    Literal["auto", "gloo"]            auto               did you mean auto?
+    list[str]                          [user, item]       must be a list of names, such as [user]
 
-Both sources of annotations are read alike: the dataclasses of `recapp/groups.py`, one for each group of settings, and
-the signatures of the constructors that a `_target_` names. Settings are plain values, so of `float | Tensor` only the
-number counts. An annotation that says nothing about plain values refuses nothing.
+Both sources of annotations are read alike: the dataclasses of `recapp/groups.py`, one for each
+group of settings, and the signatures of the constructors that a `_target_` names. Settings are
+plain values, so of `float | Tensor` only the number counts. An annotation that says nothing about
+plain values refuses nothing.
 """
 
 import inspect
@@ -55,7 +57,9 @@ class Within:
         """What follows "a number" in a sentence."""
         low = f" of at least {self.least:g}" if self.least is not None else ""
         low = low if self.above is None else f" above {self.above:g}"
-        high = "" if self.most is None else f"{' and' if low else ' of'} at most {_plain(self.most)}"
+        high = (
+            "" if self.most is None else f"{' and' if low else ' of'} at most {_plain(self.most)}"
+        )
         return low + high
 
 
@@ -66,8 +70,8 @@ class Wrong(ValueError):
 def read(value: Any, annotation: Any, name: str) -> Any:
     """Check a value of the settings and convert what YAML could not know.
 
-    A whole number that was written as 1e3 becomes one where only whole numbers are allowed, and a number becomes text
-    where only text is (columns may be called 0 and 1).
+    A whole number that was written as 1e3 becomes one where only whole numbers are allowed, and a
+    number becomes text where only text is (columns may be called 0 and 1).
 
     Args:
         value: Plain, as Hydra composed it.
@@ -87,7 +91,8 @@ def read(value: Any, annotation: Any, name: str) -> Any:
 
 
 def takes(target: Callable[..., Any]) -> dict[str, Any]:
-    """List the arguments that a constructor takes by name, each with its annotation, `Any` where it has none.
+    """List the arguments that a constructor takes by name, each with its annotation, `Any` where it
+    has none.
 
     Arguments that it takes by `**kwargs` are listed as `**`.
     """
@@ -102,9 +107,15 @@ def takes(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def check_arguments(
-    target: Callable[..., Any], wanted: Mapping[str, Any], name: str, *, given: Iterable[str] = (), positional: int = 0
+    target: Callable[..., Any],
+    wanted: Mapping[str, Any],
+    name: str,
+    *,
+    given: Iterable[str] = (),
+    positional: int = 0,
 ) -> None:
-    """Refuse arguments that a constructor does not take, that it needs and nobody gives, or of a wrong type.
+    """Refuse arguments that a constructor does not take, that it needs and nobody gives, or of a
+    wrong type.
 
     Args:
         target: The constructor.
@@ -116,13 +127,17 @@ def check_arguments(
     Raises:
         ConfigError: Naming the setting and what the constructor takes.
     """
-    known, label = takes(target), f"{target.__module__}.{target.__qualname__}"
-    own = [argument for argument in known if argument not in given and argument != "**"][positional:]
+    known = takes(target)
+    label = f"{target.__module__}.{target.__qualname__}"
+    own = [argument for argument in known if argument not in given and argument != "**"][
+        positional:
+    ]
     for argument, value in wanted.items():
         if argument not in own and ("**" not in known or argument in known):
             says = suggest(argument, own)
             raise ConfigError(
-                f"unknown setting {name}.{argument}: {says}; {label} takes no such argument from the settings"
+                f"unknown setting {name}.{argument}: {says}; {label} takes no such argument from "
+                "the settings"
                 f" (~{name}.{argument} leaves out one that a file sets)"
             )
         read(value, known.get(argument, Any), f"{name}.{argument}")
@@ -163,7 +178,9 @@ Options = list[tuple[Any, tuple[Within, ...]]]
 
 
 def _options(annotation: Any) -> Options:
-    """The alternatives of an annotation with their ranges; those that no plain value can be are left out."""
+    """The alternatives of an annotation with their ranges; those that no plain value can be are
+    left out.
+    """
     origin = _origin(annotation)
     if origin in (Union, types.UnionType):
         return [option for part in get_args(annotation) for option in _options(part)]
@@ -188,7 +205,9 @@ def _options(annotation: Any) -> Options:
 
 
 def _origin(annotation: Any) -> Any:
-    """Of `list[int]` the list; None where nothing is in brackets. The type of `get_origin` itself forbids to compare it with a class."""
+    """Of `list[int]` the list; None where nothing is in brackets. The type of `get_origin` itself
+    forbids to compare it with a class.
+    """
     return get_origin(annotation)
 
 
@@ -204,7 +223,9 @@ def _is(value: Any, option: Any) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return (
+            isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        )
     if kind is str:
         return isinstance(value, str)
     return isinstance(value, list) if kind in LISTS else isinstance(value, dict)
@@ -212,7 +233,8 @@ def _is(value: Any, option: Any) -> bool:
 
 def _inside(value: Any, option: Any) -> Any:
     """The values of a list or a mapping are read in turn."""
-    kind, parts = _origin(option), get_args(option)
+    kind = _origin(option)
+    parts = get_args(option)
     if kind is tuple and parts and parts[-1] is not Ellipsis:
         if len(value) != len(parts):
             raise Wrong(f"must have {len(parts)} values")
@@ -220,7 +242,9 @@ def _inside(value: Any, option: Any) -> Any:
     if kind in LISTS and parts:
         return [_part(item, parts[0]) for item in value]
     if kind in MAPPINGS and parts:
-        return {_part(key, parts[0]): _part(item, parts[1], f"{key}: ") for key, item in value.items()}
+        return {
+            _part(key, parts[0]): _part(item, parts[1], f"{key}: ") for key, item in value.items()
+        }
     return value
 
 
@@ -235,7 +259,12 @@ def _converted(value: Any, options: Options) -> Any:
     kinds = [option for option, _ in options]
     if isinstance(value, float) and value.is_integer() and int in kinds and float not in kinds:
         return int(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and str in kinds and not {int, float} & set(kinds):
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and str in kinds
+        and not {int, float} & set(kinds)
+    ):
         return str(value)
     return value
 
@@ -245,9 +274,15 @@ def _converted(value: Any, options: Options) -> Any:
 
 def _allowed(value: Any, options: Options) -> str:
     """What would be right, as the end of a sentence that begins with the setting and its value."""
-    words = [word for option, _ in options if _origin(option) is Literal for word in get_args(option)]
+    words = [
+        word for option, _ in options if _origin(option) is Literal for word in get_args(option)
+    ]
     others = [(option, bounds) for option, bounds in options if _origin(option) is not Literal]
-    if words and not [option for option, _ in others if option is not type(None)] and isinstance(value, str):
+    if (
+        words
+        and not [option for option, _ in others if option is not type(None)]
+        and isinstance(value, str)
+    ):
         return suggest(value, [shown(word) for word in words])
     if not options:
         return "must be left out: settings cannot write what it takes"
@@ -259,7 +294,8 @@ def _allowed(value: Any, options: Options) -> str:
 
 
 def _said(option: Any, bounds: tuple[Within, ...]) -> str:
-    kind, parts = _origin(option) or option, get_args(option)
+    kind = _origin(option) or option
+    parts = get_args(option)
     if kind in LISTS:
         return f"a list{f' of {_plural(parts[0])}' if parts else ''}"
     if kind in MAPPINGS:
@@ -269,10 +305,16 @@ def _said(option: Any, bounds: tuple[Within, ...]) -> str:
 
 def _plural(annotation: Any) -> str:
     options = _options(annotation)
-    words = [word for option, _ in options if _origin(option) is Literal for word in get_args(option)]
+    words = [
+        word for option, _ in options if _origin(option) is Literal for word in get_args(option)
+    ]
     if words:
         return f"some of {', '.join(map(shown, words))}"
-    found = [PLURALS[option] + "".join(map(str, bounds)) for option, bounds in options if option in PLURALS]
+    found = [
+        PLURALS[option] + "".join(map(str, bounds))
+        for option, bounds in options
+        if option in PLURALS
+    ]
     return " or ".join(found) or "values"
 
 

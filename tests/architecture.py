@@ -1,4 +1,6 @@
-"""Reads the imports, sizes and docstrings of a package's files, and says in one line each what breaks the rules of the house."""
+"""Reads the imports, sizes and docstrings of a package's files, and says in one line each what
+breaks the rules of the house.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -33,25 +35,44 @@ console
 option_files | trust
 errors
 """
-"""High to low; one imports only what is lower, or itself. Names between commas see each other, names between bars do not."""
+"""High to low; one imports only what is lower, or itself. Names between commas see each other,
+names between bars do not.
+"""
 
-HYDRA_HOMES = (*COMMANDS.split(", "), "commands", "command_line", "sweep_values", "settings", "build", "build_trainer")
+HYDRA_HOMES = (
+    *COMMANDS.split(", "),
+    "commands",
+    "command_line",
+    "sweep_values",
+    "settings",
+    "build",
+    "build_trainer",
+)
 
 THIRD_PARTIES = {
     "hydra": HYDRA_HOMES,
     "omegaconf": HYDRA_HOMES,
     "pyarrow": ("dataset",),
     "lightning": ("trainer", *HYDRA_HOMES),
-    "torch.distributed": ("distributed", "trainer.strategy", "planner.planner", "benchmarks.ranks", "benchmarks.torchrec_worker"),
+    "torch.distributed": (
+        "distributed",
+        "trainer.strategy",
+        "planner.planner",
+        "benchmarks.ranks",
+        "benchmarks.torchrec_worker",
+    ),
 }
 """Where a third party is at home: rooms or files, below the package."""
 
-FILE_LINES, FUNCTION_LINES = 350, 60
+FILE_STATEMENTS = 250
+FUNCTION_STATEMENTS = 40
 
 
 @dataclass(frozen=True)
 class File:
-    """A module: its dotted name without the package (`sparse.batch`; a room's own `__init__` is `sparse`) and its text."""
+    """A module: its dotted name without the package (`sparse.batch`; a room's own `__init__` is
+    `sparse`) and its text.
+    """
 
     name: str
     text: str
@@ -82,16 +103,21 @@ def imported(file: File) -> Iterator[tuple[int, str, str | None]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from ((node.lineno, "." * node.level + (node.module or ""), alias.name) for alias in node.names)
+            yield from (
+                (node.lineno, "." * node.level + (node.module or ""), alias.name)
+                for alias in node.names
+            )
 
 
 def wrong_layers(files: list[File], package: str) -> list[str]:
     """Imports that go up or sideways, and files that no layer names."""
-    place, group = {}, {}
+    place = {}
+    group = {}
     for height, line in enumerate(reversed(LAYERS.strip().splitlines())):
         for siblings in line.split("|"):
             for name in siblings.split(","):
-                place[name.strip()], group[name.strip()] = height, siblings
+                place[name.strip()] = height
+                group[name.strip()] = siblings
     found = []
     for file in files:
         if not file.name:
@@ -114,19 +140,34 @@ def wrong_layers(files: list[File], package: str) -> list[str]:
 def _layer_of(module: str, name: str | None, package: str) -> str | None:
     if module == package:
         return name or package
-    return module.removeprefix(f"{package}.").split(".")[0] if module.startswith(f"{package}.") else None
+    return (
+        module.removeprefix(f"{package}.").split(".")[0]
+        if module.startswith(f"{package}.")
+        else None
+    )
 
 
 def wrong_third_parties(files: list[File]) -> list[str]:
-    """Third parties outside their homes, imported or reached through a dotted name such as `torch.distributed.barrier`."""
+    """Third parties outside their homes, imported or reached through a dotted name such as
+    `torch.distributed.barrier`.
+    """
     found = []
     for file in files:
-        reached = [(line, f"{module}.{name}" if name else module) for line, module, name in imported(file)]
-        reached += [(node.lineno, ast.unparse(node)) for node in ast.walk(file.tree) if isinstance(node, ast.Attribute)]
+        reached = [
+            (line, f"{module}.{name}" if name else module) for line, module, name in imported(file)
+        ]
+        reached += [
+            (node.lineno, ast.unparse(node))
+            for node in ast.walk(file.tree)
+            if isinstance(node, ast.Attribute)
+        ]
         for party, homes in THIRD_PARTIES.items():
             at_home = any(_inside(file.name, home) for home in homes)
-            found += [f"{file.name}:{line}: {party} is at home in {', '.join(homes)}"
-                      for line in sorted({line for line, name in reached if _inside(name, party)}) if not at_home]
+            found += [
+                f"{file.name}:{line}: {party} is at home in {', '.join(homes)}"
+                for line in sorted({line for line, name in reached if _inside(name, party)})
+                if not at_home
+            ]
     return found
 
 
@@ -135,7 +176,9 @@ def _inside(name: str, whole: str) -> bool:
 
 
 def wrong_paths(files: list[File], package: str) -> list[str]:
-    """Names with a second import path: relative imports, stars, tests, and names taken from a file that itself imported them."""
+    """Names with a second import path: relative imports, stars, tests, and names taken from a file
+    that itself imported them.
+    """
     defined = {file.name: set(_defined(file.tree)) for file in files}
     found = []
     for file in files:
@@ -149,8 +192,14 @@ def wrong_paths(files: list[File], package: str) -> list[str]:
                 found.append(f"{where}: imports tests")
             elif _inside(module, package) and name:
                 source = module.removeprefix(package).removeprefix(".")
-                if source in defined and name not in defined[source] and f"{source}.{name}".removeprefix(".") not in defined:
-                    found.append(f"{where}: {name} is not defined in {module}: import it from where it is")
+                if (
+                    source in defined
+                    and name not in defined[source]
+                    and f"{source}.{name}".removeprefix(".") not in defined
+                ):
+                    found.append(
+                        f"{where}: {name} is not defined in {module}: import it from where it is"
+                    )
     return found
 
 
@@ -164,35 +213,97 @@ def _defined(tree: ast.Module) -> Iterator[str]:
 
 def wrong_rooms(files: list[File]) -> list[str]:
     """`__init__.py` with more than a docstring, and files deeper than one room."""
-    found = [f"{file.name}/__init__.py holds more than a docstring" for file in files if file.is_room
-             and (len(file.tree.body) > 1 or ast.get_docstring(file.tree) is None)]
-    return found + [f"{file.name} lies deeper than one room" for file in files if file.name.count(".") > 1]
+    found = [
+        f"{file.name}/__init__.py holds more than a docstring"
+        for file in files
+        if file.is_room and (len(file.tree.body) > 1 or ast.get_docstring(file.tree) is None)
+    ]
+    return found + [
+        f"{file.name} lies deeper than one room" for file in files if file.name.count(".") > 1
+    ]
+
+
+def statements(node: ast.AST) -> int:
+    """Count the statements inside of a node, at any depth; docstrings are none."""
+    return sum(
+        isinstance(inner, ast.stmt) and inner is not node and not _is_docstring(inner)
+        for inner in ast.walk(node)
+    )
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def wrong_sizes(files: list[File]) -> list[str]:
-    """Files and functions above their budgets."""
-    found = [f"{file.name} has {n} lines, above {FILE_LINES}" for file in files if (n := len(file.text.splitlines())) > FILE_LINES]
+    """Files and functions with more statements than they may have."""
+    found = []
     for file in files:
+        if (count := statements(file.tree)) > FILE_STATEMENTS:
+            found.append(f"{file.name} has {count} statements, above {FILE_STATEMENTS}")
         for node in ast.walk(file.tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
-                lines = node.end_lineno - node.lineno + 1
-                if lines > FUNCTION_LINES:
-                    found.append(f"{file.name}:{node.lineno}: {node.name} has {lines} lines, above {FUNCTION_LINES}")
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if (count := statements(node)) > FUNCTION_STATEMENTS:
+                found.append(
+                    f"{file.name}:{node.lineno}: {node.name} has {count} statements, above "
+                    f"{FUNCTION_STATEMENTS}"
+                )
     return found
+
+
+def packed_assignments(files: list[File]) -> list[str]:
+    """Tuples assigned to tuples where separate statements would do: `a, b = x, y`, but no swap."""
+    return [
+        f"{file.name}:{node.lineno}: {ast.unparse(node.targets[0])}: one assignment a line"
+        for file in files
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and isinstance(node.value, ast.Tuple)
+        and not _needs_one_statement(node.targets[0], node.value)
+    ]
+
+
+def _needs_one_statement(targets: ast.Tuple, values: ast.Tuple) -> bool:
+    """Whether a value reads what an earlier target would have overwritten, or a star takes some."""
+    if any(isinstance(part, ast.Starred) for part in (*targets.elts, *values.elts)):
+        return True
+    written = [ast.unparse(target) for target in targets.elts]
+    return any(
+        ast.unparse(inner) in written[:number]
+        for number, part in enumerate(values.elts)
+        for inner in (*ast.walk(part), *ast.walk(targets.elts[number]))
+        if isinstance(inner, ast.expr)
+    )
 
 
 def missing_docstrings(files: list[File]) -> list[str]:
     """Modules, and public functions, classes and methods, without a docstring."""
     found = []
     for file in files:
-        found += [] if ast.get_docstring(file.tree) else [f"{file.name}: the module has no docstring"]
-        found += [f"{file.name}:{node.lineno}: {node.name} has no docstring" for node in _public(file.tree) if not ast.get_docstring(node)]
+        found += (
+            [] if ast.get_docstring(file.tree) else [f"{file.name}: the module has no docstring"]
+        )
+        found += [
+            f"{file.name}:{node.lineno}: {node.name} has no docstring"
+            for node in _public(file.tree)
+            if not ast.get_docstring(node)
+        ]
     return found
 
 
-def _public(node: ast.Module | ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+def _public(
+    node: ast.Module | ast.ClassDef,
+) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
     for child in node.body:
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not child.name.startswith("_"):
+        if isinstance(
+            child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ) and not child.name.startswith("_"):
             yield child
             if isinstance(child, ast.ClassDef):
                 yield from _public(child)

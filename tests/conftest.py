@@ -10,19 +10,28 @@ from hypothesis import HealthCheck, settings
 from jobs import Jobs
 from ranks import Ranks
 
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+settings.register_profile(
+    "busy machine",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 settings.load_profile("busy machine")
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")      # read where triton is imported: its kernels run on CPU tensors then
+    # read where triton is imported: its kernels run on CPU tensors then
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was():
-    """Commands that run in this process set up logging on streams that pytest closes after the test."""
+    """Commands that run in this process set up logging on streams that pytest closes after the
+    test.
+    """
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    handlers = root.handlers[:]
+    level = root.level
     yield
-    root.handlers[:], root.level = handlers, level
+    root.handlers[:] = handlers
+    root.level = level
 
 
 @pytest.fixture(scope="session")
@@ -46,5 +55,8 @@ def real_data():
     """The folder of real click logs, or a skip with its reason."""
     path = os.environ.get("RECAPP_REAL_DATA")
     if not path or not Path(path, "criteo_kaggle_137k", "train").is_dir():
-        pytest.skip("no real click logs: set RECAPP_REAL_DATA to a folder that holds criteo_kaggle_137k/train")
+        pytest.skip(
+            "no real click logs: set RECAPP_REAL_DATA to a folder that holds "
+            "criteo_kaggle_137k/train"
+        )
     return Path(path)

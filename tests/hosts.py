@@ -1,4 +1,6 @@
-"""Ranks that someone else starts: torchrun, two network namespaces as hosts, SLURM on one node. Each says why where it cannot be had."""
+"""Ranks that someone else starts: torchrun, two network namespaces as hosts, SLURM on one node.
+Each says why where it cannot be had.
+"""
 
 import os
 import shutil
@@ -24,15 +26,24 @@ def free_port():
 
 
 class Started:
-    """A command under way; its output in `cwd`/<name>.out and .err. A variable of its own marks all processes that come of it."""
+    """A command under way; its output in `cwd`/<name>.out and .err. A variable of its own marks all
+    processes that come of it.
+    """
 
     def __init__(self, arguments, cwd, name, **variables):
-        self.out, self.err = cwd / f"{name}.out", cwd / f"{name}.err"
+        self.out = cwd / f"{name}.out"
+        self.err = cwd / f"{name}.err"
         self.mark = f"STARTED_BY_TEST={uuid.uuid4().hex}"
         variables |= dict([self.mark.split("=")])
         with open(self.out, "w") as out, open(self.err, "w") as err:
-            self.process = subprocess.Popen(list(map(str, arguments)), cwd=cwd, env=environment(**variables), stdout=out, stderr=err,
-                                            start_new_session=True)
+            self.process = subprocess.Popen(
+                list(map(str, arguments)),
+                cwd=cwd,
+                env=environment(**variables),
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
 
     def wait(self, seconds=PATIENCE_SECONDS):
         """Its end."""
@@ -43,7 +54,9 @@ class Started:
         return text in self.out.read_text() + self.err.read_text()
 
     def processes(self, *variables):
-        """The ids of its processes that are there, of those that have these variables (`RANK=1`)."""
+        """The ids of its processes that are there, of those that have these variables
+        (`RANK=1`).
+        """
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -65,7 +78,9 @@ def wait_for(text, *commands, seconds=PATIENCE_SECONDS):
     """Waits until one of the commands, all under way, has printed `text`."""
     end = time.monotonic() + seconds
     while not any(command.said(text) for command in commands):
-        assert time.monotonic() < end and all(command.process.poll() is None for command in commands), commands[0].err.read_text()
+        assert time.monotonic() < end and all(
+            command.process.poll() is None for command in commands
+        ), commands[0].err.read_text()
         time.sleep(0.1)
 
 
@@ -82,7 +97,9 @@ def at_once(*commands):
 
 
 class Hosts:
-    """Two hosts: network namespaces with a cable between them. They share files and the machine's name, which leads nowhere."""
+    """Two hosts: network namespaces with a cable between them. They share files and the machine's
+    name, which leads nowhere.
+    """
 
     def __init__(self):
         self.names = [f"recapp{os.getpid()}{letter}" for letter in "ab"]
@@ -92,7 +109,20 @@ class Hosts:
         for name in self.names:
             ip("netns", "add", name)
         ends = [name[-10:] for name in self.names]
-        ip("link", "add", ends[0], "netns", self.names[0], "type", "veth", "peer", "name", ends[1], "netns", self.names[1])
+        ip(
+            "link",
+            "add",
+            ends[0],
+            "netns",
+            self.names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            ends[1],
+            "netns",
+            self.names[1],
+        )
         for name, end, address in zip(self.names, ends, self.addresses, strict=True):
             ip("-n", name, "address", "add", f"{address}/24", "dev", end)
             ip("-n", name, "link", "set", end, "up")
@@ -105,10 +135,29 @@ class Hosts:
 
     def torchrun(self, ranks_each, *arguments, cwd):
         """One agent of torchrun on each host, which meet at the first."""
-        return [Started(["ip", "netns", "exec", name, *TORCHRUN, "--nnodes=2", f"--nproc-per-node={ranks_each}", "--rdzv-backend=c10d",
-                         f"--rdzv-endpoint={self.addresses[0]}:29400", f"--rdzv-conf=is_host={int(number == 0)}",
-                         f"--local-addr={self.addresses[number]}", "-m", *arguments], cwd, f"host{number}", OMP_NUM_THREADS="1")
-                for number, name in enumerate(self.names)]
+        return [
+            Started(
+                [
+                    "ip",
+                    "netns",
+                    "exec",
+                    name,
+                    *TORCHRUN,
+                    "--nnodes=2",
+                    f"--nproc-per-node={ranks_each}",
+                    "--rdzv-backend=c10d",
+                    f"--rdzv-endpoint={self.addresses[0]}:29400",
+                    f"--rdzv-conf=is_host={int(number == 0)}",
+                    f"--local-addr={self.addresses[number]}",
+                    "-m",
+                    *arguments,
+                ],
+                cwd,
+                f"host{number}",
+                OMP_NUM_THREADS="1",
+            )
+            for number, name in enumerate(self.names)
+        ]
 
 
 def ip(*arguments):
@@ -133,27 +182,39 @@ class Slurm:
     """A cluster of one node with its daemons in a directory, for `srun`."""
 
     def __init__(self, directory):
-        self.directory, self.daemons = directory, []
+        self.directory = directory
+        self.daemons = []
 
     def __enter__(self):
         for name in ("munge", "state", "spool"):
             (self.directory / name).mkdir(mode=0o700)
-        key, settings = self.directory / "munge/key", self.directory / "slurm.conf"
+        key = self.directory / "munge/key"
+        settings = self.directory / "slurm.conf"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
         settings.write_text(self._settings())
-        munge = [f"--{what}={self.directory}/munge/{what.split('-')[0]}" for what in ("socket", "pid-file", "log-file", "seed-file")]
+        munge = [
+            f"--{what}={self.directory}/munge/{what.split('-')[0]}"
+            for what in ("socket", "pid-file", "log-file", "seed-file")
+        ]
         self._daemon("munged", "--foreground", "--force", f"--key-file={key}", *munge)
         self._daemon("slurmctld", "-D", "-f", settings)
         self._daemon("slurmd", "-D", "-f", settings)
         self.variables = {"SLURM_CONF": str(settings)}
         for _ in range(100):
-            states = subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment(**self.variables), capture_output=True, text=True)
+            states = subprocess.run(
+                ["sinfo", "-h", "-o", "%t"],
+                env=environment(**self.variables),
+                capture_output=True,
+                text=True,
+            )
             if states.stdout.strip() == "idle":
                 return self
             time.sleep(0.2)
         self.__exit__()
-        raise TimeoutError(f"SLURM's node is {states.stdout.strip() or states.stderr.strip()!r}, not idle")
+        raise TimeoutError(
+            f"SLURM's node is {states.stdout.strip() or states.stderr.strip()!r}, not idle"
+        )
 
     def __exit__(self, *_):
         for daemon in reversed(self.daemons):
@@ -165,7 +226,8 @@ class Slurm:
             self.daemons.append(subprocess.Popen(list(map(str, arguments)), stdout=log, stderr=log))
 
     def _settings(self):
-        host, here = socket.gethostname(), self.directory
+        host = socket.gethostname()
+        here = self.directory
         return f"""
             ClusterName=tests
             SlurmctldHost={host}(127.0.0.1)
@@ -192,7 +254,9 @@ class Slurm:
 
 def why_no_slurm():
     """Why SLURM cannot be started here; empty where it may be tried."""
-    missing = [name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None]
+    missing = [
+        name for name in ("munged", "slurmctld", "slurmd", "srun") if shutil.which(name) is None
+    ]
     if missing:
         return f"there is no {', '.join(missing)} (Debian: slurm-wlm)"
     return "" if os.geteuid() == 0 else "SLURM's daemons are started as root here"

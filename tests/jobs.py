@@ -1,7 +1,9 @@
-"""The product as tests run it: whole commands as a user types them, and jobs on a pool of ranks without a command around them.
+"""The product as tests run it: whole commands as a user types them, and jobs on a pool of ranks
+without a command around them.
 
-A command starts fresh processes and costs most of ten seconds; ranks that live as long as the pytest session import torch and Lightning
-once, and a small job takes one. What a rank prints lands in `JOB/rank<r>.out` and `.err`.
+A command starts fresh processes and costs most of ten seconds; ranks that live as long as the
+pytest session import torch and Lightning once, and a small job takes one. What a rank prints lands
+in `JOB/rank<r>.out` and `.err`.
 """
 
 import gc
@@ -23,18 +25,56 @@ from recapp import errors
 from recapp.errors import RecappError
 
 REPOSITORY = Path(__file__).parents[1]
-SIZE, TIMEOUT_S = 4, 180
-FIRST_USE = re.compile(r"^(compiling kernels for this machine .*|compiled in [0-9.]+ s)\n", re.MULTILINE)    # said by whoever came first
+SIZE = 4
+TIMEOUT_S = 180
+# said by whoever came first
+FIRST_USE = re.compile(
+    r"^(compiling kernels for this machine .*|compiled in [0-9.]+ s)\n", re.MULTILINE
+)
 
-# One table above 100,000 rows, 12 of at most 6,000 and 13 between: mixed uses three types, and all of it is 9 MB.
-TABLE_ROWS = (120_001, 18_598, 14_092, 7_012, 18_977, 4, 6_385, 1_245, 49, 18_621, 7_132, 6_728, 11, 2_168, 7_338, 61, 4, 932, 15, 20_451,
-              14_152, 19_943, 6_091, 9_137, 71, 34)
+# One table above 100,000 rows, 12 of at most 6,000 and 13 between: mixed uses three types, and all
+# of it is 9 MB.
+TABLE_ROWS = (
+    120_001,
+    18_598,
+    14_092,
+    7_012,
+    18_977,
+    4,
+    6_385,
+    1_245,
+    49,
+    18_621,
+    7_132,
+    6_728,
+    11,
+    2_168,
+    7_338,
+    61,
+    4,
+    932,
+    15,
+    20_451,
+    14_152,
+    19_943,
+    6_091,
+    9_137,
+    71,
+    34,
+)
 
 
 def small(path, rows=6000, **others):
-    """Overrides for generated data of a size for tests: 20 batches of 256 train, 858 rows validate."""
-    settings = {"path": path, "generate.rows": rows, "table_rows": str(list(TABLE_ROWS)).replace(" ", ""), "batch_size": 256,
-                "val_batch_size": 256} | others
+    """Overrides for generated data of a size for tests: 20 batches of 256 train, 858 rows
+    validate.
+    """
+    settings = {
+        "path": path,
+        "generate.rows": rows,
+        "table_rows": str(list(TABLE_ROWS)).replace(" ", ""),
+        "batch_size": 256,
+        "val_batch_size": 256,
+    } | others
     return [f"dataset.{name}={value}" for name, value in settings.items()]
 
 
@@ -47,7 +87,9 @@ class Finished:
     err: str
 
     def error(self):
-        """The one line on standard error of a command that failed; fails where there is more or less."""
+        """The one line on standard error of a command that failed; fails where there is more or
+        less.
+        """
         assert self.code == 1, (self.code, self.err)
         lines = self.err.splitlines()
         assert len(lines) == 1 and lines[0].startswith("error: "), self.err
@@ -56,22 +98,38 @@ class Finished:
 
 def environment(**more):
     """Of a command: no rank's, and this checkout."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RECAPP_T", "TORCHELASTIC"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("RECAPP_T", "TORCHELASTIC"))
+    }
     return kept | {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "150", **more}
 
 
 def command(name, *arguments, cwd, **variables):
     """`python -m recapp.<name> <arguments>`, to its end."""
-    ran = subprocess.run([sys.executable, "-m", f"recapp.{name}", *map(str, arguments)], cwd=cwd, env=environment(**variables),
-                         capture_output=True, text=True, timeout=600)
+    ran = subprocess.run(
+        [sys.executable, "-m", f"recapp.{name}", *map(str, arguments)],
+        cwd=cwd,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     return Finished(ran.returncode, ran.stdout, FIRST_USE.sub("", ran.stderr))
 
 
 def start(name, *arguments, cwd, **variables):
     """The same, not waited for; its output in `cwd`/out.txt and err.txt."""
     with open(cwd / "out.txt", "w") as out, open(cwd / "err.txt", "w") as err:
-        return subprocess.Popen([sys.executable, "-m", f"recapp.{name}", *map(str, arguments)], cwd=cwd, env=environment(**variables),
-                                stdout=out, stderr=err, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, "-m", f"recapp.{name}", *map(str, arguments)],
+            cwd=cwd,
+            env=environment(**variables),
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
 
 
 def metrics_of(directory):
@@ -89,12 +147,19 @@ class Failed(Exception):
     """A job that failed: kind and text of the exception of each rank that told one, by rank."""
 
     def __init__(self, errors):
-        super().__init__("\n".join(f"rank {rank}: {kind}: {text}\n{calls}" for rank, (kind, text, calls) in errors.items()))
+        super().__init__(
+            "\n".join(
+                f"rank {rank}: {kind}: {text}\n{calls}"
+                for rank, (kind, text, calls) in errors.items()
+            )
+        )
         self.errors = {rank: (kind, text) for rank, (kind, text, _) in errors.items()}
 
 
 def refusal(job, *arguments, **options):
-    """(kind, line) of the error for people that `job(*arguments)` raises: on all ranks, but for those that only heard of it."""
+    """(kind, line) of the error for people that `job(*arguments)` raises: on all ranks, but for
+    those that only heard of it.
+    """
     try:
         job(*arguments, **options)
     except RecappError as error:
@@ -121,7 +186,9 @@ def resolved(name, overrides, folders=()):
     from recapp.commands import Job
 
     overrides = [str(override) for override in overrides]
-    composed = settings.compose(name, [*settings.stored_choices(name, overrides, folders), *overrides], folders)
+    composed = settings.compose(
+        name, [*settings.stored_choices(name, overrides, folders), *overrides], folders
+    )
     choices = settings.choices(composed.hydra)
     config = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
     plain = settings.to_plain(config, whole=not settings.names_checkpoint(config))
@@ -143,23 +210,30 @@ def _serve(rank, python_path, pipe):
         settings, directory, environ = job
         os.environ.update(environ)
         for stream, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{directory}/rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+            os.dup2(
+                os.open(f"{directory}/rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+                stream,
+            )
         try:
             worker.run(settings, Path(directory))
             failure = None
         except Exception as error:
-            kind = next((c for c in type(error).__mro__ if c.__module__ == "recapp.errors"), type(error))
+            kind = next(
+                (c for c in type(error).__mro__ if c.__module__ == "recapp.errors"), type(error)
+            )
             failure = (kind.__name__, str(error), traceback.format_exc())
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         pipe.send(failure)
         if failure:
             leave_process_group()
-        gc.collect()        # a run's model, rings and trainer refer to each other
-    os._exit(0)     # the interpreter would take seconds over torch
+        gc.collect()  # a run's model, rings and trainer refer to each other
+    os._exit(0)  # the interpreter would take seconds over torch
 
 
 class Jobs:
-    """A pool of ranks that run one job after another. Where some fail and others do not it starts afresh: a rank may hang."""
+    """A pool of ranks that run one job after another. Where some fail and others do not it starts
+    afresh: a rank may hang.
+    """
 
     def __init__(self):
         self._workers = []
@@ -174,7 +248,9 @@ class Jobs:
 
     def run(self, name, directory, overrides, world):
         """A job of the command `name` on `world` ranks."""
-        settings, directory = resolved(name, overrides), Path(directory).absolute()      # the pool may be elsewhere
+        # the pool may be elsewhere
+        settings = resolved(name, overrides)
+        directory = Path(directory).absolute()
         directory.mkdir(parents=True, exist_ok=True)
         if not self._workers:
             self._start()
@@ -197,7 +273,9 @@ class Jobs:
         forked = context()
         for rank in range(SIZE):
             here, there = forked.Pipe()
-            process = forked.Process(target=_serve, args=(rank, list(sys.path), there), daemon=False)
+            process = forked.Process(
+                target=_serve, args=(rank, list(sys.path), there), daemon=False
+            )
             process.start()
             self._workers.append((process, here))
 
@@ -208,9 +286,19 @@ class Jobs:
 
 def _environment_of_rank(rank, world, port):
     """As torchrun sets it on one machine."""
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1,
-               "MASTER_PORT": port}
-    return {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "tests"}
+    numbers = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": world,
+        "GROUP_RANK": 0,
+        "GROUP_WORLD_SIZE": 1,
+        "MASTER_PORT": port,
+    }
+    return {name: str(number) for name, number in numbers.items()} | {
+        "MASTER_ADDR": "127.0.0.1",
+        "TORCHELASTIC_RUN_ID": "tests",
+    }
 
 
 def _free_port():
@@ -227,7 +315,11 @@ def ranks_of(pid):
             parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
             if parent == pid:
                 environ = Path(f"/proc/{name}/environ").read_text().split("\0")
-                found |= {int(entry.partition("=")[2]): int(name) for entry in environ if entry.startswith("RANK=")}
-        except OSError:     # it is gone
+                found |= {
+                    int(entry.partition("=")[2]): int(name)
+                    for entry in environ
+                    if entry.startswith("RANK=")
+                }
+        except OSError:  # it is gone
             continue
     return found

@@ -1,10 +1,13 @@
-"""A pool of gloo ranks that lives as long as the pytest session: starting processes costs seconds, a test costs milliseconds.
+"""A pool of gloo ranks that lives as long as the pytest session: starting processes costs seconds,
+a test costs milliseconds.
 
-`ranks.run(fn, world, *args)` calls `fn(comm, *args)` on the first `world` ranks and returns their results in rank order; an exception in
-any rank fails the test with that rank's traceback. `fn` must be importable.
+`ranks.run(fn, world, *args)` calls `fn(comm, *args)` on the first `world` ranks and returns their
+results in rank order; an exception in any rank fails the test with that rank's traceback. `fn` must
+be importable.
 
-In the default tier `backend="auto"` means the reference kernels here: compiling numba's for every width and rule that tests think of takes
-minutes. Parity, the kernels' own suite and all jobs run compiled kernels in both tiers; the full tier runs nothing else.
+In the default tier `backend="auto"` means the reference kernels here: compiling numba's for every
+width and rule that tests think of takes minutes. Parity, the kernels' own suite and all jobs run
+compiled kernels in both tiers; the full tier runs nothing else.
 """
 
 import multiprocessing as mp
@@ -17,11 +20,13 @@ from multiprocessing.connection import wait
 SIZE = 4
 TIMEOUT_S = 120
 IMPORTED = ["torch", "lightning.pytorch", "recapp.worker", "recapp.distributed.embedding_bag"]
-PATIENCE_S = 2          # with the others, once a rank has failed: they wait for it
+PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 
 def context():
-    """Of the processes of pools: each is forked from one that has imported torch and Lightning, which takes seconds."""
+    """Of the processes of pools: each is forked from one that has imported torch and Lightning,
+    which takes seconds.
+    """
     found = mp.get_context("forkserver")
     found.set_forkserver_preload(IMPORTED)
     return found
@@ -32,7 +37,9 @@ def _use_kernels(name):
     from recapp.distributed import embedding_bag
 
     choose = embedding_bag.choose_backend
-    embedding_bag.choose_backend = lambda asked, device: choose(name if asked == "auto" else asked, device)
+    embedding_bag.choose_backend = lambda asked, device: choose(
+        name if asked == "auto" else asked, device
+    )
 
 
 def _serve(rank, path, python_path, kernels, pipe):
@@ -72,13 +79,17 @@ def stop(workers, kill=False):
 
 
 class Ranks:
-    """The pool. A rank that fails inside a collective leaves the others waiting, so after any failure the pool starts afresh."""
+    """The pool. A rank that fails inside a collective leaves the others waiting, so after any
+    failure the pool starts afresh.
+    """
 
     def __init__(self, kernels="auto"):
-        self._workers, self._kernels = [], kernels
+        self._workers = []
+        self._kernels = kernels
 
     def _start(self):
-        forked, self._folder = context(), tempfile.TemporaryDirectory()
+        forked = context()
+        self._folder = tempfile.TemporaryDirectory()
         for rank in range(SIZE):
             here, there = forked.Pipe()
             arguments = (rank, f"{self._folder.name}/store", list(sys.path), self._kernels, there)
@@ -92,7 +103,8 @@ class Ranks:
         for _, pipe in self._workers[:world]:
             pipe.send((fn, world, args))
         waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._workers[:world])}
-        answers, failed = {}, []
+        answers = {}
+        failed = []
         while waiting:
             heard = wait(list(waiting), TIMEOUT_S if not failed else PATIENCE_S)
             if not heard:

@@ -24,7 +24,12 @@ class Command:
         if "-m" not in self.arguments:
             return [said]
         swept = [argument.partition("=") for argument in said]
-        return [list(job) for job in product(*([f"{name}={value}" for value in values.split(",")] for name, _, values in swept))]
+        return [
+            list(job)
+            for job in product(
+                *([f"{name}={value}" for value in values.split(",")] for name, _, values in swept)
+            )
+        ]
 
 
 def fenced(language, text=TEXT):
@@ -41,13 +46,20 @@ def indented(text=TEXT):
 def commands(lines):
     """Those of the lines that are commands of recapp; `a && b` is two lines."""
     parts = [shlex.split(part, comments=True) for line in lines for part in line.split(" && ")]
-    found = [(part, i) for part in parts for i, word in enumerate(part) if word == "-m" and part[i + 1].startswith("recapp.")]
-    return [Command(part[i + 1].removeprefix("recapp."), tuple(part[i + 2:])) for part, i in found]
+    found = [
+        (part, i)
+        for part in parts
+        for i, word in enumerate(part)
+        if word == "-m" and part[i + 1].startswith("recapp.")
+    ]
+    return [Command(part[i + 1].removeprefix("recapp."), tuple(part[i + 2 :])) for part, i in found]
 
 
 def quoted(text=TEXT):
     """What stands between backticks in running text and tables."""
-    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
+    return re.findall(
+        r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    )
 
 
 def table(first_heading, text=TEXT):

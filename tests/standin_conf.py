@@ -1,4 +1,6 @@
-"""A configuration for tests of commands and launching: the real files that matter to them, and groups small enough to read."""
+"""A configuration for tests of commands and launching: the real files that matter to them, and
+groups small enough to read.
+"""
 
 import shutil
 from dataclasses import dataclass
@@ -17,7 +19,9 @@ DATA = (
 
 FILES = {
     "train.yaml": """
-        defaults: [command, dataset: generated, model: dlrm, trainer: default, launch: local, _self_, experiment: null]
+        defaults:
+          [command, dataset: generated, model: dlrm, trainer: default, launch: local, _self_,
+           experiment: null]
         seed: 1
         ckpt_path: null
     """,
@@ -26,7 +30,9 @@ FILES = {
     "dataset/other.yaml": f"path: [a, b/*.parquet]\nsplit: 1/7\n{DATA}",
     "model/dlrm.yaml": "ranks: [fine, fine]\ndim: 16",
     "model/deep.yaml": "ranks: [fine, fine]\ndepth: 2\nseed_of_model: ${seed}",
-    "trainer/default.yaml": "devices: 2\naccelerator: cpu\nmax_steps: null\nmax_epochs: null\nlimit_val_batches: null",
+    "trainer/default.yaml": (
+        "devices: 2\naccelerator: cpu\nmax_steps: null\nmax_epochs: null\nlimit_val_batches: null"
+    ),
     "plan/mixed.yaml": "name: mixed\ntables: {}",
     "plan/row_wise.yaml": "name: row_wise\ntables: {}",
     "experiment/wide.yaml": """

@@ -16,7 +16,8 @@ def run(config: dict[str, Any], directory: Path) -> None:
 
     dist.init_process_group("gloo")
     comm = make_comm(transport="shared_memory")
-    signal.signal(signal.SIGTERM, lambda *_: None)      # elastic ends rank 0 as soon as it misses rank 1: it is to notice by itself
+    # elastic ends rank 0 as soon as it misses rank 1: it is to notice by itself
+    signal.signal(signal.SIGTERM, lambda *_: None)
     comm.barrier()
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)

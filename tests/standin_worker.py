@@ -1,7 +1,8 @@
-"""A worker that trains nothing: each rank does what `model.ranks` says, and those without a word wait to be ended.
+"""A worker that trains nothing: each rank does what `model.ranks` says, and those without a word
+wait to be ended.
 
-`fine` leaves at once, `mute` without a result; `raise`, `refuse`, `unread`, `exit`, `kill`, `no_memory`, `abort` fail, each in its way;
-`late` fails because of a peer, slowly.
+`fine` leaves at once, `mute` without a result; `raise`, `refuse`, `unread`, `exit`, `kill`,
+`no_memory`, `abort` fail, each in its way; `late` fails because of a peer, slowly.
 """
 
 import json
@@ -25,7 +26,11 @@ def run(config: dict[str, Any], directory: Path) -> None:
     print(f"rank {rank} speaks")
     act(config["model"]["ranks"][rank], rank)
     if rank == 0 and config["model"]["ranks"][0] != "mute":
-        metrics = {"val_auc": 0.75, "ranks": int(os.environ["WORLD_SIZE"]), "plan": config["choices"].get("plan", "automatic")}
+        metrics = {
+            "val_auc": 0.75,
+            "ranks": int(os.environ["WORLD_SIZE"]),
+            "plan": config["choices"].get("plan", "automatic"),
+        }
         (directory / "metrics.json").write_text(json.dumps(metrics))
 
 
@@ -46,7 +51,11 @@ def act(word: str, rank: int) -> None:
     if word == "no_memory":
         bytearray(1 << 50)
     if word == "abort":
-        print("terminate called after throwing an instance of 'std::bad_alloc'", file=sys.stderr, flush=True)
+        print(
+            "terminate called after throwing an instance of 'std::bad_alloc'",
+            file=sys.stderr,
+            flush=True,
+        )
         os.abort()
     if word == "late":
         time.sleep(0.3)

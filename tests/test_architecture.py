@@ -5,6 +5,7 @@ import pytest
 from architecture import (
     File,
     missing_docstrings,
+    packed_assignments,
     read_package,
     wrong_layers,
     wrong_paths,
@@ -14,7 +15,16 @@ from architecture import (
 )
 
 FILES = read_package(Path(__file__).parents[1] / "recapp")
-TOP_LEVEL = {"pyproject.toml", "conf", "recapp", "data", "tests", "README.md", "LICENSE", "CHANGELOG.md"}
+TOP_LEVEL = {
+    "pyproject.toml",
+    "conf",
+    "recapp",
+    "data",
+    "tests",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+}
 
 
 def layers(name: str, text: str) -> list[str]:
@@ -22,65 +32,90 @@ def layers(name: str, text: str) -> list[str]:
 
 
 def test_the_whole_package_is_read():
-    assert {"errors", "sparse", "sparse.batch", "distributed.lookup"} <= {file.name for file in FILES}
+    assert {"errors", "sparse", "sparse.batch", "distributed.lookup"} <= {
+        file.name for file in FILES
+    }
 
 
 def test_imports_go_down_the_layers():
     assert wrong_layers(FILES, "recapp") == []
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("sparse.batch", "from recapp.tables.config import X"),
-    ("sparse.batch", "import recapp.trainer"),
-    ("errors", "from recapp import console"),
-    ("models.dlrm", "from recapp.dataset.schema import Schema"),
-    ("planner.rules", "def f():\n    from recapp.distributed.comm import Comm"),
-    ("kernels.reference", "if True:\n    import recapp.tables.ids as ids"),
-    ("trainer.module", "from recapp.train import main"),
-    ("build", "from recapp.commands import main"),
-])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sparse.batch", "from recapp.tables.config import X"),
+        ("sparse.batch", "import recapp.trainer"),
+        ("errors", "from recapp import console"),
+        ("models.dlrm", "from recapp.dataset.schema import Schema"),
+        ("planner.rules", "def f():\n    from recapp.distributed.comm import Comm"),
+        ("kernels.reference", "if True:\n    import recapp.tables.ids as ids"),
+        ("trainer.module", "from recapp.train import main"),
+        ("build", "from recapp.commands import main"),
+    ],
+)
 def test_an_import_upwards_or_sideways_is_found(name, text):
     (line,) = layers(name, text)
     assert "may not import" in line and line.startswith(name)
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("sparse.batch", "from recapp.sparse.bags import X\nfrom recapp.errors import Y\nimport torch"),
-    ("train", "from recapp.worker import run\nfrom recapp.commands import main\nimport recapp.errors"),
-    ("checkpoints.rectangles", "from recapp.sharding.layout import Block"),
-])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "sparse.batch",
+            "from recapp.sparse.bags import X\nfrom recapp.errors import Y\nimport torch",
+        ),
+        (
+            "train",
+            "from recapp.worker import run\nfrom recapp.commands import main\nimport recapp.errors",
+        ),
+        ("checkpoints.rectangles", "from recapp.sharding.layout import Block"),
+    ],
+)
 def test_an_import_downwards_or_within_a_room_is_fine(name, text):
     assert layers(name, text) == []
 
 
 def test_a_file_without_a_layer_is_found():
     assert layers("helpers", "") == ["helpers: no layer names it: add it to LAYERS"]
-    assert layers("train", "import recapp.helpers") == ["train:1: imports helpers, which no layer names"]
+    assert layers("train", "import recapp.helpers") == [
+        "train:1: imports helpers, which no layer names"
+    ]
 
 
 def test_third_parties_stay_at_home():
     assert wrong_third_parties(FILES) == []
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("trainer.module", "from omegaconf import DictConfig"),
-    ("distributed.launch", "def f():\n    import hydra.core"),
-    ("build", "import pyarrow.parquet as pq"),
-    ("models.dlrm", "from lightning.pytorch import LightningModule"),
-    ("trainer.callbacks", "import torch.distributed as dist"),
-    ("metrics", "from torch import distributed"),
-    ("metrics", "from torch.distributed import all_reduce"),
-    ("checkpoints.directory", "import torch\ndef f():\n    torch.distributed.barrier()"),
-])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trainer.module", "from omegaconf import DictConfig"),
+        ("distributed.launch", "def f():\n    import hydra.core"),
+        ("build", "import pyarrow.parquet as pq"),
+        ("models.dlrm", "from lightning.pytorch import LightningModule"),
+        ("trainer.callbacks", "import torch.distributed as dist"),
+        ("metrics", "from torch import distributed"),
+        ("metrics", "from torch.distributed import all_reduce"),
+        ("checkpoints.directory", "import torch\ndef f():\n    torch.distributed.barrier()"),
+    ],
+)
 def test_a_third_party_away_from_home_is_found(name, text):
     (line,) = wrong_third_parties([File(name, text)])
     assert "is at home in" in line
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("commands", "import hydra"), ("dataset.source", "import pyarrow as pa"), ("trainer.strategy", "import torch.distributed as dist"),
-    ("distributed.comm", "from torch.distributed import all_reduce"), ("models.dlrm", "import torch\ntorch.nn.Linear(1, 1)"),
-])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("commands", "import hydra"),
+        ("dataset.source", "import pyarrow as pa"),
+        ("trainer.strategy", "import torch.distributed as dist"),
+        ("distributed.comm", "from torch.distributed import all_reduce"),
+        ("models.dlrm", "import torch\ntorch.nn.Linear(1, 1)"),
+    ],
+)
 def test_a_third_party_at_home_is_fine(name, text):
     assert wrong_third_parties([File(name, text)]) == []
 
@@ -89,18 +124,36 @@ def test_every_name_has_one_import_path():
     assert wrong_paths(FILES, "recapp") == []
 
 
-@pytest.mark.parametrize(("text", "fault"), [
-    ("from .batch import Batch", "relative import"),
-    ("from recapp.sparse.batch import *", r"imports \*"),
-    ("from tests.ranks import Ranks", "imports tests"),
-    ("from recapp.sparse.batch import Tensor", "Tensor is not defined in recapp.sparse.batch"),
-])
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("from .batch import Batch", "relative import"),
+        ("from recapp.sparse.batch import *", r"imports \*"),
+        ("from tests.ranks import Ranks", "imports tests"),
+        ("from recapp.sparse.batch import Tensor", "Tensor is not defined in recapp.sparse.batch"),
+    ],
+)
 def test_a_second_import_path_is_found(text, fault):
     batch = File("sparse.batch", "from torch import Tensor\nMISSING: int = 0\nclass Batch: ...")
     (line,) = wrong_paths([batch, File("models.dlrm", text)], "recapp")
     assert fault.replace("\\", "") in line
-    assert wrong_paths([batch, File("models.dlrm", "from recapp.sparse.batch import MISSING, Batch")], "recapp") == []
-    assert wrong_paths([batch, File("sparse", "", True), File("models.dlrm", "from recapp.sparse import batch")], "recapp") == []
+    assert (
+        wrong_paths(
+            [batch, File("models.dlrm", "from recapp.sparse.batch import MISSING, Batch")], "recapp"
+        )
+        == []
+    )
+    assert (
+        wrong_paths(
+            [
+                batch,
+                File("sparse", "", True),
+                File("models.dlrm", "from recapp.sparse import batch"),
+            ],
+            "recapp",
+        )
+        == []
+    )
 
 
 def test_rooms_hold_files_and_their_init_a_docstring():
@@ -108,9 +161,17 @@ def test_rooms_hold_files_and_their_init_a_docstring():
 
 
 def test_a_busy_init_and_a_deep_file_are_found():
-    busy = [File("sparse", '"""Jagged."""\nfrom recapp.sparse.batch import Batch', True), File("models", "", True)]
-    assert wrong_rooms(busy) == ["sparse/__init__.py holds more than a docstring", "models/__init__.py holds more than a docstring"]
-    assert wrong_rooms([File("models.layers.mlp", "")]) == ["models.layers.mlp lies deeper than one room"]
+    busy = [
+        File("sparse", '"""Jagged."""\nfrom recapp.sparse.batch import Batch', True),
+        File("models", "", True),
+    ]
+    assert wrong_rooms(busy) == [
+        "sparse/__init__.py holds more than a docstring",
+        "models/__init__.py holds more than a docstring",
+    ]
+    assert wrong_rooms([File("models.layers.mlp", "")]) == [
+        "models.layers.mlp lies deeper than one room"
+    ]
     assert wrong_rooms([File("sparse", '"""Jagged."""', True), File("sparse.batch", "")]) == []
 
 
@@ -119,11 +180,34 @@ def test_files_and_functions_keep_to_their_budgets():
 
 
 def test_a_file_or_function_above_its_budget_is_found():
-    function = "def long():\n" + "    pass\n" * 59
+    function = 'def long():\n    """A docstring is none."""\n' + "    pass\n" * 40
     assert wrong_sizes([File("a", function)]) == []
-    assert wrong_sizes([File("a", function + "    pass\n")]) == ["a:1: long has 61 lines, above 60"]
-    assert wrong_sizes([File("a", "x = 1\n" * 350)]) == []
-    assert wrong_sizes([File("a", "x = 1\n" * 351)]) == ["a has 351 lines, above 350"]
+    assert wrong_sizes([File("a", function + "    pass\n")]) == [
+        "a:1: long has 41 statements, above 40"
+    ]
+    assert wrong_sizes([File("a", '"""A."""\n' + "x = 1\n" * 250)]) == []
+    assert wrong_sizes([File("a", "x = 1; y = 2\n" * 126)]) == ["a has 252 statements, above 250"]
+
+
+def test_a_statement_assigns_one_thing():
+    assert packed_assignments(FILES) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "packed"),
+    [
+        ("a, b = 1, 2", True),
+        ("self.a, self.b = a, b", True),
+        ("a, (b, c) = x, y", True),
+        ("a, b = b, a", False),
+        ("a, b = x, a.y", False),
+        ("a, a[0] = x, y", False),
+        ("a, b = pair", False),
+        ("a, *b = x, y, z", False),
+    ],
+)
+def test_a_packed_assignment_is_found(text, packed):
+    assert bool(packed_assignments([File("a", text)])) == packed
 
 
 def test_everything_public_says_what_it_is():
@@ -131,10 +215,21 @@ def test_everything_public_says_what_it_is():
 
 
 def test_a_missing_docstring_is_found():
-    text = '"""M."""\ndef f(): ...\nclass C:\n    """C."""\n    def g(self): ...\n    def _h(self): ...\n    def __len__(self): ...\n'
-    assert missing_docstrings([File("m", text)]) == ["m:2: f has no docstring", "m:5: g has no docstring"]
+    text = (
+        '"""M."""\ndef f(): ...\nclass C:\n    """C."""\n    def g(self): ...\n    def _h(self): '
+        "...\n    def __len__(self): ...\n"
+    )
+    assert missing_docstrings([File("m", text)]) == [
+        "m:2: f has no docstring",
+        "m:5: g has no docstring",
+    ]
     assert missing_docstrings([File("m", "def _f(): ...")]) == ["m: the module has no docstring"]
-    assert missing_docstrings([File("m", '"""M."""\nclass _C:\n    def g(self): ...\ndef _f():\n    def g(): ...\n')]) == []
+    assert (
+        missing_docstrings(
+            [File("m", '"""M."""\nclass _C:\n    def g(self): ...\ndef _f():\n    def g(): ...\n')]
+        )
+        == []
+    )
 
 
 def test_nothing_is_left_unfinished():
@@ -146,6 +241,8 @@ def test_the_top_level_keeps_its_few_names():
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         pytest.skip("not a git checkout: which files are the project's is not known")
-    tracked = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     top = {name.split("/")[0] for name in tracked}
     assert {name for name in top if not name.startswith(".")} <= TOP_LEVEL

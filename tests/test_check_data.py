@@ -1,4 +1,6 @@
-"""Mistakes in data are found before ranks are started; a checkpoint's ids and table sizes go with it."""
+"""Mistakes in data are found before ranks are started; a checkpoint's ids and table sizes go with
+it.
+"""
 
 from dataclasses import replace
 
@@ -42,13 +44,31 @@ def test_data_that_fit_their_settings_are_not_refused(logs):
     )
 
 
-@pytest.mark.parametrize(("overrides", "says"), [
-    (["dataset.id_rule=error"], r"part_1\.parquet: column country, row 0 holds 'DE', which is no integer; set dataset\.id_rule=hash"),
-    (["tables.id_rule=clamp"], r"column country, row 0 holds 'DE', .* or name the column in dataset\.hex if it is hexadecimal"),
-    (["dataset.label=clicked"], r"part_0\.parquet: no column for clicked"),
-    (["dataset.path=s3://bucket/logs"], "^dataset.path=s3://bucket/logs: .* no client for s3://"),
-    (["dataset.val_path=gs://b"], "^dataset.val_path=gs://b: "),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["dataset.id_rule=error"],
+            (
+                r"part_1\.parquet: column country, row 0 holds 'DE', which is no integer; set "
+                r"dataset\.id_rule=hash"
+            ),
+        ),
+        (
+            ["tables.id_rule=clamp"],
+            (
+                r"column country, row 0 holds 'DE', .* or name the column in dataset\.hex if it is "
+                r"hexadecimal"
+            ),
+        ),
+        (["dataset.label=clicked"], r"part_0\.parquet: no column for clicked"),
+        (
+            ["dataset.path=s3://bucket/logs"],
+            "^dataset.path=s3://bucket/logs: .* no client for s3://",
+        ),
+        (["dataset.val_path=gs://b"], "^dataset.val_path=gs://b: "),
+    ],
+)
 def test_a_mistake_in_the_first_file_is_one_line_before_ranks_start(logs, overrides, says):
     with pytest.raises(DataError, match=says) as error:
         check_data(settings(logs, *overrides))
@@ -115,8 +135,22 @@ def test_a_uri_is_not_made_a_path():
 
 def checkpoint(tmp_path, rows, **info):
     """A manifest of tables with these rows."""
-    blocks = [Stored(name, tensor, (count, 16), range(count), range(16), "float32", "rank-00000.safetensors", 0, 1, 0)
-              for name, count in rows.items() for tensor in ("weight", "sum")]  # fmt: skip
+    blocks = [
+        Stored(
+            name,
+            tensor,
+            (count, 16),
+            range(count),
+            range(16),
+            "float32",
+            "rank-00000.safetensors",
+            0,
+            1,
+            0,
+        )
+        for name, count in rows.items()
+        for tensor in ("weight", "sum")
+    ]
     return Manifest(tmp_path / "x.ckpt", info, tuple(blocks), {})
 
 
@@ -145,7 +179,10 @@ def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, 
     manifest = checkpoint(tmp_path, {}, ids=PLAIN)
     with pytest.raises(
         CheckpointError,
-        match=r"x\.ckpt was trained on ids of user that were read as plain text: set .*dataset\.hex=\[\]",
+        match=(
+            r"x\.ckpt was trained on ids of user that were read as plain text: set "
+            r".*dataset\.hex=\[\]"
+        ),
     ):
         as_trained(settings(logs, "dataset.hex=[user]"), manifest)
     assert as_trained(settings(logs), manifest)["dataset"]["hex"] == []

@@ -17,7 +17,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """An empty working directory, a configuration that the test knows, and nobody who has started us as a rank."""
+    """An empty working directory, a configuration that the test knows, and nobody who has started
+    us as a rank.
+    """
     (tmp_path / "conf").mkdir()
     conf = standin_conf.write(tmp_path / "conf")
     monkeypatch.setattr(option_files, "conf_dir", lambda: conf)
@@ -60,7 +62,13 @@ def test_a_job_gets_plain_settings_its_directory_and_what_the_command_line_said(
     assert config["seed"] == 2 and config["choices"] == job.choices
     assert job.directory == place / "out" and job.directory.is_dir()
     assert job.overrides == ("+plan=mixed", "seed=2") and job.number is None and job.sweep is None
-    assert job.choices == {"plan": "mixed", "dataset": "generated", "model": "dlrm", "trainer": "default", "launch": "local"}
+    assert job.choices == {
+        "plan": "mixed",
+        "dataset": "generated",
+        "model": "dlrm",
+        "trainer": "default",
+        "launch": "local",
+    }
 
 
 def test_without_a_directory_given_a_job_gets_a_dated_one(place):
@@ -108,29 +116,36 @@ def test_help_and_cfg_answer_without_running_anything(place, capsys):
 # ---- what is wrong with a command line, in one line
 
 
-@pytest.mark.parametrize(("argv", "said"), [
-    ("trainer.max_step=3", "unknown setting trainer.max_step: did you mean trainer.max_steps or trainer.max_epochs?"),
-    ("devices=3", "unknown setting devices: did you mean trainer.devices?"),
-    ("sede=3", "unknown setting sede: did you mean seed?"),
-    ("hydra.run.dri=x", "unknown setting hydra.run.dri: did you mean hydra.run.dir?"),
-    ("+plan=mixd", "plan=mixd: there is no such option; did you mean mixed?"),
-    ("model=dlmr", "model=dlmr: there is no such option; did you mean dlrm?"),
-    ("model=xyz", "model=xyz: there is no such option; known: deep, dlrm"),
-    ("+plann=mixed", "unknown setting plann: did you mean plan"),
-    ("plan=mixed", "so it needs a plus: +plan=mixed"),
-    ("plan.tables.C1=row_wise", "so it needs a plus: +plan.tables.C1=..."),
-    ("+model=deep", "a group that has a default is chosen without a plus: model=..."),
-    ("+seed=3", "seed is set already: write it without the plus"),
-    ("seed=1,2", "seed=1,2: put -m in front"),
-    ("seed=range(3)", "seed=range(3): put -m in front"),
-    ("foo", "cannot read 'foo': settings are key=value"),
-    ("ckpt_path=/a=b", "cannot read 'ckpt_path=/a=b'"),
-    ("--hlep", "unrecognized arguments: --hlep; --help lists what there is"),
-    ("--cfg", "argument --cfg/-c: expected one argument"),
-    ("dataset=null", "dataset=null: choose one of generated, other"),
-    ("dataset.path=${nope}", "dataset.path: Interpolation key 'nope' not found"),
-    ("format=xml", "format=xml: known: json, text"),
-])
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            "trainer.max_step=3",
+            "unknown setting trainer.max_step: did you mean trainer.max_steps or "
+            "trainer.max_epochs?",
+        ),
+        ("devices=3", "unknown setting devices: did you mean trainer.devices?"),
+        ("sede=3", "unknown setting sede: did you mean seed?"),
+        ("hydra.run.dri=x", "unknown setting hydra.run.dri: did you mean hydra.run.dir?"),
+        ("+plan=mixd", "plan=mixd: there is no such option; did you mean mixed?"),
+        ("model=dlmr", "model=dlmr: there is no such option; did you mean dlrm?"),
+        ("model=xyz", "model=xyz: there is no such option; known: deep, dlrm"),
+        ("+plann=mixed", "unknown setting plann: did you mean plan"),
+        ("plan=mixed", "so it needs a plus: +plan=mixed"),
+        ("plan.tables.C1=row_wise", "so it needs a plus: +plan.tables.C1=..."),
+        ("+model=deep", "a group that has a default is chosen without a plus: model=..."),
+        ("+seed=3", "seed is set already: write it without the plus"),
+        ("seed=1,2", "seed=1,2: put -m in front"),
+        ("seed=range(3)", "seed=range(3): put -m in front"),
+        ("foo", "cannot read 'foo': settings are key=value"),
+        ("ckpt_path=/a=b", "cannot read 'ckpt_path=/a=b'"),
+        ("--hlep", "unrecognized arguments: --hlep; --help lists what there is"),
+        ("--cfg", "argument --cfg/-c: expected one argument"),
+        ("dataset=null", "dataset=null: choose one of generated, other"),
+        ("dataset.path=${nope}", "dataset.path: Interpolation key 'nope' not found"),
+        ("format=xml", "format=xml: known: json, text"),
+    ],
+)
 def test_a_wrong_command_line_is_one_line_and_code_1(argv, said, capsys):
     assert run(*argv.split(" ")) == (1, [])
     captured = capsys.readouterr()
@@ -141,7 +156,10 @@ def test_a_wrong_command_line_is_one_line_and_code_1(argv, said, capsys):
 
 def test_a_wrong_option_in_a_sweep_is_found_before_the_first_job(capsys):
     assert run("-m", "+plan=mixed,row_wize") == (1, [])
-    assert capsys.readouterr().err == "error: plan=row_wize: there is no such option; did you mean row_wise?\n"
+    assert (
+        capsys.readouterr().err
+        == "error: plan=row_wize: there is no such option; did you mean row_wise?\n"
+    )
 
 
 def test_a_setting_that_must_be_given_is_named(capsys):
@@ -155,7 +173,9 @@ def test_a_setting_that_must_be_given_is_named(capsys):
 def test_an_error_for_people_is_one_line_and_stays_in_the_job_directory(place, capsys):
     assert run("seed=x", "hydra.run.dir=out")[0] == 1
     assert capsys.readouterr().err == "error: seed=x: no number at all\n"
-    assert json.loads((place / "out/error.json").read_text()) == {"error": "seed=x: no number at all"}
+    assert json.loads((place / "out/error.json").read_text()) == {
+        "error": "seed=x: no number at all"
+    }
 
 
 def test_the_next_run_in_a_directory_forgets_the_error_of_the_last(place):
@@ -184,7 +204,11 @@ def test_a_failing_job_does_not_stop_the_sweep(capsys):
     assert [config["seed"] for config, _ in calls] == [1, "x", 13, 2]
     assert [job.number for job in seen] == [0, 1, 2, 3]
     shown = capsys.readouterr().err
-    assert shown.index("job 1: seed=x") < shown.index("error: seed=x: no number") < shown.index("job 2: seed=13")
+    assert (
+        shown.index("job 1: seed=x")
+        < shown.index("error: seed=x: no number")
+        < shown.index("job 2: seed=13")
+    )
     assert "Error executing job" not in shown
 
 
@@ -201,15 +225,22 @@ def test_what_follows_a_job_follows_an_interrupted_one_too(place):
         raise KeyboardInterrupt
 
     seen = []
-    commands.run("train", interrupted, after=seen.append, argv=["-m", "seed=1,2", "hydra.sweep.dir=sweep"])
+    commands.run(
+        "train", interrupted, after=seen.append, argv=["-m", "seed=1,2", "hydra.sweep.dir=sweep"]
+    )
     assert [job.number for job in seen] == [0]
-    assert json.loads((place / "sweep/0/error.json").read_text()) == {"error": "interrupted", "status": "stopped"}
+    assert json.loads((place / "sweep/0/error.json").read_text()) == {
+        "error": "interrupted",
+        "status": "stopped",
+    }
 
 
 # ---- ranks that are there already
 
 
-def test_ranks_started_outside_share_a_directory_and_only_rank_0_writes_hydras_files(place, monkeypatch):
+def test_ranks_started_outside_share_a_directory_and_only_rank_0_writes_hydras_files(
+    place, monkeypatch
+):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RECAPP_RUN_ID", "night run")
     directories = []
@@ -218,8 +249,13 @@ def test_ranks_started_outside_share_a_directory_and_only_rank_0_writes_hydras_f
         code, [(_, job)] = run("seed=3")
         assert code == 0
         directories.append(job.directory)
-        assert files_in(place) == ([] if rank == "1" else [f"outputs/night run/.hydra/{name}.yaml" for name in
-                                                           ("config", "hydra", "overrides")])
+        assert files_in(place) == (
+            []
+            if rank == "1"
+            else [
+                f"outputs/night run/.hydra/{name}.yaml" for name in ("config", "hydra", "overrides")
+            ]
+        )
     assert directories == [place / "outputs/night run"] * 2
 
 
@@ -227,7 +263,9 @@ def test_ranks_started_by_hand_are_asked_for_a_directory(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     assert run() == (1, [])
-    assert capsys.readouterr().err.startswith("error (rank 1): ranks started by hand need one directory for all")
+    assert capsys.readouterr().err.startswith(
+        "error (rank 1): ranks started by hand need one directory for all"
+    )
     assert run("hydra.run.dir=out")[0] == 0
 
 
@@ -244,7 +282,14 @@ def test_a_sweep_inside_of_ranks_is_refused_in_one_line(monkeypatch, capsys):
 @pytest.fixture
 def stored():
     """The settings of a run that chose and changed much."""
-    _, [(config, _)] = run("model=deep", "+plan=mixed", "+plan.tables.C1=row_wise", "model.depth=5", "seed=4", "format=json")
+    _, [(config, _)] = run(
+        "model=deep",
+        "+plan=mixed",
+        "+plan.tables.C1=row_wise",
+        "model.depth=5",
+        "seed=4",
+        "format=json",
+    )
     return config
 
 
@@ -253,14 +298,18 @@ def test_without_overrides_the_checkpoints_settings_stay_as_they_are(stored):
 
 
 def test_one_setting_on_the_command_line_replaces_that_setting(stored):
-    got = settings.compose_over(stored, "train", ["trainer.max_epochs=2", "model.depth=6", "+plan.tables.C2=table_wise"])
+    got = settings.compose_over(
+        stored, "train", ["trainer.max_epochs=2", "model.depth=6", "+plan.tables.C2=table_wise"]
+    )
     assert got["trainer"] == stored["trainer"] | {"max_epochs": 2}
     assert got["model"] == stored["model"] | {"depth": 6}
     assert got["plan"] == {"name": "mixed", "tables": {"C1": "row_wise", "C2": "table_wise"}}
     assert got["seed"] == 4
 
 
-def test_a_group_on_the_command_line_replaces_the_whole_group_and_what_it_refers_to_is_the_checkpoints(stored):
+def test_a_group_on_the_command_line_replaces_the_whole_group_and_what_it_refers_to_is_stored(
+    stored,
+):
     got = settings.compose_over(stored, "train", ["model=deep", "+plan=row_wise"])
     assert got["model"] == {"ranks": ["fine", "fine"], "depth": 2, "seed_of_model": 4}
     assert got["plan"] == {"name": "row_wise", "tables": {}}
@@ -285,19 +334,24 @@ def test_what_another_command_has_and_the_checkpoint_has_not_is_added(stored):
     assert got["subject"] == "me" and got["model"] == stored["model"] and got["seed"] == 4
 
 
-@pytest.mark.parametrize(("override", "said"), [
-    ("model.dephth=3", "unknown setting model.dephth: did you mean model.depth?"),
-    ("model.dim=3", "unknown setting model.dim"),  # the default model has it, this one has not
-    ("model=dlmr", "did you mean dlrm?"),
-    ("+seed=3", "seed is set already"),
-])
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.dephth=3", "unknown setting model.dephth: did you mean model.depth?"),
+        ("model.dim=3", "unknown setting model.dim"),  # the default model has it, this one has not
+        ("model=dlmr", "did you mean dlrm?"),
+        ("+seed=3", "seed is set already"),
+    ],
+)
 def test_a_wrong_override_of_a_checkpoint_is_one_line(stored, override, said):
     with pytest.raises(ConfigError, match=said.replace("?", r"\?")) as raised:
         settings.compose_over(stored, "train", [override])
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_settings_of_a_checkpoints_group_can_be_said_though_the_default_group_lacks_them(place, stored):
+def test_settings_of_a_checkpoints_group_can_be_said_though_the_default_group_lacks_them(
+    place, stored
+):
     (place / "last.ckpt").mkdir()
     (place / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
     code, [(_, job)] = run("ckpt_path=last.ckpt", "model.depth=6")
@@ -309,10 +363,18 @@ def test_settings_of_a_checkpoints_group_can_be_said_though_the_default_group_la
 
 def test_paths_become_absolute_globs_and_lists_included(place, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    config = {"ckpt_path": "a/b.ckpt", "seed": 1, "dataset": {"path": ["x", "y/*.parquet"], "val_path": "~/v", "test_path": None}}
+    config = {
+        "ckpt_path": "a/b.ckpt",
+        "seed": 1,
+        "dataset": {"path": ["x", "y/*.parquet"], "val_path": "~/v", "test_path": None},
+    }
     got = settings.with_absolute_paths(config)
     assert got["ckpt_path"] == f"{place}/a/b.ckpt"
-    assert got["dataset"] == {"path": [f"{place}/x", f"{place}/y/*.parquet"], "val_path": "/home/me/v", "test_path": None}
+    assert got["dataset"] == {
+        "path": [f"{place}/x", f"{place}/y/*.parquet"],
+        "val_path": "/home/me/v",
+        "test_path": None,
+    }
     assert config["ckpt_path"] == "a/b.ckpt" and settings.with_absolute_paths(got) == got
 
 
@@ -328,37 +390,75 @@ def test_the_configuration_is_found_beside_the_package_or_inside_it(tmp_path, mo
 
 
 def test_help_and_misspelt_settings_load_neither_torch_nor_lightning(tmp_path):
-    code = ("import sys; from recapp import train; code = train.main(['trainer.max_stepz=1', '+plan=mixed'])\n"
-            "print(code, [name for name in ('torch', 'lightning', 'pyarrow', 'rich') if name in sys.modules])")
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-                         capture_output=True, text=True, check=True)
+    code = (
+        "import sys; from recapp import train; code = train.main(['trainer.max_stepz=1', "
+        "'+plan=mixed'])\n"
+        "print(code, [name for name in ('torch', 'lightning', 'pyarrow', 'rich') if name in "
+        "sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert ran.stdout == "1 []\n"
-    assert ran.stderr.startswith("error: unknown setting trainer.max_stepz: did you mean trainer.max_steps")
+    assert ran.stderr.startswith(
+        "error: unknown setting trainer.max_stepz: did you mean trainer.max_steps"
+    )
 
 
 # ---- nobody reads what is printed
 
 
-@pytest.mark.parametrize(("shell", "printed"), [("| head -1", "table_wise: the whole table on one rank\n"), (">&-", "")])
+@pytest.mark.parametrize(
+    ("shell", "printed"), [("| head -1", "table_wise: the whole table on one rank\n"), (">&-", "")]
+)
 def test_a_reader_that_has_seen_enough_is_no_error(place, shell, printed):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    ran = subprocess.run(f"{sys.executable} -u -m recapp.plan types {shell}", shell=True, env=environment, capture_output=True, text=True)
+    ran = subprocess.run(
+        f"{sys.executable} -u -m recapp.plan types {shell}",
+        shell=True,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert (ran.stdout, ran.stderr) == (printed, "")
 
 
 # ---- one run in a directory
 
 
-@pytest.mark.parametrize(("argv", "place_of_lock"), [
-    (["hydra.run.dir=out"], "out"), (["-m", "seed=1,2", "hydra.sweep.dir=out"], "out"),
-    pytest.param(["-m", "seed=1,2", "hydra.sweep.dir=out"], "out/0", marks=pytest.mark.full)])
-def test_a_second_run_in_a_directory_is_refused_and_touches_nothing_there(place, capsys, argv, place_of_lock):
+@pytest.mark.parametrize(
+    ("argv", "place_of_lock"),
+    [
+        (["hydra.run.dir=out"], "out"),
+        (["-m", "seed=1,2", "hydra.sweep.dir=out"], "out"),
+        pytest.param(["-m", "seed=1,2", "hydra.sweep.dir=out"], "out/0", marks=pytest.mark.full),
+    ],
+)
+def test_a_second_run_in_a_directory_is_refused_and_touches_nothing_there(
+    place, capsys, argv, place_of_lock
+):
     run(*argv)
-    hold = "import sys, pathlib, recapp.reporting.lock as lock\nwith lock.locked(pathlib.Path(sys.argv[1])): print(flush=True); input()"
-    other = subprocess.Popen([sys.executable, "-c", hold, str(place / place_of_lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                             env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+    hold = (
+        "import sys, pathlib, recapp.reporting.lock as lock\nwith "
+        "lock.locked(pathlib.Path(sys.argv[1])): print(flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, str(place / place_of_lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+    )
     assert other.stdout.readline() == b"\n"
-    before = {name: (place / name).stat().st_mtime_ns for name in files_in(place) if "out/0" in name or place_of_lock == "out"}
+    before = {
+        name: (place / name).stat().st_mtime_ns
+        for name in files_in(place)
+        if "out/0" in name or place_of_lock == "out"
+    }
     capsys.readouterr()
     code, calls = run(*argv, "seed=7" if "-m" not in argv else "model=deep")
     assert code == 1 and len(calls) == (place_of_lock == "out/0")
@@ -378,17 +478,26 @@ def test_a_second_run_in_a_directory_is_refused_and_touches_nothing_there(place,
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a model and an experiment that recapp does not have."""
-    for name, text in {"model/own.yaml": "# A model of one's own.\ndepth: 9    # of its tower\n",
-                       "experiment/mine.yaml": "# @package _global_\nseed: 11\n"}.items():
+    for name, text in {
+        "model/own.yaml": "# A model of one's own.\ndepth: 9    # of its tower\n",
+        "experiment/mine.yaml": "# @package _global_\nseed: 11\n",
+    }.items():
         (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "own" / name).write_text(text)
     return tmp_path / "own"
 
 
-@pytest.mark.parametrize("said", [["--config-dir", "../own"], ["--config-dir=../own"], ["-cd", "../own"]])
+@pytest.mark.parametrize(
+    "said", [["--config-dir", "../own"], ["--config-dir=../own"], ["-cd", "../own"]]
+)
 def test_options_of_ones_own_folder_are_chosen_and_helped_with(folder, said, capsys):
     code, [(config, job)] = run(*said, "model=own", "experiment=mine")
-    assert code == 0 and config["model"]["depth"] == 9 and config["seed"] == 11 and [path.resolve() for path in job.folders] == [folder]
+    assert (
+        code == 0
+        and config["model"]["depth"] == 9
+        and config["seed"] == 11
+        and [path.resolve() for path in job.folders] == [folder]
+    )
     assert run("model=own") == (1, []) and run("experiment=mine") == (1, [])
     capsys.readouterr()
     assert run(*said, "--help", "model=own") == (0, [])
@@ -402,7 +511,9 @@ def test_a_checkpoint_of_a_model_of_ones_own_takes_its_settings_and_experiments(
     _, [(stored, _)] = run("--config-dir", "../own", "model=own")
     (place / "last.ckpt").mkdir()
     (place / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
-    code, [(_, job)] = run("--config-dir", "../own", "ckpt_path=last.ckpt", "model.depth=6", "experiment=mine")
+    code, [(_, job)] = run(
+        "--config-dir", "../own", "ckpt_path=last.ckpt", "model.depth=6", "experiment=mine"
+    )
     assert code == 0
     got = settings.compose_over(stored, "train", job.overrides, job.folders)
     assert got["model"]["depth"] == 6 and got["seed"] == 11

@@ -31,9 +31,12 @@ def test_a_table_away_from_a_terminal_is_plain_and_fits_80_columns(capsys, monke
     assert out.count("word") == 60 and "123,456" in out and out.startswith("a title")
 
 
-def test_a_table_that_is_a_little_too_wide_moves_together_before_a_name_is_broken(capsys, monkeypatch):
+def test_a_table_that_is_a_little_too_wide_moves_together_before_a_name_is_broken(
+    capsys, monkeypatch
+):
     monkeypatch.delenv("COLUMNS", raising=False)
-    print_table([{letter: letter * 19 for letter in "abcd"}])  # 82 with two blanks between, 79 with one
+    # 82 with two blanks between, 79 with one
+    print_table([{letter: letter * 19 for letter in "abcd"}])
     assert capsys.readouterr().out.splitlines()[1] == " ".join(letter * 19 for letter in "abcd")
 
 
@@ -43,7 +46,11 @@ def test_columns_choose_scale_and_format(capsys):
 
 
 def test_json_is_one_document_with_every_key_and_no_nan(capsys):
-    emit([*ROWS, {"size": np.float32(0.5), "parts": (1, float("inf"))}], "json", [Column("table", "t")])
+    emit(
+        [*ROWS, {"size": np.float32(0.5), "parts": (1, float("inf"))}],
+        "json",
+        [Column("table", "t")],
+    )
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows[0] == ROWS[0]
     assert rows[1]["share"] is None

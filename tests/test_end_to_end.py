@@ -1,4 +1,6 @@
-"""The commands as a user types them, from no data at all to numbers: train, sweep, evaluate, go on, and a rank that is killed."""
+"""The commands as a user types them, from no data at all to numbers: train, sweep, evaluate, go on,
+and a rank that is killed.
+"""
 
 import csv
 import json
@@ -34,17 +36,34 @@ def trained(place):
 @pytest.fixture(scope="module")
 def swept(place, trained):
     """The same data and steps under five plans, in place/sweep/<job>."""
-    done = command("train", "-m", f"+plan={','.join(FIVE)}", *small("logs"), STEPS, "hydra.sweep.dir=sweep", cwd=place)
+    done = command(
+        "train",
+        "-m",
+        f"+plan={','.join(FIVE)}",
+        *small("logs"),
+        STEPS,
+        "hydra.sweep.dir=sweep",
+        cwd=place,
+    )
     assert done.code == 0, done.err
     return done
 
 
 def test_metrics_are_flat_and_say_what_was_measured(place, trained):
     found = metrics_of(place / "run")
-    assert (found["steps"], found["ranks"], found["plan"], found["status"]) == (20, 2, "mixed", "ok")
+    assert (found["steps"], found["ranks"], found["plan"], found["status"]) == (
+        20,
+        2,
+        "mixed",
+        "ok",
+    )
     assert 0.5 < found["val_auc"] < 1 and 0 < found["val_log_loss"] < 0.7
     assert 0 < found["val_normalized_entropy"] < 2 and 0.5 < found["val_calibration"] < 2
-    assert found["samples_per_second"] > 0 and found["step_ms"] > 0 and found["bytes_exchanged_per_step"] > 0
+    assert (
+        found["samples_per_second"] > 0
+        and found["step_ms"] > 0
+        and found["bytes_exchanged_per_step"] > 0
+    )
     assert found["bytes_per_rank"] == max(found["bytes_by_rank"]) > 0
     assert not any(isinstance(value, dict) for value in found.values())
 
@@ -53,7 +72,10 @@ def test_the_named_checkpoint_is_whole_and_holds_the_metrics_of_the_summary(plac
     found = metrics_of(place / "run")
     assert verify(found["checkpoint"]) > 0
     assert read_manifest(found["checkpoint"]).metrics == validation(found)
-    assert {path.name for path in find_checkpoints(place / "run")} <= {"step_000020.ckpt", "last.ckpt"}
+    assert {path.name for path in find_checkpoints(place / "run")} <= {
+        "step_000020.ckpt",
+        "last.ckpt",
+    }
     assert not [path for path in (place / "run").rglob("*") if set(path.name) & set("=,[] ")]
 
 
@@ -61,35 +83,70 @@ def test_before_the_first_step_it_is_said_what_will_happen(trained):
     seed, *lines = trained.out.splitlines()
     assert seed == "seed 1, 2 ranks, backend gloo, transport shared_memory, plan mixed"
     said = {line.split()[0]: line.split() for line in lines if line.strip()}
-    assert said["bottom.0"][1:5] == ["Linear", "B", "x", "256"] and said["top.4"][1:5] == ["Linear", "B", "x", "1"]
+    assert said["bottom.0"][1:5] == ["Linear", "B", "x", "256"] and said["top.4"][1:5] == [
+        "Linear",
+        "B",
+        "x",
+        "1",
+    ]
     assert said["interaction"][1:5] == ["DotInteraction", "B", "x", "351"]
-    assert said["C1"][1:] == ["120,001", "16", "row_wise", "3.840", "0:", "rows", "0-60000,", "1:", "rows", "60001-120000"]
+    assert said["C1"][1:] == [
+        "120,001",
+        "16",
+        "row_wise",
+        "3.840",
+        "0:",
+        "rows",
+        "0-60000,",
+        "1:",
+        "rows",
+        "60001-120000",
+    ]
     assert said["C6"][1:] == ["4", "16", "data_parallel", "0.000", "all", "ranks"]
     assert said["C2"][3] == "table_wise" and said["C2"][-1] == "all"
 
 
 def test_each_rank_is_listed_with_host_device_and_the_bytes_of_the_metrics(place, trained):
-    lines = trained.out[trained.out.index("Ranks"):].splitlines()
+    lines = trained.out[trained.out.index("Ranks") :].splitlines()
     held = [line.split() for line in lines[3:5]]
     assert [(row[0], row[2]) for row in held] == [("0", "cpu"), ("1", "cpu")]
     assert held[0][1] == held[1][1] == os.uname().nodename
-    assert [row[-1] for row in held] == [f"{n / 1e6:,.3f}" for n in metrics_of(place / "run")["bytes_by_rank"]]
+    assert [row[-1] for row in held] == [
+        f"{n / 1e6:,.3f}" for n in metrics_of(place / "run")["bytes_by_rank"]
+    ]
 
 
 def test_at_the_end_the_summary_says_how_good_and_where(place, trained):
-    found, summary = metrics_of(place / "run"), trained.out[trained.out.index("Summary"):]
-    lines = {line.rsplit(maxsplit=1)[0].strip(): line.split()[-1] for line in summary.splitlines() if line.split()}
-    shown = {"AUC": "auc", "log loss": "log_loss", "normalised entropy": "normalized_entropy", "calibration": "calibration"}
-    assert [lines[f"validation {name}"] for name in shown] == [f"{found[f'val_{key}']:.5f}" for key in shown.values()]
+    found = metrics_of(place / "run")
+    summary = trained.out[trained.out.index("Summary") :]
+    lines = {
+        line.rsplit(maxsplit=1)[0].strip(): line.split()[-1]
+        for line in summary.splitlines()
+        if line.split()
+    }
+    shown = {
+        "AUC": "auc",
+        "log loss": "log_loss",
+        "normalised entropy": "normalized_entropy",
+        "calibration": "calibration",
+    }
+    assert [lines[f"validation {name}"] for name in shown] == [
+        f"{found[f'val_{key}']:.5f}" for key in shown.values()
+    ]
     assert lines["samples/s, all ranks"] == f"{found['samples_per_second']:,.0f}"
-    assert lines["AUC of the model that drew the labels"] == f"{read_truth(place / 'logs')['validation']['auc']:.5f}"
+    assert (
+        lines["AUC of the model that drew the labels"]
+        == f"{read_truth(place / 'logs')['validation']['auc']:.5f}"
+    )
     assert "checkpoint  run/checkpoints/step_000020.ckpt\nmetrics     run/metrics.json" in summary
 
 
 def test_where_the_output_is_no_terminal_progress_is_plain_lines(trained):
     written, step, validated = trained.err.splitlines()
     assert written.startswith("writing ") and written.endswith("logs: 6,000 of 6,000")
-    assert step.startswith("step 20/20, ") and all(part in step for part in (" s for 20 steps", "loss 0.", "lr 0.001"))
+    assert step.startswith("step 20/20, ") and all(
+        part in step for part in (" s for 20 steps", "loss 0.", "lr 0.001")
+    )
     assert validated.startswith("step 20/20, validation: AUC 0.")
 
 
@@ -105,7 +162,10 @@ def test_every_plan_of_a_sweep_trains_the_same_model_bit_for_bit(place, trained,
     for job, plan in enumerate(FIVE):
         found = metrics_of(place / f"sweep/{job}")
         assert found["plan"] == plan and find_checkpoints(place / f"sweep/{job}")
-        assert (found["val_auc"], found["val_log_loss"]) == (first["val_auc"], first["val_log_loss"])
+        assert (found["val_auc"], found["val_log_loss"]) == (
+            first["val_auc"],
+            first["val_log_loss"],
+        )
         assert validation(found) == validation(first)
 
 
@@ -113,21 +173,32 @@ def test_every_plan_of_a_sweep_trains_the_same_model_bit_for_bit(place, trained,
 def test_a_sweep_compares_its_jobs_on_screen_and_in_a_file(place, swept):
     with open(place / "sweep/comparison.csv") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["job"], row["status"], row["plan"], row["ranks"]) for row in rows] == [(str(i), "ok", p, "2") for i, p in enumerate(FIVE)]
+    assert [(row["job"], row["status"], row["plan"], row["ranks"]) for row in rows] == [
+        (str(i), "ok", p, "2") for i, p in enumerate(FIVE)
+    ]
     assert len({(row["val_auc"], row["val_log_loss"]) for row in rows}) == 1
     measured = ("step_ms", "samples_per_second", "bytes_per_rank", "bytes_exchanged_per_step")
     assert all(float(row[name]) > 0 for row in rows for name in measured)
     assert float(rows[0]["bytes_per_rank"]) > 1.5 * float(rows[2]["bytes_per_rank"])
-    table = swept.out[swept.out.rindex("comparison.csv"):]
+    table = swept.out[swept.out.rindex("comparison.csv") :]
     assert all(plan in table for plan in FIVE)
     assert [line for line in swept.err.splitlines() if line.startswith("job ")] == [
-        f"job {i}: +plan={plan} {' '.join(small('logs'))} {STEPS}" for i, plan in enumerate(FIVE)]
+        f"job {i}: +plan={plan} {' '.join(small('logs'))} {STEPS}" for i, plan in enumerate(FIVE)
+    ]
 
 
 @pytest.mark.full
 def test_evaluation_on_four_ranks_under_another_plan_reproduces_the_metrics(place, trained):
     named = metrics_of(place / "run")["checkpoint"]
-    done = command("eval", f"ckpt_path={named}", "+plan=row_wise", "trainer.devices=4", "hydra.run.dir=eval", "format=json", cwd=place)
+    done = command(
+        "eval",
+        f"ckpt_path={named}",
+        "+plan=row_wise",
+        "trainer.devices=4",
+        "hydra.run.dir=eval",
+        "format=json",
+        cwd=place,
+    )
     assert done.code == 0 and done.err == "", done.err
     found = metrics_of(place / "eval")
     assert json.loads(done.out)["rows"] == [found]
@@ -139,23 +210,40 @@ def test_evaluation_on_as_many_ranks_is_exact_and_on_one_within_rounding(place, 
     named = f"ckpt_path={metrics_of(place / 'run')['checkpoint']}"
     saved = validation(metrics_of(place / "run"))
     assert validation(jobs.evaluate(place / "eval2", named, "+plan=column_wise")) == saved
-    assert validation(jobs.evaluate(place / "eval1", named, world=1)) == pytest.approx(saved, rel=1e-6)
+    assert validation(jobs.evaluate(place / "eval1", named, world=1)) == pytest.approx(
+        saved, rel=1e-6
+    )
 
 
-def test_where_nothing_is_left_to_train_it_says_so_and_leaves_the_checkpoint_alone(place, trained, jobs):
+def test_where_nothing_is_left_to_train_it_says_so_and_leaves_the_checkpoint_alone(
+    place, trained, jobs
+):
     path = place / "run/checkpoints/last.ckpt"
     before = (path / "manifest.json").stat().st_mtime_ns
     found = jobs.train(place / "done", f"ckpt_path={path}")
     said = (place / "done/rank0.out").read_text()
-    assert said.startswith("nothing is left to train: ") and "20 steps" in said and "trainer.max_steps=20" in said
+    assert (
+        said.startswith("nothing is left to train: ")
+        and "20 steps" in said
+        and "trainer.max_steps=20" in said
+    )
     assert validation(found) == validation(metrics_of(place / "run")) and found["steps"] == 20
-    assert (path / "manifest.json").stat().st_mtime_ns == before and not (place / "done/checkpoints").exists()
+    assert (path / "manifest.json").stat().st_mtime_ns == before and not (
+        place / "done/checkpoints"
+    ).exists()
 
 
 @pytest.mark.full
 def test_what_a_scheduler_ends_with_sigterm_is_saved_first_and_goes_on(place, trained, jobs):
-    run = product.start("train", "+plan=mixed", *small("logs"), "trainer.max_steps=1000000", "trainer.val_check_interval=1000000",
-                        "hydra.run.dir=ended", cwd=place)
+    run = product.start(
+        "train",
+        "+plan=mixed",
+        *small("logs"),
+        "trainer.max_steps=1000000",
+        "trainer.val_check_interval=1000000",
+        "hydra.run.dir=ended",
+        cwd=place,
+    )
     end = time.monotonic() + 120
     while "step 40/" not in (place / "err.txt").read_text():
         assert run.poll() is None and time.monotonic() < end, (place / "err.txt").read_text()
@@ -165,13 +253,30 @@ def test_what_a_scheduler_ends_with_sigterm_is_saved_first_and_goes_on(place, tr
     found = metrics_of(place / "ended")
     assert found["steps"] >= 40 and found["status"] == "stopped"
     more = found["steps"] + 1
-    assert jobs.train(place / "ended_on", f"ckpt_path={place}/ended/checkpoints/last.ckpt", f"trainer.max_steps={more}")["steps"] == more
+    assert (
+        jobs.train(
+            place / "ended_on",
+            f"ckpt_path={place}/ended/checkpoints/last.ckpt",
+            f"trainer.max_steps={more}",
+        )["steps"]
+        == more
+    )
 
 
 @pytest.mark.full
-def test_a_killed_rank_is_named_the_others_end_and_the_last_checkpoint_is_whole(place, trained, jobs):
-    run = product.start("train", "+plan=row_wise", *small("logs"), "trainer.max_steps=1000000", "trainer.val_check_interval=3",
-                        "trainer.limit_val_batches=1", "hydra.run.dir=killed", cwd=place)
+def test_a_killed_rank_is_named_the_others_end_and_the_last_checkpoint_is_whole(
+    place, trained, jobs
+):
+    run = product.start(
+        "train",
+        "+plan=row_wise",
+        *small("logs"),
+        "trainer.max_steps=1000000",
+        "trainer.val_check_interval=3",
+        "trainer.limit_val_batches=1",
+        "hydra.run.dir=killed",
+        cwd=place,
+    )
     last = place / "killed/checkpoints/last.ckpt"
     end = time.monotonic() + 120
     while not (last / "manifest.json").exists():
@@ -183,8 +288,15 @@ def test_a_killed_rank_is_named_the_others_end_and_the_last_checkpoint_is_whole(
     assert run.wait(timeout=120) == 1
     assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values())
     *_, said = (place / "err.txt").read_text().splitlines()
-    assert said.startswith(f"error: rank 1 on {os.uname().nodename} (process {ranks[1]}) was ended by SIGKILL")
+    assert said.startswith(
+        f"error: rank 1 on {os.uname().nodename} (process {ranks[1]}) was ended by SIGKILL"
+    )
     assert "Traceback" not in (place / "err.txt").read_text()
     steps = read_manifest(last).info["step"]
     assert verify(last) > 0
-    assert jobs.train(place / "goes_on", f"ckpt_path={last}", f"trainer.max_steps={steps + 2}")["steps"] == steps + 2
+    assert (
+        jobs.train(place / "goes_on", f"ckpt_path={last}", f"trainer.max_steps={steps + 2}")[
+            "steps"
+        ]
+        == steps + 2
+    )

@@ -1,4 +1,6 @@
-"""What Lightning brings, as a run takes it: callbacks, bars, profilers, intervals; or one line that says why not."""
+"""What Lightning brings, as a run takes it: callbacks, bars, profilers, intervals; or one line that
+says why not.
+"""
 
 import csv
 
@@ -14,35 +16,96 @@ def logs(tmp_path_factory):
     return [*small(tmp_path_factory.mktemp("parts") / "logs"), "+plan=row_wise"]
 
 
-@pytest.mark.parametrize(("overrides", "says"), [
-    (["metrics.names=[log_loss]"],
-     f"{CHECKPOINT}.monitor=val_auc: not measured (metrics.names); known: val_log_loss; "
-     f"set {CHECKPOINT}.monitor=val_log_loss {CHECKPOINT}.mode=min"),
-    ([f"{CHECKPOINT}.monitor=val_log_loss"], f"{CHECKPOINT}.mode=max: a smaller val_log_loss is better; set {CHECKPOINT}.mode=min"),
-    ([f"+{CHECKPOINT}.dirpath=elsewhere"], f"{CHECKPOINT}.dirpath: cannot be set: checkpoints lie in the run's directory"),
-    ([f"{CHECKPOINT}.monitor=auc"], f"{CHECKPOINT}.monitor=auc: not measured (metrics.names); did you mean val_auc"),
-    ([f"{CHECKPOINT}.monitor=train_auc"], f"{CHECKPOINT}.monitor=train_auc: not measured"),
-    (["callbacks=early_stopping", "callbacks.early_stopping.monitor=auc"], "callbacks.early_stopping.monitor=auc: not measured"),
-    ([f"+{CHECKPOINT}.save_last=true"], f"{CHECKPOINT}.save_last: cannot be set: last.ckpt is kept in any case"),
-    ([f"{CHECKPOINT}.filename=last"], f"{CHECKPOINT}.filename=last: must be a name of its own beside last.ckpt"),
-    ([f"{CHECKPOINT}.filename='{{step:zz}}'"], f"{CHECKPOINT}.filename={{step:zz}}: no pattern of a file name"),
-    ([f"{CHECKPOINT}.filename='{{stp}}'"], f"{CHECKPOINT}.filename={{stp}}: stp is not measured; did you mean step"),
-    (["+callbacks.e={_target_: lightning.pytorch.callbacks.OnExceptionCheckpoint, dirpath: here}"], "callbacks.e.dirpath: cannot be set"),
-    (["+callbacks.swa._target_=lightning.pytorch.callbacks.StochasticWeightAveraging", "+callbacks.swa.swa_lrs=0.1"],
-     "callbacks.swa (StochasticWeightAveraging): cannot be used: it averages parameters, and tables are none"),
-    (["+callbacks.find._target_=lightning.pytorch.callbacks.LearningRateFinder"], "-m optimizer.dense.lr=0.001,0.01"),
-    (["+logger.w._target_=lightning.pytorch.loggers.WandbLogger"], "logger.w (lightning.pytorch.loggers.WandbLogger): "),
-    (["trainer.limit_train_batches=0.0001"], "trainer: You requested to check 0.0001 of the `train_dataloader`"),
-    (["tables.dim=100000000"], "model: weights and gradients of the dense part need 256,801,"),
-])
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (
+            ["metrics.names=[log_loss]"],
+            f"{CHECKPOINT}.monitor=val_auc: not measured (metrics.names); known: val_log_loss; "
+            f"set {CHECKPOINT}.monitor=val_log_loss {CHECKPOINT}.mode=min",
+        ),
+        (
+            [f"{CHECKPOINT}.monitor=val_log_loss"],
+            f"{CHECKPOINT}.mode=max: a smaller val_log_loss is better; set {CHECKPOINT}.mode=min",
+        ),
+        (
+            [f"+{CHECKPOINT}.dirpath=elsewhere"],
+            f"{CHECKPOINT}.dirpath: cannot be set: checkpoints lie in the run's directory",
+        ),
+        (
+            [f"{CHECKPOINT}.monitor=auc"],
+            f"{CHECKPOINT}.monitor=auc: not measured (metrics.names); did you mean val_auc",
+        ),
+        ([f"{CHECKPOINT}.monitor=train_auc"], f"{CHECKPOINT}.monitor=train_auc: not measured"),
+        (
+            ["callbacks=early_stopping", "callbacks.early_stopping.monitor=auc"],
+            "callbacks.early_stopping.monitor=auc: not measured",
+        ),
+        (
+            [f"+{CHECKPOINT}.save_last=true"],
+            f"{CHECKPOINT}.save_last: cannot be set: last.ckpt is kept in any case",
+        ),
+        (
+            [f"{CHECKPOINT}.filename=last"],
+            f"{CHECKPOINT}.filename=last: must be a name of its own beside last.ckpt",
+        ),
+        (
+            [f"{CHECKPOINT}.filename='{{step:zz}}'"],
+            f"{CHECKPOINT}.filename={{step:zz}}: no pattern of a file name",
+        ),
+        (
+            [f"{CHECKPOINT}.filename='{{stp}}'"],
+            f"{CHECKPOINT}.filename={{stp}}: stp is not measured; did you mean step",
+        ),
+        (
+            [
+                "+callbacks.e={_target_: lightning.pytorch.callbacks.OnExceptionCheckpoint, "
+                "dirpath: here}"
+            ],
+            "callbacks.e.dirpath: cannot be set",
+        ),
+        (
+            [
+                "+callbacks.swa._target_=lightning.pytorch.callbacks.StochasticWeightAveraging",
+                "+callbacks.swa.swa_lrs=0.1",
+            ],
+            "callbacks.swa (StochasticWeightAveraging): cannot be used: it averages parameters, "
+            "and "
+            "tables are none",
+        ),
+        (
+            ["+callbacks.find._target_=lightning.pytorch.callbacks.LearningRateFinder"],
+            "-m optimizer.dense.lr=0.001,0.01",
+        ),
+        (
+            ["+logger.w._target_=lightning.pytorch.loggers.WandbLogger"],
+            "logger.w (lightning.pytorch.loggers.WandbLogger): ",
+        ),
+        (
+            ["trainer.limit_train_batches=0.0001"],
+            "trainer: You requested to check 0.0001 of the `train_dataloader`",
+        ),
+        (["tables.dim=100000000"], "model: weights and gradients of the dense part need 256,801,"),
+    ],
+)
 def test_what_cannot_be_is_refused_in_one_line(jobs, logs, tmp_path, overrides, says):
     kind, line = refusal(jobs.train, tmp_path, *logs, *overrides, world=1)
     assert kind == "ConfigError" and says in line, line
 
 
-def test_another_metric_is_watched_where_it_is_measured_and_its_direction_is_right(jobs, logs, tmp_path):
-    found = jobs.train(tmp_path, *logs, "metrics.names=[log_loss]", f"{CHECKPOINT}.monitor=val_log_loss", f"{CHECKPOINT}.mode=min",
-                       "trainer.max_steps=4", "trainer.val_check_interval=2", world=1)
+def test_another_metric_is_watched_where_it_is_measured_and_its_direction_is_right(
+    jobs, logs, tmp_path
+):
+    found = jobs.train(
+        tmp_path,
+        *logs,
+        "metrics.names=[log_loss]",
+        f"{CHECKPOINT}.monitor=val_log_loss",
+        f"{CHECKPOINT}.mode=min",
+        "trainer.max_steps=4",
+        "trainer.val_check_interval=2",
+        world=1,
+    )
     with open(tmp_path / "csv/metrics.csv") as file:
         losses = [float(row["val_log_loss"]) for row in csv.DictReader(file) if row["val_log_loss"]]
     assert found["val_log_loss"] == min(losses) and len(losses) == 2 and "val_auc" not in found
@@ -51,11 +114,19 @@ def test_another_metric_is_watched_where_it_is_measured_and_its_direction_is_rig
 def test_a_share_of_an_epoch_is_an_interval_between_validations(jobs, logs, tmp_path):
     jobs.train(tmp_path, *logs, "trainer.val_check_interval=0.25", "trainer.max_steps=25", world=1)
     with open(tmp_path / "csv/metrics.csv") as file:
-        assert [row["step"] for row in csv.DictReader(file) if row["val_auc"]] == ["4", "9", "14", "19", "24"]
+        assert [row["step"] for row in csv.DictReader(file) if row["val_auc"]] == [
+            "4",
+            "9",
+            "14",
+            "19",
+            "24",
+        ]
 
 
 def test_a_run_that_ends_before_its_first_validation_says_so(jobs, logs, tmp_path):
-    found = jobs.train(tmp_path, *logs, "trainer.check_val_every_n_epoch=2", "trainer.max_steps=2", world=1)
+    found = jobs.train(
+        tmp_path, *logs, "trainer.check_val_every_n_epoch=2", "trainer.max_steps=2", world=1
+    )
     said = (tmp_path / "rank0.err").read_text()
     assert "no validation came before the end" in said and "trainer.check_val_every_n_epoch" in said
     assert found["steps"] == 2 and not [name for name in found if name.startswith("val_")]
@@ -68,6 +139,12 @@ def test_the_report_of_a_profiler_is_printed(jobs, logs, tmp_path):
 
 
 def test_lightnings_progress_bar_takes_the_place_of_ours(jobs, logs, tmp_path):
-    jobs.train(tmp_path, *logs, "+callbacks.bar._target_=lightning.pytorch.callbacks.RichProgressBar", "trainer.max_steps=2", world=1)
+    jobs.train(
+        tmp_path,
+        *logs,
+        "+callbacks.bar._target_=lightning.pytorch.callbacks.RichProgressBar",
+        "trainer.max_steps=2",
+        world=1,
+    )
     assert "step 2/2" not in (tmp_path / "rank0.err").read_text()
     assert "Epoch 0/" in (tmp_path / "rank0.out").read_text() + (tmp_path / "rank0.err").read_text()

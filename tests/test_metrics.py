@@ -8,14 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recapp.errors import ConfigError
-from recapp.metrics import AUC, BINS, Calibration, LogLoss, NormalizedEntropy, click_metrics, logit_bins
+from recapp.metrics import (
+    AUC,
+    BINS,
+    Calibration,
+    LogLoss,
+    NormalizedEntropy,
+    click_metrics,
+    logit_bins,
+)
 
-EXACT = 1e-12       # rounding of fp64
+EXACT = 1e-12  # rounding of fp64
 
 
 def exact_auc(logits, labels):
     """Every pair looked at."""
-    clicks, others = logits[labels == 1].double(), logits[labels == 0].double()
+    clicks = logits[labels == 1].double()
+    others = logits[labels == 0].double()
     difference = clicks[:, None] - others[None, :]
     return ((difference > 0).double() + (difference == 0).double() / 2).mean().item()
 
@@ -34,8 +43,10 @@ def logs(samples, seed=0, scale=1.0, shift=-1.2):
 
 
 def test_auc_of_few_samples_is_the_share_counted_by_hand():
-    # clicks at 2 and 0, others at 1, 0 and -3: right (2,1) (2,0) (2,-3) (0,-3), half (0,0), wrong (0,1)
-    logits, labels = torch.tensor([2.0, 1.0, 0.0, 0.0, -3.0]), torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0])
+    # clicks at 2 and 0, others at 1, 0 and -3:
+    # right (2,1) (2,0) (2,-3) (0,-3), half (0,0), wrong (0,1)
+    logits = torch.tensor([2.0, 1.0, 0.0, 0.0, -3.0])
+    labels = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0])
     assert value(AUC(), (logits, labels)) == 4.5 / 6
 
 
@@ -48,7 +59,8 @@ def test_auc_differs_from_the_exact_one_by_no_more_than_its_bound(scale):
 
 
 def test_the_bound_of_auc_is_small_for_click_logits_and_large_where_bins_are_too_coarse():
-    fine, coarse = AUC(), AUC()
+    fine = AUC()
+    coarse = AUC()
     fine.update(*logs(200_000))
     coarse.update(*logs(2000, scale=1e-7, shift=1.0))
     assert fine.error_bound() < 2e-5
@@ -56,9 +68,14 @@ def test_the_bound_of_auc_is_small_for_click_logits_and_large_where_bins_are_too
 
 
 def test_the_bound_of_auc_is_reached_when_all_pairs_of_a_bin_are_in_the_right_order():
-    logits, labels = torch.tensor([1e-6, 2e-6]), torch.tensor([0.0, 1.0])
+    logits = torch.tensor([1e-6, 2e-6])
+    labels = torch.tensor([0.0, 1.0])
     metric = AUC()
-    assert exact_auc(logits, labels) - value(metric, (logits, labels)) == metric.error_bound().item() == 0.5
+    assert (
+        exact_auc(logits, labels) - value(metric, (logits, labels))
+        == metric.error_bound().item()
+        == 0.5
+    )
 
 
 @settings(max_examples=60)
@@ -80,11 +97,14 @@ def test_every_bin_can_be_reached():
 def test_auc_takes_logits_of_any_float_dtype(dtype):
     logits, labels = logs(500)
     metric = AUC()
-    assert value(metric, (logits.to(dtype), labels.long())) == pytest.approx(exact_auc(logits.to(dtype), labels), abs=1e-5)
+    assert value(metric, (logits.to(dtype), labels.long())) == pytest.approx(
+        exact_auc(logits.to(dtype), labels), abs=1e-5
+    )
 
 
 def test_log_loss_normalized_entropy_and_calibration_equal_their_definitions():
-    labels, predictions = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0.75, 0.5, 0.25, 0.5], dtype=torch.float64)
+    labels = torch.tensor([1.0, 0.0, 0.0, 1.0])
+    predictions = torch.tensor([0.75, 0.5, 0.25, 0.5], dtype=torch.float64)
     batch = (predictions.logit(), labels)
     loss = -(math.log(0.75) + math.log(0.5) + math.log(0.75) + math.log(0.5)) / 4
     assert value(LogLoss(), batch) == pytest.approx(loss, abs=EXACT)
@@ -105,7 +125,8 @@ def test_log_loss_of_a_certain_and_wrong_prediction_is_its_logit():
 
 def test_sums_do_not_lose_small_batches_beside_large_totals():
     metric = LogLoss()
-    metric.loss, metric.samples = torch.tensor(5e8, dtype=torch.float64), torch.tensor(1e9, dtype=torch.float64)
+    metric.loss = torch.tensor(5e8, dtype=torch.float64)
+    metric.samples = torch.tensor(1e9, dtype=torch.float64)
     metric.update(torch.tensor([0.5]), torch.tensor([0.0]))
     assert metric.loss.item() - 5e8 == pytest.approx(math.log1p(math.exp(0.5)), abs=1e-6)
 
@@ -117,7 +138,8 @@ EMPTY = (torch.empty(0), torch.empty(0))
 def test_empty_batches_and_other_cuts_change_nothing(name):
     logits, labels = logs(301)
     cuts = [*zip(logits.split(100), labels.split(100), strict=True)]
-    whole, cut = value(click_metrics()[name], (logits, labels)), value(click_metrics()[name], EMPTY, *cuts, EMPTY)
+    whole = value(click_metrics()[name], (logits, labels))
+    cut = value(click_metrics()[name], EMPTY, *cuts, EMPTY)
     assert cut == whole if name == "auc" else cut == pytest.approx(whole, abs=EXACT)
 
 
@@ -126,10 +148,15 @@ def test_no_samples_at_all_is_nan(name):
     assert math.isnan(value(click_metrics()[name], EMPTY))
 
 
-@pytest.mark.parametrize(("label", "unknown"), [(0.0, {"auc", "normalized_entropy", "calibration"}), (1.0, {"auc", "normalized_entropy"})])
+@pytest.mark.parametrize(
+    ("label", "unknown"),
+    [(0.0, {"auc", "normalized_entropy", "calibration"}), (1.0, {"auc", "normalized_entropy"})],
+)
 def test_what_one_class_alone_cannot_tell_is_nan(label, unknown):
     batch = (torch.tensor([0.3, -0.2]), torch.full((2,), label))
-    assert {name for name, metric in click_metrics().items() if math.isnan(value(metric, batch))} == unknown
+    assert {
+        name for name, metric in click_metrics().items() if math.isnan(value(metric, batch))
+    } == unknown
 
 
 @pytest.mark.parametrize("name", list(click_metrics()))
@@ -160,7 +187,9 @@ def test_uneven_ranks_one_of_them_empty_agree_with_one_process(kind):
     ranks[2].update(*EMPTY)
     assert ranks[0].compute().item() == pytest.approx(value(kind(), (logits, labels)), abs=EXACT)
     ranks[0].update(*EMPTY)
-    assert ranks[0].compute().item() == pytest.approx(value(kind(), (logits, labels)), abs=EXACT), "a rank keeps its own sums only"
+    assert ranks[0].compute().item() == pytest.approx(value(kind(), (logits, labels)), abs=EXACT), (
+        "a rank keeps its own sums only"
+    )
 
 
 def test_reset_forgets_and_updates_do_not_leak_into_the_next_round():
@@ -173,11 +202,14 @@ def test_reset_forgets_and_updates_do_not_leak_into_the_next_round():
 
 
 def test_forward_gives_the_batch_and_keeps_the_total():
-    one, two = logs(100), logs(100, seed=1)
+    one = logs(100)
+    two = logs(100, seed=1)
     for name, metric in click_metrics().items():
         metric(*one)
         assert metric(*two).item() == pytest.approx(value(click_metrics()[name], two), abs=EXACT)
-        assert metric.compute().item() == pytest.approx(value(click_metrics()[name], one, two), abs=EXACT)
+        assert metric.compute().item() == pytest.approx(
+            value(click_metrics()[name], one, two), abs=EXACT
+        )
 
 
 def test_an_unknown_metric_is_refused_with_the_close_match():

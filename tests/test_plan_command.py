@@ -1,4 +1,6 @@
-"""`python -m recapp.plan`: every verb answers people and machines, on paper; wrong words are refused in one line."""
+"""`python -m recapp.plan`: every verb answers people and machines, on paper; wrong words are
+refused in one line.
+"""
 
 import json
 import math
@@ -16,7 +18,11 @@ from recapp.reporting.performance import write_performance, write_predicted
 from recapp.settings import compose, to_plain
 from recapp.sharding.plan_file import read_plan
 
-IN_README = [c for c in commands(line for block in fenced("sh") for line in block.splitlines()) if c.name == "plan"]
+IN_README = [
+    c
+    for c in commands(line for block in fenced("sh") for line in block.splitlines())
+    if c.name == "plan"
+]
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +35,11 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture
 def answer(capsys):
     """`answer(verb, *settings)`: the JSON document of a command."""
+
     def run(*arguments):
         assert plan.main([*arguments, "format=json"]) == 0, capsys.readouterr().err
         return json.loads(capsys.readouterr().out)
+
     return run
 
 
@@ -40,44 +48,74 @@ def answer(capsys):
 def test_the_commands_of_the_readme_answer(command, place, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert plan.main(list(command.arguments)) == 0
-    said, written = capsys.readouterr().out, {p.name for p in place.rglob("*") if p.is_file()}
+    said = capsys.readouterr().out
+    written = {p.name for p in place.rglob("*") if p.is_file()}
     assert said or written
     if command.arguments[0] in ("explain", "types", "compare", "scale"):
         assert max(map(len, said.splitlines())) <= 80
     if "out=drawn" in command.arguments:
-        assert "plan.html" in written and any(name.endswith(".png") for name in written) and any(name.endswith(".svg") for name in written)
+        assert (
+            "plan.html" in written
+            and any(name.endswith(".png") for name in written)
+            and any(name.endswith(".svg") for name in written)
+        )
 
 
 def test_an_explanation_has_a_row_per_table_its_ranks_and_what_travels(answer):
     told = answer("explain", "+plan=mixed", "tables=sample", "trainer.devices=2")
-    assert [(r["table"], r["type"]) for r in told["rows"]] == [("large_table", "row_wise"), ("wide_table", "column_wise"),
-                                                              ("small_table", "table_wise")]
+    assert [(r["table"], r["type"]) for r in told["rows"]] == [
+        ("large_table", "row_wise"),
+        ("wide_table", "column_wise"),
+        ("small_table", "table_wise"),
+    ]
     assert {"mode", "ranks", "bytes", "predicted_ms", "runner_up", "why"} <= set(told["rows"][0])
     assert [r["weights"] for r in told["ranks"]] == [308_480_000, 307_200_000]
-    assert {(b["source"], b["target"]) for b in told["between_ranks"]} == {(0, 1), (1, 0)} and told["step_ms"] > 0
+    assert {(b["source"], b["target"]) for b in told["between_ranks"]} == {(0, 1), (1, 0)} and told[
+        "step_ms"
+    ] > 0
     assert "rules[0] of mixed" in told["rows"][0]["why"]
 
 
 def test_without_a_plan_it_explains_recapps_own_which_is_no_slower_than_any_named_one(answer):
     own = answer("explain", "trainer.devices=4")
-    assert own["name"] == "automatic" and own["world_size"] == 4 and own["lower_bound_ms"] <= own["step_ms"]
+    assert (
+        own["name"] == "automatic"
+        and own["world_size"] == 4
+        and own["lower_bound_ms"] <= own["step_ms"]
+    )
     for name in ("mixed", "row_wise", "table_wise", "data_parallel", "guidelines"):
-        assert own["step_ms"] <= answer("explain", f"+plan={name}", "trainer.devices=4")["step_ms"] * (1 + 1e-9)
+        assert own["step_ms"] <= answer("explain", f"+plan={name}", "trainer.devices=4")[
+            "step_ms"
+        ] * (1 + 1e-9)
 
 
 def test_a_machine_on_paper_brings_its_ranks_hosts_and_memory(answer):
     told = answer("explain", "topology=dgx_h100_x2", "tables=sample")
-    assert told["world_size"] == 16 and [len(h) for h in told["hosts"]] == [8, 8] and told["ranks"][0]["capacity"] > 10**10
+    assert (
+        told["world_size"] == 16
+        and [len(h) for h in told["hosts"]] == [8, 8]
+        and told["ranks"][0]["capacity"] > 10**10
+    )
 
 
 def test_a_plan_that_fits_nowhere_is_refused_with_what_would_help(capsys):
-    assert plan.main(["explain", "tables=sample", "topology.memory_bytes=300000000", "trainer.devices=2"]) == 1
+    assert (
+        plan.main(
+            ["explain", "tables=sample", "topology.memory_bytes=300000000", "trainer.devices=2"]
+        )
+        == 1
+    )
     said = capsys.readouterr().err.splitlines()[-1]
     assert "does not fit: rank" in said and "large_table" in said and "What helps: " in said
 
 
 def test_an_exported_plan_is_the_plan_that_was_asked_for_and_knows_what_it_is_for(answer, place):
-    assert plan.main(["export", "+plan=mixed", "tables=sample", "trainer.devices=2", "path=made/mixed.yaml"]) == 0
+    assert (
+        plan.main(
+            ["export", "+plan=mixed", "tables=sample", "trainer.devices=2", "path=made/mixed.yaml"]
+        )
+        == 0
+    )
     made = read_plan(place / "made/mixed.yaml")
     found = analyze_plan(made)
     assert found["sharding_types"] == {"row_wise": 1, "column_wise": 1, "table_wise": 1}
@@ -89,8 +127,10 @@ def test_an_exported_plan_is_the_plan_that_was_asked_for_and_knows_what_it_is_fo
 
 def test_two_plans_differ_table_by_table(answer):
     rows = answer("compare", "a=mixed", "b=row_wise", "tables=sample", "trainer.devices=2")["rows"]
-    assert {r["table"]: (r["a_type"], r["b_type"]) for r in rows} == {"wide_table": ("column_wise", "row_wise"),
-                                                                     "small_table": ("table_wise", "row_wise")}
+    assert {r["table"]: (r["a_type"], r["b_type"]) for r in rows} == {
+        "wide_table": ("column_wise", "row_wise"),
+        "small_table": ("table_wise", "row_wise"),
+    }
 
 
 def test_growth_is_told_for_every_plan_mode_and_number_of_ranks(answer):
@@ -106,27 +146,63 @@ def test_a_plan_of_ones_own_folder_is_compared(answer, place):
     own = place / "own/plan"
     own.mkdir(parents=True)
     (own / "rows.yaml").write_text("rules:\n  - type: row_wise\n")
-    rows = answer("compare", "--config-dir", str(own.parent), "a=rows", "b=mixed", "tables=sample", "trainer.devices=2")["rows"]
-    assert {row["a_type"] for row in rows} == {"row_wise"} and {row["b_type"] for row in rows} == {"column_wise", "table_wise"}
+    rows = answer(
+        "compare",
+        "--config-dir",
+        str(own.parent),
+        "a=rows",
+        "b=mixed",
+        "tables=sample",
+        "trainer.devices=2",
+    )["rows"]
+    assert {row["a_type"] for row in rows} == {"row_wise"} and {row["b_type"] for row in rows} == {
+        "column_wise",
+        "table_wise",
+    }
 
 
 def test_runs_are_compared_with_what_was_predicted(answer, place):
     phases = ("input", "lookup", "output", "dense", "gradients", "update")
-    runs = (("0", "a", 10.0, 12.0), ("1", "b", 20.0, 30.0), ("2", "b", 20.0, 5.0), ("3", "b", 20.0, 33.0), ("4", "c", 20.0, 40.0))
+    runs = (
+        ("0", "a", 10.0, 12.0),
+        ("1", "b", 20.0, 30.0),
+        ("2", "b", 20.0, 5.0),
+        ("3", "b", 20.0, 33.0),
+        ("4", "c", 20.0, 40.0),
+    )
     for name, made_by, predicted, measured in runs:
         (place / "sweep" / name).mkdir(parents=True)
         held = {"weights": 4e6, "state": 1e6, "buffers": 0}
-        told = {"name": made_by, "step_ms": predicted, "ranks": [{f"{p}_ms": 1.0 for p in phases} | held]}
-        seen = {"step_ms": measured, "phases_ms": [dict.fromkeys(phases, 2.0)], "memory": [{"weights": 4e6, "state": 1e6, "buffers": 5e6}]}
+        told = {
+            "name": made_by,
+            "step_ms": predicted,
+            "ranks": [{f"{p}_ms": 1.0 for p in phases} | held],
+        }
+        seen = {
+            "step_ms": measured,
+            "phases_ms": [dict.fromkeys(phases, 2.0)],
+            "memory": [{"weights": 4e6, "state": 1e6, "buffers": 5e6}],
+        }
         (place / "sweep" / name / "predicted.json").write_text(json.dumps(told))
         (place / "sweep" / name / "performance.json").write_text(json.dumps(seen))
     found = answer("check", "path=sweep")
-    assert found["kendall_tau"] == pytest.approx(2 / math.sqrt(2 * 3))        # c is told to be as fast as b
+    # c is told to be as fast as b
+    assert found["kendall_tau"] == pytest.approx(2 / math.sqrt(2 * 3))
     errors = {(r["run"], r["what"]): r["error"] for r in found["rows"]}
-    assert errors["0", "step, ms"] == pytest.approx(-1 / 6) and errors["4", "input, ms"] == -0.5 and errors["0", "tables, MB"] == -0.5
-    assert (found["pairs_told_apart"], found["pairs_in_order"]) == (2, 1)         # a and c, b and c; b's runs lie on both sides of a's
+    assert (
+        errors["0", "step, ms"] == pytest.approx(-1 / 6)
+        and errors["4", "input, ms"] == -0.5
+        and errors["0", "tables, MB"] == -0.5
+    )
+    # a and c, b and c; b's runs lie on both sides of a's
+    assert (found["pairs_told_apart"], found["pairs_in_order"]) == (2, 1)
     repeated = next(r for r in found["rows"] if r["run"] == "1, 2, 3" and r["what"] == "step, ms")
-    assert (repeated["measured"], repeated["least"], repeated["most"], repeated["runs"]) == (30.0, 5.0, 33.0, 3)
+    assert (repeated["measured"], repeated["least"], repeated["most"], repeated["runs"]) == (
+        30.0,
+        5.0,
+        33.0,
+        3,
+    )
 
 
 def test_calibration_ends_with_a_short_run_priced_with_its_file(place):
@@ -135,20 +211,46 @@ def test_calibration_ends_with_a_short_run_priced_with_its_file(place):
     told = plan._short_run(asked, "mine.yaml", place / "logs")
     choices = told.pop("choices")
     assert checked(told, "train") == told and choices == {}
-    assert told["topology"]["hardware"] == str(place / "mine.yaml") and told["topology"]["transport"] == "gloo"
+    assert (
+        told["topology"]["hardware"] == str(place / "mine.yaml")
+        and told["topology"]["transport"] == "gloo"
+    )
     assert told["trainer"]["devices"] == 3 and told["dataset"]["batch_size"] == 3 * plan.RUN_BATCH
-    assert told["dataset"]["generate"]["rows"] > told["dataset"]["batch_size"] * told["trainer"]["max_steps"]
+    assert (
+        told["dataset"]["generate"]["rows"]
+        > told["dataset"]["batch_size"] * told["trainer"]["max_steps"]
+    )
     assert "ckpt_path" in told and "out" not in told
 
 
 def recorded(folder, name, ranks, step, sent):
-    """A run as training leaves it, predicted to take 10 ms and to send 1 kB from each rank to each other."""
+    """A run as training leaves it, predicted to take 10 ms and to send 1 kB from each rank to each
+    other.
+    """
     folder.mkdir(parents=True)
     pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
-    write_predicted({"name": name, "hardware": "toy", "step_ms": 10.0, "ranks": [{} for _ in range(ranks)],
-                     "between_ranks": [{"source": a, "target": b, "bytes": 1000} for a, b in pairs]}, folder)
-    write_performance({"batch_per_rank": 64, "ranks": ranks, "steps": 9, "step_ms": step, "phases_ms": [], "memory": [],
-                       "sent_bytes": [sent] * ranks}, folder)
+    write_predicted(
+        {
+            "name": name,
+            "hardware": "toy",
+            "step_ms": 10.0,
+            "ranks": [{} for _ in range(ranks)],
+            "between_ranks": [{"source": a, "target": b, "bytes": 1000} for a, b in pairs],
+        },
+        folder,
+    )
+    write_performance(
+        {
+            "batch_per_rank": 64,
+            "ranks": ranks,
+            "steps": 9,
+            "step_ms": step,
+            "phases_ms": [],
+            "memory": [],
+            "sent_bytes": [sent] * ranks,
+        },
+        folder,
+    )
 
 
 def test_growth_is_checked_against_runs_on_few_ranks(answer, place, capsys):
@@ -157,56 +259,96 @@ def test_growth_is_checked_against_runs_on_few_ranks(answer, place, capsys):
     asked = ("scale", "ranks=[8]", "plans=[row_wise]", "topology=dgx_h100", "path=sweep")
     found = answer(*asked)
     assert len(found["rows"]) == 4
-    assert [(r["ranks"], r["step_ms"], r["predicted_step_ms"], r["step_error"]) for r in found["checked"]] == [
-        (1, 8.0, 10.0, 0.25), (2, 10.0, 10.0, 0.0), (4, 20.0, 10.0, -0.5)]
-    assert [(r["sent_per_rank"], r["predicted_sent_per_rank"], r["sent_error"]) for r in found["checked"]] == [
-        (0.0, 0.0, None), (1000.0, 1000.0, 0.0), (6000.0, 3000.0, -0.5)]
+    assert [
+        (r["ranks"], r["step_ms"], r["predicted_step_ms"], r["step_error"])
+        for r in found["checked"]
+    ] == [(1, 8.0, 10.0, 0.25), (2, 10.0, 10.0, 0.0), (4, 20.0, 10.0, -0.5)]
+    assert [
+        (r["sent_per_rank"], r["predicted_sent_per_rank"], r["sent_error"])
+        for r in found["checked"]
+    ] == [(0.0, 0.0, None), (1000.0, 1000.0, 0.0), (6000.0, 3000.0, -0.5)]
     assert plan.main(list(asked)) == 0
     said = capsys.readouterr().out
-    assert "Checked against runs" in said and "-50%" in said and "+25%" in said and "priced for toy" in said
+    assert (
+        "Checked against runs" in said
+        and "-50%" in said
+        and "+25%" in said
+        and "priced for toy" in said
+    )
 
 
 def test_growth_that_was_not_checked_says_how(place, capsys):
     assert plan.main(["scale", "ranks=[8]", "plans=[row_wise]", "topology=dgx_h100"]) == 0
     assert "Not checked: recapp.train -m trainer.devices=1,2,4" in capsys.readouterr().out
-    assert plan.main(["scale", "ranks=[8]", "path=nowhere"]) == 1 and "no run there" in capsys.readouterr().err
+    assert (
+        plan.main(["scale", "ranks=[8]", "path=nowhere"]) == 1
+        and "no run there" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.full
 def test_growth_is_checked_against_real_runs(answer, place):
-    run = command("train", "-m", "trainer.devices=1,2", "+plan=row_wise", *small(place / "data"), "hydra.sweep.dir=sweep", cwd=place)
+    run = command(
+        "train",
+        "-m",
+        "trainer.devices=1,2",
+        "+plan=row_wise",
+        *small(place / "data"),
+        "hydra.sweep.dir=sweep",
+        cwd=place,
+    )
     assert run.code == 0, run.err
     checked = answer("scale", "ranks=[8]", "plans=[row_wise]", "path=sweep")["checked"]
-    assert [r["ranks"] for r in checked] == [1, 2] and all(r["step_ms"] > 0 and r["predicted_step_ms"] > 0 for r in checked)
+    assert [r["ranks"] for r in checked] == [1, 2] and all(
+        r["step_ms"] > 0 and r["predicted_step_ms"] > 0 for r in checked
+    )
     assert checked[0]["sent_per_rank"] == 0 and abs(checked[1]["sent_error"]) < 0.2
 
 
 @pytest.mark.full
 def test_this_machine_is_calibrated_and_plans_are_priced_with_it(place, answer):
-    run = command("plan", "calibrate", "trainer.devices=1", "path=mine.yaml", "format=json", cwd=place)
+    run = command(
+        "plan", "calibrate", "trainer.devices=1", "path=mine.yaml", "format=json", cwd=place
+    )
     assert run.code == 0, run.err
-    hardware, rows = read_hardware(place / "mine.yaml"), {r["name"]: r for r in json.loads(run.out)["rows"]}
-    assert hardware.step_overhead_us == rows["step overhead"]["us"] > 0 and "steps of recapp.train" in hardware.source
-    assert answer("explain", "topology.hardware=mine.yaml")["step_ms"] > hardware.step_overhead_us / 1e3
+    hardware = read_hardware(place / "mine.yaml")
+    rows = {r["name"]: r for r in json.loads(run.out)["rows"]}
+    assert (
+        hardware.step_overhead_us == rows["step overhead"]["us"] > 0
+        and "steps of recapp.train" in hardware.source
+    )
+    assert (
+        answer("explain", "topology.hardware=mine.yaml")["step_ms"]
+        > hardware.step_overhead_us / 1e3
+    )
 
 
-@pytest.mark.parametrize(("arguments", "parts"), [
-    (["explain", "+plan=mixd"], ("plan=mixd", "mixed")),
-    (["explain", "topology=dgx_h10"], ("topology=dgx_h10", "dgx_h100")),
-    (["explain", "statistics=guess"], ("statistics=guess", "assumed")),
-    (["explain", "planner.constraints={C1: {ranks: [7]}}"], ("constraints.C1.ranks", "rank 7", "0..1")),
-    (["explain", "planner.constraints={C1: {rank: [0]}}"], ("constraints.C1.rank", "ranks")),
-    (["explain", "planner.mode=uniqe"], ("planner.mode=uniqe", "unique")),
-    (["compare", "a=mixed"], ("a and b must be given",)),
-    (["compare", "a=mixed", "b=rowwise"], ("plan rowwise", "row_wise")),
-    (["export", "as=torchrec"], ("as=torchrec", "hugectr")),
-    (["export", "as=hugectr", "+plan=column_wise", "tables=sample"], ("large_table", "column")),
-    (["check"], ("path must be given",)),
-    (["check", "path=nowhere"], ("path=", "no run there")),
-    (["scale", "ranks=8"], ("ranks=8", "list")),
-    (["scale", "plans=[best,rowwise]"], ("plans=[best, rowwise]: rowwise: did you mean row_wise",)),
-    (["explan"], ("unknown verb explan", "explain")),
-])
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["explain", "+plan=mixd"], ("plan=mixd", "mixed")),
+        (["explain", "topology=dgx_h10"], ("topology=dgx_h10", "dgx_h100")),
+        (["explain", "statistics=guess"], ("statistics=guess", "assumed")),
+        (
+            ["explain", "planner.constraints={C1: {ranks: [7]}}"],
+            ("constraints.C1.ranks", "rank 7", "0..1"),
+        ),
+        (["explain", "planner.constraints={C1: {rank: [0]}}"], ("constraints.C1.rank", "ranks")),
+        (["explain", "planner.mode=uniqe"], ("planner.mode=uniqe", "unique")),
+        (["compare", "a=mixed"], ("a and b must be given",)),
+        (["compare", "a=mixed", "b=rowwise"], ("plan rowwise", "row_wise")),
+        (["export", "as=torchrec"], ("as=torchrec", "hugectr")),
+        (["export", "as=hugectr", "+plan=column_wise", "tables=sample"], ("large_table", "column")),
+        (["check"], ("path must be given",)),
+        (["check", "path=nowhere"], ("path=", "no run there")),
+        (["scale", "ranks=8"], ("ranks=8", "list")),
+        (
+            ["scale", "plans=[best,rowwise]"],
+            ("plans=[best, rowwise]: rowwise: did you mean row_wise",),
+        ),
+        (["explan"], ("unknown verb explan", "explain")),
+    ],
+)
 def test_what_cannot_be_is_refused_in_one_line(arguments, parts, capsys):
     assert plan.main(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -215,4 +357,6 @@ def test_what_cannot_be_is_refused_in_one_line(arguments, parts, capsys):
 
 def test_an_exported_plan_is_what_training_would_read(place):
     assert plan.main(["export", "+plan=distributed", "trainer.devices=2", "path=p.yaml"]) == 0
-    assert resolved("train", ["+plan=file", "plan.path=p.yaml"])["plan"]["path"] == str(place / "p.yaml")
+    assert resolved("train", ["+plan=file", "plan.path=p.yaml"])["plan"]["path"] == str(
+        place / "p.yaml"
+    )

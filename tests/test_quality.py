@@ -1,9 +1,11 @@
-"""How good a model comes out: on real click logs, and on generated ones whose best possible score is known.
+"""How good a model comes out: on real click logs, and on generated ones whose best possible score
+is known.
 
-Real logs, one epoch: measured at seeds 1, 2, 3 are .7590, .7599, .7589 AUC and .4876, .4870, .4880 log loss; pooled tables, which sum in
-another order, come to .7589 and .4878 where unique ones have .7590 and .4876. A logistic regression on the same rows reaches .7605, .4867.
-Generated ones: tables of 6 rows, so that everything about them can be learnt from 51,000 rows in one epoch of 200 steps. Measured at two
-ranks: .9202 of the hidden model's .9300 AUC and .305 for its .287 log loss.
+Real logs, one epoch: measured at seeds 1, 2, 3 are .7590, .7599, .7589 AUC and .4876, .4870, .4880
+log loss; pooled tables, which sum in another order, come to .7589 and .4878 where unique ones have
+.7590 and .4876. A logistic regression on the same rows reaches .7605, .4867. Generated ones: tables
+of 6 rows, so that everything about them can be learnt from 51,000 rows in one epoch of 200 steps.
+Measured at two ranks: .9202 of the hidden model's .9300 AUC and .305 for its .287 log loss.
 """
 
 from pathlib import Path
@@ -16,11 +18,25 @@ from recapp.dataset.synthetic import read_truth
 
 pytestmark = pytest.mark.full
 
-PLANS = {"table_wise": [], "row_wise": [], "column_wise": ["++plan.column_width=5"], "table_row_wise": ["topology.hosts=2"],
-         "grid_shard": ["topology.hosts=2"], "data_parallel": [], "mixed": []}
-LEAST_AUC, MOST_LOG_LOSS = 0.757, 0.490
+PLANS = {
+    "table_wise": [],
+    "row_wise": [],
+    "column_wise": ["++plan.column_width=5"],
+    "table_row_wise": ["topology.hosts=2"],
+    "grid_shard": ["topology.hosts=2"],
+    "data_parallel": [],
+    "mixed": [],
+}
+LEAST_AUC = 0.757
+MOST_LOG_LOSS = 0.490
 SHORT_OF_THE_HIDDEN_MODEL = {"auc": 0.015, "log_loss": 0.03}
-POOLED_APART = {"val_auc": 0.002, "val_log_loss": 0.002, "val_normalized_entropy": 0.002, "val_calibration": 0.02}     # measured: a tenth
+# measured: a tenth
+POOLED_APART = {
+    "val_auc": 0.002,
+    "val_log_loss": 0.002,
+    "val_normalized_entropy": 0.002,
+    "val_calibration": 0.02,
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +60,9 @@ def seeds(train):
 def test_the_defaults_train_well_on_real_logs(seeds):
     assert mean(run["val_auc"] for run in seeds) >= LEAST_AUC
     assert mean(run["val_log_loss"] for run in seeds) <= MOST_LOG_LOSS
-    assert all(0.9 < run["val_calibration"] < 1.1 and run["val_normalized_entropy"] < 0.9 for run in seeds)
+    assert all(
+        0.9 < run["val_calibration"] < 1.1 and run["val_normalized_entropy"] < 0.9 for run in seeds
+    )
     assert len({run["val_auc"] for run in seeds}) == 3
 
 
@@ -60,15 +78,26 @@ def test_pooled_tables_train_as_well(train, seeds):
 
 
 def test_a_model_of_real_logs_is_evaluated_from_its_checkpoint_alone(jobs, place, seeds):
-    found = jobs.evaluate(place / "eval", f"ckpt_path={seeds[0]['checkpoint']}", "+plan=row_wise", world=4)
+    found = jobs.evaluate(
+        place / "eval", f"ckpt_path={seeds[0]['checkpoint']}", "+plan=row_wise", world=4
+    )
     assert validation(found) == pytest.approx(validation(seeds[0]), rel=1e-5)
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_what_can_be_known_is_learnt_under_every_plan(jobs, place, plan):
-    easy = [f"dataset.path={place / 'easy'}", "dataset.generate.rows=60000", "dataset.generate.separability=2",
-            f"dataset.table_rows={str([6] * 26).replace(' ', '')}", "dataset.batch_size=256"]
+    easy = [
+        f"dataset.path={place / 'easy'}",
+        "dataset.generate.rows=60000",
+        "dataset.generate.separability=2",
+        f"dataset.table_rows={str([6] * 26).replace(' ', '')}",
+        "dataset.batch_size=256",
+    ]
     found = jobs.train(place / f"easy_{plan}", *easy, f"+plan={plan}", *PLANS[plan])
     best = read_truth(Path(place, "easy"))["validation"]
     assert best["auc"] - SHORT_OF_THE_HIDDEN_MODEL["auc"] < found["val_auc"] < best["auc"]
-    assert best["log_loss"] < found["val_log_loss"] < best["log_loss"] + SHORT_OF_THE_HIDDEN_MODEL["log_loss"]
+    assert (
+        best["log_loss"]
+        < found["val_log_loss"]
+        < best["log_loss"] + SHORT_OF_THE_HIDDEN_MODEL["log_loss"]
+    )

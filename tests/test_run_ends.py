@@ -1,4 +1,6 @@
-"""How runs end: what their directory and the last line say. Jobs on a pool of ranks; whole commands with signals in the full tier."""
+"""How runs end: what their directory and the last line say. Jobs on a pool of ranks; whole commands
+with signals in the full tier.
+"""
 
 import json
 import os
@@ -28,38 +30,79 @@ def test_metrics_that_one_class_leaves_open_are_null_and_the_run_is_not_called_o
     jobs.train(place / "first", *small(place / "logs"), "trainer.max_steps=1")
     rows = pq.read_table(sorted((place / "logs").glob("*.parquet"))[-1])
     pq.write_table(rows.filter(pc.field("label") == 0), place / "no_clicks.parquet")
-    found = jobs.train(place / "one_class", *small(place / "logs"), f"dataset.val_path={place}/no_clicks.parquet", "trainer.max_steps=2")
+    found = jobs.train(
+        place / "one_class",
+        *small(place / "logs"),
+        f"dataset.val_path={place}/no_clicks.parquet",
+        "trainer.max_steps=2",
+    )
     text = (place / "one_class/metrics.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == found
     stored = (place / "one_class" / found["checkpoint"] / "manifest.json").read_text()
     assert json.loads(stored, parse_constant=pytest.fail)["metrics"]["val_auc"] is None
-    assert found["status"] == "undefined" and found["val_auc"] is None and 0 < found["val_log_loss"] < 1
+    assert (
+        found["status"] == "undefined"
+        and found["val_auc"] is None
+        and 0 < found["val_log_loss"] < 1
+    )
     assert set(found["undefined"]) == {"val_auc", "val_normalized_entropy", "val_calibration"}
-    (said,) = [line for line in (place / "one_class/rank0.err").read_text().splitlines() if "cannot be computed" in line]
+    (said,) = [
+        line
+        for line in (place / "one_class/rank0.err").read_text().splitlines()
+        if "cannot be computed" in line
+    ]
     assert "the validation rows are of one class only" in said and "dataset.val_share" in said
-    assert re.search(r"^validation AUC +undefined$", (place / "one_class/rank0.out").read_text(), re.MULTILINE)
+    assert re.search(
+        r"^validation AUC +undefined$", (place / "one_class/rank0.out").read_text(), re.MULTILINE
+    )
 
 
-def test_a_loss_that_is_not_finite_fails_on_all_ranks_and_leaves_neither_metrics_nor_a_checkpoint(jobs, place):
+def test_a_loss_that_is_not_finite_fails_on_all_ranks_and_leaves_neither_metrics_nor_a_checkpoint(
+    jobs, place
+):
     with pytest.raises(Failed) as failed:
-        jobs.train(place / "nan", *small(place / "logs"), "optimizer.sparse.lr=1e30", "trainer.log_every_n_steps=1")
+        jobs.train(
+            place / "nan",
+            *small(place / "logs"),
+            "optimizer.sparse.lr=1e30",
+            "trainer.log_every_n_steps=1",
+        )
     said = set(failed.value.errors.values())
     assert len(said) == 1 and len(failed.value.errors) == 2
     ((kind, line),) = said
-    assert kind == "TrainingError" and "is not a finite number on rank" in line and "optimizer.sparse.lr (now 1e+30)" in line
+    assert (
+        kind == "TrainingError"
+        and "is not a finite number on rank" in line
+        and "optimizer.sparse.lr (now 1e+30)" in line
+    )
     assert not (place / "nan/metrics.json").exists() and find_checkpoints(place / "nan") == []
 
 
 # ---- whole commands
 
-ENDLESS = ["+plan=mixed", "trainer.max_steps=1000000", "trainer.val_check_interval=1000000", "trainer.log_every_n_steps=5"]
+ENDLESS = [
+    "+plan=mixed",
+    "trainer.max_steps=1000000",
+    "trainer.val_check_interval=1000000",
+    "trainer.log_every_n_steps=5",
+]
 
 
 def training(place, name, *overrides, said="step 5/", **variables):
-    """A command that trains without end in `place`/`name`, once it has said something; and a function that reads what it said."""
+    """A command that trains without end in `place`/`name`, once it has said something; and a
+    function that reads what it said.
+    """
     folder = place / f"{name}_said"
     folder.mkdir()
-    run = start("train", *ENDLESS, *small(place / "logs"), f"hydra.run.dir={place / name}", *overrides, cwd=folder, **variables)
+    run = start(
+        "train",
+        *ENDLESS,
+        *small(place / "logs"),
+        f"hydra.run.dir={place / name}",
+        *overrides,
+        cwd=folder,
+        **variables,
+    )
 
     def told():
         return (folder / "out.txt").read_text() + (folder / "err.txt").read_text()
@@ -77,8 +120,13 @@ def assert_stopped(directory, by, told):
     assert found["status"] == "stopped" and by in found["stopped"] and found["steps"] >= 5
     assert not (directory / "error.json").exists() and not (directory / ".lock").exists()
     assert read_manifest(directory / "checkpoints/last.ckpt").info["step"] == found["steps"]
-    assert (directory / "csv/metrics.csv").stat().st_size and (directory / "performance.json").exists()
-    assert f"to go on: python -m recapp.train ckpt_path=../{directory.name}/checkpoints/last.ckpt\n" in told
+    assert (directory / "csv/metrics.csv").stat().st_size and (
+        directory / "performance.json"
+    ).exists()
+    assert (
+        f"to go on: python -m recapp.train ckpt_path=../{directory.name}/checkpoints/last.ckpt\n"
+        in told
+    )
     assert re.search(rf"^stopped +step \d+: {by}( to rank [\d, ]+)?$", told, re.MULTILINE)
     assert "Traceback" not in told and "error" not in told
 
@@ -89,7 +137,8 @@ def test_ctrl_c_saves_once_though_every_process_of_the_terminal_hears_it(place):
     ranks = ranks_of(run.pid)
     began = time.monotonic()
     os.killpg(run.pid, signal.SIGINT)
-    for pid in ranks.values():          # as a service manager or a scheduler does: the launcher, all ranks, and their data workers
+    # as a service manager or a scheduler does: the launcher, all ranks, and their data workers
+    for pid in ranks.values():
         os.killpg(pid, signal.SIGINT)
     assert run.wait(timeout=60) == 130
     assert time.monotonic() - began < 20
@@ -116,7 +165,9 @@ sys.addaudithook(hook)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")]
+)
 def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(place, number, said):
     folder = place / f"start_{said.split()[0]}"
     folder.mkdir()
@@ -124,8 +175,14 @@ def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(place, numbe
 
     def started():
         (folder / "begun").unlink(missing_ok=True)
-        run = start("train", *ENDLESS, *small(place / "logs"), f"hydra.run.dir={folder}/run", cwd=folder,
-                    PYTHONPATH=f"{folder}:{environment()['PYTHONPATH']}")
+        run = start(
+            "train",
+            *ENDLESS,
+            *small(place / "logs"),
+            f"hydra.run.dir={folder}/run",
+            cwd=folder,
+            PYTHONPATH=f"{folder}:{environment()['PYTHONPATH']}",
+        )
         wait(lambda: (folder / "begun").exists())
         return run, time.monotonic()
 
@@ -147,57 +204,105 @@ def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(place, numbe
         run.send_signal(number)
         code = run.wait(timeout=30)
         # with ranks that take signals already there is something to wait for, and that is said
-        lines = [line for line in (folder / "err.txt").read_text().splitlines() if not (ranks and line.startswith("stopping after "))]
-        assert (code, lines, (folder / "out.txt").read_text()) == (128 + number, [said], ""), (moment, took)
+        lines = [
+            line
+            for line in (folder / "err.txt").read_text().splitlines()
+            if not (ranks and line.startswith("stopping after "))
+        ]
+        assert (code, lines, (folder / "out.txt").read_text()) == (128 + number, [said], ""), (
+            moment,
+            took,
+        )
         assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()), moment
-        assert not (folder / "run/.lock").exists() and not (folder / "run/metrics.json").exists(), moment
+        assert not (folder / "run/.lock").exists() and not (folder / "run/metrics.json").exists(), (
+            moment
+        )
 
 
 @pytest.mark.full
 def test_a_second_signal_ends_the_run_at_once(place):
     run, _ = training(place, "second")
-    os.kill(ranks_of(run.pid)[0], signal.SIGSTOP)           # it cannot save
+    os.kill(ranks_of(run.pid)[0], signal.SIGSTOP)  # it cannot save
     for _ in range(2):
         run.send_signal(signal.SIGINT)
         time.sleep(0.2)
     began = time.monotonic()
     assert run.wait(timeout=60) == 130 and time.monotonic() - began < 5
-    assert json.loads((place / "second/error.json").read_text()) == {"error": "interrupted", "status": "stopped"}
+    assert json.loads((place / "second/error.json").read_text()) == {
+        "error": "interrupted",
+        "status": "stopped",
+    }
 
 
 @pytest.mark.full
 def test_under_torchrun_the_mark_and_the_summary_tell_of_the_stop(place):
-    arguments = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "-m", "recapp.train", *ENDLESS, *small(place / "logs"),
-                 f"hydra.run.dir={place / 'torchrun'}"]
+    arguments = [
+        *TORCHRUN,
+        "--standalone",
+        "--nproc-per-node=2",
+        "-m",
+        "recapp.train",
+        *ENDLESS,
+        *small(place / "logs"),
+        f"hydra.run.dir={place / 'torchrun'}",
+    ]
     with at_once(Started(arguments, place, "agent", OMP_NUM_THREADS="1")) as (agent,):
         wait_for("step 5/", agent)
         agent.process.send_signal(signal.SIGTERM)
         ran = agent.wait(60)
         assert agent.processes() == []
     found = metrics_of(place / "torchrun")
-    assert found["status"] == "stopped" and "SIGTERM" in found["stopped"] and "to go on: " in ran.err and "Summary" in ran.out
+    assert (
+        found["status"] == "stopped"
+        and "SIGTERM" in found["stopped"]
+        and "to go on: " in ran.err
+        and "Summary" in ran.out
+    )
     assert read_manifest(place / "torchrun/checkpoints/last.ckpt").info["step"] == found["steps"]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("transport", ["shared_memory", "gloo"])
 def test_a_rank_that_is_frozen_is_named_after_launch_timeout(place, transport):
-    run, told = training(place, f"frozen_{transport}", "launch.timeout=5", f"topology.transport={transport}")
+    run, told = training(
+        place, f"frozen_{transport}", "launch.timeout=5", f"topology.transport={transport}"
+    )
     os.kill(ranks_of(run.pid)[1], signal.SIGSTOP)
     assert run.wait(timeout=120) == 1
-    assert told().splitlines()[-1] == ("error: rank 0 has waited for rank 1 for 5 seconds (launch.timeout): it is stopped or stuck; raise "
-                                       "launch.timeout if it only needs longer")
+    assert told().splitlines()[-1] == (
+        "error: rank 0 has waited for rank 1 for 5 seconds (launch.timeout): it is stopped or "
+        "stuck; raise "
+        "launch.timeout if it only needs longer"
+    )
     assert "Traceback" not in told()
 
 
 def in_small_folder(folder, size, *arguments, cwd, **variables):
-    """A command that sees a file system of `size` bytes at `folder`; skips where none can be mounted."""
+    """A command that sees a file system of `size` bytes at `folder`; skips where none can be
+    mounted.
+    """
     mount = f'mount -t tmpfs -o size={size} tmpfs "{folder}"'
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode
+    ):
         pytest.skip("no file system can be mounted here")
-    command = " ".join([shlex.quote(sys.executable), "-m", "recapp.train", *(shlex.quote(str(a)) for a in arguments)])
-    ran = subprocess.run(["unshare", "-m", "sh", "-c", f"{mount} && {command}"], cwd=cwd, env=environment(**variables),
-                         capture_output=True, text=True, timeout=300)
+    command = " ".join(
+        [
+            shlex.quote(sys.executable),
+            "-m",
+            "recapp.train",
+            *(shlex.quote(str(a)) for a in arguments),
+        ]
+    )
+    ran = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"{mount} && {command}"],
+        cwd=cwd,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert ran.returncode == 1 and "Traceback" not in ran.stderr, ran.stderr
     return [line for line in ran.stderr.splitlines() if line.startswith("error")]
 
@@ -205,16 +310,37 @@ def in_small_folder(folder, size, *arguments, cwd, **variables):
 @pytest.mark.full
 def test_a_disk_that_fills_while_training_is_one_line(place):
     (place / "disk").mkdir()
-    said = in_small_folder(place / "disk", "48k", *ENDLESS, *small(place / "logs"), f"hydra.run.dir={place / 'disk/run'}",
-                           "trainer.log_every_n_steps=1", cwd=place)
-    assert said == [f"error: the disk under {place / 'disk/run'} is full, or its quota is used up: make room there, or choose another "
-                    "hydra.run.dir"]
+    said = in_small_folder(
+        place / "disk",
+        "48k",
+        *ENDLESS,
+        *small(place / "logs"),
+        f"hydra.run.dir={place / 'disk/run'}",
+        "trainer.log_every_n_steps=1",
+        cwd=place,
+    )
+    assert said == [
+        f"error: the disk under {place / 'disk/run'} is full, or its quota is used up: make room "
+        "there, or choose another "
+        "hydra.run.dir"
+    ]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("size", ["64k", "600k"])
 def test_data_workers_without_shared_memory_are_one_line(place, size):
-    said = in_small_folder("/dev/shm", size, *ENDLESS, *small(place / "logs", batch_size=2048, val_batch_size=2048), "trainer.devices=1",
-                           f"hydra.run.dir={place / size}", "dataset.num_workers=2", cwd=place)
+    said = in_small_folder(
+        "/dev/shm",
+        size,
+        *ENDLESS,
+        *small(place / "logs", batch_size=2048, val_batch_size=2048),
+        "trainer.devices=1",
+        f"hydra.run.dir={place / size}",
+        "dataset.num_workers=2",
+        cwd=place,
+    )
     (line,) = said
-    assert "the data workers of rank 0 found no room in shared memory (/dev/shm has " in line and "dataset.num_workers=0" in line
+    assert (
+        "the data workers of rank 0 found no room in shared memory (/dev/shm has " in line
+        and "dataset.num_workers=0" in line
+    )

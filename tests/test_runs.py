@@ -1,8 +1,10 @@
-"""What a run may be asked for: every plan and mode, other ranks and seeds, validation by steps, stopping early, going on, loggers.
+"""What a run may be asked for: every plan and mode, other ranks and seeds, validation by steps,
+stopping early, going on, loggers.
 
-All of it at the command's own defaults on 2 ranks of the pool (tests/jobs.py), on generated logs of 20 steps an epoch. Ids are one-hot but
-for the sample tables. `pooled` sums in another order: in double precision that is rounding, and the comparison is sharp. In single
-precision AUC and log loss are held to the tolerance that README and DECISIONS state.
+All of it at the command's own defaults on 2 ranks of the pool (tests/jobs.py), on generated logs of
+20 steps an epoch. Ids are one-hot but for the sample tables. `pooled` sums in another order: in
+double precision that is rounding, and the comparison is sharp. In single precision AUC and log loss
+are held to the tolerance that README and DECISIONS state.
 """
 
 import csv
@@ -19,17 +21,45 @@ from recapp.checkpoints.directory import find_checkpoints, read_manifest, verify
 pytestmark = pytest.mark.full
 
 HOSTS = "topology.hosts=2"
-CUT = "++plan.column_width=5"       # tables are 16 wide: four strips, the last of one column
-SEVEN = {"table_wise": [], "row_wise": [], "column_wise": [CUT], "table_row_wise": [HOSTS], "grid_shard": [HOSTS, CUT], "data_parallel": [],
-         "mixed": []}
-SAMPLE = ["dataset=sample", "dataset.generate.rows=6000", "dataset.id_rule=hash", "tables.max_rows=20000", "dataset.lanes=8",
-          "dataset.table_dims={large_table:16,wide_table:256,small_table:8}", "dataset.batch_size=256", "dataset.val_batch_size=256"]
+CUT = "++plan.column_width=5"  # tables are 16 wide: four strips, the last of one column
+SEVEN = {
+    "table_wise": [],
+    "row_wise": [],
+    "column_wise": [CUT],
+    "table_row_wise": [HOSTS],
+    "grid_shard": [HOSTS, CUT],
+    "data_parallel": [],
+    "mixed": [],
+}
+SAMPLE = [
+    "dataset=sample",
+    "dataset.generate.rows=6000",
+    "dataset.id_rule=hash",
+    "tables.max_rows=20000",
+    "dataset.lanes=8",
+    "dataset.table_dims={large_table:16,wide_table:256,small_table:8}",
+    "dataset.batch_size=256",
+    "dataset.val_batch_size=256",
+]
 DOUBLE = ["trainer.precision=64-true", "tables.data_type=fp64"]
-EXPECTED = ("step ", "writing ", "compiling kernels ", "compiled in ", "validation AUC fell from ", "stopped early at step ",
-            "torch.compile has ")
-SINGLE_APART, DOUBLE_APART = 0.005, 1e-9     # of AUC and log loss, absolute (README); of every metric, relative
-SCHEDULE = ["optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=10", "optimizer.schedule.decay_start=15",
-            "optimizer.schedule.decay_steps=100"]
+EXPECTED = (
+    "step ",
+    "writing ",
+    "compiling kernels ",
+    "compiled in ",
+    "validation AUC fell from ",
+    "stopped early at step ",
+    "torch.compile has ",
+)
+# of AUC and log loss, absolute (README); of every metric, relative
+SINGLE_APART = 0.005
+DOUBLE_APART = 1e-9
+SCHEDULE = [
+    "optimizer/schedule=warmup_poly",
+    "optimizer.schedule.warmup_steps=10",
+    "optimizer.schedule.decay_start=15",
+    "optimizer.schedule.decay_steps=100",
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +70,39 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train(jobs, place):
-    """`train(name, *overrides)` on the generated logs: metrics; nothing but progress may be said on standard error."""
+    """`train(name, *overrides)` on the generated logs: metrics; nothing but progress may be said on
+    standard error.
+    """
+
     def run(name, *overrides, world=2, data=None):
-        found = jobs.train(place / name, *(small(place / "logs") if data is None else data), *overrides, world=world)
+        found = jobs.train(
+            place / name,
+            *(small(place / "logs") if data is None else data),
+            *overrides,
+            world=world,
+        )
         for file in (place / name).glob("rank*.err"):
-            assert [line for line in file.read_text().splitlines() if not line.startswith(EXPECTED)] == []
+            assert [
+                line for line in file.read_text().splitlines() if not line.startswith(EXPECTED)
+            ] == []
         return found
+
     return run
 
 
 @pytest.fixture(scope="module")
 def go_on(train, place):
     """`go_on(name, other, *overrides)`: train on from the last checkpoint of the run `other`."""
+
     def run(name, other, *overrides, world=2):
-        return train(name, f"ckpt_path={place / other}/checkpoints/last.ckpt", *overrides, world=world, data=())
+        return train(
+            name,
+            f"ckpt_path={place / other}/checkpoints/last.ckpt",
+            *overrides,
+            world=world,
+            data=(),
+        )
+
     return run
 
 
@@ -68,7 +117,9 @@ def last(place, name):
 @pytest.fixture(scope="module", params=[2, 4])
 def whole(request, train):
     """What every plan must give: its number of ranks and the metrics of table_wise."""
-    return request.param, validation(train(f"whole{request.param}", "+plan=table_wise", world=request.param))
+    return request.param, validation(
+        train(f"whole{request.param}", "+plan=table_wise", world=request.param)
+    )
 
 
 @pytest.mark.parametrize("plan", SEVEN)
@@ -79,7 +130,10 @@ def test_the_plan_does_not_change_the_model_by_a_bit(train, whole, plan):
     assert found["collectives_per_step"] == 4 + (CUT in SEVEN[plan])
 
 
-@pytest.mark.parametrize(("plan", "cells"), [("column_wise", 4), ("grid_shard", 8), ("row_wise", 2), ("table_row_wise", 2)])
+@pytest.mark.parametrize(
+    ("plan", "cells"),
+    [("column_wise", 4), ("grid_shard", 8), ("row_wise", 2), ("table_row_wise", 2)],
+)
 def test_those_plans_really_cut(place, train, plan, cells):
     world = 4 if HOSTS in SEVEN[plan] else 2
     train(f"cut_{plan}", f"+plan={plan}", *SEVEN[plan], "trainer.max_steps=1", world=world)
@@ -87,59 +141,105 @@ def test_those_plans_really_cut(place, train, plan, cells):
     assert len(shards) == cells and len({tuple(rectangle) for _, *rectangle in shards}) == cells
     told = (place / f"cut_{plan}/rank0.out").read_text().partition("Ranks\n")[2].splitlines()
     first = next(number for number, line in enumerate(told) if line.split()[:1] == ["0"])
-    heading, ranks = "\n".join(told[:first]), told[first:first + world]
+    heading = "\n".join(told[:first])
+    ranks = told[first : first + world]
     assert ("plan's host" in heading) == (world == 4)
     assert world == 2 or [line.split()[2] for line in ranks] == ["0", "0", "1", "1"]
 
 
 def test_without_a_plan_recapp_decides_and_the_model_stays_the_same(train):
     found = train("automatic")
-    assert found["plan"] == "automatic" and validation(found) == validation(train("chosen", "+plan=row_wise"))
+    assert found["plan"] == "automatic" and validation(found) == validation(
+        train("chosen", "+plan=row_wise")
+    )
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_dense_part_trains_the_same_model_up_to_rounding(train, place):
-    plain, compiled = train("not_compiled", "+plan=row_wise"), train("compiled", "+plan=row_wise", "trainer.compile=true")
+    plain = train("not_compiled", "+plan=row_wise")
+    compiled = train("compiled", "+plan=row_wise", "trainer.compile=true")
     assert compiled["val_log_loss"] == pytest.approx(plain["val_log_loss"], abs=1e-4)
-    (said,) = [line for line in (place / "compiled/rank0.err").read_text().splitlines() if line.startswith("torch.compile has ")]
-    assert "model.bottom" in said and "model.top" in said and "embedding" not in said and "metrics" not in said
+    (said,) = [
+        line
+        for line in (place / "compiled/rank0.err").read_text().splitlines()
+        if line.startswith("torch.compile has ")
+    ]
+    assert (
+        "model.bottom" in said
+        and "model.top" in said
+        and "embedding" not in said
+        and "metrics" not in said
+    )
 
 
 def test_single_tables_and_globs_can_be_overridden(place, train):
-    train("overridden", "+plan=mixed", "+plan.tables.C3=row_wise", "+plan.tables={C2*: data_parallel, C2: table_wise}",
-          "trainer.max_steps=2")
-    kinds = {name: table["sharding_type"] for name, table in last(place, "overridden").info["plan"]["tables"].items()}
+    train(
+        "overridden",
+        "+plan=mixed",
+        "+plan.tables.C3=row_wise",
+        "+plan.tables={C2*: data_parallel, C2: table_wise}",
+        "trainer.max_steps=2",
+    )
+    kinds = {
+        name: table["sharding_type"]
+        for name, table in last(place, "overridden").info["plan"]["tables"].items()
+    }
     assert (kinds["C1"], kinds["C2"], kinds["C3"], kinds["C20"], kinds["C26"]) == (
-        "row_wise", "table_wise", "row_wise", "data_parallel", "data_parallel")
+        "row_wise",
+        "table_wise",
+        "row_wise",
+        "data_parallel",
+        "data_parallel",
+    )
 
 
 @pytest.fixture(scope="module")
 def unique(place, train):
-    """What pooled tables must come close to, in double and in single precision; and the sample data's settings."""
+    """What pooled tables must come close to, in double and in single precision; and the sample
+    data's settings.
+    """
     data = [*SAMPLE, f"dataset.path={place / 'sample'}"]
-    return [validation(train("unique", "+plan=table_wise", "plan.mode=unique", *precision, data=data)) for precision in (DOUBLE, [])], data
+    return [
+        validation(train("unique", "+plan=table_wise", "plan.mode=unique", *precision, data=data))
+        for precision in (DOUBLE, [])
+    ], data
 
 
 @pytest.mark.parametrize("asked", ["planner.mode=pooled", *(f"+plan={plan}" for plan in SEVEN)])
 def test_pooled_tables_train_the_same_model_up_to_rounding(place, train, unique, asked):
     plan = asked.partition("=")[2]
-    more = [f"+plan={plan}", *(x for x in SEVEN[plan] if x != CUT), "plan.mode=pooled"] if plan in SEVEN else [asked]
+    more = (
+        [f"+plan={plan}", *(x for x in SEVEN[plan] if x != CUT), "plan.mode=pooled"]
+        if plan in SEVEN
+        else [asked]
+    )
     (double, single), data = unique
-    assert validation(train("pooled", *more, *DOUBLE, data=data)) == pytest.approx(double, rel=DOUBLE_APART)
+    assert validation(train("pooled", *more, *DOUBLE, data=data)) == pytest.approx(
+        double, rel=DOUBLE_APART
+    )
     found = train("pooled", *more, data=data)
     for name in ("val_auc", "val_log_loss"):
         assert found[name] == pytest.approx(single[name], abs=SINGLE_APART)
     replicated = plan == "data_parallel"
-    assert {table["mode"] for table in last(place, "pooled").info["plan"]["tables"].values()} == {"replicated" if replicated else "pooled"}
+    assert {table["mode"] for table in last(place, "pooled").info["plan"]["tables"].values()} == {
+        "replicated" if replicated else "pooled"
+    }
 
 
 def test_on_the_sample_tables_mixed_cuts_rows_columns_and_nothing(place, train):
-    data = [*SAMPLE, f"dataset.path={place / 'sample'}", "tables.max_rows=100001",
-            "dataset.table_dims={large_table:128,wide_table:256,small_table:32}"]
+    data = [
+        *SAMPLE,
+        f"dataset.path={place / 'sample'}",
+        "tables.max_rows=100001",
+        "dataset.table_dims={large_table:128,wide_table:256,small_table:32}",
+    ]
     found = train("mixed_sample", "+plan=mixed", "trainer.max_steps=5", "optimizer=sgd", data=data)
     plan = last(place, "mixed_sample").info["plan"]["tables"]
     assert {name: plan[name]["sharding_type"] for name in plan} == {
-        "large_table": "row_wise", "wide_table": "column_wise", "small_table": "table_wise"}
+        "large_table": "row_wise",
+        "wide_table": "column_wise",
+        "small_table": "table_wise",
+    }
     assert len(plan["wide_table"]["shards"]) == 4 and found["collectives_per_step"] == 4
 
 
@@ -148,14 +248,32 @@ def test_on_the_sample_tables_mixed_cuts_rows_columns_and_nothing(place, train):
 
 def test_max_steps_lets_a_run_go_on_over_several_epochs(place, train):
     found = train("epochs", "+plan=mixed", "trainer.max_steps=45")
-    assert found["steps"] == 45 and last(place, "epochs").info["position"] == {"epoch": 2, "batches": 5, "batch_size": 256}
+    assert found["steps"] == 45 and last(place, "epochs").info["position"] == {
+        "epoch": 2,
+        "batches": 5,
+        "batch_size": 256,
+    }
     assert [row["step"] for row in validations(place, "epochs")] == ["19", "39", "44"]
 
 
 def test_validation_every_n_steps_counts_across_epochs_with_its_own_batches(place, train):
-    train("often", "+plan=mixed", "trainer.max_steps=45", "trainer.val_check_interval=7", "trainer.limit_val_batches=2",
-          "dataset.val_batch_size=128")
-    assert [row["step"] for row in validations(place, "often")] == ["6", "13", "20", "27", "34", "41", "44"]
+    train(
+        "often",
+        "+plan=mixed",
+        "trainer.max_steps=45",
+        "trainer.val_check_interval=7",
+        "trainer.limit_val_batches=2",
+        "dataset.val_batch_size=128",
+    )
+    assert [row["step"] for row in validations(place, "often")] == [
+        "6",
+        "13",
+        "20",
+        "27",
+        "34",
+        "41",
+        "44",
+    ]
 
 
 def test_training_stops_when_validation_has_stopped_growing(place, train):
@@ -163,9 +281,13 @@ def test_training_stops_when_validation_has_stopped_growing(place, train):
     aucs = [float(row["val_auc"]) for row in validations(place, "early")]
     assert found["steps"] == 20 * len(aucs) < 180 and max(aucs) == found["val_auc"] == aucs[-3]
     assert found["checkpoint_step"] == found["steps"] - 40
-    why = f"step {found['steps']}/180: Monitored metric val_auc did not improve in the last 2 records"
+    why = (
+        f"step {found['steps']}/180: Monitored metric val_auc did not improve in the last 2 records"
+    )
     summary = (place / "early/rank0.out").read_text().partition("Summary")[2]
-    assert f"stopped early at {why}" in (place / "early/rank0.err").read_text() and found["stopped"].startswith(why)
+    assert f"stopped early at {why}" in (place / "early/rank0.err").read_text() and found[
+        "stopped"
+    ].startswith(why)
     assert re.search(rf"^stopped early +{re.escape(why[:30])}", summary, re.MULTILINE)
     assert f".ckpt (step {found['checkpoint_step']} of {found['steps']})\n" in summary
 
@@ -173,22 +295,41 @@ def test_training_stops_when_validation_has_stopped_growing(place, train):
 def test_the_best_checkpoint_is_kept_beside_the_last_and_the_metrics_are_its_own(place, train):
     found = train("best", "+plan=mixed", "trainer.max_epochs=3")
     aucs = [float(row["val_auc"]) for row in validations(place, "best")]
-    assert aucs[0] == max(aucs) > aucs[2]       # a second epoch of this little data is one too many, and that is said
+    # a second epoch of this little data is one too many, and that is said
+    assert aucs[0] == max(aucs) > aucs[2]
     assert f"validation AUC fell from {aucs[0]:.4f} to " in (place / "best/rank0.err").read_text()
     assert found["checkpoint"].endswith("step_000020.ckpt") and found["val_auc"] == aucs[0]
     assert last(place, "best").metrics["val_auc"] == aucs[2]
-    assert [path.name for path in find_checkpoints(place / "best")] == ["step_000020.ckpt", "last.ckpt"]
+    assert [path.name for path in find_checkpoints(place / "best")] == [
+        "step_000020.ckpt",
+        "last.ckpt",
+    ]
 
 
 @pytest.mark.parametrize("logger", ["csv", "tensorboard", "csv_and_tensorboard", "none"])
 def test_loggers_write_rates_and_metrics_where_they_are_wanted(place, train, logger):
-    train(f"log_{logger}", "+plan=mixed", f"logger={logger}", "trainer.max_steps=4", "trainer.log_every_n_steps=2", *SCHEDULE)
+    train(
+        f"log_{logger}",
+        "+plan=mixed",
+        f"logger={logger}",
+        "trainer.max_steps=4",
+        "trainer.log_every_n_steps=2",
+        *SCHEDULE,
+    )
     wanted = {"csv", "tensorboard"} & set(logger.split("_and_"))
-    assert {path.name for path in (place / f"log_{logger}").iterdir() if path.is_dir()} == {"checkpoints", *wanted}
+    assert {path.name for path in (place / f"log_{logger}").iterdir() if path.is_dir()} == {
+        "checkpoints",
+        *wanted,
+    }
     if "csv" in wanted:
         with open(place / f"log_{logger}/csv/metrics.csv") as file:
-            rates = [{float(v) for k, v in row.items() if k.startswith("lr-") and v} for row in csv.DictReader(file)]
-        assert [sorted(rate) for rate in rates if rate] == [pytest.approx([1e-3 * s / 10, 0.05 * s / 10]) for s in (2, 4)]
+            rates = [
+                {float(v) for k, v in row.items() if k.startswith("lr-") and v}
+                for row in csv.DictReader(file)
+            ]
+        assert [sorted(rate) for rate in rates if rate] == [
+            pytest.approx([1e-3 * s / 10, 0.05 * s / 10]) for s in (2, 4)
+        ]
     if "tensorboard" in wanted:
         (events,) = (place / f"log_{logger}/tensorboard").glob("events.*")
         assert b"val_auc" in events.read_bytes()
@@ -210,8 +351,12 @@ def unbroken(place, train):
     return last(place, "unbroken").metrics
 
 
-@pytest.mark.parametrize("stop", ["trainer.max_epochs=1", "trainer.max_steps=7", "trainer.max_steps=27"])
-def test_going_on_gives_the_bits_of_the_unbroken_run_whatever_the_plan(place, train, go_on, unbroken, stop):
+@pytest.mark.parametrize(
+    "stop", ["trainer.max_epochs=1", "trainer.max_steps=7", "trainer.max_steps=27"]
+)
+def test_going_on_gives_the_bits_of_the_unbroken_run_whatever_the_plan(
+    place, train, go_on, unbroken, stop
+):
     train("stopped", "+plan=mixed", *SCHEDULE, stop)
     assert last(place, "stopped").metrics != unbroken
     assert go_on("goes_on", "stopped", "trainer.max_epochs=2")["steps"] == 40
@@ -232,7 +377,8 @@ def test_going_on_in_the_same_directory_adds_to_it(place, train, go_on):
     first = metrics_of(place / "same")
     go_on("same", "same", "trainer.max_epochs=2")
     assert verify(first["checkpoint"]) and last(place, "same").info["step"] == 40
-    assert metrics_of(place / "same")["val_auc"] == first["val_auc"]      # its first epoch was the better one
+    # its first epoch was the better one
+    assert metrics_of(place / "same")["val_auc"] == first["val_auc"]
 
 
 @pytest.mark.parametrize("stop", ["trainer.max_epochs=1", "trainer.max_steps=20"])
@@ -240,7 +386,11 @@ def test_where_nothing_is_left_the_setting_to_raise_is_named(place, train, go_on
     first = train("over", "+plan=mixed", stop)
     found = go_on("nothing", "over")
     said = (place / "nothing/rank0.out").read_text().splitlines()[0]
-    assert said.startswith("nothing is left to train: ") and "20 steps behind it (1 epochs and 0 batches)" in said and stop in said
+    assert (
+        said.startswith("nothing is left to train: ")
+        and "20 steps behind it (1 epochs and 0 batches)" in said
+        and stop in said
+    )
     assert validation(found) == validation(first) and found["samples_per_second"] is None
 
 
@@ -249,13 +399,26 @@ def test_where_nothing_is_left_the_setting_to_raise_is_named(place, train, go_on
 
 def test_test_data_is_evaluated_where_it_was_named(place, train, jobs):
     files = sorted((place / "logs").glob("*.parquet"))
-    train("tested", "+plan=mixed", f"dataset.test_path=[{files[-2]},{files[-1]}]", f"dataset.val_path={files[-1]}")
+    train(
+        "tested",
+        "+plan=mixed",
+        f"dataset.test_path=[{files[-2]},{files[-1]}]",
+        f"dataset.val_path={files[-1]}",
+    )
     named = f"ckpt_path={place}/tested/checkpoints/last.ckpt"
     found = jobs.evaluate(place / "test", named, "split=test")
     assert found["split"] == "test" and not validation(found)
-    other = jobs.evaluate(place / "test_as_val", named, f"dataset.val_path=[{files[-2]},{files[-1]}]", "+plan=row_wise")
-    assert {name.removeprefix("test_"): value for name, value in found.items() if name.startswith("test_")} == {
-        name.removeprefix("val_"): value for name, value in validation(other).items()}
+    other = jobs.evaluate(
+        place / "test_as_val",
+        named,
+        f"dataset.val_path=[{files[-2]},{files[-1]}]",
+        "+plan=row_wise",
+    )
+    assert {
+        name.removeprefix("test_"): value
+        for name, value in found.items()
+        if name.startswith("test_")
+    } == {name.removeprefix("val_"): value for name, value in validation(other).items()}
 
 
 # ---- sweeps of other things than plans
@@ -263,14 +426,27 @@ def test_test_data_is_evaluated_where_it_was_named(place, train, jobs):
 
 def test_a_sweep_over_ranks_and_seeds_compares_them(place, train):
     train("data", "trainer.max_steps=1")
-    done = command("train", "-m", "+plan=row_wise", "trainer.devices=1,2,4", "seed=1,2", *small(place / "logs"), "trainer.max_steps=10",
-                   f"hydra.sweep.dir={place}/sweep", cwd=place)
+    done = command(
+        "train",
+        "-m",
+        "+plan=row_wise",
+        "trainer.devices=1,2,4",
+        "seed=1,2",
+        *small(place / "logs"),
+        "trainer.max_steps=10",
+        f"hydra.sweep.dir={place}/sweep",
+        cwd=place,
+    )
     assert done.code == 0, done.err
     with open(place / "sweep/comparison.csv") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["ranks"], row["seed"]) for row in rows] == [(r, s) for r, s in itertools.product("124", "12")]
+    assert [(row["ranks"], row["seed"]) for row in rows] == [
+        (r, s) for r, s in itertools.product("124", "12")
+    ]
     for seed in "12":
         one, *more = [row for row in rows if row["seed"] == seed]
-        assert all(float(row["val_auc"]) == pytest.approx(float(one["val_auc"]), rel=0.01) for row in more)
+        assert all(
+            float(row["val_auc"]) == pytest.approx(float(one["val_auc"]), rel=0.01) for row in more
+        )
         assert float(more[-1]["bytes_per_rank"]) < 0.3 * float(one["bytes_per_rank"])
     assert rows[0]["val_auc"] != rows[1]["val_auc"]

@@ -24,17 +24,29 @@ from recapp.values import Within, read
 
 CONF = Path(__file__).parents[1] / "conf"
 MAPPINGS = ("topology.hardware", "bench.plans", "dataset.table_dims", "plan.tables")
-FREE = (*MAPPINGS, "model", "optimizer.dense", "optimizer.sparse", "optimizer.schedule", "logger", "callbacks")
+FREE = (
+    *MAPPINGS,
+    "model",
+    "optimizer.dense",
+    "optimizer.sparse",
+    "optimizer.schedule",
+    "logger",
+    "callbacks",
+)
 
 
 def composed(command, *overrides):
     """The settings of a command, plain, as Hydra composes them."""
     config = compose(command, list(overrides))
-    return to_plain(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]), whole=False)
+    return to_plain(
+        OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]), whole=False
+    )
 
 
 def leaves(config, prefix="", free=FREE):
-    """The settings in a file, dotted; what stands below a constructor or a free mapping is its own."""
+    """The settings in a file, dotted; what stands below a constructor or a free mapping is its
+    own.
+    """
     for key, value in config.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value and name not in free:
@@ -55,7 +67,9 @@ def written(group):
         content = yaml.safe_load(path.read_text()) or {}
         content.pop("defaults", None)
         found |= set(leaves({group: content}))
-    return innermost({name for name in found if not any(name.startswith(f"{free}.") for free in FREE)})
+    return innermost(
+        {name for name in found if not any(name.startswith(f"{free}.") for free in FREE)}
+    )
 
 
 # ---- the schema is what conf holds
@@ -67,7 +81,9 @@ def test_the_settings_of_the_schema_are_those_that_conf_holds():
         assert set(leaves(config)) <= set(names_of(command)), command
         for group in (name for name in [*config, "plan"] if (CONF / name).is_dir()):
             if group not in FREE and group in names_of(command):
-                assert written(group) == innermost({name for name in names_of(command) if name.startswith(f"{group}.")}), group
+                assert written(group) == innermost(
+                    {name for name in names_of(command) if name.startswith(f"{group}.")}
+                ), group
 
 
 def test_the_settings_of_a_command_are_those_of_its_file():
@@ -82,7 +98,9 @@ def test_what_conf_holds_is_allowed_and_complete(command):
     assert checked(config, command) == config
 
 
-@pytest.mark.parametrize("group", ["dataset", "tables", "optimizer", "plan", "topology", "logger", "callbacks"])
+@pytest.mark.parametrize(
+    "group", ["dataset", "tables", "optimizer", "plan", "topology", "logger", "callbacks"]
+)
 def test_every_option_is_allowed(group):
     for path in (CONF / group).glob("*.yaml"):
         config = composed("train", f"{'+' if group == 'plan' else ''}{group}={path.stem}")
@@ -92,7 +110,9 @@ def test_every_option_is_allowed(group):
 def test_words_stand_for_what_the_code_knows():
     assert set(Metric.__args__) == set(click_metrics())
     assert set(ShardingType.__args__) == {kind.value for kind in Tilings}
-    assert {field.name for field in dataclasses.fields(ListedTable)} == {field.name for field in dataclasses.fields(EmbeddingBagConfig)}
+    assert {field.name for field in dataclasses.fields(ListedTable)} == {
+        field.name for field in dataclasses.fields(EmbeddingBagConfig)
+    }
 
 
 def test_what_recapp_sets_itself_is_what_lightning_takes():
@@ -108,87 +128,143 @@ def test_what_recapp_sets_itself_is_what_lightning_takes():
 
 @pytest.fixture
 def line(tmp_path, monkeypatch, capfd):
-    """`line(*arguments)`: the one line of `python -m recapp.train`, which must not come to starting ranks."""
+    """`line(*arguments)`: the one line of `python -m recapp.train`, which must not come to starting
+    ranks.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("recapp.train.check_data", lambda settings: None)
-    monkeypatch.setattr("recapp.commands.launch", lambda *_, **__: pytest.fail("ranks were started"))
+    monkeypatch.setattr(
+        "recapp.commands.launch", lambda *_, **__: pytest.fail("ranks were started")
+    )
 
     def say(*arguments):
         assert train.main(["hydra.run.dir=run", *arguments]) == 1, arguments
         err = capfd.readouterr().err
         assert len(err.splitlines()) == 1 and err.startswith("error: "), err
         return err.removeprefix("error: ").rstrip()
+
     return say
 
 
-@pytest.mark.parametrize(("argument", "says"), [
-    ("+dataset.weight=w", "unknown setting dataset.weight"),
-    ("+tables.l2=.01", "unknown setting tables.l2: did you mean tables.dim"),
-    ("+metrics.recall={_target_: torchmetrics.Recall}", "unknown setting metrics.recall: did you mean metrics.names?"),
-    ("+dataset.generate.negatives=4", "unknown setting dataset.generate.negatives"),
-    ("+nothing=1", "unknown setting nothing"),
-    ("++trainer.max_stepz=1", "unknown setting trainer.max_stepz: did you mean trainer.max_steps"),
-    ("+plan.columns=4", "unknown setting plan.columns: did you mean plan.column_width"),
-    ("+optimizer.dense.betta=1", "unknown setting optimizer.dense.betta: did you mean betas?"),
-    ("+model.depth=3", "unknown setting model.depth: known: bottom_layers, top_layers"),
-    ("+callbacks.checkpoint._partial_=true", "unknown setting callbacks.checkpoint._partial_"),
-    ("tables.dim=sixteen", "tables.dim=sixteen: must be a whole number of at least 1"),
-    ("seed=99999999999999999999999", "seed=99999999999999999999999: must be a number of 64 bits"),
-    ("dataset.cardinality=500", "must be a list of whole numbers of at least 1 and at most 281474976710656, or null, such as [500]"),
-    ("dataset.cardinality={user: 500}", "dataset.cardinality={user: 500}: must be a list"),
-    ("dataset.sparse=user", "dataset.sparse=user: must be a list of names, such as [user]"),
-    ("dataset=7", "dataset=7: choose one of criteo_kaggle, custom, generated, sample"),
-    ("optimizer.dense.lr=fast", "optimizer.dense.lr=fast: must be a number"),
-    ("optimizer.dense.lr=-1", "optimizer.dense (torch.optim.Adam): Invalid learning rate: -1"),
-    ("optimizer.sparse.lr=-1", "optimizer.sparse.lr=-1: must be a number of at least 0"),
-    ("trainer.limit_val_batches=lots", "must be a whole number of at least 0, or a number of at least 0 and at most 1, or null"),
-    ("+trainer.num_sanity_val_steps=2", "trainer.num_sanity_val_steps=2: cannot be set: "),
-    ("+trainer.strategy=ddp", "trainer.strategy=ddp: cannot be set: "),
-    ("+trainer.logger=true", "trainer.logger=true: cannot be set: choose loggers by logger=..."),
-    ("+trainer.enable_model_summary=true", "cannot be set"),
-    ("+trainer.gradient_clip_value=1", "did you mean trainer.gradient_clip_val"),
-    ("+trainer.fast_dev_run=maybe", "trainer.fast_dev_run=maybe: must be a whole number, or true or false"),
-    ("trainer.precision=16-mixed", "use bf16-mixed"),
-    ("trainer.val_check_interval=1.5", "must be a whole number of at least 1, or a number above 0 and at most 1, or null"),
-    ("metrics.names=[auc,ndcg]", "ndcg: known: auc, calibration, log_loss, normalized_entropy"),
-    ("dataset.val_share=1.5", "dataset.val_share=1.5: must be a share of the rows"),
-    ("dataset.val_share=half", "dataset.val_share=half: must be a fraction such as 1/7"),
-    ("+plan.tables.C3=rowwise", "rowwise: did you mean row_wise"),
-    ("trainer=3", "trainer=3: choose one of default"),
-    ("experiment=nope", "experiment=nope: there is no such option; "),
-    ("dataset=null", "dataset=null: choose one of criteo_kaggle, custom, generated, sample"),
-    ("+experiment=nope", "experiment=nope: there is no such option; "),
-    ("trainer.strategy=ddp", "trainer.strategy: cannot be set: recapp's own shards the tables"),
-    ("trainer.profiler=simple", "needs a plus: +trainer.profiler=..."),
-    ("dataset.dense=[]", "dataset.dense=[]: dataset.naming=criteo has columns of its own"),
-    ("dataset.sparse=[C1]", "dataset.sparse=[C1]: dataset.naming=criteo has columns of its own"),
-    ("metrics.names=[]", "metrics.names=[]: name at least one"),
-    ("dataset.batch_size=1" + 400 * "0", "must be a number of 64 bits"),
-    ("tables.dim=1000000000000", "at most 2147483647"),
-    ("launch.timeout=1e30", "at most 31536000"),
-    ("optimizer.sparse.eps=-1", "optimizer.sparse.eps=-1: must be a number of at least 0"),
-    ("trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch=0: must be a whole number of at least 1"),
-    ("+logger.mine=3", "logger.mine=3: must name a constructor"),
-    ("+logger.mine._target_=nowhere.Logger", "no such constructor: there is no module nowhere"),
-])
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("+dataset.weight=w", "unknown setting dataset.weight"),
+        ("+tables.l2=.01", "unknown setting tables.l2: did you mean tables.dim"),
+        (
+            "+metrics.recall={_target_: torchmetrics.Recall}",
+            "unknown setting metrics.recall: did you mean metrics.names?",
+        ),
+        ("+dataset.generate.negatives=4", "unknown setting dataset.generate.negatives"),
+        ("+nothing=1", "unknown setting nothing"),
+        (
+            "++trainer.max_stepz=1",
+            "unknown setting trainer.max_stepz: did you mean trainer.max_steps",
+        ),
+        ("+plan.columns=4", "unknown setting plan.columns: did you mean plan.column_width"),
+        ("+optimizer.dense.betta=1", "unknown setting optimizer.dense.betta: did you mean betas?"),
+        ("+model.depth=3", "unknown setting model.depth: known: bottom_layers, top_layers"),
+        ("+callbacks.checkpoint._partial_=true", "unknown setting callbacks.checkpoint._partial_"),
+        ("tables.dim=sixteen", "tables.dim=sixteen: must be a whole number of at least 1"),
+        (
+            "seed=99999999999999999999999",
+            "seed=99999999999999999999999: must be a number of 64 bits",
+        ),
+        (
+            "dataset.cardinality=500",
+            "must be a list of whole numbers of at least 1 and at most 281474976710656, or null, "
+            "such as [500]",
+        ),
+        ("dataset.cardinality={user: 500}", "dataset.cardinality={user: 500}: must be a list"),
+        ("dataset.sparse=user", "dataset.sparse=user: must be a list of names, such as [user]"),
+        ("dataset=7", "dataset=7: choose one of criteo_kaggle, custom, generated, sample"),
+        ("optimizer.dense.lr=fast", "optimizer.dense.lr=fast: must be a number"),
+        ("optimizer.dense.lr=-1", "optimizer.dense (torch.optim.Adam): Invalid learning rate: -1"),
+        ("optimizer.sparse.lr=-1", "optimizer.sparse.lr=-1: must be a number of at least 0"),
+        (
+            "trainer.limit_val_batches=lots",
+            "must be a whole number of at least 0, or a number of at least 0 and at most 1, or "
+            "null",
+        ),
+        ("+trainer.num_sanity_val_steps=2", "trainer.num_sanity_val_steps=2: cannot be set: "),
+        ("+trainer.strategy=ddp", "trainer.strategy=ddp: cannot be set: "),
+        (
+            "+trainer.logger=true",
+            "trainer.logger=true: cannot be set: choose loggers by logger=...",
+        ),
+        ("+trainer.enable_model_summary=true", "cannot be set"),
+        ("+trainer.gradient_clip_value=1", "did you mean trainer.gradient_clip_val"),
+        (
+            "+trainer.fast_dev_run=maybe",
+            "trainer.fast_dev_run=maybe: must be a whole number, or true or false",
+        ),
+        ("trainer.precision=16-mixed", "use bf16-mixed"),
+        (
+            "trainer.val_check_interval=1.5",
+            "must be a whole number of at least 1, or a number above 0 and at most 1, or null",
+        ),
+        ("metrics.names=[auc,ndcg]", "ndcg: known: auc, calibration, log_loss, normalized_entropy"),
+        ("dataset.val_share=1.5", "dataset.val_share=1.5: must be a share of the rows"),
+        ("dataset.val_share=half", "dataset.val_share=half: must be a fraction such as 1/7"),
+        ("+plan.tables.C3=rowwise", "rowwise: did you mean row_wise"),
+        ("trainer=3", "trainer=3: choose one of default"),
+        ("experiment=nope", "experiment=nope: there is no such option; "),
+        ("dataset=null", "dataset=null: choose one of criteo_kaggle, custom, generated, sample"),
+        ("+experiment=nope", "experiment=nope: there is no such option; "),
+        ("trainer.strategy=ddp", "trainer.strategy: cannot be set: recapp's own shards the tables"),
+        ("trainer.profiler=simple", "needs a plus: +trainer.profiler=..."),
+        ("dataset.dense=[]", "dataset.dense=[]: dataset.naming=criteo has columns of its own"),
+        (
+            "dataset.sparse=[C1]",
+            "dataset.sparse=[C1]: dataset.naming=criteo has columns of its own",
+        ),
+        ("metrics.names=[]", "metrics.names=[]: name at least one"),
+        ("dataset.batch_size=1" + 400 * "0", "must be a number of 64 bits"),
+        ("tables.dim=1000000000000", "at most 2147483647"),
+        ("launch.timeout=1e30", "at most 31536000"),
+        ("optimizer.sparse.eps=-1", "optimizer.sparse.eps=-1: must be a number of at least 0"),
+        (
+            "trainer.check_val_every_n_epoch=0",
+            "trainer.check_val_every_n_epoch=0: must be a whole number of at least 1",
+        ),
+        ("+logger.mine=3", "logger.mine=3: must name a constructor"),
+        ("+logger.mine._target_=nowhere.Logger", "no such constructor: there is no module nowhere"),
+    ],
+)
 def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argument, says):
     assert says in line(argument)
 
 
 def test_a_file_is_a_whole_plan(line):
-    assert line("+plan=file", "plan.path=p.yaml", "+plan.mode=auto").startswith("plan.mode: cannot be set beside plan.path")
+    assert line("+plan=file", "plan.path=p.yaml", "+plan.mode=auto").startswith(
+        "plan.mode: cannot be set beside plan.path"
+    )
 
 
 def test_numbers_that_yaml_reads_otherwise_are_taken_as_they_are_meant():
-    config = composed("train", "trainer.max_steps=1e3", "dataset.label=0", "dataset.sparse=[1,2]", "dataset.naming=exact",
-                      "optimizer.dense.lr=1")
+    config = composed(
+        "train",
+        "trainer.max_steps=1e3",
+        "dataset.label=0",
+        "dataset.sparse=[1,2]",
+        "dataset.naming=exact",
+        "optimizer.dense.lr=1",
+    )
     found = checked(config, "train")
     assert found["trainer"]["max_steps"] == 1000 and type(found["trainer"]["max_steps"]) is int
     assert found["dataset"]["label"] == "0" and found["dataset"]["sparse"] == ["1", "2"]
 
 
-@pytest.mark.parametrize("argument", ["+trainer.deterministic=true", "+trainer.max_time=00:01:00:00", "+trainer.profiler=simple",
-                                      "trainer.val_check_interval=0.25", "+callbacks.checkpoint.every_n_train_steps=5"])
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "+trainer.deterministic=true",
+        "+trainer.max_time=00:01:00:00",
+        "+trainer.profiler=simple",
+        "trainer.val_check_interval=0.25",
+        "+callbacks.checkpoint.every_n_train_steps=5",
+    ],
+)
 def test_what_lightning_takes_can_be_added(argument):
     checked(composed("train", argument), "train", [argument])
 
@@ -196,7 +272,8 @@ def test_what_lightning_takes_can_be_added(argument):
 def test_a_setting_that_a_checkpoint_lacks_has_its_default_and_one_that_is_gone_is_named():
     stored = composed("train")
     del stored["topology"]["payload"]
-    stored["tables"]["l2"], stored["gone"] = 0.1, {"a": 1}
+    stored["tables"]["l2"] = 0.1
+    stored["gone"] = {"a": 1}
     kept, dropped = known_part(stored, "train")
     assert dropped == ["tables.l2", "gone"] and checked(kept, "train", ()) == composed("train")
 
@@ -205,7 +282,9 @@ def test_a_setting_that_a_checkpoint_lacks_has_its_default_and_one_that_is_gone_
 
 
 def settings_of_train():
-    """(dotted name, annotation) of every setting that a misspelling or a wrong value can be made of."""
+    """(dotted name, annotation) of every setting that a misspelling or a wrong value can be made
+    of.
+    """
     from recapp.check_settings import _fields, _parts
 
     def walk(kind, prefix):
@@ -215,8 +294,11 @@ def settings_of_train():
                 yield from walk(group, f"{prefix}{key}.")
             if not groups and f"{prefix}{key}" not in FREE:
                 yield f"{prefix}{key}", annotation
+
     present = set(leaves(composed("train")))
-    return [(name, annotation) for name, annotation in walk(COMMANDS["train"], "") if name in present]
+    return [
+        (name, annotation) for name, annotation in walk(COMMANDS["train"], "") if name in present
+    ]
 
 
 SETTINGS = settings_of_train()
@@ -225,15 +307,30 @@ WRONG = ["lots", "[1,[2]]", "{a: {b: 1}}", "true", "-3", "1.5", "1e400", "[]", "
 
 @strategies.composite
 def mistakes(draw):
-    """A setting misspelt, with or without a plus, or with a value that its annotation does not allow."""
+    """A setting misspelt, with or without a plus, or with a value that its annotation does not
+    allow.
+    """
     name, annotation = draw(strategies.sampled_from(SETTINGS))
     if draw(strategies.booleans()):
         home, _, leaf = name.rpartition(".")
         number = draw(strategies.integers(0, len(leaf) - 1))
-        leaf = draw(strategies.sampled_from([leaf[:number] + "q" + leaf[number:], leaf[:number] + "zz" + leaf[number + 1:], f"{leaf}_x"]))
+        leaf = draw(
+            strategies.sampled_from(
+                [
+                    leaf[:number] + "q" + leaf[number:],
+                    leaf[:number] + "zz" + leaf[number + 1 :],
+                    f"{leaf}_x",
+                ]
+            )
+        )
         sign = draw(strategies.sampled_from(["", "+", "++"]))
-        return f"{sign}{home}{'.' if home else ''}{leaf}={draw(strategies.sampled_from(['1', 'x', '[1]']))}"
-    value = draw(strategies.sampled_from([value for value in WRONG if not _allowed(yaml.safe_load(value), annotation, name)]))
+        value = draw(strategies.sampled_from(["1", "x", "[1]"]))
+        return f"{sign}{home}{'.' if home else ''}{leaf}={value}"
+    value = draw(
+        strategies.sampled_from(
+            [value for value in WRONG if not _allowed(yaml.safe_load(value), annotation, name)]
+        )
+    )
     return f"{name}={value}"
 
 
@@ -263,8 +360,12 @@ def _refused_at_random(tmp_path, examples):
         def refused(argument):
             said.clear()
             assert train.main(["hydra.run.dir=run", argument]) == 1, argument
-            assert len(said) == 1 and said[0].startswith("error: ") and "\n" not in said[0], (argument, said)
+            assert len(said) == 1 and said[0].startswith("error: ") and "\n" not in said[0], (
+                argument,
+                said,
+            )
             seen.append(argument)
+
         refused()
     return seen
 
@@ -281,18 +382,21 @@ def test_five_hundred_random_mistakes_are_refused_in_one_line(tmp_path):
 # ---- one value
 
 
-@pytest.mark.parametrize(("annotation", "good", "bad"), [
-    (int, [1, -1], ["1", True, 1.5, None]),
-    (float, [1, 1.5], ["x", True, float("nan"), float("inf")]),
-    (Annotated[int, Within(0, 9)], [0, 9], [-1, 10]),
-    (Annotated[float, Within(above=0, most=1)], [1, 0.1], [0, 1.1]),
-    (Literal["a", "b"] | None, ["a", None], ["c", 1]),
-    (list[int] | None, [[], [1], None], [1, ["x"], {}]),
-    (dict[str, int], [{}, {"a": 1}], [[], {"a": "x"}]),
-    (tuple[float, float], [[1, 2]], [[1], [1, 2, 3]]),
-    (Path | None, ["x", None], [[1]]),
-    (Any, [1, "x", None], []),
-])
+@pytest.mark.parametrize(
+    ("annotation", "good", "bad"),
+    [
+        (int, [1, -1], ["1", True, 1.5, None]),
+        (float, [1, 1.5], ["x", True, float("nan"), float("inf")]),
+        (Annotated[int, Within(0, 9)], [0, 9], [-1, 10]),
+        (Annotated[float, Within(above=0, most=1)], [1, 0.1], [0, 1.1]),
+        (Literal["a", "b"] | None, ["a", None], ["c", 1]),
+        (list[int] | None, [[], [1], None], [1, ["x"], {}]),
+        (dict[str, int], [{}, {"a": 1}], [[], {"a": "x"}]),
+        (tuple[float, float], [[1, 2]], [[1], [1, 2, 3]]),
+        (Path | None, ["x", None], [[1]]),
+        (Any, [1, "x", None], []),
+    ],
+)
 def test_a_value_is_held_against_an_annotation(annotation, good, bad):
     for value in good:
         read(value, annotation, "name")
@@ -311,7 +415,11 @@ def test_help_has_words_for_every_setting_and_keeps_to_the_terminal(command, cap
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert max(map(len, lines)) <= 80
-    entries = [number for number, entry in enumerate(lines) if entry.startswith("  ") and "=" in entry[2:] and entry[2] not in " (`"]
+    entries = [
+        number
+        for number, entry in enumerate(lines)
+        if entry.startswith("  ") and "=" in entry[2:] and entry[2] not in " (`"
+    ]
     for number in entries:
         name = lines[number].strip().partition("=")[0]
         if " " not in name:
@@ -329,25 +437,40 @@ def test_help_of_one_group_shows_its_settings_under_the_option_that_is_said(caps
     assert run("train", lambda *_: None, argv=["optimizer", "-h"]) == 0
     assert "optimizer/schedule: warmup_poly" in capsys.readouterr().out
     assert run("train", lambda *_: None, argv=["--help", "metricks"]) == 1
-    assert capsys.readouterr().err == "error: --help metricks: there is no such group; did you mean metrics?\n"
+    assert (
+        capsys.readouterr().err
+        == "error: --help metricks: there is no such group; did you mean metrics?\n"
+    )
 
 
 def test_comments_belong_to_the_setting_on_their_line_or_below_them(tmp_path):
-    (tmp_path / "a.yaml").write_text("# About it.\n# And more.\ndefaults: [b]\nx: 1   # one,\n       # goes on\n# of y\ny: [1,\n  2]\n"
-                                     "z:      # a group\n  deep: 'a # b'  # within\n")
+    (tmp_path / "a.yaml").write_text(
+        "# About it.\n# And more.\ndefaults: [b]\nx: 1   # one,\n       # goes on\n# of y\ny: "
+        "[1,\n  2]\n"
+        "z:      # a group\n  deep: 'a # b'  # within\n"
+    )
     found = comments_of(tmp_path / "a.yaml")
     assert found.about == "About it. And more." and found.parents == ("b",)
     assert found.of == {"x": "one, goes on", "y": "of y", "z": "a group", "z.deep": "within"}
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    (["seed=1,x"], "seed=x: must be a whole number"),
-    (["seed=range(1,30)", "trainer.max_epochs=1,lots"], "trainer.max_epochs=lots: must be a whole number"),
-    (["optimizer.sparse.lr=.1,fast", "+plan=mixed,row_wise"], "optimizer.sparse.lr=fast: must be a number"),
-    (["+plan=mixed,row_wise", "+plan.columns=4"], "unknown setting plan.columns"),
-    (["+plan=mixed,nope"], "plan=nope"),
-    (["+dataset.weights=1,2"], "unknown setting dataset.weights"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["seed=1,x"], "seed=x: must be a whole number"),
+        (
+            ["seed=range(1,30)", "trainer.max_epochs=1,lots"],
+            "trainer.max_epochs=lots: must be a whole number",
+        ),
+        (
+            ["optimizer.sparse.lr=.1,fast", "+plan=mixed,row_wise"],
+            "optimizer.sparse.lr=fast: must be a number",
+        ),
+        (["+plan=mixed,row_wise", "+plan.columns=4"], "unknown setting plan.columns"),
+        (["+plan=mixed,nope"], "plan=nope"),
+        (["+dataset.weights=1,2"], "unknown setting dataset.weights"),
+    ],
+)
 def test_a_value_that_no_job_could_have_is_refused_before_the_first(line, arguments, says):
     assert says in line("-m", *arguments)
 
@@ -356,6 +479,11 @@ def test_values_of_a_sweep_that_are_right_are_no_mistake(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     began = []
     monkeypatch.setattr("recapp.train.check_data", lambda settings: None)
-    monkeypatch.setattr("recapp.train.run_on_ranks", lambda settings, job, module: began.append(settings["seed"]) or {})
-    train.main(["-m", "seed=range(1,4)", "+plan=glob(*_wise)", "dataset.label=null,click", "format=json"])
+    monkeypatch.setattr(
+        "recapp.train.run_on_ranks",
+        lambda settings, job, module: began.append(settings["seed"]) or {},
+    )
+    train.main(
+        ["-m", "seed=range(1,4)", "+plan=glob(*_wise)", "dataset.label=null,click", "format=json"]
+    )
     assert sorted(set(began)) == [1, 2, 3] and len(began) == 3 * 4 * 2

@@ -1,4 +1,6 @@
-"""`recapp.train` around ranks that train nothing: one run, sweeps, their table, Ctrl-C, ranks started from outside."""
+"""`recapp.train` around ranks that train nothing: one run, sweeps, their table, Ctrl-C, ranks
+started from outside.
+"""
 
 import csv
 import json
@@ -19,9 +21,17 @@ from recapp.console import print_table
 from recapp.reporting import comparison
 
 TESTS = Path(__file__).resolve().parent
-MEASURED = {"val_auc": 0.7580123, "val_log_loss": 0.4892, "step_ms": 1234.5, "step_ms_quartiles": [1200.25, 1300.0],
-            "samples_per_second": 1234567.0, "ranks": 2,
-            "bytes_per_rank": [3 << 30, 2 << 30], "bytes_exchanged_per_step": 45 << 20, "plan": "table_row_wise"}
+MEASURED = {
+    "val_auc": 0.7580123,
+    "val_log_loss": 0.4892,
+    "step_ms": 1234.5,
+    "step_ms_quartiles": [1200.25, 1300.0],
+    "samples_per_second": 1234567.0,
+    "ranks": 2,
+    "bytes_per_rank": [3 << 30, 2 << 30],
+    "bytes_exchanged_per_step": 45 << 20,
+    "plan": "table_row_wise",
+}
 
 
 @pytest.fixture
@@ -61,11 +71,15 @@ def test_a_run_that_could_not_begin_leaves_what_an_earlier_one_left(place):
     for name, text in earlier.items():
         (place / "out" / name).write_text(text)
     assert run("model=bad", "hydra.run.dir=out") == 1
-    assert {file.name: file.read_text() for file in (place / "out").iterdir() if file.name in earlier} == earlier
+    assert {
+        file.name: file.read_text() for file in (place / "out").iterdir() if file.name in earlier
+    } == earlier
     assert (place / "out/error.json").exists() and not (place / "out/resolved.yaml.tmp").exists()
 
 
-def test_what_an_earlier_run_left_is_not_taken_for_the_result_of_one_that_measured_nothing(place, capfd):
+def test_what_an_earlier_run_left_is_not_taken_for_the_result_of_one_that_measured_nothing(
+    place, capfd
+):
     (place.parent / "conf/model/mute.yaml").write_text("ranks: [mute, fine]")
     (place / "out").mkdir()
     (place / "out/metrics.json").write_text('{"val_auc": 0.9}')
@@ -79,14 +93,29 @@ def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(place, capfd):
     captured = capfd.readouterr()
     assert captured.out.count("comparison.csv") == 4  # after each job
     assert "Traceback" in captured.err and "boom" not in captured.out
-    assert [captured.err.count(f"error: rank 1 on {socket.gethostname()} (process {(place / f'sweep/{job}/pid1').read_text()}) failed: ")
-            for job in (1, 3)] == [1, 1]
+    assert [
+        captured.err.count(
+            f"error: rank 1 on {socket.gethostname()} (process "
+            f"{(place / f'sweep/{job}/pid1').read_text()}) failed: "
+        )
+        for job in (1, 3)
+    ] == [1, 1]
     with (place / "sweep/comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["job"], row["status"], row["plan"], row["model"]) for row in rows] == [
-        ("0", "ok", "mixed", "dlrm"), ("1", "failed", "mixed", "bad"), ("2", "ok", "row_wise", "dlrm"), ("3", "failed", "row_wise", "bad")]
-    assert rows[2]["val_auc"] == "0.75" and rows[3]["val_auc"] == "" and "boom in rank 1" in rows[3]["error"]
-    assert not list(place.glob("sweep/*/*/*torchelastic*")) and sorted(p.name for p in place.iterdir()) == ["sweep"]
+        ("0", "ok", "mixed", "dlrm"),
+        ("1", "failed", "mixed", "bad"),
+        ("2", "ok", "row_wise", "dlrm"),
+        ("3", "failed", "row_wise", "bad"),
+    ]
+    assert (
+        rows[2]["val_auc"] == "0.75"
+        and rows[3]["val_auc"] == ""
+        and "boom in rank 1" in rows[3]["error"]
+    )
+    assert not list(place.glob("sweep/*/*/*torchelastic*")) and sorted(
+        p.name for p in place.iterdir()
+    ) == ["sweep"]
 
 
 def rows_of(sweep):
@@ -98,28 +127,50 @@ def test_a_sweep_where_an_earlier_one_was_compares_its_own_jobs(place, capfd, mo
     where = ("trainer.devices=1", "hydra.sweep.dir=sweep")
     assert run("-m", "seed=1,2,3", *where) == 0
     capfd.readouterr()
-    while_it_ran, launch = [], train.run_on_ranks
-    monkeypatch.setattr(train, "run_on_ranks", lambda *given: while_it_ran.append(rows_of(place / "sweep")) or launch(*given))
+    while_it_ran = []
+    launch = train.run_on_ranks
+    monkeypatch.setattr(
+        train,
+        "run_on_ranks",
+        lambda *given: while_it_ran.append(rows_of(place / "sweep")) or launch(*given),
+    )
     assert run("-m", "seed=5,6", *where) == 0
     assert while_it_ran == [[("0", "running", "")], [("0", "ok", "0.75"), ("1", "running", "")]]
     assert rows_of(place / "sweep") == [("0", "ok", "0.75"), ("1", "ok", "0.75")]
     first, _, _ = capfd.readouterr().out.partition("seed=6")
-    assert "seed=2" not in first                                    # the table after the first job has that one alone
+    assert "seed=2" not in first  # the table after the first job has that one alone
     assert "Varied: seed (5, 6)." in (place / "sweep/report.html").read_text()
-    assert [job.name for job in comparison.jobs_of(place / "sweep")] == ["0", "1"]      # what recapp.report shows later
+    # what recapp.report shows later
+    assert [job.name for job in comparison.jobs_of(place / "sweep")] == ["0", "1"]
 
 
 @pytest.mark.full
 def test_a_sweep_as_json_is_one_document_at_its_end(place, capfd):
     assert run("-m", "seed=1,2", "trainer.devices=1", "format=json", "hydra.sweep.dir=sweep") == 0
     rows = json.loads(capfd.readouterr().out)["rows"]
-    assert [(row["job"], row["seed"], row["ranks"], row["status"]) for row in rows] == [(0, 1, 1, "ok"), (1, 2, 1, "ok")]
+    assert [(row["job"], row["seed"], row["ranks"], row["status"]) for row in rows] == [
+        (0, 1, 1, "ok"),
+        (1, 2, 1, "ok"),
+    ]
 
 
 @pytest.mark.full
 def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
-    sweep = subprocess.Popen([sys.executable, "-m", "standin_train", "-m", "model=slow", "seed=1,2", "hydra.sweep.dir=sweep"],
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    sweep = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "standin_train",
+            "-m",
+            "model=slow",
+            "seed=1,2",
+            "hydra.sweep.dir=sweep",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     end = time.monotonic() + 60
     files = [place / f"sweep/0/pid{rank}" for rank in (0, 1)]
     while not all(file.exists() and file.read_text() for file in files):
@@ -131,18 +182,41 @@ def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
     assert "Traceback" not in said and said.endswith("interrupted\n")
     assert not (place / "sweep/1").exists()
     with (place / "sweep/comparison.csv").open() as file:
-        assert [(row["job"], row["status"], row["error"]) for row in csv.DictReader(file)] == [("0", "stopped", "interrupted")]
+        assert [(row["job"], row["status"], row["error"]) for row in csv.DictReader(file)] == [
+            ("0", "stopped", "interrupted")
+        ]
     assert not any(Path(f"/proc/{file.read_text()}").exists() for file in files)
 
 
 @pytest.mark.full
 def test_ranks_started_by_torchrun_share_one_directory(place):
-    ran = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m",
-                          "standin_train", "+plan=mixed", "format=json"], capture_output=True, text=True)
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            "-m",
+            "standin_train",
+            "+plan=mixed",
+            "format=json",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 0, ran.stderr
     (metrics,) = place.glob("outputs/*/*/metrics.json")
-    assert {file.name for file in metrics.parent.iterdir()} == {".hydra", "resolved.yaml", "metrics.json", "pid0", "pid1", "env0.json",
-                                                                "env1.json"}
+    assert {file.name for file in metrics.parent.iterdir()} == {
+        ".hydra",
+        "resolved.yaml",
+        "metrics.json",
+        "pid0",
+        "pid1",
+        "env0.json",
+        "env1.json",
+    }
     assert json.loads(ran.stdout)["rows"] == [json.loads(metrics.read_text())]
 
 
@@ -159,10 +233,18 @@ def job(sweep: Path, name: str, overrides: list[str], **files: dict) -> None:
 @pytest.fixture
 def sweep(tmp_path):
     asked = ["+plan=a,b", "seed=1,2", "trainer.max_steps=5"]
-    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": {"task": asked}}}))
+    (tmp_path / "multirun.yaml").write_text(
+        yaml.safe_dump({"hydra": {"overrides": {"task": asked}}})
+    )
     job(tmp_path, "0", ["+plan=a", "seed=1", "trainer.max_steps=5"], metrics=MEASURED)
     job(tmp_path, "10", ["+plan=b", "seed=2", "trainer.max_steps=5"])
-    job(tmp_path, "9", ["+plan=b", "seed=1", "trainer.max_steps=5"], error={"error": "it broke"}, metrics=MEASURED)
+    job(
+        tmp_path,
+        "9",
+        ["+plan=b", "seed=1", "trainer.max_steps=5"],
+        error={"error": "it broke"},
+        metrics=MEASURED,
+    )
     (tmp_path / "notes").mkdir()
     return tmp_path
 
@@ -170,8 +252,11 @@ def sweep(tmp_path):
 def test_jobs_are_compared_in_their_order_by_what_was_swept(sweep):
     rows = comparison.compare(sweep)
     assert [(row["job"], row["status"], row["plan"], row["seed"]) for row in rows] == [
-        (0, "ok", "table_row_wise", 1), (9, "failed", "b", 1), (10, "stopped", "b", 2)]
-    assert rows[1]["val_auc"] is None      # what is beside an error is an earlier run's
+        (0, "ok", "table_row_wise", 1),
+        (9, "failed", "b", 1),
+        (10, "stopped", "b", 2),
+    ]
+    assert rows[1]["val_auc"] is None  # what is beside an error is an earlier run's
     assert all("trainer.max_steps" not in row for row in rows)  # the same for all
     assert rows[0]["bytes_per_rank"] == 3 << 30 and rows[0]["val_auc"] == MEASURED["val_auc"]
     assert [row["error"] for row in rows] == [None, "it broke", None]
@@ -182,7 +267,11 @@ def test_without_a_plan_a_failed_job_is_called_as_a_good_one_would_be(tmp_path):
     job(tmp_path, "1", ["seed=1e-3"], metrics=MEASURED | {"plan": "automatic"})
     job(tmp_path, "2", ["seed=nan"])
     rows = comparison.compare(tmp_path)
-    assert [row["plan"] for row in rows] == ["automatic"] * 3 and [row["seed"] for row in rows] == [1, 1e-3, "nan"]
+    assert [row["plan"] for row in rows] == ["automatic"] * 3 and [row["seed"] for row in rows] == [
+        1,
+        1e-3,
+        "nan",
+    ]
 
 
 def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
@@ -190,16 +279,21 @@ def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
     path.write_text("old")
     comparison.write_csv(comparison.compare(sweep), path)
     header, first, *_ = path.read_text().splitlines()
-    assert header == ("job,status,plan,seed,ranks,step_ms,step_ms_q1,step_ms_q3,samples_per_second,val_auc,val_log_loss,"
-                      "bytes_per_rank,bytes_exchanged_per_step,error")
-    assert first == f"0,ok,table_row_wise,1,2,1234.5,1200.25,1300.0,1234567.0,0.7580123,0.4892,{3 << 30},{45 << 20},"
+    assert header == (
+        "job,status,plan,seed,ranks,step_ms,step_ms_q1,step_ms_q3,samples_per_second,val_auc,val_log_loss,"
+        "bytes_per_rank,bytes_exchanged_per_step,error"
+    )
+    assert (
+        first == "0,ok,table_row_wise,1,2,1234.5,1200.25,1300.0,1234567.0,0.7580123,0.4892,"
+        f"{3 << 30},{45 << 20},"
+    )
     assert sorted(sweep.glob("comparison*")) == [path]
 
 
 def test_the_jobs_of_a_directory_are_those_that_its_table_lists_and_without_one_all(sweep):
     comparison.write_csv(comparison.compare(sweep)[:2], sweep / "comparison.csv")
     assert [row["job"] for row in comparison.compare(sweep)] == [0, 9]
-    (sweep / "comparison.csv").write_text("job,status\n77,ok\n")      # of directories that are gone
+    (sweep / "comparison.csv").write_text("job,status\n77,ok\n")  # of directories that are gone
     assert [row["job"] for row in comparison.compare(sweep)] == [0, 9, 10]
 
 

@@ -1,1 +1,3 @@
-"""What `python -m recapp.bench` measures: workloads, timing in rounds, and those that recapp is compared with."""
+"""What `python -m recapp.bench` measures: workloads, timing in rounds, and those that recapp is
+compared with.
+"""

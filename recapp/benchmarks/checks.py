@@ -1,4 +1,6 @@
-"""What a benchmark is told, checked before anything is measured; what is left open becomes a choice."""
+"""What a benchmark is told, checked before anything is measured; what is left open becomes a
+choice.
+"""
 
 import os
 from collections.abc import Mapping
@@ -21,13 +23,17 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         settings: of the command, with `verb` and `plans`.
 
     Raises:
-        ConfigError: a name that is none, a number that cannot be, a backend or a Python that is not there.
+        ConfigError: a name that is none, a number that cannot be, a backend or a Python that is not
+            there.
     """
-    verb, cores = settings["verb"], len(os.sched_getaffinity(0))
+    verb = settings["verb"]
+    cores = len(os.sched_getaffinity(0))
     ranks = 1 if verb in ("kernels", "memory") else _number("ranks", settings["ranks"])
     threads = _or(settings["threads"], [1, 2] if verb == "kernels" else max(1, cores // ranks))
     if verb != "kernels" and isinstance(threads, list):
-        raise ConfigError(f"threads={threads}: a list is for kernels; a rank of {verb} has one number of threads")
+        raise ConfigError(
+            f"threads={threads}: a list is for kernels; a rank of {verb} has one number of threads"
+        )
     found: dict[str, Any] = {
         "workload": check_names("workload", settings["workload"], list(WORKLOADS)),
         "model": check_names("model", settings["model"], list(MODELS)),
@@ -36,13 +42,19 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         "backend": check_backend(settings["backend"]),
         "threads": _numbers("threads", threads),
         "batch_size": _numbers("batch_size", _or(settings["batch_size"], STRATEGY_BATCHES)),
-        "ranks": ranks, "rounds": _number("rounds", settings["rounds"]), "bag": _number("bag", settings["bag"]),
+        "ranks": ranks,
+        "rounds": _number("rounds", settings["rounds"]),
+        "bag": _number("bag", settings["bag"]),
         "round_seconds": _seconds(settings["round_seconds"]),
     }
     if verb in ("strategies", "data") and len(found["transport"]) > 1:
-        raise ConfigError(f"transport={settings['transport']}: {verb} takes one; step and train compare several")
+        raise ConfigError(
+            f"transport={settings['transport']}: {verb} takes one; step and train compare several"
+        )
     if verb in ("strategies", "memory") and settings["tables"]["source"] != "list":
-        raise ConfigError(f"tables: {verb} needs tables written out, as in conf/tables/sample.yaml: tables=sample")
+        raise ConfigError(
+            f"tables: {verb} needs tables written out, as in conf/tables/sample.yaml: tables=sample"
+        )
     if not isinstance(settings["compile"], bool):
         raise ConfigError(f"compile={settings['compile']}: must be true or false")
     check_python(settings["torchrec_python"])

@@ -4,9 +4,9 @@
     decoded    + ids, numbers and labels as arrays, checked and transformed
     batches    + shuffled, cut into batches, as a rank gets them
 
-Each stage holds the one before it. Rates are those of one process; a MB is a million bytes of the columns' Parquet on disk. Then DLRMs are
-trained from the very same stream and, in the same rounds, from batches of it that are held in memory; a round counts as the mean of its
-steps.
+Each stage holds the one before it. Rates are those of one process; a MB is a million bytes of the
+columns' Parquet on disk. Then DLRMs are trained from the very same stream and, in the same rounds,
+from batches of it that are held in memory; a round counts as the mean of its steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,8 +32,10 @@ from recapp.errors import ConfigError
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig, IdRule
 
-MOST_ROWS = 100_000     # that a pass of a reader's stage takes: enough for a rate
-KEPT_BATCHES = 32       # in memory, taken in turn; the rows of a few would stay in the caches, and reading seem to cost what fresh ids do
+MOST_ROWS = 100_000  # that a pass of a reader's stage takes: enough for a rate
+# in memory, taken in turn; the rows of a few would stay in the caches, and reading seem to cost
+# what fresh ids do
+KEPT_BATCHES = 32
 
 
 class Pass:
@@ -55,12 +57,15 @@ class FromParquet:
     """Trains on the stream, epoch after epoch; `read` is what the rank waits for its next batch."""
 
     def __init__(self, training: TrainingStep, batches: Iterator[Batch]) -> None:
-        self.training, self.batches = training, batches
+        self.training = training
+        self.batches = batches
         self.batch = next(batches)
 
     def run(self, steps: int) -> Times:
         """Whole training steps, and reading apart."""
-        return time_steps([("read", self._read), ("train", self._train)], steps, self.training.barrier.barrier)
+        return time_steps(
+            [("read", self._read), ("train", self._train)], steps, self.training.barrier.barrier
+        )
 
     def _read(self) -> None:
         self.batch = next(self.batches)
@@ -79,7 +84,8 @@ def endless(stream: BatchStream, workers: int) -> Iterator[Batch]:
 
 def run(session: Session) -> None:
     """Measure the stages of reading, then training from Parquet and from memory."""
-    settings, dataset = session.settings, session.settings["dataset"]
+    settings = session.settings
+    dataset = session.settings["dataset"]
     torch.set_num_threads(settings["threads"][0])
     (comm,) = open_transports(settings["transport"]).values()
     source = open_source(dataset["path"], criteo_schema())
@@ -89,54 +95,117 @@ def run(session: Session) -> None:
             _training(session, MODELS[name], source, plan, plain, comm)
 
 
-def stream_of(source: Source, dataset: Mapping[str, Any], batch_size: int, rank: int, world: int) -> BatchStream:
+def stream_of(
+    source: Source, dataset: Mapping[str, Any], batch_size: int, rank: int, world: int
+) -> BatchStream:
     """A rank's part of the stream that training reads."""
-    return BatchStream(source, criteo_schema(), batch_size=batch_size, lanes=dataset["lanes"], shuffle_rows=dataset["shuffle_rows"],
-                       rank=rank, world=world, dense_transform=dataset["dense_transform"])
+    return BatchStream(
+        source,
+        criteo_schema(),
+        batch_size=batch_size,
+        lanes=dataset["lanes"],
+        shuffle_rows=dataset["shuffle_rows"],
+        rank=rank,
+        world=world,
+        dense_transform=dataset["dense_transform"],
+    )
 
 
 def _stages(session: Session, source: Source, dataset: Mapping[str, Any]) -> None:
-    schema, transform = criteo_schema(), dataset["dense_transform"]
+    schema = criteo_schema()
+    transform = dataset["dense_transform"]
     batch_size = min(dataset["batch_size"], source.rows // dataset["lanes"] * dataset["lanes"])
     stages: dict[str, Callable[[], Iterable[Any]]] = {
-        "parquet": lambda: arrow_chunks(source), "decoded": lambda: decoded_chunks(source, schema, transform),
+        "parquet": lambda: arrow_chunks(source),
+        "decoded": lambda: decoded_chunks(source, schema, transform),
         "batches": lambda: make_loader(stream_of(source, dataset, batch_size, 0, 1)),
     }
-    contenders: dict[str, Contender] = {name: Absent() if session.comm.rank else Pass(chunks) for name, chunks in stages.items()}
+    contenders: dict[str, Contender] = {
+        name: Absent() if session.comm.rank else Pass(chunks) for name, chunks in stages.items()
+    }
     size = parquet_bytes(source)
     for name, measured in session.measure(f"reading {source.rows:,} rows", contenders).items():
         seconds = measured.median() / 1e3
-        session.add({"stage": name, "rows_per_second": source.rows / seconds, "mb_per_second": size / 1e6 / seconds, **spread(measured),
-                     "memory_ratio": None, "memory_ratio_q1": None, "memory_ratio_q3": None, "decode_share": None,
-                     "rounds": len(measured.rounds["step"])})
+        session.add(
+            {
+                "stage": name,
+                "rows_per_second": source.rows / seconds,
+                "mb_per_second": size / 1e6 / seconds,
+                **spread(measured),
+                "memory_ratio": None,
+                "memory_ratio_q1": None,
+                "memory_ratio_q3": None,
+                "decode_share": None,
+                "rounds": len(measured.rounds["step"]),
+            }
+        )
 
 
-def _training(session: Session, model: NamedModel, source: Source, plan_name: str, plain: Mapping[str, Any], comm: Comm) -> None:
-    dataset, world = session.settings["dataset"], session.comm.world
+def _training(
+    session: Session,
+    model: NamedModel,
+    source: Source,
+    plan_name: str,
+    plain: Mapping[str, Any],
+    comm: Comm,
+) -> None:
+    dataset = session.settings["dataset"]
+    world = session.comm.world
     batch_size = model.batch_size * world
     if source.rows < batch_size:
-        raise ConfigError(f"dataset.path has {source.rows:,} rows, fewer than a batch of {model.name} on {world} ranks: {batch_size:,}")
-    tables = [EmbeddingBagConfig(name=t.name, num_embeddings=t.num_embeddings, embedding_dim=t.embedding_dim,
-                                 feature_names=t.feature_names, id_rule=IdRule(dataset["id_rule"])) for t in model.workload().tables()]
-    batches = endless(stream_of(source, dataset, batch_size, session.comm.rank, world), dataset["num_workers"])
+        raise ConfigError(
+            f"dataset.path has {source.rows:,} rows, fewer than a batch of {model.name} on "
+            f"{world} ranks: {batch_size:,}"
+        )
+    tables = [
+        EmbeddingBagConfig(
+            name=t.name,
+            num_embeddings=t.num_embeddings,
+            embedding_dim=t.embedding_dim,
+            feature_names=t.feature_names,
+            id_rule=IdRule(dataset["id_rule"]),
+        )
+        for t in model.workload().tables()
+    ]
+    batches = endless(
+        stream_of(source, dataset, batch_size, session.comm.rank, world), dataset["num_workers"]
+    )
     kept = list(islice(batches, KEPT_BATCHES))
     plan = make_plan(plan_name, plain, tables, session.comm, [batch.sparse for batch in kept])
     training = TrainingStep(model, tables, plan, comm, session.comm, session.settings["backend"])
-    contenders: dict[str, Contender] = {"parquet": FromParquet(training, batches), "memory": InMemory(training, kept)}
-    measured = {name: sustained(found) for name, found in session.measure(f"training {model.name}", contenders).items()}
+    contenders: dict[str, Contender] = {
+        "parquet": FromParquet(training, batches),
+        "memory": InMemory(training, kept),
+    }
+    measured = {
+        name: sustained(found)
+        for name, found in session.measure(f"training {model.name}", contenders).items()
+    }
     for name, own in measured.items():
         session.add(_record(model, name, plan_name, batch_size, own, measured["memory"]))
 
 
 def sustained(measured: Measured) -> Measured:
-    """Rounds as one step each, their mean: reading comes in bursts, a chunk of a row group for several batches, which a median hides."""
-    return Measured({part: [[mean(steps)] for steps in rounds] for part, rounds in measured.rounds.items()})
+    """Rounds as one step each, their mean: reading comes in bursts, a chunk of a row group for
+    several batches, which a median hides.
+    """
+    return Measured(
+        {part: [[mean(steps)] for steps in rounds] for part, rounds in measured.rounds.items()}
+    )
 
 
-def _record(model: NamedModel, name: str, plan: str, batch_size: int, own: Measured, memory: Measured) -> dict[str, Any]:
+def _record(
+    model: NamedModel, name: str, plan: str, batch_size: int, own: Measured, memory: Measured
+) -> dict[str, Any]:
     from_parquet = name == "parquet"
     return {
-        "stage": f"{model.name} from {name}", "model": model.name, "plan": plan, "rows_per_second": batch_size / own.median() * 1e3,
-        "mb_per_second": None, **spread(own), **ratio("memory", memory if from_parquet else None, own),
-        "decode_share": own.median("read") / own.median() if from_parquet else None, "rounds": len(own.rounds["step"]),
+        "stage": f"{model.name} from {name}",
+        "model": model.name,
+        "plan": plan,
+        "rows_per_second": batch_size / own.median() * 1e3,
+        "mb_per_second": None,
+        **spread(own),
+        **ratio("memory", memory if from_parquet else None, own),
+        "decode_share": own.median("read") / own.median() if from_parquet else None,
+        "rounds": len(own.rounds["step"]),
     }

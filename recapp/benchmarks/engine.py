@@ -1,6 +1,6 @@
 """The engine as benchmarks use it: which plan, transport and backend, in one place.
 
-    names on the command line -> ShardingPlan, Comm, ShardedEmbeddingBagCollection
+names on the command line -> ShardingPlan, Comm, ShardedEmbeddingBagCollection
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,8 @@ from recapp.sharding.tilings import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 
-LEARNING_RATE, EPS = 0.01, 1e-8
+LEARNING_RATE = 0.01
+EPS = 1e-8
 
 
 def check_names(setting: str, given: object, known: Sequence[str]) -> list[str]:
@@ -57,20 +58,35 @@ def rule() -> RowRule:
     return rowwise_adagrad(LEARNING_RATE, EPS)
 
 
-def make_plan(name: str, plain: Mapping[str, Any], tables: Sequence[EmbeddingBagConfig], comm: Comm,
-              batches: Sequence[KeyedJaggedTensor]) -> ShardingPlan:
-    """The plan of that name on these ranks; open modes are decided as in training, on rank 0's batches. Every rank calls it.
+def make_plan(
+    name: str,
+    plain: Mapping[str, Any],
+    tables: Sequence[EmbeddingBagConfig],
+    comm: Comm,
+    batches: Sequence[KeyedJaggedTensor],
+) -> ShardingPlan:
+    """The plan of that name on these ranks; open modes are decided as in training, on rank 0's
+    batches. Every rank calls it.
 
-    Strips are narrow enough that every rank can have one: at dim 64 the usual 64 columns would make one strip of a table, on two ranks
-    they become 32.
+    Strips are narrow enough that every rank can have one: at dim 64 the usual 64 columns would make
+    one strip of a table, on two ranks they become 32.
     """
     rules = [read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plain["rules"])]
     widest = max(t.embedding_dim for t in tables)
     width = min(plain.get("column_width", COLUMN_WIDTH), -(-widest // comm.world))
-    plan = plan_by_rules(tables, Topology(comm.world), rules, name=name, mode=plain.get("mode", "auto"), column_width=width)
+    plan = plan_by_rules(
+        tables,
+        Topology(comm.world),
+        rules,
+        name=name,
+        mode=plain.get("mode", "auto"),
+        column_width=width,
+    )
     if comm.world > 1:
         decided = decide_modes(tables, plan, batches[:SAMPLE_BATCHES]) if comm.rank == 0 else plan
-        plan = plan.with_modes(comm.broadcast({table: decided.tables[table].mode for table in plan.undecided}))
+        plan = plan.with_modes(
+            comm.broadcast({table: decided.tables[table].mode for table in plan.undecided})
+        )
     return plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
 
 
@@ -81,9 +97,14 @@ def pooled_tables(plan: ShardingPlan) -> int:
 
 def torchrec_sharding(plan: ShardingPlan) -> dict[str, tuple[str, list[int]]]:
     """A plan as TorchRec is told it: type and ranks of each table, a rank for each column strip."""
-    return {name: (s.sharding_type, [shard.rank for shard in s.shards]) for name, s in plan.tables.items()}
+    return {
+        name: (s.sharding_type, [shard.rank for shard in s.shards])
+        for name, s in plan.tables.items()
+    }
 
 
-def make_collection(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, backend: str) -> ShardedEmbeddingBagCollection:
+def make_collection(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, backend: str
+) -> ShardedEmbeddingBagCollection:
     """The sharded collection that is measured."""
     return ShardedEmbeddingBagCollection(list(tables), plan, comm, rule(), backend=backend)

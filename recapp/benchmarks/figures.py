@@ -1,8 +1,9 @@
 """Pictures of what was measured, next to the records.
 
-    kernels      roofline.png                        work per byte against work per second, under the copy bandwidth's roof
-    step         phases.png                          where a step's milliseconds go, plan by plan
-    strategies   latency.png, memory.png             a bar for each strategy
+kernels      roofline.png              work per byte against work per second, under the copy
+                                       bandwidth's roof
+step         phases.png                where a step's milliseconds go, plan by plan
+strategies   latency.png, memory.png   a bar for each strategy
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 Records = Sequence[dict[str, Any]]
 DPI = 150
 COLORS = [f"C{i}" for i in range(10)] + ["black", "gold", "navy", "lime", "crimson", "silver"]
-LATENCY_TITLE, MEMORY_TITLE = "Latency by Sharding Strategy", "Memory Usage by Sharding Strategy"
+LATENCY_TITLE = "Latency by Sharding Strategy"
+MEMORY_TITLE = "Memory Usage by Sharding Strategy"
 
 
 def draw(verb: str, rows: Records, folder: Path) -> list[str]:
@@ -24,7 +26,10 @@ def draw(verb: str, rows: Records, folder: Path) -> list[str]:
 
     paths = []
     for name, picture in PICTURES.get(verb, {}).items():
-        figure = Figure(figsize=(9, 3 + 0.35 * max(7, len(rows) if picture is phases else 0)), layout="constrained")
+        figure = Figure(
+            figsize=(9, 3 + 0.35 * max(7, len(rows) if picture is phases else 0)),
+            layout="constrained",
+        )
         picture(figure.add_subplot(), rows)
         figure.savefig(folder / name, dpi=DPI)
         paths.append(str(folder / name))
@@ -32,7 +37,9 @@ def draw(verb: str, rows: Records, folder: Path) -> list[str]:
 
 
 def roofline(axes: "Axes", rows: Records) -> None:
-    """Forward and backward of each workload at the least number of threads: a point on the roof moves bytes as fast as a plain copy."""
+    """Forward and backward of each workload at the least number of threads: a point on the roof
+    moves bytes as fast as a plain copy.
+    """
     threads = min(row["threads"] for row in rows)
     shown = [row for row in rows if row["threads"] == threads]
     bandwidth = sum(row["copy_gb_per_s"] for row in shown) / len(shown)
@@ -41,12 +48,26 @@ def roofline(axes: "Axes", rows: Records) -> None:
         for part, marker in (("forward", "o"), ("backward", "s")):
             intensity = row[f"{part}_flops"] / row[f"{part}_bytes"]
             rate = row[f"{part}_flops"] / row[f"{part}_median_ms"] / 1e6
-            axes.plot(intensity, rate, marker, color=f"C{i}", markersize=9, label=f"{row['workload']} {part}")
+            axes.plot(
+                intensity,
+                rate,
+                marker,
+                color=f"C{i}",
+                markersize=9,
+                label=f"{row['workload']} {part}",
+            )
             work.append(intensity)
     ends = [min(work) / 2, max(work) * 2]
-    axes.plot(ends, [bandwidth * x for x in ends], "k--", label=f"copy bandwidth, {bandwidth:.1f} GB/s")
-    axes.set(xscale="log", yscale="log", xlabel="operations per byte that must move", ylabel="GFLOP/s",
-             title=f"Roofline of lookup and update, {threads} thread{'s' if threads > 1 else ''}")
+    axes.plot(
+        ends, [bandwidth * x for x in ends], "k--", label=f"copy bandwidth, {bandwidth:.1f} GB/s"
+    )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="operations per byte that must move",
+        ylabel="GFLOP/s",
+        title=f"Roofline of lookup and update, {threads} thread{'s' if threads > 1 else ''}",
+    )
     axes.legend(fontsize=8)
     axes.grid(True, which="both", alpha=0.25)
 
@@ -61,17 +82,23 @@ def phases(axes: "Axes", rows: Records) -> None:
         axes.barh(labels, spent, left=left, label=name, color=COLORS[i % len(COLORS)])
         left = [a + b for a, b in zip(left, spent, strict=True)]
     axes.invert_yaxis()
-    axes.set(xlabel="ms (mean of the middle half of steps, mean of the ranks)", title="Phases of the embedding step")
+    axes.set(
+        xlabel="ms (mean of the middle half of steps, mean of the ranks)",
+        title="Phases of the embedding step",
+    )
     axes.tick_params(axis="y", labelsize=7)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def _phases_of(row: dict[str, Any]) -> list[str]:
-    return [key.removeprefix("phase_").removesuffix("_ms") for key in row if key.startswith("phase_")]
+    return [
+        key.removeprefix("phase_").removesuffix("_ms") for key in row if key.startswith("phase_")
+    ]
 
 
 def latency(axes: "Axes", rows: Records) -> None:
     """A bar for each strategy, batch size and pass, with quartiles."""
+
     def group(row: dict[str, Any]) -> str:
         return f"{row['step']}, batch {row['batch_size']:,}, {row['ids']}"
 
@@ -84,15 +111,29 @@ def memory(axes: "Axes", rows: Records) -> None:
     most = max(row["batch_size"] for row in rows)
     last = {row["strategy"]: row for row in rows if row["batch_size"] == most}
     names = list(last)
-    axes.bar(names, [last[n]["memory_peak_gb"] for n in names], color="C0", alpha=0.4, label="peak during steps")
-    axes.bar(names, [last[n]["memory_gb"] for n in names], color="C0", label="tables, optimiser state and buffers")
+    axes.bar(
+        names,
+        [last[n]["memory_peak_gb"] for n in names],
+        color="C0",
+        alpha=0.4,
+        label="peak during steps",
+    )
+    axes.bar(
+        names,
+        [last[n]["memory_gb"] for n in names],
+        color="C0",
+        label="tables, optimiser state and buffers",
+    )
     axes.set(ylabel="GB of the rank that holds most", title=MEMORY_TITLE)
     axes.legend()
 
 
 def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], key: str) -> None:
     """Bars side by side: strategies along the axis, a colour for each group."""
-    strategies, groups = (list(dict.fromkeys(values)) for values in ([row["strategy"] for row in rows], [group(row) for row in rows]))
+    strategies, groups = (
+        list(dict.fromkeys(values))
+        for values in ([row["strategy"] for row in rows], [group(row) for row in rows])
+    )
     width = 0.8 / len(groups)
     for i, name in enumerate(groups):
         own = {row["strategy"]: row for row in rows if group(row) == name}
@@ -100,7 +141,9 @@ def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], k
         heights = [row[key] for row in own.values()]
         below = [max(0.0, row[key] - row[f"{key}_q1"]) for row in own.values()]
         above = [max(0.0, row[f"{key}_q3"] - row[key]) for row in own.values()]
-        axes.bar(places, heights, width, yerr=[below, above], label=name, error_kw={"linewidth": 0.8})
+        axes.bar(
+            places, heights, width, yerr=[below, above], label=name, error_kw={"linewidth": 0.8}
+        )
     axes.set_xticks(range(len(strategies)), strategies)
     axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.06))
 

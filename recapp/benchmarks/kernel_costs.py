@@ -1,10 +1,13 @@
-"""What the engine's own kernels cost on this machine: steps of it, timed from mark to mark, and lines through the times.
+"""What the engine's own kernels cost on this machine: steps of it, timed from mark to mark, and
+lines through the times.
 
-A rank's peer is its own mirror image here: what it sends comes back as what the other would have sent. So everything that a rank does in
-a step on several ranks is done, on any machine, and nobody waits for anybody. All ranks of the machine do so at once: they share memory.
+A rank's peer is its own mirror image here: what it sends comes back as what the other would have
+sent. So everything that a rank does in a step on several ranks is done, on any machine, and nobody
+waits for anybody. All ranks of the machine do so at once: they share memory.
 
-In training a dense step lies between a batch's lookup and its update, and another before the next lookup: rows and messages have left the
-caches by then. So batches are several, and other memory is written before each half of a step.
+In training a dense step lies between a batch's lookup and its update, and another before the next
+lookup: rows and messages have left the caches by then. So batches are several, and other memory is
+written before each half of a step.
 
     mark               kernel      counted
     route, counts      route       ids of the batch, for each strip
@@ -37,14 +40,20 @@ from recapp.planner.topology import Topology
 from recapp.reporting.phases import PhaseClock
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
-PARTS = {"route": ("route", "counts"), "link": ("place", "link")} | {kernel: (kernel,) for kernel in KERNELS[2:]}
-ROWS = (203931, 71328, 18598, 7012, 1245, 49, 14092, 4)         # tables as different as Criteo's
+PARTS = {"route": ("route", "counts"), "link": ("place", "link")} | {
+    kernel: (kernel,) for kernel in KERNELS[2:]
+}
+ROWS = (203931, 71328, 18598, 7012, 1245, 49, 14092, 4)  # tables as different as Criteo's
 WIDTHS = (16, 64, 128)
-BATCHES = 6             # in turn
-WARM, STEPS = 1, 4      # of a turn
-OTHER_BYTES = 1 << 26   # written before an update: what a dense part writes forward and backward for a thousand samples, gradients included
-OTHER_PART = 4          # before a lookup: a part of that, for loss, optimiser and loader
-MOST_GB_PER_S = 1e6     # told of bytes that cost nothing beside their items; no memory has it
+BATCHES = 6  # in turn
+# of a turn
+WARM = 1
+STEPS = 4
+# written before an update: what a dense part writes forward and backward for a thousand samples,
+# gradients included
+OTHER_BYTES = 1 << 26
+OTHER_PART = 4  # before a lookup: a part of that, for loss, optimiser and loader
+MOST_GB_PER_S = 1e6  # told of bytes that cost nothing beside their items; no memory has it
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,10 @@ class Case:
 
 
 CASES = (
-    *(Case((width,), "row_wise", "unique", ((32, 1), (512, 1), (4096, 1), (256, 10))) for width in WIDTHS),
+    *(
+        Case((width,), "row_wise", "unique", ((32, 1), (512, 1), (4096, 1), (256, 10)))
+        for width in WIDTHS
+    ),
     *(Case((width,), "row_wise", "pooled", ((32, 10), (512, 10))) for width in WIDTHS),
     Case((64,), "data_parallel", "unique", ((512, 1), (4096, 1))),
     Case(WIDTHS, "row_wise", "unique", ((32, 1), (512, 1), (2048, 1))),
@@ -104,9 +116,13 @@ class Mirror(Comm):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(None, device)
-        self.rank, self.world, self.transport = 0, 2, "none"
+        self.rank = 0
+        self.world = 2
+        self.transport = "none"
 
-    def swap(self, buffer: torch.Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]) -> Callable[[], None]:
+    def swap(
+        self, buffer: torch.Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]
+    ) -> Callable[[], None]:
         """The other's message is this one's."""
         buffer[slice(*recv_W[1])] = buffer[slice(*send_W[1])]
         return lambda: None
@@ -129,25 +145,42 @@ class Steps:
         seed: of the ids.
     """
 
-    def __init__(self, collection: ShardedEmbeddingBagCollection, widths: tuple[int, ...], workload: Workload, seed: int) -> None:
-        self.collection, self.widths, self.seconds, self.done = collection, widths, dict[str, list[float]](), 0
-        self.batches = [b.to(collection.comm.device) for b in workload.features_of(workload.draw(seed, BATCHES))]
-        self.gradient_BK = torch.randn(workload.batch_size, workload.width, device=collection.comm.device)
+    def __init__(
+        self,
+        collection: ShardedEmbeddingBagCollection,
+        widths: tuple[int, ...],
+        workload: Workload,
+        seed: int,
+    ) -> None:
+        self.collection = collection
+        self.widths = widths
+        self.seconds = dict[str, list[float]]()
+        self.done = 0
+        self.batches = [
+            b.to(collection.comm.device) for b in workload.features_of(workload.draw(seed, BATCHES))
+        ]
+        self.gradient_BK = torch.randn(
+            workload.batch_size, workload.width, device=collection.comm.device
+        )
         self.other = torch.zeros(OTHER_BYTES // 4, device=collection.comm.device)
         counted = [_counts(collection, batch) for batch in self.batches]
-        self.counts = {k: [sum(c[k][i] for c in counted) / len(counted) for i in range(3)] for k in KERNELS}
+        self.counts = {
+            k: [sum(c[k][i] for c in counted) / len(counted) for i in range(3)] for k in KERNELS
+        }
 
     def run(self, steps: int) -> None:
         """A turn; the median of each kernel is kept."""
-        clock, wait = PhaseClock(), synchroniser(self.collection.comm.device)
+        clock = PhaseClock()
+        wait = synchroniser(self.collection.comm.device)
 
         def mark(name: str) -> None:
             wait()
             clock(name)
 
-        quiet, self.collection.mark = self.collection.mark, mark
+        quiet = self.collection.mark
+        self.collection.mark = mark
         for i in range(WARM + steps):
-            self.other[:len(self.other) // OTHER_PART] += 1
+            self.other[: len(self.other) // OTHER_PART] += 1
             wait()
             clock.start()
             pooled_BK = self.collection(self.batches[(self.done + i) % BATCHES]).values()
@@ -162,8 +195,12 @@ class Steps:
 
     def samples(self) -> dict[str, Sample]:
         """Each kernel over all turns."""
-        return {k: Sample(self.widths, self.counts[k][0], self.counts[k][1], self.counts[k][2], typical(times))
-                for k, times in self.seconds.items()}
+        return {
+            k: Sample(
+                self.widths, self.counts[k][0], self.counts[k][1], self.counts[k][2], typical(times)
+            )
+            for k, times in self.seconds.items()
+        }
 
 
 def synchroniser(device: torch.device) -> Callable[[], None]:
@@ -171,37 +208,70 @@ def synchroniser(device: torch.device) -> Callable[[], None]:
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
-def _counts(c: ShardedEmbeddingBagCollection, features: KeyedJaggedTensor) -> dict[str, tuple[int, int, int]]:
+def _counts(
+    c: ShardedEmbeddingBagCollection, features: KeyedJaggedTensor
+) -> dict[str, tuple[int, int, int]]:
     """Calls, items and bytes of every kernel in a step."""
     q = c.input_dist(features)
     q.finish()
     parts = [_group_counts(c, q, g) for g in range(len(c.routes))]
     q.release()
-    return {kernel: (len([1 for part in parts if part[kernel][0]]), sum(part[kernel][0] for part in parts),
-                     sum(part[kernel][1] for part in parts)) for kernel in KERNELS}
+    return {
+        kernel: (
+            len([1 for part in parts if part[kernel][0]]),
+            sum(part[kernel][0] for part in parts),
+            sum(part[kernel][1] for part in parts),
+        )
+        for kernel in KERNELS
+    }
 
 
-def _group_counts(c: ShardedEmbeddingBagCollection, q: Requests, g: int) -> dict[str, tuple[int, int]]:
+def _group_counts(
+    c: ShardedEmbeddingBagCollection, q: Requests, g: int
+) -> dict[str, tuple[int, int]]:
     """Items and bytes of one group."""
-    asked, served, store = q.asked[g], q.served[g], c.store(g)
+    asked = q.asked[g]
+    served = q.served[g]
+    store = c.store(g)
     served.group(store.rows)
-    number, width, stored = c.dtype.itemsize, store.width, store.weights.dtype.itemsize
-    touched, reads, bags, pairs = len(served.row_U), len(asked.combine.index_N), asked.combine.bags, asked.bags.pairs
+    number = c.dtype.itemsize
+    width = store.width
+    stored = store.weights.dtype.itemsize
+    touched = len(served.row_U)
+    reads = len(asked.combine.index_N)
+    bags = asked.combine.bags
+    pairs = asked.bags.pairs
     rows, vectors = (int(q.in_WG3[:, g, i].sum()) for i in (0, 1))
     written = asked.learn.bags * (c.comm.world if asked.everywhere else 1)
     learned = len(served.learn.index_N)
     state = sum(width if kind == "element" else 1 for _, kind in c.rule.state) * number
-    answers = (0, 0) if asked.everywhere else (rows, rows * width * stored + vectors * width * number)
+    answers = (
+        (0, 0) if asked.everywhere else (rows, rows * width * stored + vectors * width * number)
+    )
     return {
-        "route": (pairs, 0), "link": (pairs, 0), "serve": (rows, 0), "group": (rows, 0), "answer": answers,
-        "combine": (reads, (reads + bags) * width * number), "spread": (reads, (reads + written) * width * number),
+        "route": (pairs, 0),
+        "link": (pairs, 0),
+        "serve": (rows, 0),
+        "group": (rows, 0),
+        "answer": answers,
+        "combine": (reads, (reads + bags) * width * number),
+        "spread": (reads, (reads + written) * width * number),
         "update": (touched, learned * width * number + 2 * touched * (width * stored + state)),
     }
 
 
-def measure_kernels(comm: Comm, device: torch.device, backend: str, *, cases: Sequence[Case] = CASES, rounds: int = 5, steps: int = STEPS,
-                    advance: Callable[[int], None] = lambda _: None) -> dict[str, list[Sample]]:
-    """Samples of every kernel: medians of turns, `typical` of all rounds, the median of the ranks. Every rank calls it.
+def measure_kernels(
+    comm: Comm,
+    device: torch.device,
+    backend: str,
+    *,
+    cases: Sequence[Case] = CASES,
+    rounds: int = 5,
+    steps: int = STEPS,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[str, list[Sample]]:
+    """Samples of every kernel: medians of turns, `typical` of all rounds, the median of the ranks.
+    Every rank calls it.
 
     Args:
         comm: the ranks; only their barriers are used while steps run.
@@ -214,7 +284,7 @@ def measure_kernels(comm: Comm, device: torch.device, backend: str, *, cases: Se
     """
     runs: list[Steps] = []
     for case in cases:
-        if comm.rank:                   # rank 0 first: what it compiles, the others read from disk
+        if comm.rank:  # rank 0 first: what it compiles, the others read from disk
             comm.barrier()
         runs += _steps(case, device, backend, comm.rank)
         if not comm.rank:
@@ -226,7 +296,14 @@ def measure_kernels(comm: Comm, device: torch.device, backend: str, *, cases: Se
             run.run(steps)
             advance(1)
     told = comm.gather([run.samples() for run in runs])
-    return {k: [_median([samples[i][k] for samples in told]) for i in range(len(runs)) if told[0][i][k].calls] for k in KERNELS}
+    return {
+        k: [
+            _median([samples[i][k] for samples in told])
+            for i in range(len(runs))
+            if told[0][i][k].calls
+        ]
+        for k in KERNELS
+    }
 
 
 def turns(cases: Sequence[Case] = CASES, rounds: int = 5) -> int:
@@ -235,24 +312,35 @@ def turns(cases: Sequence[Case] = CASES, rounds: int = 5) -> int:
 
 
 def _median(ranks: Sequence[Sample]) -> Sample:
-    items, sizes, seconds = (statistics.median(getattr(s, part) for s in ranks) for part in ("items", "bytes", "seconds"))
+    items, sizes, seconds = (
+        statistics.median(getattr(s, part) for s in ranks) for part in ("items", "bytes", "seconds")
+    )
     return replace(ranks[0], items=items, bytes=sizes, seconds=seconds)
 
 
 def _steps(case: Case, device: torch.device, backend: str, rank: int) -> list[Steps]:
     tables = case.workload(1, 1).tables()
-    plan = plan_by_rules(tables, Topology(2), [PlanRule(case.type)], name="calibrate", mode=case.mode)
-    collection = ShardedEmbeddingBagCollection(tables, plan, Mirror(device), rule(), backend=backend)
+    plan = plan_by_rules(
+        tables, Topology(2), [PlanRule(case.type)], name="calibrate", mode=case.mode
+    )
+    collection = ShardedEmbeddingBagCollection(
+        tables, plan, Mirror(device), rule(), backend=backend
+    )
     return [Steps(collection, case.widths, case.workload(*shape), rank) for shape in case.shapes]
 
 
-def fit_kernels(samples: Mapping[str, Sequence[Sample]]) -> tuple[dict[str, Work], dict[str, float]]:
+def fit_kernels(
+    samples: Mapping[str, Sequence[Sample]],
+) -> tuple[dict[str, Work], dict[str, float]]:
     """Each kernel's `Work`, and the median relative error of its line."""
-    found, errors = {}, {}
+    found = {}
+    errors = {}
     for kernel in KERNELS:
         measured = samples[kernel]
         whole = kernel in WITHOUT_BYTES
-        counts = [[1, s.calls, s.items] if whole else [1, s.calls, s.items, s.bytes] for s in measured]
+        counts = [
+            [1, s.calls, s.items] if whole else [1, s.calls, s.items, s.bytes] for s in measured
+        ]
         (step, call, item, *byte), errors[kernel] = fit(counts, [s.seconds for s in measured])
         rate = math.inf if whole else min(MOST_GB_PER_S, 1e-9 / max(byte[0], 1e-30))
         found[kernel] = Work(call * 1e6, item * 1e9, rate, step * 1e6)

@@ -1,12 +1,16 @@
-"""`kernels`: local lookup and fused update in one process, against FBGEMM, plain torch and the bytes that must move.
+"""`kernels`: local lookup and fused update in one process, against FBGEMM, plain torch and the
+bytes that must move.
 
-The floor is what memory allows: the bytes that have to cross it, over the bandwidth of a plain copy measured in the same rounds.
+The floor is what memory allows: the bytes that have to cross it, over the bandwidth of a plain copy
+measured in the same rounds.
 
     forward     output twice (a write fetches the line first) + each distinct row once + ids
-    backward    gradient of the output once + each distinct row twice + its optimiser state, a cache line, twice + ids
+    backward    gradient of the output once + each distinct row twice
+                + its optimiser state, a cache line, twice + ids
 
-recapp's side is the product's own path on one rank: id checks, grouping, lookup, and backward with the update inside. Grouping counts as
-forward there; FBGEMM sorts in backward. Plain torch is an `nn.EmbeddingBag` per table with sparse gradients and `torch.optim.Adagrad`.
+recapp's side is the product's own path on one rank: id checks, grouping, lookup, and backward with
+the update inside. Grouping counts as forward there; FBGEMM sorts in backward. Plain torch is an
+`nn.EmbeddingBag` per table with sparse gradients and `torch.optim.Adagrad`.
 """
 
 from dataclasses import dataclass
@@ -24,7 +28,7 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 CACHE_LINE = 64
-COPIED_BYTES = 1 << 27      # several times the largest caches
+COPIED_BYTES = 1 << 27  # several times the largest caches
 WHOLE = {"rules": [{"type": "table_wise"}]}
 
 
@@ -41,18 +45,34 @@ class Floor:
 def floor_of(workload: Workload, features: KeyedJaggedTensor) -> Floor:
     """What a batch of a workload costs at least."""
     row = 4 * workload.dim_F[0]
-    distinct = sum(len(torch.unique(ids)) for ids in torch.split(features.values(), features.length_per_key()))
-    output, ids = 4 * workload.batch_size * workload.width, 8 * workload.ids
+    distinct = sum(
+        len(torch.unique(ids)) for ids in torch.split(features.values(), features.length_per_key())
+    )
+    output = 4 * workload.batch_size * workload.width
+    ids = 8 * workload.ids
     summed = workload.ids * workload.dim_F[0]
-    return Floor(2 * output + distinct * row + ids, output + 2 * distinct * row + 2 * distinct * CACHE_LINE + ids,
-                 summed, summed + 6 * distinct * workload.dim_F[0])
+    return Floor(
+        2 * output + distinct * row + ids,
+        output + 2 * distinct * row + 2 * distinct * CACHE_LINE + ids,
+        summed,
+        summed + 6 * distinct * workload.dim_F[0],
+    )
 
 
 class Lookup:
     """recapp: forward, and backward with its fused update."""
 
-    def __init__(self, collection: ShardedEmbeddingBagCollection, batches: list[KeyedJaggedTensor], width: int, threads: int) -> None:
-        self.collection, self.batches, self.threads, self.number = collection, batches, threads, 0
+    def __init__(
+        self,
+        collection: ShardedEmbeddingBagCollection,
+        batches: list[KeyedJaggedTensor],
+        width: int,
+        threads: int,
+    ) -> None:
+        self.collection = collection
+        self.batches = batches
+        self.threads = threads
+        self.number = 0
         self.gradient_BK = torch.randn(batches[0].stride(), width)
         self.pooled_BK = torch.empty(0)
 
@@ -71,14 +91,24 @@ class Lookup:
 
 
 class PlainTorch:
-    """`nn.EmbeddingBag` per table, sparse gradients, `torch.optim.Adagrad` (which has a state per weight: torch has no row-wise one)."""
+    """`nn.EmbeddingBag` per table, sparse gradients, `torch.optim.Adagrad` (which has a state per
+    weight: torch has no row-wise one).
+    """
 
     def __init__(self, workload: Workload, batches: list[KeyedJaggedTensor], threads: int) -> None:
-        self.bags = nn.ModuleList([nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, include_last_offset=True)
-                                   for rows, dim in zip(workload.rows_F, workload.dim_F, strict=True)])
+        self.bags = nn.ModuleList(
+            [
+                nn.EmbeddingBag(rows, dim, mode="sum", sparse=True, include_last_offset=True)
+                for rows, dim in zip(workload.rows_F, workload.dim_F, strict=True)
+            ]
+        )
         self.optimizer = torch.optim.Adagrad(self.bags.parameters(), lr=0.01)
-        self.offsets = [torch.arange(0, workload.batch_size * bag + 1, bag) for bag in workload.bag_F]
-        self.batches, self.threads, self.number = batches, threads, 0
+        self.offsets = [
+            torch.arange(0, workload.batch_size * bag + 1, bag) for bag in workload.bag_F
+        ]
+        self.batches = batches
+        self.threads = threads
+        self.number = 0
         self.gradient_BK = torch.randn(workload.batch_size, workload.width)
         self.pooled_BK = torch.empty(0)
 
@@ -91,7 +121,9 @@ class PlainTorch:
         batch = self.batches[self.number % len(self.batches)]
         ids = torch.split(batch.values(), batch.length_per_key())
         self.number += 1
-        pooled: list[Tensor] = [bag(i, o) for bag, i, o in zip(self.bags, ids, self.offsets, strict=True)]
+        pooled: list[Tensor] = [
+            bag(i, o) for bag, i, o in zip(self.bags, ids, self.offsets, strict=True)
+        ]
         self.pooled_BK = torch.cat(pooled, 1)
 
     def _backward(self) -> None:
@@ -104,7 +136,9 @@ class Copy:
     """A plain copy of memory; each byte is read and written."""
 
     def __init__(self, threads: int) -> None:
-        self.source, self.target, self.threads = torch.zeros(COPIED_BYTES // 4), torch.zeros(COPIED_BYTES // 4), threads
+        self.source = torch.zeros(COPIED_BYTES // 4)
+        self.target = torch.zeros(COPIED_BYTES // 4)
+        self.threads = threads
 
     def run(self, steps: int) -> Times:
         """One copy a step."""
@@ -114,7 +148,13 @@ class Copy:
 
 def at_bandwidth(copy: Measured, moved: int) -> Measured:
     """How long so many bytes take at the speed of a measured copy, round by round."""
-    return Measured({"step": [[ms * moved / (2 * COPIED_BYTES) for ms in steps] for steps in copy.rounds["step"]]})
+    return Measured(
+        {
+            "step": [
+                [ms * moved / (2 * COPIED_BYTES) for ms in steps] for steps in copy.rounds["step"]
+            ]
+        }
+    )
 
 
 def run(session: Session) -> None:
@@ -124,31 +164,59 @@ def run(session: Session) -> None:
 
 
 def _measure(session: Session, workload: Workload) -> None:
-    settings, comm = session.settings, session.comm
-    tables, batches = workload.tables(), session.batches(workload)
+    settings = session.settings
+    comm = session.comm
+    tables = workload.tables()
+    batches = session.batches(workload)
     plan = make_plan("table_wise", WHOLE, tables, comm, batches)
     collection = make_collection(tables, plan, comm, settings["backend"])
-    floor, most = floor_of(workload, batches[0]), max(settings["threads"])
-    with rivals("fbgemm", settings["torchrec_python"], session.specs("kernels", workload), session.folder, comm, most) as others:
+    floor = floor_of(workload, batches[0])
+    most = max(settings["threads"])
+    with rivals(
+        "fbgemm",
+        settings["torchrec_python"],
+        session.specs("kernels", workload),
+        session.folder,
+        comm,
+        most,
+    ) as others:
         for threads in settings["threads"]:
-            contenders: dict[str, Contender] = {"recapp": Lookup(collection, batches, workload.width, threads), **others,
-                                                "torch": PlainTorch(workload, batches, threads), "copy": Copy(threads)}
+            contenders: dict[str, Contender] = {
+                "recapp": Lookup(collection, batches, workload.width, threads),
+                **others,
+                "torch": PlainTorch(workload, batches, threads),
+                "copy": Copy(threads),
+            }
             for other in others.values():
                 other.threads = threads
-            measured = session.measure(f"{workload.name}, {threads} thread{'s' if threads > 1 else ''}", contenders)
+            measured = session.measure(
+                f"{workload.name}, {threads} thread{'s' if threads > 1 else ''}", contenders
+            )
             session.add(_record(workload, threads, floor, measured))
 
 
-def _record(workload: Workload, threads: int, floor: Floor, measured: dict[str, Measured]) -> dict[str, Any]:
-    own, copy = measured["recapp"], measured["copy"]
+def _record(
+    workload: Workload, threads: int, floor: Floor, measured: dict[str, Measured]
+) -> dict[str, Any]:
+    own = measured["recapp"]
+    copy = measured["copy"]
     forward, backward = (Measured({"step": own.rounds[part]}) for part in ("forward", "backward"))
     return {
-        "workload": workload.name, "threads": threads, **spread(own), **spread(own, "forward", "forward_"),
-        **spread(own, "backward", "backward_"), **ratio("fbgemm", measured.get("fbgemm"), own),
-        **ratio("fbgemm_tuned", measured.get("fbgemm_tuned"), own), **ratio("torch", measured["torch"], own),
+        "workload": workload.name,
+        "threads": threads,
+        **spread(own),
+        **spread(own, "forward", "forward_"),
+        **spread(own, "backward", "backward_"),
+        **ratio("fbgemm", measured.get("fbgemm"), own),
+        **ratio("fbgemm_tuned", measured.get("fbgemm_tuned"), own),
+        **ratio("torch", measured["torch"], own),
         **ratio("floor", at_bandwidth(copy, floor.forward + floor.backward), own),
         **ratio("forward_floor", at_bandwidth(copy, floor.forward), forward),
         **ratio("backward_floor", at_bandwidth(copy, floor.backward), backward),
-        "forward_bytes": floor.forward, "backward_bytes": floor.backward, "forward_flops": floor.forward_flops,
-        "backward_flops": floor.backward_flops, "copy_gb_per_s": 2 * COPIED_BYTES / copy.median() / 1e6, "rounds": len(own.rounds["step"]),
+        "forward_bytes": floor.forward,
+        "backward_bytes": floor.backward,
+        "forward_flops": floor.forward_flops,
+        "backward_flops": floor.backward_flops,
+        "copy_gb_per_s": 2 * COPIED_BYTES / copy.median() / 1e6,
+        "rounds": len(own.rounds["step"]),
     }

@@ -1,6 +1,8 @@
-"""What messages cost on this machine: the engine's all-to-all and the all-reduce of dense gradients, by size and by number of ranks.
+"""What messages cost on this machine: the engine's all-to-all and the all-reduce of dense
+gradients, by size and by number of ranks.
 
-    a message = latency + bytes / rate        bytes: what one rank sends (all-to-all), what is summed (all-reduce)
+    a message = latency + bytes / rate      bytes: what one rank sends (all-to-all),
+                                            what is summed (all-reduce)
 
 Ranks 0, 1, ... of the first hosts take part; the others wait. What is between hosts can be measured
 only where ranks are on several.
@@ -19,12 +21,14 @@ from recapp.benchmarks.kernel_costs import synchroniser
 from recapp.benchmarks.ranks import first_ranks, reducer
 from recapp.distributed.comm import Comm
 
-SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)   # bytes; of an all-to-all between two ranks, of an all-reduce in all
-TURN_SECONDS = 0.02         # of one size in one round
+# bytes; of an all-to-all between two ranks, of an all-reduce in all
+SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+TURN_SECONDS = 0.02  # of one size in one round
 MOST_REPEATS = 50
-OVERLAP_BYTES = 1 << 21     # the dense gradients of a click model: half a million numbers
+OVERLAP_BYTES = 1 << 21  # the dense gradients of a click model: half a million numbers
 
 Kind = Literal["all_to_all", "all_reduce"]
+
 
 @dataclass(frozen=True)
 class Found:
@@ -37,16 +41,31 @@ class Found:
 
 
 def worlds(local: int, world: int) -> list[int]:
-    """Numbers of ranks that are measured: 2, 4, ... and all of one host; then two, four, ... and all hosts."""
+    """Numbers of ranks that are measured: 2, 4, ... and all of one host; then two, four, ... and
+    all hosts.
+    """
+
     def up_to(most: int) -> list[int]:
         return [min(2**i, most) for i in range(1, most.bit_length() + 1)]
 
-    return sorted({n for n in (*up_to(local), *(local * hosts for hosts in up_to(world // local))) if n > 1})
+    return sorted(
+        {n for n in (*up_to(local), *(local * hosts for hosts in up_to(world // local))) if n > 1}
+    )
 
 
-def measure_link(kind: Kind, comm: Comm, device: torch.device, world: int, transport: str, *, sizes: Sequence[int] = SIZES,
-                 rounds: int = 5, advance: Callable[[int], None] = lambda _: None) -> Found | None:
-    """Latency and rate of messages among the first ranks. Every rank calls it; those that take no part get None.
+def measure_link(
+    kind: Kind,
+    comm: Comm,
+    device: torch.device,
+    world: int,
+    transport: str,
+    *,
+    sizes: Sequence[int] = SIZES,
+    rounds: int = 5,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Found | None:
+    """Latency and rate of messages among the first ranks. Every rank calls it; those that take no
+    part get None.
 
     Args:
         kind: of message.
@@ -78,10 +97,13 @@ def measure_link(kind: Kind, comm: Comm, device: torch.device, world: int, trans
 def _message(kind: Kind, ranks: Comm, size: int) -> Callable[[], object]:
     n = max(1, size // 4)
     if kind == "all_reduce":
-        tensor, reduce = torch.zeros(n, device=ranks.device), reducer(ranks)
+        tensor = torch.zeros(n, device=ranks.device)
+        reduce = reducer(ranks)
         return lambda: reduce(tensor)()
     buffer = torch.zeros(2 * ranks.world * n, device=ranks.device)
-    send_W, recv_W = ([(at + r * n, at + (r + 1) * n) for r in range(ranks.world)] for at in (0, ranks.world * n))
+    send_W, recv_W = (
+        [(at + r * n, at + (r + 1) * n) for r in range(ranks.world)] for at in (0, ranks.world * n)
+    )
     return lambda: ranks.swap(buffer, send_W, recv_W)()
 
 
@@ -105,11 +127,14 @@ def _repeats(ranks: Comm, turn: Callable[[], object]) -> int:
 
 
 def measure_overlap(comm: Comm, device: torch.device, transport: str, rounds: int = 5) -> float:
-    """Share of an all-reduce that hides behind what a rank computes meanwhile; 0 where a rank's core does both one after the other."""
+    """Share of an all-reduce that hides behind what a rank computes meanwhile; 0 where a rank's
+    core does both one after the other.
+    """
     ranks = first_ranks(comm.world, transport, device)
     assert ranks is not None
     reduce = reducer(ranks)
-    tensor, square = torch.zeros(OVERLAP_BYTES // 4, device=device), torch.randn(256, 256, device=device)
+    tensor = torch.zeros(OVERLAP_BYTES // 4, device=device)
+    square = torch.randn(256, 256, device=device)
     alone = max(ranks.gather(_time(ranks, lambda: reduce(tensor)(), 3)))
     product = _time(ranks, lambda: square @ square, 10)
     products = max(ranks.gather(max(1, round(alone / product))))

@@ -1,11 +1,14 @@
-"""`memory`: what one backward and its update need beside the table, against `nn.EmbeddingBag` with dense and with sparse gradients.
+"""`memory`: what one backward and its update need beside the table, against `nn.EmbeddingBag` with
+dense and with sparse gradients.
 
-A dense gradient is as large as the table, however few rows were touched; a sparse one holds every id's row before equal rows are added.
-Here rows are updated where gradients are summed, so nothing of a row's width is made but what travels.
+A dense gradient is as large as the table, however few rows were touched; a sparse one holds every
+id's row before equal rows are added. Here rows are updated where gradients are summed, so nothing
+of a row's width is made but what travels.
 
-The table is the largest of `tables`; one process; everyone updates by plain gradient descent, which keeps no state of its own. The peak is
-what the process grows by, from before the backward to its highest during backward and update, a fresh batch each round. What stays
-allocated after the first (buffers that are used again) is counted there.
+The table is the largest of `tables`; one process; everyone updates by plain gradient descent, which
+keeps no state of its own. The peak is what the process grows by, from before the backward to its
+highest during backward and update, a fresh batch each round. What stays allocated after the first
+(buffers that are used again) is counted there.
 """
 
 from collections.abc import Callable
@@ -37,7 +40,9 @@ class Recapp:
     def __init__(self, workload: Workload, batch: KeyedJaggedTensor, session: Session) -> None:
         tables = workload.tables()
         plan = make_plan("table_wise", WHOLE, tables, session.comm, [batch])
-        self.collection = ShardedEmbeddingBagCollection(tables, plan, session.comm, sgd(LEARNING_RATE), backend=session.settings["backend"])
+        self.collection = ShardedEmbeddingBagCollection(
+            tables, plan, session.comm, sgd(LEARNING_RATE), backend=session.settings["backend"]
+        )
 
     def forward(self, batch: KeyedJaggedTensor) -> Tensor:
         """Pooled vectors."""
@@ -51,8 +56,16 @@ class Recapp:
 class PlainBag:
     """`nn.EmbeddingBag` and `torch.optim.SGD`."""
 
-    def __init__(self, workload: Workload, batch: KeyedJaggedTensor, session: Session, sparse: bool) -> None:
-        self.bag = nn.EmbeddingBag(workload.rows_F[0], workload.dim_F[0], mode="sum", sparse=sparse, include_last_offset=True)
+    def __init__(
+        self, workload: Workload, batch: KeyedJaggedTensor, session: Session, sparse: bool
+    ) -> None:
+        self.bag = nn.EmbeddingBag(
+            workload.rows_F[0],
+            workload.dim_F[0],
+            mode="sum",
+            sparse=sparse,
+            include_last_offset=True,
+        )
         self.optimizer = torch.optim.SGD(self.bag.parameters(), lr=LEARNING_RATE)
         self.offsets = torch.arange(0, workload.ids + 1, workload.bag_F[0])
 
@@ -68,39 +81,78 @@ class PlainBag:
 
 
 WAYS: dict[str, Callable[[Workload, KeyedJaggedTensor, Session], Recapp | PlainBag]] = {
-    "recapp": Recapp, "sparse gradient": partial(PlainBag, sparse=True), "dense gradient": partial(PlainBag, sparse=False)}
+    "recapp": Recapp,
+    "sparse gradient": partial(PlainBag, sparse=True),
+    "dense gradient": partial(PlainBag, sparse=False),
+}
 
 
 def run(session: Session) -> None:
     """Measure every way at every batch size with every kind of ids."""
     settings = session.settings
     torch.set_num_threads(settings["threads"][0])
-    table = max((EmbeddingBagConfig(**t) for t in settings["tables"]["tables"]), key=lambda t: t.num_embeddings * t.embedding_dim)
+    table = max(
+        (EmbeddingBagConfig(**t) for t in settings["tables"]["tables"]),
+        key=lambda t: t.num_embeddings * t.embedding_dim,
+    )
     for ids in settings["ids"]:
         for batch_size in settings["batch_size"]:
             workload = workload_of([table], batch_size, settings["bag"], ids)
             batches = session.batches(workload)
             with progress(f"{ids} ids, batch {batch_size}, ways", len(WAYS)) as advance:
                 for name, made in WAYS.items():
-                    session.add(_record(name, workload, ids, _measure(made(workload, batches[0], session), batches, settings["rounds"])))
+                    session.add(
+                        _record(
+                            name,
+                            workload,
+                            ids,
+                            _measure(
+                                made(workload, batches[0], session), batches, settings["rounds"]
+                            ),
+                        )
+                    )
                     advance(1)
 
 
-def _measure(way: Recapp | PlainBag, batches: list[KeyedJaggedTensor], rounds: int) -> dict[str, Any]:
+def _measure(
+    way: Recapp | PlainBag, batches: list[KeyedJaggedTensor], rounds: int
+) -> dict[str, Any]:
     """The highest peak of some backwards, and how long they took."""
-    peaks, times = [], []
+    peaks = []
+    times = []
     for i in range(rounds):
         pooled_BD = way.forward(batches[i % len(batches)])
         gradient_BD = torch.ones_like(pooled_BD)
         before = resident_bytes()
         forget_peak()
-        times += time_steps([("backward", partial(torch.autograd.backward, pooled_BD, gradient_BD)), ("update", way.update)], 1)["step"]
+        times += time_steps(
+            [
+                ("backward", partial(torch.autograd.backward, pooled_BD, gradient_BD)),
+                ("update", way.update),
+            ],
+            1,
+        )["step"]
         peaks.append(max(0, peak_bytes() - before))
-    return {"peak_bytes": max(peaks), **dict(zip(("median_ms", "q1_ms", "q3_ms"), quartiles(times), strict=True)), "rounds": rounds}
+    return {
+        "peak_bytes": max(peaks),
+        **dict(zip(("median_ms", "q1_ms", "q3_ms"), quartiles(times), strict=True)),
+        "rounds": rounds,
+    }
 
 
 def _record(name: str, workload: Workload, ids: str, measured: dict[str, Any]) -> dict[str, Any]:
-    rows, dim = workload.rows_F[0], workload.dim_F[0]
+    rows = workload.rows_F[0]
+    dim = workload.dim_F[0]
     touched = max(len(torch.unique(ids_L)) for ids_L in workload.draw(0))
-    return {"way": name, "rows": rows, "dim": dim, "ids": ids, "batch_size": workload.batch_size, "bag": workload.bag_F[0],
-            "table_bytes": 4 * rows * dim, "touched_rows": touched, "touched_bytes": 4 * touched * dim, **measured}
+    return {
+        "way": name,
+        "rows": rows,
+        "dim": dim,
+        "ids": ids,
+        "batch_size": workload.batch_size,
+        "bag": workload.bag_F[0],
+        "table_bytes": 4 * rows * dim,
+        "touched_rows": touched,
+        "touched_bytes": 4 * touched * dim,
+        **measured,
+    }

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from recapp.benchmarks.workloads import CRITEO_ROWS, Workload
 
-DENSE = 13      # numbers of a Criteo sample
+DENSE = 13  # numbers of a Criteo sample
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,12 @@ class NamedModel:
 
 
 HUGECTR_TOP = (1024, 1024, 512, 256, 1)
-MODELS = {m.name: m for m in (
-    NamedModel("hugectr_d128", 8192, 128, (512, 256), HUGECTR_TOP),     # of HugeCTR's notebook, as the next
-    NamedModel("hugectr_d64", 4096, 64, (512, 256), HUGECTR_TOP),
-    NamedModel("small", 1024, 16, (512, 256, 64), (512, 256, 1)),
-)}
+MODELS = {
+    m.name: m
+    for m in (
+        # of HugeCTR's notebook, as the next
+        NamedModel("hugectr_d128", 8192, 128, (512, 256), HUGECTR_TOP),
+        NamedModel("hugectr_d64", 4096, 64, (512, 256), HUGECTR_TOP),
+        NamedModel("small", 1024, 16, (512, 256, 64), (512, 256, 1)),
+    )
+}

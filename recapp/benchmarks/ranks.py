@@ -19,17 +19,22 @@ def join() -> Comm:
 
 
 def open_transports(names: Sequence[str]) -> dict[str, Comm]:
-    """A Comm for each transport, with a process group of its own; under the name of what it turned out to be. Every rank calls it.
+    """A Comm for each transport, with a process group of its own; under the name of what it turned
+    out to be. Every rank calls it.
 
     Raises:
         LaunchError: a transport that was asked for by name cannot be had.
     """
-    comms = [make_comm(dist.new_group() if dist.is_initialized() else None, transport=name) for name in names]
+    comms = [
+        make_comm(dist.new_group() if dist.is_initialized() else None, transport=name)
+        for name in names
+    ]
     return {comm.transport: comm for comm in comms}
 
 
 def first_ranks(world: int, transport: str, device: torch.device) -> Comm | None:
-    """A Comm of the first ranks, whose process group fits the device; None for the others. Every rank calls it.
+    """A Comm of the first ranks, whose process group fits the device; None for the others. Every
+    rank calls it.
 
     Raises:
         LaunchError: the transport was asked for by name and cannot be had.
@@ -39,16 +44,20 @@ def first_ranks(world: int, transport: str, device: torch.device) -> Comm | None
 
 
 def reducer(comm: Comm) -> Callable[[torch.Tensor], Callable[[], object]]:
-    """What starts to add a tensor up over the ranks, as training does with dense gradients; what that returns waits for it."""
+    """What starts to add a tensor up over the ranks, as training does with dense gradients; what
+    that returns waits for it.
+    """
     if comm.device.type == "cpu":
         average = AverageOverRanks(comm)
 
         def start(tensor: torch.Tensor) -> Callable[[], object]:
             average.start(tensor)
             return average.finish
+
         return start
 
     def start_ddps(tensor: torch.Tensor) -> Callable[[], object]:
         work: dist.Work = dist.all_reduce(tensor, group=comm.group, async_op=True)
         return work.wait
+
     return start_ddps

@@ -14,7 +14,7 @@ def resident_bytes() -> int:
 
 def forget_peak() -> None:
     """Let `peak_bytes` begin anew."""
-    Path("/proc/self/clear_refs").write_text("5")     # proc(5): resets the peak
+    Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak
 
 
 def peak_bytes() -> int:

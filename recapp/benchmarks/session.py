@@ -1,4 +1,6 @@
-"""What every measurement works with on a rank: the settings, the other ranks, files, progress, and the records made so far."""
+"""What every measurement works with on a rank: the settings, the other ranks, files, progress, and
+the records made so far.
+"""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from recapp.console import note, progress
 from recapp.distributed.comm import Comm
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
-ROWS_FILE = "rows.json"     # in the run's directory: what has been measured so far
+ROWS_FILE = "rows.json"  # in the run's directory: what has been measured so far
 
 
 @dataclass
@@ -44,15 +46,20 @@ class Session:
         """One more record; all so far are in the run's directory, should the next never end."""
         self.rows.append(row)
         if self.comm.rank == 0:
-            (self.directory / ROWS_FILE).write_text(json.dumps({"rows": self.rows}, indent=1) + "\n")
+            (self.directory / ROWS_FILE).write_text(
+                json.dumps({"rows": self.rows}, indent=1) + "\n"
+            )
 
     def measure(self, title: str, contenders: Mapping[str, Contender]) -> dict[str, Measured]:
         """Time contenders in rounds, with progress."""
-        rounds, seconds = self.settings["rounds"], self.settings["round_seconds"]
+        rounds = self.settings["rounds"]
+        seconds = self.settings["round_seconds"]
         if self.comm.rank:
             return interleave(contenders, self.comm, rounds=rounds, seconds=seconds)
         with progress(f"{title}, rounds", rounds) as advance:
-            return interleave(contenders, self.comm, rounds=rounds, seconds=seconds, advance=advance)
+            return interleave(
+                contenders, self.comm, rounds=rounds, seconds=seconds, advance=advance
+            )
 
     def batches(self, workload: Workload) -> list[KeyedJaggedTensor]:
         """This rank's batches; their ids are left in a file that rivals read."""
@@ -70,6 +77,16 @@ class Session:
     def specs(self, kind: str, workload: Workload, **more: Any) -> list[dict[str, Any]]:
         """What the rivals' processes, one for each rank, are told to build."""
         tables = list(zip(workload.features, workload.rows_F, workload.dim_F, strict=True))
-        return [{"kind": kind, "tables": tables, "batch_size": workload.batch_size, "bags": workload.bag_F,
-                 "ids": str(self.ids_file(workload, rank)), "learning_rate": LEARNING_RATE, "eps": EPS} | more
-                for rank in range(self.comm.world)]
+        return [
+            {
+                "kind": kind,
+                "tables": tables,
+                "batch_size": workload.batch_size,
+                "bags": workload.bag_F,
+                "ids": str(self.ids_file(workload, rank)),
+                "learning_rate": LEARNING_RATE,
+                "eps": EPS,
+            }
+            | more
+            for rank in range(self.comm.world)
+        ]

@@ -1,7 +1,8 @@
 """`strategies`: sharding strategies side by side, without a model around the tables.
 
-Every strategy shards the same tables, looks up the same ids and takes the same gradient. Forward is timed alone and with backward (and
-so with the update). Memory is what a rank's process has grown by: when tables and buffers are there, and at its highest during steps.
+Every strategy shards the same tables, looks up the same ids and takes the same gradient. Forward is
+timed alone and with backward (and so with the update). Memory is what a rank's process has grown
+by: when tables and buffers are there, and at its highest during steps.
 """
 
 from dataclasses import replace
@@ -19,7 +20,8 @@ from recapp.distributed.comm import Comm
 from recapp.tables.config import EmbeddingBagConfig
 
 MEMORY_STEPS = 3
-FORWARD, BOTH = "forward", "forward+backward"
+FORWARD = "forward"
+BOTH = "forward+backward"
 
 Key = tuple[str, int, str]
 """Strategy, batch size, kind of ids."""
@@ -29,7 +31,8 @@ class ForwardAlone:
     """The forward of a step, as in evaluation."""
 
     def __init__(self, step: EmbeddingStep) -> None:
-        self._step, self.number = step, 0
+        self._step = step
+        self.number = 0
 
     def run(self, steps: int) -> Times:
         """Forwards."""
@@ -52,8 +55,14 @@ class ForwardAlone:
 
 def workload_of(tables: list[EmbeddingBagConfig], batch_size: int, bag: int, ids: str) -> Workload:
     """Those tables as a workload."""
-    return Workload(f"{ids}_{batch_size}", batch_size, tuple(t.num_embeddings for t in tables), tuple(t.embedding_dim for t in tables),
-                    (bag,) * len(tables), ids == "zipf")
+    return Workload(
+        f"{ids}_{batch_size}",
+        batch_size,
+        tuple(t.num_embeddings for t in tables),
+        tuple(t.embedding_dim for t in tables),
+        (bag,) * len(tables),
+        ids == "zipf",
+    )
 
 
 def run(session: Session) -> None:
@@ -62,8 +71,15 @@ def run(session: Session) -> None:
     torch.set_num_threads(settings["threads"][0])
     (comm,) = open_transports(settings["transport"]).values()
     made = [EmbeddingBagConfig(**t) for t in settings["tables"]["tables"]]
-    workloads = [workload_of(made, B, settings["bag"], ids) for ids in settings["ids"] for B in settings["batch_size"]]
-    tables = [replace(t, feature_names=[feature]) for t, feature in zip(made, workloads[0].features, strict=True)]
+    workloads = [
+        workload_of(made, B, settings["bag"], ids)
+        for ids in settings["ids"]
+        for B in settings["batch_size"]
+    ]
+    tables = [
+        replace(t, feature_names=[feature])
+        for t, feature in zip(made, workloads[0].features, strict=True)
+    ]
     batches = {w.name: session.batches(w) for w in workloads}
     largest = max(workloads, key=lambda w: w.batch_size).name
     steps: dict[tuple[str, str], EmbeddingStep] = {}
@@ -82,19 +98,37 @@ def run(session: Session) -> None:
             _measure(session, w, kind, own, {name: memory[name, w.name] for name in own}, comm)
 
 
-def _measure(session: Session, workload: Workload, kind: str, steps: dict[str, EmbeddingStep], memory: dict[str, dict[str, float]],
-             comm: Comm) -> None:
-    contenders = {name: step if kind == BOTH else ForwardAlone(step) for name, step in steps.items()}
+def _measure(
+    session: Session,
+    workload: Workload,
+    kind: str,
+    steps: dict[str, EmbeddingStep],
+    memory: dict[str, dict[str, float]],
+    comm: Comm,
+) -> None:
+    contenders = {
+        name: step if kind == BOTH else ForwardAlone(step) for name, step in steps.items()
+    }
     measured = session.measure(f"{kind}, batch {workload.batch_size}", contenders)
     for name, contender in contenders.items():
         median, first, third = spread(measured[name]).values()
-        session.add({
-            "strategy": name, "ids": "zipf" if workload.zipf else "uniform", "batch_size": workload.batch_size, "step": kind,
-            "batch_time_ms": median, "batch_time_ms_q1": first, "batch_time_ms_q3": third,
-            "throughput": workload.batch_size * comm.world / median * 1e3, **memory[name],
-            "bytes_exchanged": contender.bytes_exchanged(), "transport": comm.transport, "ranks": comm.world,
-            "rounds": len(measured[name].rounds["step"]),
-        })
+        session.add(
+            {
+                "strategy": name,
+                "ids": "zipf" if workload.zipf else "uniform",
+                "batch_size": workload.batch_size,
+                "step": kind,
+                "batch_time_ms": median,
+                "batch_time_ms_q1": first,
+                "batch_time_ms_q3": third,
+                "throughput": workload.batch_size * comm.world / median * 1e3,
+                **memory[name],
+                "bytes_exchanged": contender.bytes_exchanged(),
+                "transport": comm.transport,
+                "ranks": comm.world,
+                "rounds": len(measured[name].rounds["step"]),
+            }
+        )
 
 
 def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:
@@ -102,4 +136,7 @@ def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:
     forget_peak()
     step.run(MEMORY_STEPS)
     told = comm.gather((resident_bytes() - before, peak_bytes() - before))
-    return {"memory_gb": max(now for now, _ in told) / 1e9, "memory_peak_gb": max(peak for _, peak in told) / 1e9}
+    return {
+        "memory_gb": max(now for now, _ in told) / 1e9,
+        "memory_peak_gb": max(peak for _, peak in told) / 1e9,
+    }

@@ -4,9 +4,10 @@
     round 2   torchrec tuned ······   torchrec ······   recapp ······
     ...
 
-A machine that others use too drifts by more than what is to be measured; what stands in one round has met the same machine. So a
-comparison is a ratio of medians of one round, its median and quartiles over the rounds of one run, and never a number from another
-day. A step of several ranks takes as long as its slowest rank.
+A machine that others use too drifts by more than what is to be measured; what stands in one round
+has met the same machine. So a comparison is a ratio of medians of one round, its median and
+quartiles over the rounds of one run, and never a number from another day. A step of several ranks
+takes as long as its slowest rank.
 """
 
 import statistics
@@ -17,12 +18,16 @@ from typing import Protocol
 
 from recapp.distributed.comm import Comm
 
-LEAST_STEPS, MOST_STEPS = 2, 40     # of a round
-SETTLE_STEPS = 1                    # of a round, not counted: the caches are another's
-WARM_STEPS = 3                      # before the first round: buffers grow, memory is touched for the first time
+# of a round
+LEAST_STEPS = 2
+MOST_STEPS = 40
+SETTLE_STEPS = 1  # of a round, not counted: the caches are another's
+WARM_STEPS = 3  # before the first round: buffers grow, memory is touched for the first time
 
 Times = dict[str, list[float]]
-"""Milliseconds of steps, by part: `step` always, and what a contender tells apart (`forward`, `backward`)."""
+"""Milliseconds of steps, by part: `step` always, and what a contender tells apart (`forward`,
+`backward`).
+"""
 
 
 class Contender(Protocol):
@@ -67,13 +72,22 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def spread(measured: Measured, part: str = "step", prefix: str = "") -> dict[str, float]:
     """`median_ms`, `q1_ms`, `q3_ms` of a record, as `<prefix>median_ms`."""
-    return dict(zip((f"{prefix}median_ms", f"{prefix}q1_ms", f"{prefix}q3_ms"), measured.summary(part), strict=True))
+    return dict(
+        zip(
+            (f"{prefix}median_ms", f"{prefix}q1_ms", f"{prefix}q3_ms"),
+            measured.summary(part),
+            strict=True,
+        )
+    )
 
 
-def ratio(name: str, other: Measured | None, own: Measured, part: str = "step") -> dict[str, float | None]:
+def ratio(
+    name: str, other: Measured | None, own: Measured, part: str = "step"
+) -> dict[str, float | None]:
     """How much faster recapp is: `<name>_ratio`, above 1 where it is faster, with quartiles.
 
-    Each round has a ratio of two medians; theirs is the median over rounds, which a machine that drifts between rounds does not move.
+    Each round has a ratio of two medians; theirs is the median over rounds, which a machine that
+    drifts between rounds does not move.
 
     Args:
         name: of the entry.
@@ -84,11 +98,17 @@ def ratio(name: str, other: Measured | None, own: Measured, part: str = "step") 
     keys = (f"{name}_ratio", f"{name}_ratio_q1", f"{name}_ratio_q3")
     if other is None or part not in other.rounds:
         return dict.fromkeys(keys)
-    ratios = [theirs / ours for theirs, ours in zip(other.by_round(part), own.by_round(part), strict=True)]
+    ratios = [
+        theirs / ours for theirs, ours in zip(other.by_round(part), own.by_round(part), strict=True)
+    ]
     return dict(zip(keys, quartiles(ratios), strict=True))
 
 
-def time_steps(parts: Iterable[tuple[str, Callable[[], object]]], steps: int, before: Callable[[], None] = lambda: None) -> Times:
+def time_steps(
+    parts: Iterable[tuple[str, Callable[[], object]]],
+    steps: int,
+    before: Callable[[], None] = lambda: None,
+) -> Times:
     """Run steps of some parts; each part's time, and their sum as `step`.
 
     Args:
@@ -111,8 +131,14 @@ def time_steps(parts: Iterable[tuple[str, Callable[[], object]]], steps: int, be
     return times
 
 
-def interleave(contenders: Mapping[str, Contender], comm: Comm, *, rounds: int, seconds: float,
-               advance: Callable[[int], None] = lambda _: None) -> dict[str, Measured]:
+def interleave(
+    contenders: Mapping[str, Contender],
+    comm: Comm,
+    *,
+    rounds: int,
+    seconds: float,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[str, Measured]:
     """Time contenders round by round. Every rank calls it with the same names.
 
     Args:
@@ -129,7 +155,7 @@ def interleave(contenders: Mapping[str, Contender], comm: Comm, *, rounds: int, 
         steps[name] = min(max(round(seconds * 1e3 / min(warm)), LEAST_STEPS), MOST_STEPS)
     measured = {name: Measured() for name in contenders}
     for i in range(rounds):
-        for name in list(contenders)[::1 if i % 2 == 0 else -1]:
+        for name in list(contenders)[:: 1 if i % 2 == 0 else -1]:
             comm.barrier()
             times = slowest(comm, contenders[name].run(SETTLE_STEPS + steps[name]))
             measured[name].add({part: values[SETTLE_STEPS:] for part, values in times.items()})
@@ -140,4 +166,6 @@ def interleave(contenders: Mapping[str, Contender], comm: Comm, *, rounds: int, 
 def slowest(comm: Comm, times: Times) -> Times:
     """Of each step the time of the rank that took longest; ranks without times have no say."""
     told = [t for t in comm.gather(times) if t]
-    return {part: [max(step) for step in zip(*(t[part] for t in told), strict=True)] for part in told[0]}
+    return {
+        part: [max(step) for step in zip(*(t[part] for t in told), strict=True)] for part in told[0]
+    }

@@ -1,15 +1,17 @@
-"""The rivals' side, run by a Python that has TorchRec and FBGEMM, and no recapp: builds what it is told and times steps on command.
+"""The rivals' side, run by a Python that has TorchRec and FBGEMM, and no recapp: builds what it is
+told and times steps on command.
 
-First line in: what to build. First line out: `{"ready": true}`, or `{"refused": "why"}`. Every further line in, such as
-`{"steps": 12, "threads": 1}`, is answered by the milliseconds of each step: `{"step": [...]}`. It ends with its standard input, or with
-its parent.
+First line in: what to build. First line out: `{"ready": true}`, or `{"refused": "why"}`. Every
+further line in, such as `{"steps": 12, "threads": 1}`, is answered by the milliseconds of each
+step: `{"step": [...]}`. It ends with its standard input, or with its parent.
 
 What it builds (`kind`), always with row-wise Adagrad fused into backward where TorchRec has it:
     kernels   FBGEMM's SplitTableBatchedEmbeddingBags on the CPU, one process
     step      TorchRec's sharded EmbeddingBagCollection under a plan, several processes
     train     TorchRec's DLRM around the same, DDP and Adam for its dense part
 
-Tables that TorchRec keeps data-parallel have dense gradients, which DDP reduces, and its own RowWiseAdagrad.
+Tables that TorchRec keeps data-parallel have dense gradients, which DDP reduces, and its own
+RowWiseAdagrad.
 """
 
 import ctypes
@@ -29,9 +31,9 @@ Step = Callable[[int], dict[str, float]]
 def main() -> None:
     """Builds, then obeys."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    sys.path.pop(0)     # the folder of this file: its other modules are no top-level modules
+    sys.path.pop(0)  # the folder of this file: its other modules are no top-level modules
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)       # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print is no answer
     spec = json.loads(sys.stdin.readline())
     try:
         step = BUILD[spec["kind"]](spec)
@@ -69,12 +71,16 @@ def set_threads(threads: int) -> None:
 
 
 def load_ids(spec: dict[str, Any]) -> Any:
-    """Ids of the batches of this rank, int64 [N, L], as recapp's rank has written them, and the ids of each bag, [F * B]."""
+    """Ids of the batches of this rank, int64 [N, L], as recapp's rank has written them, and the ids
+    of each bag, [F * B].
+    """
     import numpy
     import torch
 
     ids_NL = torch.from_numpy(numpy.load(spec["ids"]))
-    lengths_FB = torch.repeat_interleave(torch.tensor(spec["bags"], dtype=torch.int32), spec["batch_size"])
+    lengths_FB = torch.repeat_interleave(
+        torch.tensor(spec["bags"], dtype=torch.int32), spec["batch_size"]
+    )
     return ids_NL, lengths_FB
 
 
@@ -82,12 +88,19 @@ def build_kernels(spec: dict[str, Any]) -> Step:
     """FBGEMM alone: forward, and backward with its fused update."""
     import torch
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, OptimType, SplitTableBatchedEmbeddingBagsCodegen
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        OptimType,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
 
     set_threads(spec["threads"])
     module = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for _, rows, dim in spec["tables"]],
-        optimizer=OptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=spec["learning_rate"], eps=spec["eps"])
+        optimizer=OptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=spec["learning_rate"],
+        eps=spec["eps"],
+    )
     module.init_embedding_weights_uniform(-0.01, 0.01)
     ids_NL, lengths_FB = load_ids(spec)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths_FB.long().cumsum(0)])
@@ -100,7 +113,11 @@ def build_kernels(spec: dict[str, Any]) -> Step:
         middle = time.perf_counter()
         pooled.backward(gradient)
         end = time.perf_counter()
-        return {"forward": (middle - begin) * 1e3, "backward": (end - middle) * 1e3, "step": (end - begin) * 1e3}
+        return {
+            "forward": (middle - begin) * 1e3,
+            "backward": (end - middle) * 1e3,
+            "step": (end - begin) * 1e3,
+        }
 
     return step
 
@@ -112,34 +129,58 @@ def join_ranks(spec: dict[str, Any]) -> None:
     set_threads(spec["threads"])
     os.environ.update(LOCAL_RANK=str(spec["rank"]), LOCAL_WORLD_SIZE=str(spec["world"]))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method="file://" + spec["store"], rank=spec["rank"], world_size=spec["world"])
+    dist.init_process_group(
+        "gloo", init_method="file://" + spec["store"], rank=spec["rank"], world_size=spec["world"]
+    )
 
 
 def shard(spec: dict[str, Any], module: Any, collection: Any, path: str) -> Any:
     """TorchRec's DistributedModelParallel under the plan of the spec.
 
     Raises:
-        Refusal: a sharding type that TorchRec's sharder does not list for the CPU, or what it says when it builds.
+        Refusal: a sharding type that TorchRec's sharder does not list for the CPU, or what it says
+            when it builds.
     """
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed import DistributedModelParallel
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-    from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, data_parallel, table_wise
+    from torchrec.distributed.sharding_plan import (
+        column_wise,
+        construct_module_sharding_plan,
+        data_parallel,
+        table_wise,
+    )
     from torchrec.distributed.types import ShardingPlan
 
-    sharder = EmbeddingBagCollectionSharder(fused_params={
-        "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": spec["learning_rate"], "eps": spec["eps"]})
-    made = {"table_wise": lambda ranks: table_wise(rank=ranks[0]), "column_wise": lambda ranks: column_wise(ranks=ranks),
-            "data_parallel": lambda ranks: data_parallel()}
+    sharder = EmbeddingBagCollectionSharder(
+        fused_params={
+            "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            "learning_rate": spec["learning_rate"],
+            "eps": spec["eps"],
+        }
+    )
+    made = {
+        "table_wise": lambda ranks: table_wise(rank=ranks[0]),
+        "column_wise": lambda ranks: column_wise(ranks=ranks),
+        "data_parallel": lambda ranks: data_parallel(),
+    }
     wanted = {kind for kind, _ in spec["sharding"].values()}
     refused = sorted(wanted - set(sharder.sharding_types("cpu")) | wanted - set(made))
     if refused:
         raise Refusal(f"no {', '.join(refused)} on the CPU")
     tables = {table: made[kind](ranks) for table, (kind, ranks) in spec["sharding"].items()}
-    plan = construct_module_sharding_plan(collection, tables, sharder=sharder, local_size=spec["world"], world_size=spec["world"],
-                                          device_type="cpu")
-    return DistributedModelParallel(module, device=torch.device("cpu"), plan=ShardingPlan({path: plan}), sharders=[sharder])
+    plan = construct_module_sharding_plan(
+        collection,
+        tables,
+        sharder=sharder,
+        local_size=spec["world"],
+        world_size=spec["world"],
+        device_type="cpu",
+    )
+    return DistributedModelParallel(
+        module, device=torch.device("cpu"), plan=ShardingPlan({path: plan}), sharders=[sharder]
+    )
 
 
 def features(spec: dict[str, Any]) -> list[Any]:
@@ -157,13 +198,24 @@ def collection_of(spec: dict[str, Any]) -> Any:
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-    return EmbeddingBagCollection(device=torch.device("meta"), tables=[
-        EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[name]) for name, rows, dim in spec["tables"]])
+    return EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(
+                name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[name]
+            )
+            for name, rows, dim in spec["tables"]
+        ],
+    )
 
 
 def replicated(model: Any, spec: dict[str, Any]) -> list[Any]:
     """The weights of tables that are data-parallel: the only ones whose gradient is dense."""
-    names = {f"embedding_bags.{table}.weight" for table, (kind, _) in spec["sharding"].items() if kind == "data_parallel"}
+    names = {
+        f"embedding_bags.{table}.weight"
+        for table, (kind, _) in spec["sharding"].items()
+        if kind == "data_parallel"
+    }
     return [p for name, p in model.named_parameters() if any(name.endswith(n) for n in names)]
 
 
@@ -177,7 +229,9 @@ def build_step(spec: dict[str, Any]) -> Step:
     collection = collection_of(spec)
     model = shard(spec, collection, collection, "")
     weights = replicated(model, spec)
-    optimizer = RowWiseAdagrad(weights, lr=spec["learning_rate"], eps=spec["eps"]) if weights else None
+    optimizer = (
+        RowWiseAdagrad(weights, lr=spec["learning_rate"], eps=spec["eps"]) if weights else None
+    )
     batches = features(spec)
     gradient = torch.randn(spec["batch_size"], sum(dim for _, _, dim in spec["tables"]))
 
@@ -202,8 +256,15 @@ def build_train(spec: dict[str, Any]) -> Step:
 
     join_ranks(spec)
     torch.manual_seed(0)
-    collection, wanted = collection_of(spec), spec["model"]
-    dlrm = DLRM(collection, wanted["dense"], wanted["bottom"], wanted["top"], dense_device=torch.device("cpu"))
+    collection = collection_of(spec)
+    wanted = spec["model"]
+    dlrm = DLRM(
+        collection,
+        wanted["dense"],
+        wanted["bottom"],
+        wanted["top"],
+        dense_device=torch.device("cpu"),
+    )
     model = shard(spec, dlrm, collection, "sparse_arch.embedding_bag_collection")
     weights = replicated(model, spec)
     dense = [p for name, p in model.named_parameters() if ".embedding_bags." not in name]
@@ -229,7 +290,11 @@ def build_train(spec: dict[str, Any]) -> Step:
     return step
 
 
-BUILD: dict[str, Callable[[dict[str, Any]], Step]] = {"kernels": build_kernels, "step": build_step, "train": build_train}
+BUILD: dict[str, Callable[[dict[str, Any]], Step]] = {
+    "kernels": build_kernels,
+    "step": build_step,
+    "train": build_train,
+}
 
 if __name__ == "__main__":
     main()

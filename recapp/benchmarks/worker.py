@@ -1,4 +1,5 @@
-"""What every rank of a benchmark runs: join the others, measure one verb, leave records and pictures.
+"""What every rank of a benchmark runs: join the others, measure one verb, leave records and
+pictures.
 
     JOB/resolved.yaml -> run -> JOB/rows.json, JOB/metrics.json, JOB/*.png
 """
@@ -17,7 +18,8 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     """Measure what the settings ask for; rank 0 leaves `metrics.json` with the records as `rows`.
 
     Args:
-        settings: of `recapp.bench`, checked; `verb` says which measurement, `folder` where its files may lie.
+        settings: of `recapp.bench`, checked; `verb` says which measurement, `folder` where its
+            files may lie.
         job_dir: where the run writes.
     """
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
@@ -28,7 +30,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     from recapp.distributed.resources import keep_freed_memory
 
     if settings["launch"]["keep_freed_memory"]:
-        keep_freed_memory()     # as the product's own worker does
+        keep_freed_memory()  # as the product's own worker does
     comm = join()
     session = Session(settings, comm, Path(settings["folder"]), job_dir)
     import_module(f"recapp.benchmarks.{settings['verb']}").run(session)
@@ -37,7 +39,9 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
         from recapp.benchmarks.figures import draw
 
         pictures = draw(settings["verb"], session.rows, job_dir)
-        (job_dir / "metrics.json").write_text(json.dumps({"rows": session.rows, "pictures": pictures}, indent=1) + "\n")
+        (job_dir / "metrics.json").write_text(
+            json.dumps({"rows": session.rows, "pictures": pictures}, indent=1) + "\n"
+        )
     leave_process_group()
 
 

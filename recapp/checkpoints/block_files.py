@@ -1,16 +1,19 @@
-"""The files of stored rectangles: safetensors, one per rank, written row block by row block and read by slices.
+"""The files of stored rectangles: safetensors, one per rank, written row block by row block and
+read by slices.
 
-Any reader of that format opens them, only what is wanted is read, and nothing is unpickled. They are written and read here and not by the
-safetensors package: it wants all tensors of a file in CPU memory at once to write them, and for torch it maps a whole file privately to
-read a slice, which a limit on memory counts in full. Here one row block is in memory, or a few rows of it.
+Any reader of that format opens them, only what is wanted is read, and nothing is unpickled. They
+are written and read here and not by the safetensors package: it wants all tensors of a file in CPU
+memory at once to write them, and for torch it maps a whole file privately to read a slice, which a
+limit on memory counts in full. Here one row block is in memory, or a few rows of it.
 
     8 bytes   length of the header, little endian
     header    JSON: {key: {dtype, shape, data_offsets}}, padded with blanks so that data is aligned
     data      the blocks, one behind the other
 
-What is written is finite: a rank looks at each row block of weights before it writes it. What is read was checked: whoever wants some
-rows of a stored block reads all of it once and compares its checksum. A rank's rows begin and end in two blocks of at most 64 MiB at
-most, so that costs a rank little, and ranks need not wait for each other.
+What is written is finite: a rank looks at each row block of weights before it writes it. What is
+read was checked: whoever wants some rows of a stored block reads all of it once and compares its
+checksum. A rank's rows begin and end in two blocks of at most 64 MiB at most, so that costs a rank
+little, and ranks need not wait for each other.
 """
 
 import json
@@ -23,21 +26,43 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from recapp.checkpoints.rectangles import DTYPES, Stored, block_key, by, check_tiling, overlap, row_blocks
+from recapp.checkpoints.rectangles import (
+    DTYPES,
+    Stored,
+    block_key,
+    by,
+    check_tiling,
+    overlap,
+    row_blocks,
+)
 from recapp.errors import CheckpointError, suggest
 from recapp.sharding.layout import Block
 
-LENGTH_BYTES = 8            # of the header's length; data is aligned to as much
-WEIGHT = "weight"           # the tensor of a table that is not its optimiser's
-NOT_SAVED = ("weights that are not finite (NaN or infinity), so this checkpoint is not written and earlier ones "
-             "stay as they are; go on from one of those with smaller rates (optimizer.sparse.lr, optimizer.dense.lr)")
-READ_BYTES = 16 * 2**20     # of whole stored rows: what is in memory beside the shard that it is copied into
-_FORMAT_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-                 torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8"}
+LENGTH_BYTES = 8  # of the header's length; data is aligned to as much
+WEIGHT = "weight"  # the tensor of a table that is not its optimiser's
+NOT_SAVED = (
+    "weights that are not finite (NaN or infinity), so this checkpoint is not written and earlier "
+    "ones "
+    "stay as they are; go on from one of those with smaller rates (optimizer.sparse.lr, "
+    "optimizer.dense.lr)"
+)
+# of whole stored rows: what is in memory beside the shard that it is copied into
+READ_BYTES = 16 * 2**20
+_FORMAT_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 
 
 def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Stored]:
-    """Write the owned blocks of one rank into one file, row block by row block; no file if there are none.
+    """Write the owned blocks of one rank into one file, row block by row block; no file if there
+    are none.
 
     Args:
         folder: there already.
@@ -52,29 +77,54 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
         CheckpointError: weights that are not finite; the first such rows are named.
     """
     # Wide dtypes first, as the format's readers want every tensor aligned to its items and no gaps.
-    parts = sorted(((b, rows) for b in blocks if b.owner for rows in row_blocks(b)), key=lambda p: -p[0].data.element_size())
+    parts = sorted(
+        ((b, rows) for b in blocks if b.owner for rows in row_blocks(b)),
+        key=lambda p: -p[0].data.element_size(),
+    )
     if not parts:
         return []
-    entries, spans, end = {}, [], 0
+    entries = {}
+    spans = []
+    end = 0
     for b, rows in parts:
-        assert b.data.shape == (len(b.rows), len(b.cols)), f"{b.table}, {b.tensor}: {tuple(b.data.shape)} held for {b.rows} x {b.cols}"
+        assert b.data.shape == (len(b.rows), len(b.cols)), (
+            f"{b.table}, {b.tensor}: {tuple(b.data.shape)} held for {b.rows} x {b.cols}"
+        )
         spans.append((end, end + len(rows) * len(b.cols) * b.data.element_size()))
         end = spans[-1][1]
         entries[block_key(b.table, b.tensor, rows, b.cols)] = {
-            "dtype": _FORMAT_NAMES[b.data.dtype], "shape": [len(rows), len(b.cols)], "data_offsets": spans[-1]}
+            "dtype": _FORMAT_NAMES[b.data.dtype],
+            "shape": [len(rows), len(b.cols)],
+            "data_offsets": spans[-1],
+        }
     head = json.dumps(entries).encode()
     head += b" " * (-len(head) % LENGTH_BYTES)
-    base, stored = LENGTH_BYTES + len(head), []
+    base = LENGTH_BYTES + len(head)
+    stored = []
     with open(folder / file, "wb") as out:
         out.write(len(head).to_bytes(LENGTH_BYTES, "little") + head)
         for (b, rows), (begin, end) in zip(parts, spans, strict=True):
-            part = b.data[rows.start - b.rows.start:rows.stop - b.rows.start].detach().cpu()
+            part = b.data[rows.start - b.rows.start : rows.stop - b.rows.start].detach().cpu()
             if b.tensor == WEIGHT and not is_finite(part):
-                raise CheckpointError(f"table {b.table}, rows {rows.start}-{rows.stop}: {NOT_SAVED}")
+                raise CheckpointError(
+                    f"table {b.table}, rows {rows.start}-{rows.stop}: {NOT_SAVED}"
+                )
             raw = _bytes(part)
             out.write(raw)
-            stored.append(Stored(b.table, b.tensor, b.shape, rows, b.cols, str(b.data.dtype).removeprefix("torch."), file,
-                                 base + begin, base + end, zlib.crc32(raw)))
+            stored.append(
+                Stored(
+                    b.table,
+                    b.tensor,
+                    b.shape,
+                    rows,
+                    b.cols,
+                    str(b.data.dtype).removeprefix("torch."),
+                    file,
+                    base + begin,
+                    base + end,
+                    zlib.crc32(raw),
+                )
+            )
         out.flush()
         os.fsync(out.fileno())
     return stored
@@ -85,10 +135,12 @@ def _bytes(data: Tensor) -> memoryview:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether there is neither NaN nor infinity among values. They are read once, nothing is allocated."""
+    """Whether there is neither NaN nor infinity among values. They are read once, nothing is
+    allocated.
+    """
     if not values.is_floating_point() or not values.numel():
         return True
-    least, greatest = torch.aminmax(values)     # NaN is passed on
+    least, greatest = torch.aminmax(values)  # NaN is passed on
     return bool(torch.isfinite(least) & torch.isfinite(greatest))
 
 
@@ -99,7 +151,9 @@ Sources = list[tuple[Block, list[Stored]]]
 """Held rectangles, each with the stored ones that overlap it."""
 
 
-def sources_of(tensors: Mapping[tuple[str, str], Sequence[Stored]], blocks: Iterable[Block]) -> Sources:
+def sources_of(
+    tensors: Mapping[tuple[str, str], Sequence[Stored]], blocks: Iterable[Block]
+) -> Sources:
     """Find what held rectangles are filled from, whatever either tiling is; no file is opened.
 
     Args:
@@ -109,7 +163,8 @@ def sources_of(tensors: Mapping[tuple[str, str], Sequence[Stored]], blocks: Iter
     Raises:
         CheckpointError: a table or tensor that is not stored, another shape, a hole.
     """
-    checked, found = set[tuple[str, str]](), []
+    checked = set[tuple[str, str]]()
+    found = []
     for b in blocks:
         if not b.data.numel():
             continue
@@ -143,28 +198,41 @@ def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO
 
 
 def _copy(opened: "_BlockFile", stored: Stored, block: Block) -> None:
-    rows, cols = overlap(stored.rows, block.rows), overlap(stored.cols, block.cols)
-    strip = block.data[:, cols.start - block.cols.start:cols.stop - block.cols.start]
+    rows = overlap(stored.rows, block.rows)
+    cols = overlap(stored.cols, block.cols)
+    strip = block.data[:, cols.start - block.cols.start : cols.stop - block.cols.start]
     for some, part in opened.read(stored, rows):
-        wanted = part[:, cols.start - stored.cols.start:cols.stop - stored.cols.start]
-        strip[some.start - block.rows.start:some.stop - block.rows.start].copy_(wanted)
+        wanted = part[:, cols.start - stored.cols.start : cols.stop - stored.cols.start]
+        strip[some.start - block.rows.start : some.stop - block.rows.start].copy_(wanted)
 
 
-def _stored_of(by_tensor: Mapping[tuple[str, str], Sequence[Stored]], block: Block) -> Sequence[Stored]:
+def _stored_of(
+    by_tensor: Mapping[tuple[str, str], Sequence[Stored]], block: Block
+) -> Sequence[Stored]:
     """The stored rectangles of the tensor that a block belongs to."""
     found = by_tensor.get((block.table, block.tensor))
     if found is None:
         tables = {table for table, _ in by_tensor}
         if block.table not in tables:
-            raise CheckpointError(f"the checkpoint has no table {block.table}: {suggest(block.table, tables)}")
+            raise CheckpointError(
+                f"the checkpoint has no table {block.table}: {suggest(block.table, tables)}"
+            )
         has = ", ".join(sorted(tensor for table, tensor in by_tensor if table == block.table))
-        raise CheckpointError(f"the checkpoint has no {block.tensor} of table {block.table}, only {has}: "
-                              "set the optimizer that it was trained with")
+        raise CheckpointError(
+            f"the checkpoint has no {block.tensor} of table {block.table}, only {has}: "
+            "set the optimizer that it was trained with"
+        )
     if found[0].shape != block.shape:
-        raise CheckpointError(f"table {block.table}, {block.tensor} is {by(found[0].shape)} in the checkpoint, but {by(block.shape)} in "
-                              "the model: set tables and optimizer as they were when it was saved")
+        raise CheckpointError(
+            f"table {block.table}, {block.tensor} is {by(found[0].shape)} in the checkpoint, but "
+            f"{by(block.shape)} in "
+            "the model: set tables and optimizer as they were when it was saved"
+        )
     if DTYPES[found[0].dtype].is_floating_point != block.data.dtype.is_floating_point:
-        raise CheckpointError(f"table {block.table}, {block.tensor} is stored as {found[0].dtype} and cannot become {block.data.dtype}")
+        raise CheckpointError(
+            f"table {block.table}, {block.tensor} is stored as {found[0].dtype} and cannot become "
+            f"{block.data.dtype}"
+        )
     return found
 
 
@@ -176,34 +244,49 @@ class _BlockFile:
     """
 
     def __init__(self, file: Path, source: BinaryIO) -> None:
-        self.file, self.source, self.checked = file, source, set[str]()
+        self.file = file
+        self.source = source
+        self.checked = set[str]()
         try:
             source.seek(0)
             length = int.from_bytes(source.read(LENGTH_BYTES), "little")
             if length > os.fstat(source.fileno()).st_size:
                 raise ValueError(f"its header would have {length:,} bytes")
-            self.base, self.header = LENGTH_BYTES + length, dict(json.loads(source.read(length)))
+            self.base = LENGTH_BYTES + length
+            self.header = dict(json.loads(source.read(length)))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
 
     def read(self, stored: Stored, rows: range) -> Iterator[tuple[range, Tensor]]:
-        """Rows of the whole tensor that a stored rectangle holds, in all its columns, a few at a time.
+        """Rows of the whole tensor that a stored rectangle holds, in all its columns, a few at a
+        time.
 
-        The first time all of the rectangle is read, and its checksum compared after the last of the rows.
+        The first time all of the rectangle is read, and its checksum compared after the last of the
+        rows.
 
         Raises:
-            CheckpointError: the file does not hold that rectangle where the manifest says, or other bytes.
+            CheckpointError: the file does not hold that rectangle where the manifest says, or other
+                bytes.
         """
-        dtype, shape = DTYPES[stored.dtype], [len(stored.rows), len(stored.cols)]
+        dtype = DTYPES[stored.dtype]
+        shape = [len(stored.rows), len(stored.cols)]
         offsets = [stored.begin - self.base, stored.end - self.base]
-        if self.header.get(stored.key) != {"dtype": _FORMAT_NAMES[dtype], "shape": shape, "data_offsets": offsets}:
-            raise CheckpointError(f"{self.file}: block {stored.key!r} cannot be read: the manifest and the file disagree about it")
-        unchecked, found = stored.key not in self.checked, 0
+        if self.header.get(stored.key) != {
+            "dtype": _FORMAT_NAMES[dtype],
+            "shape": shape,
+            "data_offsets": offsets,
+        }:
+            raise CheckpointError(
+                f"{self.file}: block {stored.key!r} cannot be read: the manifest and the file "
+                "disagree about it"
+            )
+        unchecked = stored.key not in self.checked
+        found = 0
         for some, raw in self._pieces(stored, stored.rows if unchecked else rows):
             found = zlib.crc32(raw, found) if unchecked else found
             if wanted := overlap(some, rows):
                 part = torch.frombuffer(raw, dtype=dtype).view(len(some), shape[1])
-                yield wanted, part[wanted.start - some.start:wanted.stop - some.start]
+                yield wanted, part[wanted.start - some.start : wanted.stop - some.start]
         if unchecked and found != stored.crc32:
             raise damaged(self.file, stored)
         self.checked.add(stored.key)
@@ -215,14 +298,20 @@ class _BlockFile:
             raw = bytearray(len(some) * per_row)
             self.source.seek(stored.begin + (first - stored.rows.start) * per_row)
             if self.source.readinto(raw) != len(raw):  # type: ignore[attr-defined]
-                raise CheckpointError(f"{self.file}: block {stored.key!r} cannot be read: the file ends before it does")
+                raise CheckpointError(
+                    f"{self.file}: block {stored.key!r} cannot be read: the file ends before it "
+                    "does"
+                )
             yield some, raw
 
 
 def damaged(file: Path, stored: Stored) -> CheckpointError:
     """The error of a block whose bytes are not those of its checksum."""
-    return CheckpointError(f"{file} is damaged: table {stored.table}, {stored.tensor}, rows {stored.rows.start}-{stored.rows.stop}: bytes "
-                           f"{stored.begin}-{stored.end} are not those that were saved; use another checkpoint")
+    return CheckpointError(
+        f"{file} is damaged: table {stored.table}, {stored.tensor}, rows "
+        f"{stored.rows.start}-{stored.rows.stop}: bytes "
+        f"{stored.begin}-{stored.end} are not those that were saved; use another checkpoint"
+    )
 
 
 def check_bytes(folder: Path, stored: Iterable[Stored], opened: Callable[[str], BinaryIO]) -> int:
@@ -243,9 +332,11 @@ def check_bytes(folder: Path, stored: Iterable[Stored], opened: Callable[[str], 
     for s in stored:
         source = opened(s.file)
         source.seek(s.begin)
-        left, found = s.end - s.begin, 0
+        left = s.end - s.begin
+        found = 0
         while left and (raw := source.read(min(left, READ_BYTES))):
-            left, found = left - len(raw), zlib.crc32(raw, found)
+            left = left - len(raw)
+            found = zlib.crc32(raw, found)
         if left or found != s.crc32:
             raise damaged(folder / s.file, s)
         count += s.end - s.begin

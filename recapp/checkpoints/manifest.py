@@ -1,12 +1,13 @@
 """What a checkpoint says of itself: `manifest.json`, for people and programs of any language.
 
     {"format": "recapp", "version": 2, "files": {...},
-    "config": {...}, "plan": {...}, "metrics": {...}, ...               what the writer gave, a line each
-    "blocks": [{"table": "C1", "tensor": "weight", "rows": [0, 600], ...}, ...]  a line per rectangle
-    "checksum": "0b1c2d3e"}                                     CRC-32 of all bytes above its line
+    "config": {...}, "plan": {...}, "metrics": {...}, ...      what the writer gave, a line each
+    "blocks": [{"table": "C1", "tensor": "weight",             a line per rectangle
+                "rows": [0, 600], ...}, ...]
+    "checksum": "0b1c2d3e"}                                    CRC-32 of all bytes above its line
 
-Version 1 had no checksum; it is read with a note. Nothing here is trusted: every value is checked where
-it is read, and whatever does not hold ends in one CheckpointError.
+Version 1 had no checksum; it is read with a note. Nothing here is trusted: every value is checked
+where it is read, and whatever does not hold ends in one CheckpointError.
 """
 
 import json
@@ -74,7 +75,8 @@ class Manifest:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run that wrote it: plain data, in which nothing may be called unjudged.
+        """The settings of the run that wrote it: plain data, in which nothing may be called
+        unjudged.
 
         `recapp.settings.compose_over` and `recapp.trust.refuse_untrusted` judge them.
 
@@ -95,7 +97,8 @@ class Manifest:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The validation metrics it was saved with; NaN where the rows left one open, as one class does with AUC.
+        """The validation metrics it was saved with; NaN where the rows left one open, as one class
+        does with AUC.
 
         Raises:
             CheckpointError: something that is no number.
@@ -120,7 +123,8 @@ class Manifest:
         """How far training had come: `epoch`, `batches` trained in it, `batch_size`.
 
         Raises:
-            CheckpointError: it was saved without recapp's data module, or these are no whole numbers.
+            CheckpointError: it was saved without recapp's data module, or these are no whole
+                numbers.
         """
         found = self.info.get("position")
         if not isinstance(found, dict):
@@ -168,7 +172,8 @@ class Manifest:
 
 
 def to_json(manifest: Manifest) -> str:
-    """Write a manifest as text, a line per entry and per block, so that people can read and compare it.
+    """Write a manifest as text, a line per entry and per block, so that people can read and compare
+    it.
 
     Raises:
         CheckpointError: something that is neither plain nor a single number.
@@ -215,7 +220,8 @@ def from_json(raw: bytes, folder: Path) -> Manifest:
     """
     try:
         info: dict[str, Any] = json.loads(raw.decode())
-        name, version = info.pop("format"), info.pop("version")
+        name = info.pop("format")
+        version = info.pop("version")
         if name != "recapp" or type(version) is not int or version < 1:
             raise ValueError(f"format {_short(name)} {_short(version)}")
         if version > VERSION:
@@ -252,7 +258,11 @@ def _check_files(files: Mapping[str, Mapping[str, Any]], blocks: tuple[Stored, .
         if s.end > files[s.file]["bytes"]:
             raise ValueError(f"block {s.key!r} ends behind {s.file}")
     for file, count in held.items():
-        if Path(file).name != file or not file.isprintable() or not 0 <= count <= files[file]["bytes"]:
+        if (
+            Path(file).name != file
+            or not file.isprintable()
+            or not 0 <= count <= files[file]["bytes"]
+        ):
             raise ValueError(f"the blocks of {file} hold {count:,} bytes")
     if META not in files:
         raise ValueError(f"{META} is not listed")

@@ -1,9 +1,11 @@
-"""`meta.pt`: the dense part of the model and Lightning's state, plain types in torch's own zip format.
+"""`meta.pt`: the dense part of the model and Lightning's state, plain types in torch's own zip
+format.
 
-A pickle is a program. This one may only do what `plain` needs: `torch.load(weights_only=True)` runs no
-code, and before that the names it asks for are compared with a short list, so that nothing is made but
-dense tensors. What they hold is bounded by the file: its entries are not compressed and not larger than
-the file, storages are parts of it, and a tensor has as many values as its storage holds.
+A pickle is a program. This one may only do what `plain` needs: `torch.load(weights_only=True)` runs
+no code, and before that the names it asks for are compared with a short list, so that nothing is
+made but dense tensors. What they hold is bounded by the file: its entries are not compressed and
+not larger than the file, storages are parts of it, and a tensor has as many values as its storage
+holds.
 """
 
 import os
@@ -70,7 +72,8 @@ def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
         file: its name, for messages.
 
     Raises:
-        CheckpointError: no such file, or one that holds more than plain types, or more than it has bytes.
+        CheckpointError: no such file, or one that holds more than plain types, or more than it has
+            bytes.
     """
     try:
         _check_archive(source)
@@ -104,7 +107,9 @@ def _check_archive(source: BinaryIO) -> None:
 
 
 def _check_names(program: bytes) -> None:
-    """Refuse a pickle that asks for anything but what plain values and dense tensors are made of."""
+    """Refuse a pickle that asks for anything but what plain values and dense tensors are made
+    of.
+    """
     for code, name, _ in pickletools.genops(program):
         by_stack = code.name in ("STACK_GLOBAL", "INST", "OBJ", "EXT1", "EXT2", "EXT4")
         if by_stack or (code.name == "GLOBAL" and name not in _ASKED_FOR):
@@ -112,9 +117,10 @@ def _check_names(program: bytes) -> None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor inside plain containers. What is shared is visited once: a few bytes may refer to
-    themselves often enough to fill any memory."""
-    seen, left = set[int](), [value]
+    """Every tensor inside plain containers. What is shared is visited once: a few bytes may refer
+    to themselves often enough to fill any memory."""
+    seen = set[int]()
+    left = [value]
     while left:
         one = left.pop()
         if isinstance(one, Tensor):

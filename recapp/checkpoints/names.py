@@ -1,4 +1,5 @@
-"""Names of checkpoints: taken in one rename, never lost, and cleared of what killed saves have left.
+"""Names of checkpoints: taken in one rename, never lost, and cleared of what killed saves have
+left.
 
     step_000020.ckpt/            a checkpoint
     last.ckpt -> step_000020.ckpt    a link to one, replaced in one rename
@@ -6,8 +7,8 @@
     a.ckpt.tmp                   is being written or deleted
     a.ckpt.old                   had the name a.ckpt until a moment ago; readers look here, too
 
-A directory cannot be replaced in one rename, so a directory that stands in the way steps aside first, as
-`.old`. Nobody who is killed between those two renames loses it.
+A directory cannot be replaced in one rename, so a directory that stands in the way steps aside
+first, as `.old`. Nobody who is killed between those two renames loses it.
 """
 
 import os
@@ -52,7 +53,9 @@ def take_name(new: Path, path: Path) -> None:
 
 
 def link(path: Path, target: Path) -> None:
-    """Make `path` a link to a checkpoint of the same file system; an earlier link is replaced at once."""
+    """Make `path` a link to a checkpoint of the same file system; an earlier link is replaced at
+    once.
+    """
     settle(path)
     new = beside(path, "tmp")
     remove(new)
@@ -75,7 +78,9 @@ def new_version(path: Path, number: int) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what killed saves have left in a folder, and versions that no link leads to any more."""
+    """Delete what killed saves have left in a folder, and versions that no link leads to any
+    more.
+    """
     for path in sorted(folder.glob("*.ckpt.old")):
         settle(path.with_suffix(""))
     needed = {os.path.realpath(p) for p in folder.glob("*.ckpt") if p.is_symlink()}

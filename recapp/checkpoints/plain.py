@@ -1,7 +1,8 @@
 """Plain types only: what a checkpoint keeps must be readable without running anybody's code.
 
-`torch.load(weights_only=True)` refuses numpy scalars, paths, enums, OmegaConf's containers, ranges and dataclasses, and training states
-are full of them. They become what they stand for; anything else is refused when it is saved, not when it is needed.
+`torch.load(weights_only=True)` refuses numpy scalars, paths, enums, OmegaConf's containers, ranges
+and dataclasses, and training states are full of them. They become what they stand for; anything
+else is refused when it is saved, not when it is needed.
 """
 
 from collections import OrderedDict
@@ -16,16 +17,27 @@ from torch import Tensor
 
 from recapp.errors import CheckpointError
 
-_AS_THEY_ARE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_AS_THEY_ARE = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+)
 _BUILTIN_BASES: tuple[Any, ...] = (int, float, str, bytes)
 
 
 def plain(value: Any, where: str = "meta") -> Any:
     """A copy made of plain types.
 
-    Numpy scalars and arrays become numbers and lists; enums their values; paths text; any mapping a dict; any sequence a list, named
-    tuples tuples; subclasses of a built-in that built-in. Tensors are detached, moved to the CPU and take only their own part of a
-    larger storage along.
+    Numpy scalars and arrays become numbers and lists; enums their values; paths text; any mapping a
+    dict; any sequence a list, named tuples tuples; subclasses of a built-in that built-in. Tensors
+    are detached, moved to the CPU and take only their own part of a larger storage along.
 
     Args:
         value: anything.
@@ -56,7 +68,7 @@ def _container(value: Any, where: str) -> Any:
         if type(value) is not OrderedDict:
             return dict(items)
         made = OrderedDict(items)
-        made.__dict__.update(plain(value.__dict__, where))      # a state_dict's version numbers
+        made.__dict__.update(plain(value.__dict__, where))  # a state_dict's version numbers
         return made
     if isinstance(value, Set):
         return {plain(v, where) for v in value}
@@ -69,4 +81,8 @@ def _container(value: Any, where: str) -> Any:
 
 def _own(tensor: Tensor) -> Tensor:
     here = tensor.detach().cpu()
-    return here.clone() if here.untyped_storage().nbytes() > here.numel() * here.element_size() else here
+    return (
+        here.clone()
+        if here.untyped_storage().nbytes() > here.numel() * here.element_size()
+        else here
+    )

@@ -3,7 +3,8 @@
     stored by 2 ranks (row strips)         wanted by another plan (a column strip)
 
     +-----------------+ rank-00000         . . . +-----+
-    |  rows 0..600    |                    . . . |  x  |  <- rows 0..600 of its columns, a slice of the first block
+    |  rows 0..600    |                    . . . |  x  |  <- rows 0..600 of its columns, a slice of
+        the first block
     +-----------------+ rank-00001         . . . +-----+
     |  rows 600..1000 |                    . . . |  x  |  <- rows 600..1000, a slice of the second
     +-----------------+                    . . . +-----+
@@ -22,15 +23,27 @@ import torch
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
 
-BLOCK_BYTES = 64 * 2**20    # of a stored row block: what saving copies and loading reads at a time
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8)}
+BLOCK_BYTES = 64 * 2**20  # of a stored row block: what saving copies and loading reads at a time
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+    )
+}
 
 
 class Stored(NamedTuple):
     """One rectangle in a file.
 
-    `shape` is of the whole logical tensor, `dtype` torch's name, `begin` and `end` are bytes of the file, `crc32` is of those bytes.
+    `shape` is of the whole logical tensor, `dtype` torch's name, `begin` and `end` are bytes of the
+    file, `crc32` is of those bytes.
     """
 
     table: str
@@ -51,9 +64,17 @@ class Stored(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types: an entry of the manifest."""
-        return {"table": self.table, "tensor": self.tensor, "shape": list(self.shape), "rows": [self.rows.start, self.rows.stop],
-                "cols": [self.cols.start, self.cols.stop], "dtype": self.dtype, "file": self.file, "bytes": [self.begin, self.end],
-                "crc32": f"{self.crc32:08x}"}
+        return {
+            "table": self.table,
+            "tensor": self.tensor,
+            "shape": list(self.shape),
+            "rows": [self.rows.start, self.rows.stop],
+            "cols": [self.cols.start, self.cols.stop],
+            "dtype": self.dtype,
+            "file": self.file,
+            "bytes": [self.begin, self.end],
+            "crc32": f"{self.crc32:08x}",
+        }
 
     @staticmethod
     def from_dict(plain: dict[str, Any]) -> "Stored":
@@ -64,10 +85,20 @@ class Stored(NamedTuple):
         """
         if plain["dtype"] not in DTYPES or Path(plain["file"]).name != plain["file"]:
             raise ValueError(f"dtype {plain['dtype']}, file {plain['file']}")
-        shape, held = _pair(plain, "shape"), _pair(plain, "bytes")
+        shape = _pair(plain, "shape")
+        held = _pair(plain, "bytes")
         rows, cols = (range(*_pair(plain, key)) for key in ("rows", "cols"))
-        made = Stored(str(plain["table"]), str(plain["tensor"]), shape, rows, cols, plain["dtype"],
-                      plain["file"], *held, int(plain["crc32"], 16))
+        made = Stored(
+            str(plain["table"]),
+            str(plain["tensor"]),
+            shape,
+            rows,
+            cols,
+            plain["dtype"],
+            plain["file"],
+            *held,
+            int(plain["crc32"], 16),
+        )
         needed = len(rows) * len(cols) * DTYPES[made.dtype].itemsize
         if not needed or held[1] - held[0] != needed:
             raise ValueError(f"block {made.key!r} of {made.dtype} in {held[1] - held[0]:,} bytes")
@@ -95,32 +126,40 @@ def overlap(a: range, b: range) -> range:
 def check_tiling(stored: Sequence[Stored]) -> None:
     """Check that the rectangles of one tensor cover it exactly once.
 
-    Rectangles are visited by their first row. Those that reach that row are kept by their columns, in
-    which they lie side by side, so each new one is compared with its two neighbours only.
+    Rectangles are visited by their first row. Those that reach that row are kept by their columns,
+    in which they lie side by side, so each new one is compared with its two neighbours only.
 
     Raises:
         CheckpointError: shapes that differ, a rectangle that leaves the tensor, an overlap, a hole.
     """
-    name, shape = f"table {stored[0].table}, {stored[0].tensor}", stored[0].shape
-    beside: list[tuple[int, int]] = []          # first column, and place in `ordered`
-    ends: list[tuple[int, tuple[int, int]]] = []    # one past the last row, and entry of `beside`
+    name = f"table {stored[0].table}, {stored[0].tensor}"
+    shape = stored[0].shape
+    beside: list[tuple[int, int]] = []  # first column, and place in `ordered`
+    ends: list[tuple[int, tuple[int, int]]] = []  # one past the last row, and entry of `beside`
     ordered = sorted(stored, key=lambda s: s.rows.start)
     for number, s in enumerate(ordered):
         if s.shape != shape or s.rows.stop > shape[0] or s.cols.stop > shape[1]:
-            raise CheckpointError(f"{name}: a stored block {s.key!r} of shape {by(s.shape)} does not lie in {by(shape)}")
+            raise CheckpointError(
+                f"{name}: a stored block {s.key!r} of shape {by(s.shape)} does not lie in "
+                f"{by(shape)}"
+            )
         while ends and ends[0][0] <= s.rows.start:
             gone = heapq.heappop(ends)[1]
             del beside[bisect_right(beside, gone) - 1]
         at = bisect_right(beside, (s.cols.start, number))
-        for _, other in beside[max(at - 1, 0):at + 1]:
+        for _, other in beside[max(at - 1, 0) : at + 1]:
             if overlap(ordered[other].cols, s.cols):
-                raise CheckpointError(f"{name}: the blocks {ordered[other].key!r} and {s.key!r} overlap")
+                raise CheckpointError(
+                    f"{name}: the blocks {ordered[other].key!r} and {s.key!r} overlap"
+                )
         entry = (s.cols.start, number)
         insort(beside, entry)
         heapq.heappush(ends, (s.rows.stop, entry))
     covered = sum(len(s.rows) * len(s.cols) for s in stored)
     if covered != shape[0] * shape[1]:
-        raise CheckpointError(f"{name}: only {covered:,} of {shape[0] * shape[1]:,} values ({by(shape)}) are stored")
+        raise CheckpointError(
+            f"{name}: only {covered:,} of {shape[0] * shape[1]:,} values ({by(shape)}) are stored"
+        )
 
 
 def by(shape: tuple[int, int]) -> str:
@@ -132,4 +171,8 @@ def row_blocks(block: Block) -> list[range]:
     """A held rectangle's rows in parts of at most `BLOCK_BYTES`, a row at least."""
     per_row = len(block.cols) * block.data.element_size()
     step = max(1, BLOCK_BYTES // max(1, per_row))
-    return [range(r, min(r + step, block.rows.stop)) for r in range(block.rows.start, block.rows.stop, step) if per_row]
+    return [
+        range(r, min(r + step, block.rows.stop))
+        for r in range(block.rows.start, block.rows.stop, step)
+        if per_row
+    ]

@@ -1,10 +1,12 @@
-"""A checkpoint open for reading: what was opened stays whole, whatever happens to its name afterwards.
+"""A checkpoint open for reading: what was opened stays whole, whatever happens to its name
+afterwards.
 
     name -> directory handle -> manifest.json -> the files that are wanted, all opened at once
 
-A writer gives a name to another directory in one rename and then deletes the earlier one. A file that is
-open can be read to its end all the same, so a reader opens its directory once, and by that handle every
-file it will want. Where the directory was deleted meanwhile, it starts again from the name.
+A writer gives a name to another directory in one rename and then deletes the earlier one. A file
+that is open can be read to its end all the same, so a reader opens its directory once, and by that
+handle every file it will want. Where the directory was deleted meanwhile, it starts again from the
+name.
 """
 
 import os
@@ -44,7 +46,9 @@ class Snapshot:
     """
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
-        self.path, self._files, self._stack = path, dict[str, BinaryIO](), ExitStack()
+        self.path = path
+        self._files = dict[str, BinaryIO]()
+        self._stack = ExitStack()
         with ExitStack() as undo:
             undo.push(self._stack)
             folder = settled(path)
@@ -119,7 +123,8 @@ class Snapshot:
         file = self.manifest.folder / META
         if crc32_of(self.opened(META)) != self.manifest.files[META].get("crc32"):
             raise CheckpointError(
-                f"{file} is damaged: its bytes are not those that were saved; use another checkpoint"
+                f"{file} is damaged: its bytes are not those that were saved; use another "
+                "checkpoint"
             )
         return read_meta(self.opened(META), file)
 
@@ -156,7 +161,8 @@ def open_snapshot(path: Path, wanted: Wanted) -> Snapshot:
     """
     attempts = ATTEMPTS
     while True:
-        before, attempts = _identity(path), attempts - 1
+        before = _identity(path)
+        attempts = attempts - 1
         try:
             return Snapshot(path, wanted)
         except CheckpointError:
@@ -165,7 +171,9 @@ def open_snapshot(path: Path, wanted: Wanted) -> Snapshot:
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """What tells whether a name leads where it did before, to a directory that nobody has changed."""
+    """What tells whether a name leads where it did before, to a directory that nobody has
+    changed.
+    """
     with suppress(OSError):
         found = os.stat(settled(path))
         return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
@@ -173,7 +181,8 @@ def _identity(path: Path) -> tuple[int, ...]:
 
 
 def open_together(path: Path, wanted: Wanted, comm: Comm) -> Snapshot:
-    """Open one version of a checkpoint on all ranks, whoever replaces it meanwhile. Every rank calls it.
+    """Open one version of a checkpoint on all ranks, whoever replaces it meanwhile. Every rank
+    calls it.
 
     Raises:
         Absent: there is no checkpoint.
@@ -199,7 +208,8 @@ def open_together(path: Path, wanted: Wanted, comm: Comm) -> Snapshot:
 
 
 def refuse_together(path: Path, mine: Exception | None, said: Sequence[str | None]) -> None:
-    """Raise what this rank has to say of a checkpoint it cannot use, or that another rank has said so.
+    """Raise what this rank has to say of a checkpoint it cannot use, or that another rank has said
+    so.
 
     Args:
         path: the checkpoint.

@@ -4,8 +4,8 @@ A batch's ids lie keys-major, as every table wants its own together:
 
     rows (N x S)   r0: a0 b0   r1: a1 b1      ->      values_L  a0 a1 b0 b1      lengths_FB  1 1 1 1
 
-Single-valued features always have length 1; where a row has no id the value is MISSING, and the table's id rule gives it a row of
-its own. Errors name file, column and row.
+Single-valued features always have length 1; where a row has no id the value is MISSING, and the
+table's id rule gives it a row of its own. Errors name file, column and row.
 """
 
 from collections.abc import Callable
@@ -43,14 +43,21 @@ def _none(values: Float32Array) -> Float32Array:
     return values
 
 
-# A missing number is 0 before the transform, so log3 makes it log 3, as the scripts that use this rule do.
-DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {"log1p": _log1p, "log3": _log3, "none": _none}
+# A missing number is 0 before the transform, so log3 makes it log 3, as the scripts that use this
+# rule do.
+DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {
+    "log1p": _log1p,
+    "log3": _log3,
+    "none": _none,
+}
 
 
 def check_transform(name: str) -> None:
     """ConfigError with the close matches when no dense transform has this name."""
     if name not in DENSE_TRANSFORMS:
-        raise ConfigError(f"dataset.dense_transform={name}: unknown; {suggest(name, DENSE_TRANSFORMS)}")
+        raise ConfigError(
+            f"dataset.dense_transform={name}: unknown; {suggest(name, DENSE_TRANSFORMS)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +85,9 @@ class Collate:
         return tuple(name for name in self.schema.sparse if name not in self.bags)
 
     def rows(self, record_batch: pa.RecordBatch, columns: dict[str, str], place: Place) -> Rows:
-        """Decode a record batch whose columns have the file's own names (`columns`: canonical -> own)."""
+        """Decode a record batch whose columns have the file's own names (`columns`: canonical ->
+        own).
+        """
         count = record_batch.num_rows
 
         def read(name: str, decode: Callable[[pa.Array], Any]) -> Any:
@@ -86,7 +95,9 @@ class Collate:
                 return decode(record_batch.column(columns[name]))
             except BadValue as error:
                 row = int(place.rows_N[error.index])
-                raise DataError(f"{place.path}: column {columns[name]}, row {row} {error.problem}") from None
+                raise DataError(
+                    f"{place.path}: column {columns[name]}, row {row} {error.problem}"
+                ) from None
 
         dense_NI = np.empty((count, len(self.schema.dense)), dtype=np.float32)
         for index, name in enumerate(self.schema.dense):
@@ -118,19 +129,31 @@ class Collate:
     def batch(self, parts: list[Rows]) -> Batch:
         """One `Batch` of all rows of `parts`, in their order; no part makes an empty batch."""
         rows = join(parts) if parts else self.no_rows()
-        # A part may be a view of a whole chunk that is kept for other lanes; torch must own what it gets.
+        # A part may be a view of a whole chunk that is kept for other lanes; torch must own what
+        # it gets.
         labels_B = torch.from_numpy(np.array(rows.labels_N, copy=True))
         dense_BI = torch.from_numpy(np.array(rows.dense_NI, order="C", copy=True))
         values_L, lengths_FB = self._keys_major(rows)
         keys = list(self.schema.sparse)
-        return Batch(dense_BI, KeyedJaggedTensor(keys, torch.from_numpy(values_L), lengths=torch.from_numpy(lengths_FB)), labels_B)
+        return Batch(
+            dense_BI,
+            KeyedJaggedTensor(
+                keys, torch.from_numpy(values_L), lengths=torch.from_numpy(lengths_FB)
+            ),
+            labels_B,
+        )
 
     def _keys_major(self, rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         count = len(rows)
         if not self.bags:
-            return np.array(rows.ids_NS.T, order="C", copy=True).reshape(-1), np.ones(count * len(self.singles), dtype=np.int64)
-        single, bag, ones = iter(rows.ids_NS.T), iter(rows.bags), np.ones(count, dtype=np.int64)
-        values, lengths = [], []
+            return np.array(rows.ids_NS.T, order="C", copy=True).reshape(-1), np.ones(
+                count * len(self.singles), dtype=np.int64
+            )
+        single = iter(rows.ids_NS.T)
+        bag = iter(rows.bags)
+        ones = np.ones(count, dtype=np.int64)
+        values = []
+        lengths = []
         for name in self.schema.sparse:
             if name in self.bags:
                 own = next(bag)
@@ -143,15 +166,29 @@ class Collate:
 
 
 def join_batches(parts: list[Batch]) -> Batch:
-    """The rows of several batches of the same features behind each other, e.g. the parts that loader workers made."""
+    """The rows of several batches of the same features behind each other, e.g. the parts that
+    loader workers made.
+    """
     if len(parts) == 1:
         return parts[0]
     keys = parts[0].sparse.keys()
-    values, lengths = [], []
-    per_part = [(part.sparse.values(), part.sparse.lengths().view(len(keys), -1), part.sparse.offset_per_key()) for part in parts]
+    values = []
+    lengths = []
+    per_part = [
+        (
+            part.sparse.values(),
+            part.sparse.lengths().view(len(keys), -1),
+            part.sparse.offset_per_key(),
+        )
+        for part in parts
+    ]
     for index in range(len(keys)):
         for part_values, part_lengths, offsets in per_part:
             values.append(part_values[offsets[index] : offsets[index + 1]])
             lengths.append(part_lengths[index])
     sparse = KeyedJaggedTensor(list(keys), torch.cat(values), lengths=torch.cat(lengths))
-    return Batch(torch.cat([part.dense_BI for part in parts]), sparse, torch.cat([part.labels_B for part in parts]))
+    return Batch(
+        torch.cat([part.dense_BI for part in parts]),
+        sparse,
+        torch.cat([part.labels_B for part in parts]),
+    )

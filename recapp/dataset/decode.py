@@ -41,9 +41,7 @@ Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
-_FINITE = (
-    " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"
-)
+_FINITE = " in 32 bits; write a number up to 3.4e38, or null where it is missing, which counts as 0"
 _NO_ENTRY = (
     "is damaged: its page's dictionary has no such entry; write the file again or leave it out"
 )
@@ -135,7 +133,8 @@ def decode_labels(column: pa.Array) -> Float32Array:
             .to_numpy(zero_copy_only=False)
             for label in (0, 1)
         )
-        values, bad = one, ~(zero | one)
+        values = one
+        bad = ~(zero | one)
     else:
         values, missing = _numbers(column)
         bad = (values != 0) & (values != 1)

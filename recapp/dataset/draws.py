@@ -1,6 +1,8 @@
-"""Random numbers as a function of where they are used: a hash of (seed, stream, counter), no state to carry or to skip.
+"""Random numbers as a function of where they are used: a hash of (seed, stream, counter), no state
+to carry or to skip.
 
-The numbers are the same on every machine, in any order and in any number of pieces, and do not change with numpy's version.
+The numbers are the same on every machine, in any order and in any number of pieces, and do not
+change with numpy's version.
 """
 
 import numpy as np
@@ -27,15 +29,21 @@ def uniform(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float
 
 
 def normal(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
-    """Numbers of mean 0 and variance 1 [N], nearly normal: the sum of the four 16-bit parts of a hash (Irwin-Hall)."""
+    """Numbers of mean 0 and variance 1 [N], nearly normal: the sum of the four 16-bit parts of a
+    hash (Irwin-Hall).
+    """
     bits = hashes(stream, counters_N)
-    total = sum((bits >> _U64(shift) & _U64(0xFFFF)).astype(np.float64) for shift in (0, 16, 32, 48))
+    total = sum(
+        (bits >> _U64(shift) & _U64(0xFFFF)).astype(np.float64) for shift in (0, 16, 32, 48)
+    )
     numbers: Float64Array = (total / 65536.0 - 2.0 + 2.0 / 65536.0) * 3.0**0.5
     return numbers
 
 
 def _mix(values: Uint64Array) -> Uint64Array:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit reaches every output bit."""
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit reaches every output
+    bit.
+    """
     values = values + _GOLDEN
     values = (values ^ (values >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> _U64(27))) * _U64(0x94D049BB133111EB)

@@ -112,11 +112,14 @@ def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") 
     left = [text for text in texts if str(text.with_suffix("")) not in made]
     if not left:
         return [file for file in files if not _is_text(file)]
-    first, mixed = left[0], len(left) < len(files)
+    first = left[0]
+    mixed = len(left) < len(files)
     alike = [text for text in left if text.suffix == first.suffix]
-    written, place = given, Path(given)
+    written = given
+    place = Path(given)
     if place == first:
-        lines, written = conversion(alike, None), converted_name(first)
+        lines = conversion(alike, None)
+        written = converted_name(first)
     elif place.is_dir():
         depth = len(first.relative_to(place).parts)
         partitions = "/".join([escape(str(place)), *["*=*"] * (depth - 1), f"*{first.suffix}"])
@@ -155,7 +158,8 @@ def _in_directory(place: Path, setting: str, seen: dict[str, Path]) -> list[str]
     """The data of a directory or of its partitions. seen: those whose data are read."""
     _enter(place, place, setting, seen)
     entries = _entries(place)
-    found, partitions = _data(entries), _partitions(entries)
+    found = _data(entries)
+    partitions = _partitions(entries)
     if found and partitions:
         raise DataError(
             f"{setting}={place}: holds {Path(found[0]).name} beside partitions such as "

@@ -49,7 +49,8 @@ def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[in
     """Add the ids of some rows to those seen; how many each feature has, a missing one aside."""
     ids_only = replace(schema, label=None, dense=())
     for rows in decoded_chunks(source.only(schema.sparse), ids_only):
-        single, bags = iter(rows.ids_NS.T), iter(rows.bags)
+        single = iter(rows.ids_NS.T)
+        bags = iter(rows.bags)
         for name, known in seen.items():
             seen[name] = np.union1d(
                 known, next(bags).values_L if name in source.bags else next(single)

@@ -103,7 +103,8 @@ def _batches(
     file: DataFile, row_group: int, texts: Sequence[str], skip: int
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a row group behind the first `skip`; what is in `texts` as dictionaries."""
-    footer, columns = read_footer(file.path, file.stamp), list(file.columns.values())
+    footer = read_footer(file.path, file.stamp)
+    columns = list(file.columns.values())
     with pq.ParquetFile(
         file.path,
         metadata=footer,

@@ -1,12 +1,14 @@
-"""Reading lanes: row groups are streamed in chunks, and each chunk's rows handed to the lanes that own them.
+"""Reading lanes: row groups are streamed in chunks, and each chunk's rows handed to the lanes that
+own them.
 
     row group s  ──iter_batches──>  chunk of 8,192 rows ──decode──>  inbox of lane 3   [rows]
       (one cursor)                                      └─────────>  inbox of lane 5   [rows]
 
-A reader owns some lanes. It opens a row group when one of them needs its first row, decodes it once for all of them, and
-closes it behind the last row they need. What is held at a time: one chunk per open row group, and what lanes have not taken yet
-from a chunk that they share. A large row group of which several lanes read separate stretches is read once by each, because
-holding the stretch of the last lane until it gets there would hold nearly the whole row group.
+A reader owns some lanes. It opens a row group when one of them needs its first row, decodes it once
+for all of them, and closes it behind the last row they need. What is held at a time: one chunk per
+open row group, and what lanes have not taken yet from a chunk that they share. A large row group of
+which several lanes read separate stretches is read once by each, because holding the stretch of the
+last lane until it gets there would hold nearly the whole row group.
 """
 
 from collections import deque
@@ -22,29 +24,40 @@ from recapp.dataset.parquet import DataFile, chunks
 from recapp.dataset.rows import Rows, join
 from recapp.dataset.source import Source
 
-SHARED_ROWS = 65_536  # a row group up to this size is decoded once even where lanes read separate stretches of it
+# a row group up to this size is decoded once even where lanes read separate stretches of it
+SHARED_ROWS = 65_536
 _EVERY_LANE = -1
 
 
 class Reader:
     """Rows of some lanes of a deal, from a position on.
 
-    lanes: the lanes that are read. position: rows already taken from each of them (the same for all).
-    Raises DataError, from `take`, for values that cannot be used and files that cannot be read.
+    lanes: the lanes that are read. position: rows already taken from each of them (the same for
+    all). Raises DataError, from `take`, for values that cannot be used and files that cannot be
+    read.
     """
 
-    def __init__(self, source: Source, deal: Deal, lanes: range, position: int, collate: Collate) -> None:
-        self._source, self._deal, self._collate = source, deal, collate
+    def __init__(
+        self, source: Source, deal: Deal, lanes: range, position: int, collate: Collate
+    ) -> None:
+        self._source = source
+        self._deal = deal
+        self._collate = collate
         left = {lane: after(deal.lanes[lane], position) for lane in lanes}
         self._plans = {lane: deque(_by_segment(pieces)) for lane, pieces in left.items()}
         self._inboxes: dict[tuple[int, int], deque[Rows]] = {}
         self._cursors: dict[tuple[int, int], Iterator[list[tuple[int, Rows]]]] = {}
         self._stretches = self._owned(left)
-        self._due = {key: int((own[:, 1] - own[:, 0]).sum()) for key, own in self._stretches.items()}
+        self._due = {
+            key: int((own[:, 1] - own[:, 0]).sum()) for key, own in self._stretches.items()
+        }
 
     def take(self, lane: int, count: int) -> Rows:
-        """The next `count` rows of a lane; fewer (at least one) at its end. ValueError when the lane has none left."""
-        plan, parts = self._plans[lane], []
+        """The next `count` rows of a lane; fewer (at least one) at its end. ValueError when the
+        lane has none left.
+        """
+        plan = self._plans[lane]
+        parts = []
         while count and plan:
             segment, rows = plan[0]
             part = self._next_part(lane, segment, min(count, rows))
@@ -68,8 +81,13 @@ class Reader:
         return len(self._cursors)
 
     def _owned(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
-        """Cursor key -> the stretches [P, 3] (first row, end, lane) that its lanes need of the segment, in row order."""
-        pieces = np.concatenate([np.insert(own, 3, lane, axis=1) for lane, own in left.items()] or [np.zeros((0, 4), np.int64)])
+        """Cursor key -> the stretches [P, 3] (first row, end, lane) that its lanes need of the
+        segment, in row order.
+        """
+        pieces = np.concatenate(
+            [np.insert(own, 3, lane, axis=1) for lane, own in left.items()]
+            or [np.zeros((0, 4), np.int64)]
+        )
         if not len(pieces):
             return {}  # fewer rows than lanes, or all of them taken
         pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
@@ -79,7 +97,9 @@ class Reader:
             stretches = np.stack((own[:, 1], own[:, 1] + own[:, 2], own[:, 3]), axis=1)
             for lane in np.unique(own[:, 3]).tolist():
                 key = self._key(lane, segment)
-                owned[key] = stretches if key[1] == _EVERY_LANE else stretches[stretches[:, 2] == lane]
+                owned[key] = (
+                    stretches if key[1] == _EVERY_LANE else stretches[stretches[:, 2] == lane]
+                )
         return owned
 
     def _key(self, lane: int, segment: int) -> tuple[int, int]:
@@ -102,7 +122,9 @@ class Reader:
     def _advance(self, key: tuple[int, int]) -> None:
         """Decode one more chunk of a row group and hand its rows out."""
         if key not in self._cursors:
-            self._cursors[key] = _stream(self._source, key[0], self._stretches.pop(key), self._collate)
+            self._cursors[key] = _stream(
+                self._source, key[0], self._stretches.pop(key), self._collate
+            )
         for lane, rows in next(self._cursors[key]):
             self._inboxes.setdefault((lane, key[0]), deque()).append(rows)
             self._due[key] -= len(rows)
@@ -115,11 +137,17 @@ def _by_segment(pieces: IntArray) -> list[tuple[int, int]]:
     if not len(pieces):
         return []
     starts = np.flatnonzero(np.diff(pieces[:, 0], prepend=-1))
-    return list(zip(pieces[starts, 0].tolist(), np.add.reduceat(pieces[:, 2], starts).tolist(), strict=True))
+    return list(
+        zip(pieces[starts, 0].tolist(), np.add.reduceat(pieces[:, 2], starts).tolist(), strict=True)
+    )
 
 
-def _stream(source: Source, segment: int, stretches: IntArray, collate: Collate) -> Iterator[list[tuple[int, Rows]]]:
-    """Chunk after chunk of a segment: the rows of each lane that has some in it. Files are opened here and closed at the end."""
+def _stream(
+    source: Source, segment: int, stretches: IntArray, collate: Collate
+) -> Iterator[list[tuple[int, Rows]]]:
+    """Chunk after chunk of a segment: the rows of each lane that has some in it. Files are opened
+    here and closed at the end.
+    """
     number, row_group, first, _ = source.segments[segment]
     file = source.files[number]
     wanted = stretches + np.array([first, first, 0], dtype=np.int64)
@@ -130,14 +158,25 @@ def _stream(source: Source, segment: int, stretches: IntArray, collate: Collate)
 
 
 def _hand_out(
-    chunk: pa.RecordBatch, begin: int, wanted: IntArray, file_row: int, file: DataFile, collate: Collate
+    chunk: pa.RecordBatch,
+    begin: int,
+    wanted: IntArray,
+    file_row: int,
+    file: DataFile,
+    collate: Collate,
 ) -> list[tuple[int, Rows]]:
-    """Decode the wanted rows of a chunk, lane by lane behind each other, and cut them into the lanes' parts."""
+    """Decode the wanted rows of a chunk, lane by lane behind each other, and cut them into the
+    lanes' parts.
+    """
     end = begin + chunk.num_rows
-    inside = wanted[np.searchsorted(wanted[:, 1], begin, side="right") : np.searchsorted(wanted[:, 0], end)]
+    inside = wanted[
+        np.searchsorted(wanted[:, 1], begin, side="right") : np.searchsorted(wanted[:, 0], end)
+    ]
     if not len(inside):
         return []
-    inside = np.column_stack((np.maximum(inside[:, 0], begin), np.minimum(inside[:, 1], end), inside[:, 2]))
+    inside = np.column_stack(
+        (np.maximum(inside[:, 0], begin), np.minimum(inside[:, 1], end), inside[:, 2])
+    )
     inside = inside[np.argsort(inside[:, 2], kind="stable")]
     lengths = inside[:, 1] - inside[:, 0]
     rows_N = _ranges(inside[:, 0], lengths)
@@ -148,11 +187,16 @@ def _hand_out(
     decoded = collate.rows(chunk, file.columns, Place(file.path, rows_N + file_row))
     lanes, starts = np.unique(inside[:, 2], return_index=True)
     bounds = np.append(np.concatenate(([0], np.cumsum(lengths)))[starts], len(decoded)).tolist()
-    return [(lane, decoded.slice(bounds[index], bounds[index + 1])) for index, lane in enumerate(lanes.tolist())]
+    return [
+        (lane, decoded.slice(bounds[index], bounds[index + 1]))
+        for index, lane in enumerate(lanes.tolist())
+    ]
 
 
 def _ranges(starts: IntArray, lengths: IntArray) -> npt.NDArray[np.int64]:
     """arange(start, start + length) of each, behind each other."""
     offsets = np.cumsum(lengths) - lengths
-    ranges: npt.NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(starts - offsets, lengths)
+    ranges: npt.NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(
+        starts - offsets, lengths
+    )
     return ranges

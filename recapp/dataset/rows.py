@@ -1,9 +1,12 @@
 """Decoded rows: columns as numpy arrays, ready to be sliced, permuted and joined.
 
-    dense_NI    [N, I]  numbers, transformed            ids_NS  [N, S]  the one id a row of each single-valued feature
-    labels_N    [N]                                     bags    values_L, lengths_N of each multi-valued feature
+    dense_NI    [N, I]  numbers, transformed
+    labels_N    [N]
+    ids_NS      [N, S]  the one id a row of each single-valued feature
+    bags                values_L, lengths_N of each multi-valued feature
 
-N rows of a chunk, I dense columns, S single-valued features, L ids of a bag feature. Row-major, because lanes gather rows.
+N rows of a chunk, I dense columns, S single-valued features, L ids of a bag feature. Row-major,
+because lanes gather rows.
 """
 
 from collections.abc import Sequence
@@ -18,7 +21,9 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """The bags of one feature: their ids behind each other, and where each row's begin (offsets_N1 [N + 1])."""
+    """The bags of one feature: their ids behind each other, and where each row's begin (offsets_N1
+    [N + 1]).
+    """
 
     values_L: Int64Array
     offsets_N1: Int64Array
@@ -26,7 +31,9 @@ class Bags:
     @staticmethod
     def of(values_L: Int64Array, lengths_N: Int64Array) -> "Bags":
         """Bags from lengths."""
-        return Bags(values_L, np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64, copy=False))
+        return Bags(
+            values_L, np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64, copy=False)
+        )
 
     def slice(self, first: int, last: int) -> "Bags":
         """Rows [first, last), without a copy of the ids."""
@@ -35,7 +42,8 @@ class Bags:
 
     def take(self, rows_M: Int64Array) -> "Bags":
         """The given rows, in the given order."""
-        starts, lengths = self.offsets_N1[rows_M], np.diff(self.offsets_N1)[rows_M]
+        starts = self.offsets_N1[rows_M]
+        lengths = np.diff(self.offsets_N1)[rows_M]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Bags(self.values_L[places], offsets)
@@ -43,7 +51,9 @@ class Bags:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some decoded rows; see the module. `bags` has one entry per multi-valued feature, in schema order."""
+    """Some decoded rows; see the module. `bags` has one entry per multi-valued feature, in schema
+    order.
+    """
 
     dense_NI: Float32Array
     labels_N: Float32Array
@@ -57,7 +67,9 @@ class Rows:
         """Rows [first, last) as far as there are so many, without a copy."""
         last = min(last, len(self))
         bags = tuple(bag.slice(first, last) for bag in self.bags)
-        return Rows(self.dense_NI[first:last], self.labels_N[first:last], self.ids_NS[first:last], bags)
+        return Rows(
+            self.dense_NI[first:last], self.labels_N[first:last], self.ids_NS[first:last], bags
+        )
 
     def skip(self, count: int) -> "Rows":
         """All but the first `count` rows, without a copy."""
@@ -74,7 +86,10 @@ def join(parts: Sequence[Rows]) -> Rows:
     if len(parts) == 1:
         return parts[0]
     bags = tuple(
-        Bags.of(np.concatenate([bag.values_L for bag in same]), np.concatenate([np.diff(bag.offsets_N1) for bag in same]))
+        Bags.of(
+            np.concatenate([bag.values_L for bag in same]),
+            np.concatenate([np.diff(bag.offsets_N1) for bag in same]),
+        )
         for same in zip(*(part.bags for part in parts), strict=True)
     )
     return Rows(

@@ -218,7 +218,8 @@ def schema_from(settings: Mapping[str, Any]) -> Schema:
     Columns whose table takes ids for rows (any id rule but `hash`) must hold integers.
     Raises ConfigError for an unknown naming and for columns that cannot be a schema.
     """
-    dataset, hex = settings["dataset"], tuple(settings["dataset"].get("hex") or ())
+    dataset = settings["dataset"]
+    hex = tuple(settings["dataset"].get("hex") or ())
     if dataset["naming"] == "criteo":
         schema = criteo_schema(dataset["label"])
         return replace(schema, hex=schema.hex + hex)

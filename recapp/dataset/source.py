@@ -51,9 +51,11 @@ class Source:
         """The rows [first, last) of this source; a row group that is cut becomes a shorter
         segment.
         """
-        kept, seen = [], 0
+        kept = []
+        seen = 0
         for file, row_group, start, rows in self.segments:
-            left, right = max(first - seen, 0), min(last - seen, rows)
+            left = max(first - seen, 0)
+            right = min(last - seen, rows)
             if left < right:
                 kept.append(Segment(file, row_group, start + left, right - left))
             seen += rows
@@ -128,9 +130,7 @@ def text_that_must_be_integers(source: Source, schema: Schema) -> list[str]:
     ]
 
 
-def split(
-    source: Source, val_share: Fraction, said: object = None
-) -> tuple[Source, Source]:
+def split(source: Source, val_share: Fraction, said: object = None) -> tuple[Source, Source]:
     """Cut in file order: the first floor(rows * (1 - val_share)) rows to train on, the rest to
     validate. said: the share as the user wrote it, for errors.
 
@@ -138,14 +138,11 @@ def split(
     """
     named = f"dataset.val_share={val_share if said is None else said}"
     if not 0 <= val_share < 1:
-        raise ConfigError(
-            f"{named}: a share of the rows, from 0 to less than 1, is allowed"
-        )
+        raise ConfigError(f"{named}: a share of the rows, from 0 to less than 1, is allowed")
     rows_train = int(source.rows * (1 - val_share))
     if rows_train == 0:
         raise ConfigError(
-            f"{named}: leaves none of {source.rows} rows to train on; "
-            "choose a smaller share"
+            f"{named}: leaves none of {source.rows} rows to train on; choose a smaller share"
         )
     return source.slice(0, rows_train), source.slice(rows_train, source.rows)
 

@@ -20,10 +20,8 @@ def parquet_bytes(source: Source) -> int:
     total = 0
     for number, row_group in sorted({(s.file, s.row_group) for s in source.segments}):
         file = source.files[number]
-        group, wanted = (
-            read_footer(file.path, file.stamp).row_group(row_group),
-            set(file.columns.values()),
-        )
+        group = read_footer(file.path, file.stamp).row_group(row_group)
+        wanted = set(file.columns.values())
         columns = [group.column(i) for i in range(group.num_columns)]
         total += sum(
             c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted

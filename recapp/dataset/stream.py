@@ -1,10 +1,13 @@
 """The stream of batches that a rank trains on, and its DataLoader.
 
-    global batch k   [ lane 0 | lane 1 | lane 2 | lane 3 | lane 4 | lane 5 ]     B/V rows each
-    ranks            [      rank 0     |              rank 1               ]     W = 2: lanes [rV/W, (r+1)V/W)
-    workers of 1                       [     worker 0    |    worker 1     ]     their parts joined by the rank
+    global batch k  [ lane 0 | lane 1 | lane 2 | lane 3 | lane 4 | lane 5 ]   B/V rows each
+    ranks           [      rank 0     |              rank 1               ]   W = 2: lanes
+                                                                              [rV/W, (r+1)V/W)
+    workers of 1                      [     worker 0    |    worker 1     ]   their parts joined
+                                                                              by the rank
 
-However many ranks and workers there are, the concatenation of the ranks' batches is the same rows in the same order.
+However many ranks and workers there are, the concatenation of the ranks' batches is the same rows
+in the same order.
 """
 
 from collections.abc import Iterator
@@ -25,14 +28,16 @@ from recapp.sparse.batch import Batch
 class BatchStream(IterableDataset[Any]):
     """The batches of one rank, in the order that `recapp.dataset.order` defines.
 
-    batch_size: rows of a GLOBAL batch, a multiple of `lanes`. lanes: V, at least `world`. shuffle_rows: rows within which the order
-    is shuffled, over all lanes; 0 keeps file order within a lane. training: skip the short last batch; otherwise every row is
-    yielded once and every rank yields the same number of batches, empty ones at the end where it has no rows left.
+    batch_size: rows of a GLOBAL batch, a multiple of `lanes`. lanes: V, at least `world`.
+    shuffle_rows: rows within which the order is shuffled, over all lanes; 0 keeps file order within
+    a lane. training: skip the short last batch; otherwise every row is yielded once and every rank
+    yields the same number of batches, empty ones at the end where it has no rows left.
     dense_transform: a key of `collate.DENSE_TRANSFORMS`.
 
-    Iterating yields `Batch`es of epoch and position as last set by `set_position` (epoch 0, batch 0 before). Inside a worker of
-    a DataLoader it yields the parts of the worker's own lanes: use `make_loader`, which joins them.
-    Raises ConfigError for numbers that do not fit together, DataError while iterating for values that cannot be used.
+    Iterating yields `Batch`es of epoch and position as last set by `set_position` (epoch 0, batch 0
+    before). Inside a worker of a DataLoader it yields the parts of the worker's own lanes: use
+    `make_loader`, which joins them. Raises ConfigError for numbers that do not fit together,
+    DataError while iterating for values that cannot be used.
     """
 
     def __init__(
@@ -54,18 +59,27 @@ class BatchStream(IterableDataset[Any]):
         if training and source.rows < batch_size:
             most = source.rows // lanes * lanes
             fewer = f"dataset.lanes and dataset.batch_size to {source.rows} or less"
-            allowed = f"at most {most} is allowed" if most else (
-                f"it is a multiple of dataset.lanes={lanes}, so give at least {lanes} rows"
-                + (f", or set {fewer}" if source.rows >= world else "")
+            allowed = (
+                f"at most {most} is allowed"
+                if most
+                else (
+                    f"it is a multiple of dataset.lanes={lanes}, so give at least {lanes} rows"
+                    + (f", or set {fewer}" if source.rows >= world else "")
+                )
             )
             raise ConfigError(
                 f"dataset.batch_size={batch_size}: larger than the {source.rows} rows there are to "
                 f"train on, so an epoch would have no batch; {allowed}"
             )
-        self.source, self.schema, self.seed, self.training = source, schema, seed, training
-        self.batch_size, self.shuffle_rows = batch_size, shuffle_rows
+        self.source = source
+        self.schema = schema
+        self.seed = seed
+        self.training = training
+        self.batch_size = batch_size
+        self.shuffle_rows = shuffle_rows
         self.lanes = rank_lanes(rank, world, lanes)
-        self.epoch, self.first_batch = 0, 0
+        self.epoch = 0
+        self.first_batch = 0
         self._share = batch_size // lanes
         self._deal = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
         self._collate = Collate(schema, source.bags, dense_transform)
@@ -76,7 +90,8 @@ class BatchStream(IterableDataset[Any]):
 
     def set_position(self, epoch: int, batches: int) -> None:
         """Where the next iteration begins: in `epoch`, after its first `batches` global batches."""
-        self.epoch, self.first_batch = epoch, batches
+        self.epoch = epoch
+        self.first_batch = batches
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -95,19 +110,24 @@ class BatchStream(IterableDataset[Any]):
     @property
     def _block(self) -> int:
         """Rows of a lane that are shuffled together."""
-        return max(1, self.shuffle_rows // len(self._deal.lanes)) if self.shuffle_rows else self._share
+        return (
+            max(1, self.shuffle_rows // len(self._deal.lanes)) if self.shuffle_rows else self._share
+        )
 
     def _shares(self, reader: Reader, lane: int) -> Iterator[list[Rows]]:
         """A lane's part of batch after batch, in pieces: `_share` rows each, fewer in the last."""
-        total, position = self._deal.rows(lane), self.first_batch * self._share
+        total = self._deal.rows(lane)
+        position = self.first_batch * self._share
         blocks = self._blocks(reader, lane, total)
         held = next(blocks).skip(position % self._block) if position < total else None
         while position < total:
-            parts, wanted = [], min(self._share, total - position)
+            parts = []
+            wanted = min(self._share, total - position)
             position += wanted
             while wanted:
                 held = held if held else next(blocks)
-                part, held = held.slice(0, wanted), held.skip(wanted)
+                part = held.slice(0, wanted)
+                held = held.skip(wanted)
                 wanted -= len(part)
                 parts.append(part)
             yield parts
@@ -118,12 +138,16 @@ class BatchStream(IterableDataset[Any]):
         for first in range(block * self._block, total, self._block):
             rows = reader.take(lane, min(self._block, total - first))
             if self.shuffle_rows:
-                rows = rows.take(permutation(self.seed, self.epoch, lane, first // self._block, len(rows)))
+                rows = rows.take(
+                    permutation(self.seed, self.epoch, lane, first // self._block, len(rows))
+                )
             yield rows
 
 
 class _Failure(str):
-    """An error's one line, on its way from a worker to its rank: DataLoader would wrap it in the worker's traceback."""
+    """An error's one line, on its way from a worker to its rank: DataLoader would wrap it in the
+    worker's traceback.
+    """
 
 
 def _told(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
@@ -134,15 +158,21 @@ def _told(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
 
 
 class BatchLoader(DataLoader[Any]):
-    """A DataLoader over a `BatchStream` whose workers read some lanes each; it joins their parts to the rank's batch."""
+    """A DataLoader over a `BatchStream` whose workers read some lanes each; it joins their parts to
+    the rank's batch.
+    """
 
     def __len__(self) -> int:
-        """Batches of a whole epoch. Asked of the stream itself: DataLoader would count the workers' parts against it."""
+        """Batches of a whole epoch. Asked of the stream itself: DataLoader would count the workers'
+        parts against it.
+        """
         return len(self.dataset)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        # A generator: the stream's position is read (and pickled to the workers) at the first next(), not at iter().
-        items, workers = super().__iter__(), max(1, self.num_workers)
+        # A generator: the stream's position is read (and pickled to the workers) at the first
+        # next(), not at iter().
+        items = super().__iter__()
+        workers = max(1, self.num_workers)
         try:
             for first in items:
                 parts = [first, *(next(items) for _ in range(workers - 1))]
@@ -151,14 +181,20 @@ class BatchLoader(DataLoader[Any]):
                         raise DataError(str(part))
                 yield join_batches(parts)
         finally:
-            del items  # ends the workers now: an error's traceback would keep them until the garbage collector gives up on them
+            # ends the workers now: an error's traceback would keep them until the garbage collector
+            # gives up on them
+            del items
 
 
 def make_loader(stream: BatchStream, num_workers: int = 0) -> BatchLoader:
-    """A loader of `stream` with up to `num_workers` worker processes (no more than the rank has lanes); 0 reads in this process.
+    """A loader of `stream` with up to `num_workers` worker processes (no more than the rank has
+    lanes); 0 reads in this process.
 
     `stream.set_position` before an iteration's first batch takes effect in the workers as well.
     """
     if num_workers < 0:
-        raise ConfigError(f"dataset.num_workers={num_workers}: 0 (read in the rank's own process) or more is allowed")
+        raise ConfigError(
+            f"dataset.num_workers={num_workers}: 0 (read in the rank's own process) or more is "
+            "allowed"
+        )
     return BatchLoader(stream, batch_size=None, num_workers=min(num_workers, len(stream.lanes)))

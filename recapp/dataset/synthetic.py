@@ -1,11 +1,14 @@
 """Generated click logs whose best possible score is known.
 
-    every value = hash(seed, column, row)      nothing depends on how the work is cut, the same seed gives the same bytes
+    every value = hash(seed, column, row)    nothing depends on how the work is cut, the same seed
+                                             gives the same bytes
     logit  = bias + sum of the hidden effects of a row's ids and numbers
-    label ~ Bernoulli(sigmoid(logit))          so no model can beat the AUC and log loss of these logits, up to luck
+    label ~ Bernoulli(sigmoid(logit))        so no model can beat the AUC and log loss of these
+                                             logits, up to luck
 
-What they score on the very rows that were written lies beside the data in `_truth.json`: a trained model shows how much of it
-was learnt. The popular ids move slowly through the log, as in real ones, so later rows hold ids that earlier ones do not.
+What they score on the very rows that were written lies beside the data in `_truth.json`: a trained
+model shows how much of it was learnt. The popular ids move slowly through the log, as in real ones,
+so later rows hold ids that earlier ones do not.
 """
 
 import json
@@ -27,7 +30,8 @@ from recapp.errors import ConfigError, DataError, suggest
 MANIFEST = "_generated.json"
 TRUTH = "_truth.json"
 VERSION = 1  # of the generator: the same settings give other bytes when it changes
-VALIDATION_SHARE = 7  # the last 1/7 of the rows is scored by itself as well: what the default split validates on
+# the last 1/7 of the rows is scored by itself as well: what the default split validates on
+VALIDATION_SHARE = 7
 Progress = Callable[[int, int], None]
 
 
@@ -41,14 +45,25 @@ def write_criteo(
     positives: float = 0.257,
     progress: Progress | None = None,
 ) -> Path:
-    """Write Criteo-shaped Parquet (label, I1..I13, C1..Cn) into the directory `path`, unless it is there already.
+    """Write Criteo-shaped Parquet (label, I1..I13, C1..Cn) into the directory `path`, unless it is
+    there already.
 
-    sizes: rows of each id column's table; ids are 1 .. size - 1, null where missing. separability: factor on the hidden
-    effects; 1 gives an AUC like that of real clicks, more makes an easier set. positives: share of clicks.
-    progress: called with (rows written, rows in all). Returns the directory; a complete set of the same settings is left as it is.
-    Raises DataError when `path` holds anything else, ConfigError for impossible settings.
+    sizes: rows of each id column's table; ids are 1 .. size - 1, null where missing. separability:
+    factor on the hidden effects; 1 gives an AUC like that of real clicks, more makes an easier set.
+    positives: share of clicks. progress: called with (rows written, rows in all). Returns the
+    directory; a complete set of the same settings is left as it is. Raises DataError when `path`
+    holds anything else, ConfigError for impossible settings.
     """
-    return _write(Path(path), "criteo", criteo_shape(tuple(sizes)), rows, seed, separability, positives, progress)
+    return _write(
+        Path(path),
+        "criteo",
+        criteo_shape(tuple(sizes)),
+        rows,
+        seed,
+        separability,
+        positives,
+        progress,
+    )
 
 
 def write_sample(
@@ -60,15 +75,19 @@ def write_sample(
     positives: float = 0.257,
     progress: Progress | None = None,
 ) -> Path:
-    """Write clicks on the three sample tables (label, I1..I13, ten ids a row each of large_table, wide_table, small_table).
+    """Write clicks on the three sample tables (label, I1..I13, ten ids a row each of large_table,
+    wide_table, small_table).
 
     As `write_criteo`; the ids of a table of R rows are 0 .. R - 1, in list columns.
     """
-    return _write(Path(path), "sample", sample_shape(), rows, seed, separability, positives, progress)
+    return _write(
+        Path(path), "sample", sample_shape(), rows, seed, separability, positives, progress
+    )
 
 
 def chosen(generate: Mapping[str, Any], sizes: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
-    """What the settings `dataset.generate` ask for: the kind, and the arguments of `write_criteo` or `write_sample`.
+    """What the settings `dataset.generate` ask for: the kind, and the arguments of `write_criteo`
+    or `write_sample`.
 
     Raises:
         ConfigError: an unknown kind, or no sizes.
@@ -80,20 +99,34 @@ def chosen(generate: Mapping[str, Any], sizes: Sequence[int] | None) -> tuple[st
     if kind == "sample":
         return kind, wanted
     if sizes is None:
-        raise ConfigError("dataset.table_rows=null: must say how many ids each column of generated data has")
+        raise ConfigError(
+            "dataset.table_rows=null: must say how many ids each column of generated data has"
+        )
     return kind, wanted | {"sizes": tuple(sizes)}
 
 
-def check_place(path: str | Path, kind: str, *, rows: int, seed: int = 1, sizes: tuple[int, ...] = CRITEO_SIZES, separability: float = 1.0,
-                positives: float = 0.257) -> None:
-    """Raises what writing a set to `path` would raise at once: DataError where something else is there, ConfigError for what cannot be."""
+def check_place(
+    path: str | Path,
+    kind: str,
+    *,
+    rows: int,
+    seed: int = 1,
+    sizes: tuple[int, ...] = CRITEO_SIZES,
+    separability: float = 1.0,
+    positives: float = 0.257,
+) -> None:
+    """Raises what writing a set to `path` would raise at once: DataError where something else is
+    there, ConfigError for what cannot be.
+    """
     shape = criteo_shape(sizes) if kind == "criteo" else sample_shape()
     _is_complete(Path(path), _settings(kind, shape, rows, seed, separability, positives))
 
 
 def read_truth(path: str | Path) -> dict[str, Any]:
-    """What the hidden model scores on a generated set: auc, log_loss, normalized_entropy, positives, rows; for the last 1/7 of
-    the rows the same under `validation`. Raises DataError where no such file is."""
+    """What the hidden model scores on a generated set: auc, log_loss, normalized_entropy,
+    positives, rows; for the last 1/7 of the rows the same under `validation`. Raises DataError
+    where no such file is.
+    """
     try:
         truth: dict[str, Any] = json.loads((Path(path) / TRUTH).read_text())
     except (OSError, ValueError) as error:
@@ -101,18 +134,36 @@ def read_truth(path: str | Path) -> dict[str, Any]:
     return truth
 
 
-def _settings(kind: str, shape: Shape, rows: int, seed: int, separability: float, positives: float) -> dict[str, Any]:
+def _settings(
+    kind: str, shape: Shape, rows: int, seed: int, separability: float, positives: float
+) -> dict[str, Any]:
     """What a set's manifest says."""
     if rows < 1:
         raise ConfigError(f"dataset.generate.rows={rows}: at least 1 row is needed")
     if not 0 < positives < 1:
-        raise ConfigError(f"dataset.generate.positives={positives}: a share of clicks between 0 and 1 is needed")
-    return {"version": VERSION, "kind": kind, "rows": rows, "seed": seed, "separability": separability, "positives": positives,
-                "tables": {column.name: column.rows for column in shape.ids}}  # fmt: skip
+        raise ConfigError(
+            f"dataset.generate.positives={positives}: a share of clicks between 0 and 1 is needed"
+        )
+    return {
+        "version": VERSION,
+        "kind": kind,
+        "rows": rows,
+        "seed": seed,
+        "separability": separability,
+        "positives": positives,
+        "tables": {column.name: column.rows for column in shape.ids},
+    }
 
 
 def _write(
-    path: Path, kind: str, shape: Shape, rows: int, seed: int, separability: float, positives: float, progress: Progress | None
+    path: Path,
+    kind: str,
+    shape: Shape,
+    rows: int,
+    seed: int,
+    separability: float,
+    positives: float,
+    progress: Progress | None,
 ) -> Path:
     settings = _settings(kind, shape, rows, seed, separability, positives)
     if _is_complete(path, settings):
@@ -121,13 +172,16 @@ def _write(
     unfinished = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         unfinished.chmod(0o755)
-        truth = _write_files(unfinished, HiddenModel(shape, seed, separability, positives, rows), rows, progress)
+        truth = _write_files(
+            unfinished, HiddenModel(shape, seed, separability, positives, rows), rows, progress
+        )
         (unfinished / TRUTH).write_text(json.dumps(truth, indent=2) + "\n")
         (unfinished / MANIFEST).write_text(json.dumps(settings, indent=2) + "\n")
         try:
             os.replace(unfinished, path)  # takes the place of an empty directory, never of another
         except OSError:
-            if not _is_complete(path, settings):  # another process may have made the same set meanwhile
+            # another process may have made the same set meanwhile
+            if not _is_complete(path, settings):
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -135,32 +189,54 @@ def _write(
 
 
 def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
-    """Whether `path` holds this very set. DataError when it holds something else, which is never overwritten."""
+    """Whether `path` holds this very set. DataError when it holds something else, which is never
+    overwritten.
+    """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return False
     manifest = path / MANIFEST
     if not manifest.is_file():
-        raise DataError(f"{path}: holds something that was not generated here (no {MANIFEST}); choose an empty or new directory")
+        raise DataError(
+            f"{path}: holds something that was not generated here (no {MANIFEST}); choose an "
+            "empty or new directory"
+        )
     try:
         found = json.loads(manifest.read_text())
     except ValueError as error:
-        raise DataError(f"{manifest}: is not readable ({error}); remove {path} to generate again") from error
+        raise DataError(
+            f"{manifest}: is not readable ({error}); remove {path} to generate again"
+        ) from error
     other = [name for name in settings if found.get(name) != settings[name]]
     if other:
-        shown = ", ".join(f"{name}={found.get(name)} instead of {settings[name]}" for name in other if name != "tables") or "other tables"
-        raise DataError(f"{path}: holds generated data of other settings ({shown}); remove it to generate again, or use another directory")
+        shown = (
+            ", ".join(
+                f"{name}={found.get(name)} instead of {settings[name]}"
+                for name in other
+                if name != "tables"
+            )
+            or "other tables"
+        )
+        raise DataError(
+            f"{path}: holds generated data of other settings ({shown}); remove it to generate "
+            "again, or use another directory"
+        )
     return True
 
 
 def _layout(rows: int) -> tuple[int, int]:
-    """Rows per file and per row group: eight files of four row groups, but files of at most a million rows."""
+    """Rows per file and per row group: eight files of four row groups, but files of at most a
+    million rows.
+    """
     per_file = min(-(-rows // 8), 2**20)
     return per_file, max(1, min(-(-per_file // 4), 2**17))
 
 
-def _write_files(place: Path, model: HiddenModel, rows: int, progress: Progress | None) -> dict[str, Any]:
+def _write_files(
+    place: Path, model: HiddenModel, rows: int, progress: Progress | None
+) -> dict[str, Any]:
     per_file, per_group = _layout(rows)
-    scores, first_validated = (Score(), Score()), rows * (VALIDATION_SHARE - 1) // VALIDATION_SHARE
+    scores = (Score(), Score())
+    first_validated = rows * (VALIDATION_SHARE - 1) // VALIDATION_SHARE
     for number, first in enumerate(range(0, rows, per_file)):
         last = min(first + per_file, rows)
         with pq.ParquetWriter(place / f"part-{number:05d}.parquet", model.arrow_schema) as writer:

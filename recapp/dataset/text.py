@@ -104,7 +104,8 @@ def _hex_pairs() -> npt.NDArray[np.int16]:
     ):
         digits[lower] = digits[upper] = value
     words = np.arange(65536, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
-    high, low = digits[words[:, 0]], digits[words[:, 1]]
+    high = digits[words[:, 0]]
+    low = digits[words[:, 1]]
     return np.where((high < 0) | (low < 0), np.int16(-1), high * np.int16(16) + low)
 
 
@@ -120,12 +121,14 @@ def ids_of_hex(column: pa.Array) -> Int64Array:
     lengths = pc.binary_length(column).to_numpy(zero_copy_only=False)
     present = lengths > 0
     if ((lengths == 8) | ~present).all():
-        values, width = _text_bytes(column), 8
+        values = _text_bytes(column)
+        width = 8
     else:
         if int(lengths.max()) > 16:
             raise _not_hex(column, int(np.argmax(lengths > 16)))
         text = pc.ascii_lpad(column.filter(pa.array(present)), width=16, padding="0")
-        values, width = _text_bytes(text), 16
+        values = _text_bytes(text)
+        width = 16
     pairs = _HEX_PAIRS[values.view(np.uint16).reshape(-1, width // 2)]
     if pairs.size and int(pairs.min()) < 0:
         raise _not_hex(
@@ -182,7 +185,8 @@ def spelled_numbers(column: pa.Array) -> pa.Array:
 
 def _first_unspelled(column: pa.Array) -> int:
     """Index of the first string that is no number, by halving."""
-    first, last = 0, len(column)
+    first = 0
+    last = len(column)
     while last - first > 1:
         middle = (first + last) // 2
         try:

@@ -25,7 +25,8 @@ def conversion(files: Sequence[Path], pattern: str | None) -> list[str]:
     files: at least one, all alike. pattern: a glob to show instead of their names, where it finds
     these files and no others; None for a file that was named itself.
     """
-    options, one = _options(_first_line(files[0])), len(files) == 1 and pattern is None
+    options = _options(_first_line(files[0]))
+    one = len(files) == 1 and pattern is None
     name = repr(str(files[0])) if one else "name"
     columns = f"csv.open_csv({name}{options}).schema.names"
     text = f"csv.ConvertOptions(column_types=dict.fromkeys({columns}, 'string'))"

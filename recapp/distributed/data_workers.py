@@ -1,7 +1,8 @@
-"""Data workers belong to their rank: they take no signals, end with it, and tell it what they cannot hand over.
+"""Data workers belong to their rank: they take no signals, end with it, and tell it what they
+cannot hand over.
 
-`DataLoader` forks them, and a signal to a whole group of processes reaches them as well: without them the rank could not come to the
-step at which all ranks stop.
+`DataLoader` forks them, and a signal to a whole group of processes reaches them as well: without
+them the rank could not come to the step at which all ranks stop.
 """
 
 import ctypes
@@ -34,11 +35,14 @@ def prepare_children(signals: Sequence[int]) -> None:
 
 
 def _tell_the_rank(queue: Any, error: Exception, item: Any) -> None:
-    """A batch that cannot be sent, for want of shared memory, would be waited for without end: its number leaves with the error."""
+    """A batch that cannot be sent, for want of shared memory, would be waited for without end: its
+    number leaves with the error.
+    """
     from torch._utils import ExceptionWrapper
 
     number, _ = item
-    queue.put((number, ExceptionWrapper((type(error), error, error.__traceback__), "in a data worker")))  # type: ignore[no-untyped-call]
+    raised = (type(error), error, error.__traceback__)
+    queue.put((number, ExceptionWrapper(raised, "in a data worker")))  # type: ignore[no-untyped-call]
 
 
 def end_children() -> None:

@@ -1,7 +1,7 @@
 """Whether the dense part of a model has room, known before any of its memory is asked for.
 
-torch says of a layer that is too large that an allocator cannot have so many bytes. Here the model is built on the meta
-device first, which costs no memory, and its parameters are counted.
+torch says of a layer that is too large that an allocator cannot have so many bytes. Here the model
+is built on the meta device first, which costs no memory, and its parameters are counted.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,8 @@ def check_room(make: Callable[[], nn.Module]) -> None:
     The model is built on the CPU whatever device it trains on, so the CPU's memory counts.
 
     Args:
-        make: Builds the model. It is called on the meta device, and random numbers stay as they were.
+        make: Builds the model. It is called on the meta device, and random numbers stay as they
+            were.
 
     Raises:
         ConfigError: Weights and gradients need more than is free; it names the largest parameter.
@@ -31,10 +32,16 @@ def check_room(make: Callable[[], nn.Module]) -> None:
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             module = make()
-    except RuntimeError as error:  # a model that computes with its start values cannot be built there
+    # a model that computes with its start values cannot be built there
+    except RuntimeError as error:
         note(f"the model's memory is not known beforehand: {' '.join(str(error).split())}")
         return
-    held = {id(p) for m in module.modules() if hasattr(m, "embedding_bag_configs") for p in m.parameters()}
+    held = {
+        id(p)
+        for m in module.modules()
+        if hasattr(m, "embedding_bag_configs")
+        for p in m.parameters()
+    }
     dense = {name: p for name, p in module.named_parameters() if id(p) not in held}
     needed = COPIES * sum(p.numel() * p.element_size() for p in dense.values())
     place = place_of()
@@ -44,6 +51,8 @@ def check_room(make: Callable[[], nn.Module]) -> None:
         name, largest = max(dense.items(), key=lambda item: item[1].numel())
         shape = " x ".join(f"{n:,}" for n in largest.shape)
         raise ConfigError(
-            f"model: weights and gradients of the dense part need {needed:,} bytes on each rank, and {free:,} are free; "
-            f"{name} alone is {shape}: use narrower layers (model.bottom_layers, model.top_layers) or a smaller tables.dim"
+            f"model: weights and gradients of the dense part need {needed:,} bytes on each rank, "
+            f"and {free:,} are free; "
+            f"{name} alone is {shape}: use narrower layers (model.bottom_layers, "
+            "model.top_layers) or a smaller tables.dim"
         )

@@ -1,6 +1,8 @@
-"""What a rank says of faults that no setting of the user's names: no memory, no room on a disk, a rank that is silent or gone.
+"""What a rank says of faults that no setting of the user's names: no memory, no room on a disk, a
+rank that is silent or gone.
 
-The libraries below raise such faults in their own words, often far from where they can be mended; here they become one line.
+The libraries below raise such faults in their own words, often far from where they can be mended;
+here they become one line.
 """
 
 import errno
@@ -18,13 +20,19 @@ SHARED_MEMORY = Path("/dev/shm")
 TIMEOUT = "launch.timeout"
 
 NO_MEMORY = re.compile(
-    r"can't allocate memory|Cannot allocate memory|Unable to allocate|out of memory|bad_alloc|MemoryError|failed to map segment",
+    r"can't allocate memory|Cannot allocate memory|Unable to allocate|out of "
+    r"memory|bad_alloc|MemoryError|failed to map segment",
     re.IGNORECASE,
 )
 NO_THREADS = re.compile(r"Resource temporarily unavailable|can't start new thread")
 TRIED = re.compile(r"(?:tried to allocate|Unable to allocate) ([\d.,]+ ?\w+)", re.IGNORECASE)
-NO_SHARED_MEMORY = re.compile(r"torch_\d+_\d+|shared memory \(shm\)|insufficient shared memory|out of shared memory", re.IGNORECASE)
-SILENT = re.compile(r"Timed out waiting (\d+)ms|collective operation timeout.*?Timeout\(ms\)=(\d+)", re.DOTALL)
+NO_SHARED_MEMORY = re.compile(
+    r"torch_\d+_\d+|shared memory \(shm\)|insufficient shared memory|out of shared memory",
+    re.IGNORECASE,
+)
+SILENT = re.compile(
+    r"Timed out waiting (\d+)ms|collective operation timeout.*?Timeout\(ms\)=(\d+)", re.DOTALL
+)
 GONE = re.compile(r"Connection (?:closed|reset) by peer|Connection closed by remote peer")
 
 
@@ -39,12 +47,21 @@ def in_words(error: Exception, rank: int, directory: Path | None = None) -> Exce
     if isinstance(error, RecappError):
         return error
     if isinstance(error, OSError) and error.errno in FULL:
-        if not error.filename and _shared_memory_is_full() and not (directory and is_full(directory)):
+        if (
+            not error.filename
+            and _shared_memory_is_full()
+            and not (directory and is_full(directory))
+        ):
             return _no_shared_memory(rank)
         return full_disk(error.filename or directory or "the run's directory")
     causes = list(_with_causes(error))
-    memory = any(isinstance(e, MemoryError) or getattr(e, "errno", 0) == errno.ENOMEM for e in causes)
-    return in_words_of_text("\n".join(f"{type(e).__name__}: {e}" for e in causes), rank, memory) or error
+    memory = any(
+        isinstance(e, MemoryError) or getattr(e, "errno", 0) == errno.ENOMEM for e in causes
+    )
+    return (
+        in_words_of_text("\n".join(f"{type(e).__name__}: {e}" for e in causes), rank, memory)
+        or error
+    )
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -66,11 +83,17 @@ def in_words_of_text(text: str, rank: int, memory: bool = False) -> RecappError 
     if memory or NO_MEMORY.search(text):
         tried = TRIED.search(text)
         what = f": it tried to allocate {tried[1]}" if tried else ""
-        return LaunchError(f"rank {rank} is out of memory{what}; use a smaller dataset.batch_size or tables.dim, or more ranks "
-                           "(trainer.devices) with +plan=row_wise")
+        return LaunchError(
+            f"rank {rank} is out of memory{what}; use a smaller dataset.batch_size or tables.dim, "
+            "or more ranks "
+            "(trainer.devices) with +plan=row_wise"
+        )
     if NO_THREADS.search(text):
-        return LaunchError(f"rank {rank} can start no more threads: memory or the number of processes is used up (ulimit -v, ulimit -u, "
-                           "or the container's limits); use fewer ranks (trainer.devices) here")
+        return LaunchError(
+            f"rank {rank} can start no more threads: memory or the number of processes is used up "
+            "(ulimit -v, ulimit -u, "
+            "or the container's limits); use fewer ranks (trainer.devices) here"
+        )
     if found := SILENT.search(text):
         return RankError(waited_in_vain(rank, "another rank", int(found[1] or found[2]) / 1000))
     if GONE.search(text):
@@ -81,13 +104,19 @@ def in_words_of_text(text: str, rank: int, memory: bool = False) -> RecappError 
 def waited_in_vain(rank: int, other: int | str, seconds: float) -> str:
     """What a rank says that has waited for `launch.timeout`."""
     silent = f"rank {other}" if isinstance(other, int) else other
-    return (f"rank {rank} has waited for {silent} for {seconds:g} seconds ({TIMEOUT}): it is stopped or stuck; raise {TIMEOUT} if "
-            "it only needs longer")
+    return (
+        f"rank {rank} has waited for {silent} for {seconds:g} seconds ({TIMEOUT}): it is stopped "
+        f"or stuck; raise {TIMEOUT} if "
+        "it only needs longer"
+    )
 
 
 def full_disk(place: object) -> LaunchError:
     """The disk on which a directory or file is has no room left."""
-    return LaunchError(f"the disk under {place} is full, or its quota is used up: make room there, or choose another hydra.run.dir")
+    return LaunchError(
+        f"the disk under {place} is full, or its quota is used up: make room there, or choose "
+        "another hydra.run.dir"
+    )
 
 
 def is_full(directory: Path) -> bool:
@@ -107,8 +136,11 @@ def last_lines(logs: Iterable[Path], count: int) -> str:
 
 
 def _no_shared_memory(rank: int) -> LaunchError:
-    return LaunchError(f"the data workers of rank {rank} found no room in shared memory ({_room()}): give {SHARED_MEMORY} more "
-                       "(docker run --shm-size=1g), or set dataset.num_workers=0")
+    return LaunchError(
+        f"the data workers of rank {rank} found no room in shared memory ({_room()}): give "
+        f"{SHARED_MEMORY} more "
+        "(docker run --shm-size=1g), or set dataset.num_workers=0"
+    )
 
 
 def _shared_memory_is_full() -> bool:

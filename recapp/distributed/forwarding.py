@@ -1,10 +1,13 @@
-"""What the process that has started the ranks does with signals: the first one asks the ranks to stop, the second one ends them.
+"""What the process that has started the ranks does with signals: the first one asks the ranks to
+stop, the second one ends them.
 
-    Ctrl-C -> this process -> SIGINT to each rank -> they agree on a step, save and leave -> this process leaves with code 130
+    Ctrl-C -> this process -> SIGINT to each rank -> they agree on a step, save and leave
+           -> this process leaves with code 130
 
-Ranks have sessions of their own, so a terminal's Ctrl-C reaches this process alone, and each rank hears of it once. A rank that does
-not take signals yet, because Python is still starting, has nothing to save and is ended by SIGTERM, whatever has come: SIGINT would
-have Python print a traceback, and a rank that is killed looks like one that memory ran out for.
+Ranks have sessions of their own, so a terminal's Ctrl-C reaches this process alone, and each rank
+hears of it once. A rank that does not take signals yet, because Python is still starting, has
+nothing to save and is ended by SIGTERM, whatever has come: SIGINT would have Python print a
+traceback, and a rank that is killed looks like one that memory ran out for.
 """
 
 import os
@@ -21,7 +24,9 @@ from typing import Any
 from recapp.console import note
 from recapp.distributed.stopping import SIGNALS, Stopped, heed
 
-GRACE_SECONDS = 10.0  # beyond launch.grace, or after the first rank has ended, before ranks that are still there are killed
+# beyond launch.grace, or after the first rank has ended, before ranks that are still there are
+# killed
+GRACE_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 
 
@@ -36,7 +41,9 @@ class Forwarding:
     """
 
     def __init__(self, run: str, grace: float) -> None:
-        self.run, self.grace, self.number = run, grace, 0
+        self.run = run
+        self.grace = grace
+        self.number = 0
         self._kept: dict[int, Any] = {}
         self._ranks: list[int] = []  # file descriptors of their processes
         self._over = threading.Event()
@@ -73,14 +80,17 @@ class Forwarding:
         asked = 0
         for pid in _ranks_of(self.run):
             with suppress(ProcessLookupError):
-                descriptor, takes = os.pidfd_open(pid), _takes_signals(pid)
+                descriptor = os.pidfd_open(pid)
+                takes = _takes_signals(pid)
                 self._ranks.append(descriptor)
                 _send(descriptor, self.number if takes else signal.SIGTERM)
                 asked += takes
         return asked
 
     def _end_late_ones(self) -> None:
-        """Kill ranks that do not end: all of them have the grace, and some seconds once one of them has gone."""
+        """Kill ranks that do not end: all of them have the grace, and some seconds once one of them
+        has gone.
+        """
         end = time.monotonic() + self.grace + GRACE_SECONDS
         while not self._over.wait(LOOK_SECONDS):
             if not self._ranks:  # whoever was about to start them has lost `Stopped`
@@ -114,7 +124,9 @@ def _ranks_of(run: str) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            variables = (folder / "environ").read_bytes().split(b"\0") if int(parent) == os.getpid() else []
+            variables = (
+                (folder / "environ").read_bytes().split(b"\0") if int(parent) == os.getpid() else []
+            )
         except OSError:  # it has ended, or is another user's
             continue
         if f"TORCHELASTIC_RUN_ID={run}".encode() in variables:
@@ -125,7 +137,9 @@ def _ranks_of(run: str) -> list[int]:
 def _takes_signals(pid: int) -> bool:
     """Whether a process has a handler for SIGTERM: Python itself puts in none."""
     try:
-        caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        caught = re.search(
+            r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+        )
     except OSError:
         return False
     return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)

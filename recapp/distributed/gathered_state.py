@@ -95,7 +95,8 @@ def _to_rank_0(
         if sent is None
         else sent.contiguous().view(-1).view(torch.uint8)
     )
-    nothing, spans = [(0, 0)] * comm.world, [(0, 0)] * comm.world
+    nothing = [(0, 0)] * comm.world
+    spans = [(0, 0)] * comm.world
     spans[source if comm.rank == 0 else 0] = (0, size)
     comm.swap(bytes_N, *((nothing, spans) if comm.rank == 0 else (spans, nothing)))()
     return bytes_N.view(dtype).view(shape) if comm.rank == 0 else None

@@ -1,4 +1,6 @@
-"""What a rank's process holds while it trains: rows, the exchange's buffers, and what the system and the GPU say of all of it."""
+"""What a rank's process holds while it trains: rows, the exchange's buffers, and what the system
+and the GPU say of all of it.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +13,9 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 _STATUS = Path("/proc/self/status")
 
 
-def held_bytes(collections: Sequence[ShardedEmbeddingBagCollection], device: torch.device) -> dict[str, int | None]:
+def held_bytes(
+    collections: Sequence[ShardedEmbeddingBagCollection], device: torch.device
+) -> dict[str, int | None]:
     """Bytes of this rank, by kind.
 
     Args:
@@ -19,10 +23,11 @@ def held_bytes(collections: Sequence[ShardedEmbeddingBagCollection], device: tor
         device: of the rank.
 
     Returns:
-        `weights` and `state` (optimiser) of the rows here; `buffers` of the exchange that are kept from batch to batch (messages, and
-        scratch memory of batches in flight or to come; a transport's own memory and what lives only inside a call are not counted);
-        `rss` now and `rss_peak` of the process, None where the system does not tell; `allocated`, `reserved` and `allocated_peak` of the
-        GPU, None on CPUs.
+        `weights` and `state` (optimiser) of the rows here; `buffers` of the exchange that are kept
+        from batch to batch (messages, and scratch memory of batches in flight or to come; a
+        transport's own memory and what lives only inside a call are not counted); `rss` now and
+        `rss_peak` of the process, None where the system does not tell; `allocated`, `reserved` and
+        `allocated_peak` of the GPU, None on CPUs.
     """
     stores = [c.store(g) for c in collections for g in range(len(c.stores))]
     gpu = device.type == "cuda"
@@ -43,7 +48,12 @@ def _buffers(c: ShardedEmbeddingBagCollection) -> Iterator[Tensor]:
     yield from c.messages._free
     yield from c._where.values()
     ahead = [requests for _, requests in c._ahead]
-    for lease in (c._merging, *c._leases[False], *c._leases[True], *(requests.lease for requests in ahead)):
+    for lease in (
+        c._merging,
+        *c._leases[False],
+        *c._leases[True],
+        *(requests.lease for requests in ahead),
+    ):
         for scratch in lease:
             yield from scratch._held.values()
     yield from (requests.ids for requests in ahead if hasattr(requests, "ids"))

@@ -1,13 +1,16 @@
 """Starting ranks on this machine, ending them all, and saying which one failed.
 
-    python -m recapp.train          this process: settings, torch elastic's agent
-      python -m recapp.worker       rank 0: its output is ours, so that a progress bar finds the terminal
-      python -m recapp.worker       rank 1: its output is in JOB/ranks/.../1/*.log
+    python -m recapp.train       this process: settings, torch elastic's agent
+      python -m recapp.worker    rank 0: its output is ours, so that a progress bar finds the
+                                 terminal
+      python -m recapp.worker    rank 1: its output is in JOB/ranks/.../1/*.log
 
-A job has fresh processes, so a sweep never nests and a job that fails leaves nothing behind. Torch elastic starts and watches
-them. Around it stands what it leaves open: signals ask the ranks to stop (`forwarding.py`; elastic would raise an `Exception`
-wherever it is, and end ranks in its own time), the rank that failed first is told from those that failed because of it, nothing of
-an outer launcher's environment reaches the ranks, and no name of this host has to resolve. The ranks' side is `rank_process.py`.
+A job has fresh processes, so a sweep never nests and a job that fails leaves nothing behind. Torch
+elastic starts and watches them. Around it stands what it leaves open: signals ask the ranks to stop
+(`forwarding.py`; elastic would raise an `Exception` wherever it is, and end ranks in its own time),
+the rank that failed first is told from those that failed because of it, nothing of an outer
+launcher's environment reaches the ranks, and no name of this host has to resolve. The ranks' side
+is `rank_process.py`.
 """
 
 import logging
@@ -33,13 +36,15 @@ from recapp.distributed.stopping import GRACE_SECONDS as GRACE_TO_SAVE_SECONDS
 from recapp.distributed.stopping import SIGNALS, Stopped
 from recapp.errors import ConfigError, LaunchError, RecappError
 
-ADDRESS = "127.0.0.1"  # a number: the names of hosts in containers often do not resolve, and elastic would wait for that
+# a number: the names of hosts in containers often do not resolve, and elastic would wait for that
+ADDRESS = "127.0.0.1"
 CPU_RANKS = 2  # where there is no GPU and `trainer.devices` is auto
 ELASTIC_KILLS_AFTER_SECONDS = 30  # its fixed patience with the peers of a rank that failed
 LAST_LINES = 20  # of the output of a rank that died without a word
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RANK_PREFIXES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_")
-STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -number)}  # exit codes of ranks
+# exit codes of ranks
+STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -number)}
 
 
 def rank_count(devices: int | str, accelerator: str = "auto") -> int:
@@ -52,15 +57,23 @@ def rank_count(devices: int | str, accelerator: str = "auto") -> int:
     """
     automatic = devices == "auto"
     if not automatic and not (str(devices).isdecimal() and int(devices) > 0):
-        raise ConfigError(f"trainer.devices={devices}: give a number of ranks, or auto: one for each GPU, {CPU_RANKS} on the CPU")
+        raise ConfigError(
+            f"trainer.devices={devices}: give a number of ranks, or auto: one for each GPU, "
+            f"{CPU_RANKS} on the CPU"
+        )
     wants_gpu = accelerator in ("gpu", "cuda")
     gpus = _gpu_count() if accelerator == "auto" or wants_gpu else 0
     if wants_gpu and gpus == 0:
-        raise ConfigError(f"trainer.accelerator={accelerator}: there is no GPU here; use auto or cpu")
+        raise ConfigError(
+            f"trainer.accelerator={accelerator}: there is no GPU here; use auto or cpu"
+        )
     if automatic:
         return gpus or CPU_RANKS
     if gpus and int(devices) > gpus:
-        raise ConfigError(f"trainer.devices={devices}: there are {gpus} GPUs here; use at most that, or trainer.accelerator=cpu")
+        raise ConfigError(
+            f"trainer.devices={devices}: there are {gpus} GPUs here; use at most that, or "
+            "trainer.accelerator=cpu"
+        )
     return int(devices)
 
 
@@ -81,14 +94,16 @@ def launch(
     to_stderr: bool = False,
     grace: float = GRACE_TO_SAVE_SECONDS,
 ) -> None:
-    """Runs `python -m <module> --config <config_path>` as `ranks` processes on this machine and waits for them.
+    """Runs `python -m <module> --config <config_path>` as `ranks` processes on this machine and
+    waits for them.
 
     Args:
         config_path: The settings of the job, in its directory; the ranks' logs lie below that.
         ranks: How many processes.
         module: Its `__main__` calls `rank_main`.
         port: Where the ranks meet; 0 takes a free one.
-        to_stderr: Sends what rank 0 prints to standard error, because standard output is to be a document.
+        to_stderr: Sends what rank 0 prints to standard error, because standard output is to be a
+            document.
         grace: Seconds that ranks have to finish a checkpoint after a signal.
 
     Raises:
@@ -103,7 +118,8 @@ def launch(
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _refuse_taken_port(port)
-    run, logs = uuid.uuid4().hex[:8], config_path.parent / "ranks"
+    run = uuid.uuid4().hex[:8]
+    logs = config_path.parent / "ranks"
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -115,9 +131,12 @@ def launch(
         max_restarts=0,
         signals_to_handle="",  # none: they are ours
         shutdown_timeout=int(GRACE_SECONDS),
-        logs_specs=DefaultLogsSpecs(str(logs), redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)}),
+        logs_specs=DefaultLogsSpecs(
+            str(logs), redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)}
+        ),
     )
-    told, failed = Forwarding(run, grace), None
+    told = Forwarding(run, grace)
+    failed = None
     try:
         with told, _environment_of_ranks(ranks), _silent_elastic(), stdout_to_stderr(to_stderr):
             elastic_launch(config, sys.executable)("-u", "-m", module, "--config", str(config_path))
@@ -126,7 +145,9 @@ def launch(
     except Exception as error:
         if not told.number:  # else it may be what elastic has made of `Stopped`
             if isinstance(error, RendezvousError):
-                raise LaunchError(f"the ranks could not meet at {ADDRESS}:{port} (launch.port): {error}") from error
+                raise LaunchError(
+                    f"the ranks could not meet at {ADDRESS}:{port} (launch.port): {error}"
+                ) from error
             raise
     finally:
         if told.number:
@@ -135,7 +156,9 @@ def launch(
 
 
 def _raise_what_ended(signal_number: int, failed: RecappError | Stopped | None) -> None:
-    """Raise that a signal has ended the run, if one has, else what a rank failed of; a failure beside a signal is a note."""
+    """Raise that a signal has ended the run, if one has, else what a rank failed of; a failure
+    beside a signal is a note.
+    """
     if not signal_number:
         if failed is not None:
             raise failed
@@ -154,7 +177,9 @@ def _refuse_taken_port(port: int) -> None:
         try:
             probe.bind((ADDRESS, port))
         except OSError as error:
-            raise LaunchError(f"launch.port={port}: {error.strerror}; choose another, or 0 for a free one") from None
+            raise LaunchError(
+                f"launch.port={port}: {error.strerror}; choose another, or 0 for a free one"
+            ) from None
 
 
 @contextmanager
@@ -185,8 +210,14 @@ def _resolves(host: str) -> bool:
 
 @contextmanager
 def _silent_elastic() -> Iterator[None]:
-    """Elastic's loggers tell each signal that they send; we say which rank failed, once. Each has a level of its own."""
-    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]
+    """Elastic's loggers tell each signal that they send; we say which rank failed, once. Each has a
+    level of its own.
+    """
+    names = [
+        name
+        for name in logging.root.manager.loggerDict
+        if name.startswith("torch.distributed.elastic")
+    ]
     levels = {name: logging.getLogger(name).level for name in names}
     for name in names:
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -199,7 +230,9 @@ def _silent_elastic() -> Iterator[None]:
 
 @contextmanager
 def stdout_to_stderr(wanted: bool) -> Iterator[None]:
-    """Sends to standard error, where wanted, what this process and those it starts write on standard output."""
+    """Sends to standard error, where wanted, what this process and those it starts write on
+    standard output.
+    """
     if not wanted:
         yield
         return
@@ -224,13 +257,16 @@ def _show_cursor() -> None:
 
 
 def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappError | Stopped:
-    """The error to raise for ranks that failed: elastic's `ProcessFailure` by rank; their logs are in `logs/<run>_*/`."""
+    """The error to raise for ranks that failed: elastic's `ProcessFailure` by rank; their logs are
+    in `logs/<run>_*/`.
+    """
     rank, failure = _first_to_fail(failures)
     if failure.exitcode in STOPPED_BY:
         return Stopped(STOPPED_BY[failure.exitcode])
     who = f"rank {rank} on {socket.gethostname()} (process {failure.pid})"
     if isinstance(failure.message, dict):
-        said, calls = failure.message["message"], failure.message["extraInfo"]["py_callstack"]
+        said = failure.message["message"]
+        calls = failure.message["extraInfo"]["py_callstack"]
         kind, _, text = said.partition(": ")
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, RecappError):
@@ -245,10 +281,24 @@ def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappErr
         return full_disk(logs.parent)
     lines = last_lines(logs.glob(f"{run}_*/attempt_0/{rank}/std*.log"), LAST_LINES)
     known_fault = in_words_of_text(lines, rank) if failure.exitcode == -signal.SIGABRT else None
-    how = f"exited with code {failure.exitcode}" if failure.exitcode > 0 else f"was ended by {failure.signal_name()}"
-    hint = "; the system does that to a process when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
-    if failure.exitcode == -signal.SIGABRT and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-        hint = f"; memory is limited to {limit:,} bytes here (ulimit -v), and libraries end a process so when it runs out"
+    how = (
+        f"exited with code {failure.exitcode}"
+        if failure.exitcode > 0
+        else f"was ended by {failure.signal_name()}"
+    )
+    hint = (
+        "; the system does that to a process when memory runs out"
+        if failure.exitcode == -signal.SIGKILL
+        else ""
+    )
+    if (
+        failure.exitcode == -signal.SIGABRT
+        and (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY
+    ):
+        hint = (
+            f"; memory is limited to {limit:,} bytes here (ulimit -v), and libraries end a "
+            "process so when it runs out"
+        )
     error = known_fault or LaunchError(f"{who} {how}{hint}")
     if lines and (known_fault is None or tracebacks_wanted()):
         error.add_note(f"the last lines of rank {rank}:\n{lines}")
@@ -256,16 +306,22 @@ def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappErr
 
 
 def _first_to_fail(failures: Mapping[int, Any]) -> tuple[int, Any]:
-    """Elastic knows whole seconds only, and a rank may be slow to exit: its peers, cut off, are often named in its place.
+    """Elastic knows whole seconds only, and a rank may be slow to exit: its peers, cut off, are
+    often named in its place.
 
-    A rank that died without a word cannot have died of a peer's failure: that is an exception, which it would have told. Among those
-    that told, the first to write did.
+    A rank that died without a word cannot have died of a peer's failure: that is an exception,
+    which it would have told. Among those that told, the first to write did.
     """
     told = [item for item in failures.items() if os.path.exists(item[1].error_file)]
     told.sort(key=lambda item: os.stat(item[1].error_file).st_mtime_ns)
     ended = set(STOPPED_BY)  # by elastic, after another had failed, or stopped by a signal
-    if told and time.time() - os.stat(told[0][1].error_file).st_mtime >= ELASTIC_KILLS_AFTER_SECONDS:
+    if (
+        told
+        and time.time() - os.stat(told[0][1].error_file).st_mtime >= ELASTIC_KILLS_AFTER_SECONDS
+    ):
         ended.add(-signal.SIGKILL)
-    silent = [item for item in failures.items() if item not in told and item[1].exitcode not in ended]
+    silent = [
+        item for item in failures.items() if item not in told and item[1].exitcode not in ended
+    ]
     first: tuple[int, Any] = [*silent, *told, *failures.items()][0]
     return first

@@ -1,10 +1,15 @@
-"""Which rank this process is, where torchrun, srun or a person has started it as one of several; and what such ranks share.
+"""Which rank this process is, where torchrun, srun or a person has started it as one of several;
+and what such ranks share.
 
-| started by | rank, ranks                | on this host                                | where they meet                                |
-|------------|----------------------------|---------------------------------------------|------------------------------------------------|
-| torchrun   | RANK, WORLD_SIZE           | LOCAL_RANK, LOCAL_WORLD_SIZE                | MASTER_ADDR, MASTER_PORT: the agent's store    |
-| srun       | SLURM_PROCID, SLURM_NTASKS | SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE    | first host of the step, a port of job and step |
-| a person   | RANK, WORLD_SIZE           | LOCAL_RANK, LOCAL_WORLD_SIZE, if not 0 of 1 | MASTER_ADDR, MASTER_PORT                       |
+| started by | rank, ranks               | on this host               | where they meet            |
+|------------|---------------------------|----------------------------|----------------------------|
+| torchrun   | RANK, WORLD_SIZE          | LOCAL_RANK,                | MASTER_ADDR, MASTER_PORT:  |
+|            |                           | LOCAL_WORLD_SIZE           | the agent's store          |
+| srun       | SLURM_PROCID,             | SLURM_LOCALID,             | first host of the step, a  |
+|            | SLURM_NTASKS              | SLURM_STEP_TASKS_PER_NODE  | port of job and step       |
+| a person   | RANK, WORLD_SIZE          | LOCAL_RANK,                | MASTER_ADDR, MASTER_PORT   |
+|            |                           | LOCAL_WORLD_SIZE, if not 0 |                            |
+|            |                           | of 1                       |                            |
 
 The ranks that `launch.py` starts are torchrun's to this file: both use torch elastic.
 """
@@ -20,7 +25,9 @@ from datetime import datetime
 
 from recapp.errors import LaunchError
 
-FIRST_PORT, PORTS = 15000, 10000  # of steps under srun: below those that the kernel gives away by itself
+# of steps under srun: below those that the kernel gives away by itself
+FIRST_PORT = 15000
+PORTS = 10000
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 
@@ -48,7 +55,9 @@ class Place:
 
 
 def outside_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """This process's rank, if torchrun, srun or a person has started it as one of several; else None."""
+    """This process's rank, if torchrun, srun or a person has started it as one of several; else
+    None.
+    """
     if "TORCHELASTIC_RUN_ID" in environ and "RANK" in environ:
         return int(environ["RANK"])
     if _started_by_srun(environ):
@@ -74,26 +83,48 @@ def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
         return None
     if "TORCHELASTIC_RUN_ID" not in environ and _started_by_srun(environ):
         return _place_in_step(rank, environ)
-    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
+    missing = [
+        name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)
+    ]
     if missing:
-        raise LaunchError(f"ranks started by hand: RANK is set, but not {' and '.join(missing)}; each rank needs RANK, WORLD_SIZE, "
-                          "LOCAL_RANK, MASTER_ADDR and MASTER_PORT")
-    world, local_rank = int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", 0))
+        raise LaunchError(
+            f"ranks started by hand: RANK is set, but not {' and '.join(missing)}; each rank "
+            "needs RANK, WORLD_SIZE, "
+            "LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+        )
+    world = int(environ["WORLD_SIZE"])
+    local_rank = int(environ.get("LOCAL_RANK", 0))
     local_world = int(environ.get("LOCAL_WORLD_SIZE", local_rank + 1))
     if not 0 <= rank < world:
         raise LaunchError(f"RANK={rank}: must be below WORLD_SIZE={world}, and not below 0")
     node = int(environ.get("GROUP_RANK", rank // local_world))
-    return Place(rank, world, local_rank, local_world, node, environ["MASTER_ADDR"], int(environ["MASTER_PORT"]))
+    return Place(
+        rank,
+        world,
+        local_rank,
+        local_world,
+        node,
+        environ["MASTER_ADDR"],
+        int(environ["MASTER_PORT"]),
+    )
 
 
 def _started_by_srun(environ: Mapping[str, str]) -> bool:
-    """srun, not the script that sbatch runs or a shell in an allocation: those have the variables, but are one process."""
+    """srun, not the script that sbatch runs or a shell in an allocation: those have the variables,
+    but are one process.
+    """
     script = environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
-    return int(environ.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environ and not script and not _typed_in_a_shell(environ)
+    return (
+        int(environ.get("SLURM_NTASKS", "1")) > 1
+        and "SLURM_PROCID" in environ
+        and not script
+        and not _typed_in_a_shell(environ)
+    )
 
 
 def _typed_in_a_shell(environ: Mapping[str, str]) -> bool:
-    """Whether a person in an allocation has typed the command: then its shell is the task, and gives it a process group of its own.
+    """Whether a person in an allocation has typed the command: then its shell is the task, and
+    gives it a process group of its own.
 
     The job's name alone does not say it: `srun` in that shell starts tasks under the same name.
     """
@@ -107,13 +138,25 @@ def _typed_in_a_shell(environ: Mapping[str, str]) -> bool:
 
 def _place_in_step(rank: int, environ: Mapping[str, str]) -> Place:
     """A task of srun. Two steps of one job may run at once, so they meet at different ports."""
-    node, local_rank = int(environ.get("SLURM_NODEID", 0)), int(environ.get("SLURM_LOCALID", rank))
-    tasks = _tasks_of_nodes(environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", ""))
+    node = int(environ.get("SLURM_NODEID", 0))
+    local_rank = int(environ.get("SLURM_LOCALID", rank))
+    tasks = _tasks_of_nodes(
+        environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
+    )
     here = tasks[node] if node < len(tasks) else local_rank + 1
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "127.0.0.1")
-    job, step = int(environ.get("SLURM_JOB_ID", 0)), int(environ.get("SLURM_STEP_ID", 0))
+    job = int(environ.get("SLURM_JOB_ID", 0))
+    step = int(environ.get("SLURM_STEP_ID", 0))
     port = int(environ.get("MASTER_PORT") or FIRST_PORT + (37 * job + step) % PORTS)
-    return Place(rank, int(environ["SLURM_NTASKS"]), local_rank, here, node, environ.get("MASTER_ADDR") or _first_host(hosts), port)
+    return Place(
+        rank,
+        int(environ["SLURM_NTASKS"]),
+        local_rank,
+        here,
+        node,
+        environ.get("MASTER_ADDR") or _first_host(hosts),
+        port,
+    )
 
 
 def _tasks_of_nodes(counts: str) -> list[int]:
@@ -130,8 +173,8 @@ def _first_host(hosts: str) -> str:
 def shared_run_name(environ: Mapping[str, str] = os.environ) -> str:
     """One name for the run that all ranks started from outside agree on: they share its directory.
 
-    `RECAPP_RUN_ID` if given; under torchrun rank 0's clock, told to the others through the agent's store (the run id of torchrun is
-    often just `none`); under srun the numbers of job and step.
+    `RECAPP_RUN_ID` if given; under torchrun rank 0's clock, told to the others through the agent's
+    store (the run id of torchrun is often just `none`); under srun the numbers of job and step.
 
     Raises:
         LaunchError: Ranks started by hand have nothing in common but what they are given.
@@ -148,16 +191,22 @@ def shared_run_name(environ: Mapping[str, str] = os.environ) -> str:
             store.set(key, now)
         return str(store.get(key).decode())
     if _started_by_srun(environ):
-        return "_".join(["slurm", environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")])
+        return "_".join(
+            ["slurm", environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")]
+        )
     if environ.get("WORLD_SIZE") == "1":
         return now
-    raise LaunchError("ranks started by hand need one directory for all: give hydra.run.dir=DIR or RECAPP_RUN_ID=NAME")
+    raise LaunchError(
+        "ranks started by hand need one directory for all: give hydra.run.dir=DIR or "
+        "RECAPP_RUN_ID=NAME"
+    )
 
 
 def interface_towards(place: Place) -> str | None:
     """The network interface on the way to rank 0, or None where it cannot be told.
 
-    Gloo listens where this host's own name points, and many hosts call themselves 127.0.1.1: no other host could reach them.
+    Gloo listens where this host's own name points, and many hosts call themselves 127.0.1.1: no
+    other host could reach them.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -165,14 +214,18 @@ def interface_towards(place: Place) -> str | None:
             own: str = probe.getsockname()[0]
             if own.startswith("127.") and place.local_world < place.world:
                 return None
-            return next((name for _, name in socket.if_nameindex() if _address_of(name, probe) == own), None)
+            return next(
+                (name for _, name in socket.if_nameindex() if _address_of(name, probe) == own), None
+            )
         except OSError:
             return None
 
 
 def _address_of(interface: str, probe: socket.socket) -> str | None:
     try:
-        answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        answer = fcntl.ioctl(
+            probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15])
+        )
     except OSError:
         return None
     return socket.inet_ntoa(answer[20:24])

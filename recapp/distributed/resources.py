@@ -2,12 +2,13 @@
 
 Memory comes from pools, and ranks share some of them:
 
-| pool                         | free                                                           | shared by            |
-|------------------------------|----------------------------------------------------------------|----------------------|
-| the machine                  | what the kernel calls available                                | ranks on the machine |
-| each cgroup above the rank   | its limit less what is in use, files in memory not counted     | ranks inside         |
-| RLIMIT_AS, RLIMIT_DATA       | the limit less what the process has mapped                     | nobody               |
-| a GPU                        | what CUDA calls free                                           | nobody               |
+| pool                       | free                                         | shared by            |
+|----------------------------|----------------------------------------------|----------------------|
+| the machine                | what the kernel calls available              | ranks on the machine |
+| each cgroup above the rank | its limit less what is in use, files in      | ranks inside         |
+|                            | memory not counted                           |                      |
+| RLIMIT_AS, RLIMIT_DATA     | the limit less what the process has mapped   | nobody               |
+| a GPU                      | what CUDA calls free                         | nobody               |
 """
 
 import ctypes
@@ -21,14 +22,20 @@ from typing import NamedTuple
 
 import torch
 
-_CGROUPS, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-M_TRIM_THRESHOLD, M_MMAP_MAX, NEVER = -1, -4, -1        # malloc.h of glibc
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+# malloc.h of glibc
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+NEVER = -1
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MAPPED = {resource.RLIMIT_AS: "VmSize:", resource.RLIMIT_DATA: "VmData:"}
 
 
 class Pool(NamedTuple):
-    """Memory that a rank takes from; `name` is the same on all ranks that take from it, empty where it is the rank's alone."""
+    """Memory that a rank takes from; `name` is the same on all ranks that take from it, empty where
+    it is the rank's alone.
+    """
 
     name: str
     free_bytes: int
@@ -43,7 +50,9 @@ def machine_id() -> str:
 
 
 def host_id() -> str:
-    """One name for all processes that share a network: hosts of one name are told apart, and so are network namespaces."""
+    """One name for all processes that share a network: hosts of one name are told apart, and so are
+    network namespaces.
+    """
     try:
         network = str(os.stat("/proc/self/ns/net").st_ino)
     except OSError:
@@ -63,13 +72,19 @@ def memory_pools(device: torch.device) -> list[Pool]:
 
 
 def free_memory_bytes(pools_W: Sequence[Sequence[Pool]]) -> list[int | None]:
-    """Bytes each rank can still allocate, if all do so at once: the least of its shares; None where nothing tells.
+    """Bytes each rank can still allocate, if all do so at once: the least of its shares; None where
+    nothing tells.
 
     Args:
         pools_W: `memory_pools` of every rank.
     """
-    ranks = Counter(name for pools in pools_W for name in {pool.name for pool in pools if pool.name})
-    return [min((pool.free_bytes // ranks.get(pool.name, 1) for pool in pools), default=None) for pools in pools_W]
+    ranks = Counter(
+        name for pools in pools_W for name in {pool.name for pool in pools if pool.name}
+    )
+    return [
+        min((pool.free_bytes // ranks.get(pool.name, 1) for pool in pools), default=None)
+        for pools in pools_W
+    ]
 
 
 def _rlimits() -> Iterator[Pool]:
@@ -87,22 +102,38 @@ def _machine() -> Iterator[Pool]:
 
 
 def _cgroups() -> Iterator[Pool]:
-    """The process's own cgroup and those around it, as far as they are visible here; both versions of the kernel's interface."""
+    """The process's own cgroup and those around it, as far as they are visible here; both versions
+    of the kernel's interface.
+    """
     for folder in _cgroup_folders():
-        for limit, used, files in (("memory.max", "memory.current", ("inactive_file", "active_file")),
-                                   ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))):
+        for limit, used, files in (
+            ("memory.max", "memory.current", ("inactive_file", "active_file")),
+            (
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                ("total_inactive_file", "total_active_file"),
+            ),
+        ):
             try:
                 most = (folder / limit).read_text().strip()
                 if most != "max":
-                    held = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                    in_use = int((folder / used).read_text()) - sum(int(held.get(name, 0)) for name in files)
-                    yield Pool(f"cgroup {machine_id()} {folder.stat().st_ino}", max(0, int(most) - in_use))
+                    held = dict(
+                        line.split() for line in (folder / "memory.stat").read_text().splitlines()
+                    )
+                    in_use = int((folder / used).read_text()) - sum(
+                        int(held.get(name, 0)) for name in files
+                    )
+                    yield Pool(
+                        f"cgroup {machine_id()} {folder.stat().st_ino}", max(0, int(most) - in_use)
+                    )
             except (OSError, ValueError):
                 continue
 
 
 def _cgroup_folders() -> list[Path]:
-    """A container often sees its own cgroup as the root, under a path that is the host's: what does not exist is left out."""
+    """A container often sees its own cgroup as the root, under a path that is the host's: what does
+    not exist is left out.
+    """
     try:
         lines = _OWN_CGROUPS.read_text().splitlines()
     except OSError:
@@ -127,9 +158,11 @@ def _kilobytes(file: Path, field: str) -> int | None:
 def keep_freed_memory() -> bool:
     """Has glibc keep freed memory instead of giving it back to the system; returns whether it will.
 
-    A tensor of more than a few MB would otherwise be mapped, faulted in page by page (some 2 us per 4 KB: 27 ms for an output of 55 MB,
-    measured) and unmapped in every step. The price: a process keeps what its largest step needed. Never done by importing anything: it is
-    the choice of whoever starts ranks (`launch.keep_freed_memory`), and of a script that calls this before it builds its model.
+    A tensor of more than a few MB would otherwise be mapped, faulted in page by page (some 2 us per
+    4 KB: 27 ms for an output of 55 MB, measured) and unmapped in every step. The price: a process
+    keeps what its largest step needed. Never done by importing anything: it is the choice of
+    whoever starts ranks (`launch.keep_freed_memory`), and of a script that calls this before it
+    builds its model.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, NEVER))

@@ -1,17 +1,21 @@
-"""Messages through shared memory, compiled: a ring of bytes from each rank to each other one, two counters, no locks.
+"""Messages through shared memory, compiled: a ring of bytes from each rank to each other one, two
+counters, no locks.
 
     sent     bytes written to the ring so far: told by the sender after it wrote them
     taken    bytes read from it so far: told by the receiver after it read them
-    ring     |....oooooooo......|     o: sent - taken bytes that wait, the next to be read at `taken % size`
+    ring     |....oooooooo......|     o: sent - taken bytes that wait,
+                                      the next to be read at `taken % size`
 
-A message passes piece by piece as there is room, so one of any size does; both ends know its length, so it has no header. The counters
-step over the rest of its last line, so that every message begins on a line.
+A message passes piece by piece as there is room, so one of any size does; both ends know its
+length, so it has no header. The counters step over the rest of its last line, so that every message
+begins on a line.
 
-A lane is this rank's end of a ring: lane r sends to rank r, lane W + r receives from it. Work is a list of messages in order; those of one
-lane go one after the other. Only addresses are handled here: the caller keeps the memory alive.
+A lane is this rank's end of a ring: lane r sends to rank r, lane W + r receives from it. Work is a
+list of messages in order; those of one lane go one after the other. Only addresses are handled
+here: the caller keeps the memory alive.
 
-Counters are read with acquire and written with release order, so whoever sees a counter move sees the bytes too, on every processor.
-Importing this file needs numba.
+Counters are read with acquire and written with release order, so whoever sees a counter move sees
+the bytes too, on every processor. Importing this file needs numba.
 """
 
 from typing import Any
@@ -22,14 +26,26 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-LINE = 64                               # bytes of a cache line
-PIECE_BYTES = 1 << 18                   # told at once: one core copies a piece out while the other copies the next in
-SPINS = 200                             # fruitless looks before the core is offered to others: microseconds
-LOOKS = SPINS + 50                      # before Python has its turn, for signals: some 30 microseconds, or 50 turns of others
-TURN_BYTES = 1 << 26                    # moved before the same: some ten milliseconds
-DONE, MOVED, IDLE = 0, 1, 2             # how `pump` ended
-LANE, PLACE, LEFT, SWAP = 0, 1, 2, 3    # columns of the work: which lane, address, bytes still to move, which swap it belongs to
-RING, MINE, THEIRS = 0, 1, 2            # columns of the lanes: addresses of the ring, of the counter told here, of the one told there
+LINE = 64  # bytes of a cache line
+# told at once: one core copies a piece out while the other copies the next in
+PIECE_BYTES = 1 << 18
+SPINS = 200  # fruitless looks before the core is offered to others: microseconds
+# before Python has its turn, for signals: some 30 microseconds, or 50 turns of others
+LOOKS = SPINS + 50
+TURN_BYTES = 1 << 26  # moved before the same: some ten milliseconds
+# how `pump` ended
+DONE = 0
+MOVED = 1
+IDLE = 2
+# columns of the work: which lane, address, bytes still to move, which swap it belongs to
+LANE = 0
+PLACE = 1
+LEFT = 2
+SWAP = 3
+# columns of the lanes: addresses of the ring, of the counter told here, of the one told there
+RING = 0
+MINE = 1
+THEIRS = 2
 
 Numbers = NDArray[np.int64]
 _sched_yield = types.ExternalFunction("sched_yield", types.intc())
@@ -38,32 +54,50 @@ _sched_yield = types.ExternalFunction("sched_yield", types.intc())
 @intrinsic
 def _load(_typing: Any, _address: Any) -> Any:
     def build(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.load_atomic(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "acquire", 8)
+        return builder.load_atomic(
+            builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "acquire", 8
+        )
+
     return types.int64(types.int64), build
 
 
 @intrinsic
 def _store(_typing: Any, _address: Any, _value: Any) -> Any:
     def build(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        builder.store_atomic(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "release", 8)
+        builder.store_atomic(
+            args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "release", 8
+        )
         return context.get_dummy_value()
+
     return types.void(types.int64, types.int64), build
 
 
 @intrinsic
 def _copy(_typing: Any, _to: Any, _source: Any, _count: Any) -> Any:
     def build(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        byte, overlapping = ir.IntType(8).as_pointer(), ir.Constant(ir.IntType(1), 0)
+        byte = ir.IntType(8).as_pointer()
+        overlapping = ir.Constant(ir.IntType(1), 0)
         memcpy = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, ir.IntType(64)])
-        builder.call(memcpy, [builder.inttoptr(args[0], byte), builder.inttoptr(args[1], byte), args[2], overlapping])
+        builder.call(
+            memcpy,
+            [
+                builder.inttoptr(args[0], byte),
+                builder.inttoptr(args[1], byte),
+                args[2],
+                overlapping,
+            ],
+        )
         return context.get_dummy_value()
+
     return types.void(types.int64, types.int64, types.int64), build
 
 
 @njit(nogil=True, cache=True)
 def _advance(message: Numbers, lane: Numbers, sends: bool, ring_bytes: int) -> int:
     """Move one piece of a message, if the ring has room or something for it; bytes moved."""
-    mine, theirs, left = _load(lane[MINE]), _load(lane[THEIRS]), message[LEFT]
+    mine = _load(lane[MINE])
+    theirs = _load(lane[THEIRS])
+    left = message[LEFT]
     room = ring_bytes - (mine - theirs) if sends else theirs - mine
     at = mine % ring_bytes
     count: int = min(room, ring_bytes - at, left, PIECE_BYTES)
@@ -80,7 +114,9 @@ def _advance(message: Numbers, lane: Numbers, sends: bool, ring_bytes: int) -> i
 
 
 @njit(nogil=True, cache=True)
-def pump(work_N4: Numbers, lanes_L3: Numbers, busy_L: Numbers, ring_bytes: int, swap: int, looks: int) -> int:
+def pump(
+    work_N4: Numbers, lanes_L3: Numbers, busy_L: Numbers, ring_bytes: int, swap: int, looks: int
+) -> int:
     """Move bytes until one swap's messages have all passed.
 
     Args:
@@ -94,17 +130,20 @@ def pump(work_N4: Numbers, lanes_L3: Numbers, busy_L: Numbers, ring_bytes: int, 
     Returns:
         `DONE`; or else `MOVED` or `IDLE`, and the caller looks around before it comes again.
     """
-    idle, moved = 0, 0
+    idle = 0
+    moved = 0
     while True:
         busy_L[:] = 0
-        step, waiting = 0, False
+        step = 0
+        waiting = False
         for i in range(len(work_N4)):
             lane = work_N4[i, LANE]
             if work_N4[i, LEFT] > 0 and busy_L[lane] == 0:
                 busy_L[lane] = 1
                 step += _advance(work_N4[i], lanes_L3[lane], lane < len(lanes_L3) // 2, ring_bytes)
             waiting |= work_N4[i, SWAP] == swap and work_N4[i, LEFT] > 0
-        moved, idle = moved + step, 0 if step else idle + 1
+        moved = moved + step
+        idle = 0 if step else idle + 1
         if not waiting:
             return DONE
         if moved > TURN_BYTES or idle > looks:

@@ -1,8 +1,11 @@
-"""Sharding is a function applied to a finished model: every `EmbeddingBagCollection` in it is replaced by its sharded twin.
+"""Sharding is a function applied to a finished model: every `EmbeddingBagCollection` in it is
+replaced by its sharded twin.
 
-`DistributedModelParallel` does that and wraps the rest in DDP, for an ordinary torchrun script without Lightning:
+`DistributedModelParallel` does that and wraps the rest in DDP, for an ordinary torchrun script
+without Lightning:
 
-    model = DistributedModelParallel(MyModel(EmbeddingBagCollection(tables=tables, device=torch.device("meta"))))
+    collection = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    model = DistributedModelParallel(MyModel(collection))
     optimizer = HybridOptimizer(torch.optim.Adam(model.parameters()), model.sparse_groups())
     ...
     torch.save(model.state_dict(), f"rank{rank}.pt")    # what this rank holds
@@ -52,8 +55,14 @@ class EmbeddingBagCollectionSharder:
 
 
 def embedding_collections(module: nn.Module) -> list[tuple[str, EmbeddingBagCollection]]:
-    """Every unsharded collection in a model, by path; one that stands in two places is listed twice."""
-    return [(path, m) for path, m in module.named_modules(remove_duplicate=False) if isinstance(m, EmbeddingBagCollection)]
+    """Every unsharded collection in a model, by path; one that stands in two places is listed
+    twice.
+    """
+    return [
+        (path, m)
+        for path, m in module.named_modules(remove_duplicate=False)
+        if isinstance(m, EmbeddingBagCollection)
+    ]
 
 
 def sharded_collections(module: nn.Module) -> list[ShardedEmbeddingBagCollection]:
@@ -61,12 +70,20 @@ def sharded_collections(module: nn.Module) -> list[ShardedEmbeddingBagCollection
     return [m for m in module.modules() if isinstance(m, ShardedEmbeddingBagCollection)]
 
 
-def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule, backend: str = "auto",
-                payload: torch.dtype | None = None, learns: bool = True) -> None:
-    """Replace every collection in a model, in place. What is sharded already stays. From `backend` on as of the sharded collection.
+def shard_model(
+    module: nn.Module,
+    plan: ShardingPlan,
+    comm: Comm,
+    rule: RowRule,
+    backend: str = "auto",
+    payload: torch.dtype | None = None,
+    learns: bool = True,
+) -> None:
+    """Replace every collection in a model, in place. What is sharded already stays. From `backend`
+    on as of the sharded collection.
 
-    Rows of a collection that was built on a real device are taken over; on the meta device there are none, and the start values are
-    those of the collection's seed, the same under every plan.
+    Rows of a collection that was built on a real device are taken over; on the meta device there
+    are none, and the start values are those of the collection's seed, the same under every plan.
 
     Raises:
         PlanError: the plan does not cover the model's tables or is for another number of ranks.
@@ -81,38 +98,66 @@ def shard_model(module: nn.Module, plan: ShardingPlan, comm: Comm, rule: RowRule
     twins: dict[EmbeddingBagCollection, ShardedEmbeddingBagCollection] = {}
     for path, collection in found:
         if not path:
-            raise ConfigError("a collection cannot be sharded in place by itself: put it into a module, "
-                              "or use ShardedEmbeddingBagCollection")
+            raise ConfigError(
+                "a collection cannot be sharded in place by itself: put it into a module, "
+                "or use ShardedEmbeddingBagCollection"
+            )
         if collection not in twins:
             twins[collection] = _twin(collection, plan, comm, rule, backend, payload, learns)
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, twins[collection])
 
 
-def _twin(collection: EmbeddingBagCollection, plan: ShardingPlan, comm: Comm, rule: RowRule, backend: str,
-          payload: torch.dtype | None, learns: bool) -> ShardedEmbeddingBagCollection:
+def _twin(
+    collection: EmbeddingBagCollection,
+    plan: ShardingPlan,
+    comm: Comm,
+    rule: RowRule,
+    backend: str,
+    payload: torch.dtype | None,
+    learns: bool,
+) -> ShardedEmbeddingBagCollection:
     tables = collection.embedding_bag_configs()
-    twin = ShardedEmbeddingBagCollection(tables, plan.part([t.name for t in tables]), comm, rule, collection.seed, backend, payload,
-                                         learns)
+    twin = ShardedEmbeddingBagCollection(
+        tables,
+        plan.part([t.name for t in tables]),
+        comm,
+        rule,
+        collection.seed,
+        backend,
+        payload,
+        learns,
+    )
     twin.leave_room(collection.room)
     for block in twin.blocks():
         whole = collection.weight(block.table)
         if block.tensor == "weight" and whole.device.type != "meta":
-            block.data.copy_(whole.detach()[block.rows.start:block.rows.stop, block.cols.start:block.cols.stop])
+            block.data.copy_(
+                whole.detach()[
+                    block.rows.start : block.rows.stop, block.cols.start : block.cols.stop
+                ]
+            )
     return twin
 
 
 def sharded_names(module: nn.Module) -> list[str]:
-    """Parameters and buffers of sharded collections, by path: what DDP must neither broadcast nor reduce."""
-    return [f"{path}.{name}" for path, m in module.named_modules() if isinstance(m, ShardedEmbeddingBagCollection)
-            for name, _ in [*m.named_parameters(), *m.named_buffers()]]
+    """Parameters and buffers of sharded collections, by path: what DDP must neither broadcast nor
+    reduce.
+    """
+    return [
+        f"{path}.{name}"
+        for path, m in module.named_modules()
+        if isinstance(m, ShardedEmbeddingBagCollection)
+        for name, _ in [*m.named_parameters(), *m.named_buffers()]
+    ]
 
 
 def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     """DDP over everything that is not sharded; the module itself where there is nothing to reduce.
 
-    DDP would broadcast rank 0's shards over the others without a word, so their names are on its ignore list. On CPUs gradients
-    travel as the tables' messages do and are added in rank order (`recapp/distributed/dense_gradients.py`), on GPUs by DDP's all-reduce.
+    DDP would broadcast rank 0's shards over the others without a word, so their names are on its
+    ignore list. On CPUs gradients travel as the tables' messages do and are added in rank order
+    (`recapp/distributed/dense_gradients.py`), on GPUs by DDP's all-reduce.
 
     Raises:
         ConfigError: dense parameters of several CPU ranks have an optimiser in backward.
@@ -125,10 +170,14 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
         return module
     in_backward = [name for name, p in dense.items() if hasattr(p, "_in_backward_optimizers")]
     if in_backward and comm.device.type == "cpu":
-        raise ConfigError(f"{in_backward[0]} has an optimizer by apply_optimizer_in_backward, which torch's DDP "
-                          "runs on GPUs only: give the dense parameters an optimizer that is stepped, and apply it "
-                          "to the tables alone")
-    with warnings.catch_warnings():         # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
+        raise ConfigError(
+            f"{in_backward[0]} has an optimizer by apply_optimizer_in_backward, which torch's DDP "
+            "runs on GPUs only: give the dense parameters an optimizer that is stepped, and apply "
+            "it "
+            "to the tables alone"
+        )
+    # torch 2.13 renames broadcast_buffers; 2.11 knows no other name
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*broadcast_buffers.*", FutureWarning)
         wrapped = DistributedDataParallel(module, **settings)
     if comm.device.type == "cpu":
@@ -137,9 +186,11 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
 
 
 def compile_dense(module: nn.Module) -> list[str]:
-    """Let `torch.compile` have every part of a model that holds no table, in place; names and start values stay. Metrics are no part.
+    """Let `torch.compile` have every part of a model that holds no table, in place; names and start
+    values stay. Metrics are no part.
 
-    Call it once the tables are sharded and before DDP. A part is compiled when it is first called, for minutes where it is large.
+    Call it once the tables are sharded and before DDP. A part is compiled when it is first called,
+    for minutes where it is large.
 
     Returns:
         The paths of those parts.
@@ -150,8 +201,11 @@ def compile_dense(module: nn.Module) -> list[str]:
     device = next((p.device.type for p in module.parameters()), "cpu")
     compiler = os.environ.get("CXX", "g++")
     if device == "cpu" and shutil.which(compiler) is None:
-        raise ConfigError(f"trainer.compile=true: torch.compile needs a C++ compiler and there is no {compiler} here: install one, name "
-                          "yours in CXX, or leave trainer.compile=false")
+        raise ConfigError(
+            f"trainer.compile=true: torch.compile needs a C++ compiler and there is no {compiler} "
+            "here: install one, name "
+            "yours in CXX, or leave trainer.compile=false"
+        )
     chosen: list[str] = []
     for path, child in module.named_children():
         if isinstance(child, ShardedEmbeddingBagCollection | Metric | MetricCollection):
@@ -201,12 +255,19 @@ class DistributedModelParallel(nn.Module):
     optimiser is not in them.
     """
 
-    def __init__(self, module: nn.Module, env: Any = None, device: torch.device | None = None,
-                 plan: ShardingPlan | None = None,
-                 sharders: Sequence[EmbeddingBagCollectionSharder] | None = None, *,
-                 transport: str = "auto") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        env: Any = None,
+        device: torch.device | None = None,
+        plan: ShardingPlan | None = None,
+        sharders: Sequence[EmbeddingBagCollectionSharder] | None = None,
+        *,
+        transport: str = "auto",
+    ) -> None:
         super().__init__()
-        ranks, said = _process_group(env), table_rule(module, sharders)
+        ranks = _process_group(env)
+        said = table_rule(module, sharders)
         rule = said or rowwise_adagrad()
         self.device = device or _own_device(ranks)
         self.comm = make_comm(_tables_group(ranks), self.device, transport)
@@ -214,9 +275,19 @@ class DistributedModelParallel(nn.Module):
         self.plan = plan or planner.collective_plan(module, process_group=self.comm.group)
         shard_model(module, self.plan, self.comm, rule)
         module = module.to(self.device)
-        ids = [self.device.index] if self.device.type == "cuda" and self.device.index is not None else None
-        self._wrapped = wrap_dense(module, self.comm, device_ids=ids, broadcast_buffers=False,
-                                   gradient_as_bucket_view=True, process_group=ranks)
+        ids = (
+            [self.device.index]
+            if self.device.type == "cuda" and self.device.index is not None
+            else None
+        )
+        self._wrapped = wrap_dense(
+            module,
+            self.comm,
+            device_ids=ids,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+            process_group=ranks,
+        )
         self._rate_is_known = said is not None
         for collection in sharded_collections(module):
             collection.before_first_update = self._tell_rate
@@ -233,7 +304,9 @@ class DistributedModelParallel(nn.Module):
         return self._wrapped(*args, **kwargs)
 
     def sparse_groups(self) -> list[dict[str, Any]]:
-        """The param groups of the tables, for `HybridOptimizer` or to set their learning rate by hand."""
+        """The param groups of the tables, for `HybridOptimizer` or to set their learning rate by
+        hand.
+        """
         self._rate_is_known = True
         return [c.param_group for c in sharded_collections(self)]
 
@@ -241,8 +314,9 @@ class DistributedModelParallel(nn.Module):
         """The module's, under the names that it has without wrappers. Every rank calls it."""
         return self.module.state_dict(*args, **kwargs)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True,
-                        assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Take a `state_dict`, of this class or of the unsharded model. Every rank calls it.
 
         Raises:
@@ -256,9 +330,13 @@ class DistributedModelParallel(nn.Module):
         collections = sharded_collections(self)
         if not self._rate_is_known and not self.comm.rank:
             rule = collections[0].rule
-            tell_once(f"tables are updated in backward by {rule.name} at its default learning rate {rule.lr}; an "
-                      "optimizer over model.parameters() does not reach them: pass "
-                      "sharders=[EmbeddingBagCollectionSharder(rule)], or give model.sparse_groups() to HybridOptimizer")
+            tell_once(
+                f"tables are updated in backward by {rule.name} at its default learning rate "
+                f"{rule.lr}; an "
+                "optimizer over model.parameters() does not reach them: pass "
+                "sharders=[EmbeddingBagCollectionSharder(rule)], or give model.sparse_groups() to "
+                "HybridOptimizer"
+            )
         self._rate_is_known = True
 
     def extra_repr(self) -> str:
@@ -273,7 +351,9 @@ def tell_once(text: str) -> None:
 
 
 def _below_wrapper(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Give names the wrappers back that `state_dict` leaves out, where the module around is loaded."""
+    """Give names the wrappers back that `state_dict` leaves out, where the module around is
+    loaded.
+    """
     assert isinstance(model, DistributedModelParallel)
     wrappers = "_wrapped." if model.module is model._wrapped else "_wrapped.module."
     for name in [name for name in state if name.startswith(prefix)]:
@@ -290,17 +370,20 @@ def _process_group(env: Any) -> dist.ProcessGroup | None:
         return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     group = env if isinstance(env, dist.ProcessGroup) else getattr(env, "process_group", None)
     if not isinstance(group, dist.ProcessGroup):
-        raise ConfigError(f"env is a {type(env).__name__} without a process group: pass a "
-                          "torch.distributed.ProcessGroup, an object that has one as process_group, or nothing for "
-                          "the default group")
+        raise ConfigError(
+            f"env is a {type(env).__name__} without a process group: pass a "
+            "torch.distributed.ProcessGroup, an object that has one as process_group, or nothing "
+            "for "
+            "the default group"
+        )
     return group
 
 
 def _tables_group(ranks: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     """Choose the group of the tables' messages, which keep an order of their own.
 
-    Beside the default group it is one more. A group that was handed in is taken itself, because only
-    all ranks of the default group together can make another.
+    Beside the default group it is one more. A group that was handed in is taken itself, because
+    only all ranks of the default group together can make another.
     """
     if ranks is None or ranks is not dist.group.WORLD:
         return ranks

@@ -133,7 +133,8 @@ def _fault(value: Any, table: EmbeddingBagConfig, held: Sequence[Block]) -> str:
     for number, strip in enumerate(_strips(value)):
         if not _is_strip(strip, shape):
             return f"entry {number} is no (rows, cols, tensor) of a table of shape {shape}"
-        tensor, wanted = strip[2], table.data_type.dtype
+        tensor = strip[2]
+        wanted = table.data_type.dtype
         if tensor.dtype != wanted:
             return f"{tensor.dtype} is stored, the table is {wanted}: convert it with .to({wanted})"
         if tensor.device.type == "meta":

@@ -1,15 +1,17 @@
-"""The same `swap` between ranks of one host through memory that they share: a copy in, a copy out, no socket and no other thread.
+"""The same `swap` between ranks of one host through memory that they share: a copy in, a copy out,
+no socket and no other thread.
 
-    rank 0's file | counters | ring to 1 | ring to 2 |        each rank owns one and writes its messages there;
-    rank 1's file | counters | ring to 0 | ring to 2 |        the others map its counters and the ring that leads to them
-    rank 2's file | counters | ring to 0 | ring to 1 |
+    rank 0's file | counters | ring to 1 | ring to 2 |    each rank owns one and writes its messages
+    rank 1's file | counters | ring to 0 | ring to 2 |    there; the others map its counters and the
+    rank 2's file | counters | ring to 0 | ring to 1 |    ring that leads to them
 
-The file is a `memfd`: it has no name, so nothing is left of it however a rank ends, and it needs no room in /dev/shm, which a container
-often gives 64 MB. Peers open it through /proc while the owner is there. Its pages are reserved before they are used: memory that runs out
-is an error here and not a SIGBUS later. Everything but `swap` stays with the process group.
+The file is a `memfd`: it has no name, so nothing is left of it however a rank ends, and it needs no
+room in /dev/shm, which a container often gives 64 MB. Peers open it through /proc while the owner
+is there. Its pages are reserved before they are used: memory that runs out is an error here and not
+a SIGBUS later. Everything but `swap` stays with the process group.
 
-A rank that waits looks for some microseconds, then offers its core to others, then sleeps between looks. In between Python handles signals,
-and peers that have died are noticed.
+A rank that waits looks for some microseconds, then offers its core to others, then sleeps between
+looks. In between Python handles signals, and peers that have died are noticed.
 """
 
 import mmap
@@ -31,13 +33,14 @@ from recapp.distributed.faults import waited_in_vain
 from recapp.distributed.ring import DONE, IDLE, LANE, LEFT, LINE, LOOKS, SWAP, pump
 from recapp.errors import LaunchError, RankError
 
-FILE_NAME = "recapp"                    # as /proc shows it
-RING_BYTES = 8 << 20                    # stays in the caches; with 1 to 8 MiB a swap of 13 MB took the time of its two copies
-RINGS_BYTES = 32 << 20                  # of one rank, at most
-COUNTER_BYTES = 2 * LINE                # apart, as processors fetch lines in pairs
-PATIENCE_SECONDS = default_pg_timeout.total_seconds()      # gloo's; `launch.timeout` replaces it
-LOOK_SECONDS = 1e-3                     # in vain, before a rank rests between looks
-REST_SECONDS = (5e-5, 1e-3)             # between looks: a twentieth of the time waited, within these
+FILE_NAME = "recapp"  # as /proc shows it
+# stays in the caches; with 1 to 8 MiB a swap of 13 MB took the time of its two copies
+RING_BYTES = 8 << 20
+RINGS_BYTES = 32 << 20  # of one rank, at most
+COUNTER_BYTES = 2 * LINE  # apart, as processors fetch lines in pairs
+PATIENCE_SECONDS = default_pg_timeout.total_seconds()  # gloo's; `launch.timeout` replaces it
+LOOK_SECONDS = 1e-3  # in vain, before a rank rests between looks
+REST_SECONDS = (5e-5, 1e-3)  # between looks: a twentieth of the time waited, within these
 
 
 def ring_bytes(world: int) -> int:
@@ -65,17 +68,24 @@ class SharedMemoryComm(Comm):
         LaunchError: on all ranks alike: the memory cannot be had or not be shared.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, patience_s: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, patience_s: float = PATIENCE_SECONDS
+    ) -> None:
         super().__init__(group)
-        self.transport, self.patience_s = "shared_memory", patience_s
+        self.transport = "shared_memory"
+        self.patience_s = patience_s
         self._mapped: list[mmap.mmap] = []
-        self._process_W: list[int] = [-1] * self.world              # file descriptors of the peers' processes, to see them end
+        # file descriptors of the peers' processes, to see them end
+        self._process_W: list[int] = [-1] * self.world
         weakref.finalize(self, _close, self._process_W)
-        self._lanes_L3, self._busy_L = np.zeros((2 * self.world, 3), np.int64), np.zeros(2 * self.world, np.int64)
+        self._lanes_L3 = np.zeros((2 * self.world, 3), np.int64)
+        self._busy_L = np.zeros(2 * self.world, np.int64)
         self._work_N4 = np.zeros((0, 4), np.int64)
-        self._swaps, self._buffers = 0, dict[int, Tensor]()         # so many begun; the buffers of those under way
+        # so many begun; the buffers of those under way
+        self._swaps = 0
+        self._buffers = dict[int, Tensor]()
         self._ring_bytes = ring_bytes(self.world)
-        self._pump(0, looks=0)                                      # compiles, or reads what was compiled: now and not in a step
+        self._pump(0, looks=0)  # compiles, or reads what was compiled: now and not in a step
         with ExitStack() as opened:
             file_W = self._agree(partial(self._reserve, opened))
             self._agree(partial(self._map, file_W))
@@ -109,9 +119,13 @@ class SharedMemoryComm(Comm):
         return os.getpid(), file
 
     def _map(self, file_W: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Map this rank's file and of the others' what concerns it: their counters and the rings that lead here."""
-        me, counters = self.rank, _counters_bytes(self.world)
-        own, rings = self._view(file_W[me][1], 0, counters), self._view(file_W[me][1], counters, file_bytes(self.world) - counters)
+        """Map this rank's file and of the others' what concerns it: their counters and the rings
+        that lead here.
+        """
+        me = self.rank
+        counters = _counters_bytes(self.world)
+        own = self._view(file_W[me][1], 0, counters)
+        rings = self._view(file_W[me][1], counters, file_bytes(self.world) - counters)
         for r, (process, number) in enumerate(file_W):
             if r == me:
                 continue
@@ -119,30 +133,47 @@ class SharedMemoryComm(Comm):
             file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
             try:
                 theirs = self._view(file, 0, counters)
-                ring = self._view(file, counters + self._ring_bytes * (me - (me > r)), self._ring_bytes)
+                ring = self._view(
+                    file, counters + self._ring_bytes * (me - (me > r)), self._ring_bytes
+                )
             finally:
                 os.close(file)
-            sent, taken = 2 * r * COUNTER_BYTES, (2 * r + 1) * COUNTER_BYTES
-            peer_sent, peer_taken = 2 * me * COUNTER_BYTES, (2 * me + 1) * COUNTER_BYTES
-            self._lanes_L3[r] = rings + self._ring_bytes * (r - (r > me)), own + sent, theirs + peer_taken
+            sent = 2 * r * COUNTER_BYTES
+            taken = (2 * r + 1) * COUNTER_BYTES
+            peer_sent = 2 * me * COUNTER_BYTES
+            peer_taken = (2 * me + 1) * COUNTER_BYTES
+            self._lanes_L3[r] = (
+                rings + self._ring_bytes * (r - (r > me)),
+                own + sent,
+                theirs + peer_taken,
+            )
             self._lanes_L3[self.world + r] = ring, own + taken, theirs + peer_sent
         return file_W[me]
 
     def _view(self, file: int, offset: int, length: int) -> int:
-        """Map a part of a file; its address. Children do not get it: a data worker would keep it alive."""
+        """Map a part of a file; its address. Children do not get it: a data worker would keep it
+        alive.
+        """
         mapped = mmap.mmap(file, length, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=offset)
         mapped.madvise(mmap.MADV_DONTFORK)
         self._mapped.append(mapped)
         return int(np.frombuffer(mapped, np.uint8).ctypes.data)
 
-    def swap(self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]) -> Callable[[], None]:
-        """As of `Comm`. What the rings have room for is sent at once; the rest moves in `wait`, of this swap or of a later one."""
+    def swap(
+        self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]
+    ) -> Callable[[], None]:
+        """As of `Comm`. What the rings have room for is sent at once; the rest moves in `wait`, of
+        this swap or of a later one.
+        """
         self.calls += 1
         self._swaps += 1
         assert buffer.is_contiguous() and buffer.device.type == "cpu", "spans are ranges of bytes"
-        place, size, work = buffer.data_ptr(), buffer.element_size(), []
+        place = buffer.data_ptr()
+        size = buffer.element_size()
+        work = []
         for i in range(1, self.world):
-            to, source = (self.rank + i) % self.world, (self.rank - i) % self.world
+            to = (self.rank + i) % self.world
+            source = (self.rank - i) % self.world
             for lane, (begin, end) in ((to, send_W[to]), (self.world + source, recv_W[source])):
                 if end > begin:
                     work.append((lane, place + begin * size, (end - begin) * size, self._swaps))
@@ -154,7 +185,9 @@ class SharedMemoryComm(Comm):
         return partial(self._finish, self._swaps)
 
     def _pump(self, swap: int, looks: int) -> int:
-        state: int = pump(self._work_N4, self._lanes_L3, self._busy_L, self._ring_bytes, swap, looks)
+        state: int = pump(
+            self._work_N4, self._lanes_L3, self._busy_L, self._ring_bytes, swap, looks
+        )
         return state
 
     def _finish(self, swap: int) -> None:
@@ -170,8 +203,10 @@ class SharedMemoryComm(Comm):
                 since = None
                 continue
             needed = self._needed(swap)
-            if needed & ended:                                      # and what it had sent before is read by now
-                raise RankError(f"rank {min(needed & ended)} has ended while rank {self.rank} waited for it")
+            if needed & ended:  # and what it had sent before is read by now
+                raise RankError(
+                    f"rank {min(needed & ended)} has ended while rank {self.rank} waited for it"
+                )
             now = time.monotonic()
             since = since or now
             if now - since < LOOK_SECONDS:

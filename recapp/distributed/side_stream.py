@@ -1,21 +1,27 @@
-"""The stream that copies a batch to a GPU and runs its input exchange, beside the stream that computes.
+"""The stream that copies a batch to a GPU and runs its input exchange, beside the stream that
+computes.
 
-    side     | copy 1, route 1 |        | ids 1, serve 1 | copy 2, route 2 |      | ids 2, serve 2 |
-    compute  | step 0 ...............................    | step 1 ....................................| step 2 ...
-                                                         ^ waits for the side                        ^
+    side    | copy 1, route 1 |  | ids 1, serve 1 | copy 2, route 2 |  | ids 2, serve 2 |
+    compute | step 0 .......................      | step 1 .................................| step 2
+                                                  ^ waits for the side                      ^
 
-Every input exchange runs on the side stream, whether it was started ahead or not, so what it keeps (buffers of ids, places of bags) is
-written by one stream only and needs no care. What crosses over follows one rule each way:
+Every input exchange runs on the side stream, whether it was started ahead or not, so what it keeps
+(buffers of ids, places of bags) is written by one stream only and needs no care. What crosses over
+follows one rule each way:
 
-- From side to compute: `hand_over`. Compute waits for the side, and each tensor is recorded on it (`record_stream`): when it is freed, on
-  whatever path, the allocator lends its memory again only after the work that compute had by then.
-- From compute to side: `follow`, before an exchange that is not ahead of its turn reads what compute has made. One that is ahead reads
-  nothing of compute's but what was there before the epoch (`LookAhead` follows once when it begins): to wait for compute in every step
-  is what this stream exists to avoid. Compute may write such tensors again after `hand_over`, which comes at the end of every exchange.
+- From side to compute: `hand_over`. Compute waits for the side, and each tensor is recorded on it
+  (`record_stream`): when it is freed, on whatever path, the allocator lends its memory again only
+  after the work that compute had by then.
+- From compute to side: `follow`, before an exchange that is not ahead of its turn reads what
+  compute has made. One that is ahead reads nothing of compute's but what was there before the epoch
+  (`LookAhead` follows once when it begins): to wait for compute in every step is what this stream
+  exists to avoid. Compute may write such tensors again after `hand_over`, which comes at the end of
+  every exchange.
 
-NCCL: operations of one communicator run in the order in which they were issued; each waits for the stream that is current when it is
-issued, and `wait()` makes the then current stream wait. Both are called on the stream that made the buffer: side for counts and ids,
-compute for vectors and gradients.
+NCCL: operations of one communicator run in the order in which they were issued; each waits for the
+stream that is current when it is issued, and `wait()` makes the then current stream wait. Both are
+called on the stream that made the buffer: side for counts and ids, compute for vectors and
+gradients.
 
 The host waits for counts on the side stream alone, while compute still has work.
 """
@@ -51,10 +57,12 @@ class SideStream:
         return None
 
     def hand_over(self, made: Any, mark: Any = None) -> None:
-        """What the current stream gets from now on comes after the side's work, and may use what the side has made.
+        """What the current stream gets from now on comes after the side's work, and may use what
+        the side has made.
 
         Args:
-            made: tensors, in lists, tuples, mappings, iterators and dataclasses of any depth, or things with `record_stream`.
+            made: tensors, in lists, tuples, mappings, iterators and dataclasses of any depth, or
+                things with `record_stream`.
             mark: wait for the work up to here only; None: for all it has by now.
         """
 
@@ -70,8 +78,15 @@ class GpuSideStream(SideStream):
 
     overlaps = True
 
-    def __init__(self, stream: Any, current: Callable[[], Any], use: Callable[[Any], AbstractContextManager[Any]]) -> None:
-        self._stream, self._current, self._use = stream, current, use
+    def __init__(
+        self,
+        stream: Any,
+        current: Callable[[], Any],
+        use: Callable[[Any], AbstractContextManager[Any]],
+    ) -> None:
+        self._stream = stream
+        self._current = current
+        self._use = use
 
     def beside(self) -> AbstractContextManager[Any]:
         """See `SideStream`; may be nested."""
@@ -95,15 +110,19 @@ class GpuSideStream(SideStream):
 
 
 def side_stream(device: torch.device) -> SideStream:
-    """The side stream of a device. Its work is short and the host waits for it, so it comes before what compute has queued."""
+    """The side stream of a device. Its work is short and the host waits for it, so it comes before
+    what compute has queued.
+    """
     if device.type != "cuda":
         return SideStream()
-    stream = torch.cuda.Stream(device, priority=-1)         # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     return GpuSideStream(stream, lambda: torch.cuda.current_stream(device), torch.cuda.stream)
 
 
 def _with_memory(thing: Any) -> Iterator[Any]:
-    """The tensors in it, or what has some and can record a stream for them. Lightning moves whatever has `to`: that is looked into."""
+    """The tensors in it, or what has some and can record a stream for them. Lightning moves
+    whatever has `to`: that is looked into.
+    """
     if isinstance(thing, Tensor):
         if not on_host(thing):
             yield thing

@@ -1,20 +1,24 @@
 """How a rank is told to stop: by SIGINT, SIGTERM, SIGHUP or SIGQUIT, from whoever sends them.
 
     a command is imported     nothing is held: it says one line and ends where it is
-    before training           nothing is lost: `Stopped` is raised where the main thread is; of an import, at its end
-    in training               whoever listens is told (`recapp/trainer/ending.py`), and all ranks stop at the same step
+    before training           nothing is lost: `Stopped` is raised where the main thread is; of an
+                              import, at its end
+    in training               whoever listens is told (`recapp/trainer/ending.py`), and all ranks
+                              stop at the same step
     a second signal           the process ends at once
-    no end after some seconds the process ends; a checkpoint that is being written has `launch.grace` seconds
+    no end after some seconds the process ends; a checkpoint that is being written has
+                              `launch.grace` seconds
 
 An exception that a handler raises can get lost: many a library takes whatever an import raises for
 the absence of a module, others raise something else on their way out. So the number is kept, and
 `heeding` raises `Stopped` whatever has become of the handler's exception.
 
-A signal often arrives more than once: a scheduler signals every process of a job, and a launcher among them passes it on. So what
-follows within a second of the first one is taken for the same.
+A signal often arrives more than once: a scheduler signals every process of a job, and a launcher
+among them passes it on. So what follows within a second of the first one is taken for the same.
 
-A Python handler runs between two lines of the main thread, and a rank whose peers are gone may never come back from a collective.
-The kernel's signal wakes a thread at once, which keeps the time and ends the process.
+A Python handler runs between two lines of the main thread, and a rank whose peers are gone may
+never come back from a collective. The kernel's signal wakes a thread at once, which keeps the time
+and ends the process.
 """
 
 import os
@@ -35,11 +39,13 @@ SAME_SIGNAL_SECONDS = 1.0
 SECONDS_BEFORE_TRAINING = 3.0  # for what cleans up after itself
 SECONDS_TO_STOP = 8.0  # for the rest of a step and the summary
 LOOK_SECONDS = 0.1
-IMPORT_SYSTEM = "<frozen importlib._bootstrap>"  # of the functions that import a module, as tracebacks name it
+# of the functions that import a module, as tracebacks name it
+IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 
 class Stopped(SystemExit):
-    """A signal has ended the work of this process. The exit code is 128 + its number, as a shell reports it.
+    """A signal has ended the work of this process. The exit code is 128 + its number, as a shell
+    reports it.
 
     Args:
         number: of the signal.
@@ -62,12 +68,15 @@ class _Told:
     """What this process has been told, and what it is doing."""
 
     def __init__(self) -> None:
-        self.number, self.since = 0, 0.0  # the first signal, and when it came
+        # the first signal, and when it came
+        self.number = 0
+        self.since = 0.0
         self.raises = False  # `Stopped`, as soon as nothing is imported
         self.holds = False  # a job's directory: `stoppable`
         self.tell: Callable[[BaseException], None] = lambda error: None  # `take_signals`
         self.listener: Callable[[int], None] | None = None
-        self.saving, self.saved_at = False, 0.0
+        self.saving = False
+        self.saved_at = 0.0
         self.over = False
         self.grace = GRACE_SECONDS
         self.kept: dict[int, Any] = {}  # handlers to be put back by `stop_listening`
@@ -76,7 +85,8 @@ class _Told:
         """The handler: the first signal counts here, the watching thread sees to the second."""
         if self.number or self.over:
             return
-        self.number, self.since = number, time.monotonic()
+        self.number = number
+        self.since = time.monotonic()
         if self.listener is not None:
             self.listener(number)
             return
@@ -84,7 +94,9 @@ class _Told:
         self._raise_after_imports(frame)
 
     def _raise_after_imports(self, frame: FrameType | None) -> None:
-        """Raise `Stopped`. While a module is imported, look again soon: half of one is of no use."""
+        """Raise `Stopped`. While a module is imported, look again soon: half of one is of no
+        use.
+        """
         if not self.raises:
             return
         if not _imports(frame):
@@ -126,7 +138,8 @@ def _imports(frame: FrameType | None) -> bool:
 def end_on_signals() -> None:
     """From here on a signal ends this process at once, with one line.
 
-    For the first lines of a command, which holds nothing yet; never for what is imported as a library.
+    For the first lines of a command, which holds nothing yet; never for what is imported as a
+    library.
     """
     for number in _deadly():
         signal.signal(number, _end)
@@ -134,7 +147,11 @@ def end_on_signals() -> None:
 
 def _deadly() -> list[int]:
     """The signals that would end this process without a word, or with a traceback."""
-    return [number for number in SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, _end)]
+    return [
+        number
+        for number in SIGNALS
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, _end)
+    ]
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
@@ -145,8 +162,8 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """While this lasts, signals that would end this process raise `Stopped`: a run is marked, a lock
-    is removed. A second one, after more than a second, ends the process at once.
+    """While this lasts, signals that would end this process raise `Stopped`: a run is marked, a
+    lock is removed. A second one, after more than a second, ends the process at once.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -166,12 +183,15 @@ def stoppable() -> Iterator[None]:
         for number, handler in taken.items():
             if signal.getsignal(number) == stop:  # else this process has become a rank
                 signal.signal(number, handler)
-                _told.number, _told.raises = 0, False
+                _told.number = 0
+                _told.raises = False
 
 
 @contextmanager
 def heeding() -> Iterator[None]:
-    """Raise `Stopped` at both ends of this where a signal has come, whatever its exception became."""
+    """Raise `Stopped` at both ends of this where a signal has come, whatever its exception
+    became.
+    """
     heed()
     try:
         yield
@@ -209,13 +229,15 @@ def _take() -> None:
 
 
 def _watch(reading: int) -> None:
-    first, since = 0, 0.0
+    first = 0
+    since = 0.0
     while True:
         select.select([reading], [], [], LOOK_SECONDS if first else None)
         now = time.monotonic()
         numbers = [number for number in _pending(reading) if number in SIGNALS]
         if not first and numbers:
-            first, since = numbers[0], now
+            first = numbers[0]
+            since = now
         again = numbers and now - since > SAME_SIGNAL_SECONDS and not _told.over
         if first and (again or now > _told.deadline(since)):
             _told.end(first)
@@ -235,26 +257,34 @@ def listen(listener: Callable[[int], None], grace: float | None = None) -> None:
     if signal.getsignal(signal.SIGTERM) != _told.heard:
         _told.kept = {number: signal.getsignal(number) for number in SIGNALS}
         _take()
-    _told.listener, _told.number = listener, 0
+    _told.listener = listener
+    _told.number = 0
     _told.grace = _told.grace if grace is None else grace
 
 
 def stop_listening() -> None:
-    """Put back the handlers that were there before `listen`; in a rank, which has taken the signals for good, nothing changes."""
+    """Put back the handlers that were there before `listen`; in a rank, which has taken the signals
+    for good, nothing changes.
+    """
     if _told.kept:
         for number, handler in _told.kept.items():
             signal.signal(number, handler)
-        _told.kept, _told.listener, _told.number = {}, None, 0
+        _told.kept = {}
+        _told.listener = None
+        _told.number = 0
 
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """While this lasts, a checkpoint is written: the process has `launch.grace` seconds after a signal."""
+    """While this lasts, a checkpoint is written: the process has `launch.grace` seconds after a
+    signal.
+    """
     _told.saving = True
     try:
         yield
     finally:
-        _told.saving, _told.saved_at = False, time.monotonic()
+        _told.saving = False
+        _told.saved_at = time.monotonic()
 
 
 def disregard_signals() -> None:

@@ -1,6 +1,8 @@
-"""Which way messages go: through memory where all ranks run on one host and on its CPU, else through their process group.
+"""Which way messages go: through memory where all ranks run on one host and on its CPU, else
+through their process group.
 
-The ranks tell each other what they have, so all of them choose the same. Torch is imported only once there is something to choose.
+The ranks tell each other what they have, so all of them choose the same. Torch is imported only
+once there is something to choose.
 """
 
 import os
@@ -27,16 +29,22 @@ def check_transport(name: object) -> None:
         raise ConfigError(f"{SETTING}={name}: {suggest(str(name), TRANSPORTS)}")
 
 
-def make_comm(group: "dist.ProcessGroup | None" = None, device: "torch.device | None" = None, transport: str = "auto",
-              patience_s: float | None = None) -> "Comm":
+def make_comm(
+    group: "dist.ProcessGroup | None" = None,
+    device: "torch.device | None" = None,
+    transport: str = "auto",
+    patience_s: float | None = None,
+) -> "Comm":
     """The ranks of a process group, and the way their messages go. Every rank calls it.
 
     Args:
         group: as of `Comm`.
         device: as of `Comm`.
-        transport: `shared_memory`; `gloo`, the process group whatever its backend; `auto`, the first where it can be had. On GPUs that is
-            never so and goes without saying; on the CPU rank 0 says why not, and the reason is kept in `Comm.fallback`.
-        patience_s: seconds that a rank waits for a silent one in shared memory; None for those of a process group. A group has its own.
+        transport: `shared_memory`; `gloo`, the process group whatever its backend; `auto`, the
+            first where it can be had. On GPUs that is never so and goes without saying; on the CPU
+            rank 0 says why not, and the reason is kept in `Comm.fallback`.
+        patience_s: seconds that a rank waits for a silent one in shared memory; None for those of a
+            process group. A group has its own.
 
     Raises:
         ConfigError: an unknown transport.
@@ -46,7 +54,11 @@ def make_comm(group: "dist.ProcessGroup | None" = None, device: "torch.device | 
 
     check_transport(transport)
     comm = Comm(group, device)
-    if comm.world == 1 or transport == "gloo" or (transport == "auto" and comm.device.type != "cpu"):
+    if (
+        comm.world == 1
+        or transport == "gloo"
+        or (transport == "auto" and comm.device.type != "cpu")
+    ):
         return comm
     obstacle = why_not(comm.gather(survey(comm.device)))
     if not obstacle:
@@ -60,17 +72,24 @@ def make_comm(group: "dist.ProcessGroup | None" = None, device: "torch.device | 
         raise LaunchError(f"{SETTING}=shared_memory: {obstacle}; use auto or gloo")
     comm.fallback = obstacle
     if comm.rank == 0:
-        console.note(f"no shared memory between the ranks ({obstacle}): their messages go through {comm.transport}")
+        console.note(
+            f"no shared memory between the ranks ({obstacle}): their messages go through "
+            f"{comm.transport}"
+        )
     return comm
 
 
 def describe(comm: "Comm") -> str:
     """The transport in few words, with the reason if it is not the one that was hoped for."""
-    return f"transport {comm.transport}" + (f" (no shared memory: {comm.fallback})" if comm.fallback else "")
+    return f"transport {comm.transport}" + (
+        f" (no shared memory: {comm.fallback})" if comm.fallback else ""
+    )
 
 
 class Here(NamedTuple):
-    """What a rank has: its host, which processes it sees, why it has no shared memory (empty: it may), its pools of memory."""
+    """What a rank has: its host, which processes it sees, why it has no shared memory (empty: it
+    may), its pools of memory.
+    """
 
     host: str
     processes: str
@@ -88,7 +107,9 @@ def survey(device: "torch.device") -> Here:
         processes = str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
         processes = ""
-    return Here(host_id(), processes, _obstacle(device, processes), memory_pools(torch.device("cpu")))
+    return Here(
+        host_id(), processes, _obstacle(device, processes), memory_pools(torch.device("cpu"))
+    )
 
 
 def _obstacle(device: "torch.device", processes: str) -> str:
@@ -98,7 +119,8 @@ def _obstacle(device: "torch.device", processes: str) -> str:
         return "it needs Linux"
     try:
         import recapp.distributed.ring  # noqa: F401
-    except (ImportError, RuntimeError) as error:        # numba is not there, or it has nowhere to keep what it compiles
+    # numba is not there, or it has nowhere to keep what it compiles
+    except (ImportError, RuntimeError) as error:
         return f"numba cannot be used: {' '.join(str(error).split())}"
     return ""
 
@@ -116,7 +138,10 @@ def why_not(here_W: Sequence[Here]) -> str:
     from recapp.distributed.shared_memory import file_bytes
 
     wanted = file_bytes(len(here_W))
-    free = min((n for n in free_memory_bytes([here.pools for here in here_W]) if n is not None), default=None)
+    free = min(
+        (n for n in free_memory_bytes([here.pools for here in here_W]) if n is not None),
+        default=None,
+    )
     if free is not None and free < 2 * wanted:
         return f"a rank needs {wanted:,} bytes for it, and has {free:,} bytes free for all it does"
     return ""

@@ -1,7 +1,9 @@
-"""How much of an exchange is hidden: for how long messages were under way, and for how long of that the host stood waiting.
+"""How much of an exchange is hidden: for how long messages were under way, and for how long of that
+the host stood waiting.
 
     sent                                  wanted      there
-     |------- the host does other work -----|-- waits --|         hidden: the first part's share of the whole
+     |------- the host does other work -----|-- waits --|         hidden: the first part's share of
+         the whole
 """
 
 import time
@@ -19,14 +21,16 @@ class Sent(NamedTuple, Generic[Arrived]):
 
 
 class Waits:
-    """Seconds since the start, by phase: `waited_s` is what nothing has hidden, `under_way_s` goes from sending to having it.
+    """Seconds since the start, by phase: `waited_s` is what nothing has hidden, `under_way_s` goes
+    from sending to having it.
 
     Args:
         phases: their names.
     """
 
     def __init__(self, phases: Sequence[str]) -> None:
-        self.waited_s, self.under_way_s = dict.fromkeys(phases, 0.0), dict.fromkeys(phases, 0.0)
+        self.waited_s = dict.fromkeys(phases, 0.0)
+        self.under_way_s = dict.fromkeys(phases, 0.0)
 
     @staticmethod
     def sent(arrive: Callable[[], Arrived]) -> Sent[Arrived]:
@@ -43,5 +47,11 @@ class Waits:
         return arrived
 
     def hidden(self) -> dict[str, float]:
-        """Share of the time under way in which the host did other work, for phases that had messages."""
-        return {phase: 1 - self.waited_s[phase] / seconds for phase, seconds in self.under_way_s.items() if seconds}
+        """Share of the time under way in which the host did other work, for phases that had
+        messages.
+        """
+        return {
+            phase: 1 - self.waited_s[phase] / seconds
+            for phase, seconds in self.under_way_s.items()
+            if seconds
+        }

@@ -1,13 +1,16 @@
 """Which kernels run: one object with the local functions of the engine, chosen once per collection.
 
-| backend | device | what it is |
-|---------|--------|------------|
-| torch   | any    | `reference.py`: plain torch, defines the result |
-| numba   | CPU    | `numba_cpu.py`: compiled for the machine at first use, several times as fast; results are kept on disk |
-| triton  | GPU    | `triton_cuda.py`: arithmetic in kernels, integers as the reference; checked by Triton's interpreter only, not timed |
+| backend | device | what it is                                                                    |
+|---------|--------|-------------------------------------------------------------------------------|
+| torch   | any    | `reference.py`: plain torch, defines the result                               |
+| numba   | CPU    | `numba_cpu.py`: compiled for the machine at first use, several times as fast; |
+|         |        | results are kept on disk                                                      |
+| triton  | GPU    | `triton_cuda.py`: arithmetic in kernels, integers as the reference; checked   |
+|         |        | by Triton's interpreter only, not timed                                       |
 
-`auto` takes the fastest that is there; the setting is `topology.backend`. Faster backends give the reference's result up to the order of
-sums; within one backend results are the same bits under every plan and for every number of threads.
+`auto` takes the fastest that is there; the setting is `topology.backend`. Faster backends give the
+reference's result up to the order of sums; within one backend results are the same bits under every
+plan and for every number of threads.
 """
 
 from importlib.util import find_spec
@@ -56,9 +59,15 @@ def backend(name: str, device: "torch.device") -> "Backend":
 
 
 def missed(name: str, device: "torch.device") -> str:
-    """What `auto` had to do without on a device, to be told; empty where it has the fast kernels or was not asked."""
+    """What `auto` had to do without on a device, to be told; empty where it has the fast kernels or
+    was not asked.
+    """
     why = _no_triton(device) if device.type == "cuda" else _no_numba(device)
-    return f"{why}: lookup and update run in plain torch, several times slower" if name == "auto" and why else ""
+    return (
+        f"{why}: lookup and update run in plain torch, several times slower"
+        if name == "auto" and why
+        else ""
+    )
 
 
 def _no_numba(device: "torch.device") -> str:

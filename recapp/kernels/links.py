@@ -1,8 +1,10 @@
-"""What the two halves of a kernel backend hand to each other: a group as arrays, a batch as a group sees it, and sparse matrices.
+"""What the two halves of a kernel backend hand to each other: a group as arrays, a batch as a group
+sees it, and sparse matrices.
 
-A *place* is an element offset in a flat buffer (a message, the output, its gradient): vectors of every width lie behind each other in one
-buffer, and nothing has to be moved or aligned. A *row* counts in units of a store's width. Letters: S slots, I strips, K pieces, L ids,
-P (slot, id) pairs, M output bags, V vectors, U distinct rows, N entries, W ranks.
+A *place* is an element offset in a flat buffer (a message, the output, its gradient): vectors of
+every width lie behind each other in one buffer, and nothing has to be moved or aligned. A *row*
+counts in units of a store's width. Letters: S slots, I strips, K pieces, L ids, P (slot, id) pairs,
+M output bags, V vectors, U distinct rows, N entries, W ranks.
 """
 
 from collections.abc import Callable
@@ -19,22 +21,28 @@ CACHE_LINE_BYTES = 64
 
 
 class Staged(NamedTuple):
-    """How the source of a sparse matrix is read strip by strip: first copied side by side, then gathered from the copy.
+    """How the source of a sparse matrix is read strip by strip: first copied side by side, then
+    gathered from the copy.
 
-    Bags of one table lie a whole output row apart, and at such distances thousands of them fall into a few sets of a cache. Where each is
-    read several times (bags of many ids), a copy that fits the cache halves the gathering (measured).
+    Bags of one table lie a whole output row apart, and at such distances thousands of them fall
+    into a few sets of a cache. Where each is read several times (bags of many ids), a copy that
+    fits the cache halves the gathering (measured).
     """
 
-    where_M: Tensor         # places of all bags in the source
-    bag_I1: Counts          # strip i has bags bag[i] .. bag[i + 1]; entries of the matrix are places in the copy of its bags
-    row_I1: Counts          # and rows of the matrix row[i] .. row[i + 1]
+    where_M: Tensor  # places of all bags in the source
+    # strip i has bags bag[i] .. bag[i + 1]; entries of the matrix are places in the copy of its
+    # bags
+    bag_I1: Counts
+    row_I1: Counts  # and rows of the matrix row[i] .. row[i + 1]
 
 
 class Links(NamedTuple):
-    """A sparse matrix in CSR between places: bag m sums `weights[k] * source[index[k]]` over k in offsets[m] .. offsets[m + 1].
+    """A sparse matrix in CSR between places: bag m sums `weights[k] * source[index[k]]` over k in
+    offsets[m] .. offsets[m + 1].
 
-    No offsets: one entry per bag. No weights: ones. Its result stands at place `at[m]` of the target; without, bags stand side by side.
-    `index` holds places, or rows where the source is a store. `staged`: or places in copies that are made strip by strip.
+    No offsets: one entry per bag. No weights: ones. Its result stands at place `at[m]` of the
+    target; without, bags stand side by side. `index` holds places, or rows where the source is a
+    store. `staged`: or places in copies that are made strip by strip.
     """
 
     index_N: Tensor
@@ -47,7 +55,8 @@ class Links(NamedTuple):
 
 @dataclass(frozen=True)
 class Routes:
-    """A group as arrays: its slots strip by strip, and where every row of its strips lives. Integers are int64, on the group's device.
+    """A group as arrays: its slots strip by strip, and where every row of its strips lives.
+    Integers are int64, on the group's device.
 
     Args:
         mode: how it asks.
@@ -61,7 +70,8 @@ class Routes:
         start_K: first row of each piece within its strip.
         rank_K: its owner.
         base_K: its first row in the owner's store.
-        row_dtype: int32 where all stores' rows fit, for all groups of a collection alike: ids travel in one message.
+        row_dtype: int32 where all stores' rows fit, for all groups of a collection alike: ids
+            travel in one message.
     """
 
     mode: str
@@ -88,7 +98,8 @@ class Bags:
         first_S: where the ids of each slot begin, on the host.
         last_S: where they end.
         where_M: place of each bag in the output, slots first.
-        scale_M: what each bag is multiplied by (means); None: nothing, and there are no weights either.
+        scale_M: what each bag is multiplied by (means); None: nothing, and there are no weights
+            either.
         weights_L: a weight per id, or None.
     """
 
@@ -127,16 +138,20 @@ class Rule(Protocol):
 
 
 class Scratch:
-    """Arrays by name that stay: a fresh one costs a page fault per 4 KB, more than the arithmetic done in it (measured).
+    """Arrays by name that stay: a fresh one costs a page fault per 4 KB, more than the arithmetic
+    done in it (measured).
 
-    One belongs to one group of one batch in flight, so what stands in it is that batch's until the batch's backward has run.
+    One belongs to one group of one batch in flight, so what stands in it is that batch's until the
+    batch's backward has run.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
-        """An array of n elements on the CPU, contents undefined; the same memory for the same name."""
+        """An array of n elements on the CPU, contents undefined; the same memory for the same
+        name.
+        """
         held = self._held.get(name)
         if held is None or held.numel() < n or held.dtype != dtype:
             held = self._held[name] = self._grown(n, dtype)

@@ -1,7 +1,9 @@
-"""The compiled CPU backend: numba kernels behind the functions of `recapp/kernels/reference.py`, several times as fast.
+"""The compiled CPU backend: numba kernels behind the functions of `recapp/kernels/reference.py`,
+several times as fast.
 
-Tensors become arrays without a copy; results stand in the caller's `Scratch`, which stays from batch to batch. What the functions mean is
-documented at the reference; how they are fast, in `numba_integers.py`, `numba_distinct.py` and `numba_vectors.py`.
+Tensors become arrays without a copy; results stand in the caller's `Scratch`, which stays from
+batch to batch. What the functions mean is documented at the reference; how they are fast, in
+`numba_integers.py`, `numba_distinct.py` and `numba_vectors.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,21 +19,34 @@ from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_strips as strips
 from recapp.kernels import numba_threads as shares
 from recapp.kernels import numba_vectors as vectors
-from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Counts, Links, Routes, Rule, Scratch, Staged
+from recapp.kernels.links import (
+    CACHE_LINE_BYTES,
+    Bags,
+    Counts,
+    Links,
+    Routes,
+    Rule,
+    Scratch,
+    Staged,
+)
 
-# Torch's libgomp is in the process already and serves numba's OpenMP layer too: one pool. TBB's or numba's own would fight for the cores.
+# Torch's libgomp is in the process already and serves numba's OpenMP layer too: one pool. TBB's or
+# numba's own would fight for the cores.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
-STREAM_FROM_BYTES = 4 << 20      # smaller targets are read again from the caches
-STAGE_FROM_READS = 3            # times that a bag's gradient is read: below, a copy costs more than it gains
-SPREAD_FROM_ROWS = 2048         # fewer bags or touched rows are not worth waking a second thread (10 to 30 us)
-SPREAD_FROM_PAIRS = 16384       # likewise ids, of which one takes 10 ns
+STREAM_FROM_BYTES = 4 << 20  # smaller targets are read again from the caches
+STAGE_FROM_READS = 3  # times that a bag's gradient is read: below, a copy costs more than it gains
+# fewer bags or touched rows are not worth waking a second thread (10 to 30 us)
+SPREAD_FROM_ROWS = 2048
+SPREAD_FROM_PAIRS = 16384  # likewise ids, of which one takes 10 ns
 
 
 class _Distinct(NamedTuple):
-    """Distinct rows of a group in one batch, strip by strip: pairs' numbers within their strip, rows in the owners' stores, owners, uses.
+    """Distinct rows of a group in one batch, strip by strip: pairs' numbers within their strip,
+    rows in the owners' stores, owners, uses.
 
-    Strip i has pairs pair[i] .. pair[i + 1] and distinct rows row[i] .. row[i + 1], and is worked on by thread[i] of so many threads.
+    Strip i has pairs pair[i] .. pair[i + 1] and distinct rows row[i] .. row[i + 1], and is worked
+    on by thread[i] of so many threads.
     """
 
     number_P: Tensor
@@ -56,11 +71,16 @@ def _array(tensor: Tensor | None) -> Any:
 
 
 def _given(tensor: Tensor | None, dtype: torch.dtype) -> Any:
-    """The tensor's memory; nothing of its type where there is none, so that one compiled kernel serves both."""
+    """The tensor's memory; nothing of its type where there is none, so that one compiled kernel
+    serves both.
+    """
     return _NOTHING[dtype] if tensor is None else tensor.numpy()
 
 
-_NOTHING = {dtype: torch.empty(0, dtype=dtype).numpy() for dtype in (torch.int32, torch.float32, torch.float64)}
+_NOTHING = {
+    dtype: torch.empty(0, dtype=dtype).numpy()
+    for dtype in (torch.int32, torch.float32, torch.float64)
+}
 
 
 def _number(dtype: torch.dtype, value: float) -> Any:
@@ -68,7 +88,9 @@ def _number(dtype: torch.dtype, value: float) -> Any:
 
 
 class NumbaBackend:
-    """Kernels for tensors on the CPU. One belongs to one collection: it holds the hash table that the grouping kernels share."""
+    """Kernels for tensors on the CPU. One belongs to one collection: it holds the hash table that
+    the grouping kernels share.
+    """
 
     name = "numba"
 
@@ -84,65 +106,152 @@ class NumbaBackend:
         return self._slot_H
 
     def _arrays(self, r: Routes) -> tuple[Any, ...]:
-        """strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K; slot_I1: strip i has slots slot[i] .. slot[i + 1]."""
+        """strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K; slot_I1: strip i has slots
+        slot[i] .. slot[i + 1].
+        """
         known, found = self._routes.get(id(r), (None, ()))
         if known is not r:
-            found = tuple(map(_array, (r.strip_S, r.feature_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K)))
+            found = tuple(
+                map(
+                    _array,
+                    (r.strip_S, r.feature_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K),
+                )
+            )
             found = *found, np.searchsorted(found[0], np.arange(len(r.rows_I) + 1))
             self._routes[id(r)] = r, found
         return found
 
     def sizes(self) -> list[tuple[int, int]]:
         """See the reference: small batches, and those that several threads share."""
-        return [(1, 1), (SPREAD_FROM_ROWS, SPREAD_FROM_PAIRS)][:_threads()]
+        return [(1, 1), (SPREAD_FROM_ROWS, SPREAD_FROM_PAIRS)][: _threads()]
 
-    def rows_of_ids(self, ids_L: Tensor, edges: Sequence[int], size_F: Tensor, rule_F: Tensor, changed_F: Tensor) -> tuple[Tensor, int]:
-        """Rows of raw ids by the rules of all tables in one pass (`recapp/tables/ids.py` says what is what)."""
-        rows_L = torch.empty(len(ids_L), dtype=torch.int32 if int(size_F.max()) < 2**31 else torch.int64)
-        first = integers.rows_of_ids(_array(ids_L), np.array(edges, np.int64), _array(size_F), _array(rule_F), _array(changed_F),
-                                     _array(rows_L))
+    def rows_of_ids(
+        self, ids_L: Tensor, edges: Sequence[int], size_F: Tensor, rule_F: Tensor, changed_F: Tensor
+    ) -> tuple[Tensor, int]:
+        """Rows of raw ids by the rules of all tables in one pass (`recapp/tables/ids.py` says what
+        is what).
+        """
+        rows_L = torch.empty(
+            len(ids_L), dtype=torch.int32 if int(size_F.max()) < 2**31 else torch.int64
+        )
+        first = integers.rows_of_ids(
+            _array(ids_L),
+            np.array(edges, np.int64),
+            _array(size_F),
+            _array(rule_F),
+            _array(changed_F),
+            _array(rows_L),
+        )
         return rows_L, first
 
     def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_Distinct, Counts]:
         """See the reference."""
         _, _, rows_I, piece_I1, start_K, rank_K, base_K, slot_I1 = self._arrays(r)
-        P, strips, pair_I1 = b.pairs, len(rows_I), np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[slot_I1]
+        P = b.pairs
+        strips = len(rows_I)
+        pair_I1 = np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[slot_I1]
         first_I, found_I = np.zeros((2, strips), np.int64)
-        row_I1, n_IW = np.zeros(strips + 1, np.int64), np.zeros((strips, world), np.int64)
-        number, rank, count, place = (take(name, P, torch.int32) for name in ("number", "rank", "count", "place"))
+        row_I1 = np.zeros(strips + 1, np.int64)
+        n_IW = np.zeros((strips, world), np.int64)
+        number, rank, count, place = (
+            take(name, P, torch.int32) for name in ("number", "rank", "count", "place")
+        )
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
         threads = _threads() if P >= SPREAD_FROM_PAIRS else 1
         thread_I = shares.deal(np.diff(pair_I1), threads)
         slots = self._slots(threads * int(np.diff(pair_I1).max(initial=1)))
-        whole = (_array(b.rows_L), b.first_S, b.last_S, slot_I1, pair_I1, rows_I, piece_I1, start_K, rank_K, base_K, _array(number),
-                 _array(row), _array(rank), _array(count), _array(place), first_I, found_I, n_IW)
+        whole = (
+            _array(b.rows_L),
+            b.first_S,
+            b.last_S,
+            slot_I1,
+            pair_I1,
+            rows_I,
+            piece_I1,
+            start_K,
+            rank_K,
+            base_K,
+            _array(number),
+            _array(row),
+            _array(rank),
+            _array(count),
+            _array(place),
+            first_I,
+            found_I,
+            n_IW,
+        )
         if threads == 1:
             distinct.route_strips(thread_I, 0, threads, slots, *whole)
         else:
             numba.set_num_threads(threads)
             distinct.route_strips_on_threads(thread_I, threads, slots, *whole)
         U = distinct.close_up(first_I, found_I, _array(row), _array(rank), _array(count), row_I1)
-        return _Distinct(number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads), n_IW.sum(0)
+        return _Distinct(
+            number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
+        ), n_IW.sum(0)
 
-    def place_rows(self, r: Routes, d: _Distinct, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, place: torch.dtype,
-                   take: Scratch) -> Tensor:
+    def place_rows(
+        self,
+        r: Routes,
+        d: _Distinct,
+        ids: Tensor,
+        id_first_W: Counts,
+        vector_first_W: Counts,
+        place: torch.dtype,
+        take: Scratch,
+    ) -> Tensor:
         """See the reference."""
         at = take("at", len(d.row_U), place)
-        distinct.place_rows(_array(d.rank_U), _array(d.row_U), len(d.row_U), r.width, vector_first_W.copy(), id_first_W.copy(), _array(ids),
-                            _array(at))
+        distinct.place_rows(
+            _array(d.rank_U),
+            _array(d.row_U),
+            len(d.row_U),
+            r.width,
+            vector_first_W.copy(),
+            id_first_W.copy(),
+            _array(ids),
+            _array(at),
+        )
         return at
 
-    def link_rows(self, r: Routes, b: Bags, d: _Distinct, source_U: Tensor, dtype: torch.dtype, take: Scratch) -> tuple[Links, Links]:
+    def link_rows(
+        self, r: Routes, b: Bags, d: _Distinct, source_U: Tensor, dtype: torch.dtype, take: Scratch
+    ) -> tuple[Links, Links]:
         """See the reference."""
-        P, M, U = b.pairs, len(b.where_M), len(d.row_U)
-        start, offsets = take("start", U + 1, torch.int32), take("offsets", M + 1, torch.int32)
-        index, order = take("index", P, source_U.dtype), take("order", P, b.where_M.dtype)
-        use, use_T = (None, None) if b.scale_M is None else (take("use", P, dtype), take("use_T", P, dtype))
+        P = b.pairs
+        M = len(b.where_M)
+        U = len(d.row_U)
+        start = take("start", U + 1, torch.int32)
+        offsets = take("offsets", M + 1, torch.int32)
+        index = take("index", P, source_U.dtype)
+        order = take("order", P, b.where_M.dtype)
+        use, use_T = (
+            (None, None) if b.scale_M is None else (take("use", P, dtype), take("use_T", P, dtype))
+        )
         staged, staged_S = self._stages(r, b, d)
         _, feature_S, *_, slot_I1 = self._arrays(r)
-        whole = (_array(d.number_P), _array(d.count_U), _array(source_U), b.first_S, slot_I1, d.pair_I1, d.row_I1, feature_S,
-                 _array(b.lengths_FB), _array(b.where_M), _array(b.scale_M), _array(b.weights_L), _array(start), _array(offsets),
-                 _array(index), _array(order), _array(use), _array(use_T), staged_S, r.width)
+        whole = (
+            _array(d.number_P),
+            _array(d.count_U),
+            _array(source_U),
+            b.first_S,
+            slot_I1,
+            d.pair_I1,
+            d.row_I1,
+            feature_S,
+            _array(b.lengths_FB),
+            _array(b.where_M),
+            _array(b.scale_M),
+            _array(b.weights_L),
+            _array(start),
+            _array(offsets),
+            _array(index),
+            _array(order),
+            _array(use),
+            _array(use_T),
+            staged_S,
+            r.width,
+        )
         if d.threads == 1:
             distinct.link_strips(d.thread_I, 0, *whole)
         else:
@@ -151,77 +260,206 @@ class NumbaBackend:
         return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
 
     def _stages(self, r: Routes, b: Bags, d: _Distinct) -> tuple[Staged | None, Counts]:
-        """Whether gradients are copied strip by strip first, and in which bag of its strip's copy each slot begins."""
+        """Whether gradients are copied strip by strip first, and in which bag of its strip's copy
+        each slot begins.
+        """
         strip_S, *_, slot_I1 = self._arrays(r)
         bags = b.lengths_FB.shape[1]
         if b.pairs < STAGE_FROM_READS * len(b.where_M) or len(r.rows_I) < _threads():
             return None, np.zeros(0, np.int64)
-        return Staged(b.where_M, slot_I1 * bags, d.row_I1), (np.arange(len(strip_S)) - slot_I1[strip_S]) * bags
+        return Staged(b.where_M, slot_I1 * bags, d.row_I1), (
+            np.arange(len(strip_S)) - slot_I1[strip_S]
+        ) * bags
 
-    def route_bags(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[tuple[int, Counts], Counts]:
+    def route_bags(
+        self, r: Routes, b: Bags, world: int, take: Scratch
+    ) -> tuple[tuple[int, Counts], Counts]:
         """See the reference."""
         strip_S, feature_S, _, piece_I1, start_K, rank_K, *_ = self._arrays(r)
         last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
-        V = integers.route_bags(_array(b.rows_L), b.first_S, feature_S, _array(b.lengths_FB), strip_S, piece_I1, start_K, rank_K, last_W,
-                                rows_W, vectors_W)
+        V = integers.route_bags(
+            _array(b.rows_L),
+            b.first_S,
+            feature_S,
+            _array(b.lengths_FB),
+            strip_S,
+            piece_I1,
+            start_K,
+            rank_K,
+            last_W,
+            rows_W,
+            vectors_W,
+        )
         counts_W2 = np.stack([rows_W, vectors_W], 1)
         return (V, counts_W2), counts_W2
 
-    def place_bags(self, r: Routes, b: Bags, found: tuple[int, Counts], ids: Tensor, id_first_W: Counts, vector_first_W: Counts,
-                   words_L: Tensor | None, place: torch.dtype, take: Scratch) -> tuple[Links, Links]:
+    def place_bags(
+        self,
+        r: Routes,
+        b: Bags,
+        found: tuple[int, Counts],
+        ids: Tensor,
+        id_first_W: Counts,
+        vector_first_W: Counts,
+        words_L: Tensor | None,
+        place: torch.dtype,
+        take: Scratch,
+    ) -> tuple[Links, Links]:
         """See the reference."""
         strip_S, feature_S, _, piece_I1, start_K, rank_K, base_K, _ = self._arrays(r)
-        (V, counts_W2), M = found, len(b.where_M)
-        offsets, index, source = take("offsets", M + 1, torch.int32), take("index", V, place), take("source", V, b.where_M.dtype)
+        V, counts_W2 = found
+        M = len(b.where_M)
+        offsets = take("offsets", M + 1, torch.int32)
+        index = take("index", V, place)
+        source = take("source", V, b.where_M.dtype)
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
         length_W = id_first_W + counts_W2[:, 0]
-        integers.place_bags(_array(b.rows_L), b.first_S, feature_S, _array(b.lengths_FB), strip_S, piece_I1, start_K, rank_K, base_K,
-                            np.zeros(len(length_W), np.int64), vector_first_W.copy(), id_first_W.copy(), length_W, r.width,
-                            _array(b.where_M), _array(b.scale_M), _array(words_L), length_W + counts_W2[:, 1], _array(ids),
-                            _array(offsets), _array(index), _array(source), _array(use))
+        integers.place_bags(
+            _array(b.rows_L),
+            b.first_S,
+            feature_S,
+            _array(b.lengths_FB),
+            strip_S,
+            piece_I1,
+            start_K,
+            rank_K,
+            base_K,
+            np.zeros(len(length_W), np.int64),
+            vector_first_W.copy(),
+            id_first_W.copy(),
+            length_W,
+            r.width,
+            _array(b.where_M),
+            _array(b.scale_M),
+            _array(words_L),
+            length_W + counts_W2[:, 1],
+            _array(ids),
+            _array(offsets),
+            _array(index),
+            _array(source),
+            _array(use),
+        )
         return Links(index, offsets, use, b.where_M, M), Links(source, None, use, index, V)
 
-    def serve(self, ids: Tensor, id_first_W: Counts, counts_W3: Counts, vector_first_W: Counts, width: int, pooled: bool,
-              words: int, weights: torch.dtype, place: torch.dtype, take: Scratch) -> Links:
+    def serve(
+        self,
+        ids: Tensor,
+        id_first_W: Counts,
+        counts_W3: Counts,
+        vector_first_W: Counts,
+        width: int,
+        pooled: bool,
+        words: int,
+        weights: torch.dtype,
+        place: torch.dtype,
+        take: Scratch,
+    ) -> Links:
         """See the reference."""
-        N, V = int(counts_W3[:, 0].sum()), int(counts_W3[:, 1].sum())
-        row, at, use = take("served_row", N, ids.dtype), take("served_at", V, place), None
+        N = int(counts_W3[:, 0].sum())
+        V = int(counts_W3[:, 1].sum())
+        row = take("served_row", N, ids.dtype)
+        at = take("served_at", V, place)
+        use = None
         offsets = take("served_offsets", V + 1, torch.int32) if pooled else None
         if words:
             use = take("served_use", N * words * ids.element_size() // weights.itemsize, weights)
-        integers.serve(_array(ids), id_first_W, counts_W3[:, 0].copy(), counts_W3[:, 1].copy(), vector_first_W, width, _array(row),
-                       _array(offsets), _array(at), None if use is None else _array(use.view(ids.dtype)))
+        integers.serve(
+            _array(ids),
+            id_first_W,
+            counts_W3[:, 0].copy(),
+            counts_W3[:, 1].copy(),
+            vector_first_W,
+            width,
+            _array(row),
+            _array(offsets),
+            _array(at),
+            None if use is None else _array(use.view(ids.dtype)),
+        )
         return Links(row, offsets, use, at, V)
 
     def group_rows(self, rows: int, asked: Links, take: Scratch) -> tuple[Tensor, Links]:
         """See the reference."""
         N = len(asked.index_N)
-        row, start = take("learn_row", N, asked.index_N.dtype), take("learn_start", N + 1, torch.int32)
+        row = take("learn_row", N, asked.index_N.dtype)
+        start = take("learn_start", N + 1, torch.int32)
         assert asked.at_M is not None
         order = take("learn_order", N, asked.at_M.dtype)
         use_T = None if asked.weights_N is None else take("learn_use", N, asked.weights_N.dtype)
-        number, place = take("learn_number", N, torch.int32), take("learn_place", N, torch.int32)
-        U = integers.group_rows(_array(asked.index_N), _array(asked.offsets_M1), _array(asked.at_M), asked.bags, _array(asked.weights_N),
-                                rows, self._slots(N), _array(row), _array(start), _array(order), _array(use_T), _array(number),
-                                _array(place))
+        number = take("learn_number", N, torch.int32)
+        place = take("learn_place", N, torch.int32)
+        U = integers.group_rows(
+            _array(asked.index_N),
+            _array(asked.offsets_M1),
+            _array(asked.at_M),
+            asked.bags,
+            _array(asked.weights_N),
+            rows,
+            self._slots(N),
+            _array(row),
+            _array(start),
+            _array(order),
+            _array(use_T),
+            _array(number),
+            _array(place),
+        )
         return row[:U], Links(order, start, use_T, None, U)
 
-    def pool(self, source: Tensor, unit: int, width: int, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0,
-             in_lines: bool = False) -> None:
+    def pool(
+        self,
+        source: Tensor,
+        unit: int,
+        width: int,
+        links: Links,
+        target: Tensor,
+        dtype: torch.dtype,
+        scale: float = 1.0,
+        in_lines: bool = False,
+    ) -> None:
         """See the reference."""
-        streamed = in_lines and target.nbytes >= STREAM_FROM_BYTES and target.data_ptr() % CACHE_LINE_BYTES == 0
-        matrix = (_array(links.index_N), _given(links.offsets_M1, torch.int32), _given(links.weights_N, dtype))
+        streamed = (
+            in_lines
+            and target.nbytes >= STREAM_FROM_BYTES
+            and target.data_ptr() % CACHE_LINE_BYTES == 0
+        )
+        matrix = (
+            _array(links.index_N),
+            _given(links.offsets_M1, torch.int32),
+            _given(links.weights_N, dtype),
+        )
         result = (_array(target), _given(links.at_M, torch.int32), _number(dtype, scale))
         if links.staged is None:
-            _run(vectors.pool, vectors.pool_on_threads, (width, streamed), (_array(source), unit, *matrix, *result), links)
+            _run(
+                vectors.pool,
+                vectors.pool_on_threads,
+                (width, streamed),
+                (_array(source), unit, *matrix, *result),
+                links,
+            )
         else:
-            self._run_staged(vectors.pool_staged, vectors.pool_staged_on_threads, (width,), source, links, (*matrix, *result), dtype)
+            self._run_staged(
+                vectors.pool_staged,
+                vectors.pool_staged_on_threads,
+                (width,),
+                source,
+                links,
+                (*matrix, *result),
+                dtype,
+            )
 
-    def square_sums(self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype) -> Tensor:
+    def square_sums(
+        self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype
+    ) -> Tensor:
         """See the reference."""
         total_U = torch.empty(learn.bags, dtype=torch.float64)
-        vectors.squares(width)(_array(gradients), _array(learn.index_N), _array(learn.offsets_M1), _given(learn.weights_N, dtype),
-                               _number(dtype, 0), learn.bags, _array(total_U))
+        vectors.squares(width)(
+            _array(gradients),
+            _array(learn.index_N),
+            _array(learn.offsets_M1),
+            _given(learn.weights_N, dtype),
+            _number(dtype, 0),
+            learn.bags,
+            _array(total_U),
+        )
         return total_U
 
     def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
@@ -231,39 +469,109 @@ class NumbaBackend:
         strips.find_pieces(_array(row_U), _array(base_K), _array(piece_U), _array(nth_U), n_K)
         return piece_U, nth_U, n_K
 
-    def place_parts(self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor) -> None:
+    def place_parts(
+        self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor
+    ) -> None:
         """See the reference."""
-        strips.place_parts(_array(part_U), _array(first_K), _array(piece_U), _array(nth_U), _array(parts))
+        strips.place_parts(
+            _array(part_U), _array(first_K), _array(piece_U), _array(nth_U), _array(parts)
+        )
 
-    def mean_of_parts(self, parts: Tensor, begin_JK: Tensor, piece_U: Tensor, nth_U: Tensor, dim_K: Tensor, dtype: torch.dtype) -> Tensor:
+    def mean_of_parts(
+        self,
+        parts: Tensor,
+        begin_JK: Tensor,
+        piece_U: Tensor,
+        nth_U: Tensor,
+        dim_K: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
         """See the reference."""
         mean_U = torch.empty(len(piece_U), dtype=dtype)
-        strips.mean_of_parts(_array(parts), _array(begin_JK), _array(piece_U), _array(nth_U), _array(dim_K), _array(mean_U))
+        strips.mean_of_parts(
+            _array(parts),
+            _array(begin_JK),
+            _array(piece_U),
+            _array(nth_U),
+            _array(dim_K),
+            _array(mean_U),
+        )
         return mean_U
 
-    def update(self, gradients: Tensor, learn: Links, row_U: Tensor, mean_U: Tensor | None, weights_RD: Tensor, state: Sequence[Tensor],
-               dtype: torch.dtype, lr: float, rule: Rule) -> None:
+    def update(
+        self,
+        gradients: Tensor,
+        learn: Links,
+        row_U: Tensor,
+        mean_U: Tensor | None,
+        weights_RD: Tensor,
+        state: Sequence[Tensor],
+        dtype: torch.dtype,
+        lr: float,
+        rule: Rule,
+    ) -> None:
         """See the reference."""
         kinds = tuple(kind for _, kind in rule.state)
         made_for = rule.step, tuple(rule.constants), kinds, rule.needs_row, weights_RD.shape[1]
         held = [*(_array(s.view(-1)) for s in state), *[_given(None, dtype)] * (2 - len(kinds))]
-        arguments = (_array(learn.index_N), _array(learn.offsets_M1), _given(learn.weights_N, dtype), _array(row_U), _given(mean_U, dtype),
-                     _array(weights_RD.view(-1)), *held, float(lr), _number(dtype, 0))
+        arguments = (
+            _array(learn.index_N),
+            _array(learn.offsets_M1),
+            _given(learn.weights_N, dtype),
+            _array(row_U),
+            _given(mean_U, dtype),
+            _array(weights_RD.view(-1)),
+            *held,
+            float(lr),
+            _number(dtype, 0),
+        )
         if learn.staged is None:
-            _run(vectors.update, vectors.update_on_threads, made_for, (_array(gradients), *arguments), learn)
+            _run(
+                vectors.update,
+                vectors.update_on_threads,
+                made_for,
+                (_array(gradients), *arguments),
+                learn,
+            )
         else:
-            self._run_staged(vectors.update_staged, vectors.update_staged_on_threads, made_for, gradients, learn, arguments, dtype)
+            self._run_staged(
+                vectors.update_staged,
+                vectors.update_staged_on_threads,
+                made_for,
+                gradients,
+                learn,
+                arguments,
+                dtype,
+            )
 
-    def _run_staged(self, serial: Callable[..., Any], on_threads: Callable[..., Any], made_for: tuple[Any, ...], source: Tensor,
-                    links: Links, arguments: tuple[Any, ...], dtype: torch.dtype) -> None:
+    def _run_staged(
+        self,
+        serial: Callable[..., Any],
+        on_threads: Callable[..., Any],
+        made_for: tuple[Any, ...],
+        source: Tensor,
+        links: Links,
+        arguments: tuple[Any, ...],
+        dtype: torch.dtype,
+    ) -> None:
         """Strip by strip, on as many threads as torch uses."""
-        staged, threads = links.staged, _threads()
+        staged = links.staged
+        threads = _threads()
         assert staged is not None and links.offsets_M1 is not None
         bags_I = np.diff(staged.bag_I1)
         copies = _array(self._copies("copies", threads * int(bags_I.max()) * made_for[-1], dtype))
-        entries_I, results_I = np.diff(_array(links.offsets_M1)[staged.row_I1]), np.diff(staged.row_I1)
+        entries_I = np.diff(_array(links.offsets_M1)[staged.row_I1])
+        results_I = np.diff(staged.row_I1)
         thread_I = shares.deal(bags_I + entries_I + results_I, threads)
-        whole = (_array(source), _array(staged.where_M), staged.bag_I1, staged.row_I1, *arguments, copies, thread_I)
+        whole = (
+            _array(source),
+            _array(staged.where_M),
+            staged.bag_I1,
+            staged.row_I1,
+            *arguments,
+            copies,
+            thread_I,
+        )
         if threads == 1:
             serial(*made_for)(*whole, 0)
             return
@@ -275,12 +583,21 @@ def _threads() -> int:
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
 
 
-def _run(serial: Callable[..., Any], on_threads: Callable[..., Any], made_for: tuple[Any, ...], arguments: tuple[Any, ...],
-         links: Links) -> None:
-    """On as many threads as torch uses; alone where the work is too small or numba is told to use one."""
+def _run(
+    serial: Callable[..., Any],
+    on_threads: Callable[..., Any],
+    made_for: tuple[Any, ...],
+    arguments: tuple[Any, ...],
+    links: Links,
+) -> None:
+    """On as many threads as torch uses; alone where the work is too small or numba is told to use
+    one.
+    """
     threads = _threads()
     if threads == 1 or links.bags < SPREAD_FROM_ROWS:
         serial(*made_for)(*arguments, 0, links.bags)
         return
     numba.set_num_threads(threads)
-    on_threads(*made_for)(*arguments, shares.cut(_given(links.offsets_M1, torch.int32), links.bags, threads))
+    on_threads(*made_for)(
+        *arguments, shares.cut(_given(links.offsets_M1, torch.int32), links.bags, threads)
+    )

@@ -1,8 +1,10 @@
-"""Home of mode `unique`, compiled: which distinct rows a batch needs, of whom, and which of their vectors make which bag.
+"""Home of mode `unique`, compiled: which distinct rows a batch needs, of whom, and which of their
+vectors make which bag.
 
-Strips of tables have no row in common, so threads take them as they are dealt: each strip numbers its distinct rows from 0 and keeps
-what is told of them where its pairs begin; then they move together (a thread that is alone leaves no gaps). The order is that of strips,
-whatever the number of threads. Letters are those of `numba_integers.py`.
+Strips of tables have no row in common, so threads take them as they are dealt: each strip numbers
+its distinct rows from 0 and keeps what is told of them where its pairs begin; then they move
+together (a thread that is alone leaves no gaps). The order is that of strips, whatever the number
+of threads. Letters are those of `numba_integers.py`.
 """
 
 from typing import Any
@@ -19,10 +21,32 @@ spread = compiled(parallel=True)
 
 
 @jit
-def route_strips(thread_I: Any, mine: Any, threads: Any, slot_H: Any, rows_L: Any, first_S: Any, last_S: Any, slot_I1: Any, pair_I1: Any,
-                 rows_I: Any, piece_I1: Any, start_K: Any, rank_K: Any, base_K: Any, number_P: Any, row_P: Any, rank_P: Any, count_P: Any,
-                 place_P: Any, first_I: Any, found_I: Any, vectors_IW: Any) -> None:
-    """Number the distinct rows of the strips of thread `mine`, each strip's from 0; count their uses and find their owners.
+def route_strips(
+    thread_I: Any,
+    mine: Any,
+    threads: Any,
+    slot_H: Any,
+    rows_L: Any,
+    first_S: Any,
+    last_S: Any,
+    slot_I1: Any,
+    pair_I1: Any,
+    rows_I: Any,
+    piece_I1: Any,
+    start_K: Any,
+    rank_K: Any,
+    base_K: Any,
+    number_P: Any,
+    row_P: Any,
+    rank_P: Any,
+    count_P: Any,
+    place_P: Any,
+    first_I: Any,
+    found_I: Any,
+    vectors_IW: Any,
+) -> None:
+    """Number the distinct rows of the strips of thread `mine`, each strip's from 0; count their
+    uses and find their owners.
 
     What is told of a strip's distinct rows stands from first[i] on, found[i] of them.
     """
@@ -32,7 +56,8 @@ def route_strips(thread_I: Any, mine: Any, threads: Any, slot_H: Any, rows_L: An
             continue
         if threads > 1:
             end = pair_I1[i]
-        begin, p = end, pair_I1[i]
+        begin = end
+        p = pair_I1[i]
         multiplier, shift, mask = hashing(rows_I[i], pair_I1[i + 1] - p)
         for slot in range(slot_I1[i], slot_I1[i + 1]):
             for at in range(first_S[slot], last_S[slot]):
@@ -49,20 +74,77 @@ def route_strips(thread_I: Any, mine: Any, threads: Any, slot_H: Any, rows_L: An
                 put(count_P, u, get(count_P, u) + 1)
                 put(number_P, p, u - begin)
                 p += 1
-        first_I[i], found_I[i] = begin, end - begin
-        _settle(row_P, rank_P, place_P, begin, end, slot_H, start_K, rank_K, base_K, piece_I1[i], piece_I1[i + 1], vectors_IW[i])
+        first_I[i] = begin
+        found_I[i] = end - begin
+        _settle(
+            row_P,
+            rank_P,
+            place_P,
+            begin,
+            end,
+            slot_H,
+            start_K,
+            rank_K,
+            base_K,
+            piece_I1[i],
+            piece_I1[i + 1],
+            vectors_IW[i],
+        )
 
 
 @spread
-def route_strips_on_threads(thread_I: Any, threads: Any, slot_H: Any, rows_L: Any, first_S: Any, last_S: Any, slot_I1: Any, pair_I1: Any,
-                            rows_I: Any, piece_I1: Any, start_K: Any, rank_K: Any, base_K: Any, number_P: Any, row_P: Any, rank_P: Any,
-                            count_P: Any, place_P: Any, first_I: Any, found_I: Any, vectors_IW: Any) -> None:
+def route_strips_on_threads(
+    thread_I: Any,
+    threads: Any,
+    slot_H: Any,
+    rows_L: Any,
+    first_S: Any,
+    last_S: Any,
+    slot_I1: Any,
+    pair_I1: Any,
+    rows_I: Any,
+    piece_I1: Any,
+    start_K: Any,
+    rank_K: Any,
+    base_K: Any,
+    number_P: Any,
+    row_P: Any,
+    rank_P: Any,
+    count_P: Any,
+    place_P: Any,
+    first_I: Any,
+    found_I: Any,
+    vectors_IW: Any,
+) -> None:
     """`route_strips` on every thread, which has its part of the hash table."""
     size = len(slot_H) // threads
     for t in prange(threads):
-        # numba counts unsigned, and would compile another `route_strips` than the one that a thread alone has
-        route_strips(thread_I, np.int64(t), threads, slot_H[t * size:(t + 1) * size], rows_L, first_S, last_S, slot_I1, pair_I1, rows_I,
-                     piece_I1, start_K, rank_K, base_K, number_P, row_P, rank_P, count_P, place_P, first_I, found_I, vectors_IW)
+        # numba counts unsigned, and would compile another `route_strips` than the one that a thread
+        # alone has
+        route_strips(
+            thread_I,
+            np.int64(t),
+            threads,
+            slot_H[t * size : (t + 1) * size],
+            rows_L,
+            first_S,
+            last_S,
+            slot_I1,
+            pair_I1,
+            rows_I,
+            piece_I1,
+            start_K,
+            rank_K,
+            base_K,
+            number_P,
+            row_P,
+            rank_P,
+            count_P,
+            place_P,
+            first_I,
+            found_I,
+            vectors_IW,
+        )
 
 
 @jit
@@ -82,8 +164,20 @@ def close_up(first_I: Any, found_I: Any, row_P: Any, rank_P: Any, count_P: Any, 
 
 
 @jit
-def _settle(row_U: Any, rank_U: Any, place_U: Any, begin: Any, end: Any, slot_H: Any, start_K: Any, rank_K: Any, base_K: Any, first: Any,
-            last: Any, vectors_W: Any) -> None:
+def _settle(
+    row_U: Any,
+    rank_U: Any,
+    place_U: Any,
+    begin: Any,
+    end: Any,
+    slot_H: Any,
+    start_K: Any,
+    rank_K: Any,
+    base_K: Any,
+    first: Any,
+    last: Any,
+    vectors_W: Any,
+) -> None:
     """Rows of a strip become rows of their owners' stores."""
     for u in range(begin, end):
         row = get(row_U, u)
@@ -96,7 +190,9 @@ def _settle(row_U: Any, rank_U: Any, place_U: Any, begin: Any, end: Any, slot_H:
 
 
 @jit
-def place_rows(rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W: Any, ids: Any, at_U: Any) -> None:
+def place_rows(
+    rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W: Any, ids: Any, at_U: Any
+) -> None:
     """Vectors and requests go to the next place for their rank; both cursors move."""
     for u in range(U):
         rank = get(rank_U, u)
@@ -107,28 +203,54 @@ def place_rows(rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W
 
 
 @jit
-def link_strips(thread_I: Any, mine: Any, number_P: Any, count_U: Any, source_U: Any, first_S: Any, slot_I1: Any, pair_I1: Any, row_I1: Any,
-                feature_S: Any, lengths_FB: Any, where_M: Any, scale_M: Any, weights_L: Any, start_U1: Any, offsets_M1: Any, index_P: Any,
-                order_P: Any, use_P: Any, use_T: Any, staged_S: Any, width: Any) -> None:
-    """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; vector u learns from order[start[u]:start[u+1]].
+def link_strips(
+    thread_I: Any,
+    mine: Any,
+    number_P: Any,
+    count_U: Any,
+    source_U: Any,
+    first_S: Any,
+    slot_I1: Any,
+    pair_I1: Any,
+    row_I1: Any,
+    feature_S: Any,
+    lengths_FB: Any,
+    where_M: Any,
+    scale_M: Any,
+    weights_L: Any,
+    start_U1: Any,
+    offsets_M1: Any,
+    index_P: Any,
+    order_P: Any,
+    use_P: Any,
+    use_T: Any,
+    staged_S: Any,
+    width: Any,
+) -> None:
+    """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; vector u learns
+    from order[start[u]:start[u+1]].
 
-    Only those of the strips of thread `mine`; where two strips meet, their threads write the same number. Where copies are made strip by
-    strip, `staged_S` says in which bag of its strip's copy a slot begins; else it is empty.
+    Only those of the strips of thread `mine`; where two strips meet, their threads write the same
+    number. Where copies are made strip by strip, `staged_S` says in which bag of its strip's copy a
+    slot begins; else it is empty.
     """
     bags = lengths_FB.shape[1]
     for i in range(len(thread_I)):
         if thread_I[i] != mine:
             continue
-        start, base = pair_I1[i], row_I1[i]
+        start = pair_I1[i]
+        base = row_I1[i]
         for u in range(base, row_I1[i + 1]):
             count = get(count_U, u)
             put(start_U1, u, start)
-            put(count_U, u, start)                                                  # now a cursor
+            put(count_U, u, start)  # now a cursor
             start += count
-        put(start_U1, row_I1[i + 1], start)                                         # the next strip writes the same there
+        put(start_U1, row_I1[i + 1], start)  # the next strip writes the same there
         p = pair_I1[i]
         for s in range(slot_I1[i], slot_I1[i + 1]):
-            at, feature, m = first_S[s], feature_S[s], s * bags
+            at = first_S[s]
+            feature = feature_S[s]
+            m = s * bags
             for b in range(bags):
                 put(offsets_M1, m, p)
                 where = int(get(where_M, m)) if len(staged_S) == 0 else (staged_S[s] + b) * width
@@ -149,11 +271,53 @@ def link_strips(thread_I: Any, mine: Any, number_P: Any, count_U: Any, source_U:
 
 
 @spread
-def link_strips_on_threads(thread_I: Any, threads: Any, number_P: Any, count_U: Any, source_U: Any, first_S: Any, slot_I1: Any,
-                           pair_I1: Any, row_I1: Any, feature_S: Any, lengths_FB: Any, where_M: Any, scale_M: Any, weights_L: Any,
-                           start_U1: Any, offsets_M1: Any, index_P: Any, order_P: Any, use_P: Any, use_T: Any, staged_S: Any,
-                           width: Any) -> None:
+def link_strips_on_threads(
+    thread_I: Any,
+    threads: Any,
+    number_P: Any,
+    count_U: Any,
+    source_U: Any,
+    first_S: Any,
+    slot_I1: Any,
+    pair_I1: Any,
+    row_I1: Any,
+    feature_S: Any,
+    lengths_FB: Any,
+    where_M: Any,
+    scale_M: Any,
+    weights_L: Any,
+    start_U1: Any,
+    offsets_M1: Any,
+    index_P: Any,
+    order_P: Any,
+    use_P: Any,
+    use_T: Any,
+    staged_S: Any,
+    width: Any,
+) -> None:
     """`link_strips` on every thread."""
     for t in prange(threads):
-        link_strips(thread_I, np.int64(t), number_P, count_U, source_U, first_S, slot_I1, pair_I1, row_I1, feature_S, lengths_FB, where_M,
-                    scale_M, weights_L, start_U1, offsets_M1, index_P, order_P, use_P, use_T, staged_S, width)
+        link_strips(
+            thread_I,
+            np.int64(t),
+            number_P,
+            count_U,
+            source_U,
+            first_S,
+            slot_I1,
+            pair_I1,
+            row_I1,
+            feature_S,
+            lengths_FB,
+            where_M,
+            scale_M,
+            weights_L,
+            start_U1,
+            offsets_M1,
+            index_P,
+            order_P,
+            use_P,
+            use_T,
+            staged_S,
+            width,
+        )

@@ -1,15 +1,18 @@
-"""The integer half of the compiled backend: which rows a batch needs, of whom, and where their vectors will stand.
+"""The integer half of the compiled backend: which rows a batch needs, of whom, and where their
+vectors will stand.
 
-Nothing here sorts. Equal rows meet in a small hash table, `slot_H`, whose size follows the batch and not the table (a table of a billion
-rows costs nothing here); one that has a place for every row of a table is used without hashing. It is all -1 between calls: who fills it
-notes the places and clears those. Distinct rows so come in the order of first appearance.
+Nothing here sorts. Equal rows meet in a small hash table, `slot_H`, whose size follows the batch
+and not the table (a table of a billion rows costs nothing here); one that has a place for every row
+of a table is used without hashing. It is all -1 between calls: who fills it notes the places and
+clears those. Distinct rows so come in the order of first appearance.
 
-A *place* is an element offset in a flat buffer (a message, the output, its gradient); a *row* counts in units of a width. Letters:
-S slots, I strips, K pieces, P (slot, id) pairs, M output bags, V vectors, U distinct rows, W ranks, H places of the hash table.
+A *place* is an element offset in a flat buffer (a message, the output, its gradient); a *row*
+counts in units of a width. Letters: S slots, I strips, K pieces, P (slot, id) pairs, M output bags,
+V vectors, U distinct rows, W ranks, H places of the hash table.
 
-The step in which equal rows meet is written out in both kernels that take it: as a function of its own, inlined by numba, by LLVM or not,
-it makes routing five to ten times as slow (1.0 against 5.5 ms for 106,000 ids, measured). Distinct rows at home have a file of their own,
-`numba_distinct.py`.
+The step in which equal rows meet is written out in both kernels that take it: as a function of its
+own, inlined by numba, by LLVM or not, it makes routing five to ten times as slow (1.0 against 5.5
+ms for 106,000 ids, measured). Distinct rows at home have a file of their own, `numba_distinct.py`.
 """
 
 from typing import Any
@@ -20,14 +23,16 @@ from recapp.kernels.numba_disk import compiled
 from recapp.kernels.simd import get, put
 
 jit = compiled()
-ERROR, HASH, CLAMP, DROP = range(4)             # rules, as `recapp/tables/ids.py` numbers them
+ERROR, HASH, CLAMP, DROP = range(4)  # rules, as `recapp/tables/ids.py` numbers them
 MISSING = np.int64(-(2**63))
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)         # 2^64 / golden ratio: Knuth's multiplicative hashing
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplicative hashing
 
 
 @jit
 def hashing(rows: Any, n: Any) -> Any:
-    """(multiplier, shift, mask) for n rows of a table: a quarter to half of the places are used, or each row has its own."""
+    """(multiplier, shift, mask) for n rows of a table: a quarter to half of the places are used, or
+    each row has its own.
+    """
     bits = 1
     while 1 << bits < 2 * n:
         bits += 1
@@ -63,10 +68,15 @@ def piece_of(row: Any, start_K: Any, first: Any, last: Any) -> Any:
 
 
 @jit
-def rows_of_ids(ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: Any, rows_L: Any) -> Any:
-    """Rows by the rules of `recapp/tables/ids.py`; returns the place of the first id that is an error, or -1."""
+def rows_of_ids(
+    ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: Any, rows_L: Any
+) -> Any:
+    """Rows by the rules of `recapp/tables/ids.py`; returns the place of the first id that is an
+    error, or -1.
+    """
     for f in range(len(size_F)):
-        size, rule = size_F[f], rule_F[f]
+        size = size_F[f]
+        rule = rule_F[f]
         small = np.uint32(min(size - 1, 2**32 - 1))
         for at in range(edge_F1[f], edge_F1[f + 1]):
             number = get(ids_L, at)
@@ -75,10 +85,10 @@ def rows_of_ids(ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: A
                 row = 0
             elif rule == HASH:
                 if np.uint64(number) < 2**32 and size <= 2**32:
-                    row = 1 + int(np.uint32(number) % small)                         # several times as fast as in 64 bits
+                    row = 1 + int(np.uint32(number) % small)  # several times as fast as in 64 bits
                 else:
                     row = 1 + number % (size - 1)
-            elif np.uint64(number) >= np.uint64(size):                              # negative ones too
+            elif np.uint64(number) >= np.uint64(size):  # negative ones too
                 if rule == ERROR:
                     return at
                 changed_F[f] += 1
@@ -91,14 +101,31 @@ def rows_of_ids(ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: A
 
 
 @jit
-def route_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip_S: Any, piece_I1: Any, start_K: Any, rank_K: Any,
-               last_W: Any, rows_W: Any, vectors_W: Any) -> Any:
-    """Count the rows and vectors that each rank will be asked; returns how many (bag, owner) pairs there are."""
+def route_bags(
+    rows_L: Any,
+    first_S: Any,
+    feature_S: Any,
+    lengths_FB: Any,
+    strip_S: Any,
+    piece_I1: Any,
+    start_K: Any,
+    rank_K: Any,
+    last_W: Any,
+    rows_W: Any,
+    vectors_W: Any,
+) -> Any:
+    """Count the rows and vectors that each rank will be asked; returns how many (bag, owner) pairs
+    there are.
+    """
     last_W[:] = -1
-    m, V = 0, 0
+    m = 0
+    V = 0
     for s in range(len(strip_S)):
-        at, strip, feature = first_S[s], strip_S[s], feature_S[s]
-        first, last = piece_I1[strip], piece_I1[strip + 1]
+        at = first_S[s]
+        strip = strip_S[s]
+        feature = feature_S[s]
+        first = piece_I1[strip]
+        last = piece_I1[strip + 1]
         for b in range(lengths_FB.shape[1]):
             for _ in range(lengths_FB[feature, b]):
                 rank = get(rank_K, piece_of(get(rows_L, at), start_K, first, last))
@@ -113,18 +140,45 @@ def route_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip
 
 
 @jit
-def place_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip_S: Any, piece_I1: Any, start_K: Any, rank_K: Any,
-               base_K: Any, last_W: Any, vector_W: Any, row_W: Any, length_W: Any, width: Any, where_M: Any, scale_M: Any, words_L: Any,
-               word_W: Any, ids: Any, offsets_M1: Any, index_V: Any, source_V: Any, use_V: Any) -> None:
-    """Fill the requests (rows, bag lengths, bits of the weights); vector v of a bag stands at index[v] and learns from source[v].
+def place_bags(
+    rows_L: Any,
+    first_S: Any,
+    feature_S: Any,
+    lengths_FB: Any,
+    strip_S: Any,
+    piece_I1: Any,
+    start_K: Any,
+    rank_K: Any,
+    base_K: Any,
+    last_W: Any,
+    vector_W: Any,
+    row_W: Any,
+    length_W: Any,
+    width: Any,
+    where_M: Any,
+    scale_M: Any,
+    words_L: Any,
+    word_W: Any,
+    ids: Any,
+    offsets_M1: Any,
+    index_V: Any,
+    source_V: Any,
+    use_V: Any,
+) -> None:
+    """Fill the requests (rows, bag lengths, bits of the weights); vector v of a bag stands at
+    index[v] and learns from source[v].
 
     The entries of A are the scales of the bags alone: sample weights go to the owner, who sums.
     """
     last_W[:] = -1
-    m, v = 0, 0
+    m = 0
+    v = 0
     for s in range(len(strip_S)):
-        at, strip, feature = first_S[s], strip_S[s], feature_S[s]
-        first, last = piece_I1[strip], piece_I1[strip + 1]
+        at = first_S[s]
+        strip = strip_S[s]
+        feature = feature_S[s]
+        first = piece_I1[strip]
+        last = piece_I1[strip + 1]
         for b in range(lengths_FB.shape[1]):
             put(offsets_M1, m, v)
             for _ in range(lengths_FB[feature, b]):
@@ -158,9 +212,24 @@ def place_bags(rows_L: Any, first_S: Any, feature_S: Any, lengths_FB: Any, strip
 
 
 @jit
-def group_rows(row_N: Any, offsets_V1: Any, at_V: Any, V: Any, use_N: Any, rows: Any, slot_H: Any, row_U: Any, start_U1: Any, order_N: Any,
-               use_T: Any, number_N: Any, place_U: Any) -> Any:
-    """The distinct rows that were asked for, and for each the places of the gradients it learns from, in the order of asking."""
+def group_rows(
+    row_N: Any,
+    offsets_V1: Any,
+    at_V: Any,
+    V: Any,
+    use_N: Any,
+    rows: Any,
+    slot_H: Any,
+    row_U: Any,
+    start_U1: Any,
+    order_N: Any,
+    use_T: Any,
+    number_N: Any,
+    place_U: Any,
+) -> Any:
+    """The distinct rows that were asked for, and for each the places of the gradients it learns
+    from, in the order of asking.
+    """
     U = 0
     multiplier, shift, mask = hashing(rows, len(row_N))
     for n in range(len(row_N)):
@@ -196,19 +265,35 @@ def group_rows(row_N: Any, offsets_V1: Any, at_V: Any, V: Any, use_N: Any, rows:
             if use_N is not None:
                 put(use_T, k, get(use_N, n))
             n += 1
-    for u in range(U, 0, -1):                                                       # the cursors stand at the ends
+    for u in range(U, 0, -1):  # the cursors stand at the ends
         put(start_U1, u, get(start_U1, u - 1))
     put(start_U1, 0, 0)
     return U
 
 
 @jit
-def serve(ids: Any, id_first_W: Any, rows_W: Any, vectors_W: Any, vector_first_W: Any, width: Any, row_N: Any, offsets_V1: Any, at_V: Any,
-          word_N: Any) -> None:
-    """The requests of all ranks behind each other: rows, and for each vector its entries and the place of its answer."""
-    n, v, end, word = 0, 0, 0, 0
+def serve(
+    ids: Any,
+    id_first_W: Any,
+    rows_W: Any,
+    vectors_W: Any,
+    vector_first_W: Any,
+    width: Any,
+    row_N: Any,
+    offsets_V1: Any,
+    at_V: Any,
+    word_N: Any,
+) -> None:
+    """The requests of all ranks behind each other: rows, and for each vector its entries and the
+    place of its answer.
+    """
+    n = 0
+    v = 0
+    end = 0
+    word = 0
     for w in range(len(id_first_W)):
-        at, place = id_first_W[w], vector_first_W[w]
+        at = id_first_W[w]
+        place = vector_first_W[w]
         for _ in range(rows_W[w]):
             put(row_N, n, get(ids, at))
             n += 1

@@ -1,4 +1,6 @@
-"""What strips of one row need to agree on its statistics: the piece of each touched row, and sums over the parts of its strips."""
+"""What strips of one row need to agree on its statistics: the piece of each touched row, and sums
+over the parts of its strips.
+"""
 
 from typing import Any
 
@@ -27,10 +29,13 @@ def place_parts(part_U: Any, first_K: Any, piece_U: Any, nth_U: Any, parts: Any)
 
 
 @jit
-def mean_of_parts(parts: Any, begin_JK: Any, piece_U: Any, nth_U: Any, dim_K: Any, mean_U: Any) -> None:
+def mean_of_parts(
+    parts: Any, begin_JK: Any, piece_U: Any, nth_U: Any, dim_K: Any, mean_U: Any
+) -> None:
     """The parts of a row in the order of its strips, over its columns."""
     for u in range(len(piece_U)):
-        total, k = 0.0, int(get(piece_U, u))
+        total = 0.0
+        k = int(get(piece_U, u))
         for j in range(begin_JK.shape[0]):
             begin = begin_JK[j, k]
             if begin >= 0:

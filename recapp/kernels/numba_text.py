@@ -16,14 +16,15 @@ jit = compiled()
 MISSING = np.int64(
     -(2**63)
 )  # is no text's id: of the hash that would be it, the next number is taken
-P1, P2, P3 = (
-    np.uint64(0x9E3779B185EBCA87),
-    np.uint64(0xC2B2AE3D27D4EB4F),
-    np.uint64(0x165667B19E3779F9),
-)
-P4, P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
+P1 = np.uint64(0x9E3779B185EBCA87)
+P2 = np.uint64(0xC2B2AE3D27D4EB4F)
+P3 = np.uint64(0x165667B19E3779F9)
+P4 = np.uint64(0x85EBCA77C2B2AE63)
+P5 = np.uint64(0x27D4EB2F165667C5)
 DIGITS = 19  # of the largest int64
-ZERO, NINE, MINUS = ord("0"), ord("9"), ord("-")
+ZERO = ord("0")
+NINE = ord("9")
+MINUS = ord("-")
 
 
 @jit
@@ -80,12 +81,18 @@ def mixed(state: Any, lane: Any) -> Any:
 @jit
 def xxh64(data_C: Any, first: Any, last: Any) -> Any:
     """XXH64, seed 0, of bytes first..last."""
-    at, size = first, last - first
+    at = first
+    size = last - first
     if size >= 32:
-        a, b, c, d = P1 + P2, P2, np.uint64(0), np.uint64(0) - P1
+        a = P1 + P2
+        b = P2
+        c = np.uint64(0)
+        d = np.uint64(0) - P1
         while at + 32 <= last:
-            a, b = mixed(a, word(data_C, at, 8)), mixed(b, word(data_C, at + 8, 8))
-            c, d = mixed(c, word(data_C, at + 16, 8)), mixed(d, word(data_C, at + 24, 8))
+            a = mixed(a, word(data_C, at, 8))
+            b = mixed(b, word(data_C, at + 8, 8))
+            c = mixed(c, word(data_C, at + 16, 8))
+            d = mixed(d, word(data_C, at + 24, 8))
             at += 32
         value = rotated(a, 1) + rotated(b, 7) + rotated(c, 12) + rotated(d, 18)
         for state in (a, b, c, d):
@@ -116,7 +123,8 @@ def ids_of_texts(data_C: Any, bound_N1: Any, integers_only: Any, ids_N: Any) -> 
     are allowed, where it spells none.
     """
     for n in range(len(ids_N)):
-        first, last = bound_N1[n], bound_N1[n + 1]
+        first = bound_N1[n]
+        last = bound_N1[n + 1]
         if first == last:
             ids_N[n] = MISSING
         elif is_decimal(data_C, first, last):

@@ -1,9 +1,11 @@
-"""Rows in 8 or 4 bits, for inference: one scale and one bias per row, row-wise min-max, as FBGEMM stores them.
+"""Rows in 8 or 4 bits, for inference: one scale and one bias per row, row-wise min-max, as FBGEMM
+stores them.
 
-    value = scale * q + bias        q an unsigned integer of the given bits; bias the row's minimum, scale its range / (2^bits - 1)
+    value = scale * q + bias        q an unsigned integer of the given bits; bias the row's minimum,
+                                    scale its range / (2^bits - 1)
 
-Two 4-bit numbers share a byte, the even column in the low half; an odd width leaves the last high half zero. These torch functions define
-the result that faster kernels reproduce.
+Two 4-bit numbers share a byte, the even column in the low half; an odd width leaves the last high
+half zero. These torch functions define the result that faster kernels reproduce.
 """
 
 from dataclasses import dataclass
@@ -35,7 +37,8 @@ class QuantisedRows:
 
 
 def quantise(weights_RD: Tensor, bits: int, dtype: torch.dtype = torch.float32) -> QuantisedRows:
-    """Pack rows; each value moves by at most half a step of its row, and by the rounding of scale and bias.
+    """Pack rows; each value moves by at most half a step of its row, and by the rounding of scale
+    and bias.
 
     Args:
         weights_RD: finite floats.
@@ -51,11 +54,20 @@ def quantise(weights_RD: Tensor, bits: int, dtype: torch.dtype = torch.float32) 
     bias_R = weights_RD.amin(1).to(dtype)
     scale_R = ((weights_RD.amax(1) - bias_R.float()) / top).clamp(min=0).to(dtype)
     if not bool((bias_R.isfinite() & scale_R.isfinite()).all()):
-        raise ValueError(f"rows hold values that are not finite, or too large for scale and bias in {str(dtype).removeprefix('torch.')}")
+        raise ValueError(
+            "rows hold values that are not finite, or too large for scale and bias in "
+            f"{str(dtype).removeprefix('torch.')}"
+        )
     step_R = torch.where(scale_R > 0, scale_R, 1).float()
-    q_RD = ((weights_RD - bias_R.float()[:, None]) / step_R[:, None]).round_().clamp_(0, top).to(torch.uint8)
+    q_RD = (
+        ((weights_RD - bias_R.float()[:, None]) / step_R[:, None])
+        .round_()
+        .clamp_(0, top)
+        .to(torch.uint8)
+    )
     if bits == 4:
-        even_RK, odd_RK = q_RD[:, ::2], torch.nn.functional.pad(q_RD, (0, width % 2))[:, 1::2]
+        even_RK = q_RD[:, ::2]
+        odd_RK = torch.nn.functional.pad(q_RD, (0, width % 2))[:, 1::2]
         q_RD = even_RK | odd_RK << 4
     return QuantisedRows(q_RD.contiguous(), scale_R, bias_R, width, bits)
 
@@ -65,12 +77,16 @@ def dequantise(rows: QuantisedRows, row_N: Tensor, dtype: torch.dtype = torch.fl
     row_N = row_N.long()
     q_ND = rows.packed_RK[row_N]
     if rows.bits == 4:
-        q_ND = torch.stack([q_ND & 15, q_ND >> 4], 2).flatten(1)[:, :rows.width]
+        q_ND = torch.stack([q_ND & 15, q_ND >> 4], 2).flatten(1)[:, : rows.width]
     return q_ND.to(dtype) * rows.scale_R[row_N, None].to(dtype) + rows.bias_R[row_N, None].to(dtype)
 
 
-def pool_quantised(rows: QuantisedRows, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0) -> None:
-    """`pool` of the reference with packed rows as its source: `links.index_N` holds rows; sums are made in `dtype`, as there."""
+def pool_quantised(
+    rows: QuantisedRows, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0
+) -> None:
+    """`pool` of the reference with packed rows as its source: `links.index_N` holds rows; sums are
+    made in `dtype`, as there.
+    """
     values_ND = dequantise(rows, links.index_N, dtype)
     each = links._replace(index_N=torch.arange(len(values_ND), device=values_ND.device))
     TorchBackend().pool(values_ND.view(-1), rows.width, rows.width, each, target, dtype, scale)

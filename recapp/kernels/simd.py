@@ -1,22 +1,25 @@
 """A numba type for one row of a table: a vector of `width` numbers in registers, with arithmetic.
 
-`Row(element, width)` lowers to LLVM's `<width x float>`, so a kernel reads like the arithmetic it does, and a row rule written for torch
-blocks (`recapp/optim/rules.py`) compiles unchanged. Any width works: LLVM splits it into machine registers.
+`Row(element, width)` lowers to LLVM's `<width x float>`, so a kernel reads like the arithmetic it
+does, and a row rule written for torch blocks (`recapp/optim/rules.py`) compiles unchanged. Any
+width works: LLVM splits it into machine registers.
 
-    zeros(like, width)                  an empty accumulator in the type of the number `like`
-    load(array, at, like, width)        width elements of a flat array from element `at` on, as a row
-    store(array, at, row)               and back
-    stream(array, at, row), fence()     and back past the caches
-    prefetch(array, at, width)          ask the cache for them
-    cast(like, x)                       a number in the type of `like`
-    square_total(row)                   fp64 sum of squares, in a fixed order
-    get(array, i), put(array, i, x)     one number
+    zeros(like, width)                an empty accumulator in the type of the number `like`
+    load(array, at, like, width)      width elements of a flat array from element `at` on, as a row
+    store(array, at, row)             and back
+    stream(array, at, row), fence()   and back past the caches
+    prefetch(array, at, width)        ask the cache for them
+    cast(like, x)                     a number in the type of `like`
+    square_total(row)                 fp64 sum of squares, in a fixed order
+    get(array, i), put(array, i, x)   one number
 
-No access is bounds-checked and negative indices do not wrap: `array[i]` with a signed computed index asks each time whether i is negative,
-which halves the integer kernels (measured). Arrays are contiguous. Two 16-bit types that numpy lacks or numba refuses travel under
-other names: bfloat16 as int16, float16 as uint16; rows of them are computed in fp32.
+No access is bounds-checked and negative indices do not wrap: `array[i]` with a signed computed
+index asks each time whether i is negative, which halves the integer kernels (measured). Arrays are
+contiguous. Two 16-bit types that numpy lacks or numba refuses travel under other names: bfloat16 as
+int16, float16 as uint16; rows of them are computed in fp32.
 
-No operation may be reordered or fused: a row cut into strips must get the bits of the whole row, whatever code its width compiles to.
+No operation may be reordered or fused: a row cut into strips must get the bits of the whole row,
+whatever code its width compiles to.
 """
 
 import operator
@@ -39,7 +42,8 @@ class Row(types.Type):  # type: ignore[misc]
     """The type of a row: `width` numbers of an element type."""
 
     def __init__(self, element: types.Float, width: int) -> None:
-        self.element, self.width = element, width
+        self.element = element
+        self.width = width
         super().__init__(f"Row({element}, {width})")
 
 
@@ -48,18 +52,24 @@ class RowModel(models.PrimitiveModel):  # type: ignore[misc]
     """A row is an LLVM vector."""
 
     def __init__(self, dmm: Any, fe_type: Row) -> None:
-        super().__init__(dmm, fe_type, ir.VectorType(dmm.lookup(fe_type.element).get_value_type(), fe_type.width))
+        super().__init__(
+            dmm, fe_type, ir.VectorType(dmm.lookup(fe_type.element).get_value_type(), fe_type.width)
+        )
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
     return builder.gep(context.make_array(array_type)(context, builder, array).data, [offset])
 
 
-def _vector_address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, width: int) -> tuple[Any, int]:
+def _vector_address(
+    context: Any, builder: Any, array_type: Any, array: Any, offset: Any, width: int
+) -> tuple[Any, int]:
     """Address of array[offset], seen as a vector, and the alignment it has."""
     element = context.get_data_type(array_type.dtype)
     at = _address(context, builder, array_type, array, offset)
-    return builder.bitcast(at, ir.VectorType(element, width).as_pointer()), context.get_abi_sizeof(element)
+    return builder.bitcast(at, ir.VectorType(element, width).as_pointer()), context.get_abi_sizeof(
+        element
+    )
 
 
 def _splat(value: Any, width: int) -> Any:
@@ -69,14 +79,21 @@ def _splat(value: Any, width: int) -> Any:
 def _widen(builder: Any, raw: Any, kind: Any, element: Any, width: int) -> Any:
     """What was loaded becomes numbers of the row's type."""
     wide = ir.VectorType(element, width)
-    if kind == types.int16:                                                         # bfloat16: the upper half of an fp32
+    if kind == types.int16:  # bfloat16: the upper half of an fp32
         bits = builder.shl(builder.zext(raw, ir.VectorType(I32, width)), _splat(I32(16), width))
         raw = builder.bitcast(bits, ir.VectorType(ir.FloatType(), width))
     elif kind == types.uint16:
-        raw = builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), width)), ir.VectorType(ir.FloatType(), width))
+        raw = builder.fpext(
+            builder.bitcast(raw, ir.VectorType(ir.HalfType(), width)),
+            ir.VectorType(ir.FloatType(), width),
+        )
     if raw.type == wide:
         return raw
-    return builder.fpext(raw, wide) if isinstance(element, ir.DoubleType) else builder.fptrunc(raw, wide)
+    return (
+        builder.fpext(raw, wide)
+        if isinstance(element, ir.DoubleType)
+        else builder.fptrunc(raw, wide)
+    )
 
 
 def _narrow(builder: Any, value: Any, kind: Any, width: int) -> Any:
@@ -85,13 +102,20 @@ def _narrow(builder: Any, value: Any, kind: Any, width: int) -> Any:
     if kind in (types.int16, types.uint16) and value.type != single:
         value = builder.fptrunc(value, single)
     if kind == types.uint16:
-        return builder.bitcast(builder.fptrunc(value, ir.VectorType(ir.HalfType(), width)), ir.VectorType(ir.IntType(16), width))
+        return builder.bitcast(
+            builder.fptrunc(value, ir.VectorType(ir.HalfType(), width)),
+            ir.VectorType(ir.IntType(16), width),
+        )
     if kind == types.int16:
         bits = builder.bitcast(value, ir.VectorType(I32, width))
         odd = builder.and_(builder.lshr(bits, _splat(I32(16), width)), _splat(I32(1), width))
         rounded = builder.add(builder.add(bits, _splat(I32(0x7FFF), width)), odd)
-        rounded = builder.select(builder.fcmp_unordered("uno", value, value), _splat(I32(0x7FC00000), width), rounded)
-        return builder.trunc(builder.lshr(rounded, _splat(I32(16), width)), ir.VectorType(ir.IntType(16), width))
+        rounded = builder.select(
+            builder.fcmp_unordered("uno", value, value), _splat(I32(0x7FC00000), width), rounded
+        )
+        return builder.trunc(
+            builder.lshr(rounded, _splat(I32(16), width)), ir.VectorType(ir.IntType(16), width)
+        )
     wide = ir.VectorType(ir.DoubleType() if kind == types.float64 else ir.FloatType(), width)
     if value.type == wide:
         return value
@@ -107,24 +131,32 @@ def load(typingctx: Any, array: Any, offset: Any, like: Any, width: Any) -> Any:
         at, size = _vector_address(context, builder, signature.args[0], args[0], args[1], row.width)
         raw = builder.load(at)
         raw.align = size
-        return _widen(builder, raw, signature.args[0].dtype, context.get_value_type(row.element), row.width)
+        return _widen(
+            builder, raw, signature.args[0].dtype, context.get_value_type(row.element), row.width
+        )
+
     return row(array, types.int64, like, width), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def store(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
     """Write a row at `offset`, in the array's type."""
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         width = signature.args[2].width
         at, size = _vector_address(context, builder, signature.args[0], args[0], args[1], width)
         builder.store(_narrow(builder, args[2], signature.args[0].dtype, width), at).align = size
         return context.get_dummy_value()
+
     return types.void(array, types.int64, row), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def stream(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
-    """`store` past the caches: no line is read before it is overwritten whole. The row fills whole cache lines; `fence` comes after."""
+    """`store` past the caches: no line is read before it is overwritten whole. The row fills whole
+    cache lines; `fence` comes after.
+    """
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         width = signature.args[2].width
         at, _ = _vector_address(context, builder, signature.args[0], args[0], args[1], width)
@@ -132,32 +164,39 @@ def stream(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
         written.align = CACHE_LINE_BYTES
         written.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
         return context.get_dummy_value()
+
     return types.void(array, types.int64, row), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def fence(typingctx: Any) -> Any:
     """What was streamed is seen before anything that is written later."""
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
         return context.get_dummy_value()
+
     return types.void(), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def get(typingctx: Any, array: Any, i: Any) -> Any:
     """array[i], neither checked nor wrapped."""
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_address(context, builder, signature.args[0], args[0], args[1]))
+
     return array.dtype(array, types.int64), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def put(typingctx: Any, array: Any, i: Any, value: Any) -> Any:
     """array[i] = value, neither checked nor wrapped."""
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1]))
         return context.get_dummy_value()
+
     return types.void(array, types.int64, array.dtype), codegen
 
 
@@ -167,13 +206,16 @@ def prefetch(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
     lines = -(-width.literal_value * array.dtype.bitwidth // (8 * CACHE_LINE_BYTES))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first = builder.bitcast(_address(context, builder, signature.args[0], args[0], args[1]), cgutils.voidptr_t)
+        first = builder.bitcast(
+            _address(context, builder, signature.args[0], args[0], args[1]), cgutils.voidptr_t
+        )
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, I32, I32, I32])
         ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
         for line in range(lines):
             at = builder.gep(first, [ir.Constant(ir.IntType(64), CACHE_LINE_BYTES * line)])
-            builder.call(ask, [at, I32(0), I32(3), I32(1)])                         # to read, keep in all levels, data
+            builder.call(ask, [at, I32(0), I32(3), I32(1)])  # to read, keep in all levels, data
         return context.get_dummy_value()
+
     return types.void(array, types.int64, width), codegen
 
 
@@ -181,14 +223,18 @@ def prefetch(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
 def zeros(typingctx: Any, like: Any, width: Any) -> Any:
     """A row of zeros in the type of `like`."""
     row = Row(like, width.literal_value)
-    return row(like, width), lambda context, builder, signature, args: ir.Constant(context.get_value_type(row), None)
+    return row(like, width), lambda context, builder, signature, args: ir.Constant(
+        context.get_value_type(row), None
+    )
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def cast(typingctx: Any, like: Any, number: Any) -> Any:
     """A number in the type of `like`."""
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.cast(builder, args[1], signature.args[1], signature.args[0])
+
     return like(like, number), codegen
 
 
@@ -196,13 +242,20 @@ def cast(typingctx: Any, like: Any, number: Any) -> Any:
 def square_total(typingctx: Any, row: Any) -> Any:
     """fp64 sum of squares: a tree within blocks of `SQUARE_BLOCK` columns, then block by block.
 
-    A table cut into such strips gets the bits of the whole one, if its owners add each other's sums in column order.
+    A table cut into such strips gets the bits of the whole one, if its owners add each other's sums
+    in column order.
     """
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        width, total = signature.args[0].width, ir.Constant(ir.DoubleType(), 0.0)
+        width = signature.args[0].width
+        total = ir.Constant(ir.DoubleType(), 0.0)
         for first in range(0, width, SQUARE_BLOCK):
-            total = builder.fadd(total, _block_square(builder, args[0], range(first, min(first + SQUARE_BLOCK, width))))
+            total = builder.fadd(
+                total,
+                _block_square(builder, args[0], range(first, min(first + SQUARE_BLOCK, width))),
+            )
         return total
+
     return types.float64(row), codegen
 
 
@@ -210,14 +263,17 @@ def _block_square(builder: Any, row: Any, columns: range) -> Any:
     part = _shuffle(builder, row, columns)
     if not isinstance(part.type.element, ir.DoubleType):
         part = builder.fpext(part, ir.VectorType(ir.DoubleType(), len(columns)))
-    part, count = builder.fmul(part, part), len(columns)
+    part = builder.fmul(part, part)
+    count = len(columns)
     size = 1 << (count - 1).bit_length()
-    if size > count:                                                                # zeros change no sum
+    if size > count:  # zeros change no sum
         zero = ir.Constant(part.type, None)
         part = builder.shuffle_vector(part, zero, _mask([*range(count), *[count] * (size - count)]))
     while size > 1:
         size //= 2
-        part = builder.fadd(_shuffle(builder, part, range(size)), _shuffle(builder, part, range(size, 2 * size)))
+        part = builder.fadd(
+            _shuffle(builder, part, range(size)), _shuffle(builder, part, range(size, 2 * size))
+        )
     return builder.extract_element(part, I32(0))
 
 
@@ -237,7 +293,9 @@ def _spread(context: Any, builder: Any, value: Any, kind: Any, row: Row) -> Any:
     value = context.cast(builder, value, kind, row.element)
     vector = ir.VectorType(value.type, row.width)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, I32(0))
-    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, row.width), None))
+    return builder.shuffle_vector(
+        one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, row.width), None)
+    )
 
 
 def _define(op: Callable[..., Any], instruction: str) -> None:
@@ -246,8 +304,12 @@ def _define(op: Callable[..., Any], instruction: str) -> None:
         row = a if isinstance(a, Row) else b
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            left, right = (_spread(context, builder, x, t, row) for x, t in zip(args, signature.args, strict=True))
+            left, right = (
+                _spread(context, builder, x, t, row)
+                for x, t in zip(args, signature.args, strict=True)
+            )
             return getattr(builder, instruction)(left, right)
+
         return row(a, b), codegen
 
     @overload(op, inline="always")
@@ -257,7 +319,12 @@ def _define(op: Callable[..., Any], instruction: str) -> None:
         return None
 
 
-for _op, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul"), (operator.truediv, "fdiv")):
+for _op, _instruction in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
     _define(_op, _instruction)
 
 
@@ -265,12 +332,20 @@ for _op, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (opera
 def _root(typingctx: Any, row: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         name = f"llvm.sqrt.v{row.width}f{row.element.bitwidth}"
-        return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(args[0].type, [args[0].type]), name), args)
+        return builder.call(
+            cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(args[0].type, [args[0].type]), name
+            ),
+            args,
+        )
+
     return row(row), codegen
 
 
 def sqrt(x: Any) -> Any:
-    """The square root of a number or of each number of a row; what row rules get as their `sqrt` in compiled loops."""
+    """The square root of a number or of each number of a row; what row rules get as their `sqrt` in
+    compiled loops.
+    """
     return np.sqrt(x)
 
 

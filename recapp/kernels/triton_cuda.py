@@ -1,8 +1,10 @@
-"""The GPU backend: the reference's integers, which run on any device, and Triton kernels for the arithmetic.
+"""The GPU backend: the reference's integers, which run on any device, and Triton kernels for the
+arithmetic.
 
-What the functions mean is documented at `recapp/kernels/reference.py`, how they are made in `triton_vectors.py`. Nothing here waits for
-the device: grids and buffers follow from sizes that the host knows. Kernels are compiled at their first call with new types or a new
-width, and kept on disk by Triton. Triton's interpreter (TRITON_INTERPRET=1) runs them on CPU tensors: slow, for tests.
+What the functions mean is documented at `recapp/kernels/reference.py`, how they are made in
+`triton_vectors.py`. Nothing here waits for the device: grids and buffers follow from sizes that the
+host knows. Kernels are compiled at their first call with new types or a new width, and kept on disk
+by Triton. Triton's interpreter (TRITON_INTERPRET=1) runs them on CPU tensors: slow, for tests.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,9 @@ TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 class _Source(NamedTuple):
-    """Vectors as kernels read them: at multiples of `unit`; packed rows have scales, biases and bits as well."""
+    """Vectors as kernels read them: at multiples of `unit`; packed rows have scales, biases and
+    bits as well.
+    """
 
     memory: Tensor
     unit: int
@@ -38,18 +42,44 @@ class TritonBackend(TorchBackend):
 
     name = "triton"
 
-    def pool(self, source: Tensor, unit: int, width: int, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0,
-             in_lines: bool = False) -> None:
+    def pool(
+        self,
+        source: Tensor,
+        unit: int,
+        width: int,
+        links: Links,
+        target: Tensor,
+        dtype: torch.dtype,
+        scale: float = 1.0,
+        in_lines: bool = False,
+    ) -> None:
         """See the reference."""
         _pool(_Source(source, unit, width), links, target, dtype, scale, in_lines)
 
-    def pool_quantised(self, rows: QuantisedRows, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0) -> None:
+    def pool_quantised(
+        self,
+        rows: QuantisedRows,
+        links: Links,
+        target: Tensor,
+        dtype: torch.dtype,
+        scale: float = 1.0,
+    ) -> None:
         """See `quantised.py`."""
         packed_RK = rows.packed_RK
-        _pool(_Source(packed_RK, packed_RK.shape[1], rows.width, rows.scale_R, rows.bias_R, rows.bits), links, target, dtype, scale,
-              False)
+        _pool(
+            _Source(
+                packed_RK, packed_RK.shape[1], rows.width, rows.scale_R, rows.bias_R, rows.bits
+            ),
+            links,
+            target,
+            dtype,
+            scale,
+            False,
+        )
 
-    def square_sums(self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype) -> Tensor:
+    def square_sums(
+        self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype
+    ) -> Tensor:
         """See the reference."""
         total_U = torch.empty(learn.bags, dtype=torch.float64, device=gradients.device)
         if learn.bags:
@@ -57,36 +87,107 @@ class TritonBackend(TorchBackend):
             partial = _partial_sums(_Source(gradients, 1, width), learn, dtype)
             with _current(gradients.device):
                 vectors.square_sums[triton.cdiv(learn.bags, bags),](
-                    gradients, learn.index_N, learn.offsets_M1, learn.weights_N, partial, total_U, learn.bags, TYPES[dtype], width,
-                    vectors.RUN, bags, columns, _folds(columns), vectors.AT_ONCE, enable_fp_fusion=False)
+                    gradients,
+                    learn.index_N,
+                    learn.offsets_M1,
+                    learn.weights_N,
+                    partial,
+                    total_U,
+                    learn.bags,
+                    TYPES[dtype],
+                    width,
+                    vectors.RUN,
+                    bags,
+                    columns,
+                    _folds(columns),
+                    vectors.AT_ONCE,
+                    enable_fp_fusion=False,
+                )
         return total_U
 
-    def update(self, gradients: Tensor, learn: Links, row_U: Tensor, mean_U: Tensor | None, weights_RD: Tensor, state: Sequence[Tensor],
-               dtype: torch.dtype, lr: float, rule: Rule) -> None:
+    def update(
+        self,
+        gradients: Tensor,
+        learn: Links,
+        row_U: Tensor,
+        mean_U: Tensor | None,
+        weights_RD: Tensor,
+        state: Sequence[Tensor],
+        dtype: torch.dtype,
+        lr: float,
+        rule: Rule,
+    ) -> None:
         """See the reference. A rule has two state tensors at most."""
         if not learn.bags:
             return
-        width, (kind0, kind1, *_) = weights_RD.shape[1], [*(kind for _, kind in rule.state), None, None]
+        width = weights_RD.shape[1]
+        kind0, kind1, *_ = [*(kind for _, kind in rule.state), None, None]
         bags, columns = vectors.tile(width)
-        partial, (state0, state1, *_) = _partial_sums(_Source(gradients, 1, width), learn, dtype), [*state, None, None]
+        partial = _partial_sums(_Source(gradients, 1, width), learn, dtype)
+        state0, state1, *_ = [*state, None, None]
         constants = tuple(tl.constexpr(c) for c in rule.constants)
         with _current(weights_RD.device):
             vectors.update[triton.cdiv(learn.bags, bags),](
-                gradients, learn.index_N, learn.offsets_M1, learn.weights_N, partial, row_U, mean_U, weights_RD, state0, state1,
-                constants, learn.bags, lr, vectors.device_function(rule.step), vectors.sqrt, kind0, kind1, rule.needs_row, TYPES[dtype],
-                width, vectors.RUN, bags, columns, _folds(columns), vectors.AT_ONCE, enable_fp_fusion=False)
+                gradients,
+                learn.index_N,
+                learn.offsets_M1,
+                learn.weights_N,
+                partial,
+                row_U,
+                mean_U,
+                weights_RD,
+                state0,
+                state1,
+                constants,
+                learn.bags,
+                lr,
+                vectors.device_function(rule.step),
+                vectors.sqrt,
+                kind0,
+                kind1,
+                rule.needs_row,
+                TYPES[dtype],
+                width,
+                vectors.RUN,
+                bags,
+                columns,
+                _folds(columns),
+                vectors.AT_ONCE,
+                enable_fp_fusion=False,
+            )
 
 
-def _pool(source: _Source, links: Links, target: Tensor, dtype: torch.dtype, scale: float, in_lines: bool) -> None:
+def _pool(
+    source: _Source, links: Links, target: Tensor, dtype: torch.dtype, scale: float, in_lines: bool
+) -> None:
     if not links.bags:
         return
     bags, columns = vectors.tile(source.width)
     partial = _partial_sums(source, links, dtype)
     with _current(target.device):
         vectors.pool[triton.cdiv(links.bags, bags), triton.cdiv(source.width, columns)](
-            source.memory, source.scales, source.biases, links.index_N, links.offsets_M1, links.weights_N, partial, target, links.at_M,
-            links.bags, scale, TYPES[dtype], source.width, source.unit, source.bits, in_lines, vectors.RUN, bags, columns,
-            vectors.AT_ONCE, enable_fp_fusion=False)
+            source.memory,
+            source.scales,
+            source.biases,
+            links.index_N,
+            links.offsets_M1,
+            links.weights_N,
+            partial,
+            target,
+            links.at_M,
+            links.bags,
+            scale,
+            TYPES[dtype],
+            source.width,
+            source.unit,
+            source.bits,
+            in_lines,
+            vectors.RUN,
+            bags,
+            columns,
+            vectors.AT_ONCE,
+            enable_fp_fusion=False,
+        )
 
 
 def _partial_sums(source: _Source, links: Links, dtype: torch.dtype) -> Tensor | None:
@@ -94,12 +195,28 @@ def _partial_sums(source: _Source, links: Links, dtype: torch.dtype) -> Tensor |
     entries = len(links.index_N)
     if links.offsets_M1 is None or entries <= vectors.RUN:
         return None
-    places, columns = 2 * triton.cdiv(entries, vectors.RUN), vectors.tile(source.width)[1]
+    places = 2 * triton.cdiv(entries, vectors.RUN)
+    columns = vectors.tile(source.width)[1]
     partial = torch.empty(places * source.width, dtype=dtype, device=source.memory.device)
     with _current(source.memory.device):
         vectors.sum_runs[places, triton.cdiv(source.width, columns)](
-            source.memory, source.scales, source.biases, links.index_N, links.offsets_M1, links.weights_N, partial, links.bags,
-            TYPES[dtype], source.width, source.unit, source.bits, vectors.RUN, columns, vectors.AT_ONCE, enable_fp_fusion=False)
+            source.memory,
+            source.scales,
+            source.biases,
+            links.index_N,
+            links.offsets_M1,
+            links.weights_N,
+            partial,
+            links.bags,
+            TYPES[dtype],
+            source.width,
+            source.unit,
+            source.bits,
+            vectors.RUN,
+            columns,
+            vectors.AT_ONCE,
+            enable_fp_fusion=False,
+        )
     return partial
 
 

@@ -1,15 +1,21 @@
-"""The arithmetic half of the GPU backend as Triton kernels: one source for every type, width and rule.
+"""The arithmetic half of the GPU backend as Triton kernels: one source for every type, width and
+rule.
 
-A program has a tile of bags (or touched rows) x columns and walks along its bags' entries together; every bag adds its own, one after the
-other. No sum goes over threads and no addition is atomic, so what a bag sums to depends on its entries alone. Bags of very different
-lengths would leave a tile waiting for its longest one, and rows of small tables have tens of thousands of entries; so a bag longer than
-`RUN` is summed in runs of that many, counted from its own first entry, and then run by run:
+A program has a tile of bags (or touched rows) x columns and walks along its bags' entries together;
+every bag adds its own, one after the other. No sum goes over threads and no addition is atomic, so
+what a bag sums to depends on its entries alone. Bags of very different lengths would leave a tile
+waiting for its longest one, and rows of small tables have tens of thousands of entries; so a bag
+longer than `RUN` is summed in runs of that many, counted from its own first entry, and then run by
+run:
 
-    entries   0         256        512        768          a run that begins in entries 256 w .. 256 w + 255 has place 2 w + 1 where it
-    bags      |a|        b           |  c  |               begins its bag and 2 w where it goes on with one: at most one of each can,
-    runs        [b0       )[b1       )                     so the host makes room without knowing any length
+    entries   0         256        512        768      a run that begins in entries
+    bags      |a|        b           |  c  |           256 w .. 256 w + 255 has place 2 w + 1 where
+    runs        [b0       )[b1       )                 it begins its bag and 2 w where it goes on
+                                                       with one: at most one of each can, so the
+                                                       host makes room without knowing any length
 
-Multiplications and additions are never fused: with fusing, bits could differ between two ways to compile one line.
+Multiplications and additions are never fused: with fusing, bits could differ between two ways to
+compile one line.
 """
 
 import ast
@@ -23,11 +29,11 @@ from typing import Any
 import triton
 import triton.language as tl
 
-RUN = 256                   # entries; fewer need more partial sums, more take longer one after the other
-TILE_ELEMENTS = 1024        # of a program's tile: 8 in each thread of 4 warps
+RUN = 256  # entries; fewer need more partial sums, more take longer one after the other
+TILE_ELEMENTS = 1024  # of a program's tile: 8 in each thread of 4 warps
 TILE_BAGS = 64
-TILE_COLUMNS = 128          # whole blocks of squares (`SQUARE_BLOCK` of the reference)
-AT_ONCE = 4                 # entries whose loads do not wait for each other
+TILE_COLUMNS = 128  # whole blocks of squares (`SQUARE_BLOCK` of the reference)
+AT_ONCE = 4  # entries whose loads do not wait for each other
 
 
 def tile(width: int) -> tuple[int, int]:
@@ -38,10 +44,12 @@ def tile(width: int) -> tuple[int, int]:
 
 @lru_cache(None)
 def device_function(step: Callable[..., Any]) -> Any:
-    """A rule's expression as a function that kernels call: Triton compiles the source that Python runs.
+    """A rule's expression as a function that kernels call: Triton compiles the source that Python
+    runs.
 
-    Without its annotations, which Triton would take for its own: so the source is compiled anew, and put where `inspect` looks for source.
-    The interpreter takes the expression as it is: kernels are Python there, and it wants `triton.language` beside all that it decorates.
+    Without its annotations, which Triton would take for its own: so the source is compiled anew,
+    and put where `inspect` looks for source. The interpreter takes the expression as it is: kernels
+    are Python there, and it wants `triton.language` beside all that it decorates.
     """
     if triton.knobs.runtime.interpret:
         return step
@@ -49,8 +57,11 @@ def device_function(step: Callable[..., Any]) -> Any:
     assert isinstance(tree, ast.FunctionDef), "a rule is a function with a name"
     for argument in tree.args.args:
         argument.annotation = None
-    tree.returns, tree.decorator_list = None, []
-    source, file, names = ast.unparse(tree) + "\n", f"<{step.__module__}.{step.__qualname__} on a GPU>", dict(step.__globals__)
+    tree.returns = None
+    tree.decorator_list = []
+    source = ast.unparse(tree) + "\n"
+    file = f"<{step.__module__}.{step.__qualname__} on a GPU>"
+    names = dict(step.__globals__)
     linecache.cache[file] = len(source), None, source.splitlines(True), file
     exec(compile(source, file, "exec"), names)
     return triton.jit(names[tree.name])
@@ -66,109 +77,289 @@ def sqrt(x):
 
 
 @triton.jit
-def _vectors(source, scales, biases, at_B, here_B, column_C, inside_C, DTYPE: tl.constexpr, UNIT: tl.constexpr, BITS: tl.constexpr):
-    """Vectors at index `at` of the source: floats, or rows of `UNIT` bytes in `BITS` bits with a scale and a bias each."""
-    here_BC, first_B = here_B[:, None] & inside_C[None, :], at_B * UNIT
+def _vectors(
+    source,
+    scales,
+    biases,
+    at_B,
+    here_B,
+    column_C,
+    inside_C,
+    DTYPE: tl.constexpr,
+    UNIT: tl.constexpr,
+    BITS: tl.constexpr,
+):
+    """Vectors at index `at` of the source: floats, or rows of `UNIT` bytes in `BITS` bits with a
+    scale and a bias each.
+    """
+    here_BC = here_B[:, None] & inside_C[None, :]
+    first_B = at_B * UNIT
     if scales is None:
-        return tl.load(source + first_B[:, None] + column_C[None, :], mask=here_BC, other=0.0).to(DTYPE)
+        return tl.load(source + first_B[:, None] + column_C[None, :], mask=here_BC, other=0.0).to(
+            DTYPE
+        )
     else:
-        byte_BC = tl.load(source + first_B[:, None] + (column_C * BITS // 8)[None, :], mask=here_BC, other=0).to(tl.int32)
+        byte_BC = tl.load(
+            source + first_B[:, None] + (column_C * BITS // 8)[None, :], mask=here_BC, other=0
+        ).to(tl.int32)
         q_BC = (byte_BC >> (column_C * BITS % 8)[None, :]) & ((1 << BITS) - 1)
         scale_B = tl.load(scales + at_B, mask=here_B, other=0.0).to(DTYPE)
-        return q_BC.to(DTYPE) * scale_B[:, None] + tl.load(biases + at_B, mask=here_B, other=0.0).to(DTYPE)[:, None]
+        return (
+            q_BC.to(DTYPE) * scale_B[:, None]
+            + tl.load(biases + at_B, mask=here_B, other=0.0).to(DTYPE)[:, None]
+        )
 
 
 @triton.jit
-def _entries(source, scales, biases, index, weights, begin_B, length_B, column_C, inside_C, DTYPE: tl.constexpr, UNIT: tl.constexpr,
-             BITS: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr):
+def _entries(
+    source,
+    scales,
+    biases,
+    index,
+    weights,
+    begin_B,
+    length_B,
+    column_C,
+    inside_C,
+    DTYPE: tl.constexpr,
+    UNIT: tl.constexpr,
+    BITS: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
     """Entries begin .. begin + length of each bag, one after the other: [BAGS, COLUMNS]."""
     total_BC = tl.zeros([BAGS, COLUMNS], DTYPE)
     for first in range(0, tl.max(length_B, 0), AT_ONCE):
         for ahead in tl.static_range(AT_ONCE):
-            here_B, k_B = first + ahead < length_B, begin_B + first + ahead
+            here_B = first + ahead < length_B
+            k_B = begin_B + first + ahead
             at_B = tl.load(index + k_B, mask=here_B, other=0).to(tl.int64)
-            vector_BC = _vectors(source, scales, biases, at_B, here_B, column_C, inside_C, DTYPE, UNIT, BITS)
+            vector_BC = _vectors(
+                source, scales, biases, at_B, here_B, column_C, inside_C, DTYPE, UNIT, BITS
+            )
             if weights is not None:
-                vector_BC = vector_BC * tl.load(weights + k_B, mask=here_B, other=0.0).to(DTYPE)[:, None]
+                vector_BC = (
+                    vector_BC * tl.load(weights + k_B, mask=here_B, other=0.0).to(DTYPE)[:, None]
+                )
             total_BC = total_BC + vector_BC
     return total_BC
 
 
 @triton.jit
-def _sums(source, scales, biases, index, offsets, weights, partial, bag_B, there_B, column_C, inside_C, DTYPE: tl.constexpr,
-          WIDTH: tl.constexpr, UNIT: tl.constexpr, BITS: tl.constexpr, RUN: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr,
-          AT_ONCE: tl.constexpr):
+def _sums(
+    source,
+    scales,
+    biases,
+    index,
+    offsets,
+    weights,
+    partial,
+    bag_B,
+    there_B,
+    column_C,
+    inside_C,
+    DTYPE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    BITS: tl.constexpr,
+    RUN: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
     """A tile of sums: short bags from their entries, long ones from the sums of their runs."""
     if offsets is None:
-        return _entries(source, scales, biases, index, weights, bag_B, there_B.to(tl.int32), column_C, inside_C, DTYPE, UNIT, BITS, BAGS,
-                        COLUMNS, 1)
+        return _entries(
+            source,
+            scales,
+            biases,
+            index,
+            weights,
+            bag_B,
+            there_B.to(tl.int32),
+            column_C,
+            inside_C,
+            DTYPE,
+            UNIT,
+            BITS,
+            BAGS,
+            COLUMNS,
+            1,
+        )
     else:
         begin_B = tl.load(offsets + bag_B, mask=there_B, other=0)
         length_B = tl.load(offsets + bag_B + 1, mask=there_B, other=0) - begin_B
         long_B = length_B > RUN
-        total_BC = _entries(source, scales, biases, index, weights, begin_B, tl.where(long_B, 0, length_B), column_C, inside_C, DTYPE, UNIT,
-                            BITS, BAGS, COLUMNS, AT_ONCE)
+        total_BC = _entries(
+            source,
+            scales,
+            biases,
+            index,
+            weights,
+            begin_B,
+            tl.where(long_B, 0, length_B),
+            column_C,
+            inside_C,
+            DTYPE,
+            UNIT,
+            BITS,
+            BAGS,
+            COLUMNS,
+            AT_ONCE,
+        )
         if partial is not None:
             runs_B = tl.where(long_B, tl.cdiv(length_B, RUN), 0)
             for run in range(tl.max(runs_B, 0)):
                 place_B = ((begin_B // RUN + run) * 2 + (run == 0)).to(tl.int64) * WIDTH
                 here_BC = (run < runs_B)[:, None] & inside_C[None, :]
-                total_BC = total_BC + tl.load(partial + place_B[:, None] + column_C[None, :], mask=here_BC, other=0.0)
+                total_BC = total_BC + tl.load(
+                    partial + place_B[:, None] + column_C[None, :], mask=here_BC, other=0.0
+                )
         return total_BC
 
 
 @triton.jit(do_not_specialize=["bags"])
-def sum_runs(source, scales, biases, index, offsets, weights, partial, bags, DTYPE: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr,
-             BITS: tl.constexpr, RUN: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Partial sums of bags longer than `RUN`: program 2 w + 1 the run that begins such a bag in window w, 2 w one that goes on."""
+def sum_runs(
+    source,
+    scales,
+    biases,
+    index,
+    offsets,
+    weights,
+    partial,
+    bags,
+    DTYPE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    BITS: tl.constexpr,
+    RUN: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Partial sums of bags longer than `RUN`: program 2 w + 1 the run that begins such a bag in
+    window w, 2 w one that goes on.
+    """
     place = tl.program_id(0)
-    window, begins = (place // 2) * RUN, place % 2 == 1
-    look = tl.where(begins, window + RUN - 1, window - 1)       # an entry that only the bag in question can hold
-    low, high = 0, bags
+    window = (place // 2) * RUN
+    begins = place % 2 == 1
+    # an entry that only the bag in question can hold
+    look = tl.where(begins, window + RUN - 1, window - 1)
+    low = 0
+    high = bags
     while high - low > 1:
         middle = (low + high) // 2
         left = tl.load(offsets + middle) <= look
-        low, high = tl.where(left, middle, low), tl.where(left, high, middle)
-    begin, end = tl.load(offsets + low), tl.load(offsets + low + 1)
+        low = tl.where(left, middle, low)
+        high = tl.where(left, high, middle)
+    begin = tl.load(offsets + low)
+    end = tl.load(offsets + low + 1)
     first = begin + tl.cdiv(tl.maximum(window - begin, 0), RUN) * RUN
     if (end - begin > RUN) & (first < end) & (begins == (begin >= window)):
         column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        inside_C, alone = column_C < WIDTH, tl.zeros([1], tl.int32)
-        total_BC = _entries(source, scales, biases, index, weights, first + alone, tl.minimum(end - first, RUN) + alone, column_C, inside_C,
-                            DTYPE, UNIT, BITS, 1, COLUMNS, AT_ONCE)
-        tl.store(partial + place.to(tl.int64) * WIDTH + column_C[None, :], total_BC, mask=inside_C[None, :])
+        inside_C = column_C < WIDTH
+        alone = tl.zeros([1], tl.int32)
+        total_BC = _entries(
+            source,
+            scales,
+            biases,
+            index,
+            weights,
+            first + alone,
+            tl.minimum(end - first, RUN) + alone,
+            column_C,
+            inside_C,
+            DTYPE,
+            UNIT,
+            BITS,
+            1,
+            COLUMNS,
+            AT_ONCE,
+        )
+        tl.store(
+            partial + place.to(tl.int64) * WIDTH + column_C[None, :],
+            total_BC,
+            mask=inside_C[None, :],
+        )
 
 
 @triton.jit(do_not_specialize=["bags"])
-def pool(source, scales, biases, index, offsets, weights, partial, target, at, bags, scale: tl.float64, DTYPE: tl.constexpr,
-         WIDTH: tl.constexpr, UNIT: tl.constexpr, BITS: tl.constexpr, IN_LINES: tl.constexpr, RUN: tl.constexpr, BAGS: tl.constexpr,
-         COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over the entries k of bag m.
+def pool(
+    source,
+    scales,
+    biases,
+    index,
+    offsets,
+    weights,
+    partial,
+    target,
+    at,
+    bags,
+    scale: tl.float64,
+    DTYPE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    BITS: tl.constexpr,
+    IN_LINES: tl.constexpr,
+    RUN: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over
+    the entries k of bag m.
 
-    Where `offsets`, `weights`, `at` are None: one entry per bag, ones, bags side by side; `partial` is None where no bag can be
-    long. `scales` and `biases` are None where the source holds floats; `quantised.py` says what they are.
+    Where `offsets`, `weights`, `at` are None: one entry per bag, ones, bags side by side; `partial`
+    is None where no bag can be long. `scales` and `biases` are None where the source holds floats;
+    `quantised.py` says what they are.
     """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there_B, inside_C = bag_B < bags, column_C < WIDTH
-    total_BC = _sums(source, scales, biases, index, offsets, weights, partial, bag_B, there_B, column_C, inside_C, DTYPE, WIDTH, UNIT, BITS,
-                     RUN, BAGS, COLUMNS, AT_ONCE)
+    there_B = bag_B < bags
+    inside_C = column_C < WIDTH
+    total_BC = _sums(
+        source,
+        scales,
+        biases,
+        index,
+        offsets,
+        weights,
+        partial,
+        bag_B,
+        there_B,
+        column_C,
+        inside_C,
+        DTYPE,
+        WIDTH,
+        UNIT,
+        BITS,
+        RUN,
+        BAGS,
+        COLUMNS,
+        AT_ONCE,
+    )
     if at is None:
         place_B = bag_B.to(tl.int64) * WIDTH
     else:
         place_B = tl.load(at + bag_B, mask=there_B, other=0).to(tl.int64)
         if IN_LINES:
-            place_B = tl.multiple_of(place_B, 8)        # at least 8 elements to 64 bytes: stores of 16 bytes instead of one element
+            # at least 8 elements to 64 bytes: stores of 16 bytes instead of one element
+            place_B = tl.multiple_of(place_B, 8)
     total_BC = total_BC * tl.full([1, 1], scale, DTYPE)
-    tl.store(target + place_B[:, None] + column_C[None, :], total_BC, mask=there_B[:, None] & inside_C[None, :])
+    tl.store(
+        target + place_B[:, None] + column_C[None, :],
+        total_BC,
+        mask=there_B[:, None] & inside_C[None, :],
+    )
 
 
 @triton.jit
 def _add_squares(total_B, grad_BC, BAGS: tl.constexpr, COLUMNS: tl.constexpr, FOLDS: tl.constexpr):
     """total + sums of squares of the tile's blocks of 2^FOLDS columns, block by block.
 
-    Within a block neighbours are added, then neighbouring pairs, and so on: the same tree for a narrow block as for a wide one that ends
-    in zeros, whatever threads hold the tile. (`tl.sum` adds in an order that depends on how the tile was loaded.)
+    Within a block neighbours are added, then neighbouring pairs, and so on: the same tree for a
+    narrow block as for a wide one that ends in zeros, whatever threads hold the tile. (`tl.sum`
+    adds in an order that depends on how the tile was loaded.)
     """
     square_BC = grad_BC.to(tl.float64)
     square_BC = square_BC * square_BC
@@ -183,54 +374,163 @@ def _add_squares(total_B, grad_BC, BAGS: tl.constexpr, COLUMNS: tl.constexpr, FO
 
 
 @triton.jit
-def _gradients(source, index, offsets, weights, partial, bag_B, there_B, first, DTYPE: tl.constexpr, WIDTH: tl.constexpr,
-               RUN: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr):
+def _gradients(
+    source,
+    index,
+    offsets,
+    weights,
+    partial,
+    bag_B,
+    there_B,
+    first,
+    DTYPE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RUN: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
     """Summed gradients of a tile of touched rows, columns first .. first + COLUMNS."""
     column_C = first + tl.arange(0, COLUMNS)
-    return _sums(source, None, None, index, offsets, weights, partial, bag_B, there_B, column_C, column_C < WIDTH, DTYPE, WIDTH, 1, 0, RUN,
-                 BAGS, COLUMNS, AT_ONCE)
+    return _sums(
+        source,
+        None,
+        None,
+        index,
+        offsets,
+        weights,
+        partial,
+        bag_B,
+        there_B,
+        column_C,
+        column_C < WIDTH,
+        DTYPE,
+        WIDTH,
+        1,
+        0,
+        RUN,
+        BAGS,
+        COLUMNS,
+        AT_ONCE,
+    )
 
 
 @triton.jit(do_not_specialize=["bags"])
-def square_sums(source, index, offsets, weights, partial, total, bags, DTYPE: tl.constexpr, WIDTH: tl.constexpr, RUN: tl.constexpr,
-                BAGS: tl.constexpr, COLUMNS: tl.constexpr, FOLDS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """fp64 sum of squares of each touched row's gradient: what strips of one row tell each other."""
+def square_sums(
+    source,
+    index,
+    offsets,
+    weights,
+    partial,
+    total,
+    bags,
+    DTYPE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RUN: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FOLDS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """fp64 sum of squares of each touched row's gradient: what strips of one row tell each
+    other.
+    """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
-    there_B, total_B = bag_B < bags, tl.zeros([BAGS], tl.float64)
+    there_B = bag_B < bags
+    total_B = tl.zeros([BAGS], tl.float64)
     for first in tl.static_range(0, WIDTH, COLUMNS):
-        grad_BC = _gradients(source, index, offsets, weights, partial, bag_B, there_B, first, DTYPE, WIDTH, RUN, BAGS, COLUMNS, AT_ONCE)
+        grad_BC = _gradients(
+            source,
+            index,
+            offsets,
+            weights,
+            partial,
+            bag_B,
+            there_B,
+            first,
+            DTYPE,
+            WIDTH,
+            RUN,
+            BAGS,
+            COLUMNS,
+            AT_ONCE,
+        )
         total_B = _add_squares(total_B, grad_BC, BAGS, COLUMNS, FOLDS)
     tl.store(total + bag_B, total_B, mask=there_B)
 
 
 @triton.jit
-def _read(held, row_B, there_B, column_C, inside_C, DTYPE: tl.constexpr, WIDTH: tl.constexpr, KIND: tl.constexpr):
+def _read(
+    held,
+    row_B,
+    there_B,
+    column_C,
+    inside_C,
+    DTYPE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    KIND: tl.constexpr,
+):
     if KIND == "row":
         return tl.load(held + row_B, mask=there_B, other=0.0).to(DTYPE)[:, None]
     else:
         here_BC = there_B[:, None] & inside_C[None, :]
-        return tl.load(held + row_B[:, None] * WIDTH + column_C[None, :], mask=here_BC, other=0.0).to(DTYPE)
+        return tl.load(
+            held + row_B[:, None] * WIDTH + column_C[None, :], mask=here_BC, other=0.0
+        ).to(DTYPE)
 
 
 @triton.jit
-def _write(held, value, row_B, there_B, column_C, inside_C, WIDTH: tl.constexpr, KIND: tl.constexpr):
+def _write(
+    held, value, row_B, there_B, column_C, inside_C, WIDTH: tl.constexpr, KIND: tl.constexpr
+):
     if KIND == "row":
         tl.store(held + row_B[:, None], value, mask=there_B[:, None])
     else:
-        tl.store(held + row_B[:, None] * WIDTH + column_C[None, :], value, mask=there_B[:, None] & inside_C[None, :])
+        tl.store(
+            held + row_B[:, None] * WIDTH + column_C[None, :],
+            value,
+            mask=there_B[:, None] & inside_C[None, :],
+        )
 
 
 @triton.jit(do_not_specialize=["bags"])
-def update(source, index, offsets, weights, partial, row, mean, held, state0, state1, constants, bags, lr: tl.float64, STEP: tl.constexpr,
-           SQRT: tl.constexpr, KIND0: tl.constexpr, KIND1: tl.constexpr, NEEDS_ROW: tl.constexpr, DTYPE: tl.constexpr, WIDTH: tl.constexpr,
-           RUN: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr, FOLDS: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Sum the gradients of each touched row and apply a rule to its weights and state, in one pass over memory.
+def update(
+    source,
+    index,
+    offsets,
+    weights,
+    partial,
+    row,
+    mean,
+    held,
+    state0,
+    state1,
+    constants,
+    bags,
+    lr: tl.float64,
+    STEP: tl.constexpr,
+    SQRT: tl.constexpr,
+    KIND0: tl.constexpr,
+    KIND1: tl.constexpr,
+    NEEDS_ROW: tl.constexpr,
+    DTYPE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    RUN: tl.constexpr,
+    BAGS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FOLDS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Sum the gradients of each touched row and apply a rule to its weights and state, in one pass
+    over memory.
 
-    A row wider than a tile is summed a second time where the rule wants the mean square of the whole row first. `mean` is None where rows
-    are whole, `state0` and `state1` are None where the rule has fewer; KIND is "row" or "element".
+    A row wider than a tile is summed a second time where the rule wants the mean square of the
+    whole row first. `mean` is None where rows are whole, `state0` and `state1` are None where the
+    rule has fewer; KIND is "row" or "element".
     """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
-    there_B, rate = bag_B < bags, tl.full([1, 1], lr, DTYPE)
+    there_B = bag_B < bags
+    rate = tl.full([1, 1], lr, DTYPE)
     row_B = tl.load(row + bag_B, mask=there_B, other=0).to(tl.int64)
     mean_B = tl.zeros([BAGS], DTYPE)
     if mean is not None:
@@ -238,14 +538,44 @@ def update(source, index, offsets, weights, partial, row, mean, held, state0, st
     elif NEEDS_ROW:
         total_B = tl.zeros([BAGS], tl.float64)
         for first in tl.static_range(0, WIDTH, COLUMNS):
-            grad_BC = _gradients(source, index, offsets, weights, partial, bag_B, there_B, first, DTYPE, WIDTH, RUN, BAGS, COLUMNS, AT_ONCE)
+            grad_BC = _gradients(
+                source,
+                index,
+                offsets,
+                weights,
+                partial,
+                bag_B,
+                there_B,
+                first,
+                DTYPE,
+                WIDTH,
+                RUN,
+                BAGS,
+                COLUMNS,
+                AT_ONCE,
+            )
             total_B = _add_squares(total_B, grad_BC, BAGS, COLUMNS, FOLDS)
         mean_B = (total_B / WIDTH).to(DTYPE)
     for first in tl.static_range(0, WIDTH, COLUMNS):
         column_C = first + tl.arange(0, COLUMNS)
         inside_C = column_C < WIDTH
         if WIDTH > COLUMNS or mean is not None or not NEEDS_ROW:
-            grad_BC = _gradients(source, index, offsets, weights, partial, bag_B, there_B, first, DTYPE, WIDTH, RUN, BAGS, COLUMNS, AT_ONCE)
+            grad_BC = _gradients(
+                source,
+                index,
+                offsets,
+                weights,
+                partial,
+                bag_B,
+                there_B,
+                first,
+                DTYPE,
+                WIDTH,
+                RUN,
+                BAGS,
+                COLUMNS,
+                AT_ONCE,
+            )
         old_BC = _read(held, row_B, there_B, column_C, inside_C, DTYPE, WIDTH, "element")
         if state0 is None:
             new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants)
@@ -255,8 +585,10 @@ def update(source, index, offsets, weights, partial, row, mean, held, state0, st
         else:
             first_state = _read(state0, row_B, there_B, column_C, inside_C, DTYPE, WIDTH, KIND0)
             second_state = _read(state1, row_B, there_B, column_C, inside_C, DTYPE, WIDTH, KIND1)
-            new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state, second_state)
-        tl.debug_barrier()              # several threads may have read what one of them writes now
+            new = STEP(
+                old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state, second_state
+            )
+        tl.debug_barrier()  # several threads may have read what one of them writes now
         _write(held, new[0], row_B, there_B, column_C, inside_C, WIDTH, "element")
         if state0 is not None and (KIND0 == "element" or first + COLUMNS >= WIDTH):
             _write(state0, new[1], row_B, there_B, column_C, inside_C, WIDTH, KIND0)

@@ -1,7 +1,8 @@
 """A model's layers with the shapes they put out, for the print before the first step.
 
-The model runs once on a made-up batch with its tables stood in for by zeros of their output's shape, so that no id is looked up, nothing
-is exchanged between ranks and tables may still be on the meta device.
+The model runs once on a made-up batch with its tables stood in for by zeros of their output's
+shape, so that no id is looked up, nothing is exchanged between ranks and tables may still be on the
+meta device.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import output_names
 
-PROBE_ROWS = 2      # a batch of one would hide which dimension is B
+PROBE_ROWS = 2  # a batch of one would hide which dimension is B
 
 
 def layer_table(model: nn.Module, dense_in_features: int) -> list[dict[str, Any]]:
@@ -24,35 +25,59 @@ def layer_table(model: nn.Module, dense_in_features: int) -> list[dict[str, Any]
     Layers that have no parameters and keep their input's shape (activations, dropout) are left out.
 
     Args:
-        model: forward(dense_BI, features) -> logits_B, its tables in modules that have `embedding_bag_configs`. Left as it was.
+        model: forward(dense_BI, features) -> logits_B, its tables in modules that have
+            `embedding_bag_configs`. Left as it was.
         dense_in_features: I.
 
     Returns:
-        A record per layer: layer (its name in the model), kind (class), output (shape, B symbolic), parameters (of all ranks).
+        A record per layer: layer (its name in the model), kind (class), output (shape, B symbolic),
+        parameters (of all ranks).
     """
-    collections = {name: m for name, m in model.named_modules() if hasattr(m, "embedding_bag_configs")}
+    collections = {
+        name: m for name, m in model.named_modules() if hasattr(m, "embedding_bag_configs")
+    }
     inside = tuple(f"{name}." for name in collections)
-    layers = {name: m for name, m in model.named_modules()
-              if name in collections or not (name.startswith(inside) or any(True for _ in m.children()))}
-    like = next((p for name, p in model.named_parameters() if not name.startswith(inside)), torch.empty(0))
+    layers = {
+        name: m
+        for name, m in model.named_modules()
+        if name in collections or not (name.startswith(inside) or any(True for _ in m.children()))
+    }
+    like = next(
+        (p for name, p in model.named_parameters() if not name.startswith(inside)), torch.empty(0)
+    )
     records: list[dict[str, Any]] = []
 
     def note(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         values = output.values() if isinstance(output, KeyedTensor) else output
         parameters = _parameters(module)
         if parameters or not isinstance(inputs[0], Tensor) or inputs[0].shape != values.shape:
-            records.append({"layer": name, "kind": type(module).__name__, "output": _shape(values), "parameters": parameters})
+            records.append(
+                {
+                    "layer": name,
+                    "kind": type(module).__name__,
+                    "output": _shape(values),
+                    "parameters": parameters,
+                }
+            )
 
     with ExitStack() as stack, torch.no_grad():
         for collection in collections.values():
             stack.enter_context(_stood_in(collection, like))
         for name, module in layers.items():
-            hook = module.register_forward_hook(lambda m, inputs, output, name=name: note(name, m, inputs, output))
+            hook = module.register_forward_hook(
+                lambda m, inputs, output, name=name: note(name, m, inputs, output)
+            )
             stack.callback(hook.remove)
         stack.enter_context(_evaluating(model))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))      # nothing is compiled for the probe's shape
+        # nothing is compiled for the probe's shape
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         dense_BI = torch.zeros(PROBE_ROWS, dense_in_features, dtype=like.dtype, device=like.device)
-        model(dense_BI, KeyedJaggedTensor([], torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64)))
+        model(
+            dense_BI,
+            KeyedJaggedTensor(
+                [], torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64)
+            ),
+        )
     return records
 
 
@@ -71,7 +96,11 @@ def _stood_in(collection: nn.Module, like: Tensor) -> Iterator[None]:
     """While this lasts the collection answers zeros of its output's shape."""
     tables = collection.embedding_bag_configs()  # type: ignore[operator]
     dims = [t.embedding_dim for t in tables for _ in t.feature_names]
-    zeros = KeyedTensor(output_names(tables), dims, torch.zeros(PROBE_ROWS, sum(dims), dtype=like.dtype, device=like.device))
+    zeros = KeyedTensor(
+        output_names(tables),
+        dims,
+        torch.zeros(PROBE_ROWS, sum(dims), dtype=like.dtype, device=like.device),
+    )
     own = collection.__dict__.get("forward")
     collection.__dict__["forward"] = lambda features: zeros
     try:
@@ -84,7 +113,9 @@ def _stood_in(collection: nn.Module, like: Tensor) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """While this lasts no layer learns from what it sees (batch statistics) or draws random numbers (dropout)."""
+    """While this lasts no layer learns from what it sees (batch statistics) or draws random numbers
+    (dropout).
+    """
     training = [m for m in model.modules() if m.training]
     model.eval()
     try:

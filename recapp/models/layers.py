@@ -1,6 +1,8 @@
-"""The dense layers that models are put together from: a stack of linear layers, and the dot product of every pair of vectors.
+"""The dense layers that models are put together from: a stack of linear layers, and the dot product
+of every pair of vectors.
 
-They know neither ranks nor tables. Start values come from torch's global generator, so ranks that are seeded alike start alike.
+They know neither ranks nor tables. Start values come from torch's global generator, so ranks that
+are seeded alike start alike.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,11 @@ def check_widths(setting: str, widths: Sequence[int]) -> list[int]:
         raise ConfigError(f"{setting}={widths}: must be a list of at least one width, e.g. [64,16]")
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1:
-            raise ConfigError(f"{setting}={list(widths)}: {width} is no width; each must be a whole number of at least 1")
+            raise ConfigError(
+                f"{setting}={list(widths)}: {width} is no width; each must be a whole number "
+                "of "
+                "at least 1"
+            )
     return list(widths)
 
 
@@ -46,7 +52,8 @@ def published_linear(in_features: int, out_features: int, bias: bool = True) -> 
 
 
 class MLP(nn.Sequential):
-    """Linear layers with a ReLU behind each, or behind each but the last: [B, in_features] -> [B, layers[-1]].
+    """Linear layers with a ReLU behind each, or behind each but the last: [B, in_features] -> [B,
+    layers[-1]].
 
     Args:
         in_features: columns of the input.
@@ -58,11 +65,18 @@ class MLP(nn.Sequential):
         ConfigError: widths that cannot be.
     """
 
-    def __init__(self, in_features: int, layers: Sequence[int], last_relu: bool = True, setting: str = "layers") -> None:
+    def __init__(
+        self,
+        in_features: int,
+        layers: Sequence[int],
+        last_relu: bool = True,
+        setting: str = "layers",
+    ) -> None:
         widths = [in_features, *check_widths(setting, layers)]
         modules: list[nn.Module] = []
         for width_in, width_out in pairwise(widths):
-            modules += [published_linear(width_in, width_out), nn.ReLU(inplace=True)]       # backward needs the result alone
+            # backward needs the result alone
+            modules += [published_linear(width_in, width_out), nn.ReLU(inplace=True)]
         super().__init__(*(modules if last_relu else modules[:-1]))
 
 
@@ -87,7 +101,8 @@ class DotInteraction(nn.Module):
         super().__init__()
         self.vectors = vectors
         row_P, col_P = torch.tril_indices(vectors, vectors, -1)
-        # The inverse map: which pair an entry of the full product belongs to; the diagonal belongs to one behind the last, which is zero.
+        # The inverse map: which pair an entry of the full product belongs to; the diagonal belongs
+        # to one behind the last, which is zero.
         entry_FF = torch.full((vectors, vectors), len(row_P))
         entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = torch.arange(len(row_P))
         self.register_buffer("pair_P", row_P * vectors + col_P, persistent=False)
@@ -100,7 +115,7 @@ class DotInteraction(nn.Module):
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """All pairs' dot products, [B, F (F - 1) / 2]."""
-        dots_BP = _PairDots.apply(vectors_BFD, self.pair_P, self.entry_FF)     # type: ignore[no-untyped-call]
+        dots_BP = _PairDots.apply(vectors_BFD, self.pair_P, self.entry_FF)  # type: ignore[no-untyped-call]
         assert isinstance(dots_BP, Tensor)
         return dots_BP
 
@@ -110,10 +125,11 @@ class DotInteraction(nn.Module):
 
 
 class _PairDots(torch.autograd.Function):
-    """Backward reads the pairs' gradients as the symmetric matrix they stand for: one product instead of a scatter and two products.
+    """Backward reads the pairs' gradients as the symmetric matrix they stand for: one product
+    instead of a scatter and two products.
 
-    At B = 1024, F = 27, D = 16 on one core forward and backward take 1.3 ms; bmm and `gather` left to autograd take 2.5 ms,
-    indexing with the triangle's rows and columns 4.4 ms.
+    At B = 1024, F = 27, D = 16 on one core forward and backward take 1.3 ms; bmm and `gather` left
+    to autograd take 2.5 ms, indexing with the triangle's rows and columns 4.4 ms.
     """
 
     @staticmethod
@@ -125,6 +141,12 @@ class _PairDots(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_BP: Tensor) -> tuple[Tensor, None, None]:
         vectors_BFD, entry_FF = ctx.saved_tensors
-        padded_BP1 = torch.cat([grad_BP, grad_BP.new_zeros(len(grad_BP), 1)], 1).to(vectors_BFD.dtype)
+        padded_BP1 = torch.cat([grad_BP, grad_BP.new_zeros(len(grad_BP), 1)], 1).to(
+            vectors_BFD.dtype
+        )
         count = vectors_BFD.shape[1]
-        return torch.bmm(padded_BP1.index_select(1, entry_FF).view(-1, count, count), vectors_BFD), None, None
+        return (
+            torch.bmm(padded_BP1.index_select(1, entry_FF).view(-1, count, count), vectors_BFD),
+            None,
+            None,
+        )

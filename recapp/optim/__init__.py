@@ -1,1 +1,3 @@
-"""What happens to a touched row, the one optimiser object that Lightning sees, and learning-rate schedules."""
+"""What happens to a touched row, the one optimiser object that Lightning sees, and learning-rate
+schedules.
+"""

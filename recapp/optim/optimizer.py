@@ -1,8 +1,9 @@
 """The one optimiser object that Lightning sees.
 
-Lightning's automatic optimisation wants exactly one. This one owns the dense parameters' optimiser, any of torch's, and shows a param
-group per sharded collection beside it. Those groups hold no parameters: tables are updated in backward, and the update reads the group's
-live `lr`. So a learning-rate schedule or a monitor treats tables and dense part alike.
+Lightning's automatic optimisation wants exactly one. This one owns the dense parameters' optimiser,
+any of torch's, and shows a param group per sharded collection beside it. Those groups hold no
+parameters: tables are updated in backward, and the update reads the group's live `lr`. So a
+learning-rate schedule or a monitor treats tables and dense part alike.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,21 +22,27 @@ class HybridOptimizer(Optimizer):
     """
 
     def __init__(self, dense: Optimizer, sparse_groups: Sequence[dict[str, Any]]) -> None:
-        self.dense, self.sparse_groups = dense, list(sparse_groups)
+        self.dense = dense
+        self.sparse_groups = list(sparse_groups)
         for number, group in enumerate(dense.param_groups):
             group.setdefault("name", "dense" if len(dense.param_groups) == 1 else f"dense/{number}")
         for number, group in enumerate(self.sparse_groups):
-            rule = "/".join(group["name"].split("/")[:2])         # as the collection named it, whoever numbered it before
+            # as the collection named it, whoever numbered it before
+            rule = "/".join(group["name"].split("/")[:2])
             group["name"] = rule if len(self.sparse_groups) == 1 else f"{rule}/{number}"
         super().__init__(dense.param_groups + self.sparse_groups, dense.defaults)
         self.state = dense.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take a group as it is: the same dict that the dense optimiser or the fused update reads."""
+        """Take a group as it is: the same dict that the dense optimiser or the fused update
+        reads.
+        """
         self.param_groups.append(param_group)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Run the closure once (forward, backward and with it the tables' update), then update the dense part."""
+        """Run the closure once (forward, backward and with it the tables' update), then update the
+        dense part.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -48,8 +55,13 @@ class HybridOptimizer(Optimizer):
         self.dense.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The dense optimiser's state and the tables' hyper-parameters; the tables' state is stored with the tables."""
-        return {"dense": self.dense.state_dict(), "sparse": [{k: v for k, v in g.items() if k != "params"} for g in self.sparse_groups]}
+        """The dense optimiser's state and the tables' hyper-parameters; the tables' state is stored
+        with the tables.
+        """
+        return {
+            "dense": self.dense.state_dict(),
+            "sparse": [{k: v for k, v in g.items() if k != "params"} for g in self.sparse_groups],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`; the fused updates keep reading the same group dicts."""

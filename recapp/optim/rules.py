@@ -1,14 +1,17 @@
 """Row rules: what happens to a touched row, once per step, given its summed gradient.
 
-A rule is ONE arithmetic expression, valid for a torch block [U, D], for a scalar row in a compiled loop and for a GPU tile alike; that is
-why `sqrt` comes in as an argument and constants travel as plain numbers:
+A rule is ONE arithmetic expression, valid for a torch block [U, D], for a scalar row in a compiled
+loop and for a GPU tile alike; that is why `sqrt` comes in as an argument and constants travel as
+plain numbers:
 
     step(w, g, mean_square, lr, sqrt, *constants, *state) -> (w, *state)
 
-`mean_square` is the mean of g^2 over the WHOLE row of the logical table, summed in fp64, even where columns are cut. State is one number
-per row ("row") or one per weight ("element"). Rows that no id touched are never visited, so they never change.
+`mean_square` is the mean of g^2 over the WHOLE row of the logical table, summed in fp64, even where
+columns are cut. State is one number per row ("row") or one per weight ("element"). Rows that no id
+touched are never visited, so they never change.
 
-Sources: Duchi et al. 2011 (Adagrad); FBGEMM's EXACT_ROWWISE_ADAGRAD; Kingma & Ba 2015 with rows only as in `torch.optim.SparseAdam`.
+Sources: Duchi et al. 2011 (Adagrad); FBGEMM's EXACT_ROWWISE_ADAGRAD; Kingma & Ba 2015 with rows
+only as in `torch.optim.SparseAdam`.
 """
 
 import math
@@ -28,7 +31,8 @@ class RowRule:
     Args:
         name: for people, param groups and checkpoints.
         step: the expression above.
-        lr: start value of the learning rate; the live one is read from the optimiser's param group at every update.
+        lr: start value of the learning rate; the live one is read from the optimiser's param group
+            at every update.
         constants: handed to `step` before the state.
         state: name and kind of every state tensor.
         needs_row: strips of one row must agree on `mean_square`.
@@ -50,7 +54,9 @@ class RowRule:
 
 
 def _check(**constants: float) -> None:
-    """Raises ConfigError for constants that no update can have: betas from 0 to less than 1, others of at least 0."""
+    """Raises ConfigError for constants that no update can have: betas from 0 to less than 1, others
+    of at least 0.
+    """
     for name, value in constants.items():
         most = 1.0 if name.startswith("beta") else math.inf
         if not 0 <= value < most:
@@ -62,17 +68,32 @@ def _sgd(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any) -> tuple[Any, ...
     return (w - lr * g,)
 
 
-def _adagrad(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, s: Any) -> tuple[Any, ...]:
+def _adagrad(
+    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, s: Any
+) -> tuple[Any, ...]:
     s = s + g * g
     return w - lr * g / (sqrt(s) + eps), s
 
 
-def _rowwise_adagrad(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, s: Any) -> tuple[Any, ...]:
+def _rowwise_adagrad(
+    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, s: Any
+) -> tuple[Any, ...]:
     s = s + mean_square
     return w - lr * g / (sqrt(s) + eps), s
 
 
-def _adam(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, beta1: Any, beta2: Any, eps: Any, m: Any, v: Any) -> tuple[Any, ...]:
+def _adam(
+    w: Any,
+    g: Any,
+    mean_square: Any,
+    lr: Any,
+    sqrt: Any,
+    beta1: Any,
+    beta2: Any,
+    eps: Any,
+    m: Any,
+    v: Any,
+) -> tuple[Any, ...]:
     m = m + (g - m) * (1 - beta1)
     v = v + (g * g - v) * (1 - beta2)
     return w - lr * m / (sqrt(v) + eps), m, v
@@ -84,21 +105,37 @@ def sgd(lr: float = 0.1) -> RowRule:
 
 
 def adagrad(lr: float = 0.05, eps: float = 1e-10) -> RowRule:
-    """s += g^2; w -= lr g / (sqrt(s) + eps), per weight. Equals `torch.optim.Adagrad` on sparse gradients."""
+    """s += g^2; w -= lr g / (sqrt(s) + eps), per weight. Equals `torch.optim.Adagrad` on sparse
+    gradients.
+    """
     _check(eps=eps)
     return RowRule("adagrad", _adagrad, lr, (eps,), (("sum", "element"),))
 
 
 def rowwise_adagrad(lr: float = 0.05, eps: float = 1e-8) -> RowRule:
-    """s += mean(g^2) over the row; w -= lr g / (sqrt(s) + eps). One number of state per row; exact under column strips too."""
+    """s += mean(g^2) over the row; w -= lr g / (sqrt(s) + eps). One number of state per row; exact
+    under column strips too.
+    """
     _check(eps=eps)
-    return RowRule("rowwise_adagrad", _rowwise_adagrad, lr, (eps,), (("sum", "row"),), needs_row=True)
+    return RowRule(
+        "rowwise_adagrad", _rowwise_adagrad, lr, (eps,), (("sum", "row"),), needs_row=True
+    )
 
 
 def adam(lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> RowRule:
-    """Adam on touched rows only. Equals `torch.optim.SparseAdam`: the step number is the table's, not the row's."""
+    """Adam on touched rows only. Equals `torch.optim.SparseAdam`: the step number is the table's,
+    not the row's.
+    """
     _check(beta1=beta1, beta2=beta2, eps=eps)
 
     def rate(lr: float, t: int) -> float:
         return float(lr * math.sqrt(1 - beta2**t) / (1 - beta1**t))
-    return RowRule("adam", _adam, lr, (beta1, beta2, eps), (("exp_avg", "element"), ("exp_avg_sq", "element")), rate=rate)
+
+    return RowRule(
+        "adam",
+        _adam,
+        lr,
+        (beta1, beta2, eps),
+        (("exp_avg", "element"), ("exp_avg_sq", "element")),
+        rate=rate,
+    )

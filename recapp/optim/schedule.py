@@ -7,7 +7,8 @@
      +----+------------------+----------+------> step s = 1, 2, ...
        warmup_steps     decay_start  + decay_steps
 
-The rate that a scheduler shows before a step is the one the step uses; its first step is s = 1, so warm-up never trains at rate zero.
+The rate that a scheduler shows before a step is the one the step uses; its first step is s = 1, so
+warm-up never trains at rate zero.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,19 @@ from torch.optim.lr_scheduler import LambdaLR
 from recapp.errors import ConfigError
 
 
-def warmup_poly(optimizer: Optimizer, warmup_steps: int = 1, decay_start: int = 0, decay_steps: int = 1, decay_power: float = 2.0,
-                end_lr: float = 0.0) -> LambdaLR:
+def warmup_poly(
+    optimizer: Optimizer,
+    warmup_steps: int = 1,
+    decay_start: int = 0,
+    decay_steps: int = 1,
+    decay_power: float = 2.0,
+    end_lr: float = 0.0,
+) -> LambdaLR:
     """Linear warm-up, then constant, then polynomial decay, as HugeCTR's solver defines them.
 
-    In step s a group of rate lr has s lr / warmup_steps while s <= warmup_steps; lr until decay_start; then
-    lr ((decay_start + decay_steps - s) / decay_steps)^decay_power, at least end_lr; then end_lr.
+    In step s a group of rate lr has s lr / warmup_steps while s <= warmup_steps; lr until
+    decay_start; then lr ((decay_start + decay_steps - s) / decay_steps)^decay_power, at least
+    end_lr; then end_lr.
 
     Args:
         optimizer: all of whose param groups follow.
@@ -38,26 +46,60 @@ def warmup_poly(optimizer: Optimizer, warmup_steps: int = 1, decay_start: int = 
         ConfigError: naming the setting.
     """
     where = "optimizer.schedule"
-    for name, value, least in (("warmup_steps", warmup_steps, 0), ("decay_start", decay_start, 0), ("decay_steps", decay_steps, 1),
-                               ("decay_power", decay_power, 0), ("end_lr", end_lr, 0)):
+    for name, value, least in (
+        ("warmup_steps", warmup_steps, 0),
+        ("decay_start", decay_start, 0),
+        ("decay_steps", decay_steps, 1),
+        ("decay_power", decay_power, 0),
+        ("end_lr", end_lr, 0),
+    ):
         if not value >= least:
             raise ConfigError(f"{where}.{name}={value}: must be at least {least}")
     if 0 < decay_start < warmup_steps:
-        raise ConfigError(f"{where}.decay_start={decay_start}: may not lie before the end of warm-up ({where}.warmup_steps={warmup_steps})")
+        raise ConfigError(
+            f"{where}.decay_start={decay_start}: may not lie before the end of warm-up "
+            f"({where}.warmup_steps={warmup_steps})"
+        )
     rates = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
     for group, lr in zip(optimizer.param_groups, rates, strict=True):
         if decay_start and end_lr > lr:
-            raise ConfigError(f"{where}.end_lr={end_lr}: above the rate {lr} of {group.get('name', 'the optimizer')}; make it smaller")
-    return LambdaLR(optimizer, [_from_one(partial(_factor, warmup_steps=warmup_steps, decay_start=decay_start, decay_steps=decay_steps,
-                                                  decay_power=decay_power, least=end_lr / lr if lr else 0.0)) for lr in rates])
+            raise ConfigError(
+                f"{where}.end_lr={end_lr}: above the rate {lr} of "
+                f"{group.get('name', 'the optimizer')}; make it smaller"
+            )
+    return LambdaLR(
+        optimizer,
+        [
+            _from_one(
+                partial(
+                    _factor,
+                    warmup_steps=warmup_steps,
+                    decay_start=decay_start,
+                    decay_steps=decay_steps,
+                    decay_power=decay_power,
+                    least=end_lr / lr if lr else 0.0,
+                )
+            )
+            for lr in rates
+        ],
+    )
 
 
 def _from_one(factor: Callable[[int], float]) -> Callable[[int], float]:
-    """LambdaLR counts the steps that are done; a factor is defined on the number of the step to come."""
+    """LambdaLR counts the steps that are done; a factor is defined on the number of the step to
+    come.
+    """
     return lambda done: factor(done + 1)
 
 
-def _factor(step: int, warmup_steps: int, decay_start: int, decay_steps: int, decay_power: float, least: float) -> float:
+def _factor(
+    step: int,
+    warmup_steps: int,
+    decay_start: int,
+    decay_steps: int,
+    decay_power: float,
+    least: float,
+) -> float:
     if step <= warmup_steps:
         return step / warmup_steps
     if not decay_start or step <= decay_start:

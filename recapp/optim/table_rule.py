@@ -38,7 +38,8 @@ def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> RowR
         ConfigError: sharders that cannot be used, an optimiser that is no row rule, or two that
             differ.
     """
-    from_sharders, in_backward = rule_of_sharders(sharders), rule_in_backward(module)
+    from_sharders = rule_of_sharders(sharders)
+    in_backward = rule_in_backward(module)
     if from_sharders and in_backward:
         check_same_rule(in_backward, from_sharders, "sharders")
     return from_sharders or in_backward
@@ -111,7 +112,8 @@ def rule_in_backward(module: nn.Module) -> RowRule | None:
         if rule != rules[first]:
             raise ConfigError(
                 f"table {first} has {describe(rules[first])} by apply_optimizer_in_backward and "
-                f"table {name} {describe(rule)}: all tables of a model follow one rule, so apply it "
+                f"table {name} {describe(rule)}: all tables of a model follow one rule, so apply "
+                "it "
                 "to all of them alike"
             )
     return rules[first]
@@ -125,7 +127,8 @@ def _rule_on(table: str, weight: Tensor) -> RowRule | None:
         names = " and ".join(type(o).__name__ for o in optimizers)
         raise ConfigError(f"table {table} has {names} by apply_optimizer_in_backward: apply one")
     (optimizer,) = optimizers
-    kind, group = type(optimizer), optimizer.param_groups[0]
+    kind = type(optimizer)
+    group = optimizer.param_groups[0]
     made = _KINDS.get(kind) or _of_torchrec(kind)
     if made is None:
         raise ConfigError(

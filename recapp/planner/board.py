@@ -1,4 +1,6 @@
-"""A board on which units are placed: what each rank has to do and to hold, and where one more unit costs least now."""
+"""A board on which units are placed: what each rank has to do and to hold, and where one more unit
+costs least now.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from recapp.planner.cost import Floats
 from recapp.planner.options import LANES, Block
 from recapp.planner.units import Assignment, Catalogue, Choice, Kind, step_seconds
 
-WORTH = 1e-7                    # seconds of a step: less is no gain
+WORTH = 1e-7  # seconds of a step: less is no gain
 
 
 class Board:
@@ -21,12 +23,18 @@ class Board:
     """
 
     def __init__(self, catalogue: Catalogue, capacity_W: Floats) -> None:
-        self.catalogue, self.capacity_W, self.limited = catalogue, capacity_W, bool(np.isfinite(capacity_W).any())
+        self.catalogue = catalogue
+        self.capacity_W = capacity_W
+        self.limited = bool(np.isfinite(capacity_W).any())
         W = len(capacity_W)
-        self.load, self.home, self.held = np.zeros((W, LANES)), catalogue.base.copy(), np.zeros(W)
+        self.load = np.zeros((W, LANES))
+        self.home = catalogue.base.copy()
+        self.held = np.zeros(W)
         self.choices: dict[int, Choice] = {}
         self.kinds: Counter[Kind] = Counter()
-        self.near: dict[str, Counter[int]] = {word: Counter() for u in catalogue.units for word in u.apart}
+        self.near: dict[str, Counter[int]] = {
+            word: Counter() for u in catalogue.units for word in u.apart
+        }
         self._peak: Floats | None = None
 
     @property
@@ -56,7 +64,9 @@ class Board:
             self.load[block.places[a]] += sign * block.lanes
             self.held[block.places[a]] += sign * block.bytes
         for word in self.catalogue.units[unit].apart:
-            self.near[word].update(dict.fromkeys({int(r) for block, a in chosen for r in block.places[a]}, sign))
+            self.near[word].update(
+                dict.fromkeys({int(r) for block, a in chosen for r in block.places[a]}, sign)
+            )
         self._peak = None
         if sign > 0:
             self.choices[unit] = choice
@@ -66,11 +76,22 @@ class Board:
     def cheapest(self, unit: int, option: int) -> tuple[float, Choice] | None:
         """Where an option costs least now, block by block; None where it has no room."""
         way = self.catalogue.ways[unit][option]
-        load, held, peak, home, several = self.load, self.held, self.peak, self.home + way.home, len(way.blocks) > 1
-        taken = [r for word in self.catalogue.units[unit].apart for r, n in self.near[word].items() if n > 0]
+        load = self.load
+        held = self.held
+        peak = self.peak
+        home = self.home + way.home
+        several = len(way.blocks) > 1
+        taken = [
+            r
+            for word in self.catalogue.units[unit].apart
+            for r, n in self.near[word].items()
+            if n > 0
+        ]
         if several:
-            load, held = load.copy(), held.copy()
-        chosen, seconds = [], 0.0
+            load = load.copy()
+            held = held.copy()
+        chosen = []
+        seconds = 0.0
         for block in way.blocks:
             after = load[block.places]
             after += block.lanes
@@ -89,7 +110,9 @@ class Board:
         return seconds + fees, Choice(option, tuple(chosen))
 
     def _allow(self, price: Floats, block: Block, held: Floats, taken: Sequence[int]) -> bool:
-        """Places without room, or with tables to be kept apart from, get an infinite price; whether any is left."""
+        """Places without room, or with tables to be kept apart from, get an infinite price; whether
+        any is left.
+        """
         barred = (held[block.places] + block.bytes > self.capacity_W[block.places]).any(1)
         if taken:
             barred |= np.isin(block.places, taken).any(1)

@@ -1,17 +1,24 @@
-"""A time that no plan can beat by the model's own prices: the honest end of "how good is this plan?".
+"""A time that no plan can beat by the model's own prices: the honest end of "how good is this
+plan?".
 
-A step is a sum over lanes of what the slowest rank takes, and fees for every kind of calls. Of any plan it is certain that
+A step is a sum over lanes of what the slowest rank takes, and fees for every kind of calls. Of any
+plan it is certain that
 
-    in a lane the slowest rank takes at least the mean of any set of ranks, at least the largest piece, and so at least any mean of the two
+    in a lane the slowest rank takes at least the mean of any set of ranks, at least the largest
+        piece, and so at least any mean of the two
     a message takes at least any weighted mean of its two links' times, latencies among them
-    every table takes one of its ways; the largest piece is at least that of each; every kind that one of them needs is paid once
+    every table takes one of its ways; the largest piece is at least that of each; every kind that
+        one of them needs is paid once
 
-With the weights fixed a sum over tables is left, beside the largest piece and the fees: each table takes its cheapest way among those whose
-pieces are no larger. Which kinds to pay for and how large a piece may be is decided by branch and bound (kinds are the facilities of an
-uncapacitated facility location; Erlenkotter, 1978, is the classic). Every choice of weights is a bound, so the largest counts.
+With the weights fixed a sum over tables is left, beside the largest piece and the fees: each table
+takes its cheapest way among those whose pieces are no larger. Which kinds to pay for and how large
+a piece may be is decided by branch and bound (kinds are the facilities of an uncapacitated facility
+location; Erlenkotter, 1978, is the classic). Every choice of weights is a bound, so the largest
+counts.
 
-What it does not know: that pieces of several tables do not fit together into equal loads, that memory is limited, that a host which
-answers itself sends less. It is never above the best plan (`tests/planner/test_bounds.py` tries them all), and equal only by luck.
+What it does not know: that pieces of several tables do not fit together into equal loads, that
+memory is limited, that a host which answers itself sends less. It is never above the best plan
+(`tests/planner/test_bounds.py` tries them all), and equal only by luck.
 """
 
 from collections.abc import Iterator
@@ -25,12 +32,13 @@ from recapp.planner.cost import MESSAGES, Floats
 from recapp.planner.options import KERNEL_PHASES
 from recapp.planner.units import Catalogue
 
-LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)      # of the host's link beside the network's
-PIECE_WEIGHTS = (0.25, 0.5, 1.0)                # of the largest piece beside the mean of ranks
-REGIONS = 4                     # sets of ranks beside all of them, those that most tables are bound to
-NODES = 80                      # of a branch and bound
-WORTH = 1e-4                    # of a largest piece: it is not told apart from one that is smaller by less
-_K, _M = len(KERNEL_PHASES), len(MESSAGES)
+LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the host's link beside the network's
+PIECE_WEIGHTS = (0.25, 0.5, 1.0)  # of the largest piece beside the mean of ranks
+REGIONS = 4  # sets of ranks beside all of them, those that most tables are bound to
+NODES = 80  # of a branch and bound
+WORTH = 1e-4  # of a largest piece: it is not told apart from one that is smaller by less
+_K = len(KERNEL_PHASES)
+_M = len(MESSAGES)
 Bools = npt.NDArray[np.bool_]
 
 
@@ -47,8 +55,11 @@ class Bound:
     cost_N: Floats
 
 
-def lower_bound(catalogue: Catalogue, world: int, allowed_N: Bools | None = None, *, pieces: bool = True) -> list[Bound]:
-    """No placement of these ways is faster than the first of these; the others are lower and come from other relaxed problems.
+def lower_bound(
+    catalogue: Catalogue, world: int, allowed_N: Bools | None = None, *, pieces: bool = True
+) -> list[Bound]:
+    """No placement of these ways is faster than the first of these; the others are lower and come
+    from other relaxed problems.
 
     Args:
         catalogue: of all ways.
@@ -59,8 +70,13 @@ def lower_bound(catalogue: Catalogue, world: int, allowed_N: Bools | None = None
     free_N = np.zeros(len(catalogue.all)) if allowed_N is None else np.where(allowed_N, 0.0, np.inf)
     found = []
     for mean_NL in _means(catalogue, world):
-        near = max(LINK_WEIGHTS, key=lambda near: _Relaxed(catalogue, mean_NL, free_N, near).plain())
-        found += [_Relaxed(catalogue, mean_NL, free_N, near, of_piece).solved() for of_piece in (_shares() if pieces else [_nothing()])]
+        near = max(
+            LINK_WEIGHTS, key=lambda near: _Relaxed(catalogue, mean_NL, free_N, near).plain()
+        )
+        found += [
+            _Relaxed(catalogue, mean_NL, free_N, near, of_piece).solved()
+            for of_piece in (_shares() if pieces else [_nothing()])
+        ]
     return sorted(found, key=lambda b: -b.seconds)
 
 
@@ -69,7 +85,9 @@ def _nothing() -> Floats:
 
 
 def _shares() -> Iterator[Floats]:
-    """Weights of the largest piece by kernel and message: none, one of them, kernels, messages, all."""
+    """Weights of the largest piece by kernel and message: none, one of them, kernels, messages,
+    all.
+    """
     yield _nothing()
     for weight in PIECE_WEIGHTS:
         for lanes in (range(_K), range(_K, _K + _M), range(_K + _M)):
@@ -78,7 +96,9 @@ def _shares() -> Iterator[Floats]:
 
 
 def _means(c: Catalogue, world: int) -> Iterator[Floats]:
-    """What every way surely adds to the mean of a set of ranks, [N, LANES]: of all, and of those that units are bound to."""
+    """What every way surely adds to the mean of a set of ranks, [N, LANES]: of all, and of those
+    that units are bound to.
+    """
     yield c.owned_NL / world
     bound: dict[tuple[int, ...], int] = {}
     for of_unit in c.ways:
@@ -101,7 +121,14 @@ class _Relaxed:
         of_piece: weights of the largest piece, of kernels and messages.
     """
 
-    def __init__(self, catalogue: Catalogue, mean_NL: Floats, free_N: Floats, near: float, of_piece: Floats | None = None) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        mean_NL: Floats,
+        free_N: Floats,
+        near: float,
+        of_piece: Floats | None = None,
+    ) -> None:
         self.c = c = catalogue
         weight = np.array([1.0] * _K + [near] * _M + [1 - near] * _M)
         piece = np.zeros(_K + _M) if of_piece is None else of_piece
@@ -118,11 +145,16 @@ class _Relaxed:
     def solved(self) -> Bound:
         """By branch and bound, or what is certain when that is given up.
 
-        A node has paid for some kinds, does without others, and has a largest piece within an interval, the lower end of which is paid;
-        units take the cheapest way that is left. It branches at the kind that most units need unpaid, then at the largest piece. The open
-        node that costs least is always the next, so its cost is a bound at any time.
+        A node has paid for some kinds, does without others, and has a largest piece within an
+        interval, the lower end of which is paid; units take the cheapest way that is left. It
+        branches at the kind that most units need unpaid, then at the largest piece. The open node
+        that costs least is always the next, so its cost is a bound at any time.
         """
-        queue = [_Node(self, np.zeros(len(self.fee_K), bool), np.zeros(len(self.fee_K), bool), 0.0, np.inf)]
+        queue = [
+            _Node(
+                self, np.zeros(len(self.fee_K), bool), np.zeros(len(self.fee_K), bool), 0.0, np.inf
+            )
+        ]
         for _ in range(NODES):
             node = queue[0]
             children = node.children()
@@ -137,9 +169,16 @@ class _Relaxed:
 class _Node:
     """Of a branch and bound: see `_Relaxed.solved`."""
 
-    def __init__(self, relaxed: _Relaxed, paid_K: Bools, without_K: Bools, least: float, most: float) -> None:
-        self.relaxed, self.paid_K, self.without_K, self.least, self.most = relaxed, paid_K, without_K, least, most
-        c, barred_N = relaxed.c, relaxed.piece_N > most
+    def __init__(
+        self, relaxed: _Relaxed, paid_K: Bools, without_K: Bools, least: float, most: float
+    ) -> None:
+        self.relaxed = relaxed
+        self.paid_K = paid_K
+        self.without_K = without_K
+        self.least = least
+        self.most = most
+        c = relaxed.c
+        barred_N = relaxed.piece_N > most
         if without_K.any():
             barred_N = barred_N | c.uses_NK[:, without_K].any(1)
         self.cost_N = np.where(barred_N, np.inf, relaxed.cost_N)
@@ -150,21 +189,37 @@ class _Node:
         return self.seconds < other.seconds
 
     def children(self) -> "list[_Node]":
-        """The two halves of what it stands for; none where its own choice is as cheap as it says."""
-        r, c = self.relaxed, self.relaxed.c
+        """The two halves of what it stands for; none where its own choice is as cheap as it
+        says.
+        """
+        r = self.relaxed
+        c = self.relaxed.c
         cheapest_N = self.cost_N <= self.least_U[c.unit_N]
         unpaid_NK = c.uses_NK & ~self.paid_K
         settled_U = np.logical_or.reduceat(cheapest_N & ~unpaid_NK.any(1), c.first_U)
         wanted_K = unpaid_NK[cheapest_N & ~settled_U[c.unit_N]].sum(0)
         if wanted_K.any():
             one = np.arange(len(wanted_K)) == wanted_K.argmax()
-            return self._feasible([(self.paid_K | one, self.without_K, self.least, self.most),
-                                   (self.paid_K, self.without_K | one, self.least, self.most)])
-        needed = float(np.minimum.reduceat(np.where(cheapest_N, r.piece_N, np.inf), c.first_U).max())
+            return self._feasible(
+                [
+                    (self.paid_K | one, self.without_K, self.least, self.most),
+                    (self.paid_K, self.without_K | one, self.least, self.most),
+                ]
+            )
+        needed = float(
+            np.minimum.reduceat(np.where(cheapest_N, r.piece_N, np.inf), c.first_U).max()
+        )
         if needed <= self.least * (1 + WORTH):
             return []
         between = (max(self.least, needed / 4) + needed) / 2
-        return self._feasible([(self.paid_K, self.without_K, self.least, between), (self.paid_K, self.without_K, between, self.most)])
+        return self._feasible(
+            [
+                (self.paid_K, self.without_K, self.least, between),
+                (self.paid_K, self.without_K, between, self.most),
+            ]
+        )
 
     def _feasible(self, asked: "list[tuple[Bools, Bools, float, float]]") -> "list[_Node]":
-        return [node for node in (_Node(self.relaxed, *a) for a in asked) if np.isfinite(node.seconds)]
+        return [
+            node for node in (_Node(self.relaxed, *a) for a in asked) if np.isfinite(node.seconds)
+        ]

@@ -1,6 +1,7 @@
 """Bytes that the exchange keeps from batch to batch, beside the tables.
 
-    messages     one of vectors (answers and gradients share it), one of ids for each batch in flight
+    messages     one of vectors (answers and gradients share it), one of ids for each batch in
+                 flight
     notes        integers of each batch in flight: where ids, bags and rows stand (kernels' scratch)
     places       of every bag in the output, for each size of a batch
 
@@ -57,10 +58,13 @@ def buffer_bytes(
     train = _of_batch(
         tables, plan, setting, setting.batch_per_rank, learns=setting.rule is not None
     )
-    vectors, noted, places = train.vectors, (1 + setting.look_ahead) * train.noted, train.places
+    vectors = train.vectors
+    noted = (1 + setting.look_ahead) * train.noted
+    places = train.places
     if setting.val_batch_per_rank:
         val = _of_batch(tables, plan, setting, setting.val_batch_per_rank, learns=False)
-        vectors, noted = np.maximum(vectors, val.vectors), noted + val.noted
+        vectors = np.maximum(vectors, val.vectors)
+        noted = noted + val.noted
         places += val.places if setting.val_batch_per_rank != setting.batch_per_rank else 0.0
     found: Floats = BUFFER_SLACK * (vectors + noted) + places
     return found
@@ -74,7 +78,8 @@ def _of_batch(
     *,
     learns: bool,
 ) -> _Batch:
-    world, setting = setting.topology.world_size, replace(setting, batch_per_rank=batch)
+    world = setting.topology.world_size
+    setting = replace(setting, batch_per_rank=batch)
     works = [work_of(t, plan.tables[t.name], setting) for t in tables]
     asked_3W = by_rank(
         np.concatenate([w.rank_M for w in works]), [w.asked_3M for w in works], world

@@ -1,15 +1,19 @@
-"""What a plan costs: counted work, priced with measured hardware. It reads rectangles and modes, never a type's name.
+"""What a plan costs: counted work, priced with measured hardware. It reads rectangles and modes,
+never a type's name.
 
-    table, sharding, id statistics -> Work: what each rank does for itself, and what the owner of each piece does for all (`pricing.py`)
+    table, sharding, id statistics -> Work: what each rank does for itself, and what the owner of
+                                      each piece does for all (`pricing.py`)
     all works of a plan            -> seconds per phase and rank, bytes between ranks
     step = sum over phases of the slowest rank's time: ranks meet at every message
 
-Every rank is home to a batch of B samples, so what is done at home (route, link, combine, spread) is the same on all ranks, and only the
-owners' part depends on where pieces lie. One step has four messages: counts (latency alone), ids, vectors and gradients, and where strips
-of a row agree on a statistic one more. TorchRec's estimator (`planner/estimator`) is the model of the terms; latency, input exchange,
-replicas' touched rows, skew and repeated ids are what it leaves out.
+Every rank is home to a batch of B samples, so what is done at home (route, link, combine, spread)
+is the same on all ranks, and only the owners' part depends on where pieces lie. One step has four
+messages: counts (latency alone), ids, vectors and gradients, and where strips of a row agree on a
+statistic one more. TorchRec's estimator (`planner/estimator`) is the model of the terms; latency,
+input exchange, replicas' touched rows, skew and repeated ids are what it leaves out.
 
-W ranks, P phases, n ids of a rank's batch, U distinct rows among them, rho the share of requests that falls into a piece's rows.
+W ranks, P phases, n ids of a rank's batch, U distinct rows among them, rho the share of requests
+that falls into a piece's rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +34,11 @@ from recapp.tables.statistics import TableStatistics, default_statistics
 PHASES = ("input", "lookup", "output", "dense", "gradients", "update")
 MESSAGES = ("ids", "vectors", "gradients")
 PHASE_OF_MESSAGE = {"ids": "input", "vectors": "output", "gradients": "gradients"}
-ID_BYTES, NUMBER_BYTES, STATISTIC_BYTES = 4, 4, 8
-VECTOR_PASSES = 3           # in training: read, read again backward, gradients written; serving reads once
-HEADER_BYTES = 64           # of the counts message, from each rank to each
+ID_BYTES = 4
+NUMBER_BYTES = 4
+STATISTIC_BYTES = 8
+VECTOR_PASSES = 3  # in training: read, read again backward, gradients written; serving reads once
+HEADER_BYTES = 64  # of the counts message, from each rank to each
 Floats = npt.NDArray[np.float64]
 
 
@@ -43,7 +49,8 @@ class Dense:
     Args:
         flops: of a sample's forward and backward.
         bytes: of its gradients, which all ranks sum.
-        vector_bytes: of a sample's pooled vectors, which it reads forward and backward and answers with as many gradients.
+        vector_bytes: of a sample's pooled vectors, which it reads forward and backward and answers
+            with as many gradients.
     """
 
     flops: float = 0.0
@@ -52,14 +59,26 @@ class Dense:
 
 
 def dense_of(module: nn.Module) -> Dense:
-    """Of any model: two operations for each weight and sample forward and four backward, as linear layers do; tables do not count.
+    """Of any model: two operations for each weight and sample forward and four backward, as linear
+    layers do; tables do not count.
 
-    A module that multiplies more than its weights says how much by `flops_per_sample()`, as a DLRM does of its interaction.
+    A module that multiplies more than its weights says how much by `flops_per_sample()`, as a DLRM
+    does of its interaction.
     """
-    inside = {id(p) for m in module.modules() if hasattr(m, "embedding_bag_configs") for p in m.parameters()}
+    inside = {
+        id(p)
+        for m in module.modules()
+        if hasattr(m, "embedding_bag_configs")
+        for p in m.parameters()
+    }
     weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
-    more = sum(m.flops_per_sample() for m in module.modules() if hasattr(m, "flops_per_sample"))       # type: ignore[operator]
-    tables = [t for m in module.modules() if hasattr(m, "embedding_bag_configs") for t in m.embedding_bag_configs()]   # type: ignore[operator]
+    more = sum(m.flops_per_sample() for m in module.modules() if hasattr(m, "flops_per_sample"))  # type: ignore[operator]
+    tables = [
+        t
+        for m in module.modules()
+        if hasattr(m, "embedding_bag_configs")
+        for t in m.embedding_bag_configs()  # type: ignore[operator]
+    ]
     width = sum(t.embedding_dim * len(t.feature_names) for t in tables)
     return Dense(6.0 * weights + more, NUMBER_BYTES * float(weights), NUMBER_BYTES * float(width))
 
@@ -97,10 +116,21 @@ class Setting:
     @cached_property
     def seconds_per_byte(self) -> tuple[float, float]:
         """What a byte asked by each home costs the busiest rank: inside its host, and beyond it."""
-        topology, links = self.topology, self.hardware.all_to_all
-        W, mates, hosts = topology.world_size, topology.ranks_per_host, topology.hosts
-        near = (links["host"].seconds(mates, 1e9) - links["host"].seconds(mates, 0)) / 1e9 if mates > 1 else 0.0
-        far = (links["network"].seconds(hosts, 1e9) - links["network"].seconds(hosts, 0)) / 1e9 if hosts > 1 else 0.0
+        topology = self.topology
+        links = self.hardware.all_to_all
+        W = topology.world_size
+        mates = topology.ranks_per_host
+        hosts = topology.hosts
+        near = (
+            (links["host"].seconds(mates, 1e9) - links["host"].seconds(mates, 0)) / 1e9
+            if mates > 1
+            else 0.0
+        )
+        far = (
+            (links["network"].seconds(hosts, 1e9) - links["network"].seconds(hosts, 0)) / 1e9
+            if hosts > 1
+            else 0.0
+        )
         return float(near * (mates - 1)), float(far * (W - mates))
 
     def of(self, table: EmbeddingBagConfig) -> TableStatistics:
@@ -118,7 +148,8 @@ class Work:
         seconds_PM: of the owners' kernels, for all ranks' requests.
         asked_3M: bytes that one home exchanges with the owner, by message.
         bytes_M: of weights and optimiser state.
-        everywhere: bytes that each rank sends to each other, by message, [3]; zero but for replicas.
+        everywhere: bytes that each rank sends to each other, by message, [3]; zero but for
+            replicas.
         agreeing: rows whose strips tell each other a statistic.
         kinds: width and mode of each strip, which share kernels' calls with those of other tables.
     """
@@ -161,7 +192,9 @@ class PlanCost:
 
     @cached_property
     def bytes_WW(self) -> Floats:
-        """From rank to rank in a step: ids and gradients go to owners, vectors come from them; nobody sends to itself."""
+        """From rank to rank in a step: ids and gradients go to owners, vectors come from them;
+        nobody sends to itself.
+        """
         ids, vectors, gradients = self.asked_3W
         sent: Floats = (ids + gradients)[None] + vectors[:, None] + self.each
         np.fill_diagonal(sent, 0.0)
@@ -176,12 +209,17 @@ class PlanCost:
 
 def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
     """Price all tables of a plan together."""
-    W, phase = setting.topology.world_size, {p: i for i, p in enumerate(PHASES)}
-    seconds, held, asked = np.zeros((len(PHASES), W)), np.zeros(W), np.zeros((3, W))
+    W = setting.topology.world_size
+    phase = {p: i for i, p in enumerate(PHASES)}
+    seconds = np.zeros((len(PHASES), W))
+    held = np.zeros(W)
+    asked = np.zeros((3, W))
     everywhere = sum((w.everywhere for w in works), np.zeros(3))
     if works:
         rank_M = np.concatenate([w.rank_M for w in works])
-        seconds = sum((w.home for w in works), np.zeros(len(PHASES)))[:, None] + by_rank(rank_M, [w.seconds_PM for w in works], W)
+        seconds = sum((w.home for w in works), np.zeros(len(PHASES)))[:, None] + by_rank(
+            rank_M, [w.seconds_PM for w in works], W
+        )
         held = by_rank(rank_M, [w.bytes_M[None] for w in works], W)[0]
         asked = by_rank(rank_M, [w.asked_3M for w in works], W)
     kinds = len(set().union(*(w.kinds for w in works))) if works else 0
@@ -193,7 +231,9 @@ def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
         seconds[phase["input"]] += message_seconds(nothing, HEADER_BYTES, setting)
         for m, message in enumerate(MESSAGES):
             if message != "gradients" or setting.rule is not None:
-                seconds[phase[PHASE_OF_MESSAGE[message]]] += message_seconds(asked[m], float(everywhere[m]), setting)
+                seconds[phase[PHASE_OF_MESSAGE[message]]] += message_seconds(
+                    asked[m], float(everywhere[m]), setting
+                )
         if told:
             seconds[phase["update"]] += message_seconds(nothing, told, setting)
     seconds[phase["dense"]] += _dense_seconds(setting)
@@ -201,15 +241,29 @@ def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
     return PlanCost(seconds, asked, beside if W > 1 else 0.0, held)
 
 
-_CALLS = {"route": "input", "link": "input", "serve": "input", "answer": "lookup", "combine": "lookup", "spread": "gradients",
-          "group": "gradients", "update": "update"}
+_CALLS = {
+    "route": "input",
+    "link": "input",
+    "serve": "input",
+    "answer": "lookup",
+    "combine": "lookup",
+    "spread": "gradients",
+    "group": "gradients",
+    "update": "update",
+}
 
 
 def _calls(setting: Setting, kinds: int) -> list[tuple[str, float]]:
-    """Phase and seconds of every kernel's calls for so many widths and modes, with nothing to do."""
-    kernels, alone = setting.hardware.kernels, setting.topology.world_size == 1
-    return [(at, float(kernels[name].seconds(kinds, 0, 0))) for name, at in _CALLS.items()
-            if not alone or name in ("route", "link", "combine", "update")]
+    """Phase and seconds of every kernel's calls for so many widths and modes, with nothing to
+    do.
+    """
+    kernels = setting.hardware.kernels
+    alone = setting.topology.world_size == 1
+    return [
+        (at, float(kernels[name].seconds(kinds, 0, 0)))
+        for name, at in _CALLS.items()
+        if not alone or name in ("route", "link", "combine", "update")
+    ]
 
 
 def call_seconds(setting: Setting) -> tuple[float, float]:
@@ -226,7 +280,8 @@ class Fixed:
         seconds: of every plan: dense part, counts, kernels that are called at all.
         latency_23: of each message within a host and beyond it, [2, 3].
         kind_seconds: of each width and mode, in calls of kernels.
-        agreement_seconds: of the message in which strips of rows agree on a statistic, where a table has any.
+        agreement_seconds: of the message in which strips of rows agree on a statistic, where a
+            table has any.
         agreement_row_seconds: of each row that they agree on; never too much.
     """
 
@@ -240,15 +295,28 @@ class Fixed:
 def fixed_of(setting: Setting) -> Fixed:
     """Of any plan that is priced for this."""
     first, each = call_seconds(setting)
-    topology, links, messages = setting.topology, setting.hardware.all_to_all, len(MESSAGES)
-    W, L, H = topology.world_size, topology.ranks_per_host, topology.hosts
-    near, far = (float(links[p].seconds(n, 0)) if n > 1 else 0.0 for p, n in (("host", L), ("network", H)))
+    topology = setting.topology
+    links = setting.hardware.all_to_all
+    messages = len(MESSAGES)
+    W = topology.world_size
+    L = topology.ranks_per_host
+    H = topology.hosts
+    near, far = (
+        float(links[p].seconds(n, 0)) if n > 1 else 0.0 for p, n in (("host", L), ("network", H))
+    )
     latency = np.repeat([[near], [far]], messages, 1)
     if setting.rule is None:
         latency[:, MESSAGES.index("gradients")] = 0.0
     counts = message_seconds(np.zeros(W), HEADER_BYTES, setting) if W > 1 else 0.0
-    slope = setting.seconds_per_byte[int(H > 1 and far >= near)]        # of the link that is slower with nothing to carry
-    return Fixed(_dense_seconds(setting) + counts + first, latency, each, max(near, far), STATISTIC_BYTES / W * slope)
+    # of the link that is slower with nothing to carry
+    slope = setting.seconds_per_byte[int(H > 1 and far >= near)]
+    return Fixed(
+        _dense_seconds(setting) + counts + first,
+        latency,
+        each,
+        max(near, far),
+        STATISTIC_BYTES / W * slope,
+    )
 
 
 def by_rank(rank_M: npt.NDArray[np.int64], values_KM: Sequence[Floats], world: int) -> Floats:
@@ -257,32 +325,46 @@ def by_rank(rank_M: npt.NDArray[np.int64], values_KM: Sequence[Floats], world: i
 
 
 def message_seconds(asked_W: Floats, each: float, setting: Setting) -> float:
-    """One all-to-all: the busiest rank's bytes within its host and beyond it, which travel at the same time.
+    """One all-to-all: the busiest rank's bytes within its host and beyond it, which travel at the
+    same time.
 
     Args:
         asked_W: bytes that every rank exchanges with each owner; the way they go does not matter.
         each: bytes that every rank sends to each other beside them.
         setting: the ranks and their links.
     """
-    topology, links = setting.topology, setting.hardware.all_to_all
-    W, L, H = topology.world_size, topology.ranks_per_host, topology.hosts
+    topology = setting.topology
+    links = setting.hardware.all_to_all
+    W = topology.world_size
+    L = topology.ranks_per_host
+    H = topology.hosts
     of_host_W = np.repeat(asked_W.reshape(H, L).sum(1), L)
     most = asked_W.max()
     near = max((of_host_W - asked_W).max(), most * (L - 1)) + each * (L - 1)
     far = max((asked_W.sum() - of_host_W).max(), most * (W - L)) + each * (W - L)
-    return max(float(links["host"].seconds(L, near)) if L > 1 else 0.0, float(links["network"].seconds(H, far)) if H > 1 else 0.0)
+    return max(
+        float(links["host"].seconds(L, near)) if L > 1 else 0.0,
+        float(links["network"].seconds(H, far)) if H > 1 else 0.0,
+    )
 
 
 def _dense_seconds(setting: Setting) -> float:
-    """Products, vectors, in training the rest of a step's Python, and what of the gradients' sum tables' backward does not hide."""
-    topology, hardware = setting.topology, setting.hardware
-    dense, share = setting.dense, 1 if setting.rule is not None else 1 / 3              # forward is a third of either
-    products, moved = dense.flops / hardware.flops_per_s, VECTOR_PASSES * dense.vector_bytes / (hardware.kernels["combine"].gb_per_s * 1e9)
+    """Products, vectors, in training the rest of a step's Python, and what of the gradients' sum
+    tables' backward does not hide.
+    """
+    topology = setting.topology
+    hardware = setting.hardware
+    # forward is a third of either
+    dense = setting.dense
+    share = 1 if setting.rule is not None else 1 / 3
+    products = dense.flops / hardware.flops_per_s
+    moved = VECTOR_PASSES * dense.vector_bytes / (hardware.kernels["combine"].gb_per_s * 1e9)
     spent = share * (products + moved) * setting.batch_per_rank
     if setting.rule is not None:
         spent += hardware.step_overhead_us * 1e-6
     if topology.world_size > 1 and setting.rule is not None and dense.bytes:
-        link, ranks = ("network", topology.hosts) if topology.hosts > 1 else ("host", topology.world_size)
+        link, ranks = (
+            ("network", topology.hosts) if topology.hosts > 1 else ("host", topology.world_size)
+        )
         spent += hardware.all_reduce[link].seconds(ranks, dense.bytes) * (1.0 - hardware.overlap)
     return spent
-

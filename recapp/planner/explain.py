@@ -17,23 +17,36 @@ from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 
-ANALYZED_BATCH = 1024   # samples of a rank, where nobody says how many
-SHOWN_SHARDS = 4        # a table cut into more pieces is told by its first and its count
+ANALYZED_BATCH = 1024  # samples of a rank, where nobody says how many
+SHOWN_SHARDS = 4  # a table cut into more pieces is told by its first and its count
 
 
 def plan_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> list[dict[str, Any]]:
-    """A record per table: name, rows, dim, type, weights of the rank that holds most of it, and which rank holds what.
+    """A record per table: name, rows, dim, type, weights of the rank that holds most of it, and
+    which rank holds what.
 
     The mode stands with the type where the type and the default do not say it: `row_wise (pooled)`.
     """
     held = bytes_per_rank(tables, plan, None)
-    return [{"table": t.name, "rows": t.num_embeddings, "dim": t.embedding_dim, "type": _type(plan.tables[t.name]),
-             "bytes": max(h.weights.get(t.name, 0) for h in held),
-             "ranks": where(t, plan.tables[t.name])} for t in tables]
+    return [
+        {
+            "table": t.name,
+            "rows": t.num_embeddings,
+            "dim": t.embedding_dim,
+            "type": _type(plan.tables[t.name]),
+            "bytes": max(h.weights.get(t.name, 0) for h in held),
+            "ranks": where(t, plan.tables[t.name]),
+        }
+        for t in tables
+    ]
 
 
 def _type(sharding: TableSharding) -> str:
-    return sharding.sharding_type if sharding.mode in ("unique", "replicated") else f"{sharding.sharding_type} ({sharding.mode})"
+    return (
+        sharding.sharding_type
+        if sharding.mode in ("unique", "replicated")
+        else f"{sharding.sharding_type} ({sharding.mode})"
+    )
 
 
 def where(table: EmbeddingBagConfig, sharding: TableSharding) -> str:
@@ -42,7 +55,11 @@ def where(table: EmbeddingBagConfig, sharding: TableSharding) -> str:
         return "all ranks"
     shards = [s for s in sharding.shards if len(s.rows) and len(s.cols)]
     told = [f"{s.rank}: {_part(table, s)}" for s in shards[:SHOWN_SHARDS]]
-    more = [f"... {len(shards)} shards on {len(sharding.ranks)} ranks"] if len(shards) > SHOWN_SHARDS else []
+    more = (
+        [f"... {len(shards)} shards on {len(sharding.ranks)} ranks"]
+        if len(shards) > SHOWN_SHARDS
+        else []
+    )
     return ", ".join(told + more)
 
 
@@ -52,22 +69,39 @@ def _part(table: EmbeddingBagConfig, s: Shard) -> str:
     return " ".join(p for p in (rows, cols) if p) or "all"
 
 
-def rank_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: RowRule | None) -> list[dict[str, Any]]:
+def rank_rows(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: RowRule | None
+) -> list[dict[str, Any]]:
     """A record per rank: tables held, bytes of weights, of optimiser state, and of both."""
     rows = []
     for rank, held in enumerate(bytes_per_rank(tables, plan, rule)):
-        weights, state = sum(held.weights.values()), sum(held.state.values())
-        rows.append({"rank": rank, "tables": len(held.weights), "weights": weights, "optimiser_state": state,
-                     "bytes": weights + state})
+        weights = sum(held.weights.values())
+        state = sum(held.state.values())
+        rows.append(
+            {
+                "rank": rank,
+                "tables": len(held.weights),
+                "weights": weights,
+                "optimiser_state": state,
+                "bytes": weights + state,
+            }
+        )
     return rows
 
 
 # ---- with prices
 
 
-def explained(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, *, lower_bound_seconds: float | None = None,
-              alternatives: bool = True) -> dict[str, Any]:
-    """All that is known of a plan before it runs, as plain types: what is printed, drawn, compared and answered as JSON.
+def explained(
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    setting: Setting,
+    *,
+    lower_bound_seconds: float | None = None,
+    alternatives: bool = True,
+) -> dict[str, Any]:
+    """All that is known of a plan before it runs, as plain types: what is printed, drawn, compared
+    and answered as JSON.
 
     Args:
         tables: of the plan.
@@ -77,8 +111,9 @@ def explained(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting:
         alternatives: whether the best other type of every table is looked for.
 
     Returns:
-        `name`, `world_size`, `hosts`, `batch_per_rank`, `step_ms`, `lower_bound_ms`, `notes`; `rows`, a record for each table; `ranks`, a
-        record for each rank; `between_ranks`, who sends how many bytes to whom in a step.
+        `name`, `world_size`, `hosts`, `batch_per_rank`, `step_ms`, `lower_bound_ms`, `notes`;
+        `rows`, a record for each table; `ranks`, a record for each rank; `between_ranks`, who sends
+        how many bytes to whom in a step.
     """
     options = [option_of(t, plan.tables[t.name], setting) for t in tables]
     cost = cost_of([o.work for o in options], setting)
@@ -86,53 +121,106 @@ def explained(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting:
     rows = [_row(t, plan, others.get(t.name), o) for t, o in zip(tables, options, strict=True)]
     sent = cost.bytes_WW
     return {
-        "name": plan.name, "world_size": plan.world_size, "hosts": setting.topology.host_ranks(), "batch_per_rank": setting.batch_per_rank,
-        "hardware": setting.hardware.name, "step_ms": cost.step_seconds * 1e3,
-        "lower_bound_ms": None if lower_bound_seconds is None else lower_bound_seconds * 1e3, "notes": list(plan.notes), "rows": rows,
+        "name": plan.name,
+        "world_size": plan.world_size,
+        "hosts": setting.topology.host_ranks(),
+        "batch_per_rank": setting.batch_per_rank,
+        "hardware": setting.hardware.name,
+        "step_ms": cost.step_seconds * 1e3,
+        "lower_bound_ms": None if lower_bound_seconds is None else lower_bound_seconds * 1e3,
+        "notes": list(plan.notes),
+        "rows": rows,
         "ranks": _ranks(tables, plan, setting, cost),
-        "between_ranks": [{"source": a, "target": b, "bytes": round(float(sent[a, b]))} for a in range(len(sent)) for b in range(len(sent))
-                          if sent[a, b] > 0.5]}
+        "between_ranks": [
+            {"source": a, "target": b, "bytes": round(float(sent[a, b]))}
+            for a in range(len(sent))
+            for b in range(len(sent))
+            if sent[a, b] > 0.5
+        ],
+    }
 
 
-def _row(table: EmbeddingBagConfig, plan: ShardingPlan, other: RunnerUp | None, option: Option) -> dict[str, Any]:
-    sharding, seconds = plan.tables[table.name], phases_of(own_seconds(option, plan.world_size))
-    shards = [[s.rank, s.rows.start, s.rows.stop, s.cols.start, s.cols.stop] for s in sharding.shards if len(s.rows) and len(s.cols)]
+def _row(
+    table: EmbeddingBagConfig, plan: ShardingPlan, other: RunnerUp | None, option: Option
+) -> dict[str, Any]:
+    sharding = plan.tables[table.name]
+    seconds = phases_of(own_seconds(option, plan.world_size))
+    shards = [
+        [s.rank, s.rows.start, s.rows.stop, s.cols.start, s.cols.stop]
+        for s in sharding.shards
+        if len(s.rows) and len(s.cols)
+    ]
     known = other is not None and other.seconds != float("inf")
     return {
-        "table": table.name, "rows": table.num_embeddings, "dim": table.embedding_dim,
-        "type": sharding.sharding_type, "mode": option.mode, "ranks": sharding.ranks,
-        "bytes": round(float(option.work.bytes_M.sum())), "predicted_ms": float(seconds.sum()) * 1e3,
+        "table": table.name,
+        "rows": table.num_embeddings,
+        "dim": table.embedding_dim,
+        "type": sharding.sharding_type,
+        "mode": option.mode,
+        "ranks": sharding.ranks,
+        "bytes": round(float(option.work.bytes_M.sum())),
+        "predicted_ms": float(seconds.sum()) * 1e3,
         **{f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)},
-        "runner_up": other.kind if other else None, "runner_up_ms": other.seconds * 1e3 if other and known else None,
-        "why": "; ".join(filter(None, (plan.reasons.get(table.name, ""), f"{other.kind}: {other.why}" if other else ""))), "shards": shards}
+        "runner_up": other.kind if other else None,
+        "runner_up_ms": other.seconds * 1e3 if other and known else None,
+        "why": "; ".join(
+            filter(
+                None,
+                (plan.reasons.get(table.name, ""), f"{other.kind}: {other.why}" if other else ""),
+            )
+        ),
+        "shards": shards,
+    }
 
 
-def _ranks(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, cost: PlanCost) -> list[dict[str, Any]]:
-    hosts = {rank: number for number, ranks in enumerate(setting.topology.host_ranks()) for rank in ranks}
-    memory, rows = setting.topology.memory_bytes, []
+def _ranks(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, cost: PlanCost
+) -> list[dict[str, Any]]:
+    hosts = {
+        rank: number for number, ranks in enumerate(setting.topology.host_ranks()) for rank in ranks
+    }
+    memory = setting.topology.memory_bytes
+    rows = []
     buffers_W = buffer_bytes(tables, plan, setting)
     for rank, held in enumerate(bytes_per_rank(tables, plan, setting.rule)):
-        weights, state = sum(held.weights.values()), sum(held.state.values())
+        weights = sum(held.weights.values())
+        state = sum(held.state.values())
         seconds = cost.seconds_PW[:, rank]
-        rows.append({"rank": rank, "host": hosts[rank], "bytes": weights + state, "weights": weights, "state": state,
-                     "buffers": round(float(buffers_W[rank])), "capacity": None if memory is None else memory[rank],
-                     "predicted_ms": float(seconds.sum()) * 1e3,
-                     **{f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)}})
+        rows.append(
+            {
+                "rank": rank,
+                "host": hosts[rank],
+                "bytes": weights + state,
+                "weights": weights,
+                "state": state,
+                "buffers": round(float(buffers_W[rank])),
+                "capacity": None if memory is None else memory[rank],
+                "predicted_ms": float(seconds.sum()) * 1e3,
+                **{f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)},
+            }
+        )
     return rows
 
 
-def analyze_plan(plan: ShardingPlan, *, tables: Sequence[EmbeddingBagConfig] | None = None, batch_size: int | None = None,
-                 statistics: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def analyze_plan(
+    plan: ShardingPlan,
+    *,
+    tables: Sequence[EmbeddingBagConfig] | None = None,
+    batch_size: int | None = None,
+    statistics: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """What a plan amounts to, counted.
 
     Args:
-        plan: any; one from the planner or a file knows what it was made for, a plan made by hand needs the other arguments.
+        plan: any; one from the planner or a file knows what it was made for, a plan made by hand
+            needs the other arguments.
         tables: its tables.
         batch_size: samples of a rank.
         statistics: of ids, by table: `TableStatistics` or their plain types.
 
     Returns:
-        `sharding_types`: how many tables have each; `memory_distribution`: bytes of weights on each rank, in their real types;
+        `sharding_types`: how many tables have each; `memory_distribution`: bytes of weights on each
+            rank, in their real types;
         `communication_patterns`: [from][to] bytes of a training step.
 
     Raises:
@@ -140,14 +228,25 @@ def analyze_plan(plan: ShardingPlan, *, tables: Sequence[EmbeddingBagConfig] | N
     """
     made_for = plan.made_for
     if tables is None and made_for is None:
-        raise PlanError(f"plan {plan.name} does not say which tables it is of: analyze_plan(plan, tables=[...])")
+        raise PlanError(
+            f"plan {plan.name} does not say which tables it is of: analyze_plan(plan, tables=[...])"
+        )
     known = list(tables) if tables is not None else list(made_for.tables) if made_for else []
     plan.check(known)
     batch = batch_size or (made_for.batch_per_rank if made_for else None) or ANALYZED_BATCH
     given = statistics if statistics is not None else made_for.statistics if made_for else {}
-    ids = {name: s if isinstance(s, TableStatistics) else TableStatistics.from_dict(s, f"statistics.{name}") for name, s in given.items()}
+    ids = {
+        name: s
+        if isinstance(s, TableStatistics)
+        else TableStatistics.from_dict(s, f"statistics.{name}")
+        for name, s in given.items()
+    }
     setting = Setting(Topology(plan.world_size), batch, rowwise_adagrad(), ids)
     cost = plan_cost(known, plan, setting)
-    return {"sharding_types": dict(Counter(s.sharding_type for s in plan.tables.values())),
-            "memory_distribution": [sum(held.weights.values()) for held in bytes_per_rank(known, plan, None)],
-            "communication_patterns": [[round(b) for b in row] for row in cost.bytes_WW.tolist()]}
+    return {
+        "sharding_types": dict(Counter(s.sharding_type for s in plan.tables.values())),
+        "memory_distribution": [
+            sum(held.weights.values()) for held in bytes_per_rank(known, plan, None)
+        ],
+        "communication_patterns": [[round(b) for b in row] for row in cost.bytes_WW.tolist()],
+    }

@@ -1,4 +1,5 @@
-"""What is known of a table before it is sharded: what rules by hand ask for, and what their words mean in numbers.
+"""What is known of a table before it is sharded: what rules by hand ask for, and what their words
+mean in numbers.
 
     rows, columns                       of its config
     lookups per row, access             ids per sample x samples of all ranks / rows
@@ -13,9 +14,12 @@ from typing import Any
 from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig
 
-FREQUENT_LOOKUPS_PER_ROW = 1.0      # a row is read every step: a replica's gradients are then no more than the table itself
-SPARSE_LOOKUPS_PER_ROW = 0.01       # a step reads at most one row of a hundred
-FAST_GB_PER_S = 30.0                # of a rank in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40; PCIe 4.0 and
+# a row is read every step: a replica's gradients are then no more than the table itself
+FREQUENT_LOOKUPS_PER_ROW = 1.0
+SPARSE_LOOKUPS_PER_ROW = 0.01  # a step reads at most one row of a hundred
+# of a rank in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40; PCIe 4.0
+# and
+FAST_GB_PER_S = 30.0
 #                                     InfiniBand HDR 20 to 25
 
 
@@ -47,7 +51,13 @@ class TableFacts:
         per_row = self.lookups_per_row
         if per_row is None:
             return None
-        return "frequent" if per_row >= FREQUENT_LOOKUPS_PER_ROW else "sparse" if per_row <= SPARSE_LOOKUPS_PER_ROW else "between"
+        return (
+            "frequent"
+            if per_row >= FREQUENT_LOOKUPS_PER_ROW
+            else "sparse"
+            if per_row <= SPARSE_LOOKUPS_PER_ROW
+            else "between"
+        )
 
     @property
     def interconnect(self) -> str | None:
@@ -56,24 +66,40 @@ class TableFacts:
         return None if speed is None else "fast" if speed >= FAST_GB_PER_S else "slow"
 
 
-def table_facts(tables: Sequence[EmbeddingBagConfig], topology: Topology, *, statistics: Mapping[str, Any] | None = None,
-                batch_per_rank: int | None = None) -> list[TableFacts]:
+def table_facts(
+    tables: Sequence[EmbeddingBagConfig],
+    topology: Topology,
+    *,
+    statistics: Mapping[str, Any] | None = None,
+    batch_per_rank: int | None = None,
+) -> list[TableFacts]:
     """What rules may ask about each table.
 
     Args:
         tables: of the model.
         topology: the ranks, their hosts, memory and hardware.
-        statistics: by table name, objects with `ids_per_sample`; without them every feature has one id in every sample.
+        statistics: by table name, objects with `ids_per_sample`; without them every feature has one
+            id in every sample.
         batch_per_rank: samples of a rank's batch.
     """
     memory = min(topology.memory_bytes) - topology.reserve_bytes if topology.memory_bytes else None
     batch = batch_per_rank * topology.world_size if batch_per_rank else None
-    known, speed = statistics or {}, _gb_per_s(topology)
+    known = statistics or {}
+    speed = _gb_per_s(topology)
 
     def of(t: EmbeddingBagConfig) -> TableFacts:
-        ids = float(known[t.name].ids_per_sample) if t.name in known else float(len(t.feature_names))
-        return TableFacts(t.name, t.num_embeddings, t.embedding_dim, ids * batch / t.num_embeddings if batch else None,
-                          None if memory is None else weight_bytes(t) / max(memory, 1), speed, topology.hosts)
+        ids = (
+            float(known[t.name].ids_per_sample) if t.name in known else float(len(t.feature_names))
+        )
+        return TableFacts(
+            t.name,
+            t.num_embeddings,
+            t.embedding_dim,
+            ids * batch / t.num_embeddings if batch else None,
+            None if memory is None else weight_bytes(t) / max(memory, 1),
+            speed,
+            topology.hosts,
+        )
 
     return [of(t) for t in tables]
 

@@ -1,26 +1,35 @@
-"""What a machine's steps cost: numbers that somebody measured, with the sentence that says who, when and on what.
+"""What a machine's steps cost: numbers that somebody measured, with the sentence that says who,
+when and on what.
 
-    kernels      a call, an item, a byte        lookup and update, by what they touch
-    links        a message, a byte              all-to-all and all-reduce, within a host and between hosts, by number of ranks
-    dense part   floating point operations      per second of one rank, and what a step takes beside them
+    kernels      a call, an item, a byte      lookup and update, by what they touch
+    links        a message, a byte            all-to-all and all-reduce, within a host and between
+                                              hosts, by number of ranks
+    dense part   floating point operations    per second of one rank, and what a step takes beside
+                                              them
 
-`python -m recapp.plan calibrate` measures this machine and writes such a file; `topology=dgx_h100` and the others of `conf/topology` carry
-one each, from data sheets. A time is latency + work / rate everywhere, because sums of that form could be fitted to every kernel and every
-message that was measured, and because a person can check it by hand.
+`python -m recapp.plan calibrate` measures this machine and writes such a file; `topology=dgx_h100`
+and the others of `conf/topology` carry one each, from data sheets. A time is latency + work / rate
+everywhere, because sums of that form could be fitted to every kernel and every message that was
+measured, and because a person can check it by hand.
 
-| kernel  | an item is                                              | bytes are                                            |
-|---------|---------------------------------------------------------|------------------------------------------------------|
-| route   | an id of the batch, for each strip that asks for it     |                                                      |
-| link    | the same, whether vectors are asked by row or by bag    |                                                      |
-| serve   | a row that somebody asks of this rank                   |                                                      |
-| group   | the same                                                |                                                      |
-| answer  | a row that is read for somebody                         | rows read, vectors written                           |
-| combine | a vector read: one per id, pooled: per (bag, owner)     | vectors read, output written                         |
-| spread  | the same, read from the output's gradient               | gradients read, gradients of asked vectors written   |
-| update  | a distinct row that learns                              | gradients read, rows and state read and written      |
+| kernel  | an item is                                | bytes are                                  |
+|---------|-------------------------------------------|--------------------------------------------|
+| route   | an id of the batch, for each strip that   |                                            |
+|         | asks for it                               |                                            |
+| link    | the same, whether vectors are asked by    |                                            |
+|         | row or by bag                             |                                            |
+| serve   | a row that somebody asks of this rank     |                                            |
+| group   | the same                                  |                                            |
+| answer  | a row that is read for somebody           | rows read, vectors written                 |
+| combine | a vector read: one per id, pooled: per    | vectors read, output written               |
+|         | (bag, owner)                              |                                            |
+| spread  | the same, read from the output's gradient | gradients read, gradients of asked vectors |
+|         |                                           | written                                    |
+| update  | a distinct row that learns                | gradients read, rows and state read and    |
+|         |                                           | written                                    |
 
-A call is one group of tables (`recapp/sharding/layout.py`): width, mode and type alike. Links within a host go by its ranks that take part,
-those between hosts by the number of hosts.
+A call is one group of tables (`recapp/sharding/layout.py`): width, mode and type alike. Links
+within a host go by its ranks that take part, those between hosts by the number of hosts.
 """
 
 import math
@@ -36,11 +45,11 @@ import yaml  # type: ignore[import-untyped]
 from recapp.errors import ConfigError, suggest
 
 KERNELS = ("route", "link", "serve", "group", "answer", "combine", "spread", "update")
-WITHOUT_BYTES = KERNELS[:4]         # integers: their bytes are counted with their items
+WITHOUT_BYTES = KERNELS[:4]  # integers: their bytes are counted with their items
 PLACES = ("host", "network")
 DEVICES = ("cpu", "cuda")
-DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}         # for whoever has not calibrated
-CONF = "topology"                   # the group of settings in which shipped machines lie
+DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # for whoever has not calibrated
+CONF = "topology"  # the group of settings in which shipped machines lie
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,9 @@ class Work:
     step_us: float = 0.0
 
     def seconds(self, calls: Any, items: Any, bytes: Any = 0) -> Any:
-        """Seconds of a step's calls with so many items and bytes in all; numbers or arrays of numpy, element by element."""
+        """Seconds of a step's calls with so many items and bytes in all; numbers or arrays of
+        numpy, element by element.
+        """
         whole = (calls > 0) * (self.step_us * 1e-6) + calls * (self.call_us * 1e-6)
         return whole + items * (self.item_ns * 1e-9) + bytes * (1e-9 / self.gb_per_s)
 
@@ -71,18 +82,23 @@ class Link:
 
     Args:
         latency_us: microseconds of one that carries nothing.
-        gb_per_s: 10^9 bytes a second, counted at the rank that sends or receives most; of an all-reduce, the bytes that are reduced.
+        gb_per_s: 10^9 bytes a second, counted at the rank that sends or receives most; of an
+            all-reduce, the bytes that are reduced.
     """
 
     latency_us: Mapping[int, float]
     gb_per_s: Mapping[int, float]
 
     def seconds(self, ranks: Any, bytes: Any) -> Any:
-        """Seconds of one collective among so many ranks; nothing among one. Numbers or arrays of numpy, element by element.
+        """Seconds of one collective among so many ranks; nothing among one. Numbers or arrays of
+        numpy, element by element.
 
-        Between numbers of ranks that were measured values are interpolated in log2 of the ranks; beyond them the last one holds.
+        Between numbers of ranks that were measured values are interpolated in log2 of the ranks;
+        beyond them the last one holds.
         """
-        known = _interpolated(self.latency_us, ranks) * 1e-6 + bytes * (1e-9 / _interpolated(self.gb_per_s, ranks))
+        known = _interpolated(self.latency_us, ranks) * 1e-6 + bytes * (
+            1e-9 / _interpolated(self.gb_per_s, ranks)
+        )
         return np.where(np.asarray(ranks) > 1, known, 0.0)[()]
 
 
@@ -97,17 +113,20 @@ class Hardware:
 
     Args:
         name: for people.
-        source: a sentence: measured when and on what, or the documents the numbers are from and what was assumed.
+        source: a sentence: measured when and on what, or the documents the numbers are from and
+            what was assumed.
         compute_device: "cpu" or "cuda".
         ranks_per_host: ranks that one host has.
         memory_bytes: what a rank has for everything; None where nobody knows.
         kernels: every one of `KERNELS`.
         all_to_all: a `Link` for each of `PLACES`: ranks of one host, and ranks of several.
         all_reduce: the same.
-        flops_per_s: of the dense part, one rank's, in training as it is run: what a further sample takes.
-        overlap: share of the dense gradients' all-reduce that hides behind the backward of the tables, 0 to 1.
-        step_overhead_us: microseconds of a training step that no sample, table or message explains: the loop, the loader, loss, autograd,
-            metrics and optimiser in Python.
+        flops_per_s: of the dense part, one rank's, in training as it is run: what a further sample
+            takes.
+        overlap: share of the dense gradients' all-reduce that hides behind the backward of the
+            tables, 0 to 1.
+        step_overhead_us: microseconds of a training step that no sample, table or message explains:
+            the loop, the loader, loss, autograd, metrics and optimiser in Python.
 
     Raises:
         ConfigError: naming the entry that is missing, unknown or not a number that can be.
@@ -124,14 +143,18 @@ class Hardware:
     flops_per_s: float
     overlap: float
     step_overhead_us: float = 0.0
-    where: str = field(default="hardware", compare=False, repr=False)       # in messages: the file, if there is one
+    # in messages: the file, if there is one
+    where: str = field(default="hardware", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for key in ("name", "source"):
             if not isinstance(getattr(self, key), str) or not getattr(self, key).strip():
                 raise ConfigError(f"{self.where}: {key}={getattr(self, key)}: must be a text")
         if self.compute_device not in DEVICES:
-            raise ConfigError(f"{self.where}: compute_device={self.compute_device}: {suggest(str(self.compute_device), DEVICES)}")
+            raise ConfigError(
+                f"{self.where}: compute_device={self.compute_device}: "
+                f"{suggest(str(self.compute_device), DEVICES)}"
+            )
         _check_number(f"{self.where}: ranks_per_host", self.ranks_per_host, least=1, whole=True)
         if self.memory_bytes is not None:
             _check_number(f"{self.where}: memory_bytes", self.memory_bytes, least=1, whole=True)
@@ -151,7 +174,17 @@ class Hardware:
 
 
 _NUMBERS = ("flops_per_s", "overlap", "step_overhead_us")
-_FIELDS = ("name", "source", "compute_device", "ranks_per_host", "memory_bytes", "kernels", "all_to_all", "all_reduce", *_NUMBERS)
+_FIELDS = (
+    "name",
+    "source",
+    "compute_device",
+    "ranks_per_host",
+    "memory_bytes",
+    "kernels",
+    "all_to_all",
+    "all_reduce",
+    *_NUMBERS,
+)
 
 
 def hardware_from(plain: Mapping[str, Any], where: str = "hardware") -> Hardware:
@@ -166,33 +199,56 @@ def hardware_from(plain: Mapping[str, Any], where: str = "hardware") -> Hardware
     """
     _check_keys(where, plain, _FIELDS)
     kernels = _part(where, "kernels", plain["kernels"], KERNELS)
-    read = {name: _work(where, name, _part(where, f"kernels.{name}", kernels[name])) for name in KERNELS}
-    links = {kind: {place: _link(where, f"{kind}.{place}", link) for place, link in _part(where, kind, plain[kind], PLACES).items()}
-             for kind in ("all_to_all", "all_reduce")}
+    read = {
+        name: _work(where, name, _part(where, f"kernels.{name}", kernels[name])) for name in KERNELS
+    }
+    links = {
+        kind: {
+            place: _link(where, f"{kind}.{place}", link)
+            for place, link in _part(where, kind, plain[kind], PLACES).items()
+        }
+        for kind in ("all_to_all", "all_reduce")
+    }
     numbers = {key: _number(plain[key]) for key in _NUMBERS}
-    return Hardware(**{key: plain[key] for key in _FIELDS} | {"kernels": read} | links | numbers, where=where)
+    return Hardware(
+        **{key: plain[key] for key in _FIELDS} | {"kernels": read} | links | numbers, where=where
+    )
 
 
 def hardware_to_plain(hardware: Hardware) -> dict[str, Any]:
     """The inverse of `hardware_from`."""
+
     def link(kinds: Mapping[str, Link]) -> dict[str, Any]:
-        return {place: {"latency_us": dict(kinds[place].latency_us), "gb_per_s": dict(kinds[place].gb_per_s)} for place in PLACES}
+        return {
+            place: {
+                "latency_us": dict(kinds[place].latency_us),
+                "gb_per_s": dict(kinds[place].gb_per_s),
+            }
+            for place in PLACES
+        }
 
     def work(one: Work) -> dict[str, float]:
-        told = ({"step_us": one.step_us} if one.step_us else {}) | {"call_us": one.call_us, "item_ns": one.item_ns}
+        told = ({"step_us": one.step_us} if one.step_us else {}) | {
+            "call_us": one.call_us,
+            "item_ns": one.item_ns,
+        }
         return told if math.isinf(one.gb_per_s) else told | {"gb_per_s": one.gb_per_s}
 
     plain = {key: getattr(hardware, key) for key in _FIELDS}
-    return plain | {"kernels": {name: work(hardware.kernels[name]) for name in KERNELS}, "all_to_all": link(hardware.all_to_all),
-                    "all_reduce": link(hardware.all_reduce)}
+    return plain | {
+        "kernels": {name: work(hardware.kernels[name]) for name in KERNELS},
+        "all_to_all": link(hardware.all_to_all),
+        "all_reduce": link(hardware.all_reduce),
+    }
 
 
 def read_hardware(name: str | Path) -> Hardware:
     """A hardware file, or the hardware of a shipped machine.
 
     Args:
-        name: the path of what `write_hardware` or a person has written (alone, or under `hardware:` beside the settings of a topology), or
-            as a text without suffix the name of a shipped machine: `dgx_h100`.
+        name: the path of what `write_hardware` or a person has written (alone, or under `hardware:`
+            beside the settings of a topology), or as a text without suffix the name of a shipped
+            machine: `dgx_h100`.
 
     Raises:
         ConfigError: no such file or machine, no YAML, or an entry that is wrong.
@@ -200,13 +256,21 @@ def read_hardware(name: str | Path) -> Hardware:
     if isinstance(name, str) and "/" not in name and "." not in name:
         return _shipped(name)
     path = Path(name).expanduser()
-    plain = _read(path, f"topology.hardware={path}: no such file; `python -m recapp.plan calibrate path={path}` writes one, and "
-                        f"topology={path.stem if path.stem in shipped_machines() else 'dgx_h100'} chooses a shipped machine")
-    return hardware_from(plain.get("hardware", plain) if isinstance(plain, dict) else plain, str(name))
+    plain = _read(
+        path,
+        f"topology.hardware={path}: no such file; `python -m recapp.plan calibrate path={path}` "
+        "writes one, and "
+        f"topology={path.stem if path.stem in shipped_machines() else 'dgx_h100'} chooses a "
+        "shipped machine",
+    )
+    return hardware_from(
+        plain.get("hardware", plain) if isinstance(plain, dict) else plain, str(name)
+    )
 
 
 def read_machine(name: str) -> dict[str, Any]:
-    """The settings of a shipped machine, its hardware as plain types; what it takes over from others (`defaults`) is put in as Hydra does.
+    """The settings of a shipped machine, its hardware as plain types; what it takes over from
+    others (`defaults`) is put in as Hydra does.
 
     Raises:
         ConfigError: there is no such machine, with close matches.
@@ -242,17 +306,31 @@ def write_hardware(hardware: Hardware, path: str | Path) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    head = ("# For topology.hardware=PATH. Times are step_us + calls * call_us + items * item_ns + bytes / gb_per_s (10^9 bytes/s);\n"
-            "# links go by ranks of a host and by hosts of the network; what items and bytes are: recapp/planner/hardware.py\n")
-    body = yaml.safe_dump(hardware_to_plain(hardware), sort_keys=False, width=140, default_flow_style=None, allow_unicode=True)
+    head = (
+        "# For topology.hardware=PATH. Times are step_us + calls * call_us + items * item_ns + "
+        "bytes / gb_per_s (10^9 bytes/s);\n"
+        "# links go by ranks of a host and by hosts of the network; what items and bytes are: "
+        "recapp/planner/hardware.py\n"
+    )
+    body = yaml.safe_dump(
+        hardware_to_plain(hardware),
+        sort_keys=False,
+        width=140,
+        default_flow_style=None,
+        allow_unicode=True,
+    )
     try:
         Path(path).write_text(head + body)
     except OSError as error:
-        raise ConfigError(f"path={path}: cannot be written ({error.strerror}): choose another path=FILE") from None
+        raise ConfigError(
+            f"path={path}: cannot be written ({error.strerror}): choose another path=FILE"
+        ) from None
 
 
 def default_hardware(compute_device: str) -> Hardware:
-    """What is assumed where nothing was measured or chosen: `DEFAULTS`, each of which tells its source."""
+    """What is assumed where nothing was measured or chosen: `DEFAULTS`, each of which tells its
+    source.
+    """
     if compute_device not in DEFAULTS:
         raise ConfigError(f"compute_device={compute_device}: {suggest(compute_device, DEFAULTS)}")
     return _shipped(DEFAULTS[compute_device])
@@ -264,11 +342,12 @@ def _shipped(name: str) -> Hardware:
 
 
 def shipped_machines() -> dict[str, Path]:
-    """The files of `conf/topology` that carry hardware, by name; conf lies inside the package where it is installed, else beside it."""
+    """The files of `conf/topology` that carry hardware, by name; conf lies inside the package where
+    it is installed, else beside it.
+    """
     package = Path(__file__).resolve().parents[1]
     conf = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
     return {path.stem: path for path in sorted((conf / CONF).glob("*.yaml")) if path.stem != "auto"}
-
 
 
 # ---- reading with messages
@@ -277,14 +356,19 @@ def shipped_machines() -> dict[str, Path]:
 def _part(where: str, key: str, given: Any, known: Sequence[str] = ()) -> Mapping[str, Any]:
     """A mapping of the file, with exactly the known keys if there are any."""
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{where}: {key}={given}: must be a mapping" + (f" with {', '.join(known)}" if known else ""))
+        raise ConfigError(
+            f"{where}: {key}={given}: must be a mapping"
+            + (f" with {', '.join(known)}" if known else "")
+        )
     if known:
         _check_keys(f"{where}: {key}", given, known)
     return given
 
 
 def _work(where: str, kernel: str, plain: Mapping[str, Any]) -> Work:
-    known = ("call_us", "item_ns") if kernel in WITHOUT_BYTES else ("call_us", "item_ns", "gb_per_s")
+    known = (
+        ("call_us", "item_ns") if kernel in WITHOUT_BYTES else ("call_us", "item_ns", "gb_per_s")
+    )
     _check_keys(f"{where}: kernels.{kernel}", plain, known, optional=("step_us",))
     return Work(**{key: _number(value) for key, value in plain.items()})
 
@@ -296,34 +380,53 @@ def _link(where: str, key: str, given: Any) -> Link:
         by_ranks = _part(where, f"{key}.{name}", plain[name])
         for ranks in by_ranks:
             if not str(ranks).isdecimal() or int(ranks) < 2:
-                raise ConfigError(f"{where}: {key}.{name}: {ranks}: keys are numbers of ranks, 2 or more")
+                raise ConfigError(
+                    f"{where}: {key}.{name}: {ranks}: keys are numbers of ranks, 2 or more"
+                )
         read[name] = {int(ranks): _number(value) for ranks, value in by_ranks.items()}
     return Link(**read)
 
 
 def _number(value: Any) -> Any:
-    """A number, also one like 1e12, which YAML 1.1 calls a text; what is none is left for the check."""
+    """A number, also one like 1e12, which YAML 1.1 calls a text; what is none is left for the
+    check.
+    """
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
-def _check_keys(where: str, given: Mapping[str, Any], known: Sequence[str], optional: Sequence[str] = ()) -> None:
+def _check_keys(
+    where: str, given: Mapping[str, Any], known: Sequence[str], optional: Sequence[str] = ()
+) -> None:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{where}: must be a mapping with {', '.join(known)}")
     for key in given:
         if key not in (*known, *optional):
-            raise ConfigError(f"{where}: unknown entry {key}; {suggest(str(key), (*known, *optional))}")
+            raise ConfigError(
+                f"{where}: unknown entry {key}; {suggest(str(key), (*known, *optional))}"
+            )
     for key in known:
         if key not in given:
             raise ConfigError(f"{where}: {key} is missing")
 
 
-def _check_number(entry: str, value: Any, *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf,
-                  whole: bool = False) -> None:
+def _check_number(
+    entry: str,
+    value: Any,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+    whole: bool = False,
+) -> None:
     kind = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not (value >= least and value > above and value <= most):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, kind)
+        or not (value >= least and value > above and value <= most)
+    ):
         bounds = f"above {above:g}" if above > -math.inf else f"of at least {least:g}"
         bounds += f" and at most {most:g}" if most < math.inf else ""
         raise ConfigError(f"{entry}={value}: must be a {'whole ' if whole else ''}number {bounds}")
@@ -332,7 +435,9 @@ def _check_number(entry: str, value: Any, *, least: float = -math.inf, above: fl
 def _check_link(entry: str, link: Link) -> None:
     for name, by_ranks in (("latency_us", link.latency_us), ("gb_per_s", link.gb_per_s)):
         if not by_ranks:
-            raise ConfigError(f"{entry}.{name} is empty: give at least one number of ranks, as in {{2: 5.0}}")
+            raise ConfigError(
+                f"{entry}.{name} is empty: give at least one number of ranks, as in {{2: 5.0}}"
+            )
     for ranks, latency in link.latency_us.items():
         _check_number(f"{entry}.latency_us.{ranks}", latency, least=0)
     for ranks, rate in link.gb_per_s.items():

@@ -1,10 +1,12 @@
 """Which tables ask for distinct rows and which for pooled bags, by counted bytes.
 
-    unique   a vector per distinct row of the batch         one-hot features, small tables, ids that repeat
-    pooled   a vector per non-empty (bag, owner) pair       long bags of rarely repeated ids
+    unique   a vector per distinct row of the batch     one-hot features, small tables, ids that
+                                                        repeat
+    pooled   a vector per non-empty (bag, owner) pair   long bags of rarely repeated ids
 
-Both are counted on the same batches, so the choice is a fact of data and plan, never of a clock: two identical runs stay identical. One-hot
-features always choose `unique`: distinct rows are never more than bags.
+Both are counted on the same batches, so the choice is a fact of data and plan, never of a clock:
+two identical runs stay identical. One-hot features always choose `unique`: distinct rows are never
+more than bags.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +21,16 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import IdRules
 
-ID_BYTES, LENGTH_BYTES, NUMBER_BYTES = 4, 4, 4
-SAMPLE_BATCHES = 4      # of one rank: enough that the choice does not hang on one batch, few enough not to be felt at start
+ID_BYTES = 4
+LENGTH_BYTES = 4
+NUMBER_BYTES = 4
+# of one rank: enough that the choice does not hang on one batch, few enough not to be felt at start
+SAMPLE_BATCHES = 4
 
 
-def exchanged_bytes(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, features: KeyedJaggedTensor) -> dict[str, dict[Mode, int]]:
+def exchanged_bytes(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, features: KeyedJaggedTensor
+) -> dict[str, dict[Mode, int]]:
     """What one batch of a rank costs each table that is not replicated, both ways, in either mode.
 
     Args:
@@ -41,15 +48,22 @@ def exchanged_bytes(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, fe
     for number, table in enumerate(tables):
         if plan.tables[table.name].mode == "replicated":
             continue
-        row_N = torch.cat(parts[first[number]:first[number + 1]])
-        lengths_M = rows.lengths_FB[first[number]:first[number + 1]].flatten()
+        row_N = torch.cat(parts[first[number] : first[number + 1]])
+        lengths_M = rows.lengths_FB[first[number] : first[number + 1]].flatten()
         found[table.name] = {"unique": 0, "pooled": 0}
         for i, strip in enumerate(layout.strips):
             if strip.table == number:
-                vector = 2 * NUMBER_BYTES * len(strip.cols)                  # the answer and its gradient
-                pairs = _pairs(row_N, lengths_M, torch.tensor([p.rows.start for p in pieces[i]]), torch.tensor([p.rank for p in pieces[i]]))
+                vector = 2 * NUMBER_BYTES * len(strip.cols)  # the answer and its gradient
+                pairs = _pairs(
+                    row_N,
+                    lengths_M,
+                    torch.tensor([p.rows.start for p in pieces[i]]),
+                    torch.tensor([p.rank for p in pieces[i]]),
+                )
                 found[table.name]["unique"] += len(torch.unique(row_N)) * (vector + ID_BYTES)
-                found[table.name]["pooled"] += pairs * (vector + LENGTH_BYTES) + len(row_N) * ID_BYTES
+                found[table.name]["pooled"] += (
+                    pairs * (vector + LENGTH_BYTES) + len(row_N) * ID_BYTES
+                )
     return found
 
 
@@ -60,13 +74,21 @@ def _pairs(row_N: Tensor, lengths_M: Tensor, start_K: Tensor, rank_K: Tensor) ->
     return len(torch.unique(bag_N * (int(rank_K.max()) + 1) + owner_N))
 
 
-def decide_modes(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, batches: Iterable[KeyedJaggedTensor]) -> ShardingPlan:
-    """The plan with every open mode decided: `pooled` where that moves fewer bytes over all the batches, else `unique`."""
+def decide_modes(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, batches: Iterable[KeyedJaggedTensor]
+) -> ShardingPlan:
+    """The plan with every open mode decided: `pooled` where that moves fewer bytes over all the
+    batches, else `unique`.
+    """
     if not plan.undecided:
         return plan
-    total: dict[str, dict[Mode, int]] = {name: {"unique": 0, "pooled": 0} for name in plan.undecided}
+    total: dict[str, dict[Mode, int]] = {
+        name: {"unique": 0, "pooled": 0} for name in plan.undecided
+    }
     for features in batches:
         for name, counted in exchanged_bytes(tables, plan, features).items():
             for mode, n in counted.items() if name in total else ():
                 total[name][mode] += n
-    return plan.with_modes({name: "pooled" if n["pooled"] < n["unique"] else "unique" for name, n in total.items()})
+    return plan.with_modes(
+        {name: "pooled" if n["pooled"] < n["unique"] else "unique" for name, n in total.items()}
+    )

@@ -1,11 +1,16 @@
-"""How often everything happens under a way to cut a table, and what that costs: all tables and all their ways at once.
+"""How often everything happens under a way to cut a table, and what that costs: all tables and all
+their ways at once.
 
-    cuts (table, mode, rectangles)  ->  Prices: arrays over all rectangles of all cuts, one after the other  ->  Work of each cut
+    cuts (table, mode, rectangles)
+        -> Prices: arrays over all rectangles of all cuts, one after the other
+        -> Work of each cut
 
-A thousand tables have six thousand ways to be cut into half a million rectangles. A rectangle's price is a dozen products, so they are
-priced as arrays of all; a loop over cuts would spend its time in numpy's calls.
+A thousand tables have six thousand ways to be cut into half a million rectangles. A rectangle's
+price is a dozen products, so they are priced as arrays of all; a loop over cuts would spend its
+time in numpy's calls.
 
-J cuts, S strips of them, M rectangles; W ranks; n ids of a rank's batch, U distinct rows among them.
+J cuts, S strips of them, M rectangles; W ranks; n ids of a rank's batch, U distinct rows among
+them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +20,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from recapp.planner.cost import ID_BYTES, MESSAGES, NUMBER_BYTES, PHASES, Floats, PlanCost, Setting, Work, cost_of
+from recapp.planner.cost import (
+    ID_BYTES,
+    MESSAGES,
+    NUMBER_BYTES,
+    PHASES,
+    Floats,
+    PlanCost,
+    Setting,
+    Work,
+    cost_of,
+)
 from recapp.sharding.plan import Mode, Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -45,8 +60,13 @@ def cut_of(table: EmbeddingBagConfig, cells: Sequence[Shard], mode: Mode) -> Cut
     strips: dict[int, tuple[int, int]] = {}
     for s in cells:
         strips[s.cols.start] = (len(s.cols), strips.get(s.cols.start, (0, 0))[1] + 1)
-    return Cut(table, mode, np.array([s.rank for s in cells], np.int64), np.array([(s.rows.start, s.rows.stop) for s in cells], np.int64),
-               tuple(strips.values()))
+    return Cut(
+        table,
+        mode,
+        np.array([s.rank for s in cells], np.int64),
+        np.array([(s.rows.start, s.rows.stop) for s in cells], np.int64),
+        tuple(strips.values()),
+    )
 
 
 @dataclass(frozen=True)
@@ -79,38 +99,76 @@ class Prices:
 
     def work(self, j: int) -> Work:
         """Of one cut."""
-        here, cut = self.slice(j), self.cuts[j]
-        return Work(self.home_JP[j], cut.rank_M, self.seconds_PM[:, here], self.asked_3M[:, here], self.bytes_M[here],
-                    self.everywhere_J3[j], float(self.agreeing_J[j]), frozenset((width, cut.mode) for width, _ in cut.strips))
+        here = self.slice(j)
+        cut = self.cuts[j]
+        return Work(
+            self.home_JP[j],
+            cut.rank_M,
+            self.seconds_PM[:, here],
+            self.asked_3M[:, here],
+            self.bytes_M[here],
+            self.everywhere_J3[j],
+            float(self.agreeing_J[j]),
+            frozenset((width, cut.mode) for width, _ in cut.strips),
+        )
 
 
 class _Counts:
-    """How often things happen, expected over batches: by cut (J), by strip (S) and by rectangle (M)."""
+    """How often things happen, expected over batches: by cut (J), by strip (S) and by rectangle
+    (M).
+    """
 
     def __init__(self, cuts: Sequence[Cut], setting: Setting) -> None:
-        self.setting, rule = setting, setting.rule
-        batch, world = setting.batch_per_rank, setting.topology.world_size
+        self.setting = setting
+        rule = setting.rule
+        batch = setting.batch_per_rank
+        world = setting.topology.world_size
         facts: dict[str, tuple[float, ...]] = {}
         for table in {c.table.name: c.table for c in cuts}.values():
             known = setting.of(table)
             n = batch * known.ids_per_sample
-            facts[table.name] = (n, max(batch * known.bags_per_sample, 1e-9), known.distinct_rows(n), known.distinct_rows(world * n),
-                                 batch * len(table.feature_names), table.embedding_dim, table.data_type.dtype.itemsize)
+            facts[table.name] = (
+                n,
+                max(batch * known.bags_per_sample, 1e-9),
+                known.distinct_rows(n),
+                known.distinct_rows(world * n),
+                batch * len(table.feature_names),
+                table.embedding_dim,
+                table.data_type.dtype.itemsize,
+            )
         of_J = np.array([facts[c.table.name] for c in cuts], float).T
-        self.n_J, self.bags_J, self.U_J, self.U_of_all_J, self.samples_J, self.dim_J, itemsize_J = of_J
-        self.pooled_J, self.replicated_J = (np.array([c.mode == mode for c in cuts]) for mode in ("pooled", "replicated"))
+        self.n_J, self.bags_J, self.U_J, self.U_of_all_J, self.samples_J, self.dim_J, itemsize_J = (
+            of_J
+        )
+        self.pooled_J, self.replicated_J = (
+            np.array([c.mode == mode for c in cuts]) for mode in ("pooled", "replicated")
+        )
         self.strips_J = np.array([len(c.strips) for c in cuts])
         self.job_S = np.repeat(np.arange(len(cuts)), self.strips_J)
         width_S, count_S = np.array([strip for c in cuts for strip in c.strips]).T
-        self.width_S, self.first_S = width_S.astype(float), np.cumsum(count_S) - count_S
+        self.width_S = width_S.astype(float)
+        self.first_S = np.cumsum(count_S) - count_S
         job_M = np.repeat(self.job_S, count_S)
         rows_M2 = np.concatenate([c.rows_M2 for c in cuts])
-        self.job_M, self.rows_M, self.width_M = job_M, (rows_M2[:, 1] - rows_M2[:, 0]).astype(float), np.repeat(self.width_S, count_S)
+        self.job_M = job_M
+        self.rows_M = (rows_M2[:, 1] - rows_M2[:, 0]).astype(float)
+        self.width_M = np.repeat(self.width_S, count_S)
         self.share_M = np.concatenate([setting.of(c.table).shares(c.rows_M2) for c in cuts])
         self.touched_M = np.minimum(self.U_of_all_J[job_M] * self.share_M, self.rows_M)
-        self.pairs_M = self.bags_J[job_M] * (1.0 - (1.0 - np.minimum(self.share_M, 1.0)) ** (self.n_J / self.bags_J)[job_M])
-        self.state_M = sum((self.width_M if kind == "element" else 1.0 for _, kind in (rule.state if rule else ())), np.zeros(len(job_M)))
-        self.bytes_M = self.rows_M * self.width_M * itemsize_J[job_M] + NUMBER_BYTES * self.rows_M * self.state_M
+        self.pairs_M = self.bags_J[job_M] * (
+            1.0 - (1.0 - np.minimum(self.share_M, 1.0)) ** (self.n_J / self.bags_J)[job_M]
+        )
+        self.state_M = sum(
+            (
+                self.width_M if kind == "element" else 1.0
+                for _, kind in (rule.state if rule else ())
+            ),
+            np.zeros(len(job_M)),
+        )
+        self.bytes_M = (
+            self.rows_M * self.width_M * itemsize_J[job_M]
+            + NUMBER_BYTES * self.rows_M * self.state_M
+        )
 
     def by_cut(self, values_S: Floats) -> Floats:
         """Sums over each cut's strips, [J]."""
@@ -120,37 +178,68 @@ class _Counts:
 
 def price_all(cuts: Sequence[Cut], setting: Setting) -> Prices:
     """The work of every cut."""
-    c, world, train = _Counts(cuts, setting), setting.topology.world_size, setting.rule is not None
+    c = _Counts(cuts, setting)
+    world = setting.topology.world_size
+    train = setting.rule is not None
     seconds_PM, asked_3M = _owners(c)
-    everywhere_J3 = np.stack([ID_BYTES * c.U_J, np.zeros(len(cuts)), train * c.U_J * c.dim_J * setting.payload_bytes], 1)
+    everywhere_J3 = np.stack(
+        [ID_BYTES * c.U_J, np.zeros(len(cuts)), train * c.U_J * c.dim_J * setting.payload_bytes], 1
+    )
     agree = setting.rule is not None and setting.rule.needs_row
-    return Prices(cuts, np.cumsum([0, *(len(j.rank_M) for j in cuts[:-1])]), _home(c), seconds_PM, asked_3M, c.bytes_M,
-                  everywhere_J3 * (c.replicated_J & (world > 1))[:, None], c.U_of_all_J * (c.strips_J > 1) * agree)
+    return Prices(
+        cuts,
+        np.cumsum([0, *(len(j.rank_M) for j in cuts[:-1])]),
+        _home(c),
+        seconds_PM,
+        asked_3M,
+        c.bytes_M,
+        everywhere_J3 * (c.replicated_J & (world > 1))[:, None],
+        c.U_of_all_J * (c.strips_J > 1) * agree,
+    )
 
 
 def _home(c: _Counts) -> Floats:
-    """Kernels of each strip at home, summed by cut and phase, [J, P]. Vectors read: one per id; pooled, one per bag and owner."""
-    kernels, number_S = c.setting.hardware.kernels, NUMBER_BYTES * c.width_S
-    n_S, U_S, pooled_S, pairs_S = c.n_J[c.job_S], c.U_J[c.job_S], c.pooled_J[c.job_S], np.add.reduceat(c.pairs_M, c.first_S)
+    """Kernels of each strip at home, summed by cut and phase, [J, P]. Vectors read: one per id;
+    pooled, one per bag and owner.
+    """
+    kernels = c.setting.hardware.kernels
+    number_S = NUMBER_BYTES * c.width_S
+    n_S = c.n_J[c.job_S]
+    U_S = c.U_J[c.job_S]
+    pooled_S = c.pooled_J[c.job_S]
+    pairs_S = np.add.reduceat(c.pairs_M, c.first_S)
     vectors_S = np.where(pooled_S, pairs_S, n_S)
     spent = dict.fromkeys(PHASES, np.zeros(len(n_S)))
     spent["input"] = kernels["route"].seconds(0, n_S) + kernels["link"].seconds(0, n_S)
-    spent["lookup"] = kernels["combine"].seconds(0, vectors_S, (vectors_S + c.samples_J[c.job_S]) * number_S)
+    spent["lookup"] = kernels["combine"].seconds(
+        0, vectors_S, (vectors_S + c.samples_J[c.job_S]) * number_S
+    )
     if c.setting.rule is not None and c.setting.topology.world_size > 1:
-        spent["gradients"] = kernels["spread"].seconds(0, vectors_S, (vectors_S + np.where(pooled_S, pairs_S, U_S)) * number_S)
+        spent["gradients"] = kernels["spread"].seconds(
+            0, vectors_S, (vectors_S + np.where(pooled_S, pairs_S, U_S)) * number_S
+        )
     return np.stack([c.by_cut(spent[p]) for p in PHASES], 1)
 
 
 def _owners(c: _Counts) -> tuple[Floats, Floats]:
-    """Kernels [P, M] and bytes asked by one home [3, M]. An owner serves all ranks, itself among them; a rank alone asks nobody."""
-    setting, kernels, world = c.setting, c.setting.hardware.kernels, c.setting.topology.world_size
-    pooled_M, replicated_M, number_M = c.pooled_J[c.job_M], c.replicated_J[c.job_M], NUMBER_BYTES * c.width_M
-    rows_M = np.where(pooled_M, c.n_J[c.job_M], c.U_J[c.job_M]) * c.share_M             # asked by one home
+    """Kernels [P, M] and bytes asked by one home [3, M]. An owner serves all ranks, itself among
+    them; a rank alone asks nobody.
+    """
+    setting = c.setting
+    kernels = c.setting.hardware.kernels
+    world = c.setting.topology.world_size
+    pooled_M = c.pooled_J[c.job_M]
+    replicated_M = c.replicated_J[c.job_M]
+    number_M = NUMBER_BYTES * c.width_M
+    rows_M = np.where(pooled_M, c.n_J[c.job_M], c.U_J[c.job_M]) * c.share_M  # asked by one home
     vectors_M = np.where(pooled_M, c.pairs_M, rows_M)
     spent = dict.fromkeys(PHASES, np.zeros(len(number_M)))
     if world > 1:
         spent["input"] = kernels["serve"].seconds(0, world * rows_M)
-        spent["lookup"] = kernels["answer"].seconds(0, world * rows_M, world * (rows_M + vectors_M) * number_M) * ~replicated_M
+        spent["lookup"] = (
+            kernels["answer"].seconds(0, world * rows_M, world * (rows_M + vectors_M) * number_M)
+            * ~replicated_M
+        )
     if setting.rule is not None:
         learned_M = world * rows_M if world > 1 else c.n_J[c.job_M]
         if world > 1:
@@ -160,19 +249,28 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
     asked_3M = np.zeros((len(MESSAGES), len(number_M)))
     if world > 1:
         message_M = vectors_M * c.width_M * setting.payload_bytes * ~replicated_M
-        asked_3M[0] = (rows_M * ID_BYTES + np.where(pooled_M, vectors_M * ID_BYTES, 0.0)) * ~replicated_M
-        asked_3M[1], asked_3M[2] = message_M, message_M * (setting.rule is not None)
+        asked_3M[0] = (
+            rows_M * ID_BYTES + np.where(pooled_M, vectors_M * ID_BYTES, 0.0)
+        ) * ~replicated_M
+        asked_3M[1] = message_M
+        asked_3M[2] = message_M * (setting.rule is not None)
     return np.stack([spent[p] for p in PHASES]), asked_3M
 
 
 def work_of(table: EmbeddingBagConfig, sharding: TableSharding, setting: Setting) -> Work:
-    """Count and price a table's work; `auto` counts as whichever of `unique` and `pooled` exchanges fewer bytes."""
+    """Count and price a table's work; `auto` counts as whichever of `unique` and `pooled` exchanges
+    fewer bytes.
+    """
     cells = sharding.cells(table, setting.topology.world_size)
     modes: tuple[Mode, ...] = ("unique", "pooled") if sharding.mode == "auto" else (sharding.mode,)
     prices = price_all([cut_of(table, cells, mode) for mode in modes], setting)
-    return min((prices.work(j) for j in range(len(modes))), key=lambda work: float(work.asked_3M.sum()))
+    return min(
+        (prices.work(j) for j in range(len(modes))), key=lambda work: float(work.asked_3M.sum())
+    )
 
 
-def plan_cost(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting) -> PlanCost:
+def plan_cost(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting
+) -> PlanCost:
     """The price of a plan as it stands."""
     return cost_of([work_of(t, plan.tables[t.name], setting) for t in tables], setting)

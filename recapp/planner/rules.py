@@ -8,12 +8,14 @@
     tables: {large_table: row_wise, "C1*": table_wise}
     deal: balanced
 
-A rule asks for what is known of a table and of the machine (`TableFacts`); what is unknown fulfils no condition, and the plan notes it.
-Each decision names the rule that fired (`ShardingPlan.reasons`).
+A rule asks for what is known of a table and of the machine (`TableFacts`); what is unknown fulfils
+no condition, and the plan notes it. Each decision names the rule that fired
+(`ShardingPlan.reasons`).
 
-Tables whose place is free (table_wise, column_wise, and the hosts of table_row_wise and grid_shard) are dealt in one of two ways.
-`balanced`: largest first on the ranks that hold the fewest bytes so far, ties to the lower rank. `round_robin`: in the model's order, a
-strip to each rank in turn. So equal inputs give equal plans.
+Tables whose place is free (table_wise, column_wise, and the hosts of table_row_wise and grid_shard)
+are dealt in one of two ways. `balanced`: largest first on the ranks that hold the fewest bytes so
+far, ties to the lower rank. `round_robin`: in the model's order, a strip to each rank in turn. So
+equal inputs give equal plans.
 """
 
 import operator
@@ -29,7 +31,8 @@ from recapp.sharding.plan import ShardingPlan, TableSharding
 from recapp.sharding.tilings import COLUMN_WIDTH, Places, ShardingType, tile
 from recapp.tables.config import EmbeddingBagConfig
 
-_FIXED = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)       # their place is not a choice
+# their place is not a choice
+_FIXED = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
 DEALS = ("balanced", "round_robin")
 
 
@@ -37,7 +40,8 @@ def _named(name: Any, globs: Any) -> bool:
     return any(fnmatchcase(name, g) for g in globs)
 
 
-_CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {        # the fact, how it is compared, how people say it
+# the fact, how it is compared, how people say it
+_CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "rows_above": ("rows", operator.gt, "more than {:,} rows"),
     "rows_at_most": ("rows", operator.le, "at most {:,} rows"),
     "rows_below": ("rows", operator.lt, "fewer than {:,} rows"),
@@ -55,8 +59,12 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {        #
     "tables": ("name", _named, "named {}"),
 }
 _WORDS = {"access": ("frequent", "sparse"), "interconnect": ("fast", "slow")}
-_LEARN = {"lookups_per_row": "the batch size is not known", "access": "the batch size is not known",
-          "memory_share": "no memory is known (topology.memory_bytes)", "interconnect": "no interconnect is known (topology.hardware)"}
+_LEARN = {
+    "lookups_per_row": "the batch size is not known",
+    "access": "the batch size is not known",
+    "memory_share": "no memory is known (topology.memory_bytes)",
+    "interconnect": "no interconnect is known (topology.hardware)",
+}
 
 
 @dataclass(frozen=True)
@@ -67,9 +75,11 @@ class PlanRule:
         type: a sharding type.
         rows_above, rows_at_most, rows_below: bounds of the rows.
         dim_above, dim_at_least, dim_below: bounds of the columns.
-        lookups_per_row_above, lookups_per_row_at_most: mean lookups of a row in a step of all ranks.
+        lookups_per_row_above, lookups_per_row_at_most: mean lookups of a row in a step of all
+            ranks.
         access: "frequent" (at least 1 lookup per row) or "sparse" (at most 0.01).
-        memory_share_above, memory_share_at_most: the table's weights as a share of what the smallest rank can give.
+        memory_share_above, memory_share_at_most: the table's weights as a share of what the
+            smallest rank can give.
         interconnect: "fast" (a rank sends 30 GB/s or more) or "slow".
         hosts_at_least, hosts_at_most: bounds of the number of hosts.
         tables: names or globs, one of which must match.
@@ -102,7 +112,9 @@ class PlanRule:
             if name in _WORDS:
                 if value not in _WORDS[name]:
                     raise ConfigError(f"{name}={value}: {suggest(str(value), _WORDS[name])}")
-            elif name != "tables" and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+            elif name != "tables" and (
+                isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0
+            ):
                 raise ConfigError(f"{name}={value}: must be a number of at least 0")
 
     @property
@@ -112,19 +124,30 @@ class PlanRule:
 
     def matches(self, facts: TableFacts) -> bool:
         """Whether every condition holds; none does of what is unknown."""
-        asked = [(getattr(facts, _CONDITIONS[name][0]), _CONDITIONS[name][1], value) for name, value in self.conditions]
+        asked = [
+            (getattr(facts, _CONDITIONS[name][0]), _CONDITIONS[name][1], value)
+            for name, value in self.conditions
+        ]
         return all(fact is not None and holds(fact, value) for fact, holds, value in asked)
 
     def __str__(self) -> str:
-        told = [_CONDITIONS[name][2].format(" or ".join(value) if name == "tables" else value) for name, value in self.conditions]
+        told = [
+            _CONDITIONS[name][2].format(" or ".join(value) if name == "tables" else value)
+            for name, value in self.conditions
+        ]
         return f"{self.type} for {', '.join(told) or 'all that is left'}"
 
 
-PRODUCTION = (PlanRule("row_wise", rows_above=1_000_000), PlanRule("column_wise", dim_above=256), PlanRule("table_wise"))
+PRODUCTION = (
+    PlanRule("row_wise", rows_above=1_000_000),
+    PlanRule("column_wise", dim_above=256),
+    PlanRule("table_wise"),
+)
 
 
 def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """The rules of `+plan=production` on plain sizes: more than 1,000,000 rows row_wise; else wider than 256 column_wise; else table_wise.
+    """The rules of `+plan=production` on plain sizes: more than 1,000,000 rows row_wise; else wider
+    than 256 column_wise; else table_wise.
 
     Args:
         tables: `num_embeddings` and `embedding_dim` by table name.
@@ -138,8 +161,14 @@ def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     for name, sizes in tables.items():
         for key in ("num_embeddings", "embedding_dim"):
             if key not in sizes:
-                raise ConfigError(f"table {name}: {key} must be given; there is {', '.join(map(str, sizes)) or 'nothing'}")
-    facts = [TableFacts(name, sizes["num_embeddings"], sizes["embedding_dim"]) for name, sizes in tables.items()]
+                raise ConfigError(
+                    f"table {name}: {key} must be given; there is "
+                    f"{', '.join(map(str, sizes)) or 'nothing'}"
+                )
+    facts = [
+        TableFacts(name, sizes["num_embeddings"], sizes["embedding_dim"])
+        for name, sizes in tables.items()
+    ]
     return {f.name: next(rule.type for rule in PRODUCTION if rule.matches(f)) for f in facts}
 
 
@@ -150,13 +179,18 @@ def read_rule(plain: Mapping[str, Any], setting: str) -> PlanRule:
         ConfigError: a condition that does not exist, a value that it cannot have, or no type.
     """
     if not isinstance(plain, Mapping):
-        raise ConfigError(f"{setting}={plain}: a rule is a type and its conditions, e.g. {{type: row_wise, rows_above: 100000}}")
+        raise ConfigError(
+            f"{setting}={plain}: a rule is a type and its conditions, e.g. {{type: row_wise, "
+            f"rows_above: 100000}}"
+        )
     known = [f.name for f in fields(PlanRule)]
     for key in plain:
         if key not in known:
             raise ConfigError(f"{setting}: unknown condition {key}; {suggest(str(key), known)}")
     if "type" not in plain:
-        raise ConfigError(f"{setting}: a rule needs a type, one of {', '.join(t.value for t in ShardingType)}")
+        raise ConfigError(
+            f"{setting}: a rule needs a type, one of {', '.join(t.value for t in ShardingType)}"
+        )
     globs = plain.get("tables")
     try:
         return PlanRule(**(dict(plain) | {"tables": [globs] if isinstance(globs, str) else globs}))
@@ -164,9 +198,19 @@ def read_rule(plain: Mapping[str, Any], setting: str) -> PlanRule:
         raise ConfigError(f"{setting}.{e}") from None
 
 
-def plan_by_rules(tables: Sequence[EmbeddingBagConfig], topology: Topology, rules: Sequence[PlanRule], *, name: str,
-                  overrides: Mapping[str, str] | None = None, mode: str = "unique", column_width: int = COLUMN_WIDTH,
-                  deal: str = "balanced", statistics: Mapping[str, Any] | None = None, batch_per_rank: int | None = None) -> ShardingPlan:
+def plan_by_rules(
+    tables: Sequence[EmbeddingBagConfig],
+    topology: Topology,
+    rules: Sequence[PlanRule],
+    *,
+    name: str,
+    overrides: Mapping[str, str] | None = None,
+    mode: str = "unique",
+    column_width: int = COLUMN_WIDTH,
+    deal: str = "balanced",
+    statistics: Mapping[str, Any] | None = None,
+    batch_per_rank: int | None = None,
+) -> ShardingPlan:
     """Shard every table by the first rule that matches it.
 
     Args:
@@ -181,10 +225,12 @@ def plan_by_rules(tables: Sequence[EmbeddingBagConfig], topology: Topology, rule
         statistics, batch_per_rank: as `table_facts` takes them.
 
     Returns:
-        The plan; its `reasons` name the rule of each table, its `notes` what rules asked for and nobody knew.
+        The plan; its `reasons` name the rule of each table, its `notes` what rules asked for and
+        nobody knew.
 
     Raises:
-        PlanError: an override names no table, no rule matches a table, or there is no such way to deal.
+        PlanError: an override names no table, no rule matches a table, or there is no such way to
+            deal.
     """
     if deal not in DEALS:
         raise PlanError(f"plan.deal={deal}: {suggest(deal, DEALS)}")
@@ -192,15 +238,24 @@ def plan_by_rules(tables: Sequence[EmbeddingBagConfig], topology: Topology, rule
     chosen = _overridden(tables, overrides or {}, mode)
     chosen |= {f.name: _choose(f, rules, name, mode) for f in facts if f.name not in chosen}
     place = _balanced if deal == "balanced" else _round_robin
-    done = place(tables, topology, {n: (kind, how) for n, (kind, how, _) in chosen.items()}, column_width)
-    return ShardingPlan({t.name: done[t.name] for t in tables}, topology.world_size, name, _unknown(facts[0], rules),
-                        {t.name: chosen[t.name][2] for t in tables})
+    done = place(
+        tables, topology, {n: (kind, how) for n, (kind, how, _) in chosen.items()}, column_width
+    )
+    return ShardingPlan(
+        {t.name: done[t.name] for t in tables},
+        topology.world_size,
+        name,
+        _unknown(facts[0], rules),
+        {t.name: chosen[t.name][2] for t in tables},
+    )
 
 
-Chosen = Mapping[str, tuple[str, str]]      # type and mode by table name
+Chosen = Mapping[str, tuple[str, str]]  # type and mode by table name
 
 
-def _balanced(tables: Sequence[EmbeddingBagConfig], topology: Topology, chosen: Chosen, column_width: int) -> dict[str, TableSharding]:
+def _balanced(
+    tables: Sequence[EmbeddingBagConfig], topology: Topology, chosen: Chosen, column_width: int
+) -> dict[str, TableSharding]:
     load = [0] * topology.world_size
     done: dict[str, TableSharding] = {}
     for t in sorted(tables, key=lambda t: (chosen[t.name][0] not in _FIXED, -weight_bytes(t))):
@@ -213,40 +268,60 @@ def _balanced(tables: Sequence[EmbeddingBagConfig], topology: Topology, chosen: 
     return done
 
 
-def _round_robin(tables: Sequence[EmbeddingBagConfig], topology: Topology, chosen: Chosen, column_width: int) -> dict[str, TableSharding]:
-    ranks, hosts = list(range(topology.world_size)), topology.host_ranks()
+def _round_robin(
+    tables: Sequence[EmbeddingBagConfig], topology: Topology, chosen: Chosen, column_width: int
+) -> dict[str, TableSharding]:
+    ranks = list(range(topology.world_size))
+    hosts = topology.host_ranks()
     done: dict[str, TableSharding] = {}
     dealt = 0
     for t in tables:
-        r, h = dealt % len(ranks), dealt % len(hosts)
+        r = dealt % len(ranks)
+        h = dealt % len(hosts)
         kind, how = chosen[t.name]
-        done[t.name] = tile(t, kind, Places(ranks[r:] + ranks[:r], hosts[h:] + hosts[:h], column_width), how)
+        done[t.name] = tile(
+            t, kind, Places(ranks[r:] + ranks[:r], hosts[h:] + hosts[:h], column_width), how
+        )
         dealt += len({s.cols.start for s in done[t.name].shards}) if kind not in _FIXED else 0
     return done
 
 
-def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, mode: str) -> tuple[str, str, str]:
+def _choose(
+    facts: TableFacts, rules: Sequence[PlanRule], name: str, mode: str
+) -> tuple[str, str, str]:
     """Type, mode, and the rule that fired."""
     for number, rule in enumerate(rules):
         if rule.matches(facts):
             return rule.type, rule.mode or mode, f"rules[{number}] of {name}: {rule}"
-    raise PlanError(f"table {facts.name} ({facts.rows:,} x {facts.dim}): no rule of the plan matches; "
-                    "end the list with a rule without conditions, e.g. {type: table_wise}")
+    raise PlanError(
+        f"table {facts.name} ({facts.rows:,} x {facts.dim}): no rule of the plan matches; "
+        "end the list with a rule without conditions, e.g. {type: table_wise}"
+    )
 
 
 def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
     """What rules asked and nobody knew."""
-    asked = {_CONDITIONS[name][0]: name for rule in reversed(list(rules)) for name, _ in rule.conditions}
-    return tuple(f"rules that ask for {name} do not fire: {_LEARN[fact]}"
-                 for fact, name in sorted(asked.items()) if getattr(facts, fact) is None)
+    asked = {
+        _CONDITIONS[name][0]: name for rule in reversed(list(rules)) for name, _ in rule.conditions
+    }
+    return tuple(
+        f"rules that ask for {name} do not fire: {_LEARN[fact]}"
+        for fact, name in sorted(asked.items())
+        if getattr(facts, fact) is None
+    )
 
 
-def _overridden(tables: Sequence[EmbeddingBagConfig], overrides: Mapping[str, str], mode: str) -> dict[str, tuple[str, str, str]]:
+def _overridden(
+    tables: Sequence[EmbeddingBagConfig], overrides: Mapping[str, str], mode: str
+) -> dict[str, tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     exact = {t.name for t in tables}
     for pattern, kind in sorted(overrides.items(), key=lambda o: o[0] in exact):
         names = [t.name for t in tables if fnmatchcase(t.name, pattern)]
         if not names:
-            raise PlanError(f"plan.tables.{pattern}: no such table; {suggest(pattern, [t.name for t in tables])}")
+            raise PlanError(
+                f"plan.tables.{pattern}: no such table; "
+                f"{suggest(pattern, [t.name for t in tables])}"
+            )
         found |= dict.fromkeys(names, (str(kind), mode, f"plan.tables.{pattern}={kind}"))
     return found

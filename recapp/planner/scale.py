@@ -1,10 +1,12 @@
-"""Scale on paper: what a step takes, sends and holds as ranks grow, by the calibrated costs; and what it must send at least.
+"""Scale on paper: what a step takes, sends and holds as ranks grow, by the calibrated costs; and
+what it must send at least.
 
     weak      every rank keeps its batch: a perfect machine's step would stay as long as it is
     strong    all ranks share one batch: a perfect machine's step would halve as ranks double
 
-The tables are those of MLPerf Training's DLRM-DCNv2 (multi-hot Criteo 1TB, 204 M rows of 128 columns, 214 ids a sample). A plan that does
-not fit is shown as such. Bytes are counted and compared with the least that any cut could send.
+The tables are those of MLPerf Training's DLRM-DCNv2 (multi-hot Criteo 1TB, 204 M rows of 128
+columns, 214 ids a sample). A plan that does not fit is shown as such. Bytes are counted and
+compared with the least that any cut could send.
 """
 
 from collections.abc import Sequence
@@ -20,22 +22,64 @@ from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig, IdRule
 from recapp.tables.statistics import default_statistics
 
-MLPERF_ROWS = (40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10, 2_209, 11_938, 155, 4,
-               976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36)
+MLPERF_ROWS = (
+    40_000_000,
+    39_060,
+    17_295,
+    7_424,
+    20_265,
+    3,
+    7_122,
+    1_543,
+    63,
+    40_000_000,
+    3_067_956,
+    405_282,
+    10,
+    2_209,
+    11_938,
+    155,
+    4,
+    976,
+    14,
+    40_000_000,
+    40_000_000,
+    40_000_000,
+    590_152,
+    12_973,
+    108,
+    36,
+)
 # Ids a bag: 214 a sample.
 MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-MLPERF_DIM, MLPERF_WEIGHTS = 128, 16_100_000        # of its dense part: three cross layers of rank 512 and two MLPs
-STRONG_BATCH = 65_536                               # of all ranks, as in its reference runs
+# of its dense part: three cross layers of rank 512 and two MLPs
+MLPERF_DIM = 128
+MLPERF_WEIGHTS = 16_100_000
+STRONG_BATCH = 65_536  # of all ranks, as in its reference runs
 
 
 def mlperf_tables() -> list[EmbeddingBagConfig]:
     """MLPerf's 26 tables."""
-    return [EmbeddingBagConfig(name=f"C{i + 1}", num_embeddings=rows, embedding_dim=MLPERF_DIM, feature_names=[f"C{i + 1}"],
-                               id_rule=IdRule.HASH) for i, rows in enumerate(MLPERF_ROWS)]
+    return [
+        EmbeddingBagConfig(
+            name=f"C{i + 1}",
+            num_embeddings=rows,
+            embedding_dim=MLPERF_DIM,
+            feature_names=[f"C{i + 1}"],
+            id_rule=IdRule.HASH,
+        )
+        for i, rows in enumerate(MLPERF_ROWS)
+    ]
 
 
-def scaled(ranks: Sequence[int], plans: Sequence[str], hardware: Hardware, rule: RowRule, weak_batch: int,
-           advance: Any = lambda n: None) -> list[dict[str, Any]]:
+def scaled(
+    ranks: Sequence[int],
+    plans: Sequence[str],
+    hardware: Hardware,
+    rule: RowRule,
+    weak_batch: int,
+    advance: Any = lambda n: None,
+) -> list[dict[str, Any]]:
     """A record for each way to grow, plan, mode and number of ranks.
 
     Args:
@@ -53,8 +97,14 @@ def scaled(ranks: Sequence[int], plans: Sequence[str], hardware: Hardware, rule:
                 first: dict[str, Any] | None = None
                 for world in ranks:
                     batch = weak_batch if growth == "weak" else max(1, STRONG_BATCH // world)
-                    row = {"growth": growth, "plan": plan, "mode": mode, "ranks": world, "batch_per_rank": batch,
-                           **_one(plan, mode, world, batch, hardware, rule)}
+                    row = {
+                        "growth": growth,
+                        "plan": plan,
+                        "mode": mode,
+                        "ranks": world,
+                        "batch_per_rank": batch,
+                        **_one(plan, mode, world, batch, hardware, rule),
+                    }
                     first = first or (row if row["step_ms"] else None)
                     found.append(row | {"efficiency": _efficiency(growth, first, row)})
                     advance(1)
@@ -65,35 +115,68 @@ def _efficiency(growth: str, first: dict[str, Any] | None, row: dict[str, Any]) 
     """Against the first number of ranks that holds the tables."""
     if first is None or not row["step_ms"]:
         return None
-    perfect = first["step_ms"] if growth == "weak" else first["step_ms"] * first["ranks"] / row["ranks"]
+    perfect = (
+        first["step_ms"] if growth == "weak" else first["step_ms"] * first["ranks"] / row["ranks"]
+    )
     return float(perfect / row["step_ms"])
 
 
-def _one(plan: str, mode: str, world: int, batch: int, hardware: Hardware, rule: RowRule) -> dict[str, Any]:
+def _one(
+    plan: str, mode: str, world: int, batch: int, hardware: Hardware, rule: RowRule
+) -> dict[str, Any]:
     hosts = max(1, world // hardware.ranks_per_host) if world % hardware.ranks_per_host == 0 else 1
     memory = None if hardware.memory_bytes is None else [hardware.memory_bytes] * world
     topology = Topology(world, hosts, hardware.compute_device, memory, hardware=hardware)
     tables = mlperf_tables()
     known = {t.name: default_statistics(t, bag) for t, bag in zip(tables, MLPERF_BAGS, strict=True)}
-    setting = Setting(topology, batch, rule, known, Dense(6.0 * MLPERF_WEIGHTS, 4.0 * MLPERF_WEIGHTS, 4.0 * MLPERF_DIM * len(tables)))
-    wanted = ParameterConstraints(modes=[mode]) if plan == "best" else ParameterConstraints(modes=[mode], sharding_types=[plan])
+    setting = Setting(
+        topology,
+        batch,
+        rule,
+        known,
+        Dense(6.0 * MLPERF_WEIGHTS, 4.0 * MLPERF_WEIGHTS, 4.0 * MLPERF_DIM * len(tables)),
+    )
+    wanted = (
+        ParameterConstraints(modes=[mode])
+        if plan == "best"
+        else ParameterConstraints(modes=[mode], sharding_types=[plan])
+    )
     try:
         outcome = plan_tables(tables, setting, {"*": wanted})
     except PlanError:
-        return {"step_ms": None, "samples_per_second": None, "bytes_per_rank": None, "sent_per_rank": None, "least_sent_per_rank": None}
-    step, cost = outcome.cost.step_seconds, outcome.cost
-    return {"step_ms": step * 1e3, "samples_per_second": world * batch / step, "bytes_per_rank": float(cost.bytes_W.max()),
-            "sent_per_rank": cost.sent_bytes / world, "least_sent_per_rank": least_sent(tables, setting)}
+        return {
+            "step_ms": None,
+            "samples_per_second": None,
+            "bytes_per_rank": None,
+            "sent_per_rank": None,
+            "least_sent_per_rank": None,
+        }
+    step = outcome.cost.step_seconds
+    cost = outcome.cost
+    return {
+        "step_ms": step * 1e3,
+        "samples_per_second": world * batch / step,
+        "bytes_per_rank": float(cost.bytes_W.max()),
+        "sent_per_rank": cost.sent_bytes / world,
+        "least_sent_per_rank": least_sent(tables, setting),
+    }
 
 
 def least_sent(tables: Sequence[EmbeddingBagConfig], setting: Setting) -> float:
     """Bytes a rank sends at least in a step, on average, if no table is on every rank.
 
-    Of each table the fewer of two: its distinct rows named, fetched and taught once; or its ids named and its bags fetched and taught.
+    Of each table the fewer of two: its distinct rows named, fetched and taught once; or its ids
+    named and its bags fetched and taught.
     """
-    world, total = setting.topology.world_size, 0.0
+    world = setting.topology.world_size
+    total = 0.0
     for t in tables:
-        known, vector = setting.of(t), 2 * t.embedding_dim * setting.payload_bytes
-        ids, bags = setting.batch_per_rank * known.ids_per_sample, setting.batch_per_rank * known.bags_per_sample
-        total += min(known.distinct_rows(ids) * (ID_BYTES + vector), ids * ID_BYTES + bags * (ID_BYTES + vector))
+        known = setting.of(t)
+        vector = 2 * t.embedding_dim * setting.payload_bytes
+        ids = setting.batch_per_rank * known.ids_per_sample
+        bags = setting.batch_per_rank * known.bags_per_sample
+        total += min(
+            known.distinct_rows(ids) * (ID_BYTES + vector),
+            ids * ID_BYTES + bags * (ID_BYTES + vector),
+        )
     return total * (world - 1) / world

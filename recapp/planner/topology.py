@@ -1,10 +1,13 @@
-"""The ranks a plan is made for: how many, on which hosts, with how much memory, how fast. Plain numbers: no process group, no device.
+"""The ranks a plan is made for: how many, on which hosts, with how much memory, how fast. Plain
+numbers: no process group, no device.
 
 Hosts are a number, so two "hosts" of two ranks can be tried on one machine: `topology.hosts=2`.
 
     Topology(world_size=8, compute_device="cuda")                       eight GPUs of one host
     Topology(world_size=16, local_world_size=8, compute_device="cuda")  on two
-    machine("dgx_h100_x2")                                              a shipped machine, with its memory and what it costs there
+    machine("dgx_h100_x2")                                              a shipped machine, with its
+                                                                        memory and what it costs
+                                                                        there
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from recapp.errors import ConfigError, suggest
-from recapp.planner.hardware import DEVICES, Hardware, default_hardware, hardware_from, read_hardware, read_machine
+from recapp.planner.hardware import (
+    DEVICES,
+    Hardware,
+    default_hardware,
+    hardware_from,
+    read_hardware,
+    read_machine,
+)
 from recapp.sharding.tilings import cut
 
 
@@ -25,13 +35,15 @@ class Topology:
         world_size: ranks W.
         hosts: hosts the ranks are spread over, equally, in rank order.
         compute_device: "cpu" or "cuda".
-        memory_bytes: what each rank can still give to tables and optimiser state; None where nobody knows.
+        memory_bytes: what each rank can still give to tables and optimiser state; None where nobody
+            knows.
         reserve_bytes: of that, what messages, activations and batches need.
         hardware: what steps cost there; None: `costs` takes the default of the device.
         local_world_size: ranks of a host, another way to say `hosts`.
 
     Raises:
-        ConfigError: the ranks cannot be spread over the hosts, or the numbers contradict each other.
+        ConfigError: the ranks cannot be spread over the hosts, or the numbers contradict each
+            other.
     """
 
     world_size: int
@@ -46,22 +58,37 @@ class Topology:
         if self.world_size < 1:
             raise ConfigError(f"topology: world_size={self.world_size}: must be at least 1")
         if self.compute_device not in DEVICES:
-            raise ConfigError(f"topology: compute_device={self.compute_device}: {suggest(str(self.compute_device), DEVICES)}")
+            raise ConfigError(
+                f"topology: compute_device={self.compute_device}: "
+                f"{suggest(str(self.compute_device), DEVICES)}"
+            )
         if self.memory_bytes is not None and len(self.memory_bytes) != self.world_size:
-            raise ConfigError(f"topology: memory_bytes has {len(self.memory_bytes)} numbers for {self.world_size} ranks: one each")
+            raise ConfigError(
+                f"topology: memory_bytes has {len(self.memory_bytes)} numbers for "
+                f"{self.world_size} ranks: one each"
+            )
         self._spread()
 
     def _spread(self) -> None:
         if self.local_world_size is not None:
             local = self.local_world_size
-            if local < 1 or self.world_size % local or self.hosts not in (1, self.world_size // local):
-                raise ConfigError(f"topology: local_world_size={local}: {self.world_size} ranks must spread equally over the hosts, "
-                                  f"{f'of which there are {self.hosts}' if self.hosts > 1 else 'so many on each'}")
+            if (
+                local < 1
+                or self.world_size % local
+                or self.hosts not in (1, self.world_size // local)
+            ):
+                raise ConfigError(
+                    f"topology: local_world_size={local}: {self.world_size} ranks must spread "
+                    "equally over the hosts, "
+                    f"{f'of which there are {self.hosts}' if self.hosts > 1 else 'so many on each'}"
+                )
             object.__setattr__(self, "hosts", self.world_size // local)
         if self.hosts < 1 or self.world_size % self.hosts:
             fitting = [n for n in range(1, self.world_size + 1) if self.world_size % n == 0]
-            raise ConfigError(f"topology.hosts={self.hosts}: {self.world_size} ranks must spread equally; "
-                              f"use one of {fitting} or other trainer.devices")
+            raise ConfigError(
+                f"topology.hosts={self.hosts}: {self.world_size} ranks must spread equally; "
+                f"use one of {fitting} or other trainer.devices"
+            )
 
     def host_ranks(self) -> list[list[int]]:
         """The ranks of each host."""
@@ -79,27 +106,37 @@ class Topology:
 
 
 def topology_from(settings: Mapping[str, Any], ranks: int, compute_device: str = "cpu") -> Topology:
-    """The machine that the settings of `conf/topology` describe. Nothing is looked up here: a laptop plans for a cluster.
+    """The machine that the settings of `conf/topology` describe. Nothing is looked up here: a
+    laptop plans for a cluster.
 
     Args:
-        settings: `hosts`, `memory_bytes`, `reserve_bytes`, `ranks`, `hardware` (nothing, a path, or what a shipped machine says).
+        settings: `hosts`, `memory_bytes`, `reserve_bytes`, `ranks`, `hardware` (nothing, a path, or
+            what a shipped machine says).
         ranks: where the settings name no number of ranks.
         compute_device: where the settings name no hardware.
 
-    Hosts that are not named follow from the hardware's ranks per host; without hardware all ranks are on one.
+    Hosts that are not named follow from the hardware's ranks per host; without hardware all ranks
+    are on one.
 
     Raises:
         ConfigError: the hardware cannot be read, or the ranks do not fill hosts.
     """
     hardware = hardware_of(settings.get("hardware"))
     world = settings.get("ranks") or ranks
-    hosts, memory = settings.get("hosts"), settings.get("memory_bytes")
+    hosts = settings.get("hosts")
+    memory = settings.get("memory_bytes")
     if hardware is not None:
         compute_device = hardware.compute_device
         hosts = hosts or _hosts_of(world, hardware)
         memory = hardware.memory_bytes if memory is None else memory
-    return Topology(world, hosts or 1, compute_device, None if memory is None else [memory] * world, settings.get("reserve_bytes") or 0,
-                    hardware)
+    return Topology(
+        world,
+        hosts or 1,
+        compute_device,
+        None if memory is None else [memory] * world,
+        settings.get("reserve_bytes") or 0,
+        hardware,
+    )
 
 
 def machine(name: str, ranks: int | None = None) -> Topology:
@@ -117,24 +154,34 @@ def machine(name: str, ranks: int | None = None) -> Topology:
 
 
 def hardware_of(setting: Any) -> Hardware | None:
-    """What `topology.hardware` says: nothing, the path of a file, or the hardware itself as plain types."""
+    """What `topology.hardware` says: nothing, the path of a file, or the hardware itself as plain
+    types.
+    """
     if setting is None or isinstance(setting, Hardware):
         return setting
-    return read_hardware(Path(setting)) if isinstance(setting, str | Path) else hardware_from(setting, "topology.hardware")
+    return (
+        read_hardware(Path(setting))
+        if isinstance(setting, str | Path)
+        else hardware_from(setting, "topology.hardware")
+    )
 
 
 def _hosts_of(world: int, hardware: Hardware) -> int:
     per_host = hardware.ranks_per_host
     if world > per_host and world % per_host:
-        raise ConfigError(f"topology: {world} ranks do not fill hosts of {per_host} ranks ({hardware.name}): "
-                          f"use a multiple of {per_host}, or topology.hosts=1")
+        raise ConfigError(
+            f"topology: {world} ranks do not fill hosts of {per_host} ranks ({hardware.name}): "
+            f"use a multiple of {per_host}, or topology.hosts=1"
+        )
     return max(1, world // per_host)
 
 
 def hosts_in_blocks(host_W: Sequence[str]) -> int:
-    """How many hosts there are, given that of each rank; 1 where they do not hold equal shares in rank order.
+    """How many hosts there are, given that of each rank; 1 where they do not hold equal shares in
+    rank order.
 
-    Such ranks have no hosts that a plan could keep a table within (`srun --distribution=cyclic`, hosts of different size); all else works.
+    Such ranks have no hosts that a plan could keep a table within (`srun --distribution=cyclic`,
+    hosts of different size); all else works.
     """
     hosts = list(dict.fromkeys(host_W))
     if len(host_W) % len(hosts):

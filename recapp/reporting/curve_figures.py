@@ -47,7 +47,8 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Pict
         )
     colors = _colors(variants, objective)
     with sheet(COLUMN, 3.2 + legend_height(_named(variants, colors))) as s:
-        axes, title = s.axes[0], Objective(name).title
+        axes = s.axes[0]
+        title = Objective(name).title
         for place, (variant, color) in enumerate(zip(variants, colors, strict=True)):
             order = 1 if color == GRID else 4 + place
             if training:
@@ -99,7 +100,8 @@ def _curve(
     found = [Interval(tuple(run[step] for run in runs)) for step in at]
     line: dict[str, Any] = {"color": color, "zorder": order, **_style(validation, len(at))}
     axes.plot(at, [one.mean for one in found], **line)
-    low, high = [one.low for one in found], [one.high for one in found]
+    low = [one.low for one in found]
+    high = [one.high for one in found]
     if len(runs) > 1 and len(at) > 1 and validation:
         axes.fill_between(at, low, high, color=color, alpha=0.16, linewidth=0, zorder=order - 1)
     elif len(runs) > 1 and validation:
@@ -122,7 +124,8 @@ def _leave_out_the_start(
     later = [value for curve in curves_ for step, value in curve.items() if step > START * end]
     if not early or not later:
         return []
-    low, reach = min(later), max(later) - min(later)
+    low = min(later)
+    reach = max(later) - min(later)
     if max(*early, *later) - min(*early, *later) < FLAT * reach:
         return []
     axes.set_ylim(low - 0.05 * reach, low + 1.05 * reach) if reach else None
@@ -132,7 +135,8 @@ def _leave_out_the_start(
 
 def _mark_best(axes: "Axes", run: Run, name: str, objective: Objective) -> None:
     """Where the checkpoint that is kept was written, on the curve that it was chosen by."""
-    readings, step = run.curve(name), run.metrics.get("checkpoint_step")
+    readings = run.curve(name)
+    step = run.metrics.get("checkpoint_step")
     if name == objective.name and step in readings:
         white: dict[str, Any] = {"markeredgecolor": "white", "markersize": 9, "zorder": 9}
         axes.plot(step, readings[step], "o", color=BEST, **white)

@@ -1,7 +1,9 @@
-"""What all pictures share: colours that colour-blind eyes tell apart, dark text on white, sizes as people read them, files.
+"""What all pictures share: colours that colour-blind eyes tell apart, dark text on white, sizes as
+people read them, files.
 
-Colours of few things are Okabe and Ito's, of phases and of memory Paul Tol's; many ranks share the scale `viridis`. None is told by its
-colour alone: bars are stacked in the order of the legend, shards carry their rank's number where there is room.
+Colours of few things are Okabe and Ito's, of phases and of memory Paul Tol's; many ranks share the
+scale `viridis`. None is told by its colour alone: bars are stacked in the order of the legend,
+shards carry their rank's number where there is room.
 """
 
 import io
@@ -22,23 +24,70 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 120
-COLUMN = 5.0                # inches: a page's column, so that texts stay legible on a phone and pictures stand side by side elsewhere
-LEGEND_LETTERS, LEGEND_LINE = 66, 0.185     # of a column's width; inches
-BAR, BEST = "#0072B2", "#D55E00"
-INK, QUIET, GRID = "#1a1a1a", "#595959", "#d9d9d9"      # text, text of second rank, lines behind
-RANK_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C6D31")
-SERIES_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#1a1a1a", "#8C6D31")
-PHASE_COLORS = dict(zip(PHASES, ("#4477AA", "#66CCEE", "#CCBB44", "#BBBBBB", "#EE6677", "#AA3377"), strict=True))
+# inches: a page's column, so that texts stay legible on a phone and pictures stand side by side
+# elsewhere
+COLUMN = 5.0
+# of a column's width; inches
+LEGEND_LETTERS = 66
+LEGEND_LINE = 0.185
+BAR = "#0072B2"
+BEST = "#D55E00"
+# text, text of second rank, lines behind
+INK = "#1a1a1a"
+QUIET = "#595959"
+GRID = "#d9d9d9"
+RANK_COLORS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#8C6D31",
+)
+SERIES_COLORS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#1a1a1a",
+    "#8C6D31",
+)
+PHASE_COLORS = dict(
+    zip(PHASES, ("#4477AA", "#66CCEE", "#CCBB44", "#BBBBBB", "#EE6677", "#AA3377"), strict=True)
+)
 MEMORY_COLORS = {"weights": "#004488", "state": "#DDAA33", "buffers": "#BB5566"}
 MEMORY_NAMES = {"weights": "weights", "state": "optimiser state", "buffers": "exchange buffers"}
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _STYLE: Any = {
-    "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": QUIET,
-    "xtick.color": INK, "ytick.color": INK, "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "axes.grid": False, "grid.color": GRID, "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.spines.top": False,
-    "axes.spines.right": False, "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white",
-    "axes.formatter.useoffset": False, "legend.frameon": False,
-    "legend.fontsize": 9, "hatch.linewidth": 0.5, "svg.hashsalt": "recapp", "text.parse_math": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": QUIET,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.grid": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "axes.formatter.useoffset": False,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "hatch.linewidth": 0.5,
+    "svg.hashsalt": "recapp",
+    "text.parse_math": False,
 }
 
 
@@ -64,7 +113,9 @@ class Picture:
 
     @property
     def least_width(self) -> int:
-        """Pixels of a screen below which its labels are too small to read: as many as it is wide in points, as they have their points."""
+        """Pixels of a screen below which its labels are too small to read: as many as it is wide in
+        points, as they have their points.
+        """
         width = re.match(r'<svg[^>]* width="([\d.]+)pt"', self.svg)
         return math.ceil(float(width[1])) if width else 0
 
@@ -77,20 +128,37 @@ class Picture:
 
 
 class Sheet:
-    """A figure under way: `axes` from above to below; `finish` makes a picture of what was drawn."""
+    """A figure under way: `axes` from above to below; `finish` makes a picture of what was
+    drawn.
+    """
 
     def __init__(self, figure: "Figure", axes: "list[Axes]") -> None:
-        self.figure, self.axes = figure, axes
+        self.figure = figure
+        self.axes = axes
 
     def finish(self, name: str, title: str, alt: str, caption: str) -> Picture:
-        """The picture in both formats; equal figures give equal files. The PNG, which stands alone, has the title above it."""
-        svg, png = io.StringIO(), io.BytesIO()
-        self.figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-        self.figure.set_layout_engine("none")       # it is laid out: the same again
-        self.figure.text(0.01, 1 + 0.1 / self.figure.get_figheight(), title, fontsize=13, weight="bold", va="bottom")
-        self.figure.savefig(png, format="png", metadata={"Software": None}, bbox_inches="tight", pad_inches=0.12)
+        """The picture in both formats; equal figures give equal files. The PNG, which stands alone,
+        has the title above it.
+        """
+        svg = io.StringIO()
+        png = io.BytesIO()
+        self.figure.savefig(
+            svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
+        self.figure.set_layout_engine("none")  # it is laid out: the same again
+        self.figure.text(
+            0.01,
+            1 + 0.1 / self.figure.get_figheight(),
+            title,
+            fontsize=13,
+            weight="bold",
+            va="bottom",
+        )
+        self.figure.savefig(
+            png, format="png", metadata={"Software": None}, bbox_inches="tight", pad_inches=0.12
+        )
         text = svg.getvalue()
-        return Picture(name, title, alt, caption, text[text.index("<svg"):], png.getvalue())
+        return Picture(name, title, alt, caption, text[text.index("<svg") :], png.getvalue())
 
 
 @contextmanager
@@ -107,7 +175,8 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Itera
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")       # letters that the font lacks are boxes here; the texts have them
+        # letters that the font lacks are boxes here; the texts have them
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         figure = Figure(figsize=(width, height), layout="constrained" if rows else None, dpi=DPI)
         if rows:
             axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -129,7 +198,9 @@ def size(n: float) -> str:
 
 
 def spec_of(values: Iterable[float | None]) -> str:
-    """The format of the numbers of a column: as many decimals for all as show three digits of the largest, below 1000 at least one."""
+    """The format of the numbers of a column: as many decimals for all as show three digits of the
+    largest, below 1000 at least one.
+    """
     largest = max((abs(value) for value in values if value), default=0.0)
     decimals = 2 - math.floor(math.log10(largest)) if largest else 1
     return f",.{max(decimals, int(largest < 1000))}f"
@@ -150,12 +221,16 @@ def byte_axis(axis: Any) -> None:
         scale, name = byte_unit(max(axis.get_view_interval()))
         return f"{n / scale:,.10g} {name}" if n else "0"
 
-    axis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=1, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_locator(
+        MaxNLocator(nbins=6, min_n_ticks=1, integer=True, steps=[1, 2, 2.5, 5, 10])
+    )
     axis.set_major_formatter(FuncFormatter(tick))
 
 
 def rank_colors(world: int) -> list[str]:
-    """A colour for each rank: eight that are apart, or for more ranks a scale on which neighbours are alike."""
+    """A colour for each rank: eight that are apart, or for more ranks a scale on which neighbours
+    are alike.
+    """
     if world <= len(RANK_COLORS):
         return list(RANK_COLORS[:world])
     from matplotlib import colormaps
@@ -172,32 +247,62 @@ def ink_on(color: Any) -> str:
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.45 else "white"
 
 
-def stacked(axes: "Axes", places: Sequence[float], parts: Mapping[str, Sequence[float]], colors: Mapping[str, str], width: float = 0.8, *,
-            lying: bool = False) -> list[float]:
-    """Draws bars of parts on each other, with a white line between them; returns how long they are."""
+def stacked(
+    axes: "Axes",
+    places: Sequence[float],
+    parts: Mapping[str, Sequence[float]],
+    colors: Mapping[str, str],
+    width: float = 0.8,
+    *,
+    lying: bool = False,
+) -> list[float]:
+    """Draws bars of parts on each other, with a white line between them; returns how long they
+    are.
+    """
     ends = [0.0] * len(places)
     line: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4 if len(places) < 200 else 0.0}
     for name, values in parts.items():
         if lying:
-            bars = axes.barh(places, values, width, left=ends, label=name, color=colors[name], **line)
+            bars = axes.barh(
+                places, values, width, left=ends, label=name, color=colors[name], **line
+            )
         else:
-            bars = axes.bar(places, values, width, bottom=ends, label=name, color=colors[name], **line)
+            bars = axes.bar(
+                places, values, width, bottom=ends, label=name, color=colors[name], **line
+            )
         for bar in bars:
-            bar.set_in_layout(False)        # inside the axes: a thousand of them would be asked for their extent
+            # inside the axes: a thousand of them would be asked for their extent
+            bar.set_in_layout(False)
         ends = [a + b for a, b in zip(ends, values, strict=True)]
     return ends
 
 
 def legend_beside(axes: "Axes", *, of_stack: bool = False) -> None:
-    """Names of what is drawn, right of the axes, where they cover nothing; those of standing bars from top to bottom."""
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), reverse=of_stack, handlelength=1.2 if of_stack else 1.8)
+    """Names of what is drawn, right of the axes, where they cover nothing; those of standing bars
+    from top to bottom.
+    """
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        reverse=of_stack,
+        handlelength=1.2 if of_stack else 1.8,
+    )
 
 
 def legend_below(figure: "Figure", axes: "Axes") -> None:
-    """Names of what is drawn, below everything and whole: as many side by side as there is room for."""
+    """Names of what is drawn, below everything and whole: as many side by side as there is room
+    for.
+    """
     handles, names = axes.get_legend_handles_labels()
     columns, texts = _set_legend(names)
-    figure.legend(handles, texts, loc="outside lower center", ncols=columns, columnspacing=1.4, handlelength=1.4)
+    figure.legend(
+        handles,
+        texts,
+        loc="outside lower center",
+        ncols=columns,
+        columnspacing=1.4,
+        handlelength=1.4,
+    )
 
 
 def legend_height(names: Sequence[str]) -> float:
@@ -208,6 +313,8 @@ def legend_height(names: Sequence[str]) -> float:
 
 def _set_legend(names: Sequence[str]) -> tuple[int, list[str]]:
     """How many names stand side by side, and each on as many lines as it needs."""
-    texts = ["\n".join(textwrap.wrap(name, LEGEND_LETTERS, break_on_hyphens=False)) for name in names]
+    texts = [
+        "\n".join(textwrap.wrap(name, LEGEND_LETTERS, break_on_hyphens=False)) for name in names
+    ]
     longest = max(len(line) for text in texts for line in text.split("\n"))
     return max(1, min(LEGEND_LETTERS // (longest + 6), 3, len(names))), texts

@@ -1,9 +1,12 @@
-"""A run has its directory for itself: whoever writes there holds a lock, and a second run is refused.
+"""A run has its directory for itself: whoever writes there holds a lock, and a second run is
+refused.
 
-    DIR/.lock     {"pid": 4711, "host": "node07", "since": "2026-01-31 18:05:11"}, and the kernel's lock (flock) on it
+    DIR/.lock     {"pid": 4711, "host": "node07", "since": "2026-01-31 18:05:11"},
+                  and the kernel's lock (flock) on it
 
-The kernel frees the lock however its holder ends, so a file that a killed run has left locks nothing. The file is removed by its
-holder. Where a file system has no locks (some network file systems), it is said that nothing is locked.
+The kernel frees the lock however its holder ends, so a file that a killed run has left locks
+nothing. The file is removed by its holder. Where a file system has no locks (some network file
+systems), it is said that nothing is locked.
 """
 
 import fcntl
@@ -19,12 +22,24 @@ from recapp.console import note, short_path
 from recapp.errors import ConfigError
 
 LOCK_FILE = ".lock"
-PRINTING_FLAGS = ("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--version", "--shell-completion", "-sc")
+PRINTING_FLAGS = (
+    "--cfg",
+    "-c",
+    "--info",
+    "-i",
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--shell-completion",
+    "-sc",
+)
 
 
 @contextmanager
 def locked(directory: Path, setting: str = "hydra.run.dir") -> Iterator[None]:
-    """Hold the lock of a directory, which is made if it is not there. A process that holds it already may take it again.
+    """Hold the lock of a directory, which is made if it is not there. A process that holds it
+    already may take it again.
 
     Args:
         directory: of a run, or of a sweep.
@@ -51,8 +66,11 @@ def locked(directory: Path, setting: str = "hydra.run.dir") -> Iterator[None]:
             os.close(file)
 
 
-def locked_as_named(flags: Sequence[str], overrides: Sequence[str], writes: bool) -> AbstractContextManager[None]:
-    """`locked` for the directory that a command line names, before Hydra writes there; each job locks its own.
+def locked_as_named(
+    flags: Sequence[str], overrides: Sequence[str], writes: bool
+) -> AbstractContextManager[None]:
+    """`locked` for the directory that a command line names, before Hydra writes there; each job
+    locks its own.
 
     Where it is not there yet, nobody writes there.
 
@@ -62,7 +80,11 @@ def locked_as_named(flags: Sequence[str], overrides: Sequence[str], writes: bool
         writes: whether the command writes there at all.
     """
     setting = "hydra.sweep.dir" if {"-m", "--multirun"} & set(flags) else "hydra.run.dir"
-    named = [override.partition("=")[2].strip("'\"") for override in overrides if override.startswith(f"{setting}=")]
+    named = [
+        override.partition("=")[2].strip("'\"")
+        for override in overrides
+        if override.startswith(f"{setting}=")
+    ]
     prints = any(flag.partition("=")[0] in PRINTING_FLAGS for flag in flags)
     if not writes or prints or not named or not Path(named[-1]).is_dir():
         return nullcontext()
@@ -82,10 +104,17 @@ def _take(directory: Path, setting: str) -> int | None:
         except BlockingIOError:
             holder = _holder(file)
             os.close(file)
-            raise ConfigError(f"{short_path(directory)} is in use: {holder} writes there; choose another {setting}, or wait") from None
+            raise ConfigError(
+                f"{short_path(directory)} is in use: {holder} writes there; choose another "
+                f"{setting}, or wait"
+            ) from None
         except OSError as error:
             os.close(file)
-            note(f"{short_path(directory)} cannot be locked ({error.strerror}): see to it that no other run writes there")
+            note(
+                f"{short_path(directory)} cannot be locked ({error.strerror}): see to it that "
+                "no "
+                "other run writes there"
+            )
             return None
         if _is_still_there(file, path):
             _sign(file)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LETTERS = 64  # on a line of a column's width
-LINE, BAR, GAP = 0.175, 0.2, 0.13  # inches
+# inches
+LINE = 0.175
+BAR = 0.2
+GAP = 0.13
 BELOW = 0.55  # inches: ticks and title of the axis
 
 
@@ -50,7 +53,8 @@ def lying_bars(
     total = sum(heights)
     with sheet(COLUMN, total + BELOW + (legend_height(legend) if legend else 0)) as plain:
         s = LyingBars(plain.figure, plain.axes)
-        axes, top = s.chart, 0.0
+        axes = s.chart
+        top = 0.0
         s.places = []
         axes.set_ylim(total, 0)
         axes.set_yticks([])

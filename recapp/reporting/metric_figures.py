@@ -46,7 +46,8 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Picture |
     room = LETTER * max(map(len, names.values())) if turned else 0.0
     with sheet(COLUMN, 3.3 + room) as s:
         axes = s.axes[0]
-        x, y = [places[value] for value, _ in points], [value for _, value in points]
+        x = [places[value] for value, _ in points]
+        y = [value for _, value in points]
         means = {v: Interval(tuple(found for value, found in points if value == v)) for v in values}
         if len(points) > len(values) or _one_number_alone(runs, name):
             _means(axes, {places[v]: mean.mean for v, mean in means.items()}, joined=numbers)
@@ -143,7 +144,8 @@ def _told(name: str, found: Interval) -> str:
 
 def _how_to_read(runs: Sequence[Run], name: str, *, several: bool) -> str:
     differ = {n for n, values in told(runs).items() if len(values) > 1}
-    others, seeds = sorted(differ - {name, SEED}), SEED in differ - {name}
+    others = sorted(differ - {name, SEED})
+    seeds = SEED in differ - {name}
     said = ["A dot is a run"]
     if several:
         said.append("a dash is the mean of the runs above the same value")

@@ -1,9 +1,11 @@
-"""A report as one HTML file: texts, tables and pictures inside it, so that it can be mailed, archived and read without a network.
+"""A report as one HTML file: texts, tables and pictures inside it, so that it can be mailed,
+archived and read without a network.
 
-It needs no script, asks for nothing from elsewhere, and prints. Pictures are SVG, so they stay sharp; each tells in words what it shows.
-What is wider than a window scrolls in a box of its own, with a shadow at the edge behind which there is more: two shadows stand still at
-the edges of the box, and two white patches, which travel with what is in it, hide them where it ends. Pictures are multiplied with these
-because they are white themselves.
+It needs no script, asks for nothing from elsewhere, and prints. Pictures are SVG, so they stay
+sharp; each tells in words what it shows. What is wider than a window scrolls in a box of its own,
+with a shadow at the edge behind which there is more: two shadows stand still at the edges of the
+box, and two white patches, which travel with what is in it, hide them where it ends. Pictures are
+multiplied with these because they are white themselves.
 """
 
 import base64
@@ -18,38 +20,53 @@ from recapp.reporting.drawing import Picture
 
 _CSS = """
 :root { color-scheme: light }
-body { margin: 0 auto; max-width: 112rem; padding: 1.5rem; background: #fff; color: #1a1a1a; font: 16px/1.5 system-ui, sans-serif }
+body { margin: 0 auto; max-width: 112rem; padding: 1.5rem; background: #fff; color: #1a1a1a;
+  font: 16px/1.5 system-ui, sans-serif }
 h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .5rem }
-h2 { font-size: 1.3rem; line-height: 1.25; margin: 2.4rem 0 .6rem; border-top: 3px solid #1a1a1a; padding-top: .5rem }
+h2 { font-size: 1.3rem; line-height: 1.25; margin: 2.4rem 0 .6rem;
+  border-top: 3px solid #1a1a1a; padding-top: .5rem }
 h3 { font-size: 1.02rem; line-height: 1.3; margin: 0 0 .3rem }
-p { max-width: 46rem; margin: .4rem 0; overflow-wrap: anywhere } .quiet { color: #595959 } .failed { color: #a01212 }
+p { max-width: 46rem; margin: .4rem 0; overflow-wrap: anywhere }
+.quiet { color: #595959 }
+.failed { color: #a01212 }
 .lead { font-size: 1.2rem; line-height: 1.4; font-weight: 600 }
 figure { margin: 0 0 1rem } figure img { display: block; max-width: 100%; height: auto }
 figcaption { max-width: 46rem; color: #595959; font-size: .88rem; line-height: 1.4 }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 32rem), 1fr)); gap: 1.6rem 2.4rem; margin-top: .8rem }
+.columns { display: grid;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 32rem), 1fr)); gap: 1.6rem 2.4rem;
+  margin-top: .8rem }
 .columns.wide { grid-template-columns: repeat(auto-fit, minmax(min(100%, 46rem), 1fr)) }
-.columns > * { min-width: 0 } .columns figure { margin: 0 } .columns img { width: 100%; max-width: 42rem }
+.columns > * { min-width: 0 }
+.columns figure { margin: 0 }
+.columns img { width: 100%; max-width: 42rem }
 .columns.wide img { width: auto; max-width: 100% }
-.scroll { overflow-x: auto; margin: .5rem 0; background: linear-gradient(to right, #fff 1.6rem, #fff0) left / 3.2rem 100% local,
+.scroll { overflow-x: auto; margin: .5rem 0;
+  background: linear-gradient(to right, #fff 1.6rem, #fff0) left / 3.2rem 100% local,
   linear-gradient(to left, #fff 1.6rem, #fff0) right / 3.2rem 100% local,
   linear-gradient(to right, #0006, #0000) left top / 1.1rem calc(100% - 2px) scroll,
   linear-gradient(to left, #0006, #0000) right top / 1.1rem calc(100% - 2px) scroll;
   background-repeat: no-repeat; background-color: #fff }
 .scroll img { mix-blend-mode: multiply }
 table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums }
-th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #d9d9d9; vertical-align: top }
+th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid #d9d9d9;
+  vertical-align: top }
 th { border-bottom: 2px solid #595959; vertical-align: bottom; white-space: pre-line }
-.number { text-align: right } td { white-space: nowrap } td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere }
-tr.best td { font-weight: 700; background: #e6710018 } tr.best td:first-child { box-shadow: inset 3px 0 #D55E00; padding-left: .5rem }
+.number { text-align: right }
+td { white-space: nowrap }
+td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere }
+tr.best td { font-weight: 700; background: #e6710018 }
+tr.best td:first-child { box-shadow: inset 3px 0 #D55E00; padding-left: .5rem }
 summary { cursor: pointer; margin: .5rem 0 }
-footer { margin-top: 2.6rem; border-top: 1px solid #595959; padding-top: .6rem; color: #595959; font-size: .85rem }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: 0; max-width: 70rem }
+footer { margin-top: 2.6rem; border-top: 1px solid #595959; padding-top: .6rem; color: #595959;
+  font-size: .85rem }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: 0;
+  max-width: 70rem }
 dt { font-weight: 600 } dd { margin: 0; overflow-wrap: anywhere }
 @media (max-width: 30rem) { body { padding: .75rem } }
 @media print { body { max-width: none; padding: 0 } figure, tr { break-inside: avoid } }
 """
 _MARKED = ' class="best"'
-LONG = 60                   # a table of more lines is folded
+LONG = 60  # a table of more lines is folded
 
 
 def heading(text: str) -> str:
@@ -70,15 +87,24 @@ def figure(picture: Picture, level: int = 2) -> str:
         level: Of the title: 2 begins a part of the page, 3 stands inside one.
     """
     data = base64.b64encode(picture.svg.encode()).decode()
-    image = (f'<div class="scroll"><img src="data:image/svg+xml;base64,{data}" style="min-width: {picture.least_width}px" '
-             f'alt="{escape(picture.alt)}"></div><figcaption>{escape(picture.caption)}</figcaption>')
+    image = (
+        f'<div class="scroll"><img src="data:image/svg+xml;base64,{data}" style="min-width: '
+        f'{picture.least_width}px" '
+        f'alt="{escape(picture.alt)}"></div><figcaption>{escape(picture.caption)}</figcaption>'
+    )
     title = heading(picture.title) if level == 2 else f"<h3>{escape(picture.title)}</h3>"
     where = escape(picture.name)
-    return f'{title}<figure id="{where}">{image}</figure>' if level == 2 else f'<figure id="{where}">{title}{image}</figure>'
+    return (
+        f'{title}<figure id="{where}">{image}</figure>'
+        if level == 2
+        else f'<figure id="{where}">{title}{image}</figure>'
+    )
 
 
 def columns(parts: Sequence[str], *, wide: bool = False) -> str:
-    """Parts side by side where the window is wide, below each other where it is not; wide ones need a wider window."""
+    """Parts side by side where the window is wide, below each other where it is not; wide ones need
+    a wider window.
+    """
     kind = "columns wide" if wide else "columns"
     return f'<div class="{kind}">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
@@ -89,7 +115,12 @@ def footer(entries: Sequence[tuple[str, str]]) -> str:
     return f"<footer><dl>{told}</dl></footer>"
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str = "", marked: Collection[int] = ()) -> str:
+def table(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[Column],
+    title: str = "",
+    marked: Collection[int] = (),
+) -> str:
     """Records as a table; a long one is folded under its title.
 
     Args:
@@ -99,11 +130,23 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: s
         marked: The numbers of the rows that stand out.
     """
     kinds = [_kind([row.get(column.key) for row in rows]) for column in columns]
-    head = "".join(f"<th{kind}>{escape(column.title)}</th>" for column, kind in zip(columns, kinds, strict=True))
-    body = "".join(f"<tr{_MARKED if place in marked else ''}>" + "".join(
-        f"<td{kind}>{escape(column.show(row.get(column.key)))}</td>" for column, kind in zip(columns, kinds, strict=True)) + "</tr>\n"
-        for place, row in enumerate(rows))
-    whole = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+    head = "".join(
+        f"<th{kind}>{escape(column.title)}</th>"
+        for column, kind in zip(columns, kinds, strict=True)
+    )
+    body = "".join(
+        f"<tr{_MARKED if place in marked else ''}>"
+        + "".join(
+            f"<td{kind}>{escape(column.show(row.get(column.key)))}</td>"
+            for column, kind in zip(columns, kinds, strict=True)
+        )
+        + "</tr>\n"
+        for place, row in enumerate(rows)
+    )
+    whole = (
+        "<div "
+        f'class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+    )
     if len(rows) > LONG:
         return f"<details><summary>{escape(title)}</summary>{whole}</details>"
     return f"<p>{escape(title)}</p>{whole}" if title else whole
@@ -125,8 +168,13 @@ def write_page(path: Path, title: str, parts: Sequence[str]) -> Path:
         parts: HTML from the functions above.
     """
     unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_text(f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-                          f'content="width=device-width, initial-scale=1"><link rel="icon" href="data:,"><title>{escape(title)}</title>'
-                          f"<style>{_CSS}</style></head>\n<body><h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</body></html>\n")
+    unfinished.write_text(
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        'content="width=device-width, initial-scale=1"><link rel="icon" '
+        f'href="data:,"><title>{escape(title)}</title>'
+        f"<style>{_CSS}</style></head>\n<body><h1>{escape(title)}</h1>\n"
+        + "\n".join(parts)
+        + "\n</body></html>\n"
+    )
     os.replace(unfinished, path)
     return path

@@ -1,15 +1,22 @@
 """The phases of a training step, and a clock that measures them between a collection's marks.
 
-| phase       | what it holds                                                        | marks of `ShardedEmbeddingBagCollection.mark`    |
-|-------------|----------------------------------------------------------------------|--------------------------------------------------|
-| `input`     | ids become rows, counts and ids travel, what is asked here is linked | route, counts, place, ids, link, serve           |
-| `lookup`    | rows are read and summed, for the others and for this rank           | answer, combine                                  |
-| `output`    | waiting for vectors                                                  | vectors                                          |
-| `dense`     | the rest of a step: dense part, its all-reduce and optimiser, data   | data, outside, autograd                          |
-| `gradients` | gradients are sent, requested rows brought together                  | spread, group, gradients                         |
-| `update`    | touched rows and their optimiser state are written                   | update                                           |
+| phase       | what it holds                           | marks of                                 |
+|             |                                         | `ShardedEmbeddingBagCollection.mark`     |
+|-------------|-----------------------------------------|------------------------------------------|
+| `input`     | ids become rows, counts and ids travel, | route, counts, place, ids, link, serve   |
+|             | what is asked here is linked            |                                          |
+| `lookup`    | rows are read and summed, for the       | answer, combine                          |
+|             | others and for this rank                |                                          |
+| `output`    | waiting for vectors                     | vectors                                  |
+| `dense`     | the rest of a step: dense part, its     | data, outside, autograd                  |
+|             | all-reduce and optimiser, data          |                                          |
+| `gradients` | gradients are sent, requested rows      | spread, group, gradients                 |
+|             | brought together                        |                                          |
+| `update`    | touched rows and their optimiser state  | update                                   |
+|             | are written                             |                                          |
 
-A mark ends a part: the time since the last mark is its own. What plans predict, runs record and pages draw goes by these names.
+A mark ends a part: the time since the last mark is its own. What plans predict, runs record and
+pages draw goes by these names.
 """
 
 import statistics
@@ -18,7 +25,9 @@ from collections import deque
 from collections.abc import Sequence
 
 PHASES = ("input", "lookup", "output", "dense", "gradients", "update")
-OUTSIDE, DATA = "outside", "data"       # marks of whoever measures: what came before was not a collection's; was waiting for a batch
+# marks of whoever measures: what came before was not a collection's; was waiting for a batch
+OUTSIDE = "outside"
+DATA = "data"
 MARKS = {
     **dict.fromkeys(("route", "counts", "place", "ids", "link", "serve"), "input"),
     **dict.fromkeys(("answer", "combine"), "lookup"),
@@ -27,11 +36,13 @@ MARKS = {
     **dict.fromkeys(("spread", "group", "gradients"), "gradients"),
     "update": "update",
 }
-KEPT_STEPS = 4096           # a run of millions of steps is told by its last ones
+KEPT_STEPS = 4096  # a run of millions of steps is told by its last ones
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """Return the first and the third quartile: half of the values lie between them. One value is both."""
+    """Return the first and the third quartile: half of the values lie between them. One value is
+    both.
+    """
     if len(values) < 2:
         return [values[0], values[0]]
     first, _, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -41,8 +52,9 @@ def quartiles(values: Sequence[float]) -> list[float]:
 class PhaseClock:
     """Milliseconds between the marks of steps, on the host: give it to a collection as its `mark`.
 
-    A mark costs some 200 ns. A batch that is looked ahead to has its first marks inside the step before its own: they count there,
-    under their own names, which is what a step of a steady run costs.
+    A mark costs some 200 ns. A batch that is looked ahead to has its first marks inside the step
+    before its own: they count there, under their own names, which is what a step of a steady run
+    costs.
     """
 
     def __init__(self) -> None:
@@ -52,7 +64,8 @@ class PhaseClock:
 
     def start(self) -> None:
         """A step begins; what was marked since the last one ended is dropped."""
-        self._step, self._last = {}, time.perf_counter()
+        self._step = {}
+        self._last = time.perf_counter()
 
     def __call__(self, mark: str) -> None:
         """A part has ended; one that comes several times in a step is one."""
@@ -67,9 +80,11 @@ class PhaseClock:
         self._step = {}
 
     def means(self) -> dict[str, float]:
-        """The mean of each part over the middle half of the steps by their length: it adds up to those steps, and bad ones have no say."""
+        """The mean of each part over the middle half of the steps by their length: it adds up to
+        those steps, and bad ones have no say.
+        """
         ordered = sorted(self._steps, key=lambda step: sum(step.values()))
-        middle = ordered[len(ordered) // 4:-(-3 * len(ordered) // 4)]
+        middle = ordered[len(ordered) // 4 : -(-3 * len(ordered) // 4)]
         names = dict.fromkeys(name for step in middle for name in step)
         return {name: statistics.mean(step.get(name, 0.0) for step in middle) for name in names}
 
@@ -84,8 +99,12 @@ class PhaseClock:
         return {name: statistics.median(step.get(name, 0.0) for step in steps) for name in names}
 
     def phases_ms(self, warm_up: int) -> dict[str, float]:
-        """The median of each of `PHASES`, without the first steps. A mark that no phase knows counts as `dense`."""
-        return {phase: statistics.median(values) for phase, values in self._by_phase(warm_up).items()}
+        """The median of each of `PHASES`, without the first steps. A mark that no phase knows
+        counts as `dense`.
+        """
+        return {
+            phase: statistics.median(values) for phase, values in self._by_phase(warm_up).items()
+        }
 
     def phases_quartiles_ms(self, warm_up: int) -> dict[str, list[float]]:
         """The first and the third quartile of each of `PHASES`, likewise."""

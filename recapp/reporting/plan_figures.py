@@ -1,8 +1,10 @@
-"""Pictures of a plan: its tables and who holds what of them, what each rank carries, who sends how much to whom.
+"""Pictures of a plan: its tables and who holds what of them, what each rank carries, who sends how
+much to whom.
 
     explained plan (plain dict: `rows` by table, `ranks`, `between_ranks`) -> Pictures -> PNG, SVG
 
-They hold for two ranks as for a thousand, for one table as for thousands: what cannot be told apart any more is told in groups.
+They hold for two ranks as for a thousand, for one table as for thousands: what cannot be told apart
+any more is told in groups.
 """
 
 import math
@@ -18,10 +20,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Explained = Mapping[str, Any]
-LINEAR_UP_TO = 8            # a longest side of so many shortest ones is still drawn to scale
-REPLICATED, HATCH = "#e6e6e6", "#8c8c8c"
-WIDTH = 12.0                # inches, of whatever fills a page
-MANY_SHARDS = 4000          # are pixels inside of an SVG: as shapes they would be megabytes
+LINEAR_UP_TO = 8  # a longest side of so many shortest ones is still drawn to scale
+REPLICATED = "#e6e6e6"
+HATCH = "#8c8c8c"
+WIDTH = 12.0  # inches, of whatever fills a page
+MANY_SHARDS = 4000  # are pixels inside of an SVG: as shapes they would be megabytes
 
 
 class Cells(NamedTuple):
@@ -30,12 +33,13 @@ class Cells(NamedTuple):
     columns: int
     wide: float
     high: float
-    text: float             # below the rectangle
-    least: float            # height of a shelf with its text
-    left: float             # of the shelf, for what is said of it
+    text: float  # below the rectangle
+    least: float  # height of a shelf with its text
+    left: float  # of the shelf, for what is said of it
 
 
-DETAILED, NAMED = Cells(9, 1.0, 1.4, 0.64, 0.0, 0.15), Cells(16, 0.55, 0.8, 0.42, 0.0, 0.15)
+DETAILED = Cells(9, 1.0, 1.4, 0.64, 0.0, 0.15)
+NAMED = Cells(16, 0.55, 0.8, 0.42, 0.0, 0.15)
 GROUPED = Cells(50, 0.17, 0.42, 0.14, 0.38, 1.75)
 
 
@@ -50,7 +54,9 @@ def draw_plan(explained: Explained, folder: Path) -> list[Path]:
         The files: `plan_tables`, `plan_ranks` and, where ranks send, `plan_traffic`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return [path for picture in plan_pictures(explained) for path in picture.write(folder, "png", "svg")]
+    return [
+        path for picture in plan_pictures(explained) for path in picture.write(folder, "png", "svg")
+    ]
 
 
 def plan_pictures(explained: Explained) -> list[Picture]:
@@ -61,41 +67,63 @@ def plan_pictures(explained: Explained) -> list[Picture]:
 
 # ---- tables
 
+
 def tables_picture(explained: Explained) -> Picture:
-    """Every table a rectangle of rows by columns, its shards in their places and in the colours of their ranks."""
+    """Every table a rectangle of rows by columns, its shards in their places and in the colours of
+    their ranks.
+    """
     rows = sorted(explained["rows"], key=lambda row: (-row["rows"], -row["dim"], row["table"]))
     longest = rows[0]
     cells = DETAILED if len(rows) <= 60 else NAMED if len(rows) <= 240 else GROUPED
     high_of, tall = _scale([row["rows"] for row in rows], cells.high)
     wide_of, broad = _scale([row["dim"] for row in rows], cells.wide)
-    shelves = [rows[i:i + cells.columns] for i in range(0, len(rows), cells.columns)]
+    shelves = [rows[i : i + cells.columns] for i in range(0, len(rows), cells.columns)]
     heights = [max(high_of(shelf[0]["rows"]) + cells.text, cells.least) for shelf in shelves]
     head = 0.55
     height = head + sum(heights)
-    colors, step = drawing.rank_colors(explained["world_size"]), (WIDTH - cells.left - 0.1) / cells.columns
+    colors = drawing.rank_colors(explained["world_size"])
+    step = (WIDTH - cells.left - 0.1) / cells.columns
     with sheet(WIDTH, height, rows=0) as s:
-        axes, shards = s.axes[0], _Shards(colors)
+        axes = s.axes[0]
+        shards = _Shards(colors)
         _ranks_legend(axes, colors, explained["hosts"], height - 0.3)
-        floor, first = height - head, 1
+        floor = height - head
+        first = 1
         for shelf, high in zip(shelves, heights, strict=True):
             floor -= high
             for i, row in enumerate(shelf):
-                box = (cells.left + i * step, floor + cells.text, wide_of(row["dim"]), high_of(row["rows"]))
+                box = (
+                    cells.left + i * step,
+                    floor + cells.text,
+                    wide_of(row["dim"]),
+                    high_of(row["rows"]),
+                )
                 shards.add(row, box)
                 _name(axes, row, cells, box)
             if cells is GROUPED:
                 span = f"{_short(shelf[0]['rows'])} to {_short(shelf[-1]['rows'])} rows"
-                axes.text(0.1, floor + cells.text - 0.03, f"{first} to {first + len(shelf) - 1}\n{span}", fontsize=8, va="bottom",
-                          linespacing=1.3)
+                axes.text(
+                    0.1,
+                    floor + cells.text - 0.03,
+                    f"{first} to {first + len(shelf) - 1}\n{span}",
+                    fontsize=8,
+                    va="bottom",
+                    linespacing=1.3,
+                )
             first += len(shelf)
         shards.draw(axes, numbers=cells is DETAILED)
         counts = _counts(explained)
         order = " Tables stand from most rows to fewest." if cells is GROUPED else ""
         return s.finish(
-            "plan_tables", "Tables and their shards",
-            f"{len(rows)} tables as rectangles; the longest is {longest['table']} with {longest['rows']:,} rows; {counts}.",
-            f"A rectangle is a table: height is its rows ({tall}), width its columns ({broad}). Inside, shards lie as they do in the table "
-            f"and with their true shares, coloured by the rank that holds them; hatched tables are held by all ranks.{order}")
+            "plan_tables",
+            "Tables and their shards",
+            f"{len(rows)} tables as rectangles; the longest is {longest['table']} with "
+            f"{longest['rows']:,} rows; {counts}.",
+            f"A rectangle is a table: height is its rows ({tall}), width its columns ({broad}). "
+            "Inside, shards lie as they do in the table "
+            "and with their true shares, coloured by the rank that holds them; hatched tables "
+            f"are held by all ranks.{order}",
+        )
 
 
 def _scale(lengths: Sequence[int], longest: float) -> tuple[Callable[[int], float], str]:
@@ -124,8 +152,15 @@ class _Shards:
             return
         for rank, r0, r1, c0, c1 in row["shards"]:
             if r1 > r0 and c1 > c0:
-                self.boxes.append((x + wide * c0 / row["dim"], y + high * (1 - r1 / row["rows"]), wide * (c1 - c0) / row["dim"],
-                                   high * (r1 - r0) / row["rows"], rank))
+                self.boxes.append(
+                    (
+                        x + wide * c0 / row["dim"],
+                        y + high * (1 - r1 / row["rows"]),
+                        wide * (c1 - c0) / row["dim"],
+                        high * (r1 - r0) / row["rows"],
+                        rank,
+                    )
+                )
 
     def draw(self, axes: "Axes", *, numbers: bool) -> None:
         """Thin shards have no white line around them: there would be nothing else to see."""
@@ -134,34 +169,74 @@ class _Shards:
         many = len(self.boxes) > MANY_SHARDS
         for thin in (True, False):
             own = [box for box in self.boxes if (min(box[2:4]) < 0.06) is thin]
-            axes.add_collection(PolyCollection(_corners(own), facecolors=[self.colors[box[4]] for box in own],
-                                               edgecolors="none" if thin else "white", linewidths=0 if thin else 0.5,
-                                               antialiaseds=not thin, rasterized=many))
-        axes.add_collection(PolyCollection(_corners(self.everywhere), facecolors=REPLICATED, edgecolors=HATCH, linewidths=0, hatch="////"))
-        axes.add_collection(PolyCollection(_corners(self.frames), facecolors="none", edgecolors=QUIET, linewidths=0.4))
+            axes.add_collection(
+                PolyCollection(
+                    _corners(own),
+                    facecolors=[self.colors[box[4]] for box in own],
+                    edgecolors="none" if thin else "white",
+                    linewidths=0 if thin else 0.5,
+                    antialiaseds=not thin,
+                    rasterized=many,
+                )
+            )
+        axes.add_collection(
+            PolyCollection(
+                _corners(self.everywhere),
+                facecolors=REPLICATED,
+                edgecolors=HATCH,
+                linewidths=0,
+                hatch="////",
+            )
+        )
+        axes.add_collection(
+            PolyCollection(
+                _corners(self.frames), facecolors="none", edgecolors=QUIET, linewidths=0.4
+            )
+        )
         for x, y, wide, high, rank in self.boxes if numbers else []:
             if high > 0.13 and wide > 0.09 * len(str(rank)) + 0.04:
-                axes.text(x + wide / 2, y + high / 2, str(rank), fontsize=7, ha="center", va="center_baseline",
-                          color=drawing.ink_on(self.colors[rank]))
+                axes.text(
+                    x + wide / 2,
+                    y + high / 2,
+                    str(rank),
+                    fontsize=7,
+                    ha="center",
+                    va="center_baseline",
+                    color=drawing.ink_on(self.colors[rank]),
+                )
 
 
 def _corners(boxes: Sequence[tuple[float, ...]]) -> list[list[tuple[float, float]]]:
-    return [[(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)] for x, y, wide, high, *_ in boxes]
+    return [
+        [(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)]
+        for x, y, wide, high, *_ in boxes
+    ]
 
 
-def _name(axes: "Axes", row: Mapping[str, Any], cells: Cells, box: tuple[float, float, float, float]) -> None:
+def _name(
+    axes: "Axes", row: Mapping[str, Any], cells: Cells, box: tuple[float, float, float, float]
+) -> None:
     """What stands below a table, as far as there is room."""
-    x, y = box[0], box[1] - 0.05
+    x = box[0]
+    y = box[1] - 0.05
     if cells is DETAILED:
         axes.text(x, y, _cut(row["table"], 17), fontsize=8, weight="bold", va="top")
-        axes.text(x, y - 0.155, f"{_short(row['rows'])} x {row['dim']}\n{row['type']}", fontsize=7.5, va="top", color=INK, linespacing=1.3)
+        axes.text(
+            x,
+            y - 0.155,
+            f"{_short(row['rows'])} x {row['dim']}\n{row['type']}",
+            fontsize=7.5,
+            va="top",
+            color=INK,
+            linespacing=1.3,
+        )
     elif cells is NAMED:
         axes.text(x, y, _cut(row["table"], 12), fontsize=6.5, va="top")
 
 
 def _cut(name: str, length: int) -> str:
     """A name's end tells more than its middle: long ones lose that."""
-    return name if len(name) <= length else f"{name[:length - 6]}…{name[-5:]}"
+    return name if len(name) <= length else f"{name[: length - 6]}…{name[-5:]}"
 
 
 def _short(n: int) -> str:
@@ -172,7 +247,9 @@ def _short(n: int) -> str:
     return f"{n:,}"
 
 
-def _ranks_legend(axes: "Axes", colors: Sequence[str], hosts: Sequence[Sequence[int]], y: float) -> None:
+def _ranks_legend(
+    axes: "Axes", colors: Sequence[str], hosts: Sequence[Sequence[int]], y: float
+) -> None:
     """Which colour is which rank: one by one, or as a scale with the hosts marked."""
     from matplotlib.patches import Rectangle
 
@@ -184,25 +261,43 @@ def _ranks_legend(axes: "Axes", colors: Sequence[str], hosts: Sequence[Sequence[
     else:
         step = 5.0 / len(colors)
         for rank, color in enumerate(colors):
-            axes.add_patch(Rectangle((0.65 + step * rank, y), step, 0.16, facecolor=color, linewidth=0))
+            axes.add_patch(
+                Rectangle((0.65 + step * rank, y), step, 0.16, facecolor=color, linewidth=0)
+            )
         for first in [host[0] for host in hosts[1:]] if len(hosts) <= 40 else []:
             axes.plot([0.65 + step * first] * 2, [y - 0.03, y + 0.19], color="white", linewidth=1)
         axes.text(0.15, y + 0.08, "rank 0", va="center_baseline")
-        told = f"{len(colors) - 1}" + (f"  (white lines part {len(hosts)} hosts)" if 1 < len(hosts) <= 40 else "")
+        told = f"{len(colors) - 1}" + (
+            f"  (white lines part {len(hosts)} hosts)" if 1 < len(hosts) <= 40 else ""
+        )
         axes.text(5.75, y + 0.08, told, va="center_baseline")
         end = 6.1 + 0.075 * len(told)
     if len(colors) > 1:
-        axes.add_patch(Rectangle((end, y), 0.22, 0.16, facecolor=REPLICATED, edgecolor=HATCH, hatch="////", linewidth=0))
+        axes.add_patch(
+            Rectangle(
+                (end, y),
+                0.22,
+                0.16,
+                facecolor=REPLICATED,
+                edgecolor=HATCH,
+                hatch="////",
+                linewidth=0,
+            )
+        )
         axes.text(end + 0.27, y + 0.08, "all ranks", va="center_baseline")
 
 
 def _counts(explained: Explained) -> str:
     """How many tables there are of each type, most first: `12 row_wise, 3 table_wise`."""
     types = [row["type"] for row in explained["rows"]]
-    return ", ".join(f"{types.count(kind)} {kind}" for kind in sorted(set(types), key=lambda kind: (-types.count(kind), kind)))
+    return ", ".join(
+        f"{types.count(kind)} {kind}"
+        for kind in sorted(set(types), key=lambda kind: (-types.count(kind), kind))
+    )
 
 
 # ---- ranks
+
 
 def ranks_picture(explained: Explained) -> Picture:
     """Memory and predicted time of each rank, as bars of their parts."""
@@ -210,29 +305,61 @@ def ranks_picture(explained: Explained) -> Picture:
     places = [rank["rank"] for rank in ranks]
     with sheet(min(WIDTH, 7.6 + 0.2 * len(ranks)), 6.2, rows=2) as s:
         memory, spent = s.axes
-        kinds = {name: [rank[kind] or 0 for rank in ranks] for kind, name in drawing.MEMORY_NAMES.items()}
+        kinds = {
+            name: [rank[kind] or 0 for rank in ranks] for kind, name in drawing.MEMORY_NAMES.items()
+        }
         colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in drawing.MEMORY_NAMES.items()}
         held = drawing.stacked(memory, places, kinds, colors)
         capacity = [rank.get("capacity") for rank in ranks]
         if None not in capacity:
-            memory.hlines(capacity, [p - 0.45 for p in places], [p + 0.45 for p in places], color=INK, linewidth=1.2, label="capacity")
+            memory.hlines(
+                capacity,
+                [p - 0.45 for p in places],
+                [p + 0.45 for p in places],
+                color=INK,
+                linewidth=1.2,
+                label="capacity",
+            )
         drawing.byte_axis(memory.yaxis)
-        memory.set(title=f"Memory: fullest rank {size(max(held))}, {_over_mean(held)}", ylabel="bytes")
-        phases: dict[str, Sequence[float]] = {phase: [rank[f"{phase}_ms"] or 0.0 for rank in ranks] for phase in PHASES}
+        memory.set(
+            title=f"Memory: fullest rank {size(max(held))}, {_over_mean(held)}", ylabel="bytes"
+        )
+        phases: dict[str, Sequence[float]] = {
+            phase: [rank[f"{phase}_ms"] or 0.0 for rank in ranks] for phase in PHASES
+        }
         times = drawing.stacked(spent, places, phases, drawing.PHASE_COLORS)
-        spent.axhline(explained["step_ms"], color=INK, linewidth=1, linestyle="--", label="step, predicted")
+        spent.axhline(
+            explained["step_ms"], color=INK, linewidth=1, linestyle="--", label="step, predicted"
+        )
         if explained.get("lower_bound_ms") is not None:
-            spent.axhline(explained["lower_bound_ms"], color=INK, linewidth=1, linestyle=":", label="no plan can be faster")
-        spent.set(title=f"Predicted time: step {explained['step_ms']:.3g} ms; slowest rank {max(times):.3g} ms, {_over_mean(times)}",
-                  xlabel="rank", ylabel="ms per step")
+            spent.axhline(
+                explained["lower_bound_ms"],
+                color=INK,
+                linewidth=1,
+                linestyle=":",
+                label="no plan can be faster",
+            )
+        spent.set(
+            title=(
+                f"Predicted time: step {explained['step_ms']:.3g} ms; slowest rank "
+                f"{max(times):.3g} "
+                f"ms, {_over_mean(times)}"
+            ),
+            xlabel="rank",
+            ylabel="ms per step",
+        )
         for axes in s.axes:
             _by_rank(axes, explained["hosts"], len(ranks))
             drawing.legend_beside(axes, of_stack=True)
-        return s.finish("plan_ranks", "What each rank carries",
-                        f"Bars of {len(ranks)} ranks: the fullest holds {size(max(held))}, {_over_mean(held)}; the slowest is busy for "
-                        f"{max(times):.3g} ms of a step, {_over_mean(times)}.",
-                        "Above, bytes of each rank; below, its milliseconds of a step by phase, as predicted."
-                        + (" Grey lines part hosts." if len(explained["hosts"]) > 1 else ""))
+        return s.finish(
+            "plan_ranks",
+            "What each rank carries",
+            f"Bars of {len(ranks)} ranks: the fullest holds {size(max(held))}, "
+            f"{_over_mean(held)}; the slowest is busy for "
+            f"{max(times):.3g} ms of a step, {_over_mean(times)}.",
+            "Above, bytes of each rank; below, its milliseconds of a step by phase, "
+            "as predicted." + (" Grey lines part hosts." if len(explained["hosts"]) > 1 else ""),
+        )
 
 
 def _over_mean(values: Sequence[float]) -> str:
@@ -254,10 +381,15 @@ def _whole_numbers(axis: Any, world: int) -> None:
     """Every rank has a tick, or some have."""
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
-    axis.set_major_locator(FixedLocator(range(world)) if world <= 16 else MaxNLocator(14, integer=True, steps=[1, 2, 4, 5, 8, 10]))
+    axis.set_major_locator(
+        FixedLocator(range(world))
+        if world <= 16
+        else MaxNLocator(14, integer=True, steps=[1, 2, 4, 5, 8, 10])
+    )
 
 
 # ---- traffic
+
 
 def traffic_picture(explained: Explained) -> Picture:
     """Bytes that ranks send to ranks in a step, as a matrix; what no one sends is white."""
@@ -265,12 +397,15 @@ def traffic_picture(explained: Explained) -> Picture:
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import EngFormatter
 
-    world, pairs = explained["world_size"], explained["between_ranks"]
+    world = explained["world_size"]
+    pairs = explained["between_ranks"]
     sent_WW = np.full((world, world), np.nan)
     for pair in pairs:
         sent_WW[pair["source"], pair["target"]] = pair["bytes"]
-    least, most = float(np.nanmin(sent_WW)), float(np.nanmax(sent_WW))
-    total, side = float(np.nansum(sent_WW)), min(9.0, 3.6 + 0.42 * world)
+    least = float(np.nanmin(sent_WW))
+    most = float(np.nanmax(sent_WW))
+    total = float(np.nansum(sent_WW))
+    side = min(9.0, 3.6 + 0.42 * world)
     with sheet(side + 1.6, side, rows=1) as s:
         axes = s.axes[0]
         norm = LogNorm(least, most) if most > 30 * least else Normalize(0, most)
@@ -279,15 +414,33 @@ def traffic_picture(explained: Explained) -> Picture:
         bar.outline.set_visible(False)
         for axis in (axes.xaxis, axes.yaxis):
             _whole_numbers(axis, world)
-        for first in [host[0] - 0.5 for host in explained["hosts"][1:]] if len(explained["hosts"]) <= 40 else []:
+        for first in (
+            [host[0] - 0.5 for host in explained["hosts"][1:]]
+            if len(explained["hosts"]) <= 40
+            else []
+        ):
             axes.axhline(first, color="white", linewidth=1.5)
             axes.axvline(first, color="white", linewidth=1.5)
         for pair in pairs if world <= 10 else []:
             shade = image.cmap(image.norm(pair["bytes"]))
-            axes.text(pair["target"], pair["source"], size(pair["bytes"]).replace(" ", "\n"), ha="center", va="center", fontsize=7.5,
-                      color=drawing.ink_on(shade))
-        axes.set(title=f"Bytes per step: {size(total)} in all", xlabel="to rank", ylabel="from rank")
-        return s.finish("plan_traffic", "Bytes between ranks",
-                        f"A matrix of {world} by {world} ranks: {size(total)} travel in a step, at most {size(most)} from one to one.",
-                        "Who sends how many bytes to whom in a step: ids and vectors forward, gradients backward; white is nothing."
-                        + (" White lines part hosts." if len(explained["hosts"]) > 1 else ""))
+            axes.text(
+                pair["target"],
+                pair["source"],
+                size(pair["bytes"]).replace(" ", "\n"),
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                color=drawing.ink_on(shade),
+            )
+        axes.set(
+            title=f"Bytes per step: {size(total)} in all", xlabel="to rank", ylabel="from rank"
+        )
+        return s.finish(
+            "plan_traffic",
+            "Bytes between ranks",
+            f"A matrix of {world} by {world} ranks: {size(total)} travel in a step, "
+            f"at most {size(most)} from one to one.",
+            "Who sends how many bytes to whom in a step: ids and vectors forward, "
+            "gradients backward; white is nothing."
+            + (" White lines part hosts." if len(explained["hosts"]) > 1 else ""),
+        )

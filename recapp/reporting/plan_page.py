@@ -10,13 +10,31 @@ from recapp.reporting.phases import PHASES
 from recapp.reporting.plan_figures import Explained, plan_pictures
 
 _PHASES = [Column(f"{phase}_ms", f"{phase}\nms", ".3f") for phase in PHASES]
-TABLE = [Column("table", "table"), Column("rows", "rows"), Column("dim", "dim"), Column("type", "type"), Column("mode", "mode"),
-         Column("ranks", "ranks"), Column("bytes", "MB", ",.1f", 1e6), Column("predicted_ms", "predicted\nms", ".3f"),
-         *(column for column in _PHASES if column.key != "dense_ms"),       # is no table's
-         Column("runner_up", "runner-up"), Column("runner_up_ms", "its\nms", ".3f"), Column("why", "why")]
-RANK = [Column("rank", "rank"), Column("host", "host"), Column("bytes", "MB", ",.1f", 1e6), Column("weights", "weights\nMB", ",.1f", 1e6),
-        Column("state", "state\nMB", ",.1f", 1e6), Column("buffers", "buffers\nMB", ",.1f", 1e6),
-        Column("capacity", "capacity\nMB", ",.1f", 1e6), Column("predicted_ms", "predicted\nms", ".3f"), *_PHASES]
+TABLE = [
+    Column("table", "table"),
+    Column("rows", "rows"),
+    Column("dim", "dim"),
+    Column("type", "type"),
+    Column("mode", "mode"),
+    Column("ranks", "ranks"),
+    Column("bytes", "MB", ",.1f", 1e6),
+    Column("predicted_ms", "predicted\nms", ".3f"),
+    *(column for column in _PHASES if column.key != "dense_ms"),  # is no table's
+    Column("runner_up", "runner-up"),
+    Column("runner_up_ms", "its\nms", ".3f"),
+    Column("why", "why"),
+]
+RANK = [
+    Column("rank", "rank"),
+    Column("host", "host"),
+    Column("bytes", "MB", ",.1f", 1e6),
+    Column("weights", "weights\nMB", ",.1f", 1e6),
+    Column("state", "state\nMB", ",.1f", 1e6),
+    Column("buffers", "buffers\nMB", ",.1f", 1e6),
+    Column("capacity", "capacity\nMB", ",.1f", 1e6),
+    Column("predicted_ms", "predicted\nms", ".3f"),
+    *_PHASES,
+]
 
 
 def plan_page(explained: Explained, path: Path) -> Path:
@@ -33,22 +51,44 @@ def plan_page(explained: Explained, path: Path) -> Path:
     travel = page.heading("Bytes between ranks") + page.paragraph("Nothing travels between ranks.")
     alone = [] if explained["between_ranks"] else [travel]
     tables, *others = plan_pictures(explained)
-    rows = [{**row, "ranks": _ranks(row["ranks"], explained["world_size"])} for row in explained["rows"]]
-    return page.write_page(path, f"Sharding plan {explained['name']}", [
-        page.paragraph(_summary(explained)), page.figure(tables), page.columns([*map(page.figure, others), *alone], wide=True),
-        page.heading("In numbers"), page.table(rows, TABLE, f"Tables: all {len(rows)}"),
-        page.table(explained["ranks"], RANK, f"Ranks: all {explained['world_size']}")])
+    rows = [
+        {**row, "ranks": _ranks(row["ranks"], explained["world_size"])} for row in explained["rows"]
+    ]
+    return page.write_page(
+        path,
+        f"Sharding plan {explained['name']}",
+        [
+            page.paragraph(_summary(explained)),
+            page.figure(tables),
+            page.columns([*map(page.figure, others), *alone], wide=True),
+            page.heading("In numbers"),
+            page.table(rows, TABLE, f"Tables: all {len(rows)}"),
+            page.table(explained["ranks"], RANK, f"Ranks: all {explained['world_size']}"),
+        ],
+    )
 
 
 def _summary(explained: Explained) -> str:
-    types = ", ".join(f"{n} {kind}" for kind, n in Counter(row["type"] for row in explained["rows"]).most_common())
-    held, sent = sum(rank["bytes"] for rank in explained["ranks"]), sum(pair["bytes"] for pair in explained["between_ranks"])
+    types = ", ".join(
+        f"{n} {kind}" for kind, n in Counter(row["type"] for row in explained["rows"]).most_common()
+    )
+    held = sum(rank["bytes"] for rank in explained["ranks"])
+    sent = sum(pair["bytes"] for pair in explained["between_ranks"])
     bound = explained.get("lower_bound_ms")
-    near = f", at most {100 * (explained['step_ms'] / bound - 1):.1f} % above the best possible" if bound else ""
-    world, hosts = explained["world_size"], len(explained["hosts"])
-    return (f"{_count(len(explained['rows']), 'table')} ({types}) on {_count(world, 'rank')} of {_count(hosts, 'host')}, "
-            f"{explained['batch_per_rank']:,} samples a rank. Predicted step: {explained['step_ms']:.3g} ms{near}. "
-            f"{size(held)} on all ranks, {size(sent)} between them per step.")
+    near = (
+        f", at most {100 * (explained['step_ms'] / bound - 1):.1f} % above the best possible"
+        if bound
+        else ""
+    )
+    world = explained["world_size"]
+    hosts = len(explained["hosts"])
+    return (
+        f"{_count(len(explained['rows']), 'table')} ({types}) on {_count(world, 'rank')} of "
+        f"{_count(hosts, 'host')}, "
+        f"{explained['batch_per_rank']:,} samples a rank. Predicted step: "
+        f"{explained['step_ms']:.3g} ms{near}. "
+        f"{size(held)} on all ranks, {size(sent)} between them per step."
+    )
 
 
 def _count(n: int, noun: str) -> str:

@@ -1,12 +1,16 @@
-"""What a run leaves in its directory, and from when on: a run that cannot begin leaves what an earlier one wrote there.
+"""What a run leaves in its directory, and from when on: a run that cannot begin leaves what an
+earlier one wrote there.
 
-    resolved.yaml.tmp   the settings, as the ranks read them, until the run writes a curve's first row or a checkpoint
+    resolved.yaml.tmp   the settings, as the ranks read them, until the run writes a curve's first
+                        row or a checkpoint
     resolved.yaml       the settings, from then on
-    performance.json    where time and memory went (recapp/reporting/performance.py); from then to the end there is none
+    performance.json    where time and memory went (recapp/reporting/performance.py); from then to
+                        the end there is none
     metrics.json        how it ended; likewise
 
-Data, plan and memory are looked at before the first step, so most mistakes are found while nothing is lost. Once checkpoints and curves
-are the new run's, an earlier run's results would stand beside them as if they were its own.
+Data, plan and memory are looked at before the first step, so most mistakes are found while nothing
+is lost. Once checkpoints and curves are the new run's, an earlier run's results would stand beside
+them as if they were its own.
 """
 
 import json
@@ -22,7 +26,8 @@ from recapp.reporting.performance import PERFORMANCE_FILE, PREDICTED_FILE
 
 METRICS_FILE = "metrics.json"
 SETTINGS_FILE = "resolved.yaml"
-UNDEFINED = "undefined"     # status of a run that has ended well, but with a metric that its data do not determine
+# status of a run that has ended well, but with a metric that its data do not determine
+UNDEFINED = "undefined"
 
 
 def unsettled(directory: Path) -> Path:
@@ -31,7 +36,9 @@ def unsettled(directory: Path) -> Path:
 
 
 def take_over(directory: Path) -> None:
-    """The run writes: its settings take their name, and an earlier run's results go. One rank calls it."""
+    """The run writes: its settings take their name, and an earlier run's results go. One rank calls
+    it.
+    """
     for name in (METRICS_FILE, PERFORMANCE_FILE, PREDICTED_FILE):
         (directory / name).unlink(missing_ok=True)
     settle(directory)
@@ -56,17 +63,24 @@ def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]
     """Write `metrics.json`: the new file is there whole, or the old one still is.
 
     Args:
-        metrics: flat, with a `status`. JSON has neither nan nor infinity: such a number becomes null, `undefined` lists its name, and
-            the status `ok` becomes `undefined`.
+        metrics: flat, with a `status`. JSON has neither nan nor infinity: such a number becomes
+            null, `undefined` lists its name, and the status `ok` becomes `undefined`.
         directory: of the run.
 
     Returns:
         What was written.
     """
-    undefined = [name for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)]
+    undefined = [
+        name
+        for name, value in metrics.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
     written = dict(metrics) | dict.fromkeys(undefined)
     if undefined:
-        written |= {"undefined": undefined, "status": UNDEFINED if metrics["status"] == "ok" else metrics["status"]}
+        written |= {
+            "undefined": undefined,
+            "status": UNDEFINED if metrics["status"] == "ok" else metrics["status"],
+        }
     unfinished = directory / f"{METRICS_FILE}.tmp"
     unfinished.write_text(json.dumps(written, indent=2, allow_nan=False) + "\n")
     os.replace(unfinished, directory / METRICS_FILE)
@@ -80,6 +94,8 @@ def read_metrics(directory: Path) -> dict[str, Any]:
 
 
 def written_at(directory: Path) -> int | None:
-    """When `metrics.json` was written, in nanoseconds; None where there is none. Tells a run's own from an earlier one's."""
+    """When `metrics.json` was written, in nanoseconds; None where there is none. Tells a run's own
+    from an earlier one's.
+    """
     file = directory / METRICS_FILE
     return file.stat().st_mtime_ns if file.is_file() else None

@@ -27,7 +27,8 @@ def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[
         gallery: Takes the pictures.
         defaults: Composes the settings of a run that is told nothing but some options.
     """
-    objective, variant = objective_of(run), Variant(run.name, (run,))
+    objective = objective_of(run)
+    variant = Variant(run.name, (run,))
     parts = _opening(run)
     names = dict.fromkeys((objective.name, "val_log_loss", "val_auc"))
     shown = [
@@ -47,7 +48,10 @@ def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[
         ]
         parts += gallery.part("What a step costs", told, own)
         parts += [_phases(run)]
-    parts += [page.heading("Settings that differ from the defaults"), settings_table(run.settings, defaults)]
+    parts += [
+        page.heading("Settings that differ from the defaults"),
+        settings_table(run.settings, defaults),
+    ]
     entries = foot([run.about], [run.metrics.get("seed", run.settings.get("seed"))])
     entries[3:3] = [
         ("Plan", str(run.record["plan"])),
@@ -68,7 +72,8 @@ def _opening(run: Run) -> list[str]:
     """What it reached, or why it did not."""
     if not run.metrics:
         return [page.paragraph(run.record["error"] or "It ended without a word.", "failed")]
-    objective, found = objective_of(run), run.metrics
+    objective = objective_of(run)
+    found = run.metrics
     value = run.value(objective.name)
     missing = f"No {objective.title} was measured{'' if run.ended_well else ' yet'}."
     lead = f"{objective.heading}: {value:.5f}." if value is not None else missing
@@ -95,7 +100,8 @@ def _opening(run: Run) -> list[str]:
 
 def _of_steps(found: Mapping[str, Any]) -> str:
     """After which step the checkpoint was written, and of how many that the run was to have."""
-    behind, steps = found.get("checkpoint_step"), found.get("steps_planned") or found.get("steps")
+    behind = found.get("checkpoint_step")
+    steps = found.get("steps_planned") or found.get("steps")
     return f"{behind:,} of {steps:,}" if behind and steps and behind != steps else f"{behind:,}"
 
 
@@ -103,7 +109,8 @@ def _speed(run: Run) -> Iterator[str]:
     record = run.record
     if record["step_ms"] is None:
         return
-    low, high = record["step_ms_q1"], record["step_ms_q3"]
+    low = record["step_ms_q1"]
+    high = record["step_ms_q3"]
     half = "" if low is None else f" (half of the steps took {low:.3g} to {high:.3g} ms)"
     ranks = f"{record['ranks']} rank{'s' if record['ranks'] != 1 else ''}"
     yield (

@@ -15,7 +15,8 @@ from recapp.reporting import page
 CHOICES = "choices"  # the options of groups, which resolved.yaml has beside the settings
 ABSENT = object()
 Defaults = Callable[[Mapping[str, str]], Mapping[str, Any]]
-"""Returns the settings of a run that is told nothing but some options, as `resolved.yaml` has them."""
+"""Returns the settings of a run that is told nothing but some options, as `resolved.yaml` has them.
+"""
 
 
 def settings_table(settings: Mapping[str, Any], defaults: Defaults) -> str:
@@ -27,13 +28,15 @@ def settings_table(settings: Mapping[str, Any], defaults: Defaults) -> str:
     """
     if not settings:
         return page.paragraph("Its settings were not left (resolved.yaml).", "quiet")
-    own, usual = _chosen(settings), _chosen(defaults({}))
+    own = _chosen(settings)
+    usual = _chosen(defaults({}))
     rows = [
         {"name": group, "own": own.get(group), "default": usual.get(group)}
         for group in dict.fromkeys((*own, *usual))
         if own.get(group) != usual.get(group)
     ]
-    set_, as_chosen = dict(_flat(settings)), dict(_flat(defaults(own)))
+    set_ = dict(_flat(settings))
+    as_chosen = dict(_flat(defaults(own)))
     rows += [
         {"name": name, "own": _shown(set_, name), "default": _shown(as_chosen, name)}
         for name in dict.fromkeys((*set_, *as_chosen))

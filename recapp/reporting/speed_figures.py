@@ -57,7 +57,8 @@ def steps(variants: Sequence[Variant]) -> Drawn:
 
 
 def _said_of_steps(pace: Pace, variant: Variant) -> str:
-    found, reach = pace.of(variant), pace.spread(variant)
+    found = pace.of(variant)
+    reach = pace.spread(variant)
     other = variant.recorded("step_ms" if pace.by_rate else "samples_per_second")
     assert found and reach
     between = f" ({pace.between(reach)})" if reach.high > reach.low else ""
@@ -227,7 +228,8 @@ def predicted(variants: Sequence[Variant]) -> Drawn:
     rows = []
     for variant in variants:
         said = next((found for run in variant.runs if (found := run.predicted)), None)
-        step, spent = variant.recorded("step_ms"), mean_phases(variant)
+        step = variant.recorded("step_ms")
+        spent = mean_phases(variant)
         if said and step and spent:
             rows.append((variant.name, said, {"step_ms": step.mean, **spent}))
     if not rows:
@@ -259,7 +261,8 @@ def predicted(variants: Sequence[Variant]) -> Drawn:
 
 
 def _said_of_prediction(said: Mapping[str, float], step: Mapping[str, float], spec: str) -> str:
-    predicted_ms, measured_ms = said["step_ms"], step["step_ms"]
+    predicted_ms = said["step_ms"]
+    measured_ms = step["step_ms"]
     error = predicted_ms / measured_ms - 1
     return f"{predicted_ms:{spec}} ms predicted, {measured_ms:{spec}} ms measured ({error:+.0%})"
 

@@ -120,9 +120,12 @@ def speed_verdict(variants: Sequence[Variant]) -> list[str]:
     ranked = pace.ranked(variants)
     if len(ranked) < 2:
         return _one_speed(ranked[0][0]) if ranked else ["No run has the length of its steps."]
-    (fastest, best), (slowest, worst) = ranked[0], ranked[-1]
-    others, moved = [v for v, _ in ranked[1:]], drifts(variants)
-    fast, slow = pace.show(best.mean), pace.show(worst.mean)
+    fastest, best = ranked[0]
+    slowest, worst = ranked[-1]
+    others = [v for v, _ in ranked[1:]]
+    moved = drifts(variants)
+    fast = pace.show(best.mean)
+    slow = pace.show(worst.mean)
     if len(near := _tied_with(fastest, variants)) == len(others):
         answer = (
             f"The order by speed is noise: {fastest.name} is fastest ({fast}) and {slowest.name} "
@@ -132,7 +135,9 @@ def speed_verdict(variants: Sequence[Variant]) -> list[str]:
         factor = max(best.mean, worst.mean) / min(best.mean, worst.mean)
         times = f"{factor:.2f} times {'fewer' if pace.by_rate else 'as long'}"
         a_step = "" if pace.by_rate else " a step"
-        answer = f"Fastest: {fastest.name}, {fast}{a_step}. Slowest: {slowest.name}, {slow}, {times}."
+        answer = (
+            f"Fastest: {fastest.name}, {fast}{a_step}. Slowest: {slowest.name}, {slow}, {times}."
+        )
         for end, tied in ("fastest", near), ("slowest", _tied_with(slowest, variants)):
             if tied:
                 named = listed([v.name for v in tied])
@@ -147,12 +152,14 @@ def tied_with_fastest(variants: Sequence[Variant]) -> list[Variant]:
 
 def _tied_with(one: Variant, variants: Sequence[Variant]) -> list[Variant]:
     """The variants that differ from one of them by no more than noise, the fastest first."""
-    pace, moved = pace_of(variants), drifts(variants)
+    pace = pace_of(variants)
+    moved = drifts(variants)
     return [v for v, _ in pace.ranked(variants) if v is not one and _tied(pace, one, v, moved)]
 
 
 def _one_speed(variant: Variant) -> list[str]:
-    step, rate = variant.recorded("step_ms"), variant.recorded("samples_per_second")
+    step = variant.recorded("step_ms")
+    rate = variant.recorded("samples_per_second")
     assert step
     told = f", {rate.mean:,.0f} samples/s" if rate else ""
     if len(step.values) == 1:
@@ -197,7 +204,8 @@ def _why_noise(
 def _remark(drift: Drift) -> str | None:
     if drift.ms <= drift.spread:
         return None
-    (fast, least), (slow, most) = drift.fastest, drift.slowest
+    fast, least = drift.fastest
+    slow, most = drift.slowest
     return (
         f"The dense phase, which no plan changes, took {least:.3g} ms in {fast.name} and "
         f"{most:.3g} ms in {slow.name}; within a run its middle half lies {drift.spread:.2g} ms "

@@ -41,7 +41,8 @@ def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
     if not good:
         nothing = page.paragraph("No run ended well.", "lead")
         return title, [nothing, varied, *_failures(runs), *every]
-    variants, speeds = learned_variants_of(good, objective), speed_variants_of(good)
+    variants = learned_variants_of(good, objective)
+    speeds = speed_variants_of(good)
     answer, *more = metric_verdict(variants, objective, without_effect(good, objective))
     more += speed_verdict(speeds)[:1] if len(speeds) > 1 else []
     more += _best_run(good, variants, objective)
@@ -111,12 +112,15 @@ def _learned(
     """The metric against each setting that matters, and curves."""
     without = without_effect(good, objective)
     telling = [n for n, values in told(good).items() if n not in without and len(values) > 1]
-    shown, runs = [], [run for variant in variants for run in variant.runs]
+    shown = []
+    runs = [run for variant in variants for run in variant.runs]
     for name in [name for name in telling if name != SEED] or telling:
-        title, file = metric_figures.title_of(name, objective), metric_figures.file_of(name)
+        title = metric_figures.title_of(name, objective)
+        file = metric_figures.file_of(name)
         shown.append(gallery.show(file, title, metric_figures.metric_by(name, runs, objective)))
     for name in dict.fromkeys((objective.name, *ALWAYS)):
-        title, file = curve_figures.title_of(name), curve_figures.file_of(name)
+        title = curve_figures.title_of(name)
+        file = curve_figures.file_of(name)
         shown.append(gallery.show(file, title, curve_figures.curves(name, variants, objective)))
     return shown
 
@@ -135,14 +139,16 @@ def _costs(speeds: Sequence[Variant], gallery: Gallery) -> list[str]:
         many = (
             f"The pictures show the fastest {SHOWN_VARIANTS} of {len(ranked)}; the table has all."
         )
-        said, speeds = [*said, page.paragraph(many, "quiet")], ranked[:SHOWN_VARIANTS]
+        said = [*said, page.paragraph(many, "quiet")]
+        speeds = ranked[:SHOWN_VARIANTS]
     if len(speeds) > 1:
         shown = [gallery.show(name, TITLES[name], draw(speeds)) for name, draw in FIGURES.items()]
         return gallery.part("What a step costs", said, shown)
     for name in FIGURES:
         gallery.show(name, TITLES[name], "the runs do not differ in what changes it")
     (only,) = speeds
-    held, sent = only.recorded("bytes_per_rank"), only.recorded("bytes_exchanged_per_step")
+    held = only.recorded("bytes_per_rank")
+    sent = only.recorded("bytes_exchanged_per_step")
     facts = [f"The tables take {size(held.mean)} on the fullest rank."] if held else []
     if sent and sent.mean:
         facts.append(f"All ranks send each other {size(sent.mean)} for them in a step.")

@@ -21,9 +21,7 @@ from recapp.reporting.variants import read_runs
 REPORT_FILE = "report.html"
 
 
-def write_report(
-    folder: Path, defaults: Defaults = lambda chosen: {}
-) -> list[dict[str, Any]]:
+def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[dict[str, Any]]:
     """Write the report of a sweep or a run into its directory.
 
     Args:
@@ -38,7 +36,8 @@ def write_report(
     Raises:
         ConfigError: There is no such directory, or no run in it.
     """
-    runs, gallery = read_runs(folder), Gallery(folder)
+    runs = read_runs(folder)
+    gallery = Gallery(folder)
     if comparison.jobs_of(folder):
         title, parts = sweep_page(runs, gallery)
     elif runs[0].split:

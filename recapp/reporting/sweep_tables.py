@@ -49,11 +49,13 @@ def table_by_speed(runs: Sequence[Run], speeds: Sequence[Variant], objective: Ob
         objective: Its metric is told as well.
     """
     pace = pace_of(speeds)
-    ranked, settings = pace.ranked(speeds), _settings(runs, same_speed(runs))
+    ranked = pace.ranked(speeds)
+    settings = _settings(runs, same_speed(runs))
     clear = len(ranked) > 1 and not tied_with_fastest(speeds)
     rows: list[dict[str, Any]] = []
     for place, (variant, found) in enumerate(ranked):
-        metric, reach = objective.of(variant) or Interval(()), pace.spread(variant)
+        metric = objective.of(variant) or Interval(())
+        reach = pace.spread(variant)
         cells = {"mark": "★ fastest" if clear and not place else "", "name": variant.name}
         numbers = {"metric": metric.mean if metric.values else None, "pace": found.mean}
         half = pace.between(reach) if reach else None
@@ -76,7 +78,8 @@ def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
         runs: All of them, failed ones as well.
         objective: Chooses the best.
     """
-    good, settings = [run for run in runs if run.ended_well], _settings(runs)
+    good = [run for run in runs if run.ended_well]
+    settings = _settings(runs)
     best = objective.best_runs(good)
     spec = spec_of(run.record["step_ms"] for run in runs)
     rows = [_row(run, settings, objective, spec) for run in runs]
@@ -103,7 +106,8 @@ def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
 
 
 def _row(run: Run, settings: "_Settings", objective: Objective, spec: str) -> dict[str, Any]:
-    low, high = run.record["step_ms_q1"], run.record["step_ms_q3"]
+    low = run.record["step_ms_q1"]
+    high = run.record["step_ms_q3"]
     half = None if low is None else f"{low:{spec}} to {high:{spec}}"
     own = {"metric": run.value(objective.name), "half": half}
     return run.record | settings.of(run) | own

@@ -22,11 +22,26 @@ from recapp.reporting.comparison import FIXED, SEED, finite
 from recapp.reporting.performance import read_document, read_performance, read_predicted
 
 SAME_SPEED = (  # settings of which a step's milliseconds do not depend
-    SEED, "ckpt_path", "callbacks", "callbacks.*", "logger", "logger.*", "metrics", "metrics.*",
-    "optimizer/schedule", "optimizer.schedule", "optimizer.schedule.*", "tables.init_range",
-    "trainer.max_*", "trainer.limit_*", "trainer.val_check_interval", "trainer.log_every_n_steps",
-    "trainer.enable_progress_bar", "trainer.gradient_clip_val", "dataset.val_*",
-)  # fmt: skip
+    SEED,
+    "ckpt_path",
+    "callbacks",
+    "callbacks.*",
+    "logger",
+    "logger.*",
+    "metrics",
+    "metrics.*",
+    "optimizer/schedule",
+    "optimizer.schedule",
+    "optimizer.schedule.*",
+    "tables.init_range",
+    "trainer.max_*",
+    "trainer.limit_*",
+    "trainer.val_check_interval",
+    "trainer.log_every_n_steps",
+    "trainer.enable_progress_bar",
+    "trainer.gradient_clip_val",
+    "dataset.val_*",
+)
 LEFT_BY_RUNS = ("metrics.json", "error.json", ".hydra/overrides.yaml")
 RATES = "optimizer.*"  # its numbers: rates, decays, epsilons
 
@@ -69,7 +84,9 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """What `metrics.json` says of a run that ended well, or was stopped and could still say it."""
+        """What `metrics.json` says of a run that ended well, or was stopped and could still say
+        it.
+        """
         found = read_document(self.directory / "metrics.json") or {}
         return found if found.get("status", "ok") == self.record["status"] else {}
 

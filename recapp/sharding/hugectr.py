@@ -1,31 +1,40 @@
-"""HugeCTR's plans: JSON lists of GPUs, groups and lookups, read and written by the rules of its own planner.
+"""HugeCTR's plans: JSON lists of GPUs, groups and lookups, read and written by the rules of its own
+planner.
 
-    [                                                       one list for each GPU, in order
-      [{"local_embedding_list": [0, 2],                     a group: the lookups that this GPU holds a part of,
-        "global_embedding_list": [[0, 2], [1]],             those of every GPU,
-        "table_placement_strategy": "mp"},                  model parallel ("localized" in v3.7) or data parallel ("dp")
-       {"local_embedding_list": [3], "global_embedding_list": [[3], [3]], "table_placement_strategy": "dp"}],
+    [                                            one list for each GPU, in order
+      [{"local_embedding_list": [0, 2],          a group: the lookups that this GPU holds a part of,
+        "global_embedding_list": [[0, 2], [1]],  those of every GPU,
+        "table_placement_strategy": "mp"},       model ("localized" in v3.7) or data parallel ("dp")
+       {"local_embedding_list": [3],
+        "global_embedding_list": [[3], [3]],
+        "table_placement_strategy": "dp"}],
       [...]
     ]
 
-| rule |                                                                                                                       |
-|------|-----------------------------------------------------------------------------------------------------------------------|
-| 1    | one list of groups for each GPU                                                                                       |
-| 2    | numbers are lookups, (table, feature) pairs in the model's order, not tables                                          |
-| 3    | a group has its two lists and its placement                                                                           |
-| 4    | `shards_count` (`num_sharding` in v3.7) is 1 and `shard_id` (`sharding_id`) 0 unless said; the id is below the count  |
-| 5    | a dp group has one shard                                                                                              |
-| 6    | every GPU has as many groups; group k has one placement and one global list on all of them                            |
-| 7    | a local list is the GPU's own entry of the global list, without duplicates                                            |
-| 8    | a dp group has one local list on all GPUs                                                                             |
-| 9    | GPUs with one local list of an mp group are the shards of its tables: as many as the count says, with the ids         |
-|      | 0..n-1; other GPUs of the group hold other lookups. A GPU that holds nothing may say so with an empty list            |
-| 10   | all lookups of a table are in one group and sharded alike                                                             |
-| 11   | a dp group may hold several lookups of a table (HugeCTR's code refuses that, although its own example does it)        |
-| 12   | every lookup is in exactly one group                                                                                  |
+| rule |                                                                                           |
+|------|-------------------------------------------------------------------------------------------|
+| 1    | one list of groups for each GPU                                                           |
+| 2    | numbers are lookups, (table, feature) pairs in the model's order, not tables              |
+| 3    | a group has its two lists and its placement                                               |
+| 4    | `shards_count` (`num_sharding` in v3.7) is 1 and `shard_id` (`sharding_id`) 0 unless      |
+|      | said; the id is below the count                                                           |
+| 5    | a dp group has one shard                                                                  |
+| 6    | every GPU has as many groups; group k has one placement and one global list on all of     |
+|      | them                                                                                      |
+| 7    | a local list is the GPU's own entry of the global list, without duplicates                |
+| 8    | a dp group has one local list on all GPUs                                                 |
+| 9    | GPUs with one local list of an mp group are the shards of its tables: as many as the      |
+|      | count says, with the ids                                                                  |
+|      | 0..n-1; other GPUs of the group hold other lookups. A GPU that holds nothing may say so   |
+|      | with an empty list                                                                        |
+| 10   | all lookups of a table are in one group and sharded alike                                 |
+| 11   | a dp group may hold several lookups of a table (HugeCTR's code refuses that, although its |
+|      | own example does it)                                                                      |
+| 12   | every lookup is in exactly one group                                                      |
 
-HugeCTR puts a row on the shard whose id is key mod n. Here shard s of n is the s-th of n contiguous strips: as many rows, other ones.
-Later versions describe the same with a matrix of GPUs and tables (`recapp/sharding/hugectr_matrix.py`).
+HugeCTR puts a row on the shard whose id is key mod n. Here shard s of n is the s-th of n contiguous
+strips: as many rows, other ones. Later versions describe the same with a matrix of GPUs and tables
+(`recapp/sharding/hugectr_matrix.py`).
 
 Sources: `HugeCTR/embedding/embedding_planner.cpp` and `common.cpp` of v3.7, the layer book of v3.8.
 """
@@ -42,11 +51,16 @@ from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.tilings import cut
 from recapp.tables.config import EmbeddingBagConfig
 
-LOCAL, EVERY, PLACED = REQUIRED = ("local_embedding_list", "global_embedding_list", "table_placement_strategy")
-COUNT, ID = ("shards_count", "num_sharding"), ("shard_id", "sharding_id")
+REQUIRED = ("local_embedding_list", "global_embedding_list", "table_placement_strategy")
+LOCAL, EVERY, PLACED = REQUIRED
+COUNT = ("shards_count", "num_sharding")
+ID = ("shard_id", "sharding_id")
 WORDS = {"mp": "mp", "localized": "mp", "dp": "dp"}
-MODULO = ("HugeCTR puts row r of a sharded table on shard r mod n; here shard s of n holds the s-th of n contiguous strips: "
-          "as many rows, other ones")
+MODULO = (
+    "HugeCTR puts row r of a sharded table on shard r mod n; here shard s of n holds the s-th of "
+    "n contiguous strips: "
+    "as many rows, other ones"
+)
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,9 @@ def is_hugectr(plain: Any) -> bool:
     return isinstance(plain, list) or (isinstance(plain, Mapping) and MATRIX in plain)
 
 
-def plan_from_hugectr(plain: Any, tables: Sequence[EmbeddingBagConfig], source: str) -> ShardingPlan:
+def plan_from_hugectr(
+    plain: Any, tables: Sequence[EmbeddingBagConfig], source: str
+) -> ShardingPlan:
     """A HugeCTR plan for these tables; as many ranks as it has GPUs, modes left to the data.
 
     Args:
@@ -80,7 +96,9 @@ def plan_from_hugectr(plain: Any, tables: Sequence[EmbeddingBagConfig], source: 
         made = plan_from_matrix(plain, tables, source)
     else:
         made = _Lists(plain, tables, source).plan()
-    split = any(s.mode != "replicated" and len({p.rows.start for p in s.shards}) > 1 for s in made.values())
+    split = any(
+        s.mode != "replicated" and len({p.rows.start for p in s.shards}) > 1 for s in made.values()
+    )
     world = len(plain[MATRIX] if isinstance(plain, Mapping) else plain)
     return ShardingPlan(made, world, "hugectr", (MODULO,) if split else ())
 
@@ -89,14 +107,23 @@ class _Lists:
     """The lists of a plan, checked rule by rule."""
 
     def __init__(self, plain: Any, tables: Sequence[EmbeddingBagConfig], source: str) -> None:
-        self.tables, self.source = tables, source
+        self.tables = tables
+        self.source = source
         self.table_of = [t.name for t in tables for _ in t.feature_names]
         if not isinstance(plain, list) or not plain:
-            raise PlanError(f"{source}: must be a list of GPUs, each with a list of its groups (rule 1)")
+            raise PlanError(
+                f"{source}: must be a list of GPUs, each with a list of its groups (rule 1)"
+            )
         for g, groups in enumerate(plain):
             if not isinstance(groups, list):
-                raise PlanError(f"{source}: GPU {g}: must be a list of groups, not {json.dumps(groups)} (rule 1)")
-        self.gpus = [[self._group(g, k, group) for k, group in enumerate(groups)] for g, groups in enumerate(plain)]
+                raise PlanError(
+                    f"{source}: GPU {g}: must be a list of groups, not {json.dumps(groups)} (rule "
+                    "1)"
+                )
+        self.gpus = [
+            [self._group(g, k, group) for k, group in enumerate(groups)]
+            for g, groups in enumerate(plain)
+        ]
 
     def plan(self) -> dict[str, TableSharding]:
         """Every table's rectangles."""
@@ -107,9 +134,13 @@ class _Lists:
         made = {}
         for t in self.tables:
             k, lookup = home[t.name]
-            holders = {groups[k].id: g for g, groups in enumerate(self.gpus) if lookup in groups[k].local}
+            holders = {
+                groups[k].id: g for g, groups in enumerate(self.gpus) if lookup in groups[k].local
+            }
             replicated = self.gpus[0][k].word == "dp"
-            made[t.name] = table_sharding(t, None if replicated else [holders[i] for i in sorted(holders)], len(self.gpus))
+            made[t.name] = table_sharding(
+                t, None if replicated else [holders[i] for i in sorted(holders)], len(self.gpus)
+            )
         return made
 
     def _fail(self, g: int, k: int, text: str, rule: int) -> NoReturn:
@@ -121,7 +152,9 @@ class _Lists:
     def _group(self, g: int, k: int, plain: Any) -> _Group:
         """Rules 2 to 5."""
         if not isinstance(plain, Mapping):
-            self._fail(g, k, f"must be an object with {', '.join(REQUIRED)}, not {json.dumps(plain)}", 3)
+            self._fail(
+                g, k, f"must be an object with {', '.join(REQUIRED)}, not {json.dumps(plain)}", 3
+            )
         for key in plain:
             if key not in (known := (*REQUIRED, *COUNT, *ID)):
                 self._fail(g, k, f"unknown key {key}; {suggest(str(key), known)}", 3)
@@ -134,12 +167,20 @@ class _Lists:
         local = self._numbers(g, k, LOCAL, plain[LOCAL])
         if not isinstance(plain[EVERY], list):
             self._fail(g, k, f"{EVERY} must be a list of lists of lookups", 3)
-        every = tuple(self._numbers(g, k, f"{EVERY}[{i}]", held) for i, held in enumerate(plain[EVERY]))
-        count, shard = self._number(g, k, plain, COUNT, 1), self._number(g, k, plain, ID, 0)
+        every = tuple(
+            self._numbers(g, k, f"{EVERY}[{i}]", held) for i, held in enumerate(plain[EVERY])
+        )
+        count = self._number(g, k, plain, COUNT, 1)
+        shard = self._number(g, k, plain, ID, 0)
         if count < 1 or not 0 <= shard < count:
             self._fail(g, k, f"shard id {shard} of {count} shards: ids are 0..n-1", 4)
         if WORDS[word] == "dp" and count > 1:
-            self._fail(g, k, f"{count} shards of a dp group, which is whole on every GPU: leave {COUNT[0]} out", 5)
+            self._fail(
+                g,
+                k,
+                f"{count} shards of a dp group, which is whole on every GPU: leave {COUNT[0]} out",
+                5,
+            )
         return _Group(WORDS[word], local, every, count, shard)
 
     def _numbers(self, g: int, k: int, key: str, plain: Any) -> tuple[int, ...]:
@@ -147,14 +188,28 @@ class _Lists:
             self._fail(g, k, f"{key} must be a list of lookups, not {json.dumps(plain)}", 3)
         if plain and not (min(plain) >= 0 and max(plain) < len(self.table_of)):
             wrong = next(i for i in plain if not 0 <= i < len(self.table_of))
-            self._fail(g, k, f"lookup {wrong} in {key}: the model has lookups 0..{len(self.table_of) - 1}, a (table, feature) each", 2)
+            self._fail(
+                g,
+                k,
+                f"lookup {wrong} in {key}: the model has lookups 0..{len(self.table_of) - 1}, a "
+                "(table, feature) each",
+                2,
+            )
         return tuple(plain)
 
-    def _number(self, g: int, k: int, plain: Mapping[str, Any], names: Sequence[str], default: int) -> int:
+    def _number(
+        self, g: int, k: int, plain: Mapping[str, Any], names: Sequence[str], default: int
+    ) -> int:
         said = {key: plain[key] for key in names if key in plain}
         value = next(iter(said.values()), default)
         if not isinstance(value, int) or isinstance(value, bool) or len(set(said.values())) > 1:
-            self._fail(g, k, f"{' and '.join(f'{key}={v}' for key, v in said.items())}: must be one whole number", 4)
+            self._fail(
+                g,
+                k,
+                f"{' and '.join(f'{key}={v}' for key, v in said.items())}: must be one whole "
+                "number",
+                4,
+            )
         return value
 
     def _check_alike(self) -> None:
@@ -162,17 +217,33 @@ class _Lists:
         first = self.gpus[0]
         for g, groups in enumerate(self.gpus):
             if len(groups) != len(first):
-                raise PlanError(f"{self.source}: GPU {g} has {len(groups)} groups, GPU 0 has {len(first)}: all have as many; one that "
-                                f"holds nothing of a group has an empty {LOCAL} (rule 6)")
+                raise PlanError(
+                    f"{self.source}: GPU {g} has {len(groups)} groups, GPU 0 has {len(first)}: "
+                    "all have as many; one that "
+                    f"holds nothing of a group has an empty {LOCAL} (rule 6)"
+                )
             for k, group in enumerate(groups):
                 if group.word != first[k].word:
-                    self._fail(g, k, f"is {group.word}, on GPU 0 it is {first[k].word}: a group has one placement", 6)
+                    self._fail(
+                        g,
+                        k,
+                        f"is {group.word}, on GPU 0 it is {first[k].word}: a group has one "
+                        "placement",
+                        6,
+                    )
                 if group.every != first[k].every:
                     self._fail(g, k, f"{EVERY} is not that of GPU 0: a group has one", 6)
                 if len(group.every) != len(self.gpus):
-                    self._fail(g, k, f"{EVERY} has {len(group.every)} lists for {len(self.gpus)} GPUs", 7)
+                    self._fail(
+                        g, k, f"{EVERY} has {len(group.every)} lists for {len(self.gpus)} GPUs", 7
+                    )
                 if group.local != group.every[g]:
-                    self._fail(g, k, f"{LOCAL} {list(group.local)} is not {EVERY}[{g}] {list(group.every[g])}", 7)
+                    self._fail(
+                        g,
+                        k,
+                        f"{LOCAL} {list(group.local)} is not {EVERY}[{g}] {list(group.every[g])}",
+                        7,
+                    )
                 for i in _twice(group.local):
                     self._fail(g, k, f"{self._lookup(i)} stands twice in {LOCAL}", 7)
 
@@ -180,9 +251,17 @@ class _Lists:
         """Rule 8."""
         for g, groups in enumerate(self.gpus):
             for i in sorted(set(self.gpus[0][k].local) ^ set(groups[k].local)):
-                self._fail(g, k, f"{self._lookup(i)} is on GPU {0 if i in self.gpus[0][k].local else g} only: a dp group has one list", 8)
+                self._fail(
+                    g,
+                    k,
+                    f"{self._lookup(i)} is on GPU {0 if i in self.gpus[0][k].local else g} only: "
+                    "a dp group has one list",
+                    8,
+                )
             if groups[k].local != self.gpus[0][k].local:
-                self._fail(g, k, f"{LOCAL} has another order than on GPU 0: a dp group has one list", 8)
+                self._fail(
+                    g, k, f"{LOCAL} has another order than on GPU 0: a dp group has one list", 8
+                )
 
     def _check_mp(self, k: int) -> None:
         """Rule 9."""
@@ -192,31 +271,54 @@ class _Lists:
             local = groups[k].local
             for i in local:
                 if self.gpus[owner.setdefault(i, g)][k].local != local:
-                    self._fail(g, k, f"{self._lookup(i)} is on GPU {owner[i]}, too, whose list is another one: GPUs that share a lookup "
-                                     "share the whole list", 9)
+                    self._fail(
+                        g,
+                        k,
+                        f"{self._lookup(i)} is on GPU {owner[i]}, too, whose list is another one: "
+                        "GPUs that share a lookup "
+                        "share the whole list",
+                        9,
+                    )
             if local:
                 sets.setdefault(local, []).append(g)
         for local, gpus in sets.items():
-            told = f"{self._lookup(local[0])} lies on GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
+            told = (
+                f"{self._lookup(local[0])} lies on GPU{'s' if len(gpus) > 1 else ''} "
+                f"{', '.join(map(str, gpus))}"
+            )
             for g in gpus:
                 if (n := self.gpus[g][k].count) != len(gpus):
                     self._fail(g, k, f"{told}, but {COUNT[0]} is {n}: it must be {len(gpus)}", 9)
             for shard in _twice([self.gpus[g][k].id for g in gpus]):
                 g = [g for g in gpus if self.gpus[g][k].id == shard][1]
-                self._fail(g, k, f"{told}, and {ID[0]} {shard} stands twice: the ids must be 0..{len(gpus) - 1}", 9)
+                self._fail(
+                    g,
+                    k,
+                    f"{told}, and {ID[0]} {shard} stands twice: the ids must be 0..{len(gpus) - 1}",
+                    9,
+                )
 
     def _homes(self) -> dict[str, tuple[int, int]]:
         """Group and one lookup of every table: rules 10 and 12."""
-        held: dict[int, tuple[int, int]] = {}           # GPU and group where a lookup was seen first
+        held: dict[int, tuple[int, int]] = {}  # GPU and group where a lookup was seen first
         for g, groups in enumerate(self.gpus):
             for k, group in enumerate(groups):
                 for i in group.local:
                     if held.setdefault(i, (g, k))[1] != k:
-                        self._fail(g, k, f"{self._lookup(i)} is in group {held[i][1]} of GPU {held[i][0]}, too: it may be in one", 12)
+                        self._fail(
+                            g,
+                            k,
+                            f"{self._lookup(i)} is in group {held[i][1]} of GPU {held[i][0]}, "
+                            "too: it may be in one",
+                            12,
+                        )
         home: dict[str, tuple[int, int]] = {}
         for i, name in enumerate(self.table_of):
             if i not in held:
-                raise PlanError(f"{self.source}: {self._lookup(i)} is in no group of any GPU: add it to a list of one (rule 12)")
+                raise PlanError(
+                    f"{self.source}: {self._lookup(i)} is in no group of any GPU: add it to a "
+                    "list of one (rule 12)"
+                )
             k, other = home.setdefault(name, (held[i][1], i))
             told = f"{self._lookup(i)} and lookup {other} read one table, which is sharded once, "
             if held[i][1] != k:
@@ -236,7 +338,8 @@ def _twice(numbers: Iterable[int]) -> list[int]:
 
 
 def hugectr_json(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig]) -> str:
-    """A plan as HugeCTR's JSON (v3.8's key names): whole tables, rows over ranks in equal strips, replicas.
+    """A plan as HugeCTR's JSON (v3.8's key names): whole tables, rows over ranks in equal strips,
+    replicas.
 
     Raises:
         PlanError: naming a table that such a file cannot express, and why.
@@ -245,22 +348,40 @@ def hugectr_json(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig]) -> st
     lookups: dict[str, list[int]] = {}
     for i, name in enumerate(t.name for t in tables for _ in t.feature_names):
         lookups.setdefault(name, []).append(i)
-    groups: list[dict[tuple[int, ...], list[int]]] = []         # of each mp group: lookups by the GPUs that hold them
+    # of each mp group: lookups by the GPUs that hold them
+    groups: list[dict[tuple[int, ...], list[int]]] = []
     replicated: list[int] = []
     for t in tables:
         if plan.tables[t.name].mode == "replicated":
             replicated += lookups[t.name]
             continue
         gpus = _holders(t, plan.tables[t.name], plan.world_size)
-        free = (group for group in groups if gpus in group or not set(gpus) & {g for held in group for g in held})
+        free = (
+            group
+            for group in groups
+            if gpus in group or not set(gpus) & {g for held in group for g in held}
+        )
         group = next(free, None)
         if group is None:
             groups.append(group := {})
         group.setdefault(gpus, []).extend(lookups[t.name])
-    written = [[_written_mp(group, g, plan.world_size) for group in groups] for g in range(plan.world_size)]
+    written = [
+        [_written_mp(group, g, plan.world_size) for group in groups] for g in range(plan.world_size)
+    ]
     for own in written:
-        own += [{LOCAL: replicated, EVERY: [replicated] * plan.world_size, PLACED: "dp"}] if replicated else []
-    return "[\n" + ",\n".join(" [\n" + ",\n".join("  " + json.dumps(group) for group in own) + "\n ]" for own in written) + "\n]\n"
+        own += (
+            [{LOCAL: replicated, EVERY: [replicated] * plan.world_size, PLACED: "dp"}]
+            if replicated
+            else []
+        )
+    return (
+        "[\n"
+        + ",\n".join(
+            " [\n" + ",\n".join("  " + json.dumps(group) for group in own) + "\n ]"
+            for own in written
+        )
+        + "\n]\n"
+    )
 
 
 def _holders(table: EmbeddingBagConfig, sharding: TableSharding, world: int) -> tuple[int, ...]:
@@ -268,18 +389,28 @@ def _holders(table: EmbeddingBagConfig, sharding: TableSharding, world: int) -> 
     cells = sharding.cells(table, world)
     fail = f"table {table.name} ({sharding.sharding_type}) cannot be written for HugeCTR"
     if any(len(s.cols) < table.embedding_dim for s in cells):
-        raise PlanError(f"{fail}: its lists know no strips of columns; choose +plan.tables.{table.name}=table_wise or row_wise")
+        raise PlanError(
+            f"{fail}: its lists know no strips of columns; choose "
+            f"+plan.tables.{table.name}=table_wise or row_wise"
+        )
     gpus = [s.rank for s in cells]
     for n in (world, len(cells)):
-        whole = gpus + [g for g in range(world) if g not in gpus][:n - len(cells)]         # more shards than rows: the last ones are empty
-        if len(set(whole)) == n and cells == [Shard(g, rows, s.cols) for g, rows, s in
-                                              zip(gpus, cut(table.num_embeddings, n), cells, strict=False)]:
+        # more shards than rows: the last ones are empty
+        whole = gpus + [g for g in range(world) if g not in gpus][: n - len(cells)]
+        if len(set(whole)) == n and cells == [
+            Shard(g, rows, s.cols)
+            for g, rows, s in zip(gpus, cut(table.num_embeddings, n), cells, strict=False)
+        ]:
             return tuple(whole)
-    raise PlanError(f"{fail}: its rows must be cut equally, a strip to a GPU, as row_wise cuts them")
+    raise PlanError(
+        f"{fail}: its rows must be cut equally, a strip to a GPU, as row_wise cuts them"
+    )
 
 
 def _written_mp(group: Mapping[tuple[int, ...], list[int]], gpu: int, world: int) -> dict[str, Any]:
-    """A group as GPU `gpu` has it. GPUs that hold nothing are shards of nothing: HugeCTR counts them, too."""
+    """A group as GPU `gpu` has it. GPUs that hold nothing are shards of nothing: HugeCTR counts
+    them, too.
+    """
     idle = tuple(g for g in range(world) if not any(g in gpus for gpus in group))
     held = {g: (gpus, lookups) for gpus, lookups in (*group.items(), (idle, [])) for g in gpus}
     gpus, lookups = held[gpu]

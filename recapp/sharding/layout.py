@@ -1,8 +1,9 @@
 """Where every row of every table lives: a pure function of (tables, plan), equal on every rank.
 
-A column strip *is* a narrow table: nothing below this file knows wide tables. Strips of one width, mode and stored dtype form a group:
-one store of rows per rank and one lookup, however many tables it serves. Rows of all strips of a group are numbered by one key
-(strip.key + row); the sorted pieces map a key to a rank and to a row of that rank's store.
+A column strip *is* a narrow table: nothing below this file knows wide tables. Strips of one width,
+mode and stored dtype form a group: one store of rows per rank and one lookup, however many tables
+it serves. Rows of all strips of a group are numbered by one key (strip.key + row); the sorted
+pieces map a key to a rank and to a row of that rank's store.
 
     tables      strips (cols)      groups (width, mode)         store of a rank
     A 6x4  ->   A[0:2], A[2:4] ->  (2, unique): A[0:2] A[2:4] -> its pieces, one behind the other
@@ -26,7 +27,9 @@ from recapp.tables.config import EmbeddingBagConfig
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Some columns of a table, all rows. `key` numbers its first row among the rows of all strips of its group."""
+    """Some columns of a table, all rows. `key` numbers its first row among the rows of all strips
+    of its group.
+    """
 
     table: int
     cols: range
@@ -66,9 +69,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Strips, pieces (by strip, then row; copies by rank) and groups (replicated ones last: they are not answered).
+    """Strips, pieces (by strip, then row; copies by rank) and groups (replicated ones last: they
+    are not answered).
 
-    "Features" here are (table, feature) pairs in output order: a feature that two tables read counts twice.
+    "Features" here are (table, feature) pairs in output order: a feature that two tables read
+    counts twice.
     """
 
     tables: tuple[EmbeddingBagConfig, ...]
@@ -90,8 +95,9 @@ class Layout:
 class Block(NamedTuple):
     """One rectangle of one logical tensor, held here: what a checkpoint reads and writes.
 
-    `data` is [len(rows), len(cols)], a view into the store: reading it saves, copying into it loads. `owner` is true on exactly one
-    holder (replicas, row-wise state beside column strips): that one writes it.
+    `data` is [len(rows), len(cols)], a view into the store: reading it saves, copying into it
+    loads. `owner` is true on exactly one holder (replicas, row-wise state beside column strips):
+    that one writes it.
     """
 
     table: str
@@ -112,13 +118,21 @@ def make_layout(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> Lay
     plan.check(tables)
     if plan.undecided:
         open_modes = ", ".join(plan.undecided)
-        raise PlanError(f"the mode of {open_modes} is still open: decide_modes (recapp/planner/modes.py) or with_modes sets it")
+        raise PlanError(
+            f"the mode of {open_modes} is still open: decide_modes (recapp/planner/modes.py) "
+            "or "
+            "with_modes sets it"
+        )
     world = plan.world_size
     cells = [plan.tables[t.name].cells(t, world) for t in tables]
-    kinds = sorted({_kind(t, s, plan) for t, held in zip(tables, cells, strict=True) for s in held}, key=_replicated_last)
+    kinds = sorted(
+        {_kind(t, s, plan) for t, held in zip(tables, cells, strict=True) for s in held},
+        key=_replicated_last,
+    )
     strips: list[Strip] = []
     pieces: list[Piece] = []
-    stored, keys = [[0] * world for _ in kinds], [0] * len(kinds)
+    stored = [[0] * world for _ in kinds]
+    keys = [0] * len(kinds)
     for number, (t, held) in enumerate(zip(tables, cells, strict=True)):
         for cols, shards in groupby(held, key=lambda s: s.cols):
             g = kinds.index((len(cols), plan.tables[t.name].mode, t.data_type.dtype))
@@ -127,7 +141,10 @@ def make_layout(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> Lay
             for s in shards:
                 pieces.append(Piece(len(strips) - 1, s.rank, s.rows, stored[g][s.rank]))
                 stored[g][s.rank] += len(s.rows)
-    groups = tuple(Group(w, mode, dtype, _slots(tables, strips, g), tuple(stored[g])) for g, (w, mode, dtype) in enumerate(kinds))
+    groups = tuple(
+        Group(w, mode, dtype, _slots(tables, strips, g), tuple(stored[g]))
+        for g, (w, mode, dtype) in enumerate(kinds)
+    )
     return Layout(tuple(tables), world, tuple(strips), tuple(pieces), groups)
 
 
@@ -142,10 +159,17 @@ def _replicated_last(kind: Kind) -> tuple[bool, int, str, str]:
     return kind[1] == "replicated", kind[0], kind[1], str(kind[2])
 
 
-def _slots(tables: Sequence[EmbeddingBagConfig], strips: list[Strip], group: int) -> tuple[Slot, ...]:
+def _slots(
+    tables: Sequence[EmbeddingBagConfig], strips: list[Strip], group: int
+) -> tuple[Slot, ...]:
     owner = [number for number, t in enumerate(tables) for _ in t.feature_names]
-    slots, column = [], 0
+    slots = []
+    column = 0
     for feature, o in enumerate(owner):
-        slots += [Slot(feature, i, column + s.cols.start) for i, s in enumerate(strips) if s.table == o and s.group == group]
+        slots += [
+            Slot(feature, i, column + s.cols.start)
+            for i, s in enumerate(strips)
+            if s.table == o and s.group == group
+        ]
         column += tables[o].embedding_dim
     return tuple(slots)

@@ -1,4 +1,5 @@
-"""What a plan file may hold, checked entry by entry: each refusal is one line with the file, the table, the entry and what would be right.
+"""What a plan file may hold, checked entry by entry: each refusal is one line with the file, the
+table, the entry and what would be right.
 
 `recapp/sharding/plan_file.py` shows the format.
 """
@@ -18,7 +19,7 @@ SIZES = ("rows", "dim")
 CONFIG = (*SIZES, "data_type", "features", "pooling", "id_rule", "init_range")
 TYPES = (*(t.value for t in ShardingType), "custom")
 PARTS = ("rows", "cols")
-MOST_RANKS = 65_536     # a replica lies on each, so a line of a file becomes as many shards
+MOST_RANKS = 65_536  # a replica lies on each, so a line of a file becomes as many shards
 MOST_ROWS = 2**53
 
 
@@ -36,7 +37,9 @@ def plan_from_plain(plain: Any, source: str) -> ShardingPlan:
     world = _whole(plain["ranks"], f"{source}: ranks", 1, MOST_RANKS)
     entries = plain["tables"]
     if not isinstance(entries, Mapping) or not entries:
-        raise PlanError(f"{source}: tables: must name at least one table, each with `table` and `shards`")
+        raise PlanError(
+            f"{source}: tables: must name at least one table, each with `table` and `shards`"
+        )
     done: dict[str, TableSharding] = {}
     configs: list[EmbeddingBagConfig] = []
     for name, entry in entries.items():
@@ -48,15 +51,23 @@ def plan_from_plain(plain: Any, source: str) -> ShardingPlan:
         _check_tiling(done[str(name)], f"{where}.shards", rows, dim, world)
         if "features" in entry["table"]:
             configs.append(_config(str(name), entry["table"], f"{where}.table"))
-    return ShardingPlan(done, world, str(plain.get("name", "custom")), tuple(str(n) for n in _list(plain, "notes", source)),
-                        made_for=_made_for(plain, configs, done, source))
+    return ShardingPlan(
+        done,
+        world,
+        str(plain.get("name", "custom")),
+        tuple(str(n) for n in _list(plain, "notes", source)),
+        made_for=_made_for(plain, configs, done, source),
+    )
 
 
 def shard_text(shard: Shard, rows: int, dim: int) -> str:
     """A shard as a plan file has it: `{rank: 0, rows: [0, 500]}`."""
     parts = [f"rank: {shard.rank}"]
-    parts += [f"{key}: [{part.start}, {part.stop}]" for key, part, whole in (("rows", shard.rows, rows), ("cols", shard.cols, dim))
-              if part != range(whole)]
+    parts += [
+        f"{key}: [{part.start}, {part.stop}]"
+        for key, part, whole in (("rows", shard.rows, rows), ("cols", shard.cols, dim))
+        if part != range(whole)
+    ]
     return "{" + ", ".join(parts) + "}"
 
 
@@ -65,11 +76,14 @@ def everywhere(rows: int, dim: int, world: int) -> list[Shard]:
     return [Shard(k, range(rows), range(dim)) for k in range(world)]
 
 
-def _sharding(entry: Mapping[str, Any], where: str, rows: int, dim: int, world: int) -> TableSharding:
+def _sharding(
+    entry: Mapping[str, Any], where: str, rows: int, dim: int, world: int
+) -> TableSharding:
     for key, known in (("type", TYPES), ("mode", get_args(Mode))):
         if key in entry and entry[key] not in known:
             raise PlanError(f"{where}.{key}={entry[key]}: {suggest(str(entry[key]), known)}")
-    mode, kind = entry.get("mode", "auto"), entry.get("type", "custom")
+    mode = entry.get("mode", "auto")
+    kind = entry.get("type", "custom")
     if "shards" not in entry and mode == "replicated":
         return TableSharding(tuple(everywhere(rows, dim, world)), mode, kind)
     shards = []
@@ -79,40 +93,77 @@ def _sharding(entry: Mapping[str, Any], where: str, rows: int, dim: int, world: 
         rank = _whole(plain["rank"], f"{here}.rank", 0)
         if rank >= world:
             raise PlanError(f"{here}.rank={rank}: there are {world} ranks (0..{world - 1})")
-        shards.append(Shard(rank, *(_range(plain.get(key), f"{here}.{key}", end) for key, end in (("rows", rows), ("cols", dim)))))
+        shards.append(
+            Shard(
+                rank,
+                *(
+                    _range(plain.get(key), f"{here}.{key}", end)
+                    for key, end in (("rows", rows), ("cols", dim))
+                ),
+            )
+        )
     if not shards:
-        raise PlanError(f"{where}: needs shards, e.g. `shards: [{{rank: 0}}]` for the whole table on rank 0, or `mode: replicated`")
+        raise PlanError(
+            f"{where}: needs shards, e.g. `shards: [{{rank: 0}}]` for the whole table on rank 0, "
+            "or `mode: replicated`"
+        )
     return TableSharding(tuple(shards), mode, kind)
 
 
 def _check_tiling(sharding: TableSharding, where: str, rows: int, dim: int, world: int) -> None:
     try:
-        sharding.cells(EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=dim, feature_names=["f"]), world)
+        sharding.cells(
+            EmbeddingBagConfig(
+                name="t", num_embeddings=rows, embedding_dim=dim, feature_names=["f"]
+            ),
+            world,
+        )
     except PlanError:
         raise PlanError(f"{where}{_fault(sharding, rows, dim, world)}") from None
 
 
 def _fault(sharding: TableSharding, rows: int, dim: int, world: int) -> str:
-    """Which shards overlap, or which rectangle lies in none; of a replicated table on every rank by itself."""
+    """Which shards overlap, or which rectangle lies in none; of a replicated table on every rank by
+    itself.
+    """
     for k in range(world) if sharding.mode == "replicated" else (None,):
         held = [(i, s) for i, s in enumerate(sharding.shards) if k in (None, s.rank)]
         for n, (i, a) in enumerate(held):
             for j, b in held[:n]:
-                both = [range(max(p.start, q.start), min(p.stop, q.stop)) for p, q in ((a.rows, b.rows), (a.cols, b.cols))]
+                both = [
+                    range(max(p.start, q.start), min(p.stop, q.stop))
+                    for p, q in ((a.rows, b.rows), (a.cols, b.cols))
+                ]
                 if all(len(part) for part in both):
-                    return (f"[{i}] {shard_text(a, rows, dim)} overlaps [{j}] {shard_text(b, rows, dim)} in rows {_told(both[0])}, columns "
-                            f"{_told(both[1])}: each cell lies in one shard{'' if k is None else ' of a rank'}")
+                    return (
+                        f"[{i}] {shard_text(a, rows, dim)} overlaps [{j}] "
+                        f"{shard_text(b, rows, dim)} in rows {_told(both[0])}, columns "
+                        f"{_told(both[1])}: each cell lies in one "
+                        f"shard{'' if k is None else ' of a rank'}"
+                    )
         if hole := _hole([s for _, s in held], rows, dim):
-            add, of = shard_text(Shard(k or 0, *hole), rows, dim), "" if k is None else f" of rank {k}"
-            return (f": rows {_told(hole[0])}, columns {_told(hole[1])} lie in no shard{of}: widen one, or add "
-                    f"{add if k is not None else add.replace('rank: 0', 'rank: ...', 1)}")
+            add = shard_text(Shard(k or 0, *hole), rows, dim)
+            of = "" if k is None else f" of rank {k}"
+            return (
+                f": rows {_told(hole[0])}, columns {_told(hole[1])} lie in no shard{of}: widen "
+                "one, or add "
+                f"{add if k is not None else add.replace('rank: 0', 'rank: ...', 1)}"
+            )
     return ": does not tile its table"
 
 
 def _hole(shards: Sequence[Shard], rows: int, dim: int) -> tuple[range, range] | None:
     """The first rectangle, along the cuts there are, that no shard covers."""
-    row, col = (sorted({0, end, *(edge for s in shards for edge in (getattr(s, key).start, getattr(s, key).stop))})
-                for key, end in (("rows", rows), ("cols", dim)))
+    row, col = (
+        sorted(
+            {
+                0,
+                end,
+                *(edge for s in shards for edge in (getattr(s, key).start, getattr(s, key).stop)),
+            }
+        )
+        for key, end in (("rows", rows), ("cols", dim))
+    )
     for c0, c1 in pairwise(col):
         for r0, r1 in pairwise(row):
             if not any(r0 in s.rows and c0 in s.cols for s in shards):
@@ -127,23 +178,40 @@ def _told(part: range) -> str:
 def _config(name: str, plain: Mapping[str, Any], where: str) -> EmbeddingBagConfig:
     more = {key: plain[key] for key in CONFIG[2:] if key in plain and key != "features"}
     try:
-        return EmbeddingBagConfig(name=name, num_embeddings=plain["rows"], embedding_dim=plain["dim"],
-                                  feature_names=plain["features"], **more)
+        return EmbeddingBagConfig(
+            name=name,
+            num_embeddings=plain["rows"],
+            embedding_dim=plain["dim"],
+            feature_names=plain["features"],
+            **more,
+        )
     except (ConfigError, TypeError) as e:
         raise PlanError(f"{where}: {e}") from None
 
 
-def _made_for(plain: Mapping[str, Any], configs: list[EmbeddingBagConfig], done: Mapping[str, Any], source: str) -> PlannedFor | None:
+def _made_for(
+    plain: Mapping[str, Any],
+    configs: list[EmbeddingBagConfig],
+    done: Mapping[str, Any],
+    source: str,
+) -> PlannedFor | None:
     told = [key for key in ("batch_per_rank", "statistics") if key in plain]
     without = [name for name in done if name not in {t.name for t in configs}]
     if without and (configs or told):
-        raise PlanError(f"{source}: tables.{without[0]}.table.features must be given where {told[0] if told else 'other tables have them'}"
-                        f"{' is' if told else ''}")
+        raise PlanError(
+            f"{source}: tables.{without[0]}.table.features must be given where "
+            f"{told[0] if told else 'other tables have them'}"
+            f"{' is' if told else ''}"
+        )
     if not configs:
         return None
     known = plain.get("statistics", {})
     _keys(known, f"{source}: statistics", tuple(done), ())
-    batch = _whole(plain["batch_per_rank"], f"{source}: batch_per_rank", 1) if "batch_per_rank" in plain else None
+    batch = (
+        _whole(plain["batch_per_rank"], f"{source}: batch_per_rank", 1)
+        if "batch_per_rank" in plain
+        else None
+    )
     return PlannedFor(tuple(configs), batch, known)
 
 
@@ -169,7 +237,11 @@ def _whole(value: Any, where: str, least: int, most: int = MOST_ROWS) -> int:
 def _range(value: Any, where: str, end: int) -> range:
     if value is None:
         return range(end)
-    whole = isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+    whole = (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+    )
     if not whole or not 0 <= value[0] < value[1] <= end:
         raise PlanError(f"{where}={value}: must be [first, one past the last] within [0, {end}]")
     return range(*value)

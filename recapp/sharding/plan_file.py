@@ -16,13 +16,16 @@
         type: data_parallel
         mode: replicated
     statistics:
-      large_table: {ids_per_sample: 1.0, bags_per_sample: 1.0, distinct: [[512, 400]], load: [0.5, 0.5]}
+      large_table: {ids_per_sample: 1.0, bags_per_sample: 1.0, distinct: [[512, 400]],
+                    load: [0.5, 0.5]}
 
-Rows and columns are [first, one past the last]; left out they are all there are, so a whole table is `{rank: 1}`. A replicated table needs
-no shards. `features`, the batch and the statistics are what the plan was made for (`PlannedFor`); a plan written by hand may leave them
-out, but the sizes must be there: with them a file that does not tile its tables is refused without a model.
+Rows and columns are [first, one past the last]; left out they are all there are, so a whole table
+is `{rank: 1}`. A replicated table needs no shards. `features`, the batch and the statistics are
+what the plan was made for (`PlannedFor`); a plan written by hand may leave them out, but the sizes
+must be there: with them a file that does not tile its tables is refused without a model.
 
-What is written and read again is the same plan, and what is read and written again the same text (but for comments).
+What is written and read again is the same plan, and what is read and written again the same text
+(but for comments).
 """
 
 import json
@@ -44,8 +47,10 @@ from recapp.sharding.plan_text import read_plain
 from recapp.tables.config import EmbeddingBagConfig
 
 HEADER = """\
-# A sharding plan. To train with it: python -m recapp.train +plan=file plan.path=THIS_FILE trainer.devices={ranks}
-# A shard is a rectangle on a rank: rows and cols are [first, one past the last]; left out, they are all there are.
+# A sharding plan. To train with it: python -m recapp.train +plan=file plan.path=THIS_FILE \
+trainer.devices={ranks}
+# A shard is a rectangle on a rank: rows and cols are [first, one past the last]; left out, they \
+are all there are.
 """
 _AS_IT_IS = {f.name: f.default for f in fields(EmbeddingBagConfig)}
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -67,7 +72,10 @@ def plan_to_yaml(plan: ShardingPlan) -> str:
     for name in configs or plan.tables:
         lines += _table_lines(name, plan.tables[name], configs.get(name), plan.world_size)
     if made_for.statistics:
-        lines += ["statistics:", *(f"  {_word(name)}: {_flow(known)}" for name, known in made_for.statistics.items())]
+        lines += [
+            "statistics:",
+            *(f"  {_word(name)}: {_flow(known)}" for name, known in made_for.statistics.items()),
+        ]
     return HEADER.format(ranks=plan.world_size) + "\n".join(lines) + "\n"
 
 
@@ -83,32 +91,59 @@ def write_plan(plan: ShardingPlan, path: str | Path) -> None:
         raise PlanError(f"{path}: cannot be written ({e.strerror}): choose another path") from None
 
 
-def _table_lines(name: str, sharding: TableSharding, config: EmbeddingBagConfig | None, world: int) -> list[str]:
+def _table_lines(
+    name: str, sharding: TableSharding, config: EmbeddingBagConfig | None, world: int
+) -> list[str]:
     rows, dim = (max(getattr(s, part).stop for s in sharding.shards) for part in PARTS)
     sizes: dict[str, Any] = {"rows": rows, "dim": dim}
     if config is not None:
-        rows, dim = config.num_embeddings, config.embedding_dim
-        sizes = {"rows": rows, "dim": dim, "data_type": str(config.data_type), "features": list(config.feature_names)}
+        rows = config.num_embeddings
+        dim = config.embedding_dim
+        sizes = {
+            "rows": rows,
+            "dim": dim,
+            "data_type": str(config.data_type),
+            "features": list(config.feature_names),
+        }
         for key in ("pooling", "id_rule", "init_range"):
             value = getattr(config, key)
-            sizes |= {key: str(value) if isinstance(value, str) else value} if value != _AS_IT_IS[key] else {}
-    lines = [f"  {_word(name)}:", f"    table: {_flow(sizes)}", f"    type: {_word(sharding.sharding_type)}", f"    mode: {sharding.mode}"]
+            sizes |= (
+                {key: str(value) if isinstance(value, str) else value}
+                if value != _AS_IT_IS[key]
+                else {}
+            )
+    lines = [
+        f"  {_word(name)}:",
+        f"    table: {_flow(sizes)}",
+        f"    type: {_word(sharding.sharding_type)}",
+        f"    mode: {sharding.mode}",
+    ]
     if sharding.mode == "replicated" and list(sharding.shards) == everywhere(rows, dim, world):
         return lines
-    return [*lines, "    shards:", *(f"      - {shard_text(s, rows, dim)}" for s in sharding.shards)]
+    return [
+        *lines,
+        "    shards:",
+        *(f"      - {shard_text(s, rows, dim)}" for s in sharding.shards),
+    ]
 
 
 def _flow(value: Any) -> str:
-    """Plain types in one line, as PyYAML would write them and hundreds of times faster than it does."""
+    """Plain types in one line, as PyYAML would write them and hundreds of times faster than it
+    does.
+    """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_word(str(key))}: {_flow(part)}" for key, part in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_word(str(key))}: {_flow(part)}" for key, part in value.items())
+            + "}"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_flow, value)) + "]"
     if isinstance(value, float):
         text = repr(float(value))
         if not math.isfinite(value):
             return text.replace("inf", ".inf").replace("nan", ".nan")
-        return text if "." in text else text.replace("e", ".0e")        # YAML takes 1e-05 for a text
+        return text if "." in text else text.replace("e", ".0e")  # YAML takes 1e-05 for a text
     return _word(value) if isinstance(value, str) else json.dumps(value)
 
 
@@ -123,17 +158,31 @@ def _word(text: str) -> str:
 # ---- reading
 
 
-def load_plan(path: str | Path, tables: Sequence[EmbeddingBagConfig], world_size: int) -> ShardingPlan:
-    """The plan of a file (YAML, or a HugeCTR plan in JSON: its content decides) for these tables on these ranks.
+def load_plan(
+    path: str | Path, tables: Sequence[EmbeddingBagConfig], world_size: int
+) -> ShardingPlan:
+    """The plan of a file (YAML, or a HugeCTR plan in JSON: its content decides) for these tables on
+    these ranks.
 
     Raises:
-        PlanError: naming file, table and entry: it cannot be read, does not tile, or was made for other tables or ranks.
+        PlanError: naming file, table and entry: it cannot be read, does not tile, or was made for
+            other tables or ranks.
     """
     plain = read_plain(path)
     imported = is_hugectr(plain)
-    plan = plan_from_hugectr(plain, tables, str(path)) if imported else plan_from_plain(plain, str(path))
+    plan = (
+        plan_from_hugectr(plain, tables, str(path))
+        if imported
+        else plan_from_plain(plain, str(path))
+    )
     again = "export as=hugectr +plan=dp_and_localized" if imported else "export"
-    check_made_for(plan, tables, world_size, str(path), f"python -m recapp.plan {again} trainer.devices={world_size}")
+    check_made_for(
+        plan,
+        tables,
+        world_size,
+        str(path),
+        f"python -m recapp.plan {again} trainer.devices={world_size}",
+    )
     return plan
 
 
@@ -146,7 +195,13 @@ def read_plan(path: str | Path) -> ShardingPlan:
     return plan_from_plain(read_plain(path), str(path))
 
 
-def check_made_for(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig], world_size: int, source: str, again: str) -> None:
+def check_made_for(
+    plan: ShardingPlan,
+    tables: Sequence[EmbeddingBagConfig],
+    world_size: int,
+    source: str,
+    again: str,
+) -> None:
     """Refuse a plan that was made for other ranks or other tables.
 
     Args:
@@ -160,17 +215,27 @@ def check_made_for(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig], wor
         PlanError: in one line, with what would be right.
     """
     if plan.world_size != world_size:
-        raise PlanError(f"{source} was made for {plan.world_size} ranks, and there are {world_size}: "
-                        f"set trainer.devices={plan.world_size}, or make one for {world_size}: {again}")
+        raise PlanError(
+            f"{source} was made for {plan.world_size} ranks, and there are {world_size}: "
+            f"set trainer.devices={plan.world_size}, or make one for {world_size}: {again}"
+        )
     names = [t.name for t in tables]
     for name in plan.tables:
         if name not in names:
-            raise PlanError(f"{source}: tables.{name}: the model has no such table; {suggest(name, names)}")
+            raise PlanError(
+                f"{source}: tables.{name}: the model has no such table; {suggest(name, names)}"
+            )
     for t in tables:
         if t.name not in plan.tables:
-            raise PlanError(f"{source}: says nothing of table {t.name} ({t.num_embeddings} rows x {t.embedding_dim}); add tables.{t.name}, "
-                            f"or make it again: {again}")
+            raise PlanError(
+                f"{source}: says nothing of table {t.name} ({t.num_embeddings} rows x "
+                f"{t.embedding_dim}); add tables.{t.name}, "
+                f"or make it again: {again}"
+            )
         had = [max(getattr(s, part).stop for s in plan.tables[t.name].shards) for part in PARTS]
         if had != [t.num_embeddings, t.embedding_dim]:
-            raise PlanError(f"{source}: tables.{t.name} was made for {had[0]} rows x {had[1]}, the model's table has {t.num_embeddings} x "
-                            f"{t.embedding_dim}: make it again: {again}")
+            raise PlanError(
+                f"{source}: tables.{t.name} was made for {had[0]} rows x {had[1]}, the model's "
+                f"table has {t.num_embeddings} x "
+                f"{t.embedding_dim}: make it again: {again}"
+            )

@@ -1,7 +1,9 @@
-"""From a plan file to plain data: mappings, lists, texts and numbers, not more of them than the file holds.
+"""From a plan file to plain data: mappings, lists, texts and numbers, not more of them than the
+file holds.
 
-YAML can do more than a plan needs: types of its own, and references with which a few lines expand to more
-than any memory. A plan file may refer to what stands above, a little; everything else is one PlanError.
+YAML can do more than a plan needs: types of its own, and references with which a few lines expand
+to more than any memory. A plan file may refer to what stands above, a little; everything else is
+one PlanError.
 """
 
 import json
@@ -82,12 +84,15 @@ def _parsed(path: str | Path, text: str) -> Any:
     except PlanError:
         raise
     except _WRONG as e:
-        place, told = "", "too many brackets" if isinstance(e, RecursionError) else str(e)
+        place = ""
+        told = "too many brackets" if isinstance(e, RecursionError) else str(e)
     raise PlanError(f"{path}{place}: neither YAML nor JSON: {' '.join(told.split())}")
 
 
 def _check_depth(path: str | Path, text: str) -> None:
-    """Refuse what is nested so deeply that a loader, which calls itself for each level, would crash."""
+    """Refuse what is nested so deeply that a loader, which calls itself for each level, would
+    crash.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -101,7 +106,9 @@ def _too_deep(path: str | Path) -> PlanError:
 
 
 def _count(path: str | Path, value: Any, depth: int, known: dict[int, int]) -> int:
-    """How many values there are where references are written out; each container is visited once."""
+    """How many values there are where references are written out; each container is visited
+    once.
+    """
     if depth > DEEPEST:
         raise _too_deep(path)
     if isinstance(value, dict | list):

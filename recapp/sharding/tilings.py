@@ -9,8 +9,9 @@
 | grid_shard     | vertical strips, each cut into horizontal strips over the ranks of one host  |
 | data_parallel  | the whole table on every rank                                                |
 
-A function takes the table, the free ranks in the order in which they should be used (least loaded first) and the hosts likewise, so that
-who decides about balance (`recapp/planner`) and what a type means stay apart. Source of the vocabulary: TorchRec's ShardingType.
+A function takes the table, the free ranks in the order in which they should be used (least loaded
+first) and the hosts likewise, so that who decides about balance (`recapp/planner`) and what a type
+means stay apart. Source of the vocabulary: TorchRec's ShardingType.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ from recapp.errors import PlanError, suggest
 from recapp.sharding.plan import Shard, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
-COLUMN_WIDTH = 64       # columns of a strip unless set: 256 columns make four; 64 fp32 are four cache lines
+# columns of a strip unless set: 256 columns make four; 64 fp32 are four cache lines
+COLUMN_WIDTH = 64
 
 
 class ShardingType(StrEnum):
@@ -58,7 +60,9 @@ def cut(total: int, parts: int) -> list[range]:
 
 def strips(table: EmbeddingBagConfig, width: int) -> list[range]:
     """Vertical strips of `width` columns, the last one narrower."""
-    return [range(c, min(c + width, table.embedding_dim)) for c in range(0, table.embedding_dim, width)]
+    return [
+        range(c, min(c + width, table.embedding_dim)) for c in range(0, table.embedding_dim, width)
+    ]
 
 
 def _table_wise(t: EmbeddingBagConfig, p: Places) -> list[Shard]:
@@ -66,24 +70,36 @@ def _table_wise(t: EmbeddingBagConfig, p: Places) -> list[Shard]:
 
 
 def _column_wise(t: EmbeddingBagConfig, p: Places) -> list[Shard]:
-    return [Shard(p.ranks[i % len(p.ranks)], range(t.num_embeddings), cols) for i, cols in enumerate(strips(t, p.column_width))]
+    return [
+        Shard(p.ranks[i % len(p.ranks)], range(t.num_embeddings), cols)
+        for i, cols in enumerate(strips(t, p.column_width))
+    ]
 
 
 def _row_wise(t: EmbeddingBagConfig, p: Places) -> list[Shard]:
     ranks = sorted(p.ranks)
-    return [Shard(k, rows, range(t.embedding_dim)) for k, rows in zip(ranks, cut(t.num_embeddings, len(ranks)), strict=False)]
+    return [
+        Shard(k, rows, range(t.embedding_dim))
+        for k, rows in zip(ranks, cut(t.num_embeddings, len(ranks)), strict=False)
+    ]
 
 
 def _table_row_wise(t: EmbeddingBagConfig, p: Places) -> list[Shard]:
     host = sorted(p.hosts[0])
-    return [Shard(k, rows, range(t.embedding_dim)) for k, rows in zip(host, cut(t.num_embeddings, len(host)), strict=False)]
+    return [
+        Shard(k, rows, range(t.embedding_dim))
+        for k, rows in zip(host, cut(t.num_embeddings, len(host)), strict=False)
+    ]
 
 
 def _grid_shard(t: EmbeddingBagConfig, p: Places) -> list[Shard]:
     shards = []
     for i, cols in enumerate(strips(t, p.column_width)):
         host = sorted(p.hosts[i % len(p.hosts)])
-        shards += [Shard(k, rows, cols) for k, rows in zip(host, cut(t.num_embeddings, len(host)), strict=False)]
+        shards += [
+            Shard(k, rows, cols)
+            for k, rows in zip(host, cut(t.num_embeddings, len(host)), strict=False)
+        ]
     return shards
 
 
@@ -101,7 +117,9 @@ _TILINGS: dict[ShardingType, Callable[[EmbeddingBagConfig, Places], list[Shard]]
 }
 
 
-def tile(table: EmbeddingBagConfig, sharding_type: str, places: Places, mode: str = "unique") -> TableSharding:
+def tile(
+    table: EmbeddingBagConfig, sharding_type: str, places: Places, mode: str = "unique"
+) -> TableSharding:
     """Cut one table as a named type does.
 
     Args:
@@ -115,11 +133,18 @@ def tile(table: EmbeddingBagConfig, sharding_type: str, places: Places, mode: st
     """
     known = [t.value for t in ShardingType]
     if sharding_type not in known:
-        raise PlanError(f"table {table.name}: unknown sharding type {sharding_type}; {suggest(sharding_type, known)}")
+        raise PlanError(
+            f"table {table.name}: unknown sharding type {sharding_type}; "
+            f"{suggest(sharding_type, known)}"
+        )
     if places.column_width < 1:
         raise PlanError(f"plan.column_width={places.column_width}: must be at least 1")
     if mode not in ("auto", "unique", "pooled"):
-        raise PlanError(f"table {table.name}: plan.mode={mode}: {suggest(mode, ['auto', 'unique', 'pooled'])}")
+        raise PlanError(
+            f"table {table.name}: plan.mode={mode}: {suggest(mode, ['auto', 'unique', 'pooled'])}"
+        )
     kind = ShardingType(sharding_type)
     shards = tuple(_TILINGS[kind](table, places))
-    return TableSharding(shards, "replicated" if kind is ShardingType.DATA_PARALLEL else mode, kind.value)  # type: ignore[arg-type]
+    if kind is ShardingType.DATA_PARALLEL:
+        mode = "replicated"
+    return TableSharding(shards, mode, kind.value)  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
-"""What the jagged tensors share: taking numbers as people have them, checking that counts fit together, showing bags as text.
+"""What the jagged tensors share: taking numbers as people have them, checking that counts fit
+together, showing bags as text.
 
-Everything that would read a tensor's contents is done on CPU only: on an accelerator it would wait for the device in every step.
-The exceptions are inputs that cannot be understood unread, and that no training step makes: float counts, and offsets of a single
-key without a stride.
+Everything that would read a tensor's contents is done on CPU only: on an accelerator it would wait
+for the device in every step. The exceptions are inputs that cannot be understood unread, and that
+no training step makes: float counts, and offsets of a single key without a stride.
 """
 
 from collections.abc import Sequence
@@ -29,8 +30,11 @@ class UnknownKeyError(DataError, KeyError):
         return str(self.args[0])
 
 
-def as_tensor(name: str, data: Numbers, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor as it is; a list as a tensor of `dtype` (None: int64 or float32 by its contents, int64 if it is empty).
+def as_tensor(
+    name: str, data: Numbers, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A tensor as it is; a list as a tensor of `dtype` (None: int64 or float32 by its contents,
+    int64 if it is empty).
 
     Raises:
         DataError: no tensor can be made of it.
@@ -42,7 +46,9 @@ def as_tensor(name: str, data: Numbers, device: torch.device | None = None, dtyp
     try:
         return torch.as_tensor(data, dtype=dtype, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{name}: {str(error).splitlines()[0]}: give a tensor or a flat list of numbers") from error
+        raise DataError(
+            f"{name}: {str(error).splitlines()[0]}: give a tensor or a flat list of numbers"
+        ) from error
 
 
 def as_counts(name: str, data: Numbers, device: torch.device) -> Tensor:
@@ -53,9 +59,14 @@ def as_counts(name: str, data: Numbers, device: torch.device) -> Tensor:
     """
     counts_N = as_tensor(name, data, device)
     if counts_N.dim() != 1:
-        raise DataError(f"{name} have the shape {list(counts_N.shape)}: give one flat list, keys after each other")
+        raise DataError(
+            f"{name} have the shape {list(counts_N.shape)}: give one flat list, keys after each "
+            "other"
+        )
     if counts_N.device != device:
-        raise DataError(f"{name} are on {counts_N.device}, values on {device}: put them on one device")
+        raise DataError(
+            f"{name} are on {counts_N.device}, values on {device}: put them on one device"
+        )
     if counts_N.dtype == torch.bool or counts_N.is_complex():
         raise DataError(f"{name} are {counts_N.dtype}: give integers")
     if not counts_N.is_floating_point():
@@ -75,21 +86,36 @@ def check_values(values: Numbers, weights: Numbers | None) -> tuple[Tensor, Tens
     """
     values_L = as_tensor("values", values)
     if not values_L.dim():
-        raise DataError(f"values are the single number {values_L.item()}: give a tensor or a list, one entry per id")
+        raise DataError(
+            f"values are the single number {values_L.item()}: give a tensor or a list, one entry "
+            "per id"
+        )
     if weights is None:
         return values_L, None
     weights_L = as_tensor("weights", weights, values_L.device, torch.get_default_dtype())
     if weights_L.shape[:1] != values_L.shape[:1]:
-        raise DataError(f"there are {weights_L.shape[0] if weights_L.dim() else 1} weights and {len(values_L)} values: "
-                        "give one weight per value")
+        raise DataError(
+            f"there are {weights_L.shape[0] if weights_L.dim() else 1} weights and "
+            f"{len(values_L)} values: "
+            "give one weight per value"
+        )
     if weights_L.device != values_L.device:
-        raise DataError(f"weights are on {weights_L.device}, values on {values_L.device}: put them on one device")
+        raise DataError(
+            f"weights are on {weights_L.device}, values on {values_L.device}: put them on one "
+            "device"
+        )
     return values_L, weights_L
 
 
-def check_bags(values_L: Tensor, lengths: Numbers | None, offsets: Numbers | None, keys: int = 1,
-               stride: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """Lengths, and offsets where they were given, as tensors of as many bags; their contents are checked on CPU.
+def check_bags(
+    values_L: Tensor,
+    lengths: Numbers | None,
+    offsets: Numbers | None,
+    keys: int = 1,
+    stride: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Lengths, and offsets where they were given, as tensors of as many bags; their contents are
+    checked on CPU.
 
     Args:
         values_L: what they cut.
@@ -103,15 +129,24 @@ def check_bags(values_L: Tensor, lengths: Numbers | None, offsets: Numbers | Non
     """
     if lengths is None and offsets is None:
         raise DataError("neither lengths nor offsets are given: give one of them")
-    offsets_N1 = None if offsets is None else _full_offsets(values_L, as_counts("offsets", offsets, values_L.device), keys, stride)
+    offsets_N1 = (
+        None
+        if offsets is None
+        else _full_offsets(values_L, as_counts("offsets", offsets, values_L.device), keys, stride)
+    )
     if lengths is None:
         assert offsets_N1 is not None
         return offsets_N1.diff(), offsets_N1
     lengths_N = as_counts("lengths", lengths, values_L.device)
     if offsets_N1 is not None:
         same = len(offsets_N1) == len(lengths_N) + 1
-        if not same or (on_host(lengths_N) and not torch.equal(offsets_N1.diff().long(), lengths_N.long())):
-            raise DataError(f"{len(lengths_N)} lengths and {len(offsets_N1) - 1} bags by offsets do not say the same: give one of them")
+        if not same or (
+            on_host(lengths_N) and not torch.equal(offsets_N1.diff().long(), lengths_N.long())
+        ):
+            raise DataError(
+                f"{len(lengths_N)} lengths and {len(offsets_N1) - 1} bags by offsets do not say "
+                "the same: give one of them"
+            )
     if on_host(lengths_N) and bool((lengths_N < 0).any()):
         first = int((lengths_N < 0).nonzero()[0])
         raise DataError(f"lengths[{first}] is {int(lengths_N[first])}: a bag has 0 values or more")
@@ -136,7 +171,10 @@ def check_total(total: int, values_L: Tensor) -> None:
         DataError: with both numbers.
     """
     if total != len(values_L):
-        raise DataError(f"lengths sum to {total}, but there are {len(values_L)} values: every value belongs to one bag")
+        raise DataError(
+            f"lengths sum to {total}, but there are {len(values_L)} values: every value belongs "
+            "to one bag"
+        )
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -150,14 +188,18 @@ def offsets_of(lengths_N: Tensor) -> Tensor:
 
 
 def concatenate(name: str, parts: Sequence[Tensor]) -> Tensor:
-    """Tensors one behind the other. Empty ones do not count: an empty float tensor would turn ids into floats.
+    """Tensors one behind the other. Empty ones do not count: an empty float tensor would turn ids
+    into floats.
 
     Raises:
         DataError: integers and floats together.
     """
     full = [p for p in parts if len(p)]
     if len({p.is_floating_point() for p in full}) > 1:
-        raise DataError(f"{name} are of the dtypes {', '.join(sorted({str(p.dtype) for p in full}))}: convert them to one first")
+        raise DataError(
+            f"{name} are of the dtypes {', '.join(sorted({str(p.dtype) for p in full}))}: convert "
+            "them to one first"
+        )
     if len(full) > 1:
         return torch.cat(full)
     return full[0] if full else parts[0] if parts else torch.empty(0, dtype=torch.int64)
@@ -166,19 +208,27 @@ def concatenate(name: str, parts: Sequence[Tensor]) -> Tensor:
 def values_text(values_L: Tensor) -> str:
     """Such as `6 values int64 on cpu`."""
     each = f" of {list(values_L.shape[1:])}" if values_L.dim() > 1 else ""
-    return f"{len(values_L)} values{each} {str(values_L.dtype).removeprefix('torch.')} on {values_L.device}"
+    return (
+        f"{len(values_L)} values{each} {str(values_L.dtype).removeprefix('torch.')} on "
+        f"{values_L.device}"
+    )
 
 
 def bags_text(values_L: Tensor, weights_L: Tensor | None, lengths_B: Tensor) -> str:
-    """The first bags and the first values of each, such as `[101 102] [] [301:0.5]` with a weight behind the colon."""
+    """The first bags and the first values of each, such as `[101 102] [] [301:0.5]` with a weight
+    behind the colon.
+    """
     if values_L.is_meta or lengths_B.is_meta:
         return "not read"
-    shown, start = [], 0
+    shown = []
+    start = 0
     for length in lengths_B[:SHOWN_BAGS].tolist():
         take = slice(start, start + min(length, SHOWN_VALUES))
         numbers = [_number(v) for v in values_L[take].tolist()]
         if weights_L is not None:
-            numbers = [f"{v}:{_number(w)}" for v, w in zip(numbers, weights_L[take].tolist(), strict=True)]
+            numbers = [
+                f"{v}:{_number(w)}" for v, w in zip(numbers, weights_L[take].tolist(), strict=True)
+            ]
         more = [f"... {length - SHOWN_VALUES} more"] if length > SHOWN_VALUES else []
         shown.append(f"[{' '.join(numbers + more)}]")
         start += length
@@ -193,12 +243,15 @@ def _number(value: object) -> str:
 
 def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, stride: int | None) -> Tensor:
     """Offsets that end with the number of values, appended to starts only."""
-    count, rows = len(offsets_N), len(values_L)
+    count = len(offsets_N)
+    rows = len(values_L)
     if _are_starts(offsets_N, rows, keys, stride):
         offsets_N = F.pad(offsets_N, (0, 1), value=rows)
     if not on_host(offsets_N):
         return offsets_N
-    first, last, falls = int(offsets_N[0]), int(offsets_N[-1]), offsets_N.diff() < 0
+    first = int(offsets_N[0])
+    last = int(offsets_N[-1])
+    falls = offsets_N.diff() < 0
     if bool(falls.any()):
         place = int(falls.nonzero()[0])
         fault = f"fall from {int(offsets_N[place])} to {int(offsets_N[place + 1])}"
@@ -206,11 +259,16 @@ def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, stride: int | 
         fault = f"run from {first} to {last}"
     else:
         return offsets_N
-    raise DataError(f"{count} offsets {fault}, but there are {rows} values: give offsets that rise from 0 to {rows}, or starts only")
+    raise DataError(
+        f"{count} offsets {fault}, but there are {rows} values: give offsets that rise from 0 to "
+        f"{rows}, or starts only"
+    )
 
 
 def _are_starts(offsets_N: Tensor, rows: int, keys: int, stride: int | None) -> bool:
-    """By count where that decides; else by the last entry, which is the number of values in full offsets."""
+    """By count where that decides; else by the last entry, which is the number of values in full
+    offsets.
+    """
     count = len(offsets_N)
     if not count or stride is not None:
         return not count or count == keys * (stride or 0)

@@ -1,10 +1,12 @@
-"""A jagged tensor: rows of different lengths, one behind the other in a flat tensor. A row is called a bag.
+"""A jagged tensor: rows of different lengths, one behind the other in a flat tensor. A row is
+called a bag.
 
     values   101 102 | 201 202 203 | 301          three users and the ids they clicked on
     lengths        2 |           3 |   1          one entry per bag
     offsets  0         2             5     6      where each bag starts, and where the last one ends
 
-Either of lengths and offsets says all; the other is derived when it is asked for. No id is ever padded or copied to make a batch.
+Either of lengths and offsets says all; the other is derived when it is asked for. No id is ever
+padded or copied to make a batch.
 
 >>> users = JaggedTensor([101, 102, 201, 202, 203, 301], lengths=[2, 3, 1])
 >>> users
@@ -14,7 +16,8 @@ tensor([[101, 102,   0],
         [201, 202, 203],
         [301,   0,   0]])
 
-Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`). Suffixes: L values, B bags, B1 bags + 1, N longest bag.
+Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`). Suffixes: L values, B
+bags, B1 bags + 1, N longest bag.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,31 +50,45 @@ class JaggedTensor:
         values: [L, ...] of any dtype, bag after bag; a Python list makes int64 or float32.
         weights: one per value (same first dimension), or None.
         lengths: [B] values per bag; floats if they are whole numbers.
-        offsets: [B + 1] cumulated lengths from 0 to L, or [B] starts only, as `nn.EmbeddingBag` takes them: recognised by a last entry
-            that is not L. One of lengths and offsets is needed.
+        offsets: [B + 1] cumulated lengths from 0 to L, or [B] starts only, as `nn.EmbeddingBag`
+            takes them: recognised by a last entry that is not L. One of lengths and offsets is
+            needed.
 
-    Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are taken on trust, for reading them would wait.
+    Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are taken on
+    trust, for reading them would wait.
 
     Raises:
         DataError: counts that do not fit together.
     """
 
-    def __init__(self, values: Numbers, weights: Numbers | None = None, lengths: Numbers | None = None,
-                 offsets: Numbers | None = None) -> None:
+    def __init__(
+        self,
+        values: Numbers,
+        weights: Numbers | None = None,
+        lengths: Numbers | None = None,
+        offsets: Numbers | None = None,
+    ) -> None:
         self._values, self._weights = check_values(values, weights)
         self._lengths, self._offsets = check_bags(self._values, lengths, offsets)
         if on_host(self._lengths):
             check_total(int(self._lengths.sum()), self._values)
 
     @classmethod
-    def unchecked(cls, values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None = None) -> "JaggedTensor":
+    def unchecked(
+        cls, values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None = None
+    ) -> "JaggedTensor":
         """A jagged tensor of parts that are known to fit, such as a slice of a checked one."""
         made = cls.__new__(cls)
-        made._values, made._weights, made._lengths, made._offsets = values, weights, lengths, offsets
+        made._values = values
+        made._weights = weights
+        made._lengths = lengths
+        made._offsets = offsets
         return made
 
     @staticmethod
-    def from_dense(values: Sequence[Numbers], weights: Sequence[Numbers] | None = None) -> "JaggedTensor":
+    def from_dense(
+        values: Sequence[Numbers], weights: Sequence[Numbers] | None = None
+    ) -> "JaggedTensor":
         """One bag per element of a list.
 
         Args:
@@ -87,11 +104,16 @@ class JaggedTensor:
             return JaggedTensor(concatenate("values", bags), None, sizes)
         weighted = [as_tensor("weights", bag, dtype=torch.get_default_dtype()) for bag in weights]
         if [len(bag) for bag in weighted] != sizes:
-            raise DataError(f"weights have {[len(bag) for bag in weighted]} entries per bag, values {sizes}: give one weight per value")
+            raise DataError(
+                f"weights have {[len(bag) for bag in weighted]} entries per bag, values {sizes}: "
+                "give one weight per value"
+            )
         return JaggedTensor(concatenate("values", bags), concatenate("weights", weighted), sizes)
 
     @staticmethod
-    def from_dense_lengths(values: Tensor, lengths: Numbers, weights: Tensor | None = None) -> "JaggedTensor":
+    def from_dense_lengths(
+        values: Tensor, lengths: Numbers, weights: Tensor | None = None
+    ) -> "JaggedTensor":
         """The first `lengths[b]` columns of each row b of a padded matrix.
 
         Args:
@@ -104,10 +126,15 @@ class JaggedTensor:
         """
         lengths_B = as_counts("lengths", lengths, values.device)
         if values.dim() < 2 or len(lengths_B) != len(values):
-            raise DataError(f"values have the shape {list(values.shape)} and there are {len(lengths_B)} lengths: give values [B, N] "
-                            "and B lengths")
+            raise DataError(
+                f"values have the shape {list(values.shape)} and there are {len(lengths_B)} "
+                "lengths: give values [B, N] "
+                "and B lengths"
+            )
         mask_BN = torch.arange(values.shape[1], device=values.device) < lengths_B[:, None]
-        return JaggedTensor(values[mask_BN], None if weights is None else weights[mask_BN], lengths_B)
+        return JaggedTensor(
+            values[mask_BN], None if weights is None else weights[mask_BN], lengths_B
+        )
 
     def values(self) -> Tensor:
         """All values, [L, ...]."""
@@ -130,7 +157,10 @@ class JaggedTensor:
             DataError: there are none.
         """
         if self._weights is None:
-            raise DataError("this JaggedTensor has no weights: make it with weights=..., or ask weights_or_none()")
+            raise DataError(
+                "this JaggedTensor has no weights: make it with weights=..., or ask "
+                "weights_or_none()"
+            )
         return self._weights
 
     def weights_or_none(self) -> Tensor | None:
@@ -149,16 +179,21 @@ class JaggedTensor:
         """B tensors of weights, one per bag: views. Reads the lengths."""
         return list(torch.split(self.weights(), self._lengths.tolist()))
 
-    def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+    def to_padded_dense(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor:
         """The bags as rows of a matrix, [B, N, ...].
 
         Args:
-            desired_length: N; longer bags lose their tail. None: the longest bag (read from the device).
+            desired_length: N; longer bags lose their tail. None: the longest bag (read from the
+                device).
             padding_value: what fills shorter bags.
         """
         return self._padded(self._values, desired_length, padding_value)
 
-    def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
+    def to_padded_dense_weights(
+        self, desired_length: int | None = None, padding_value: float = 0.0
+    ) -> Tensor:
         """The weights, laid out as `to_padded_dense` lays out the values."""
         return self._padded(self.weights(), desired_length, padding_value)
 
@@ -177,18 +212,29 @@ class JaggedTensor:
                 tensor.record_stream(stream)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "JaggedTensor":
-        weights, offsets = (None if t is None else change(t) for t in (self._weights, self._offsets))
+        weights, offsets = (
+            None if t is None else change(t) for t in (self._weights, self._offsets)
+        )
         return JaggedTensor.unchecked(change(self._values), weights, change(self._lengths), offsets)
 
     def _padded(self, data_L: Tensor, desired_length: int | None, padding_value: float) -> Tensor:
         lengths_B = self._lengths
-        size = desired_length if desired_length is not None else int(lengths_B.max()) if len(lengths_B) else 0
+        size = (
+            desired_length
+            if desired_length is not None
+            else int(lengths_B.max())
+            if len(lengths_B)
+            else 0
+        )
         if not len(data_L) or not size:
             return data_L.new_full((len(lengths_B), size, *data_L.shape[1:]), padding_value)
-        # A gather, unlike a boolean mask, never reads the device; it stays inside the values where a row is padded.
+        # A gather, unlike a boolean mask, never reads the device; it stays inside the values where
+        # a row is padded.
         column_N = torch.arange(size, device=data_L.device)
         index_BN = (self.offsets()[:-1, None] + column_N).clamp(max=len(data_L) - 1)
-        padded_BN = (column_N >= lengths_B[:, None]).reshape(len(lengths_B), size, *[1] * (data_L.dim() - 1))
+        padded_BN = (column_N >= lengths_B[:, None]).reshape(
+            len(lengths_B), size, *[1] * (data_L.dim() - 1)
+        )
         return data_L[index_BN].masked_fill(padded_BN, padding_value)
 
     def __repr__(self) -> str:
@@ -205,4 +251,9 @@ def _unflatten(leaves: Any, _: None) -> JaggedTensor:
     return JaggedTensor.unchecked(values, weights, lengths)
 
 
-register_pytree_node(JaggedTensor, _flatten, _unflatten, serialized_type_name="recapp.sparse.jagged_tensor.JaggedTensor")
+register_pytree_node(
+    JaggedTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="recapp.sparse.jagged_tensor.JaggedTensor",
+)

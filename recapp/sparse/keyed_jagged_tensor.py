@@ -1,6 +1,7 @@
 """Several jagged features of one batch in one flat tensor: what goes into the embedding tables.
 
-Keys-major: all bags of the first key, then all bags of the second. B, the stride, is the number of samples; each key has B bags.
+Keys-major: all bags of the first key, then all bags of the second. B, the stride, is the number of
+samples; each key has B bags.
 
                     user 0          user 1
     user_features   101 102         201 202 203
@@ -10,7 +11,8 @@ Keys-major: all bags of the first key, then all bags of the second. B, the strid
     lengths        2 |           3 ||  1 |     2
     offsets  0         2              5    6      8
 
->>> kjt = KeyedJaggedTensor(["user_features", "item_features"], [101, 102, 201, 202, 203, 11, 21, 22], lengths=[2, 3, 1, 2])
+>>> keys = ["user_features", "item_features"]
+>>> kjt = KeyedJaggedTensor(keys, [101, 102, 201, 202, 203, 11, 21, 22], lengths=[2, 3, 1, 2])
 >>> kjt
 KeyedJaggedTensor(2 keys, stride 2, 8 values int64 on cpu
   user_features: [101 102] [201 202 203]
@@ -19,10 +21,12 @@ KeyedJaggedTensor(2 keys, stride 2, 8 values int64 on cpu
 >>> kjt["item_features"].values()
 tensor([11, 21, 22])
 
-A feature is a run of the flat tensors, so taking keys apart copies nothing. How many values each key has is known on the host
-(`length_per_key`): counted once, on CPU before a batch moves to an accelerator, and handed on to everything made of it.
+A feature is a run of the flat tensors, so taking keys apart copies nothing. How many values each
+key has is known on the host (`length_per_key`): counted once, on CPU before a batch moves to an
+accelerator, and handed on to everything made of it.
 
-Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`). Suffixes: L values, F keys, B stride, FB bags.
+Names and argument order are TorchRec's (`torchrec/sparse/jagged_tensor.py`). Suffixes: L values, F
+keys, B stride, FB bags.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,45 +65,84 @@ class KeyedJaggedTensor:
         values: [L, ...] of any dtype, keys-major; a Python list makes int64 or float32.
         weights: one per value (same first dimension), or None.
         lengths: [F * B] values per bag; floats if they are whole numbers.
-        offsets: [F * B + 1] cumulated lengths from 0 to L, or [F * B] starts only, as `nn.EmbeddingBag` takes them. One of lengths and
-            offsets is needed.
+        offsets: [F * B + 1] cumulated lengths from 0 to L, or [F * B] starts only, as
+            `nn.EmbeddingBag` takes them. One of lengths and offsets is needed.
         stride: B; needed only where there are no keys to count by.
 
-    Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are taken on trust, for reading them would wait.
+    Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are taken on
+    trust, for reading them would wait.
 
     Raises:
         DataError: counts that do not fit together, with the numbers; a key twice.
     """
 
-    def __init__(self, keys: Sequence[str], values: Numbers, weights: Numbers | None = None, lengths: Numbers | None = None,
-                 offsets: Numbers | None = None, stride: int | None = None) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: Numbers,
+        weights: Numbers | None = None,
+        lengths: Numbers | None = None,
+        offsets: Numbers | None = None,
+        stride: int | None = None,
+    ) -> None:
         self._keys = _check_keys(keys)
         self._values, self._weights = check_values(values, weights)
-        self._lengths, self._offsets = check_bags(self._values, lengths, offsets, len(self._keys), stride)
+        self._lengths, self._offsets = check_bags(
+            self._values, lengths, offsets, len(self._keys), stride
+        )
         self._stride = _check_stride(self._keys, len(self._lengths), stride)
         self._length_per_key: list[int] | None = None
         if on_host(self._lengths):
             check_total(sum(self.length_per_key()), self._values)
 
     @classmethod
-    def unchecked(cls, keys: list[str], values: Tensor, weights: Tensor | None, lengths: Tensor, stride: int,
-                  length_per_key: list[int] | None = None, offsets: Tensor | None = None) -> "KeyedJaggedTensor":
-        """One made of parts that are known to fit, such as a run of keys of a checked one; keys may repeat."""
+    def unchecked(
+        cls,
+        keys: list[str],
+        values: Tensor,
+        weights: Tensor | None,
+        lengths: Tensor,
+        stride: int,
+        length_per_key: list[int] | None = None,
+        offsets: Tensor | None = None,
+    ) -> "KeyedJaggedTensor":
+        """One made of parts that are known to fit, such as a run of keys of a checked one; keys may
+        repeat.
+        """
         made = cls.__new__(cls)
-        made._keys, made._values, made._weights, made._lengths, made._offsets = keys, values, weights, lengths, offsets
-        made._stride, made._length_per_key = stride, length_per_key
+        made._keys = keys
+        made._values = values
+        made._weights = weights
+        made._lengths = lengths
+        made._offsets = offsets
+        made._stride = stride
+        made._length_per_key = length_per_key
         return made
 
     @staticmethod
-    def from_lengths_sync(keys: Sequence[str], values: Numbers, lengths: Numbers, weights: Numbers | None = None,
-                          stride: int | None = None) -> "KeyedJaggedTensor":
-        """As the constructor, by lengths; the counts per key are read now, wherever the lengths are."""
+    def from_lengths_sync(
+        keys: Sequence[str],
+        values: Numbers,
+        lengths: Numbers,
+        weights: Numbers | None = None,
+        stride: int | None = None,
+    ) -> "KeyedJaggedTensor":
+        """As the constructor, by lengths; the counts per key are read now, wherever the lengths
+        are.
+        """
         return KeyedJaggedTensor(keys, values, weights, lengths, None, stride)._counted()
 
     @staticmethod
-    def from_offsets_sync(keys: Sequence[str], values: Numbers, offsets: Numbers, weights: Numbers | None = None,
-                          stride: int | None = None) -> "KeyedJaggedTensor":
-        """As the constructor, by offsets; the counts per key are read now, wherever the offsets are."""
+    def from_offsets_sync(
+        keys: Sequence[str],
+        values: Numbers,
+        offsets: Numbers,
+        weights: Numbers | None = None,
+        stride: int | None = None,
+    ) -> "KeyedJaggedTensor":
+        """As the constructor, by offsets; the counts per key are read now, wherever the offsets
+        are.
+        """
         return KeyedJaggedTensor(keys, values, weights, None, offsets, stride)._counted()
 
     @staticmethod
@@ -109,34 +152,48 @@ class KeyedJaggedTensor:
         Raises:
             DataError: another number of bags, or weights in some only.
         """
-        keys, parts = list(jt_dict), list(jt_dict.values())
+        keys = list(jt_dict)
+        parts = list(jt_dict.values())
         strides = {key: len(jt.lengths()) for key, jt in jt_dict.items()}
         if len(set(strides.values())) > 1:
-            raise DataError(f"bags per key differ: {strides}: every key needs one bag per sample, empty ones included")
+            raise DataError(
+                f"bags per key differ: {strides}: every key needs one bag per sample, empty ones "
+                "included"
+            )
         weights = _concatenate_weights({key: jt.weights_or_none() for key, jt in jt_dict.items()})
-        values, lengths = concatenate("values", [jt.values() for jt in parts]), concatenate("lengths", [jt.lengths() for jt in parts])
+        values = concatenate("values", [jt.values() for jt in parts])
+        lengths = concatenate("lengths", [jt.lengths() for jt in parts])
         per_key = [len(jt.values()) for jt in parts]
-        return KeyedJaggedTensor.unchecked(keys, values, weights, lengths, next(iter(strides.values()), 0), per_key)
+        return KeyedJaggedTensor.unchecked(
+            keys, values, weights, lengths, next(iter(strides.values()), 0), per_key
+        )
 
     @staticmethod
     def concat(kjt_list: Sequence["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
         """The keys of all, one behind the other. Those without keys do not count.
 
         Raises:
-            DataError: none to concatenate, strides that differ, weights in some only, a key in two of them.
+            DataError: none to concatenate, strides that differ, weights in some only, a key in two
+                of them.
         """
         if not kjt_list:
             raise DataError("there is nothing to concatenate: give one KeyedJaggedTensor or more")
         parts = [k for k in kjt_list if k._keys] or list(kjt_list[:1])
         strides = [k._stride for k in parts]
         if len(set(strides)) > 1:
-            raise DataError(f"strides differ: {strides}: every KeyedJaggedTensor needs one bag per key and sample")
+            raise DataError(
+                f"strides differ: {strides}: every KeyedJaggedTensor needs one bag per key and "
+                "sample"
+            )
         _check_keys([key for k in parts for key in dict.fromkeys(k._keys)])
         weights = _concatenate_weights({", ".join(k._keys): k._weights for k in parts})
         counts = [k._length_per_key for k in parts]
         per_key = None if any(c is None for c in counts) else [n for c in counts for n in c or []]
-        values, lengths = concatenate("values", [k._values for k in parts]), concatenate("lengths", [k._lengths for k in parts])
-        return KeyedJaggedTensor.unchecked([key for k in parts for key in k._keys], values, weights, lengths, strides[0], per_key)
+        values = concatenate("values", [k._values for k in parts])
+        lengths = concatenate("lengths", [k._lengths for k in parts])
+        return KeyedJaggedTensor.unchecked(
+            [key for k in parts for key in k._keys], values, weights, lengths, strides[0], per_key
+        )
 
     def keys(self) -> list[str]:
         """The feature names, in order."""
@@ -163,7 +220,10 @@ class KeyedJaggedTensor:
             DataError: there are none.
         """
         if self._weights is None:
-            raise DataError("this KeyedJaggedTensor has no weights: make it with weights=..., or ask weights_or_none()")
+            raise DataError(
+                "this KeyedJaggedTensor has no weights: make it with weights=..., or ask "
+                "weights_or_none()"
+            )
         return self._weights
 
     def weights_or_none(self) -> Tensor | None:
@@ -175,9 +235,13 @@ class KeyedJaggedTensor:
         return self._stride
 
     def length_per_key(self) -> list[int]:
-        """Values of each key, on the host. Waits for the device the first time, unless the counts came along from the CPU."""
+        """Values of each key, on the host. Waits for the device the first time, unless the counts
+        came along from the CPU.
+        """
         if self._length_per_key is None:
-            self._length_per_key = to_host(self._lengths.reshape(len(self._keys), self._stride).sum(1)).tolist()
+            self._length_per_key = to_host(
+                self._lengths.reshape(len(self._keys), self._stride).sum(1)
+            ).tolist()
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
@@ -216,43 +280,65 @@ class KeyedJaggedTensor:
             DataError: segments that do not sum to the number of keys.
         """
         if sum(segments) != len(self._keys) or any(n < 0 for n in segments):
-            raise DataError(f"segments {list(segments)} sum to {sum(segments)}, but there are {len(self._keys)} keys: "
-                            "give each key to one segment")
+            raise DataError(
+                f"segments {list(segments)} sum to {sum(segments)}, but there are "
+                f"{len(self._keys)} keys: "
+                "give each key to one segment"
+            )
         edge = self.offset_per_key()
-        return [self._run(first, n, edge) for first, n in zip(accumulate(segments, initial=0), segments, strict=False)]
+        return [
+            self._run(first, n, edge)
+            for first, n in zip(accumulate(segments, initial=0), segments, strict=False)
+        ]
 
     def permute(self, indices: Sequence[int]) -> "KeyedJaggedTensor":
         """Keys in another order.
 
         Args:
-            indices: places in `keys()`; may leave keys out and repeat them. Consecutive ones cost no copy.
+            indices: places in `keys()`; may leave keys out and repeat them. Consecutive ones cost
+                no copy.
 
         Raises:
             DataError: an index that is no key's.
         """
-        taken, count = list(indices), len(self._keys)
+        taken = list(indices)
+        count = len(self._keys)
         for index in taken:
             if not 0 <= index < count:
-                raise DataError(f"index {index} is no key's: there are {count} keys, 0..{count - 1}")
+                raise DataError(
+                    f"index {index} is no key's: there are {count} keys, 0..{count - 1}"
+                )
         first = taken[0] if taken else 0
         if taken == list(range(first, first + len(taken))):
             return self._run(first, len(taken), self.offset_per_key())
         per_key = self.length_per_key()
-        values, lengths = torch.split(self._values, per_key), self._lengths.reshape(count, self._stride)
+        values = torch.split(self._values, per_key)
+        lengths = self._lengths.reshape(count, self._stride)
         weights = None if self._weights is None else torch.split(self._weights, per_key)
         return KeyedJaggedTensor.unchecked(
-            [self._keys[i] for i in taken], torch.cat([values[i] for i in taken]),
+            [self._keys[i] for i in taken],
+            torch.cat([values[i] for i in taken]),
             None if weights is None else torch.cat([weights[i] for i in taken]),
-            lengths.index_select(0, to_device(taken, lengths.device)).flatten(), self._stride,
-            [per_key[i] for i in taken])
+            lengths.index_select(0, to_device(taken, lengths.device)).flatten(),
+            self._stride,
+            [per_key[i] for i in taken],
+        )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedJaggedTensor":
-        """The same bags on a device; as with tensors the object itself where they are there. Counts per key stay on the host.
+        """The same bags on a device; as with tensors the object itself where they are there. Counts
+        per key stay on the host.
 
-        `non_blocking` goes through page-locked memory on the way to a GPU: from any other the host would wait all the same.
+        `non_blocking` goes through page-locked memory on the way to a GPU: from any other the host
+        would wait all the same.
         """
-        moved = self._each(lambda t: shipped(t, torch.device(device)) if non_blocking else t.to(device))
-        return self if all(a is b for a, b in zip(self._tensors(), moved._tensors(), strict=True)) else moved
+        moved = self._each(
+            lambda t: shipped(t, torch.device(device)) if non_blocking else t.to(device)
+        )
+        return (
+            self
+            if all(a is b for a, b in zip(self._tensors(), moved._tensors(), strict=True))
+            else moved
+        )
 
     def pin_memory(self) -> "KeyedJaggedTensor":
         """The same bags in page-locked memory, from where copies to a GPU can be asynchronous."""
@@ -264,7 +350,9 @@ class KeyedJaggedTensor:
             tensor.record_stream(stream)
 
     def _tensors(self) -> list[Tensor]:
-        return [t for t in (self._values, self._weights, self._lengths, self._offsets) if t is not None]
+        return [
+            t for t in (self._values, self._weights, self._lengths, self._offsets) if t is not None
+        ]
 
     def _counted(self) -> "KeyedJaggedTensor":
         check_total(sum(self.length_per_key()), self._values)
@@ -273,27 +361,53 @@ class KeyedJaggedTensor:
     def _run(self, first: int, count: int, edge: list[int]) -> "KeyedJaggedTensor":
         """Keys `first` to `first + count`, as views; `edge` is `offset_per_key`."""
         last = first + count
-        start, size = edge[first], edge[last] - edge[first]
+        start = edge[first]
+        size = edge[last] - edge[first]
         weights = None if self._weights is None else self._weights.narrow(0, start, size)
         return KeyedJaggedTensor.unchecked(
-            self._keys[first:last], self._values.narrow(0, start, size), weights,
-            self._lengths[first * self._stride:last * self._stride], self._stride, self.length_per_key()[first:last])
+            self._keys[first:last],
+            self._values.narrow(0, start, size),
+            weights,
+            self._lengths[first * self._stride : last * self._stride],
+            self._stride,
+            self.length_per_key()[first:last],
+        )
 
     def _single(self) -> JaggedTensor:
         return JaggedTensor.unchecked(self._values, self._weights, self._lengths)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "KeyedJaggedTensor":
-        weights, offsets = (None if t is None else change(t) for t in (self._weights, self._offsets))
+        weights, offsets = (
+            None if t is None else change(t) for t in (self._weights, self._offsets)
+        )
         per_key = self.length_per_key() if on_host(self._lengths) else self._length_per_key
-        return KeyedJaggedTensor.unchecked(self._keys, change(self._values), weights, change(self._lengths), self._stride, per_key, offsets)
+        return KeyedJaggedTensor.unchecked(
+            self._keys,
+            change(self._values),
+            weights,
+            change(self._lengths),
+            self._stride,
+            per_key,
+            offsets,
+        )
 
     def __repr__(self) -> str:
-        head = f"KeyedJaggedTensor({len(self._keys)} keys, stride {self._stride}, {values_text(self._values)}"
+        head = (
+            f"KeyedJaggedTensor({len(self._keys)} keys, stride {self._stride}, "
+            f"{values_text(self._values)}"
+        )
         if not self._keys or self._lengths.is_meta:
             return f"{head})"
         parts = self.split([1] * len(self._keys))[:SHOWN_KEYS]
-        lines = [f"  {part._keys[0]}: {bags_text(part._values, part._weights, part._lengths)}" for part in parts]
-        more = [f"  ... {len(self._keys) - SHOWN_KEYS} more keys"] if len(self._keys) > SHOWN_KEYS else []
+        lines = [
+            f"  {part._keys[0]}: {bags_text(part._values, part._weights, part._lengths)}"
+            for part in parts
+        ]
+        more = (
+            [f"  ... {len(self._keys) - SHOWN_KEYS} more keys"]
+            if len(self._keys) > SHOWN_KEYS
+            else []
+        )
         return "\n".join([head, *lines, *more, ")"])
 
 
@@ -308,12 +422,17 @@ def _check_keys(keys: Sequence[str]) -> list[str]:
 def _check_stride(keys: Sequence[str], bags: int, stride: int | None) -> int:
     count = len(keys)
     if stride is not None and bags != count * stride:
-        raise DataError(f"there are {bags} bags, but {count} keys of stride {stride} have {count * stride}: "
-                        "give one length per key and sample")
+        raise DataError(
+            f"there are {bags} bags, but {count} keys of stride {stride} have {count * stride}: "
+            "give one length per key and sample"
+        )
     if not count and bags:
         raise DataError(f"there are {bags} bags but no keys: name the key of every {bags} bags")
     if count and bags % count:
-        raise DataError(f"{bags} bags are no multiple of {count} keys ({', '.join(keys)}): give each key one length per sample")
+        raise DataError(
+            f"{bags} bags are no multiple of {count} keys ({', '.join(keys)}): give each key one "
+            "length per sample"
+        )
     return bags // count if count else stride or 0
 
 
@@ -323,7 +442,10 @@ def _concatenate_weights(weights: Mapping[str, Tensor | None]) -> Tensor | None:
         return None
     without = [key for key, w in weights.items() if w is None]
     if without:
-        raise DataError(f"{with_weights[0]} has weights, {without[0]} has none: give all of them weights (ones change nothing), or none")
+        raise DataError(
+            f"{with_weights[0]} has weights, {without[0]} has none: give all of them weights "
+            "(ones change nothing), or none"
+        )
     return concatenate("weights", [w for w in weights.values() if w is not None])
 
 
@@ -336,5 +458,9 @@ def _unflatten(leaves: Any, context: tuple[tuple[str, ...], int]) -> KeyedJagged
     return KeyedJaggedTensor.unchecked(list(context[0]), values, weights, lengths, context[1])
 
 
-register_pytree_node(KeyedJaggedTensor, _flatten, _unflatten,
-                     serialized_type_name="recapp.sparse.keyed_jagged_tensor.KeyedJaggedTensor")
+register_pytree_node(
+    KeyedJaggedTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="recapp.sparse.keyed_jagged_tensor.KeyedJaggedTensor",
+)

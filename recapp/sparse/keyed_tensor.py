@@ -39,21 +39,43 @@ class KeyedTensor:
         DataError: widths that do not sum to the dimension, or are not one per key; a key twice.
     """
 
-    def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor, key_dim: int = 1, room: int = 0) -> None:
+    def __init__(
+        self,
+        keys: Sequence[str],
+        length_per_key: Sequence[int],
+        values: Tensor,
+        key_dim: int = 1,
+        room: int = 0,
+    ) -> None:
         if len(keys) != len(length_per_key):
-            raise DataError(f"there are {len(keys)} keys and {len(length_per_key)} lengths: give one length per key")
+            raise DataError(
+                f"there are {len(keys)} keys and {len(length_per_key)} lengths: give one length "
+                "per key"
+            )
         check_distinct(keys)
         if not 0 <= key_dim < values.dim():
-            raise DataError(f"key_dim is {key_dim}, but values have {values.dim()} dimensions: give one of 0..{values.dim() - 1}")
+            raise DataError(
+                f"key_dim is {key_dim}, but values have {values.dim()} dimensions: give one of "
+                f"0..{values.dim() - 1}"
+            )
         if room + sum(length_per_key) != values.shape[key_dim]:
-            raise DataError(f"length_per_key {list(length_per_key)} sum to {sum(length_per_key)}, but dimension {key_dim} of values "
-                            f"{list(values.shape)} is {values.shape[key_dim]}")
-        self._keys, self._length_per_key, self._key_dim = list(keys), list(length_per_key), key_dim
+            raise DataError(
+                f"length_per_key {list(length_per_key)} sum to {sum(length_per_key)}, but "
+                f"dimension {key_dim} of values "
+                f"{list(values.shape)} is {values.shape[key_dim]}"
+            )
+        self._keys = list(keys)
+        self._length_per_key = list(length_per_key)
+        self._key_dim = key_dim
         self._with_room = values if room else None
-        self._values = values.narrow(key_dim, room, values.shape[key_dim] - room) if room else values
+        self._values = (
+            values.narrow(key_dim, room, values.shape[key_dim] - room) if room else values
+        )
 
     @staticmethod
-    def from_tensor_list(keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1) -> "KeyedTensor":
+    def from_tensor_list(
+        keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1
+    ) -> "KeyedTensor":
         """One block per tensor.
 
         Args:
@@ -66,11 +88,18 @@ class KeyedTensor:
             DataError: as many tensors as keys are wanted, one or more.
         """
         if len(keys) != len(tensors) or not tensors:
-            raise DataError(f"there are {len(keys)} keys and {len(tensors)} tensors: give one tensor per key, and one or more")
-        return KeyedTensor(keys, [t.shape[key_dim] for t in tensors], torch.cat(list(tensors), cat_dim), key_dim)
+            raise DataError(
+                f"there are {len(keys)} keys and {len(tensors)} tensors: give one tensor per key, "
+                "and one or more"
+            )
+        return KeyedTensor(
+            keys, [t.shape[key_dim] for t in tensors], torch.cat(list(tensors), cat_dim), key_dim
+        )
 
     @staticmethod
-    def regroup(keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]) -> list[Tensor]:
+    def regroup(
+        keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]
+    ) -> list[Tensor]:
         """Blocks of several keyed tensors in other arrangements.
 
         Args:
@@ -121,44 +150,64 @@ class KeyedTensor:
         if key not in self._keys:
             raise UnknownKeyError(key, self._keys)
         place = self._keys.index(key)
-        return self._values.narrow(self._key_dim, sum(self._length_per_key[:place]), self._length_per_key[place])
+        return self._values.narrow(
+            self._key_dim, sum(self._length_per_key[:place]), self._length_per_key[place]
+        )
 
     def to_dict(self) -> dict[str, Tensor]:
         """A tensor per key: views."""
-        return dict(zip(self._keys, torch.split(self._values, self._length_per_key, self._key_dim), strict=True))
+        return dict(
+            zip(
+                self._keys,
+                torch.split(self._values, self._length_per_key, self._key_dim),
+                strict=True,
+            )
+        )
 
     def after(self, first: Tensor) -> Tensor:
-        """A tensor and all blocks behind it, along the dimension of the keys. Where there is room for just this tensor it is written there,
-        and the blocks are not copied; once."""
-        wide, self._with_room = self._with_room, None
+        """A tensor and all blocks behind it, along the dimension of the keys. Where there is room
+        for just this tensor it is written there, and the blocks are not copied; once."""
+        wide = self._with_room
+        self._with_room = None
         whole = first.shape[self._key_dim] + self._values.shape[self._key_dim]
         if wide is None or wide.dtype != first.dtype or wide.shape[self._key_dim] != whole:
             return torch.cat([first, self._values.to(first.dtype)], self._key_dim)
-        joined = _Written.apply(first, wide, self._key_dim)     # type: ignore[no-untyped-call]
+        joined = _Written.apply(first, wide, self._key_dim)  # type: ignore[no-untyped-call]
         assert isinstance(joined, Tensor)
         return joined
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedTensor":
         """The same blocks on a device."""
-        return KeyedTensor(self._keys, self._length_per_key, self._values.to(device, non_blocking=non_blocking), self._key_dim)
+        return KeyedTensor(
+            self._keys,
+            self._length_per_key,
+            self._values.to(device, non_blocking=non_blocking),
+            self._key_dim,
+        )
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the work that `stream` has queued by now is done."""
         self._values.record_stream(stream)
 
     def __repr__(self) -> str:
-        widths = ", ".join(f"{key} {length}" for key, length in zip(self._keys, self._length_per_key, strict=True))
+        widths = ", ".join(
+            f"{key} {length}" for key, length in zip(self._keys, self._length_per_key, strict=True)
+        )
         kind = str(self._values.dtype).removeprefix("torch.")
-        return f"KeyedTensor({list(self._values.shape)} {kind} on {self._values.device}, key_dim {self._key_dim}: {widths or 'no keys'})"
+        return (
+            f"KeyedTensor({list(self._values.shape)} {kind} on {self._values.device}, key_dim "
+            f"{self._key_dim}: {widths or 'no keys'})"
+        )
 
 
 class _Written(torch.autograd.Function):
-    """Write a tensor over the first places of another. Its gradient is that part of the result's; the other's is the result's as it is,
-    of which nobody reads that part."""
+    """Write a tensor over the first places of another. Its gradient is that part of the result's;
+    the other's is the result's as it is, of which nobody reads that part."""
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, wide: Tensor, dim: int) -> Tensor:
-        ctx.dim, ctx.length = dim, first.shape[dim]
+        ctx.dim = dim
+        ctx.length = first.shape[dim]
         wide.narrow(dim, 0, ctx.length).copy_(first)
         ctx.mark_dirty(wide)
         return wide
@@ -169,7 +218,9 @@ class _Written(torch.autograd.Function):
         return grad.narrow(ctx.dim, 0, ctx.length), grad, None
 
 
-def _group(keyed_tensors: Sequence[KeyedTensor], holders: dict[str, list[int]], group: Sequence[str]) -> Tensor:
+def _group(
+    keyed_tensors: Sequence[KeyedTensor], holders: dict[str, list[int]], group: Sequence[str]
+) -> Tensor:
     if not group:
         raise DataError("a group is empty: name one key or more in each")
     parts = []
@@ -177,21 +228,37 @@ def _group(keyed_tensors: Sequence[KeyedTensor], holders: dict[str, list[int]], 
         if key not in holders:
             raise UnknownKeyError(key, list(holders))
         if len(holders[key]) > 1:
-            raise DataError(f"key {key!r} is in keyed tensors {holders[key]}: regroup cannot tell which is meant")
+            raise DataError(
+                f"key {key!r} is in keyed tensors {holders[key]}: regroup cannot tell which is "
+                "meant"
+            )
         parts.append(keyed_tensors[holders[key][0]][key])
-    return parts[0] if len(parts) == 1 else torch.cat(parts, keyed_tensors[holders[group[0]][0]].key_dim())
+    return (
+        parts[0]
+        if len(parts) == 1
+        else torch.cat(parts, keyed_tensors[holders[group[0]][0]].key_dim())
+    )
 
 
 def _flatten(tensor: KeyedTensor) -> tuple[list[Any], tuple[tuple[str, ...], tuple[int, ...], int]]:
-    return [tensor.values()], (tuple(tensor.keys()), tuple(tensor.length_per_key()), tensor.key_dim())
+    return [tensor.values()], (
+        tuple(tensor.keys()),
+        tuple(tensor.length_per_key()),
+        tensor.key_dim(),
+    )
 
 
 def _unflatten(leaves: Any, context: tuple[tuple[str, ...], tuple[int, ...], int]) -> KeyedTensor:
     # Leaves may be anything while a tree is being mapped, so nothing is checked here.
     made = KeyedTensor.__new__(KeyedTensor)
-    made._keys, made._length_per_key, made._key_dim = list(context[0]), list(context[1]), context[2]
-    (made._values,), made._with_room = leaves, None
+    made._keys = list(context[0])
+    made._length_per_key = list(context[1])
+    made._key_dim = context[2]
+    (made._values,) = leaves
+    made._with_room = None
     return made
 
 
-register_pytree_node(KeyedTensor, _flatten, _unflatten, serialized_type_name="recapp.sparse.keyed_tensor.KeyedTensor")
+register_pytree_node(
+    KeyedTensor, _flatten, _unflatten, serialized_type_name="recapp.sparse.keyed_tensor.KeyedTensor"
+)

@@ -1,12 +1,17 @@
-"""Where the host and a GPU meet: numbers and batches go down without waiting, and one function waits for what comes up.
+"""Where the host and a GPU meet: numbers and batches go down without waiting, and one function
+waits for what comes up.
 
-    to_device, shipped     down, through page-locked memory: from any other the driver copies first and holds the host up
-    to_host                up: THE place where the host waits for a device, and only until the current stream has come here
+    to_device, shipped     down, through page-locked memory: from any other the driver copies first
+                           and holds the host up
+    to_host                up: THE place where the host waits for a device, and only until the
+                           current stream has come here
     places                 where a mask is true: as many as `to_host` says
 
-Whatever a training step does on a GPU beside these queues work and goes on; `torch.cuda.set_sync_debug_mode("error")` tells of anything
-else. torch has operations that wait unasked: `nonzero` and masks as indices, `bincount`, `repeat_interleave` without `output_size`,
-`torch.tensor(..., device=)`, reading a number. On the CPU, where nothing is far, the functions here hand their argument on.
+Whatever a training step does on a GPU beside these queues work and goes on;
+`torch.cuda.set_sync_debug_mode("error")` tells of anything else. torch has operations that wait
+unasked: `nonzero` and masks as indices, `bincount`, `repeat_interleave` without `output_size`,
+`torch.tensor(..., device=)`, reading a number. On the CPU, where nothing is far, the functions here
+hand their argument on.
 
 torch lends page-locked memory again only when copies from it are done, so nobody has to hold it.
 """
@@ -22,8 +27,14 @@ from recapp.sparse.bags import on_host
 
 
 def to_device(numbers: NDArray[np.int64] | Sequence[int], device: torch.device) -> Tensor:
-    """Integers of the host on a device, int64 of the same shape; an array's own memory on the CPU."""
-    held = torch.from_numpy(numbers) if isinstance(numbers, np.ndarray) else torch.tensor(numbers, dtype=torch.int64)
+    """Integers of the host on a device, int64 of the same shape; an array's own memory on the
+    CPU.
+    """
+    held = (
+        torch.from_numpy(numbers)
+        if isinstance(numbers, np.ndarray)
+        else torch.tensor(numbers, dtype=torch.int64)
+    )
     return shipped(held, device)
 
 
@@ -35,10 +46,12 @@ def shipped(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A tensor where the host can read it, [same shape]. Waits for the work that the current stream has by now, for no other stream's."""
+    """A tensor where the host can read it, [same shape]. Waits for the work that the current stream
+    has by now, for no other stream's.
+    """
     if on_host(tensor):
         return tensor
-    copy = tensor.to("cpu", non_blocking=True)          # into page-locked memory
+    copy = tensor.to("cpu", non_blocking=True)  # into page-locked memory
     torch.cuda.current_stream(tensor.device).record_event().synchronize()
     return copy
 
@@ -51,4 +64,6 @@ def places(mask_N: Tensor) -> Tensor:
     count = sum(to_host(number_N[-1:]).tolist())
     # Every other place is written to one behind the last.
     found = torch.empty(count + 1, dtype=torch.int64, device=mask_N.device)
-    return found.index_copy_(0, torch.where(mask_N, number_N - 1, count), torch.arange(len(mask_N), device=mask_N.device))[:count]
+    return found.index_copy_(
+        0, torch.where(mask_N, number_N - 1, count), torch.arange(len(mask_N), device=mask_N.device)
+    )[:count]

@@ -1,8 +1,10 @@
-"""What an embedding table is: a name, a shape, the features that read it, how a bag of rows becomes one vector.
+"""What an embedding table is: a name, a shape, the features that read it, how a bag of rows becomes
+one vector.
 
-Names and defaults follow TorchRec (`torchrec/modules/embedding_configs.py`), so porting is changing an import. Two things are added: the
-`id_rule`, which says how a raw id of any size becomes a row (`recapp/tables/ids.py`), and a start value that depends on nothing but
-(seed, table, row, column) (`recapp/tables/initial.py`).
+Names and defaults follow TorchRec (`torchrec/modules/embedding_configs.py`), so porting is changing
+an import. Two things are added: the `id_rule`, which says how a raw id of any size becomes a row
+(`recapp/tables/ids.py`), and a start value that depends on nothing but (seed, table, row, column)
+(`recapp/tables/initial.py`).
 """
 
 import math
@@ -19,14 +21,18 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class PoolingType(StrEnum):
-    """How the rows of a bag become one vector. A mean divides by the length of the whole bag; an empty bag gives zeros."""
+    """How the rows of a bag become one vector. A mean divides by the length of the whole bag; an
+    empty bag gives zeros.
+    """
 
     SUM = "sum"
     MEAN = "mean"
 
 
 class DataType(StrEnum):
-    """How a table is stored. Arithmetic is done in fp64 if any table of a collection is fp64, else in fp32."""
+    """How a table is stored. Arithmetic is done in fp64 if any table of a collection is fp64, else
+    in fp32.
+    """
 
     FP64 = "fp64"
     FP32 = "fp32"
@@ -39,7 +45,12 @@ class DataType(StrEnum):
         return _DTYPES[self.value]
 
 
-_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
 
 
 class IdRule(StrEnum):
@@ -59,7 +70,8 @@ class EmbeddingBagConfig:
         name: unique among the tables of a model.
         num_embeddings: rows R, at least 1.
         embedding_dim: columns D, at least 1, any number.
-        feature_names: the features that look rows up here; a feature may read several tables and a table serve several features.
+        feature_names: the features that look rows up here; a feature may read several tables and a
+            table serve several features.
         pooling: "sum" or "mean".
         data_type: how rows are stored: "fp64", "fp32", "fp16" or "bf16".
         id_rule: "error", "hash", "clamp" or "drop".
@@ -80,21 +92,38 @@ class EmbeddingBagConfig:
 
     def __post_init__(self) -> None:
         if isinstance(self.feature_names, str):
-            raise ConfigError(f"tables.{self.name}.feature_names={self.feature_names}: must be a list of names, [{self.feature_names}]")
+            raise ConfigError(
+                f"tables.{self.name}.feature_names={self.feature_names}: must be a list of names, "
+                f"[{self.feature_names}]"
+            )
         object.__setattr__(self, "feature_names", tuple(self.feature_names))
         for field, kind in (("pooling", PoolingType), ("data_type", DataType), ("id_rule", IdRule)):
-            object.__setattr__(self, field, _member(kind, getattr(self, field), f"tables.{self.name}.{field}"))
+            object.__setattr__(
+                self, field, _member(kind, getattr(self, field), f"tables.{self.name}.{field}")
+            )
         for field in ("num_embeddings", "embedding_dim"):
             value = getattr(self, field)
             if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"tables.{self.name}.{field}={value}: must be a whole number of at least 1")
+                raise ConfigError(
+                    f"tables.{self.name}.{field}={value}: must be a whole number of at least 1"
+                )
         if not self.feature_names or len(set(self.feature_names)) < len(self.feature_names):
-            raise ConfigError(f"tables.{self.name}.feature_names={list(self.feature_names)}: name at least one feature that reads the "
-                              "table, each once")
-        if self.init_range is not None and not (math.isfinite(self.init_range) and self.init_range >= 0):
-            raise ConfigError(f"tables.{self.name}.init_range={self.init_range}: must be a number of at least 0")
+            raise ConfigError(
+                f"tables.{self.name}.feature_names={list(self.feature_names)}: name at least one "
+                "feature that reads the "
+                "table, each once"
+            )
+        if self.init_range is not None and not (
+            math.isfinite(self.init_range) and self.init_range >= 0
+        ):
+            raise ConfigError(
+                f"tables.{self.name}.init_range={self.init_range}: must be a number of at least 0"
+            )
         if self.id_rule is IdRule.HASH and self.num_embeddings < 2:
-            raise ConfigError(f"tables.{self.name}.num_embeddings=1: id_rule=hash needs 2 rows, one of them for missing ids")
+            raise ConfigError(
+                f"tables.{self.name}.num_embeddings=1: id_rule=hash needs 2 rows, one of them for "
+                "missing ids"
+            )
 
 
 def _member(kind: type[E], value: str, setting: str) -> E:
@@ -106,7 +135,9 @@ def _member(kind: type[E], value: str, setting: str) -> E:
 
 
 def output_names(tables: Iterable[EmbeddingBagConfig]) -> list[str]:
-    """Key of every (table, feature) in the output, in order: the feature's name, or `feature@table` where several tables share it."""
+    """Key of every (table, feature) in the output, in order: the feature's name, or `feature@table`
+    where several tables share it.
+    """
     pairs = [(t.name, f) for t in tables for f in t.feature_names]
     features = [f for _, f in pairs]
     return [f"{f}@{t}" if features.count(f) > 1 else f for t, f in pairs]

@@ -1,11 +1,13 @@
-"""The unsharded collection: plain `torch.nn.EmbeddingBag`s, one after the other. It is the oracle of every parity test.
+"""The unsharded collection: plain `torch.nn.EmbeddingBag`s, one after the other. It is the oracle
+of every parity test.
 
     features            tables                       output [B, sum of dims]
     C1: [7] [2 9] []    t1 (dim 4) reads C1          | t1(C1)  | t2(C1) | t2(C2) |
     C2: [5] []    [1]   t2 (dim 3) reads C1 and C2
 
-It knows no ranks. A sharded twin takes its place under `DistributedModelParallel` or the trainer's strategy; built on
-`torch.device("meta")` it costs no memory until then. Names as in TorchRec's `EmbeddingBagCollection`.
+It knows no ranks. A sharded twin takes its place under `DistributedModelParallel` or the trainer's
+strategy; built on `torch.device("meta")` it costs no memory until then. Names as in TorchRec's
+`EmbeddingBagCollection`.
 """
 
 from collections.abc import Sequence
@@ -24,8 +26,12 @@ from recapp.tables.module_by_name import ModuleByName
 
 
 def compute_dtype(tables: Sequence[EmbeddingBagConfig]) -> torch.dtype:
-    """What a collection computes in and hands out: fp64 if any of its tables is stored so, else fp32."""
-    return torch.float64 if any(t.data_type.dtype == torch.float64 for t in tables) else torch.float32
+    """What a collection computes in and hands out: fp64 if any of its tables is stored so, else
+    fp32.
+    """
+    return (
+        torch.float64 if any(t.data_type.dtype == torch.float64 for t in tables) else torch.float32
+    )
 
 
 class EmbeddingBagCollection(nn.Module):
@@ -40,13 +46,32 @@ class EmbeddingBagCollection(nn.Module):
         ConfigError: no tables, or two of one name.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingBagConfig], device: torch.device | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        device: torch.device | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         check_tables(tables)
-        self._tables, self.seed, self.room = list(tables), seed, 0
-        self.embedding_bags = ModuleByName({t.name: nn.EmbeddingBag(
-            t.num_embeddings, t.embedding_dim, mode="sum", sparse=True, dtype=t.data_type.dtype,
-            _weight=torch.empty(t.num_embeddings, t.embedding_dim, dtype=t.data_type.dtype, device=device)) for t in tables})
+        self._tables = list(tables)
+        self.seed = seed
+        self.room = 0
+        self.embedding_bags = ModuleByName(
+            {
+                t.name: nn.EmbeddingBag(
+                    t.num_embeddings,
+                    t.embedding_dim,
+                    mode="sum",
+                    sparse=True,
+                    dtype=t.data_type.dtype,
+                    _weight=torch.empty(
+                        t.num_embeddings, t.embedding_dim, dtype=t.data_type.dtype, device=device
+                    ),
+                )
+                for t in tables
+            }
+        )
         self.id_rules = IdRules(tables)
         self.dtype = compute_dtype(tables)
         self.reset_parameters()
@@ -56,7 +81,9 @@ class EmbeddingBagCollection(nn.Module):
         for t in self._tables:
             weight = self.weight(t.name)
             if weight.device.type != "meta":
-                fill_initial(weight.data, t, self.seed, range(t.num_embeddings), range(t.embedding_dim))
+                fill_initial(
+                    weight.data, t, self.seed, range(t.num_embeddings), range(t.embedding_dim)
+                )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The tables, in order."""
@@ -79,19 +106,36 @@ class EmbeddingBagCollection(nn.Module):
             features: raw ids of at least the tables' features, with weights or without.
 
         Returns:
-            [B, sum of dims], keyed by feature (`feature@table` where several tables read one), in the collection's compute dtype.
+            [B, sum of dims], keyed by feature (`feature@table` where several tables read one), in
+            the collection's compute dtype.
 
         Raises:
             IdError: an id outside a table whose rule is `error`.
         """
         rows = self.id_rules(features)
-        weights = [None] * len(rows.per_F) if rows.weights_L is None else torch.split(rows.weights_L.to(self.dtype), rows.per_F)
+        weights = (
+            [None] * len(rows.per_F)
+            if rows.weights_L is None
+            else torch.split(rows.weights_L.to(self.dtype), rows.per_F)
+        )
         parts = []
-        for (table, _), rows_N, lengths_B, weights_N in zip(self.id_rules.pairs, torch.split(rows.rows_L, rows.per_F), rows.lengths_FB,
-                                                             weights, strict=True):
+        for (table, _), rows_N, lengths_B, weights_N in zip(
+            self.id_rules.pairs,
+            torch.split(rows.rows_L, rows.per_F),
+            rows.lengths_FB,
+            weights,
+            strict=True,
+        ):
             offsets_B1 = F.pad(lengths_B.cumsum(0), (1, 0)).long()
-            pooled_BD = F.embedding_bag(rows_N, self.weight(table.name).to(self.dtype), offsets_B1, mode="sum",
-                                        include_last_offset=True, per_sample_weights=weights_N, sparse=True)
+            pooled_BD = F.embedding_bag(
+                rows_N,
+                self.weight(table.name).to(self.dtype),
+                offsets_B1,
+                mode="sum",
+                include_last_offset=True,
+                per_sample_weights=weights_N,
+                sparse=True,
+            )
             if table.pooling is PoolingType.MEAN:
                 pooled_BD = pooled_BD * lengths_B.clamp(min=1).to(self.dtype).reciprocal()[:, None]
             parts.append(pooled_BD)

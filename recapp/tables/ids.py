@@ -1,8 +1,8 @@
 """Raw ids become rows here and nowhere else.
 
-A data set hands over ids as it found them: contiguous numbers, 32-bit hashes, any int64, 64-bit hashes
-of other text (`recapp/dataset/decode.py`), or MISSING for a sample without an id. The table's rule makes
-a row of each:
+A data set hands over ids as it found them: contiguous numbers, 32-bit hashes, any int64, 64-bit
+hashes of other text (`recapp/dataset/decode.py`), or MISSING for a sample without an id. The
+table's rule makes a row of each:
 
 | rule  | id                      | outside 0..R-1                             | MISSING |
 |-------|-------------------------|--------------------------------------------|---------|
@@ -13,8 +13,8 @@ a row of each:
 
 So a hashed table keeps row 0 for missing ids alone (measured on Criteo: sharing it costs .003 AUC).
 
-What was outside has to be known on the host, and a GPU answers late: `begin` gives rows at once and a verdict for later. Only ids that
-leave their bags make it wait, because sizes change.
+What was outside has to be known on the host, and a GPU answers late: `begin` gives rows at once and
+a verdict for later. Only ids that leave their bags make it wait, because sizes change.
 """
 
 from bisect import bisect_right
@@ -52,27 +52,43 @@ class Rows:
 
 
 class OutsideTable(IdError):
-    """An id outside its table: which (table, feature) pair and which id, so that every rank can be told."""
+    """An id outside its table: which (table, feature) pair and which id, so that every rank can be
+    told.
+    """
 
-    def __init__(self, table: EmbeddingBagConfig, feature: str, pair: int, number: int, where: str = "") -> None:
+    def __init__(
+        self, table: EmbeddingBagConfig, feature: str, pair: int, number: int, where: str = ""
+    ) -> None:
         super().__init__(
-            f"table {table.name}: feature {feature} has the id {number}{where}, which is outside its {table.num_embeddings} rows "
-            f"(0..{table.num_embeddings - 1}): give the table more rows, or set its id_rule to hash, clamp or drop")
-        self.pair, self.number = pair, number
+            f"table {table.name}: feature {feature} has the id {number}{where}, which is outside "
+            f"its {table.num_embeddings} rows "
+            f"(0..{table.num_embeddings - 1}): give the table more rows, or set its id_rule to "
+            "hash, clamp or drop"
+        )
+        self.pair = pair
+        self.number = number
 
 
 Kernel = Callable[[Tensor, Sequence[int], Tensor, Tensor, Tensor], tuple[Tensor, int]]
-"""All rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) to rows, -1 where an id is dropped, and the place of the first id
-that is an error, or -1. Rules are numbered as in `RULE_NUMBERS`; `changed_F` is added to."""
+"""All rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) to rows, -1 where an id is
+dropped, and the place of the first id that is an error, or -1. Rules are numbered as in
+`RULE_NUMBERS`; `changed_F` is added to.
+"""
 
 Verdict = Callable[[], object]
-"""Waits for what the device found in a batch's ids, counts it, and raises OutsideTable; called once."""
+"""Waits for what the device found in a batch's ids, counts it, and raises OutsideTable; called
+once.
+"""
 
-RULE_NUMBERS = {rule: number for number, rule in enumerate((IdRule.ERROR, IdRule.HASH, IdRule.CLAMP, IdRule.DROP))}
+RULE_NUMBERS = {
+    rule: number
+    for number, rule in enumerate((IdRule.ERROR, IdRule.HASH, IdRule.CLAMP, IdRule.DROP))
+}
 
 
 class IdRules:
-    """Applies the rules of a collection's tables to a batch. Counts what clamp and drop changed, by table, in `changed`.
+    """Applies the rules of a collection's tables to a batch. Counts what clamp and drop changed, by
+    table, in `changed`.
 
     Args:
         tables: of the collection.
@@ -86,7 +102,10 @@ class IdRules:
         self._size_F = torch.tensor(self._sizes)
         self._rule_F = torch.tensor([RULE_NUMBERS[t.id_rule] for t, _ in self.pairs])
         self.changed = {t.name: 0 for t in tables}
-        self._runs = [(rule, [i for i, _ in run]) for rule, run in groupby(enumerate(self.pairs), key=lambda p: p[1][0].id_rule)]
+        self._runs = [
+            (rule, [i for i, _ in run])
+            for rule, run in groupby(enumerate(self.pairs), key=lambda p: p[1][0].id_rule)
+        ]
 
     def __call__(self, features: KeyedJaggedTensor) -> Rows:
         """Rows of every (table, feature) pair.
@@ -103,28 +122,43 @@ class IdRules:
         return rows
 
     def begin(self, features: KeyedJaggedTensor) -> tuple[Rows, Verdict]:
-        """Rows, and what tells whether they count: until then an id outside its table is some row of it.
+        """Rows, and what tells whether they count: until then an id outside its table is some row
+        of it.
 
-        Args and errors as of a call; OutsideTable comes from the verdict, or at once where that costs nothing.
+        Args and errors as of a call; OutsideTable comes from the verdict, or at once where that
+        costs nothing.
         """
         features = self._select(features)
-        ids_L, weights_L = features.values(), features.weights_or_none()
+        ids_L = features.values()
+        weights_L = features.weights_or_none()
         if ids_L.is_floating_point() or ids_L.dtype == torch.bool:
-            raise ConfigError(f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights go into `weights`")
-        ids_L, per_F = ids_L.long(), features.length_per_key()
-        lengths_FB = features.lengths().view(len(self.pairs), -1) if per_F else features.lengths().view(0, 0)
-        ids, edge = Rows(ids_L, lengths_FB, weights_L, per_F), [0, *accumulate(per_F)]
+            raise ConfigError(
+                f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights "
+                "go "
+                "into `weights`"
+            )
+        ids_L = ids_L.long()
+        per_F = features.length_per_key()
+        lengths_FB = (
+            features.lengths().view(len(self.pairs), -1) if per_F else features.lengths().view(0, 0)
+        )
+        ids = Rows(ids_L, lengths_FB, weights_L, per_F)
+        edge = [0, *accumulate(per_F)]
         if self._kernel is not None:
             return self._in_one_pass(self._kernel, ids, edge), nothing_wrong
         return self._rule_by_rule(ids, edge)
 
     def _rule_by_rule(self, ids: Rows, edge: list[int]) -> tuple[Rows, Verdict]:
-        ids_L, parts, outside = ids.rows_L, list[Tensor](), list[Tensor]()
+        ids_L = ids.rows_L
+        parts = list[Tensor]()
+        outside = list[Tensor]()
         size_F, count_F = to_device(np.array([self._sizes, ids.per_F], np.int64), ids_L.device)
         size_L = torch.repeat_interleave(size_F, count_F, output_size=len(ids_L))
         for rule, run in self._runs:
             here = slice(edge[run[0]], edge[run[-1] + 1])
-            ids_N, size_N, missing_N = ids_L[here], size_L[here], ids_L[here] == MISSING
+            ids_N = ids_L[here]
+            size_N = size_L[here]
+            missing_N = ids_L[here] == MISSING
             if rule is IdRule.HASH:
                 parts.append(torch.where(missing_N, 0, 1 + ids_N.remainder(size_N - 1)))
                 outside.append(torch.zeros_like(missing_N))
@@ -141,8 +175,12 @@ class IdRules:
             return rows, lambda: self._judge(outside_F, outside_L, ids_L, edge)
         if not self._judge(outside_F, outside_L, ids_L, edge):
             return rows, nothing_wrong
-        keep_L = torch.cat([~outside_N if rule is IdRule.DROP else torch.ones_like(outside_N)
-                            for (rule, _), outside_N in zip(self._runs, outside, strict=True)])
+        keep_L = torch.cat(
+            [
+                ~outside_N if rule is IdRule.DROP else torch.ones_like(outside_N)
+                for (rule, _), outside_N in zip(self._runs, outside, strict=True)
+            ]
+        )
         return _drop(rows.rows_L, rows.lengths_FB, rows.weights_L, keep_L), nothing_wrong
 
     def error(self, pair: int, number: int, where: str) -> OutsideTable:
@@ -159,24 +197,36 @@ class IdRules:
         for (table, _), n in zip(self.pairs, changed_F.tolist(), strict=True):
             self.changed[table.name] += n
             dropped |= n > 0 and table.id_rule is IdRule.DROP
-        return _drop(rows_L, ids.lengths_FB, ids.weights_L, rows_L >= 0) if dropped else replace(ids, rows_L=rows_L)
+        return (
+            _drop(rows_L, ids.lengths_FB, ids.weights_L, rows_L >= 0)
+            if dropped
+            else replace(ids, rows_L=rows_L)
+        )
 
     def _select(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        wanted, keys = [f for _, f in self.pairs], list(features.keys())
+        wanted = [f for _, f in self.pairs]
+        keys = list(features.keys())
         if wanted == keys:
             return features
         return features.permute([features.index_of(f) for f in wanted])
 
     def _judge(self, outside_F: Tensor, outside_L: Tensor, ids_L: Tensor, edge: list[int]) -> bool:
-        """Raise for the first id that is an error, or count by table; whether ids leave their bags."""
+        """Raise for the first id that is an error, or count by table; whether ids leave their
+        bags.
+        """
         found_F = to_host(outside_F).tolist()
         for pair, (table, _) in enumerate(self.pairs):
             if found_F[pair] and table.id_rule is IdRule.ERROR:
-                first = edge[pair] + int(outside_L[edge[pair]:edge[pair + 1]].nonzero()[0])     # on a GPU it waits: the run is over
+                # on a GPU it waits: the run is over
+                first = edge[pair] + int(outside_L[edge[pair] : edge[pair + 1]].nonzero()[0])
                 raise self.error(pair, int(ids_L[first]), "")
         for (table, _), n in zip(self.pairs, found_F, strict=True):
             self.changed[table.name] += n
-        return any(n for (table, _), n in zip(self.pairs, found_F, strict=True) if table.id_rule is IdRule.DROP)
+        return any(
+            n
+            for (table, _), n in zip(self.pairs, found_F, strict=True)
+            if table.id_rule is IdRule.DROP
+        )
 
 
 def nothing_wrong() -> None:
@@ -187,4 +237,9 @@ def _drop(rows_L: Tensor, lengths_FB: Tensor, weights_L: Tensor | None, keep_L: 
     """The ids that stay; bags get shorter."""
     kept_K = places(keep_L)
     lengths = offsets_of(keep_L)[offsets_of(lengths_FB.flatten())].diff().view_as(lengths_FB)
-    return Rows(rows_L[kept_K], lengths, None if weights_L is None else weights_L[kept_K], to_host(lengths.sum(1)).tolist())
+    return Rows(
+        rows_L[kept_K],
+        lengths,
+        None if weights_L is None else weights_L[kept_K],
+        to_host(lengths.sum(1)).tolist(),
+    )

@@ -1,8 +1,10 @@
 """Start values of any rectangle of a table, the same bits whoever writes them.
 
-A value is a hash of (seed, table name, row, column) in 32-bit integer arithmetic, so a shard is filled where it lies: no rank draws
-numbers for another, and one process, two ranks and a hundred hold the same model. The mixing step is the two-multiply integer hash
-found by Chris Wellon's prospector search (public domain, "lowbias32"); torch has no unsigned arithmetic, so int64 with masks is used.
+A value is a hash of (seed, table name, row, column) in 32-bit integer arithmetic, so a shard is
+filled where it lies: no rank draws numbers for another, and one process, two ranks and a hundred
+hold the same model. The mixing step is the two-multiply integer hash found by Chris Wellon's
+prospector search (public domain, "lowbias32"); torch has no unsigned arithmetic, so int64 with
+masks is used.
 """
 
 import math
@@ -13,9 +15,10 @@ from torch import Tensor
 
 from recapp.tables.config import EmbeddingBagConfig
 
-CHUNK_ELEMENTS = 1 << 20        # 8 MB of int64 scratch: stays in a last-level cache, bounds the memory beside the shard
+# 8 MB of int64 scratch: stays in a last-level cache, bounds the memory beside the shard
+CHUNK_ELEMENTS = 1 << 20
 _MASK = 0xFFFFFFFF
-_GOLDEN = 0x9E3779B9            # 2^32 / golden ratio: neighbouring columns differ in half of their bits
+_GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: neighbouring columns differ in half of their bits
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -30,10 +33,13 @@ def _mix(x: Tensor) -> Tensor:
     return x
 
 
-def fill_initial(out: Tensor, table: EmbeddingBagConfig, seed: int, rows: range, cols: range) -> None:
+def fill_initial(
+    out: Tensor, table: EmbeddingBagConfig, seed: int, rows: range, cols: range
+) -> None:
     """Write the start values of rows x cols of a table into `out`.
 
-    Uniform in the open interval +-init_range (default 1/sqrt(rows of the table)), on a grid of 2^24 values, symmetric about zero.
+    Uniform in the open interval +-init_range (default 1/sqrt(rows of the table)), on a grid of 2^24
+    values, symmetric about zero.
 
     Args:
         out: [len(rows), len(cols)], any floating dtype, any strides.
@@ -42,7 +48,9 @@ def fill_initial(out: Tensor, table: EmbeddingBagConfig, seed: int, rows: range,
         rows: rows of the logical table.
         cols: columns of the logical table.
     """
-    scale = (1 / math.sqrt(table.num_embeddings) if table.init_range is None else table.init_range) / 2**24
+    scale = (
+        1 / math.sqrt(table.num_embeddings) if table.init_range is None else table.init_range
+    ) / 2**24
     key = zlib.crc32(f"{seed}/{table.name}".encode())
     col_C = torch.arange(cols.start, cols.stop, device=out.device) * _GOLDEN & _MASK
     step = max(1, CHUNK_ELEMENTS // max(1, len(cols)))
@@ -50,6 +58,8 @@ def fill_initial(out: Tensor, table: EmbeddingBagConfig, seed: int, rows: range,
         row_N = torch.arange(first, min(first + step, rows.stop), device=out.device)
         row_N = _mix((row_N & _MASK) ^ _mix((row_N >> 32) + key & _MASK))
         bits_NC = _mix(row_N[:, None] + col_C & _MASK)
-        odd_NC = (bits_NC >> 8) * 2 + (1 - 2**24)                 # odd, below 2^24 in size: exact in fp32
+        odd_NC = (bits_NC >> 8) * 2 + (1 - 2**24)  # odd, below 2^24 in size: exact in fp32
         at = first - rows.start
-        out[at:at + len(row_N)] = odd_NC.to(torch.float64 if out.dtype == torch.float64 else torch.float32) * scale
+        out[at : at + len(row_N)] = (
+            odd_NC.to(torch.float64 if out.dtype == torch.float64 else torch.float32) * scale
+        )

@@ -1,7 +1,9 @@
-"""A dict of modules whose names come from data: logs have columns called `items`, `type` or `user.id`.
+"""A dict of modules whose names come from data: logs have columns called `items`, `type` or
+`user.id`.
 
-torch refuses such names, because submodules are attributes too (`module.items` is a method, a dot is a path). Here a module is found by
-its key and in the state dict, `<dict>.<name>.weight` with a slash for each dot of the name, and nowhere as an attribute.
+torch refuses such names, because submodules are attributes too (`module.items` is a method, a dot
+is a path). Here a module is found by its key and in the state dict, `<dict>.<name>.weight` with a
+slash for each dot of the name, and nowhere as an attribute.
 """
 
 from typing import Any

@@ -1,12 +1,17 @@
-"""What is known of a table's ids: how many a sample has, how often they repeat, and where among the rows they fall.
+"""What is known of a table's ids: how many a sample has, how often they repeat, and where among the
+rows they fall.
 
-    ids_per_sample     1.0                     mean ids of a sample, over all features that read the table
-    distinct           (1, 1) (64, 41) ...     n ids drawn from consecutive samples have U distinct rows: a curve, read in log-log
-    load               .12 .08 ... .01         share of a batch's distinct rows in each of up to 256 equal ranges of rows
-    hot                (1, .21) (8, .48) ...   the k most frequent rows take that share of the ids
+    ids_per_sample   1.0                     mean ids of a sample, over all features that read the
+                                             table
+    distinct         (1, 1) (64, 41) ...     n ids drawn from consecutive samples have U distinct
+                                             rows: a curve, read in log-log
+    load             .12 .08 ... .01         share of a batch's distinct rows in each of up to 256
+                                             equal ranges of rows
+    hot              (1, .21) (8, .48) ...   the k most frequent rows take that share of the ids
 
-Real ids repeat (11 to 27 % of a Criteo batch's are distinct), so what a batch costs is a point on the curve, not a count of ids. A table
-that nobody has looked at counts as Zipf 1.05 with popular rows scattered (`recapp/benchmarks/workloads.py` draws such ids).
+Real ids repeat (11 to 27 % of a Criteo batch's are distinct), so what a batch costs is a point on
+the curve, not a count of ids. A table that nobody has looked at counts as Zipf 1.05 with popular
+rows scattered (`recapp/benchmarks/workloads.py` draws such ids).
 """
 
 import math
@@ -28,12 +33,14 @@ from recapp.tables.ids import IdRules
 
 Points = tuple[tuple[float, float], ...]
 
-RANGES = 256                # of rows, at most
-REQUESTS_PER_RANGE = 32     # fewer would show chance, not skew: a range's share is then off by a sixth
-WINDOWS = 16                # of the sample, over which a point of the curve is a mean
-EXPONENT = 1.05             # of Zipf's law where nothing is known; real click logs have 1.0 to 1.2
-MOST_IDS = 2.0**30          # up to which an assumed curve goes
-EXACT_RANKS, RANKS_RATIO = 64, 1.05     # popularity beyond the first ranks is summed in bins that grow by a twentieth
+RANGES = 256  # of rows, at most
+REQUESTS_PER_RANGE = 32  # fewer would show chance, not skew: a range's share is then off by a sixth
+WINDOWS = 16  # of the sample, over which a point of the curve is a mean
+EXPONENT = 1.05  # of Zipf's law where nothing is known; real click logs have 1.0 to 1.2
+MOST_IDS = 2.0**30  # up to which an assumed curve goes
+# popularity beyond the first ranks is summed in bins that grow by a twentieth
+EXACT_RANKS = 64
+RANKS_RATIO = 1.05
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class TableStatistics:
         ids_per_sample: mean ids of a sample, over the table's features.
         bags_per_sample: mean bags of a sample that have an id.
         distinct: (ids, distinct rows among them), both rising; from 1 up to the ids of the sample.
-        load: share of the distinct rows of a batch in each of equal ranges of rows; sums to 1. One range: evenly spread.
+        load: share of the distinct rows of a batch in each of equal ranges of rows; sums to 1. One
+            range: evenly spread.
         hot: (rows, share of the ids that the most frequent ones take), both rising.
 
     Raises:
@@ -61,15 +69,31 @@ class TableStatistics:
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.ids_per_sample < 0 or self.bags_per_sample < 0:
-            raise ConfigError(f"id statistics: rows={self.rows}, ids_per_sample={self.ids_per_sample}, "
-                              f"bags_per_sample={self.bags_per_sample}: must not be negative, and rows at least 1")
+            raise ConfigError(
+                f"id statistics: rows={self.rows}, ids_per_sample={self.ids_per_sample}, "
+                f"bags_per_sample={self.bags_per_sample}: must not be negative, and "
+                "rows at least 1"
+            )
         for name, points in (("distinct", self.distinct), ("hot", self.hot)):
-            if any(x <= 0 or y <= 0 for x, y in points) or any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(points)):
-                raise ConfigError(f"id statistics: {name}={[list(p) for p in points]}: pairs must be above 0 and rise")
+            if any(x <= 0 or y <= 0 for x, y in points) or any(
+                a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(points)
+            ):
+                raise ConfigError(
+                    f"id statistics: {name}={[list(p) for p in points]}: pairs must be above 0 "
+                    "and rise"
+                )
         if not self.distinct:
-            raise ConfigError("id statistics: distinct is empty: give at least one pair [ids, distinct rows], [[1, 1]]")
+            raise ConfigError(
+                "id statistics: distinct is empty: give at least one pair [ids, distinct "
+                "rows], "
+                "[[1, 1]]"
+            )
         if not self.load or min(self.load) < 0 or abs(sum(self.load) - 1) > 1e-3:
-            raise ConfigError(f"id statistics: load sums to {sum(self.load):g}: shares must not be negative and sum to 1")
+            raise ConfigError(
+                f"id statistics: load sums to {sum(self.load):g}: shares must not be negative "
+                "and "
+                "sum to 1"
+            )
 
     @cached_property
     def _curve(self) -> tuple[list[float], list[float]]:
@@ -83,7 +107,9 @@ class TableStatistics:
         """How many rows so many ids of consecutive samples have, never more than there are."""
         if ids <= self.distinct[0][0]:
             return min(max(ids, 0.0), self.distinct[0][1])
-        return min(float(ids), float(self.rows), math.exp(float(np.interp(math.log(ids), *self._curve))))
+        return min(
+            float(ids), float(self.rows), math.exp(float(np.interp(math.log(ids), *self._curve)))
+        )
 
     @cached_property
     def _load_up_to(self) -> NDArray[np.float64]:
@@ -107,12 +133,20 @@ class TableStatistics:
         return np.asarray(up_to[:, 1] - up_to[:, 0])
 
     def equal_shares(self, parts: int) -> list[range]:
-        """Rows cut into as many contiguous parts as asked, with equal shares of the requests: uneven strips. Parts may be empty."""
-        cuts = np.rint(np.interp(np.arange(1, parts) / parts, self._load_up_to, self._edges)).astype(int).tolist()
+        """Rows cut into as many contiguous parts as asked, with equal shares of the requests:
+        uneven strips. Parts may be empty.
+        """
+        cuts = (
+            np.rint(np.interp(np.arange(1, parts) / parts, self._load_up_to, self._edges))
+            .astype(int)
+            .tolist()
+        )
         return [range(a, b) for a, b in zip([0, *cuts], [*cuts, self.rows], strict=True)]
 
     def hot_rows(self, share: float = 0.5) -> float:
-        """How many rows, the most frequent ones, take this share of the ids; as many as it takes evenly where nothing is known."""
+        """How many rows, the most frequent ones, take this share of the ids; as many as it takes
+        evenly where nothing is known.
+        """
         if not self.hot:
             return share * self.rows
         rows, shares = zip(*self.hot, strict=True)
@@ -120,8 +154,14 @@ class TableStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, as JSON and YAML have them."""
-        return {"rows": self.rows, "ids_per_sample": self.ids_per_sample, "bags_per_sample": self.bags_per_sample,
-                "distinct": [list(p) for p in self.distinct], "load": list(self.load), "hot": [list(p) for p in self.hot]}
+        return {
+            "rows": self.rows,
+            "ids_per_sample": self.ids_per_sample,
+            "bags_per_sample": self.bags_per_sample,
+            "distinct": [list(p) for p in self.distinct],
+            "load": list(self.load),
+            "hot": [list(p) for p in self.hot],
+        }
 
     @staticmethod
     def from_dict(plain: Mapping[str, Any], where: str = "id statistics") -> "TableStatistics":
@@ -137,71 +177,101 @@ class TableStatistics:
         for key in known[:4]:
             if key not in plain:
                 raise ConfigError(f"{where}: {key} is missing")
+
         def points(value: Any) -> Points:
             return tuple((float(x), float(y)) for x, y in value)
 
-        read: dict[str, Any] = {"rows": int, "ids_per_sample": float, "bags_per_sample": float, "distinct": points,
-                                "load": lambda value: tuple(map(float, value)), "hot": points}
+        read: dict[str, Any] = {
+            "rows": int,
+            "ids_per_sample": float,
+            "bags_per_sample": float,
+            "distinct": points,
+            "load": lambda value: tuple(map(float, value)),
+            "hot": points,
+        }
         values = {}
         for key, value in plain.items():
             try:
                 values[key] = read[key](value)
             except (TypeError, ValueError):
-                raise ConfigError(f"{where}: {key}={value}: must be {_SHAPES.get(key, 'a number')}") from None
+                raise ConfigError(
+                    f"{where}: {key}={value}: must be {_SHAPES.get(key, 'a number')}"
+                ) from None
         try:
             return TableStatistics(**values)
         except ConfigError as error:
             raise ConfigError(f"{where}: {str(error).removeprefix('id statistics: ')}") from None
 
 
-_SHAPES = {"distinct": "pairs [ids, distinct rows]", "hot": "pairs [rows, share of the ids]", "load": "a list of shares"}
+_SHAPES = {
+    "distinct": "pairs [ids, distinct rows]",
+    "hot": "pairs [rows, share of the ids]",
+    "load": "a list of shares",
+}
 
 
 # ---- assumed
 
 
 def default_statistics(table: EmbeddingBagConfig, pooling_factor: float = 1.0) -> TableStatistics:
-    """What is assumed of a table that nobody has looked at: Zipf 1.05, popular rows scattered, every bag of one length.
+    """What is assumed of a table that nobody has looked at: Zipf 1.05, popular rows scattered,
+    every bag of one length.
 
     Args:
         table: its rows and features.
         pooling_factor: ids of a bag; below 1, the share of bags that have one.
     """
     features = len(table.feature_names)
-    return TableStatistics(table.num_embeddings, pooling_factor * features, min(pooling_factor, 1.0) * features,
-                           *_zipf_curves(table.num_embeddings))
+    return TableStatistics(
+        table.num_embeddings,
+        pooling_factor * features,
+        min(pooling_factor, 1.0) * features,
+        *_zipf_curves(table.num_embeddings),
+    )
 
 
 @lru_cache(maxsize=4096)
 def _zipf_curves(rows: int) -> tuple[Points, tuple[float, ...], Points]:
     """Expected distinct rows, even load, and the share of the most popular rows.
 
-    E[U] = sum over rows of 1 - (1 - p)^n; beyond the first ranks a bin's rows count as equally popular.
+    E[U] = sum over rows of 1 - (1 - p)^n; beyond the first ranks a bin's rows count as equally
+    popular.
     """
     edge = np.arange(1, min(rows, EXACT_RANKS) + 1, dtype=np.float64)
     if rows > EXACT_RANKS:
         bins = math.ceil(math.log(rows / EXACT_RANKS) / math.log(RANKS_RATIO))
-        edge = np.concatenate([edge, np.unique(np.rint(np.geomspace(EXACT_RANKS, rows, bins + 1)))[1:]])
-    first = np.concatenate([[0.0], edge[:-1]])              # a bin is ranks first + 1 .. edge
+        edge = np.concatenate(
+            [edge, np.unique(np.rint(np.geomspace(EXACT_RANKS, rows, bins + 1)))[1:]]
+        )
+    first = np.concatenate([[0.0], edge[:-1]])  # a bin is ranks first + 1 .. edge
     width = edge - first
     lower = np.maximum(first + 0.5, 0.5)
-    mass = np.where(width == 1, edge ** -EXPONENT, (lower ** (1 - EXPONENT) - (edge + 0.5) ** (1 - EXPONENT)) / (EXPONENT - 1))
+    mass = np.where(
+        width == 1,
+        edge**-EXPONENT,
+        (lower ** (1 - EXPONENT) - (edge + 0.5) ** (1 - EXPONENT)) / (EXPONENT - 1),
+    )
     mass /= mass.sum()
     n = np.minimum(2.0 ** np.arange(0, 31), MOST_IDS)
     with np.errstate(divide="ignore"):
         missed = np.exp(n[:, None] * np.log1p(-np.minimum(mass / width, 1.0)))
     distinct = np.maximum.accumulate(((1 - missed) * width).sum(1))
-    keep = int(np.searchsorted(distinct, 0.999 * rows)) + 1     # beyond, all rows are there
-    points = tuple((float(a), min(float(b), a, float(rows))) for a, b in zip(n[:keep], distinct[:keep], strict=True))
+    keep = int(np.searchsorted(distinct, 0.999 * rows)) + 1  # beyond, all rows are there
+    points = tuple(
+        (float(a), min(float(b), a, float(rows)))
+        for a, b in zip(n[:keep], distinct[:keep], strict=True)
+    )
     hot_at = sorted({*np.searchsorted(edge, 4.0 ** np.arange(16)).clip(max=len(edge) - 1).tolist()})
-    hot = tuple((float(edge[i]), min(1.0, float(mass[:i + 1].sum()))) for i in hot_at)
+    hot = tuple((float(edge[i]), min(1.0, float(mass[: i + 1].sum()))) for i in hot_at)
     return points, (1.0,), hot
 
 
 # ---- measured
 
 
-def measured_statistics(tables: Sequence[EmbeddingBagConfig], batches: Iterable[KeyedJaggedTensor]) -> dict[str, TableStatistics]:
+def measured_statistics(
+    tables: Sequence[EmbeddingBagConfig], batches: Iterable[KeyedJaggedTensor]
+) -> dict[str, TableStatistics]:
     """Look at batches: what each table's id rule makes of their ids.
 
     Args:
@@ -221,7 +291,9 @@ def measured_statistics(tables: Sequence[EmbeddingBagConfig], batches: Iterable[
         at = 0
         for table in tables:
             pairs = range(at, at + len(table.feature_names))
-            seen[table.name].add([row_F[i] for i in pairs], found.lengths_FB[pairs.start:pairs.stop])
+            seen[table.name].add(
+                [row_F[i] for i in pairs], found.lengths_FB[pairs.start : pairs.stop]
+            )
             at = pairs.stop
     return {t.name: seen[t.name].statistics(t) for t in tables}
 
@@ -230,15 +302,20 @@ class _Seen:
     """What batches have shown of a table's ids: rows in the order of samples."""
 
     def __init__(self, rows: int) -> None:
-        self.rows, self.samples, self.bags = rows, 0, 0
+        self.rows = rows
+        self.samples = 0
+        self.bags = 0
         self.parts: list[NDArray[np.int64]] = []
-        self.asked: list[NDArray[np.int64]] = []            # distinct rows of each batch
+        self.asked: list[NDArray[np.int64]] = []  # distinct rows of each batch
 
     def add(self, row_F: Sequence[Tensor], lengths_FB: Tensor) -> None:
         B = lengths_FB.shape[1]
-        self.samples, self.bags = self.samples + B, self.bags + int((lengths_FB > 0).sum())
+        self.samples = self.samples + B
+        self.bags = self.bags + int((lengths_FB > 0).sum())
         row_N = torch.cat(list(row_F)).cpu().numpy()
-        sample_N = np.repeat(np.tile(np.arange(B), len(row_F)), lengths_FB.cpu().numpy().reshape(-1))
+        sample_N = np.repeat(
+            np.tile(np.arange(B), len(row_F)), lengths_FB.cpu().numpy().reshape(-1)
+        )
         self.parts.append(row_N[np.argsort(sample_N, kind="stable")])
         self.asked.append(np.unique(row_N))
 
@@ -246,21 +323,27 @@ class _Seen:
         row_N = np.concatenate([np.zeros(0, np.int64), *self.parts])
         if not len(row_N):
             return default_statistics(table, 0.0)
-        return TableStatistics(self.rows, len(row_N) / self.samples, self.bags / self.samples, _distinct_curve(row_N),
-                               _load(np.concatenate(self.asked), self.rows), _hot(row_N))
+        return TableStatistics(
+            self.rows,
+            len(row_N) / self.samples,
+            self.bags / self.samples,
+            _distinct_curve(row_N),
+            _load(np.concatenate(self.asked), self.rows),
+            _hot(row_N),
+        )
 
 
 def _distinct_curve(row_N: NDArray[np.int64]) -> Points:
     """Mean distinct rows of windows of 1, 2, 4, ... consecutive ids, and of all."""
     N = len(row_N)
     order = np.argsort(row_N, kind="stable")
-    before_N = np.full(N, -1)                               # where the same row stood last
+    before_N = np.full(N, -1)  # where the same row stood last
     same = row_N[order[1:]] == row_N[order[:-1]]
     before_N[order[1:][same]] = order[:-1][same]
     points: list[tuple[float, float]] = []
     for n in [*(2**k for k in range(N.bit_length()) if 2**k < N), N]:
         starts = np.unique(np.linspace(0, N - n, min(WINDOWS, N // n)).astype(np.int64))
-        found = float(np.mean([np.count_nonzero(before_N[s:s + n] < s) for s in starts]))
+        found = float(np.mean([np.count_nonzero(before_N[s : s + n] < s) for s in starts]))
         points.append((float(n), max(found, points[-1][1] if points else 1.0)))
     return tuple(points)
 
@@ -274,4 +357,7 @@ def _load(asked_N: NDArray[np.int64], rows: int) -> tuple[float, ...]:
 def _hot(row_N: NDArray[np.int64]) -> Points:
     """The most frequent 1, 4, 16, ... rows, and all that were seen."""
     share = np.sort(np.unique(row_N, return_counts=True)[1])[::-1].cumsum() / len(row_N)
-    return tuple((float(k), min(1.0, float(share[k - 1]))) for k in [*(4**i for i in range(16) if 4**i < len(share)), len(share)])
+    return tuple(
+        (float(k), min(1.0, float(share[k - 1])))
+        for k in [*(4**i for i in range(16) if 4**i < len(share)), len(share)]
+    )

@@ -1,6 +1,8 @@
-"""What a run does beside training: keep the position, measure steps, say how it goes, leave a last checkpoint.
+"""What a run does beside training: keep the position, measure steps, say how it goes, leave a last
+checkpoint.
 
-Ordinary Lightning callbacks; those of `conf/callbacks` (checkpoints, early stopping, rate monitor) stand beside them.
+Ordinary Lightning callbacks; those of `conf/callbacks` (checkpoints, early stopping, rate monitor)
+stand beside them.
 """
 
 import statistics
@@ -22,13 +24,13 @@ from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
-WARM_UP_STEPS = 10      # not measured: first touches of memory, DDP's first step
-RATE_STEPS = 10         # a rate is that of so many steps
+WARM_UP_STEPS = 10  # not measured: first touches of memory, DDP's first step
+RATE_STEPS = 10  # a rate is that of so many steps
 IN_MB = {  # columns of the start report, each in one unit
     "bytes": Column("bytes", "MB a\nrank", ",.3f", 1e6),
     "weights": Column("weights", "weights\nMB", ",.3f", 1e6),
     "optimiser_state": Column("optimiser_state", "optimiser\nstate, MB", ",.3f", 1e6),
-}  # fmt: skip
+}
 
 
 def _data(trainer: Trainer) -> ClickData:
@@ -43,21 +45,27 @@ def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
 
 
 class TakeOver(Callback):
-    """A run has its directory for itself (`recapp/reporting/record.py`) once it writes there: a curve's first row or a checkpoint.
+    """A run has its directory for itself (`recapp/reporting/record.py`) once it writes there: a
+    curve's first row or a checkpoint.
 
     Args:
         directory: of the run.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self._done = directory, False
+        self.directory = directory
+        self._done = False
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Loggers write after this step."""
         if trainer.loggers and trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self._take_over(trainer)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """A checkpoint is about to be written."""
         self._take_over(trainer)
 
@@ -72,28 +80,43 @@ class KeepPosition(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """After a resume under another batch size Lightning's own count of batches is put right."""
-        loop, data = trainer.fit_loop.epoch_loop, _data(trainer)
+        loop = trainer.fit_loop.epoch_loop
+        data = _data(trainer)
         if loop.restarting and data.position.epoch == trainer.current_epoch:
-            current = loop.batch_progress.current       # a checkpoint of a step's end was written before the step counted as completed
+            # a checkpoint of a step's end was written before the step counted as completed
+            current = loop.batch_progress.current
             behind = data.position.batches - current.processed  # type: ignore[attr-defined]
             for name in ("ready", "started", "processed", "completed"):
                 setattr(current, name, getattr(current, name) + behind)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Loggers number steps by a count of their own, which a checkpoint written inside an epoch holds one step too low."""
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Loggers number steps by a count of their own, which a checkpoint written inside an epoch
+        holds one step too low.
+        """
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """One more batch is trained; after the last one the position is the start of the next epoch."""
-        position, done = _data(trainer).position, batch_idx + 1
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """One more batch is trained; after the last one the position is the start of the next
+        epoch.
+        """
+        position = _data(trainer).position
+        done = batch_idx + 1
         over = done >= trainer.num_training_batches
-        position.epoch, position.batches = (trainer.current_epoch + 1, 0) if over else (trainer.current_epoch, done)
+        position.epoch, position.batches = (
+            (trainer.current_epoch + 1, 0) if over else (trainer.current_epoch, done)
+        )
 
 
 class StepClock(Callback):
-    """Measures training steps, waiting for data included, validation excluded: milliseconds, rows, bytes sent, collectives.
+    """Measures training steps, waiting for data included, validation excluded: milliseconds, rows,
+    bytes sent, collectives.
 
-    Also for how much of it the host stood waiting for the tables' messages: for counts and ids (`input_wait_ms`), and for all of them.
+    Also for how much of it the host stood waiting for the tables' messages: for counts and ids
+    (`input_wait_ms`), and for all of them.
     """
 
     def __init__(self) -> None:
@@ -117,10 +140,14 @@ class StepClock(Callback):
 
     def _begin(self, trainer: Trainer) -> None:
         comm = _strategy(trainer).comm
-        self._since, self._sent, self._called = time.perf_counter(), comm.bytes_sent, comm.calls
+        self._since = time.perf_counter()
+        self._sent = comm.bytes_sent
+        self._called = comm.calls
         self._input, self._exchange = _waited_ms(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """The step is over; the next begins."""
         assert self._since is not None
         comm = _strategy(trainer).comm
@@ -135,52 +162,71 @@ class StepClock(Callback):
 
     def recent_rate(self) -> float:
         """Samples per second of all ranks over the last steps; 0 before the first."""
-        rows, ms = sum(self.rows[-RATE_STEPS:]), sum(self.step_ms[-RATE_STEPS:])
+        rows = sum(self.rows[-RATE_STEPS:])
+        ms = sum(self.step_ms[-RATE_STEPS:])
         return 1e3 * rows / ms if ms else 0.0
 
     def recent_input_wait_ms(self) -> float:
-        """What a step of the last ones waited for counts and ids on this rank; 0 before the first."""
+        """What a step of the last ones waited for counts and ids on this rank; 0 before the
+        first.
+        """
         return statistics.mean(self.input_wait_ms[-RATE_STEPS:] or [0.0])
 
     def _measured(self, values: list[Any]) -> list[Any]:
         return values[WARM_UP_STEPS:] or values
 
     def summary(self) -> dict[str, Any]:
-        """Medians, quartiles and rates without the first steps; empty where nothing was trained. Bytes are this rank's."""
+        """Medians, quartiles and rates without the first steps; empty where nothing was trained.
+        Bytes are this rank's.
+        """
         if not self.step_ms:
             return {}
-        ms, rows = self._measured(self.step_ms), self._measured(self.rows)
-        return {"step_ms": statistics.median(ms), "step_ms_quartiles": quartiles(ms), "samples_per_second": sum(rows) / sum(ms) * 1e3,
-                "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
-                "collectives_per_step": statistics.median_low(self.calls),      # an epoch's first steps make some of its last ones'
-                "input_wait_ms": statistics.median(self._measured(self.input_wait_ms)),
-                "exchange_wait_ms": statistics.median(self._measured(self.exchange_wait_ms))}
+        ms = self._measured(self.step_ms)
+        rows = self._measured(self.rows)
+        return {
+            "step_ms": statistics.median(ms),
+            "step_ms_quartiles": quartiles(ms),
+            "samples_per_second": sum(rows) / sum(ms) * 1e3,
+            "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
+            # an epoch's first steps make some of its last ones'
+            "collectives_per_step": statistics.median_low(self.calls),
+            "input_wait_ms": statistics.median(self._measured(self.input_wait_ms)),
+            "exchange_wait_ms": statistics.median(self._measured(self.exchange_wait_ms)),
+        }
 
 
 def _waited_ms(trainer: Trainer) -> tuple[float, float]:
     """So far: for counts and ids, for every message of the tables."""
     waited = [c.waits.waited_s for c in _strategy(trainer).collections()]
-    return 1e3 * sum(w["counts"] + w["ids"] for w in waited), 1e3 * sum(sum(w.values()) for w in waited)
+    return 1e3 * sum(w["counts"] + w["ids"] for w in waited), 1e3 * sum(
+        sum(w.values()) for w in waited
+    )
 
 
 class LogRate(Callback):
-    """Logs samples per second of all ranks, and what a step of this rank waited for its input exchange."""
+    """Logs samples per second of all ranks, and what a step of this rank waited for its input
+    exchange.
+    """
 
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """A reading in a while."""
         if batch_idx % RATE_STEPS == RATE_STEPS - 1:
-            # As tensors of the host: Lightning would put numbers on the module's GPU, and wait for all it has to do.
+            # As tensors of the host: Lightning would put numbers on the module's GPU, and wait for
+            # all it has to do.
             pl_module.log("samples_per_s", torch.tensor(self.clock.recent_rate()), batch_size=1)
-            pl_module.log("input_wait_ms", torch.tensor(self.clock.recent_input_wait_ms()), batch_size=1)
-
-
+            pl_module.log(
+                "input_wait_ms", torch.tensor(self.clock.recent_input_wait_ms()), batch_size=1
+            )
 
 
 class StartReport(Callback):
-    """Before the first step: seed, ranks with their hosts and devices, the layers with their output shapes, the plan.
+    """Before the first step: seed, ranks with their hosts and devices, the layers with their output
+    shapes, the plan.
 
     Args:
         seed: of the run.
@@ -188,30 +234,47 @@ class StartReport(Callback):
     """
 
     def __init__(self, seed: int, shown: bool) -> None:
-        self.seed, self.shown = seed, shown
+        self.seed = seed
+        self.shown = shown
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Rank 0 prints."""
         strategy = _strategy(trainer)
         if not (self.shown and trainer.is_global_zero):
             return
-        assert isinstance(pl_module, ClickModule) and pl_module.model is not None and strategy.plan is not None
+        assert (
+            isinstance(pl_module, ClickModule)
+            and pl_module.model is not None
+            and strategy.plan is not None
+        )
         tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
         held = rank_rows(tables, strategy.plan, strategy.rule)
-        where = [{"rank": i, **_hosts(strategy, i), "device": r["device"]} for i, r in enumerate(strategy.ranks)]
+        where = [
+            {"rank": i, **_hosts(strategy, i), "device": r["device"]}
+            for i, r in enumerate(strategy.ranks)
+        ]
         way = f", {describe(strategy.comm)}" if strategy.comm.world > 1 else ""
-        print(f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}{way}, plan {readable(strategy.plan.name)}")
-        for title, rows in (("Layers", layer_table(pl_module.model, len(_data(trainer).schema.dense))),
-                            ("Plan", plan_rows(tables, strategy.plan)),
-                            ("Ranks", [w | h for w, h in zip(where, held, strict=True)])):
+        print(
+            f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}{way}, plan "
+            f"{readable(strategy.plan.name)}"
+        )
+        for title, rows in (
+            ("Layers", layer_table(pl_module.model, len(_data(trainer).schema.dense))),
+            ("Plan", plan_rows(tables, strategy.plan)),
+            ("Ranks", [w | h for w, h in zip(where, held, strict=True)]),
+        ):
             print()
-            print_table(rows, [IN_MB.get(column.key, column) for column in columns_of(rows)], title=title)
+            print_table(
+                rows, [IN_MB.get(column.key, column) for column in columns_of(rows)], title=title
+            )
         print("".join(f"\nnote: {readable(note)}" for note in strategy.plan.notes), flush=True)
 
 
 def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:
-    """The host a rank is on, and the number of the one it is on for the plan where `topology.hosts` says otherwise."""
+    """The host a rank is on, and the number of the one it is on for the plan where `topology.hosts`
+    says otherwise.
+    """
     found = strategy.ranks[rank]["host"]
     if strategy.hosts in (None, hosts_in_blocks([r["host_id"] for r in strategy.ranks])):
         return {"host": found}

@@ -4,8 +4,8 @@
     settings     optimizer.dense.lr .001
     goes on      at .0004, on the same schedule
 
-Lightning restores an optimiser with its rates and all other hyper-parameters, and a schedule with the
-rates it began with: what the settings say instead would be lost without a word.
+Lightning restores an optimiser with its rates and all other hyper-parameters, and a schedule with
+the rates it began with: what the settings say instead would be lost without a word.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,8 @@ PARTS = ("dense", "sparse", "schedule")
 
 
 class ChangedOptimizer(Callback):
-    """Put what the settings change in the place of what the checkpoint says, before Lightning restores that.
+    """Put what the settings change in the place of what the checkpoint says, before Lightning
+    restores that.
 
     Args:
         before: the group `optimizer` of the settings that the checkpoint holds, whatever that is.
@@ -58,7 +59,9 @@ class ChangedOptimizer(Callback):
             _take(group, new, [*own, "lr"] if another else own, in_proportion=not another)
         if another:
             checkpoint["lr_schedulers"] = []
-        for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False):
+        for config, state in zip(
+            trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False
+        ):
             new = config.scheduler.state_dict()
             state.update({key: new[key] for key in self.changed["schedule"] if key in new})
             state["base_lrs"] = [group.get("initial_lr", group["lr"]) for group in groups]
@@ -75,21 +78,28 @@ class ChangedOptimizer(Callback):
 
 
 def _changed(before: Any, now: Settings | None) -> list[str]:
-    old, new = before if isinstance(before, Mapping) else {}, now or {}
-    return sorted(key for key in {*old, *new} if key not in old or key not in new or old[key] != new[key])
+    old = before if isinstance(before, Mapping) else {}
+    new = now or {}
+    return sorted(
+        key for key in {*old, *new} if key not in old or key not in new or old[key] != new[key]
+    )
 
 
 def _take(
     stored: dict[str, Any], new: Mapping[str, Any], keys: list[str], *, in_proportion: bool
 ) -> None:
-    """Put some hyper-parameters of a new group into a stored one; a rate as a schedule has made it."""
+    """Put some hyper-parameters of a new group into a stored one; a rate as a schedule has made
+    it.
+    """
     before = stored.get("initial_lr")
     for key in keys:
         if key in new and key != "lr":
             stored[key] = new[key]
     if "lr" not in keys:
         return
-    stored["lr"] = stored["lr"] / before * new["initial_lr"] if in_proportion and before else new["lr"]
+    stored["lr"] = (
+        stored["lr"] / before * new["initial_lr"] if in_proportion and before else new["lr"]
+    )
     stored.pop("initial_lr", None)
     if "initial_lr" in new:
         stored["initial_lr"] = new["initial_lr"]

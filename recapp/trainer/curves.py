@@ -1,14 +1,17 @@
-"""A run's curves as CSV, for any spreadsheet: a row per reading, a column per name, empty where a reading has no such number.
+"""A run's curves as CSV, for any spreadsheet: a row per reading, a column per name, empty where a
+reading has no such number.
 
     epoch,lr-dense,step,train_auc,train_loss,val_auc
     0,0.001,19,,,
     0,,19,0.6612,0.5093,
 
-`train_loss` is the mean of the steps since the row before that has one, `train_auc` that of the epoch so far.
+`train_loss` is the mean of the steps since the row before that has one, `train_auc` that of the
+epoch so far.
 
-Lightning's own CSV logger deletes the file of an earlier run when it is set up, before anybody knows whether this run can begin, and also
-where the run goes on from a checkpoint of the same directory. Here nothing is touched until there is something to write, and going on
-keeps the rows of the steps that the checkpoint has behind it.
+Lightning's own CSV logger deletes the file of an earlier run when it is set up, before anybody
+knows whether this run can begin, and also where the run goes on from a checkpoint of the same
+directory. Here nothing is touched until there is something to write, and going on keeps the rows of
+the steps that the checkpoint has behind it.
 """
 
 import csv
@@ -31,7 +34,8 @@ class CSVCurves(Logger):
 
     def __init__(self, save_dir: str, kept_steps: int = 0) -> None:
         super().__init__()
-        self.file, self.kept_steps = Path(save_dir) / "csv" / "metrics.csv", kept_steps
+        self.file = Path(save_dir) / "csv" / "metrics.csv"
+        self.kept_steps = kept_steps
         self._columns: list[str] = []
         self._unsaved: list[dict[str, Any]] = []
         self._begun = False
@@ -65,13 +69,17 @@ class CSVCurves(Logger):
         if not self._unsaved:
             return
         before = [] if self._begun else self._kept()
-        wanted = sorted({name for row in (*before, *self._unsaved) for name in row}.union(self._columns))
+        wanted = sorted(
+            {name for row in (*before, *self._unsaved) for name in row}.union(self._columns)
+        )
         if self._begun and wanted == self._columns:
             with open(self.file, "a", newline="") as file:
                 csv.DictWriter(file, wanted).writerows(self._unsaved)
         else:
             self._write(wanted, [*(self._rows() if self._begun else before), *self._unsaved])
-        self._columns, self._unsaved, self._begun = wanted, [], True
+        self._columns = wanted
+        self._unsaved = []
+        self._begun = True
 
     def finalize(self, status: str) -> None:
         """The last rows; none of a run that failed before it had begun."""

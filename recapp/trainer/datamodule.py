@@ -1,8 +1,9 @@
 """The LightningDataModule: where a run's rows come from, and where in them it is.
 
-Lightning counts batches but skips no data on resume, and looks ahead of what was trained. So the position is kept here, as
-(epoch, batches trained in it), written by a callback after each step; the train loader reads it at its first `next()`, when
-Lightning has settled the epoch. It is the same on all ranks and holds for any number of ranks and workers.
+Lightning counts batches but skips no data on resume, and looks ahead of what was trained. So the
+position is kept here, as (epoch, batches trained in it), written by a callback after each step; the
+train loader reads it at its first `next()`, when Lightning has settled the epoch. It is the same on
+all ranks and holds for any number of ranks and workers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,10 +61,15 @@ class DataSettings:
     def __post_init__(self) -> None:
         size = self.val_batch_size
         if size is not None and self.lanes > 0 and (size < 1 or size % self.lanes):
-            raise ConfigError(f"dataset.val_batch_size={size}: lanes share it equally, so a multiple of dataset.lanes={self.lanes} "
-                              f"is allowed; set {max(size // self.lanes, 1) * self.lanes}")
+            raise ConfigError(
+                f"dataset.val_batch_size={size}: lanes share it equally, so a multiple of "
+                f"dataset.lanes={self.lanes} "
+                f"is allowed; set {max(size // self.lanes, 1) * self.lanes}"
+            )
 
-STATISTICS_SAMPLES = 32_768     # rows that id statistics are measured on: a fraction of a second, and ids of several ranks' batches
+
+# rows that id statistics are measured on: a fraction of a second, and ids of several ranks' batches
+STATISTICS_SAMPLES = 32_768
 
 
 @dataclass
@@ -76,7 +82,9 @@ class Position:
 
 @dataclass
 class EpochLoader:
-    """A training epoch from the position on. Its length is the full epoch's: Lightning goes on counting after a resume."""
+    """A training epoch from the position on. Its length is the full epoch's: Lightning goes on
+    counting after a resume.
+    """
 
     loader: BatchLoader
     stream: BatchStream
@@ -106,13 +114,23 @@ class ClickData(LightningDataModule):
         most_rows: that such a table may have; given with `take_table_rows`.
     """
 
-    def __init__(self, settings: DataSettings, schema: Schema, seed: int = 1,
-                 prepare: Callable[[], None] | None = None, *,
-                 take_table_rows: Callable[[list[int]], None] | None = None,
-                 most_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: DataSettings,
+        schema: Schema,
+        seed: int = 1,
+        prepare: Callable[[], None] | None = None,
+        *,
+        take_table_rows: Callable[[list[int]], None] | None = None,
+        most_rows: int | None = None,
+    ) -> None:
         super().__init__()
-        self.settings, self.schema, self.seed, self._prepare = settings, schema, seed, prepare
-        self._take_table_rows, self._most_rows = take_table_rows, most_rows
+        self.settings = settings
+        self.schema = schema
+        self.seed = seed
+        self._prepare = prepare
+        self._take_table_rows = take_table_rows
+        self._most_rows = most_rows
         self.position = Position()
         self._train: Source | None = None
         self._val: Source | None = None
@@ -136,7 +154,10 @@ class ClickData(LightningDataModule):
                 said = self.settings.val_share
                 self._train, self._val = split(everything, _share(said), said)
             else:
-                self._train, self._val = everything, open_source(_paths(self.settings.val_path), self.schema, setting="dataset.val_path")
+                self._train = everything
+                self._val = open_source(
+                    _paths(self.settings.val_path), self.schema, setting="dataset.val_path"
+                )
         if self._take_table_rows is not None and stage == "fit":
             self._take_table_rows(self._on_rank_0(self._count))
 
@@ -167,13 +188,16 @@ class ClickData(LightningDataModule):
         Raises:
             CheckpointError: naming the column.
         """
-        info, schema = read_manifest(checkpoint).info, self.schema
+        info = read_manifest(checkpoint).info
+        schema = self.schema
         speaks = self.trainer is None or self.trainer.is_global_zero
         if info.get("ids") is not None:
             schema.check_reading(info["ids"], str(checkpoint))
         elif "ids" not in info and set(schema.hex) != set(schema.sparse) and speaks:
-            note(f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for "
-                 "which Schema(hex=...) names the columns")
+            note(
+                f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for "
+                "which Schema(hex=...) names the columns"
+            )
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -186,32 +210,43 @@ class ClickData(LightningDataModule):
         assert self._train is not None and self.trainer is not None
         stream = self._stream(self._train, training=True)
         trainer = self.trainer
-        return EpochLoader(make_loader(stream, self.settings.num_workers), stream, self.position, lambda: trainer.current_epoch)
+        return EpochLoader(
+            make_loader(stream, self.settings.num_workers),
+            stream,
+            self.position,
+            lambda: trainer.current_epoch,
+        )
 
     def sample(self, batches: int) -> list[Batch]:
-        """This rank's first training batches of the first epoch, whatever the position: what choices about traffic are counted on."""
+        """This rank's first training batches of the first epoch, whatever the position: what
+        choices about traffic are counted on.
+        """
         assert self._train is not None
         stream = self._stream(self._train, training=True)
         stream.set_position(0, 0)
         return list(islice(make_loader(stream, 0), batches))
 
     def statistics(self, tables: Sequence[EmbeddingBagConfig]) -> dict[str, TableStatistics]:
-        """What the tables' ids are like, from the first training rows of the first epoch: the same for any rank and number of ranks.
+        """What the tables' ids are like, from the first training rows of the first epoch: the same
+        for any rank and number of ranks.
 
         Kept beside the data (`recapp/tables/statistics_cache.py`), so looked at once.
         """
         assert self._train is not None
         if self.trainer is not None:
-            self._stream(self._train, training=True)        # refuses an order that cannot be, before anything is written
+            # refuses an order that cannot be, before anything is written
+            self._stream(self._train, training=True)
         files = [file.path for file in self._train.files]
         if known := read_cached(files, tables, min(STATISTICS_SAMPLES, self._train.rows // 2)):
             return known
         stream = self._stream(self._train, training=True, alone=True)
-        batches = list(islice(make_loader(stream, 0), max(1, STATISTICS_SAMPLES // self.settings.batch_size)))
+        batches = list(
+            islice(make_loader(stream, 0), max(1, STATISTICS_SAMPLES // self.settings.batch_size))
+        )
         try:
             found = measured_statistics(tables, [b.sparse for b in batches])
         except IdError:
-            return {}                   # training will say on which rank
+            return {}  # training will say on which rank
         write_cached(files, tables, found, sum(b.rows for b in batches))
         return found
 
@@ -222,7 +257,9 @@ class ClickData(LightningDataModule):
         return self._val.rows
 
     def val_dataloader(self) -> BatchLoader:
-        """Every validation row once, in file order; ranks that have none left hand out empty batches."""
+        """Every validation row once, in file order; ranks that have none left hand out empty
+        batches.
+        """
         assert self._val is not None
         return make_loader(self._stream(self._val, training=False), self.settings.num_workers)
 
@@ -233,27 +270,52 @@ class ClickData(LightningDataModule):
             ConfigError: dataset.test_path is not set.
         """
         if self.settings.test_path is None:
-            raise ConfigError("dataset.test_path is not set: split=test needs it (a directory, a glob, a _file_list.txt or a list of them)")
-        source = open_source(_paths(self.settings.test_path), self.schema, setting="dataset.test_path")
+            raise ConfigError(
+                "dataset.test_path is not set: split=test needs it (a directory, a glob, a "
+                "_file_list.txt or a list of them)"
+            )
+        source = open_source(
+            _paths(self.settings.test_path), self.schema, setting="dataset.test_path"
+        )
         return make_loader(self._stream(source, training=False), self.settings.num_workers)
 
     def _stream(self, source: Source, *, training: bool, alone: bool = False) -> BatchStream:
-        s, rank, world = self.settings, 0, 1
+        s = self.settings
+        rank = 0
+        world = 1
         if not alone:
             assert self.trainer is not None
-            rank, world = self.trainer.global_rank, self.trainer.world_size
-        return BatchStream(source, self.schema, batch_size=s.batch_size if training else s.val_batch_size or s.batch_size, lanes=s.lanes,
-                           shuffle_rows=s.shuffle_rows if training else 0, seed=self.seed, rank=rank,
-                           world=world, training=training, dense_transform=s.dense_transform)
+            rank = self.trainer.global_rank
+            world = self.trainer.world_size
+        return BatchStream(
+            source,
+            self.schema,
+            batch_size=s.batch_size if training else s.val_batch_size or s.batch_size,
+            lanes=s.lanes,
+            shuffle_rows=s.shuffle_rows if training else 0,
+            seed=self.seed,
+            rank=rank,
+            world=world,
+            training=training,
+            dense_transform=s.dense_transform,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it is counted in."""
-        return {"epoch": self.position.epoch, "batches": self.position.batches, "batch_size": self.settings.batch_size}
+        return {
+            "epoch": self.position.epoch,
+            "batches": self.position.batches,
+            "batch_size": self.settings.batch_size,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a checkpoint stopped; under another batch size at the same row, rounded down to a batch."""
+        """Go on where a checkpoint stopped; under another batch size at the same row, rounded down
+        to a batch.
+        """
         self.position.epoch = int(state_dict.get("epoch", 0))
-        rows = int(state_dict.get("batches", 0)) * int(state_dict.get("batch_size", self.settings.batch_size))
+        rows = int(state_dict.get("batches", 0)) * int(
+            state_dict.get("batch_size", self.settings.batch_size)
+        )
         self.position.batches = rows // self.settings.batch_size
 
 
@@ -265,4 +327,6 @@ def _share(text: str) -> Fraction:
     try:
         return Fraction(str(text))
     except (ValueError, ZeroDivisionError):
-        raise ConfigError(f"dataset.val_share={text}: write a fraction such as 1/7 or 0.1") from None
+        raise ConfigError(
+            f"dataset.val_share={text}: write a fraction such as 1/7 or 0.1"
+        ) from None

@@ -1,10 +1,14 @@
-"""Ends a run before its time, on all ranks at the same step: after a signal, or when a loss is not finite.
+"""Ends a run before its time, on all ranks at the same step: after a signal, or when a loss is not
+finite.
 
-A rank tells what it knows in the header of the counts message of its next batch, so all ranks hear it with the counts, and no message
-is added. With look-ahead that is one step later on the CPU; on a GPU, where a loss is read a step late, two.
+A rank tells what it knows in the header of the counts message of its next batch, so all ranks hear
+it with the counts, and no message is added. With look-ahead that is one step later on the CPU; on a
+GPU, where a loss is read a step late, two.
 
-    a signal, on any rank     checkpoint, then `Stopped` on all ranks; no validation, which may take longer than whoever stops us waits
-    a loss that is nan        `TrainingError` on all ranks, with the rank and the step; nothing is saved
+    a signal, on any rank     checkpoint, then `Stopped` on all ranks; no validation, which may take
+                              longer than whoever stops us waits
+    a loss that is nan        `TrainingError` on all ranks, with the rank and the step; nothing is
+                              saved
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +26,8 @@ from recapp.errors import TrainingError
 from recapp.trainer.finite import LossWatch
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
-SIGNAL_BITS = 8  # of what a rank tells: the signal it got; above them the step whose loss was not finite
+# of what a rank tells: the signal it got; above them the step whose loss was not finite
+SIGNAL_BITS = 8
 
 
 class EndTogether(Callback):
@@ -35,14 +40,22 @@ class EndTogether(Callback):
     `said` is when and why a signal has ended training; None where it has not.
     """
 
-    def __init__(self, save: Callable[[Trainer], None], grace: float = stopping.GRACE_SECONDS) -> None:
-        self.save, self.grace = save, grace
+    def __init__(
+        self, save: Callable[[Trainer], None], grace: float = stopping.GRACE_SECONDS
+    ) -> None:
+        self.save = save
+        self.grace = grace
         self.said: str | None = None
-        self._losses, self._told = LossWatch(), 0
+        self._losses = LossWatch()
+        self._told = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here on a signal asks. An earlier one ends this rank, as there is nothing to save."""
-        self._losses, self._told, self.said = LossWatch(), 0, None
+        """From here on a signal asks. An earlier one ends this rank, as there is nothing to
+        save.
+        """
+        self._losses = LossWatch()
+        self._told = 0
+        self.said = None
         self._tell(trainer, 0)
         stopping.listen(lambda number: self._tell(trainer, number), self.grace)
 
@@ -52,7 +65,9 @@ class EndTogether(Callback):
         for collection in _strategy(trainer).collections():
             collection.header.wanted = self._told
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Look at the loss, hear the others, end."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._losses.see(trainer.global_step, loss if isinstance(loss, Tensor) else None)
@@ -65,13 +80,22 @@ class EndTogether(Callback):
         """A model whose loss was not finite is not validated."""
         self._settle(trainer)
 
-    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
-                                dataloader_idx: int = 0) -> None:
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         """Validation in between is not finished where a signal asks to stop."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._stop(trainer, self._heard(trainer))
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Nothing is saved after a loss that was not finite."""
         self._settle(trainer)
 
@@ -79,7 +103,9 @@ class EndTogether(Callback):
         """Where this process was no rank before, signals mean what they did."""
         stopping.stop_listening()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         """As after a run that has ended."""
         stopping.stop_listening()
 
@@ -92,7 +118,9 @@ class EndTogether(Callback):
         return [reduce(or_, told_C) for told_C in zip(*told_CW, strict=True)]
 
     def _settle(self, trainer: Trainer) -> None:
-        """Before what takes all ranks a while anyway: hear of the last steps, whose counts nobody has."""
+        """Before what takes all ranks a while anyway: hear of the last steps, whose counts nobody
+        has.
+        """
         if trainer.state.fn != TrainerFn.FITTING:
             return
         self._losses.settle()
@@ -100,10 +128,14 @@ class EndTogether(Callback):
         self._refuse(trainer, _strategy(trainer).comm.gather(self._told))
 
     def _refuse(self, trainer: Trainer, told_W: Sequence[int]) -> None:
-        found = [(told >> SIGNAL_BITS, rank) for rank, told in enumerate(told_W) if told >> SIGNAL_BITS]
+        found = [
+            (told >> SIGNAL_BITS, rank) for rank, told in enumerate(told_W) if told >> SIGNAL_BITS
+        ]
         if found:
             step, rank = min(found)
-            raise TrainingError(f"the loss of step {step} is not a finite number on rank {rank}: {_advice(trainer)}")
+            raise TrainingError(
+                f"the loss of step {step} is not a finite number on rank {rank}: {_advice(trainer)}"
+            )
 
     def _stop(self, trainer: Trainer, told_W: Sequence[int]) -> None:
         found = [(rank, told & (1 << SIGNAL_BITS) - 1) for rank, told in enumerate(told_W)]
@@ -130,6 +162,12 @@ def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
 def _advice(trainer: Trainer) -> str:
     """What to try: the rates, the highest first, and the data."""
     groups = sorted(trainer.optimizers[0].param_groups, key=lambda group: -group["lr"])
-    rates = dict.fromkeys(f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now {group['lr']:g})" for group in groups)
-    return (f"lower the learning rates, {', '.join(rates)}, or look at the numbers of that batch (a dense column that is huge: "
-            "dataset.dense_transform=log1p); nothing was saved since")
+    rates = dict.fromkeys(
+        f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now {group['lr']:g})"
+        for group in groups
+    )
+    return (
+        f"lower the learning rates, {', '.join(rates)}, or look at the numbers of that batch (a "
+        "dense column that is huge: "
+        "dataset.dense_transform=log1p); nothing was saved since"
+    )

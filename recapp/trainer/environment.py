@@ -1,7 +1,9 @@
-"""Tells Lightning which rank this is, as `recapp/distributed/place.py` reads it: one answer in the whole product.
+"""Tells Lightning which rank this is, as `recapp/distributed/place.py` reads it: one answer in the
+whole product.
 
-Lightning's own environments differ in what they accept: its SLURM refuses `srun -n 2`, installs a handler that requeues the job, and
-meets at one port for all steps of a job; ranks started by hand are not ranks to it unless LOCAL_RANK is there.
+Lightning's own environments differ in what they accept: its SLURM refuses `srun -n 2`, installs a
+handler that requeues the job, and meets at one port for all steps of a job; ranks started by hand
+are not ranks to it unless LOCAL_RANK is there.
 """
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -44,7 +46,9 @@ class RankEnvironment(ClusterEnvironment):
         return self.place.world
 
     def set_world_size(self, size: int) -> None:
-        """Lightning's product of devices and nodes; hosts may have different numbers of ranks, so it is not asked."""
+        """Lightning's product of devices and nodes; hosts may have different numbers of ranks, so
+        it is not asked.
+        """
 
     def global_rank(self) -> int:
         """Among all ranks."""

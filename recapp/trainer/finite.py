@@ -1,7 +1,8 @@
 """Whether the losses of training are finite numbers, without making a GPU wait.
 
-On the CPU a loss is read when its step ends. On a GPU it is copied to the host beside the work that is queued, and read when the next
-step has been queued behind it: the host waits for the copy only where it is more than a step ahead, and the GPU still has a step to do.
+On the CPU a loss is read when its step ends. On a GPU it is copied to the host beside the work that
+is queued, and read when the next step has been queued behind it: the host waits for the copy only
+where it is more than a step ahead, and the GPU still has a step to do.
 """
 
 import math
@@ -12,14 +13,18 @@ from torch import Tensor
 
 
 class LossWatch:
-    """Looks at the loss of every step of this rank. `step` is the first one whose loss is not finite, 0 as long as there is none."""
+    """Looks at the loss of every step of this rank. `step` is the first one whose loss is not
+    finite, 0 as long as there is none.
+    """
 
     def __init__(self) -> None:
         self.step = 0
-        self._under_way: tuple[int, Tensor, Any] | None = None  # step, loss, the event of its arrival
+        # step, loss, the event of its arrival
+        self._under_way: tuple[int, Tensor, Any] | None = None
 
     def see(self, step: int, loss: Tensor | None) -> None:
-        """Look at the loss of a step that has just been queued; on a GPU at that of the step before.
+        """Look at the loss of a step that has just been queued; on a GPU at that of the step
+        before.
 
         Args:
             step: its number, from 1 on.
@@ -39,7 +44,8 @@ class LossWatch:
     def settle(self) -> None:
         """Look at the one that is on its way."""
         if self._under_way is not None:
-            (step, copy, arrived), self._under_way = self._under_way, None
+            step, copy, arrived = self._under_way
+            self._under_way = None
             arrived.synchronize()
             self._judge(step, float(copy))
 

@@ -1,10 +1,12 @@
-"""`last.ckpt`, from which training goes on, and which checkpoint is the best over all runs of a model.
+"""`last.ckpt`, from which training goes on, and which checkpoint is the best over all runs of a
+model.
 
     checkpoints/step_000020.ckpt           the best, of Lightning's ModelCheckpoint
     checkpoints/last.ckpt -> step_000020.ckpt    where it is the last one, too
     checkpoints/last.ckpt -> last.ckpt.000027    else a directory of its own
 
-`last.ckpt` is always a link, so it is replaced in one rename: at every moment it leads to a whole checkpoint.
+`last.ckpt` is always a link, so it is replaced in one rename: at every moment it leads to a whole
+checkpoint.
 """
 
 import os
@@ -24,12 +26,13 @@ from recapp.trainer.restored import state_must_fit
 
 
 class KeepLast(Checkpoint):
-    """However a run ends, it validates at its last step and leaves `last.ckpt`, from which training goes on.
+    """However a run ends, it validates at its last step and leaves `last.ckpt`, from which training
+    goes on.
 
-    Lightning validates after a stop, but not where max_steps ends an epoch early or where validation goes
-    by steps: so the last step becomes a stop. All of it happens inside the epoch, because a checkpoint
-    written after it would say that the epoch is over. Where a `ModelCheckpoint` has just written the same
-    state, `last.ckpt` is a link to it.
+    Lightning validates after a stop, but not where max_steps ends an epoch early or where
+    validation goes by steps: so the last step becomes a stop. All of it happens inside the epoch,
+    because a checkpoint written after it would say that the epoch is over. Where a
+    `ModelCheckpoint` has just written the same state, `last.ckpt` is a link to it.
 
     Args:
         folder: of the checkpoints.
@@ -42,7 +45,8 @@ class KeepLast(Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Let every `ModelCheckpoint` know the best checkpoints of the run that goes on, wherever they are.
+        """Let every `ModelCheckpoint` know the best checkpoints of the run that goes on, wherever
+        they are.
 
         Lightning forgets their scores in another directory, and calls the next one the best.
         """
@@ -59,7 +63,8 @@ class KeepLast(Checkpoint):
                 states[callback.state_key] = known
             if lost and trainer.is_global_zero:
                 note(
-                    f"the earlier run's best checkpoint {state.get('best_model_path')} is gone: the best from here on counts"
+                    f"the earlier run's best checkpoint {state.get('best_model_path')} is gone: "
+                    "the best from here on counts"
                 )
 
     def on_train_batch_end(
@@ -97,7 +102,9 @@ class KeepLast(Checkpoint):
         trainer.strategy.barrier()
 
     def named(self, trainer: Trainer) -> str:
-        """The checkpoint that a run's summary speaks of: the best one, or the last where none was chosen."""
+        """The checkpoint that a run's summary speaks of: the best one, or the last where none was
+        chosen.
+        """
         callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         best = [c.best_model_path for c in callbacks if c.best_model_path]
         return best[0] if best else str(self.path)
@@ -108,7 +115,8 @@ def _just_saved(trainer: Trainer) -> Path | None:
     for callback in trainer.checkpoint_callbacks:
         if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
             continue
-        path, step = callback._last_checkpoint_saved, callback._last_global_step_saved
+        path = callback._last_checkpoint_saved
+        step = callback._last_global_step_saved
         if path and step == trainer.global_step:
             return Path(path)
     return None
@@ -122,11 +130,12 @@ def _known_best(
     Args:
         callback: the new run's.
         state: of the earlier run's, as its checkpoint holds it.
-        beside: the folder of that checkpoint; a run's directory may have been moved with all it holds.
+        beside: the folder of that checkpoint; a run's directory may have been moved with all it
+            holds.
 
     Returns:
-        Nothing where none of them is there. Paths are absolute and normal, so that Lightning tells those
-        of another directory, which are not this run's to delete.
+        Nothing where none of them is there. Paths are absolute and normal, so that Lightning tells
+        those of another directory, which are not this run's to delete.
     """
     if callback.monitor is None:  # the newest is the best: of another directory it says nothing
         return dict(state) if state["dirpath"] == callback.dirpath else {}
@@ -135,13 +144,16 @@ def _known_best(
         path = Path(os.path.normpath(Path(name).absolute()))
         found = next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
         if found is not None:
-            scores[str(found)] = torch.as_tensor(score)  # as it is: another precision is another score
+            # as it is: another precision is another score
+            scores[str(found)] = torch.as_tensor(score)
     ranked = sorted(scores, key=lambda path: float(scores[path]), reverse=callback.mode == "max")
     most = callback.save_top_k
     ranked = ranked[:most] if most > 0 else ranked
     if not ranked:
         return {}
-    best, worst, full = ranked[0], ranked[-1], len(ranked) == most
+    best = ranked[0]
+    worst = ranked[-1]
+    full = len(ranked) == most
     return {
         **state,
         "dirpath": callback.dirpath,

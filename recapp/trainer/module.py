@@ -1,7 +1,9 @@
-"""The LightningModule: loss, optimiser and metrics of a click model. It knows no ranks, no plan and no sharding.
+"""The LightningModule: loss, optimiser and metrics of a click model. It knows no ranks, no plan and
+no sharding.
 
-Any LightningModule that holds an `EmbeddingBagCollection` trains sharded under `EmbeddingShardingStrategy` all the same; this one is what
-recapp's commands use. Lightning's automatic optimisation, callbacks, loggers and schedulers work as in any module.
+Any LightningModule that holds an `EmbeddingBagCollection` trains sharded under
+`EmbeddingShardingStrategy` all the same; this one is what recapp's commands use. Lightning's
+automatic optimisation, callbacks, loggers and schedulers work as in any module.
 """
 
 import math
@@ -28,21 +30,35 @@ class ClickModule(LightningModule):
     Args:
         make_model: builds the model, tables on the meta device; called once, on every rank alike.
         make_optimizer: makes the dense part's optimiser from its parameters.
-        make_metrics: makes fresh metrics by name; each is updated with (logits_B, labels_B); `sync_on_compute` as of torchmetrics.
-        make_schedule: makes a learning-rate schedule of the one optimiser, stepped every batch; None keeps rates constant.
+        make_metrics: makes fresh metrics by name; each is updated with (logits_B, labels_B);
+            `sync_on_compute` as of torchmetrics.
+        make_schedule: makes a learning-rate schedule of the one optimiser, stepped every batch;
+            None keeps rates constant.
         seed: of the dense part's start values.
     """
 
-    def __init__(self, make_model: Callable[[], nn.Module], make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-                 make_metrics: Callable[..., Mapping[str, Metric]], make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
-                 seed: int = 1) -> None:
+    def __init__(
+        self,
+        make_model: Callable[[], nn.Module],
+        make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        make_metrics: Callable[..., Mapping[str, Metric]],
+        make_schedule: Callable[[Optimizer], LRScheduler] | None = None,
+        seed: int = 1,
+    ) -> None:
         super().__init__()
-        self._make_model, self._make_optimizer, self._make_schedule, self._seed = make_model, make_optimizer, make_schedule, seed
+        self._make_model = make_model
+        self._make_optimizer = make_optimizer
+        self._make_schedule = make_schedule
+        self._seed = seed
         self.val_metrics = MetricCollection(dict(make_metrics()), compute_groups=False)
-        # The running value on the bar is this rank's: only some ranks ask for it, so it may not need the others.
-        self.train_metrics = MetricCollection(dict(make_metrics(sync_on_compute=False)), compute_groups=False)
+        # The running value on the bar is this rank's: only some ranks ask for it, so it may not
+        # need the others.
+        self.train_metrics = MetricCollection(
+            dict(make_metrics(sync_on_compute=False)), compute_groups=False
+        )
         self.model: nn.Module | None = None
-        self._loss_sum, self._loss_steps = torch.zeros(()), 0
+        self._loss_sum = torch.zeros(())
+        self._loss_steps = 0
 
     def configure_model(self) -> None:
         """Build the model once; tables stay on the meta device until the strategy shards them."""
@@ -58,18 +74,26 @@ class ClickModule(LightningModule):
         return logits_B
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Mean loss over this rank's batch; the strategy weighs it where ranks have batches of different size."""
+        """Mean loss over this rank's batch; the strategy weighs it where ranks have batches of
+        different size.
+        """
         logits_B = self(batch)
-        loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels_B, reduction="sum") / max(batch.rows, 1)
+        loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels_B, reduction="sum") / max(
+            batch.rows, 1
+        )
         self.log("train_loss", self._mean_loss(loss.detach()), prog_bar=True, batch_size=batch.rows)
         self.train_metrics.update(logits_B.detach().float(), batch.labels_B)
         return loss
 
     def _mean_loss(self, loss: Tensor) -> Tensor:
-        """Return the mean loss of the steps since loggers last wrote, with this one; nothing waits for its device."""
+        """Return the mean loss of the steps since loggers last wrote, with this one; nothing waits
+        for its device.
+        """
         if self._loss_steps == 0 or self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            self._loss_sum, self._loss_steps = torch.zeros_like(loss), 0
-        self._loss_sum, self._loss_steps = self._loss_sum + loss, self._loss_steps + 1
+            self._loss_sum = torch.zeros_like(loss)
+            self._loss_steps = 0
+        self._loss_sum = self._loss_sum + loss
+        self._loss_steps = self._loss_steps + 1
         return self._loss_sum / self._loss_steps
 
     def on_train_start(self) -> None:
@@ -77,14 +101,20 @@ class ClickModule(LightningModule):
         self._loss_steps = 0
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Log the running AUC where loggers write: every so many steps, and at a stop, which a callback may just have asked for."""
+        """Log the running AUC where loggers write: every so many steps, and at a stop, which a
+        callback may just have asked for.
+        """
         due = self.global_step % self.trainer.log_every_n_steps == 0 or self.trainer.should_stop  # type: ignore[attr-defined]
         if due and (auc := self.train_auc()) is not None:
             self.log("train_auc", auc, batch_size=batch.rows)
 
     def train_auc(self) -> float | None:
-        """AUC of the epoch's training batches so far, of this rank; None before both classes were seen. 3 ms: it walks a histogram."""
-        value = float(self.train_metrics["auc"].compute()) if "auc" in self.train_metrics else math.nan
+        """AUC of the epoch's training batches so far, of this rank; None before both classes were
+        seen. 3 ms: it walks a histogram.
+        """
+        value = (
+            float(self.train_metrics["auc"].compute()) if "auc" in self.train_metrics else math.nan
+        )
         return None if math.isnan(value) else value
 
     def on_train_epoch_start(self) -> None:
@@ -119,7 +149,9 @@ class ClickModule(LightningModule):
             self.log(f"test_{name}", value)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One optimiser: the dense parameters' own, and a group per sharded collection whose rate the fused update reads."""
+        """One optimiser: the dense parameters' own, and a group per sharded collection whose rate
+        the fused update reads.
+        """
         dense = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
         optimizer = HybridOptimizer(dense, [c.param_group for c in sharded_collections(self)])
         if self._make_schedule is None:

@@ -1,4 +1,6 @@
-"""What Lightning takes from a checkpoint's plain part, looked at before Lightning does: its own errors there are tracebacks."""
+"""What Lightning takes from a checkpoint's plain part, looked at before Lightning does: its own
+errors there are tracebacks.
+"""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,11 +1,15 @@
 """The Lightning Strategy: tables are model parallel, the rest is DDP.
 
     setup_environment   the process group, and one of its own for embedding traffic
-    setup               tables on the meta device become shards; DDP wraps the rest and ignores them; optimisers
-    backward            the loss is weighed by this rank's share of the global batch; tables are updated inside
-    save / load         a directory of rectangles (`recapp/checkpoints`), read under any plan and any number of ranks
+    setup               tables on the meta device become shards; DDP wraps the rest and ignores
+                        them; optimisers
+    backward            the loss is weighed by this rank's share of the global batch; tables are
+                        updated inside
+    save / load         a directory of rectangles (`recapp/checkpoints`), read under any plan and
+                        any number of ranks
 
-Everything else is DDPStrategy. Where Lightning would do something that is wrong or slow for shards, the method here says why.
+Everything else is DDPStrategy. Where Lightning would do something that is wrong or slow for shards,
+the method here says why.
 """
 
 import socket
@@ -32,7 +36,12 @@ from recapp.distributed.dense_gradients import AverageOverRanks, hook_of
 from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.distributed.place import place_of
 from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
-from recapp.distributed.shard_model import compile_dense, shard_model, sharded_collections, wrap_dense
+from recapp.distributed.shard_model import (
+    compile_dense,
+    shard_model,
+    sharded_collections,
+    wrap_dense,
+)
 from recapp.distributed.sharded_state import without_tables
 from recapp.distributed.stopping import saving
 from recapp.distributed.transport import make_comm
@@ -52,22 +61,31 @@ from recapp.trainer.environment import RankEnvironment
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.restored import check_state, state_must_fit
 
-Planner = Callable[[Sequence[EmbeddingBagConfig], Topology, RowRule, Mapping[str, TableStatistics], Dense], ShardingPlan]
+Planner = Callable[
+    [Sequence[EmbeddingBagConfig], Topology, RowRule, Mapping[str, TableStatistics], Dense],
+    ShardingPlan,
+]
 
 
 def check_precision(precision: object) -> None:
-    """Raises ConfigError for 16-mixed: the loss is scaled there, and tables would be updated with the scaled gradient."""
+    """Raises ConfigError for 16-mixed: the loss is scaled there, and tables would be updated with
+    the scaled gradient.
+    """
     if precision == "16-mixed":
-        raise ConfigError("trainer.precision=16-mixed: tables are updated in backward, where the scaled loss would reach them; "
-                          "use bf16-mixed")
+        raise ConfigError(
+            "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
+            "would reach them; "
+            "use bf16-mixed"
+        )
 
 
 class EmbeddingShardingStrategy(DDPStrategy):
-    """Shards every `EmbeddingBagCollection` of a LightningModule; wraps the rest in DDP. One process runs the same code.
+    """Shards every `EmbeddingBagCollection` of a LightningModule; wraps the rest in DDP. One
+    process runs the same code.
 
     Args:
-        planner: makes the plan from the model's tables, the topology found at start, the rule, id statistics of the first training
-            batches and the dense part; called on rank 0.
+        planner: makes the plan from the model's tables, the topology found at start, the rule, id
+            statistics of the first training batches and the dense part; called on rank 0.
         rule: what happens to touched rows.
         hosts: hosts the plan assumes; None takes the real ones.
         memory_bytes: of a rank, for tables and their optimiser; None takes what is free at start.
@@ -76,78 +94,135 @@ class EmbeddingShardingStrategy(DDPStrategy):
         transport: which way the tables' messages go (`recapp/distributed/transport.py`).
         backend: which kernels run (`recapp/kernels/backend.py`).
         payload: type of vectors and gradients that travel; None takes the compute type.
-        modes: of tables whose plan leaves the mode open; what is open then is counted on the first training batches.
-        look_ahead: training batches whose input exchange runs before their turn (`recapp/trainer/lookahead.py`); 0 for none.
+        modes: of tables whose plan leaves the mode open; what is open then is counted on the first
+            training batches.
+        look_ahead: training batches whose input exchange runs before their turn
+            (`recapp/trainer/lookahead.py`); 0 for none.
         compiled: whether `torch.compile` has the dense part in training.
-        timeout: how long a rank waits for a silent one, whichever way messages go; None for torch's half an hour.
+        timeout: how long a rank waits for a silent one, whichever way messages go; None for torch's
+            half an hour.
         stored: plain data that every checkpoint's manifest keeps (the run's settings).
         ddp: settings of DistributedDataParallel.
 
     Ranks are started from outside (`recapp.train`, torchrun, srun): this strategy starts none.
     """
 
-    def __init__(self, planner: Planner, rule: RowRule, *, hosts: int | None = None, memory_bytes: int | None = None,
-                 reserve_bytes: int = 0, hardware: Hardware | None = None, transport: str = "auto", backend: str = "auto",
-                 payload: torch.dtype | None = None, modes: Mapping[str, Mode] | None = None, look_ahead: int = 1, compiled: bool = False,
-                 timeout: timedelta | None = None, stored: Mapping[str, Any] | None = None, **ddp: Any) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        rule: RowRule,
+        *,
+        hosts: int | None = None,
+        memory_bytes: int | None = None,
+        reserve_bytes: int = 0,
+        hardware: Hardware | None = None,
+        transport: str = "auto",
+        backend: str = "auto",
+        payload: torch.dtype | None = None,
+        modes: Mapping[str, Mode] | None = None,
+        look_ahead: int = 1,
+        compiled: bool = False,
+        timeout: timedelta | None = None,
+        stored: Mapping[str, Any] | None = None,
+        **ddp: Any,
+    ) -> None:
         place = place_of()
         self.patience = timeout or default_pg_timeout
-        super().__init__(cluster_environment=RankEnvironment(place) if place else None, timeout=self.patience,
-                         **({"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False} | ddp))
-        self.planner, self.rule, self.hosts, self.stored = planner, rule, hosts, dict(stored or {})
-        self.memory_bytes, self.reserve_bytes, self.transport = memory_bytes, reserve_bytes, transport
-        self.backend, self.payload, self.modes, self.look_ahead = backend, payload, dict(modes or {}), look_ahead
-        self.compiled, self.hardware = compiled, hardware
+        super().__init__(
+            cluster_environment=RankEnvironment(place) if place else None,
+            timeout=self.patience,
+            **(
+                {"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False}
+                | ddp
+            ),
+        )
+        self.planner = planner
+        self.rule = rule
+        self.hosts = hosts
+        self.stored = dict(stored or {})
+        self.memory_bytes = memory_bytes
+        self.reserve_bytes = reserve_bytes
+        self.transport = transport
+        self.backend = backend
+        self.payload = payload
+        self.modes = dict(modes or {})
+        self.look_ahead = look_ahead
+        self.compiled = compiled
+        self.hardware = hardware
         self.plan: ShardingPlan | None = None
-        self.planned_for: tuple[Topology, Mapping[str, TableStatistics], Dense] | None = None       # on rank 0
+        # on rank 0
+        self.planned_for: tuple[Topology, Mapping[str, TableStatistics], Dense] | None = None
         self.ranks: list[dict[str, Any]] = []
         self.average: AverageOverRanks | None = None
         self.comm = Comm()
-        self._newest: Path | None = None        # what was saved last
+        self._newest: Path | None = None  # what was saved last
 
     def _configure_launcher(self) -> None:
-        """Lightning's launcher would run the whole command again for every rank, and in a sweep the whole sweep."""
+        """Lightning's launcher would run the whole command again for every rank, and in a sweep the
+        whole sweep.
+        """
         assert self.cluster_environment is not None
         if self.num_processes > 1 and not self.cluster_environment.creates_processes_externally:
-            raise ConfigError(f"trainer.devices={self.num_processes}: ranks are started by `python -m recapp.train`, torchrun or srun, "
-                              "not by Trainer")
+            raise ConfigError(
+                f"trainer.devices={self.num_processes}: ranks are started by `python -m "
+                "recapp.train`, torchrun or srun, "
+                "not by Trainer"
+            )
 
     def collections(self) -> list[ShardedEmbeddingBagCollection]:
         """The sharded collections of the module, once it was set up."""
-        return sharded_collections(self.lightning_module) if self.lightning_module is not None else []
+        return (
+            sharded_collections(self.lightning_module) if self.lightning_module is not None else []
+        )
 
     def hidden_share(self) -> dict[str, float]:
-        """Of the time that this rank's messages were under way, by phase, the share in which the host did other work.
+        """Of the time that this rank's messages were under way, by phase, the share in which the
+        host did other work.
 
-        The tables' messages; and `dense` where the ranks' gradients are averaged through shared memory. Of several collections the mean.
+        The tables' messages; and `dense` where the ranks' gradients are averaged through shared
+        memory. Of several collections the mean.
         """
-        told = [c.waits.hidden() for c in self.collections()] + ([self.average.waits.hidden()] if self.average else [])
+        told = [c.waits.hidden() for c in self.collections()] + (
+            [self.average.waits.hidden()] if self.average else []
+        )
         shares: dict[str, list[float]] = {}
         for phase, share in (item for shares_of_one in told for item in shares_of_one.items()):
             shares.setdefault(phase, []).append(share)
         return {phase: sum(found) / len(found) for phase, found in shares.items()}
 
     def setup_environment(self) -> None:
-        """After the process group: a group of its own for embedding traffic, so that its messages keep their own order.
+        """After the process group: a group of its own for embedding traffic, so that its messages
+        keep their own order.
 
         Raises:
-            LaunchError: the ranks do not meet: a port that is taken, an address that cannot be reached. Or they cannot share memory
-                though they should.
+            LaunchError: the ranks do not meet: a port that is taken, an address that cannot be
+                reached. Or they cannot share memory though they should.
         """
         try:
             super().setup_environment()
         except dist.DistError as e:
             where = self.cluster_environment
             assert where is not None
-            raise LaunchError(f"the ranks could not meet at {where.main_address}:{where.main_port} (MASTER_ADDR, MASTER_PORT): "
-                              f"{' '.join(str(e).split())}") from e
+            raise LaunchError(
+                f"the ranks could not meet at {where.main_address}:{where.main_port} "
+                "(MASTER_ADDR, MASTER_PORT): "
+                f"{' '.join(str(e).split())}"
+            ) from e
         if self.comm.group is None:
-            self.comm = make_comm(dist.new_group(timeout=self.patience), self.root_device, self.transport,
-                                  self.patience.total_seconds())
+            self.comm = make_comm(
+                dist.new_group(timeout=self.patience),
+                self.root_device,
+                self.transport,
+                self.patience.total_seconds(),
+            )
 
     def setup(self, trainer: Trainer) -> None:
         """Shard first, so that nothing ever holds a whole table; then DDP over the rest."""
-        assert self.accelerator is not None and self.model is not None and self.lightning_module is not None
+        assert (
+            self.accelerator is not None
+            and self.model is not None
+            and self.lightning_module is not None
+        )
         self.accelerator.setup(trainer)
         self._refuse(trainer)
         self._shard(self.lightning_module)
@@ -164,20 +239,39 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def _refuse(self, trainer: Trainer) -> None:
         check_precision(trainer.precision)
         if trainer.accumulate_grad_batches != 1:
-            raise ConfigError(f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: tables are updated in every backward; "
-                              "use a larger dataset.batch_size instead")
+            raise ConfigError(
+                f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: tables are "
+                "updated in every backward; "
+                "use a larger dataset.batch_size instead"
+            )
 
     def _shard(self, module: LightningModule) -> None:
         if self.plan is None:
             self.ranks = self._look_around()
             free = [r["free_bytes"] for r in self.ranks]
-            topology = Topology(self.comm.world, self.hosts or hosts_in_blocks([r["host_id"] for r in self.ranks]), self.root_device.type,
-                                None if None in free else free, self.reserve_bytes, self.hardware)
+            topology = Topology(
+                self.comm.world,
+                self.hosts or hosts_in_blocks([r["host_id"] for r in self.ranks]),
+                self.root_device.type,
+                None if None in free else free,
+                self.reserve_bytes,
+                self.hardware,
+            )
             self.plan = self._decide_modes(module, self._made_on_rank_0(module, topology))
-        shard_model(module, self.plan, self.comm, self.rule, self.backend, self.payload, module.trainer.training)
+        shard_model(
+            module,
+            self.plan,
+            self.comm,
+            self.rule,
+            self.backend,
+            self.payload,
+            module.trainer.training,
+        )
 
     def _made_on_rank_0(self, module: LightningModule, topology: Topology) -> ShardingPlan:
-        """Data are looked at once, and the plan is the same everywhere; an error of rank 0 is raised by all."""
+        """Data are looked at once, and the plan is the same everywhere; an error of rank 0 is
+        raised by all.
+        """
         made: ShardingPlan | RecappError | None = None
         if self.comm.rank == 0:
             tables = embedding_tables(module)
@@ -192,55 +286,88 @@ class EmbeddingShardingStrategy(DDPStrategy):
         assert made is not None
         return made
 
-    def _statistics(self, module: LightningModule, tables: Sequence[EmbeddingBagConfig]) -> dict[str, TableStatistics]:
+    def _statistics(
+        self, module: LightningModule, tables: Sequence[EmbeddingBagConfig]
+    ) -> dict[str, TableStatistics]:
         """Of the first training rows; nothing where nothing is trained."""
         data = getattr(module.trainer, "datamodule", None)
-        if not tables or self.comm.world == 1 or module.trainer.state.fn != TrainerFn.FITTING or not isinstance(data, ClickData):
+        if (
+            not tables
+            or self.comm.world == 1
+            or module.trainer.state.fn != TrainerFn.FITTING
+            or not isinstance(data, ClickData)
+        ):
             return {}
         return data.statistics(tables)
 
     def _compile(self, module: LightningModule) -> None:
         parts = compile_dense(module)
         if self.is_global_zero:
-            console.note(f"torch.compile has {', '.join(parts)}: first calls of a shape take seconds")
+            console.note(
+                f"torch.compile has {', '.join(parts)}: first calls of a shape take seconds"
+            )
 
     def _decide_modes(self, module: LightningModule, plan: ShardingPlan) -> ShardingPlan:
-        """Open modes: as the checkpoint has them, else by counted bytes of the first training batches of rank 0, else `unique`."""
-        plan = plan.with_modes({name: self.modes[name] for name in plan.undecided if name in self.modes})
+        """Open modes: as the checkpoint has them, else by counted bytes of the first training
+        batches of rank 0, else `unique`.
+        """
+        plan = plan.with_modes(
+            {name: self.modes[name] for name in plan.undecided if name in self.modes}
+        )
         data = getattr(module.trainer, "datamodule", None)
         fitting = module.trainer.state.fn == TrainerFn.FITTING
         if plan.undecided and fitting and isinstance(data, ClickData) and self.comm.world > 1:
             first = [b.sparse for b in data.sample(SAMPLE_BATCHES)] if self.comm.rank == 0 else []
             decided = decide_modes(embedding_tables(module), plan, first) if first else plan
-            plan = plan.with_modes(self.comm.broadcast({name: decided.tables[name].mode for name in plan.undecided}))
+            plan = plan.with_modes(
+                self.comm.broadcast({name: decided.tables[name].mode for name in plan.undecided})
+            )
         return plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
 
     def _look_around(self) -> list[dict[str, Any]]:
         """Host, device, backend and free memory of every rank, on every rank."""
-        here = {"host": socket.gethostname(), "host_id": host_id(), "device": str(self.root_device),
-                "backend": dist.get_backend(self.comm.group)}
+        here = {
+            "host": socket.gethostname(),
+            "host_id": host_id(),
+            "device": str(self.root_device),
+            "backend": dist.get_backend(self.comm.group),
+        }
         pools_W = self.comm.gather(memory_pools(self.root_device))
-        free = self.memory_bytes if self.memory_bytes is not None else free_memory_bytes(pools_W)[self.comm.rank]
+        free = (
+            self.memory_bytes
+            if self.memory_bytes is not None
+            else free_memory_bytes(pools_W)[self.comm.rank]
+        )
         return self.comm.gather(here | {"free_bytes": free})
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
-        """On the default stream: Lightning 2.6 wraps on a side stream, which makes gradients wait for the wrong one."""
-        wrapped = wrap_dense(model, self.comm, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+        """On the default stream: Lightning 2.6 wraps on a side stream, which makes gradients wait
+        for the wrong one.
+        """
+        wrapped = wrap_dense(
+            model, self.comm, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs
+        )
         self.average = hook_of(wrapped)
         return wrapped
 
     def _silence_broadcast(self, trainer: Trainer) -> None:
-        """Lightning broadcasts a stop flag before every step and waits for it; the counts message carries it here.
+        """Lightning broadcasts a stop flag before every step and waits for it; the counts message
+        carries it here.
 
-        Its handler of SIGTERM would start another broadcast wherever it interrupts this rank (`recapp/trainer/ending.py` takes signals).
+        Its handler of SIGTERM would start another broadcast wherever it interrupts this rank
+        (`recapp/trainer/ending.py` takes signals).
         """
         trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
         loop = trainer.fit_loop.epoch_loop
         if hasattr(loop, "_broadcast_sigterm_tensor"):
             loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
-    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Weigh the loss so that ranks with batches of different size train as one process on the whole batch would."""
+    def backward(
+        self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Weigh the loss so that ranks with batches of different size train as one process on the
+        whole batch would.
+        """
         return super().backward(closure_loss * self._share(), optimizer, *args, **kwargs)
 
     def _share(self) -> float:
@@ -251,30 +378,45 @@ class EmbeddingShardingStrategy(DDPStrategy):
                 return rows_W[self.comm.rank] * self.comm.world / sum(rows_W)
         return 1.0
 
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """Copy a `Batch` without waiting; Lightning would wait for every tensor of a type it does not know."""
+    def batch_to_device(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        """Copy a `Batch` without waiting; Lightning would wait for every tensor of a type it does
+        not know.
+        """
         if isinstance(batch, Batch):
             return batch.to(device or self.root_device, non_blocking=True)
         return super().batch_to_device(batch, device, dataloader_idx)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Training batches are looked ahead to. Not those of a loader that keeps its own position, which would count what was read.
+        """Training batches are looked ahead to. Not those of a loader that keeps its own position,
+        which would count what was read.
 
-        Evaluation is not: without a backward, and with every row read once, there is too little to hide an exchange behind.
+        Evaluation is not: without a backward, and with every row read once, there is too little to
+        hide an exchange behind.
         """
         assert self.lightning_module is not None
-        if not self.look_ahead or not self.lightning_module.trainer.training or hasattr(dataloader, "state_dict"):
+        if (
+            not self.look_ahead
+            or not self.lightning_module.trainer.training
+            or hasattr(dataloader, "state_dict")
+        ):
             return dataloader
         return LookAhead(dataloader, self.look_ahead, self.collections, self._moved, self.comm.side)
 
     def _moved(self, batch: Any) -> Any:
         """On the device before a module's own transfer hooks, which come in the batch's turn."""
-        return self.batch_to_device(batch) if isinstance(batch, Batch) else move_data_to_device(batch, self.root_device)
+        return (
+            self.batch_to_device(batch)
+            if isinstance(batch, Batch)
+            else move_data_to_device(batch, self.root_device)
+        )
 
     def on_train_end(self) -> None:
         """Batches that were looked ahead to beyond a limit or a stop will not come.
 
-        Not after an exception: another rank may be gone, and waiting for it would hang. A next `fit` clears what is left.
+        Not after an exception: another rank may be gone, and waiting for it would hang. A next
+        `fit` clears what is left.
         """
         for collection in self.collections():
             collection.forget_ahead()
@@ -285,21 +427,34 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return True
 
     @saving()
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
+    ) -> None:
         """Write a directory: every rank its rectangles, rank 0 the rest. Collective."""
         assert self.lightning_module is not None and self.plan is not None
         collections = self.collections()
         trainer = self.lightning_module.trainer
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
         data = getattr(trainer, "datamodule", None)
-        manifest = self.stored | {"plan": self.plan.to_dict(), "metrics": metrics, "step": trainer.global_step,
-                                  "position": data.state_dict() if isinstance(data, ClickData) else None,
-                                  "ids": data.schema.reading() if isinstance(data, ClickData) else None,
-                                  "updates": [c.updates for c in collections], "rule": self.rule.name}
+        manifest = self.stored | {
+            "plan": self.plan.to_dict(),
+            "metrics": metrics,
+            "step": trainer.global_step,
+            "position": data.state_dict() if isinstance(data, ClickData) else None,
+            "ids": data.schema.reading() if isinstance(data, ClickData) else None,
+            "updates": [c.updates for c in collections],
+            "rule": self.rule.name,
+        }
         parameters = dict(self.lightning_module.named_parameters())
         path = Path(self.broadcast(str(filepath)))
-        write_checkpoint(path, [b for c in collections for b in c.blocks()], comm=self.comm, meta=checkpoint, manifest=manifest,
-                         parameters=parameters)
+        write_checkpoint(
+            path,
+            [b for c in collections for b in c.blocks()],
+            comm=self.comm,
+            meta=checkpoint,
+            manifest=manifest,
+            parameters=parameters,
+        )
         self._newest = path
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -307,8 +462,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
         with without_tables(self.collections()):
             return super().lightning_module_state_dict()
 
-    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
-        """Fill this rank's rectangles from a checkpoint of any plan; optimiser state only where training goes on."""
+    def load_checkpoint(
+        self, checkpoint_path: _PATH, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Fill this rank's rectangles from a checkpoint of any plan; optimiser state only where
+        training goes on.
+        """
         assert self.lightning_module is not None
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
         data = getattr(self.lightning_module.trainer, "datamodule", None)
@@ -324,7 +483,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return meta
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """The dense part, as tables are loaded from rectangles; where it is another model's, one line says so."""
+        """The dense part, as tables are loaded from rectangles; where it is another model's, one
+        line says so.
+        """
         with state_must_fit("the dense part", "model"), without_tables(self.collections()):
             super().load_model_state_dict(checkpoint, strict)
 
@@ -334,12 +495,16 @@ class EmbeddingShardingStrategy(DDPStrategy):
             super().load_optimizer_state_dict(checkpoint)
 
     def remove_checkpoint(self, filepath: _PATH) -> None:
-        """Rank 0 removes the directory. Where `last.ckpt` leads to it, that leads to what was saved last from then on."""
+        """Rank 0 removes the directory. Where `last.ckpt` leads to it, that leads to what was saved
+        last from then on.
+        """
         if self.is_global_zero:
             remove_checkpoint(filepath, instead=self._newest)
 
     def teardown(self) -> None:
-        """Leave tables and optimiser state where they are: the base would copy all of it to the CPU."""
+        """Leave tables and optimiser state where they are: the base would copy all of it to the
+        CPU.
+        """
         assert self.cluster_environment is not None and self.accelerator is not None
         if self.lightning_module is not None:
             self.model = self.lightning_module

@@ -3,12 +3,28 @@
 from recapp.benchmarks.models import MODELS, NamedModel
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 
-ROWS, BAGS = (50, 7, 300), (1, 3, 2)
+ROWS = (50, 7, 300)
+BAGS = (1, 3, 2)
 TINY = Workload("W1", 16, ROWS, (8, 8, 8), BAGS)
-SETTINGS = {"rounds": 2, "round_seconds": 1e-4, "threads": [1], "backend": "torch", "transport": ["auto"], "torchrec_python": None,
-            "workload": ["W1"], "model": ["small"], "ids": ["uniform", "zipf"], "batch_size": [4], "bag": 3, "compile": False,
-            "launch": {"keep_freed_memory": False}}
-PLANS = {"table_wise": {"rules": [{"type": "table_wise"}]}, "row_wise": {"rules": [{"type": "row_wise"}]}}
+SETTINGS = {
+    "rounds": 2,
+    "round_seconds": 1e-4,
+    "threads": [1],
+    "backend": "torch",
+    "transport": ["auto"],
+    "torchrec_python": None,
+    "workload": ["W1"],
+    "model": ["small"],
+    "ids": ["uniform", "zipf"],
+    "batch_size": [4],
+    "bag": 3,
+    "compile": False,
+    "launch": {"keep_freed_memory": False},
+}
+PLANS = {
+    "table_wise": {"rules": [{"type": "table_wise"}]},
+    "row_wise": {"rules": [{"type": "row_wise"}]},
+}
 
 
 class TinyModel(NamedModel):

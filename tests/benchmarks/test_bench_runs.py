@@ -1,4 +1,6 @@
-"""Every measurement once, tiny: its records, its table, its pictures. Speeds are nobody's business here."""
+"""Every measurement once, tiny: its records, its table, its pictures. Speeds are nobody's business
+here.
+"""
 
 import json
 import math
@@ -17,17 +19,58 @@ from recapp import bench
 from recapp.benchmarks import tables, worker
 from recapp.console import print_table
 
-SAMPLE = [{"name": "large_table", "num_embeddings": 400, "embedding_dim": 8, "feature_names": ["large_table"]},
-          {"name": "small_table", "num_embeddings": 30, "embedding_dim": 4, "feature_names": ["small_table"]}]
+SAMPLE = [
+    {
+        "name": "large_table",
+        "num_embeddings": 400,
+        "embedding_dim": 8,
+        "feature_names": ["large_table"],
+    },
+    {
+        "name": "small_table",
+        "num_embeddings": 30,
+        "embedding_dim": 4,
+        "feature_names": ["small_table"],
+    },
+]
 COLUMNS = {
-    "kernels": {"workload", "threads", "median_ms", "q1_ms", "q3_ms", "fbgemm_ratio", "torch_ratio", "floor_ratio"},
-    "step": {"workload", "plan", "transport", "median_ms", "q1_ms", "q3_ms", "torchrec_ratio", "torchrec_tuned_ratio"},
+    "kernels": {
+        "workload",
+        "threads",
+        "median_ms",
+        "q1_ms",
+        "q3_ms",
+        "fbgemm_ratio",
+        "torch_ratio",
+        "floor_ratio",
+    },
+    "step": {
+        "workload",
+        "plan",
+        "transport",
+        "median_ms",
+        "q1_ms",
+        "q3_ms",
+        "torchrec_ratio",
+        "torchrec_tuned_ratio",
+    },
     "train": {"model", "median_ms", "q1_ms", "q3_ms", "gemm_floor_ratio", "torchrec_ratio"},
     "memory": {"way", "touched_rows", "touched_bytes", "peak_bytes", "table_bytes", "median_ms"},
-    "strategies": {"strategy", "batch_time_ms", "throughput", "memory_gb", "memory_peak_gb", "bytes_exchanged"},
+    "strategies": {
+        "strategy",
+        "batch_time_ms",
+        "throughput",
+        "memory_gb",
+        "memory_peak_gb",
+        "bytes_exchanged",
+    },
     "data": {"stage", "rows_per_second", "mb_per_second", "memory_ratio", "decode_share"},
 }
-PICTURES = {"kernels": {"roofline.png"}, "step": {"phases.png"}, "strategies": {"latency.png", "memory.png"}}
+PICTURES = {
+    "kernels": {"roofline.png"},
+    "step": {"phases.png"},
+    "strategies": {"latency.png", "memory.png"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -42,18 +85,31 @@ def tiny(monkeypatch):
 def measured(verb, folder, **more):
     """The records of a measurement on one rank, in this process."""
     (folder / "ids").mkdir(exist_ok=True)
-    worker.run(SETTINGS | {"verb": verb, "plans": PLANS, "ranks": 1, "folder": str(folder / "ids")} | more, folder)
+    worker.run(
+        SETTINGS | {"verb": verb, "plans": PLANS, "ranks": 1, "folder": str(folder / "ids")} | more,
+        folder,
+    )
     found = json.loads((folder / "metrics.json").read_text())
     assert json.loads((folder / "rows.json").read_text())["rows"] == found["rows"]
     return found["rows"], {Path(path).name for path in found["pictures"]}
 
 
-@pytest.mark.parametrize("verb", ["kernels", pytest.param("memory", marks=pytest.mark.full), "step", "train",
-    pytest.param("strategies", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "kernels",
+        pytest.param("memory", marks=pytest.mark.full),
+        "step",
+        "train",
+        pytest.param("strategies", marks=pytest.mark.full),
+    ],
+)
 def test_a_measurement_leaves_its_records_and_pictures(verb, tmp_path):
     rows, pictures = measured(verb, tmp_path, tables={"tables": SAMPLE})
     assert rows and all(COLUMNS[verb] <= set(row) for row in rows)
-    assert pictures == PICTURES.get(verb, set()) and all((tmp_path / name).stat().st_size > 5000 for name in pictures)
+    assert pictures == PICTURES.get(verb, set()) and all(
+        (tmp_path / name).stat().st_size > 5000 for name in pictures
+    )
     for row in rows:
         numbers = {key: value for key, value in row.items() if isinstance(value, float)}
         assert all(math.isfinite(value) for value in numbers.values())
@@ -68,10 +124,19 @@ def test_one_record_for_each_thing_that_was_asked_for(tmp_path):
     rows, _ = measured("kernels", tmp_path, threads=[1, 2])
     assert [(row["workload"], row["threads"]) for row in rows] == [("W1", 1), ("W1", 2)]
     rows, _ = measured("step", tmp_path)
-    assert [(row["workload"], row["plan"]) for row in rows] == [("W1", "table_wise"), ("W1", "row_wise")]
-    assert {row["rounds"] for row in rows} == {2} and min(row["best_plan_ratio"] for row in rows) <= 1
+    assert [(row["workload"], row["plan"]) for row in rows] == [
+        ("W1", "table_wise"),
+        ("W1", "row_wise"),
+    ]
+    assert {row["rounds"] for row in rows} == {2} and min(
+        row["best_plan_ratio"] for row in rows
+    ) <= 1
     rows, _ = measured("strategies", tmp_path, tables={"tables": SAMPLE}, batch_size=[4, 8])
-    assert len({(row["strategy"], row["ids"], row["batch_size"], row["step"]) for row in rows}) == len(rows) == 2 * 2 * 2 * 2
+    assert (
+        len({(row["strategy"], row["ids"], row["batch_size"], row["step"]) for row in rows})
+        == len(rows)
+        == 2 * 2 * 2 * 2
+    )
 
 
 def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
@@ -82,28 +147,65 @@ def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
     write_criteo(tmp_path / "logs", rows=600, sizes=sizes, seed=1)
     tiny = type(MODELS["small"])
     monkeypatch.setattr(tiny, "workload", lambda self: type(self).__mro__[1].workload(self))
-    dataset = {"path": str(tmp_path / "logs"), "lanes": 16, "shuffle_rows": 64, "dense_transform": "log1p", "batch_size": 64,
-               "num_workers": 0, "id_rule": "hash"}
+    dataset = {
+        "path": str(tmp_path / "logs"),
+        "lanes": 16,
+        "shuffle_rows": 64,
+        "dense_transform": "log1p",
+        "batch_size": 64,
+        "num_workers": 0,
+        "id_rule": "hash",
+    }
     rows, _ = measured("data", tmp_path, dataset=dataset, plans={"row_wise": PLANS["row_wise"]})
     assert all(COLUMNS["data"] <= set(row) for row in rows)
-    assert [row["stage"] for row in rows] == ["parquet", "decoded", "batches", "small from parquet", "small from memory"]
-    assert all(row["rows_per_second"] > 0 for row in rows) and 0 < rows[3]["decode_share"] < 1 and rows[3]["memory_ratio"] > 0
+    assert [row["stage"] for row in rows] == [
+        "parquet",
+        "decoded",
+        "batches",
+        "small from parquet",
+        "small from memory",
+    ]
+    assert (
+        all(row["rows_per_second"] > 0 for row in rows)
+        and 0 < rows[3]["decode_share"] < 1
+        and rows[3]["memory_ratio"] > 0
+    )
 
 
 @pytest.mark.parametrize("verb", COLUMNS)
 def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    row = {"workload": "W2m", "plan": "torchrec_mixed", "transport": "shared_memory", "model": "hugectr_d128", "stage":
-           "hugectr_d128 from parquet", "strategy": "data_parallel", "ids": "uniform", "step": "forward+backward", "threads": 2,
-           "batch_size": 4096, "rows_per_second": 1_234_567.8, "mb_per_second": 1234.5, "throughput": 1_234_567.8, "decode_share": 0.123,
-           "memory_gb": 12.34, "memory_peak_gb": 23.45, "bytes_exchanged": 1_234_567_890}
+    row = {
+        "workload": "W2m",
+        "plan": "torchrec_mixed",
+        "transport": "shared_memory",
+        "model": "hugectr_d128",
+        "stage": "hugectr_d128 from parquet",
+        "strategy": "data_parallel",
+        "ids": "uniform",
+        "step": "forward+backward",
+        "threads": 2,
+        "batch_size": 4096,
+        "rows_per_second": 1_234_567.8,
+        "mb_per_second": 1234.5,
+        "throughput": 1_234_567.8,
+        "decode_share": 0.123,
+        "memory_gb": 12.34,
+        "memory_peak_gb": 23.45,
+        "bytes_exchanged": 1_234_567_890,
+    }
     for column in tables.COLUMNS[verb]:
         if isinstance(column, tables.Spread):
-            row |= {column.key: 1234.5, **dict(zip(tables.quartile_keys(column.key), (1123.4, 1345.6), strict=True))}
+            row |= {
+                column.key: 1234.5,
+                **dict(zip(tables.quartile_keys(column.key), (1123.4, 1345.6), strict=True)),
+            }
     print_table(tables.shown(verb, [row]), tables.COLUMNS[verb])
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80
-    for value in ("1,234", "1,123-1,346")[: 2 if any(isinstance(c, tables.Spread) for c in tables.COLUMNS[verb]) else 0]:
+    for value in ("1,234", "1,123-1,346")[
+        : 2 if any(isinstance(c, tables.Spread) for c in tables.COLUMNS[verb]) else 0
+    ]:
         assert value in said, said
 
 
@@ -114,33 +216,83 @@ def test_the_commands_of_the_readme_mean_something(monkeypatch):
     from recapp.commands import Job
 
     monkeypatch.setattr(bench, "_write_logs", lambda dataset: None)
-    found = [c for c in commands(line for block in fenced("sh") for line in block.splitlines()) if c.name == "bench"]
+    found = [
+        c
+        for c in commands(line for block in fenced("sh") for line in block.splitlines())
+        if c.name == "bench"
+    ]
     assert {c.arguments[0] for c in found} == set(bench.VERBS)
     for c in found:
-        said = [bench._spelled_out(a) for a in c.arguments[1:] if not a.startswith(("bench.torchrec_python", "format"))]
-        config = OmegaConf.masked_copy(settings.compose("bench", said), ["bench", "workload", "threads", "transport", "backend", "ranks",
-                                                                        "rounds", "round_seconds", "batch_size", "ids", "bag", "compile",
-                                                                        "tables", "dataset", "launch", "format"])
-        told = bench.settings_of(settings.to_plain(config), Job(Path(), tuple(said), {}, c.arguments[0]))
-        assert import_module(f"recapp.benchmarks.{told['verb']}").run and bool(told["plans"]) == (told["verb"] not in ("kernels", "memory"))
+        said = [
+            bench._spelled_out(a)
+            for a in c.arguments[1:]
+            if not a.startswith(("bench.torchrec_python", "format"))
+        ]
+        config = OmegaConf.masked_copy(
+            settings.compose("bench", said),
+            [
+                "bench",
+                "workload",
+                "threads",
+                "transport",
+                "backend",
+                "ranks",
+                "rounds",
+                "round_seconds",
+                "batch_size",
+                "ids",
+                "bag",
+                "compile",
+                "tables",
+                "dataset",
+                "launch",
+                "format",
+            ],
+        )
+        told = bench.settings_of(
+            settings.to_plain(config), Job(Path(), tuple(said), {}, c.arguments[0])
+        )
+        assert import_module(f"recapp.benchmarks.{told['verb']}").run and bool(told["plans"]) == (
+            told["verb"] not in ("kernels", "memory")
+        )
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("verb", "arguments"), [
-    ("kernels", ["workload=W4", "threads=1"]), ("step", ["workload=W4", "plan=[table_wise,mixed]", "transport=[gloo,shared_memory]"]),
-    ("memory", ["batch_size=32"]), ("train", ["model=small"]), ("strategies", ["batch_size=32", "plan=[table_wise,row_wise]"]),
-    ("data", ["model=small", "dataset.generate.rows=20000"]),
-])
+@pytest.mark.parametrize(
+    ("verb", "arguments"),
+    [
+        ("kernels", ["workload=W4", "threads=1"]),
+        ("step", ["workload=W4", "plan=[table_wise,mixed]", "transport=[gloo,shared_memory]"]),
+        ("memory", ["batch_size=32"]),
+        ("train", ["model=small"]),
+        ("strategies", ["batch_size=32", "plan=[table_wise,row_wise]"]),
+        ("data", ["model=small", "dataset.generate.rows=20000"]),
+    ],
+)
 def test_the_command_answers_machines_with_its_records_alone(verb, arguments, tmp_path):
     python = os.environ.get("RECAPP_TORCHREC_PYTHON")
-    ran = command("bench", verb, *arguments, "rounds=1", "round_seconds=0.01", "format=json", "hydra.run.dir=run",
-                  *([f"bench.torchrec_python={python}"] if python else []), cwd=tmp_path)
+    ran = command(
+        "bench",
+        verb,
+        *arguments,
+        "rounds=1",
+        "round_seconds=0.01",
+        "format=json",
+        "hydra.run.dir=run",
+        *([f"bench.torchrec_python={python}"] if python else []),
+        cwd=tmp_path,
+    )
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
     assert list(document) == ["rows"] and all(COLUMNS[verb] <= set(row) for row in document["rows"])
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == PICTURES.get(verb, set())
     assert re.search(r"(rounds: 1 of 1|ways: 3 of 3)$", ran.err, re.MULTILINE)
     if python and verb in ("kernels", "train"):
-        assert all(row["fbgemm_ratio" if verb == "kernels" else "torchrec_ratio"] > 0 for row in document["rows"])
+        assert all(
+            row["fbgemm_ratio" if verb == "kernels" else "torchrec_ratio"] > 0
+            for row in document["rows"]
+        )
     if python and verb == "step":
-        assert [row["torchrec_ratio"] is None for row in document["rows"]] == [row["plan"] == "mixed" for row in document["rows"]]
+        assert [row["torchrec_ratio"] is None for row in document["rows"]] == [
+            row["plan"] == "mixed" for row in document["rows"]
+        ]

@@ -1,4 +1,6 @@
-"""Calibration: coefficients are read off times, a mirror is as good as a peer, and what is measured becomes a hardware file."""
+"""Calibration: coefficients are read off times, a mirror is as good as a peer, and what is measured
+becomes a hardware file.
+"""
 
 import json
 import math
@@ -14,7 +16,15 @@ from recapp.benchmarks import kernel_costs, worker
 from recapp.benchmarks.calibrate import calibrate, settings_for
 from recapp.benchmarks.engine import rule
 from recapp.benchmarks.fit import fit, typical
-from recapp.benchmarks.kernel_costs import Case, Mirror, Sample, Steps, fit_kernels, measure_kernels, turns
+from recapp.benchmarks.kernel_costs import (
+    Case,
+    Mirror,
+    Sample,
+    Steps,
+    fit_kernels,
+    measure_kernels,
+    turns,
+)
 from recapp.benchmarks.link_costs import measure_link, worlds
 from recapp.benchmarks.ranks import reducer
 from recapp.distributed.comm import Comm
@@ -28,8 +38,11 @@ from recapp.planner.topology import Topology
 CPU = torch.device("cpu")
 MODEL = TinyModel("small", 32, 4, (8,), (8, 1))
 ROWS = (300, 7, 50)
-TINY = (Case((4,), "row_wise", "unique", ((4, 1), (16, 3)), ROWS), Case((4, 8), "row_wise", "pooled", ((8, 3),), ROWS),
-        Case((4,), "data_parallel", "unique", ((8, 1),), ROWS))
+TINY = (
+    Case((4,), "row_wise", "unique", ((4, 1), (16, 3)), ROWS),
+    Case((4, 8), "row_wise", "pooled", ((8, 3),), ROWS),
+    Case((4,), "data_parallel", "unique", ((8, 1),), ROWS),
+)
 
 
 def collection_of(case, comm, shape=(16, 3)):
@@ -75,9 +88,21 @@ def test_kernels_of_known_cost_are_read_off():
     rng = np.random.default_rng(1)
 
     def sample(calls, items, size, whole):
-        return Sample((4,), calls, items, size, 2e-4 + 1e-4 * calls + 3e-9 * items + (0 if whole else 1e-9 * size))
-    timed = {k: [sample(1 + n % 2, float(rng.uniform(10, 1e5)), float(rng.uniform(10, 1e7)), i < 4) for n in range(20)]
-             for i, k in enumerate(KERNELS)}
+        return Sample(
+            (4,),
+            calls,
+            items,
+            size,
+            2e-4 + 1e-4 * calls + 3e-9 * items + (0 if whole else 1e-9 * size),
+        )
+
+    timed = {
+        k: [
+            sample(1 + n % 2, float(rng.uniform(10, 1e5)), float(rng.uniform(10, 1e7)), i < 4)
+            for n in range(20)
+        ]
+        for i, k in enumerate(KERNELS)
+    }
     kernels, errors = fit_kernels(timed)
     for i, kernel in enumerate(KERNELS):
         work = kernels[kernel]
@@ -91,7 +116,8 @@ def test_kernels_of_known_cost_are_read_off():
 
 def _asked(comm, case):
     """A peer that does the same: both ranks of a real pair ask for the same batch."""
-    collection, workload = collection_of(case, comm), case.workload(16, 3)
+    collection = collection_of(case, comm)
+    workload = case.workload(16, 3)
     (batch,) = workload.features_of(workload.draw(0, 1))
     request = collection.input_dist(batch)
     request.finish()
@@ -105,35 +131,50 @@ def test_a_mirror_asks_as_much_as_a_peer_with_the_same_batch(case, ranks):
     one, other = ranks.run(_asked, 2, case)
     mirrored = _asked(Mirror(CPU), case)
     assert one[0] == one[1] and other[0] == other[1] and sum(one[0]) > 0
-    assert mirrored == [one[0], other[0]]       # of its own rows what either rank asks of them, of the peer's what comes back
+    # of its own rows what either rank asks of them, of the peer's what comes back
+    assert mirrored == [one[0], other[0]]
 
 
 def test_counts_are_those_of_the_batch():
     case = TINY[0]
     workload = case.workload(16, 3)
     steps = Steps(collection_of(case, Mirror(CPU)), case.widths, workload, 0)
-    ids, bags = workload.ids, 16 * len(workload.rows_F)
+    ids = workload.ids
+    bags = 16 * len(workload.rows_F)
     assert steps.counts["route"] == steps.counts["link"] == [1, ids, 0]
     assert steps.counts["combine"] == [1, ids, 4 * 4 * (ids + bags)]
     rows, read = steps.counts["answer"][1:]
-    assert read == pytest.approx(2 * 4 * 4 * rows) and steps.counts["serve"][1] == steps.counts["group"][1] == rows < 2 * ids
+    assert (
+        read == pytest.approx(2 * 4 * 4 * rows)
+        and steps.counts["serve"][1] == steps.counts["group"][1] == rows < 2 * ids
+    )
     touched, moved = steps.counts["update"][1:]
     assert touched <= rows and moved == pytest.approx(4 * 4 * rows + 2 * touched * (4 * 4 + 4))
 
 
 def test_groups_are_calls_and_replicas_are_not_answered():
-    mixed, copies = TINY[1], TINY[2]
-    assert Steps(collection_of(mixed, Mirror(CPU)), mixed.widths, mixed.workload(8, 3), 0).counts["answer"][0] == 2
-    found = Steps(collection_of(copies, Mirror(CPU)), copies.widths, copies.workload(8, 1), 0).counts
+    mixed = TINY[1]
+    copies = TINY[2]
+    assert (
+        Steps(collection_of(mixed, Mirror(CPU)), mixed.widths, mixed.workload(8, 3), 0).counts[
+            "answer"
+        ][0]
+        == 2
+    )
+    found = Steps(
+        collection_of(copies, Mirror(CPU)), copies.widths, copies.workload(8, 1), 0
+    ).counts
     assert found["answer"] == [0, 0, 0] and found["combine"][0] == 1
 
 
 def test_every_kernel_of_every_case_is_timed():
     told = []
-    found = measure_kernels(Comm(), CPU, "torch", cases=TINY, rounds=2, steps=2, advance=told.append)
+    found = measure_kernels(
+        Comm(), CPU, "torch", cases=TINY, rounds=2, steps=2, advance=told.append
+    )
     assert sum(told) == turns(TINY, 2) and set(found) == set(KERNELS)
     assert all(s.seconds > 0 and s.items > 0 for samples in found.values() for s in samples)
-    assert len(found["route"]) == 4 and len(found["answer"]) == 3        # replicas are not answered
+    assert len(found["route"]) == 4 and len(found["answer"]) == 3  # replicas are not answered
 
 
 def test_rows_and_messages_have_left_the_caches_when_they_are_needed_again():
@@ -141,9 +182,17 @@ def test_rows_and_messages_have_left_the_caches_when_they_are_needed_again():
     steps = Steps(collection_of(case, Mirror(CPU)), case.widths, case.workload(16, 3), 0)
     seen = []
     forward = steps.collection.input_dist
-    steps.collection.input_dist = lambda batch: seen.append((batch.values().data_ptr(), float(steps.other[0]))) or forward(batch)
+    steps.collection.input_dist = lambda batch: (
+        seen.append((batch.values().data_ptr(), float(steps.other[0]))) or forward(batch)
+    )
     steps.run(4)
-    assert len({batch for batch, _ in seen}) == 5 and [written for _, written in seen] == [1, 3, 5, 7, 9]
+    assert len({batch for batch, _ in seen}) == 5 and [written for _, written in seen] == [
+        1,
+        3,
+        5,
+        7,
+        9,
+    ]
     assert steps.other.nbytes == kernel_costs.OTHER_BYTES >= 1 << 26 and float(steps.other[-1]) == 5
     steps.run(1)
     assert len({batch for batch, _ in seen}) == kernel_costs.BATCHES
@@ -152,21 +201,38 @@ def test_rows_and_messages_have_left_the_caches_when_they_are_needed_again():
 # ---- messages
 
 
-@pytest.mark.parametrize(("local", "world", "numbers"), [(1, 1, []), (2, 2, [2]), (4, 4, [2, 4]), (6, 6, [2, 4, 6]),
-                                                         (8, 32, [2, 4, 8, 16, 32]), (1, 4, [2, 4])])
+@pytest.mark.parametrize(
+    ("local", "world", "numbers"),
+    [
+        (1, 1, []),
+        (2, 2, [2]),
+        (4, 4, [2, 4]),
+        (6, 6, [2, 4, 6]),
+        (8, 32, [2, 4, 8, 16, 32]),
+        (1, 4, [2, 4]),
+    ],
+)
 def test_numbers_of_ranks_double_up_to_all(local, world, numbers):
     assert worlds(local, world) == numbers
 
 
 def _links(comm, transport):
-    return [measure_link(kind, comm, CPU, world, transport, sizes=(64, 65536), rounds=1)
-            for kind in ("all_to_all", "all_reduce") for world in (2, 4)]
+    return [
+        measure_link(kind, comm, CPU, world, transport, sizes=(64, 65536), rounds=1)
+        for kind in ("all_to_all", "all_reduce")
+        for world in (2, 4)
+    ]
 
 
 @pytest.mark.parametrize("transport", ["gloo", "shared_memory"])
 def test_messages_are_timed_among_the_first_ranks(ranks, transport):
     told = ranks.run(_links, 4, transport)
-    assert [f.ranks for f in told[0]] == [2, 4, 2, 4] and [f and f.ranks for f in told[3]] == [None, 4, None, 4]
+    assert [f.ranks for f in told[0]] == [2, 4, 2, 4] and [f and f.ranks for f in told[3]] == [
+        None,
+        4,
+        None,
+        4,
+    ]
     assert all(f.latency_us >= 0 and 0 < f.gb_per_s < 1e7 for f in told[0])
 
 
@@ -178,14 +244,16 @@ def _reduced(comm, transport):
 
 @pytest.mark.parametrize("transport", ["gloo", "shared_memory"])
 def test_what_is_timed_adds_up_as_training_does_it(ranks, transport):
-    assert ranks.run(_reduced, 2, transport) == [[.5, 1.0, 1.0]] * 2
+    assert ranks.run(_reduced, 2, transport) == [[0.5, 1.0, 1.0]] * 2
 
 
 # ---- the whole
 
 
 def _whole(comm):
-    hardware, rows = calibrate(comm, CPU, "gloo", "torch", rounds=1, cases=TINY, sizes=(64, 65536), model=MODEL)
+    hardware, rows = calibrate(
+        comm, CPU, "gloo", "torch", rounds=1, cases=TINY, sizes=(64, 65536), model=MODEL
+    )
     return hardware, [row["name"] for row in rows]
 
 
@@ -196,49 +264,80 @@ def test_ranks_find_the_same_hardware(ranks):
     assert all(found == (hardware, names) for found in told)
     assert hardware.ranks_per_host == 4 and sorted(hardware.all_to_all["host"].gb_per_s) == [2, 4]
     assert "measured on" in hardware.source and "between hosts were not measured" in hardware.source
-    assert {*KERNELS, "copy", "dense part", "overlap", "all_to_all, 4 ranks", "all_reduce, 2 ranks"} <= set(names)
+    assert {
+        *KERNELS,
+        "copy",
+        "dense part",
+        "overlap",
+        "all_to_all, 4 ranks",
+        "all_reduce, 2 ranks",
+    } <= set(names)
 
 
 def test_a_steps_overhead_is_what_a_run_takes_beside_what_its_file_explains(tmp_path):
     path = tmp_path / "mine.yaml"
     source = f"measured on a day{calibration._assumed_overhead('cpu')}"
-    write_hardware(replace(read_hardware("cpu_2core"), source=source, step_overhead_us=1000.0), path)
+    write_hardware(
+        replace(read_hardware("cpu_2core"), source=source, step_overhead_us=1000.0), path
+    )
     measured = {"steps": 9, "batch_per_rank": 64, "phases_ms": [{"dense": 7.0}, {"dense": 9.0}]}
-    row = calibration.with_overhead(path, measured, {"ranks": [{"dense_ms": 5.0}, {"dense_ms": 6.0}]})
+    row = calibration.with_overhead(
+        path, measured, {"ranks": [{"dense_ms": 5.0}, {"dense_ms": 6.0}]}
+    )
     hardware = read_hardware(path)
     assert hardware.step_overhead_us == row["us"] == 3500.0 and row["name"] == "step overhead"
-    assert "9 steps of recapp.train on 64 samples" in hardware.source and "assumed" not in hardware.source
+    assert (
+        "9 steps of recapp.train on 64 samples" in hardware.source
+        and "assumed" not in hardware.source
+    )
     calibration.with_overhead(path, measured, {"ranks": [{"dense_ms": 50.0}]})
     assert read_hardware(path).step_overhead_us == 0.0
 
 
 def test_the_rate_of_the_dense_part_is_that_of_further_samples():
     dense = calibration.dense_of(calibration._dlrm(MODEL, 1, CPU))
-    flops, moving = dense.flops, 3 * dense.vector_bytes * 24 / 1e9
+    flops = dense.flops
+    moving = 3 * dense.vector_bytes * 24 / 1e9
     assert calibration._flops_per_s(MODEL, 1.0, 1.5, 1e9) == pytest.approx(flops * 24 / 0.5)
-    assert calibration._flops_per_s(MODEL, 0.0, 1000 * moving, 1.0) == pytest.approx(flops * 24 / (999 * moving))
-    assert calibration._flops_per_s(MODEL, 1.0, 0.9, 1e9) == pytest.approx(flops * 24 / 0.225)  # chance: a quarter at most is not its own
+    assert calibration._flops_per_s(MODEL, 0.0, 1000 * moving, 1.0) == pytest.approx(
+        flops * 24 / (999 * moving)
+    )
+    # chance: a quarter at most is not its own
+    assert calibration._flops_per_s(MODEL, 1.0, 0.9, 1e9) == pytest.approx(flops * 24 / 0.225)
 
 
 @pytest.fixture
 def config():
-    return {"trainer": {"devices": 1, "accelerator": "cpu"}, "topology": {"transport": "auto", "backend": "torch"},
-            "launch": SETTINGS["launch"], "format": "text"}
+    return {
+        "trainer": {"devices": 1, "accelerator": "cpu"},
+        "topology": {"transport": "auto", "backend": "torch"},
+        "launch": SETTINGS["launch"],
+        "format": "text",
+    }
 
 
 @pytest.fixture
 def tiny(monkeypatch):
     """Few small steps."""
-    monkeypatch.setattr(calibration, "calibrate", lambda *a, **k: calibrate(*a, **k | {"cases": TINY, "rounds": 1, "model": MODEL}))
+    monkeypatch.setattr(
+        calibration,
+        "calibrate",
+        lambda *a, **k: calibrate(*a, **k | {"cases": TINY, "rounds": 1, "model": MODEL}),
+    )
 
 
 def test_a_run_leaves_a_file_that_the_planner_reads_and_records(config, tiny, tmp_path):
     worker.run(settings_for(config, str(tmp_path / "mine.yaml")), tmp_path)
     hardware = read_hardware(tmp_path / "mine.yaml")
-    assert "messages within a host and between hosts were not measured" in hardware.source and hardware.flops_per_s > 0
+    assert (
+        "messages within a host and between hosts were not measured" in hardware.source
+        and hardware.flops_per_s > 0
+    )
     rows = json.loads((tmp_path / "metrics.json").read_text())["rows"]
-    assert [row["name"] for row in rows][:len(KERNELS)] == list(KERNELS)
-    assert {"name", "us", "items_per_second", "gb_per_s", "gflop_per_s", "share", "error"} == set(rows[0])
+    assert [row["name"] for row in rows][: len(KERNELS)] == list(KERNELS)
+    assert {"name", "us", "items_per_second", "gb_per_s", "gflop_per_s", "share", "error"} == set(
+        rows[0]
+    )
 
 
 def test_the_file_lies_here_where_nothing_is_said(config, tmp_path, monkeypatch):
@@ -246,9 +345,16 @@ def test_the_file_lies_here_where_nothing_is_said(config, tmp_path, monkeypatch)
     assert settings_for(config)["path"] == str(tmp_path / "hardware.yaml")
 
 
-@pytest.mark.parametrize(("path", "said"), [("none/hardware.yaml", "cannot be written: name a file in a directory that is there"),
-                                            (".", "is a directory")])
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(config, path, said, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("none/hardware.yaml", "cannot be written: name a file in a directory that is there"),
+        (".", "is a directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    config, path, said, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=said):
         settings_for(config, path)

@@ -17,19 +17,28 @@ print(json.dumps({"ready": True}), flush=True)
 for line in sys.stdin:
     wanted = json.loads(line)
     tuned = os.environ.get("MALLOC_MMAP_MAX_") == "0"
-    print(json.dumps({"step": [spec["rank"] + wanted["threads"] + 100.0 * tuned] * wanted["steps"]}), flush=True)
+    step = spec["rank"] + wanted["threads"] + 100.0 * tuned
+    print(json.dumps({"step": [step] * wanted["steps"]}), flush=True)
 """
-REFUSING = "import json, sys; sys.stdin.readline(); print(json.dumps({'refused': 'not on the CPU'}), flush=True)"
+REFUSING = (
+    "import json, sys; sys.stdin.readline(); print(json.dumps({'refused': 'not on the CPU'}), "
+    "flush=True)"
+)
 DYING = "import sys; sys.stdin.readline(); sys.exit('no memory left')"
-RANK = "import os; assert not [n for n in os.environ if n.startswith(('RANK', 'TORCHELASTIC'))], os.environ\n"
+RANK = (
+    "import os; assert not [n for n in os.environ if n.startswith(('RANK', 'TORCHELASTIC'))], "
+    "os.environ\n"
+)
 
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """Makes a script the rivals' worker."""
+
     def use(text):
         (tmp_path / "worker.py").write_text(text)
         monkeypatch.setattr(room, "WORKER", tmp_path / "worker.py")
+
     return use
 
 
@@ -55,7 +64,10 @@ def test_a_step_of_a_rival_takes_as_long_as_its_slowest_process(script, tmp_path
 def test_it_runs_as_installed_and_with_its_allocator_tuned(script, tmp_path):
     script(OBEDIENT)
     with rivals("torchrec", sys.executable, [{}], tmp_path, Comm()) as found:
-        assert {name: rival.run(1)["step"] for name, rival in found.items()} == {"torchrec": [1.0], "torchrec_tuned": [101.0]}
+        assert {name: rival.run(1)["step"] for name, rival in found.items()} == {
+            "torchrec": [1.0],
+            "torchrec_tuned": [101.0],
+        }
 
 
 def test_what_refuses_is_not_compared_with(script, tmp_path, capsys):
@@ -75,7 +87,10 @@ def test_ranks_that_do_not_lead_hold_contenders_that_do_nothing(tmp_path, monkey
     comm.rank = 1
     monkeypatch.setattr(comm, "broadcast", lambda mine: ["torchrec", "torchrec_tuned"])
     with rivals("torchrec", sys.executable, [{}, {}], tmp_path, comm) as found:
-        assert found == {"torchrec": Absent(), "torchrec_tuned": Absent()} and found["torchrec"].run(3) == {}
+        assert (
+            found == {"torchrec": Absent(), "torchrec_tuned": Absent()}
+            and found["torchrec"].run(3) == {}
+        )
 
 
 def test_one_that_dies_is_an_error_with_its_last_words(script, tmp_path):
@@ -96,7 +111,11 @@ def test_a_rival_inherits_nothing_of_a_rank(script, tmp_path, monkeypatch):
 def test_a_refusal_ends_its_processes(script, tmp_path, monkeypatch):
     script(REFUSING)
     closed = []
-    monkeypatch.setattr(Rival, "close", lambda self, close=Rival.close: (close(self), closed.extend(self._processes)))
+    monkeypatch.setattr(
+        Rival,
+        "close",
+        lambda self, close=Rival.close: (close(self), closed.extend(self._processes)),
+    )
     with pytest.raises(Refused):
         Rival(sys.executable, [{}], tmp_path, {}, 1)
     assert closed and not any(alive(process.pid) for process in closed)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from recapp.benchmarks import timing
-from recapp.benchmarks.timing import Measured, interleave, quartiles, ratio, slowest, spread, time_steps
+from recapp.benchmarks.timing import (
+    Measured,
+    interleave,
+    quartiles,
+    ratio,
+    slowest,
+    spread,
+    time_steps,
+)
 from recapp.distributed.comm import Comm
 
 
@@ -14,7 +22,9 @@ class Scripted:
     """A contender that claims to take so long, and writes down when it ran."""
 
     def __init__(self, name, ms, diary):
-        self.name, self.ms, self.diary = name, ms, diary
+        self.name = name
+        self.ms = ms
+        self.diary = diary
 
     def run(self, steps):
         self.diary.append((self.name, steps))
@@ -28,12 +38,19 @@ def test_quartiles_are_numpys(count):
 
 
 def test_a_ratio_is_above_one_where_recapp_is_faster_and_pairs_rounds():
-    own, other = Measured({"step": [[1.0, 2.0, 3.0], [20.0], [1.0]]}), Measured({"step": [[4.0], [60.0], [4.0, 5.0, 6.0]]})
-    assert ratio("peer", other, own) == {"peer_ratio": 3.0, "peer_ratio_q1": 2.5, "peer_ratio_q3": 4.0}
+    own = Measured({"step": [[1.0, 2.0, 3.0], [20.0], [1.0]]})
+    other = Measured({"step": [[4.0], [60.0], [4.0, 5.0, 6.0]]})
+    assert ratio("peer", other, own) == {
+        "peer_ratio": 3.0,
+        "peer_ratio_q1": 2.5,
+        "peer_ratio_q3": 4.0,
+    }
 
 
 def test_a_ratio_without_its_baseline_is_null():
-    assert ratio("peer", None, Measured({"step": [[1.0]]})) == dict.fromkeys(("peer_ratio", "peer_ratio_q1", "peer_ratio_q3"))
+    assert ratio("peer", None, Measured({"step": [[1.0]]})) == dict.fromkeys(
+        ("peer_ratio", "peer_ratio_q1", "peer_ratio_q3")
+    )
 
 
 def test_a_median_is_over_all_steps_with_quartiles_beside_it():
@@ -42,15 +59,23 @@ def test_a_median_is_over_all_steps_with_quartiles_beside_it():
 
 
 def test_everyone_has_a_turn_in_every_round_and_the_order_turns():
-    diary, told = [], []
+    diary = []
+    told = []
     contenders = {name: Scripted(name, ms, diary) for name, ms in (("fast", 1.0), ("slow", 1000.0))}
     measured = interleave(contenders, Comm(), rounds=3, seconds=0.01, advance=told.append)
-    warm, rounds = diary[:2], diary[2:]
+    warm = diary[:2]
+    rounds = diary[2:]
     assert warm == [("fast", timing.WARM_STEPS), ("slow", timing.WARM_STEPS)]
     assert [name for name, _ in rounds] == ["fast", "slow", "slow", "fast", "fast", "slow"]
     assert {steps for name, steps in rounds if name == "fast"} == {10 + timing.SETTLE_STEPS}
-    assert {steps for name, steps in rounds if name == "slow"} == {timing.LEAST_STEPS + timing.SETTLE_STEPS}
-    assert [len(steps) for steps in measured["fast"].rounds["step"]] == [10, 10, 10] and told == [1, 1, 1]
+    assert {steps for name, steps in rounds if name == "slow"} == {
+        timing.LEAST_STEPS + timing.SETTLE_STEPS
+    }
+    assert [len(steps) for steps in measured["fast"].rounds["step"]] == [10, 10, 10] and told == [
+        1,
+        1,
+        1,
+    ]
     assert measured["slow"].median("forward") == 250.0
 
 
@@ -64,6 +89,10 @@ def test_parts_of_a_step_add_up_and_what_stands_before_is_not_timed(monkeypatch)
     clock = itertools.accumulate(itertools.repeat(1.0))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     done = []
-    times = time_steps([("forward", lambda: done.append("f")), ("backward", lambda: done.append("b"))], 2, lambda: done.append("barrier"))
+    times = time_steps(
+        [("forward", lambda: done.append("f")), ("backward", lambda: done.append("b"))],
+        2,
+        lambda: done.append("barrier"),
+    )
     assert done == ["barrier", "f", "b"] * 2
     assert times == {"forward": [1000.0] * 2, "backward": [1000.0] * 2, "step": [2000.0] * 2}

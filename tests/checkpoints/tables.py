@@ -14,7 +14,9 @@ class Comms:
     """A `Comm` for each of W threads."""
 
     def __init__(self, world):
-        self.world, self.barrier, self.slots = world, threading.Barrier(world), [None] * world
+        self.world = world
+        self.barrier = threading.Barrier(world)
+        self.slots = [None] * world
 
     def rank(self, rank):
         return Rank(self, rank)
@@ -22,7 +24,9 @@ class Comms:
 
 class Rank:
     def __init__(self, comms, rank):
-        self.comms, self.rank, self.world = comms, rank, comms.world
+        self.comms = comms
+        self.rank = rank
+        self.world = comms.world
 
     def gather(self, value):
         self.comms.slots[self.rank] = value
@@ -34,11 +38,18 @@ class Rank:
 
 def save(path, ranks_blocks, meta=None, manifest=None):
     """Save as `len(ranks_blocks)` ranks; returns each rank's exception or None."""
-    comms, outcomes = Comms(len(ranks_blocks)), [None] * len(ranks_blocks)
+    comms = Comms(len(ranks_blocks))
+    outcomes = [None] * len(ranks_blocks)
 
     def one(rank):
         try:
-            write_checkpoint(path, ranks_blocks[rank], comm=comms.rank(rank), meta=meta or {"step": 3}, manifest=manifest or {"plan": "x"})
+            write_checkpoint(
+                path,
+                ranks_blocks[rank],
+                comm=comms.rank(rank),
+                meta=meta or {"step": 3},
+                manifest=manifest or {"plan": "x"},
+            )
         except Exception as error:
             outcomes[rank] = error
 
@@ -59,7 +70,7 @@ def edit(path, **entries):
 
 def block(table, tensor, values, rows, cols, owner=True):
     """A held rectangle with the values it has in the whole tensor."""
-    data = values[rows.start:rows.stop, cols.start:cols.stop].clone()
+    data = values[rows.start : rows.stop, cols.start : cols.stop].clone()
     return Block(table, tensor, tuple(values.shape), rows, cols, data, owner)
 
 
@@ -74,7 +85,10 @@ def blank(held):
 
 @st.composite
 def tilings(draw, rows, cols, world):
-    """Rectangles that tile a table, each with a rank: cut in two again and again, which reaches strips, grids and mixtures of them."""
+    """Rectangles that tile a table, each with a rank: cut in two again and again, which reaches
+    strips, grids and mixtures of them.
+    """
+
     def cut(rows, cols, depth):
         ways = [w for w, part in (("rows", rows), ("cols", cols)) if len(part) > 1]
         way = draw(st.sampled_from([*ways, "none"])) if depth and ways else "none"
@@ -82,8 +96,10 @@ def tilings(draw, rows, cols, world):
             return [(draw(st.integers(0, world - 1)), rows, cols)]
         part = rows if way == "rows" else cols
         at = draw(st.integers(part.start + 1, part.stop - 1))
-        low, high = range(part.start, at), range(at, part.stop)
+        low = range(part.start, at)
+        high = range(at, part.stop)
         if way == "rows":
             return cut(low, cols, depth - 1) + cut(high, cols, depth - 1)
         return cut(rows, low, depth - 1) + cut(rows, high, depth - 1)
+
     return cut(range(rows), range(cols), 4)

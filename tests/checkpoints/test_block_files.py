@@ -1,4 +1,6 @@
-"""Files of rectangles are what other readers of safetensors expect, and are read a few rows at a time."""
+"""Files of rectangles are what other readers of safetensors expect, and are read a few rows at a
+time.
+"""
 
 import json
 
@@ -11,15 +13,38 @@ from recapp.checkpoints import block_files
 from recapp.checkpoints.directory import load_blocks, read_manifest
 from recapp.errors import CheckpointError
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8, torch.uint8]
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+]
 
 
 @pytest.fixture
 def saved(tmp_path):
-    """Tables of every dtype, each in four rectangles on two ranks; the path and the values by table."""
+    """Tables of every dtype, each in four rectangles on two ranks; the path and the values by
+    table.
+    """
     values = {f"T{i}": torch.arange(70).reshape(10, 7).to(dtype) for i, dtype in enumerate(DTYPES)}
-    cuts = [(range(6), range(3)), (range(6, 10), range(3)), (range(6), range(3, 7)), (range(6, 10), range(3, 7))]
-    ranks = [[block(name, "weight", v, rows, cols) for name, v in values.items() for rows, cols in cuts[half:half + 2]] for half in (0, 2)]
+    cuts = [
+        (range(6), range(3)),
+        (range(6, 10), range(3)),
+        (range(6), range(3, 7)),
+        (range(6, 10), range(3, 7)),
+    ]
+    ranks = [
+        [
+            block(name, "weight", v, rows, cols)
+            for name, v in values.items()
+            for rows, cols in cuts[half : half + 2]
+        ]
+        for half in (0, 2)
+    ]
     assert save(tmp_path / "a.ckpt", ranks) == [None, None]
     return tmp_path / "a.ckpt", values
 
@@ -27,7 +52,9 @@ def saved(tmp_path):
 def test_the_safetensors_package_reads_them(saved):
     path, values = saved
     for stored in read_manifest(path).blocks:
-        wanted = values[stored.table][stored.rows.start:stored.rows.stop, stored.cols.start:stored.cols.stop]
+        wanted = values[stored.table][
+            stored.rows.start : stored.rows.stop, stored.cols.start : stored.cols.stop
+        ]
         found = load_file(path / stored.file)[stored.key]
         assert found.dtype == wanted.dtype and torch.equal(found, wanted)
 
@@ -36,16 +63,28 @@ def test_the_safetensors_package_reads_them(saved):
 def test_any_slice_is_the_same_however_few_rows_are_read_at_once(saved, monkeypatch, bytes_at_once):
     monkeypatch.setattr(block_files, "READ_BYTES", bytes_at_once)
     path, values = saved
-    for rows, cols in ((range(10), range(7)), (range(5, 7), range(2, 4)), (range(1, 9), range(3, 7)), (range(6), range(1))):
-        held = [blank(block(name, "weight", v, rows, cols)) if v.dtype != torch.uint8 else block(name, "weight", v * 0, rows, cols)
-                for name, v in values.items()]
+    for rows, cols in (
+        (range(10), range(7)),
+        (range(5, 7), range(2, 4)),
+        (range(1, 9), range(3, 7)),
+        (range(6), range(1)),
+    ):
+        held = [
+            blank(block(name, "weight", v, rows, cols))
+            if v.dtype != torch.uint8
+            else block(name, "weight", v * 0, rows, cols)
+            for name, v in values.items()
+        ]
         load_blocks(path, held)
         for b in held:
-            assert torch.equal(b.data, values[b.table][rows.start:rows.stop, cols.start:cols.stop])
+            assert torch.equal(
+                b.data, values[b.table][rows.start : rows.stop, cols.start : cols.stop]
+            )
 
 
 def test_a_block_is_read_whole_the_first_time_and_then_by_slices(saved, monkeypatch):
-    read, pieces = [], block_files._BlockFile._pieces
+    read = []
+    pieces = block_files._BlockFile._pieces
 
     def watched(self, stored, rows):
         read.append((stored.key, rows))
@@ -53,8 +92,15 @@ def test_a_block_is_read_whole_the_first_time_and_then_by_slices(saved, monkeypa
 
     monkeypatch.setattr(block_files._BlockFile, "_pieces", watched)
     path, values = saved
-    load_blocks(path, [blank(block("T1", "weight", values["T1"], range(1, 4), cols)) for cols in (range(1), range(1, 4))])
-    left, right = "T1/weight/rows 0-6/cols 0-3", "T1/weight/rows 0-6/cols 3-7"
+    load_blocks(
+        path,
+        [
+            blank(block("T1", "weight", values["T1"], range(1, 4), cols))
+            for cols in (range(1), range(1, 4))
+        ],
+    )
+    left = "T1/weight/rows 0-6/cols 0-3"
+    right = "T1/weight/rows 0-6/cols 3-7"
     assert read == [(left, range(6)), (left, range(1, 4)), (right, range(6))]
 
 
@@ -64,7 +110,7 @@ def test_a_file_that_does_not_hold_what_the_manifest_says_is_an_error(saved, hea
     file = path / "rank-00000.safetensors"
     raw = bytearray(file.read_bytes())
     length = int.from_bytes(raw[:8], "little")
-    raw[8:8 + length] = header.ljust(length).encode()
+    raw[8 : 8 + length] = header.ljust(length).encode()
     file.write_bytes(raw)
     with pytest.raises(CheckpointError, match=r"rank-00000\.safetensors.* cannot be read"):
         load_blocks(path, [blank(block("T0", "weight", values["T0"], range(1), range(1)))])
@@ -74,7 +120,8 @@ def test_a_block_whose_values_are_said_to_be_of_another_type_is_an_error(saved):
     path, values = saved
     blocks = json.loads((path / "manifest.json").read_text())["blocks"]
     for entry in blocks:
-        entry["dtype"] = "float16" if entry["table"] == "T3" else entry["dtype"]        # bfloat16, of the same size
+        # bfloat16, of the same size
+        entry["dtype"] = "float16" if entry["table"] == "T3" else entry["dtype"]
     edit(path, blocks=blocks)
     with pytest.raises(CheckpointError, match="the manifest and the file disagree"):
         load_blocks(path, [blank(block("T3", "weight", values["T3"], range(1), range(1)))])

@@ -1,7 +1,9 @@
-"""Whoever is killed at whatever file operation of a run's saves, links and removals loses neither `last.ckpt` nor the best checkpoint.
+"""Whoever is killed at whatever file operation of a run's saves, links and removals loses neither
+`last.ckpt` nor the best checkpoint.
 
-The callbacks are the real ones; the trainer around them only saves and removes. Every file operation is counted in a child process
-(Python's audit events, and the calls that raise none), and a child is killed before each of them in turn.
+The callbacks are the real ones; the trainer around them only saves and removes. Every file
+operation is counted in a child process (Python's audit events, and the calls that raise none), and
+a child is killed before each of them in turn.
 """
 
 import os
@@ -52,17 +54,32 @@ class Strategy:
 
 
 class Run:
-    """A trainer as far as the callbacks of checkpoints see one: each step has a score and leaves its number in every weight."""
+    """A trainer as far as the callbacks of checkpoints see one: each step has a score and leaves
+    its number in every weight.
+    """
 
-    is_global_zero, max_steps, max_epochs, limit_val_batches, loggers, ckpt_path = True, -1, None, 1, [], None
+    is_global_zero = True
+    max_steps = -1
+    max_epochs = None
+    limit_val_batches = 1
+    loggers = ()
+    ckpt_path = None
 
     def __init__(self, folder, **settings):
-        self.strategy, self.global_step = Strategy(), 0
-        settings = {"monitor": "val_auc", "mode": "max", "filename": "step_{step:06d}", "auto_insert_metric_name": False} | settings
+        self.strategy = Strategy()
+        self.global_step = 0
+        settings = {
+            "monitor": "val_auc",
+            "mode": "max",
+            "filename": "step_{step:06d}",
+            "auto_insert_metric_name": False,
+        } | settings
         best = ModelCheckpoint(dirpath=folder, **settings)
         from fsspec.implementations.local import LocalFileSystem
+
         best._fs = LocalFileSystem()
-        self.checkpoint_callbacks, self.last = [best], KeepLast(folder)
+        self.checkpoint_callbacks = [best]
+        self.last = KeepLast(folder)
 
     def save_checkpoint(self, path, weights_only=False):
         write(path, self.global_step)
@@ -91,18 +108,23 @@ def step_of(path):
     return int(value)
 
 
-SCENARIOS = {   # steps with their scores; which steps may be last and best after a kill is what stood before or was being written
-    "first save": [(10, .5)],
-    "not the best": [(10, .5), (20, .4)],
-    "another that is not the best": [(10, .5), (20, .4), (30, .3)],
-    "a new best": [(10, .5), (20, .6)],
-    "a new best after another last": [(10, .5), (20, .4), (30, .6)],
-    "a last that was a directory": [(10, .5), (20, .4)],
-    "over the same name": [(10, .5), (20, .6)],
-    "two best ones": [(10, .5), (20, .6), (30, .7)],
+# steps with their scores; which steps may be last and best after a kill is what stood before or was
+# being written
+SCENARIOS = {
+    "first save": [(10, 0.5)],
+    "not the best": [(10, 0.5), (20, 0.4)],
+    "another that is not the best": [(10, 0.5), (20, 0.4), (30, 0.3)],
+    "a new best": [(10, 0.5), (20, 0.6)],
+    "a new best after another last": [(10, 0.5), (20, 0.4), (30, 0.6)],
+    "a last that was a directory": [(10, 0.5), (20, 0.4)],
+    "over the same name": [(10, 0.5), (20, 0.6)],
+    "two best ones": [(10, 0.5), (20, 0.6), (30, 0.7)],
 }
-IN_BOTH_TIERS = ("a new best",)     # the others are killed a hundred times in the full tier
-OPTIONS = {"over the same name": {"filename": "best", "enable_version_counter": False}, "two best ones": {"save_top_k": 2}}
+IN_BOTH_TIERS = ("a new best",)  # the others are killed a hundred times in the full tier
+OPTIONS = {
+    "over the same name": {"filename": "best", "enable_version_counter": False},
+    "two best ones": {"save_top_k": 2},
+}
 
 
 def begin(folder, scenario):
@@ -111,7 +133,7 @@ def begin(folder, scenario):
     *before, _ = SCENARIOS[scenario]
     for step, score in before:
         run.validated(step, score)
-    if scenario == "a last that was a directory":       # as earlier versions left it
+    if scenario == "a last that was a directory":  # as earlier versions left it
         (folder / "last.ckpt").unlink()
         write(folder / "last.ckpt", 10)
     return run
@@ -121,12 +143,25 @@ def end(run, scenario):
     run.validated(*SCENARIOS[scenario][-1])
 
 
-OF_FILES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.scandir", "os.listdir",
-            "shutil.rmtree")
+OF_FILES = (
+    "open",
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "os.rmdir",
+    "os.symlink",
+    "os.link",
+    "os.truncate",
+    "os.scandir",
+    "os.listdir",
+    "shutil.rmtree",
+)
 
 
 def count_operations(folder, at=None):
-    """Count every file operation below `folder`, also by open handles, from now on; die before number `at`."""
+    """Count every file operation below `folder`, also by open handles, from now on; die before
+    number `at`.
+    """
     seen = [0]
 
     def one_more(*_):
@@ -142,6 +177,7 @@ def count_operations(folder, at=None):
         def call(*args, **kwargs):
             one_more()
             return whole(*args, **kwargs)
+
         return call
 
     sys.addaudithook(audited)
@@ -168,11 +204,13 @@ def in_child(do):
 
 def operations_of(scenario, folder):
     """How many file operations the last step of a scenario makes."""
+
     def do():
         run = begin(folder, scenario)
         seen = count_operations(folder)
         end(run, scenario)
         return seen[0]
+
     code, said = in_child(do)
     assert code == 0
     return int(said)
@@ -183,13 +221,19 @@ def best_of(folder):
     return {step_of(p) for p in find_checkpoints(folder) if p.name != "last.ckpt"}
 
 
-@pytest.mark.parametrize("scenario", [s if s in IN_BOTH_TIERS else pytest.param(s, marks=pytest.mark.full) for s in SCENARIOS])
+@pytest.mark.parametrize(
+    "scenario",
+    [s if s in IN_BOTH_TIERS else pytest.param(s, marks=pytest.mark.full) for s in SCENARIOS],
+)
 def test_a_kill_at_any_file_operation_loses_neither_the_last_nor_the_best(tmp_path, scenario):
-    before, after = tmp_path / "before", tmp_path / "after"
+    before = tmp_path / "before"
+    after = tmp_path / "after"
     begin(before, scenario)
-    end(begin(after, scenario), scenario)       # here first: what is imported on the way is not to be counted
+    # here first: what is imported on the way is not to be counted
+    end(begin(after, scenario), scenario)
     COUNTED[scenario] = count = operations_of(scenario, tmp_path / "counted")
-    had, gets = best_of(before) if before.exists() else set(), best_of(after)
+    had = best_of(before) if before.exists() else set()
+    gets = best_of(after)
     for at in range(1, count + 2):
         folder = tmp_path / f"killed{at}"
 
@@ -207,7 +251,8 @@ def test_a_kill_at_any_file_operation_loses_neither_the_last_nor_the_best(tmp_pa
             assert step_of(last) in {step for step, _ in SCENARIOS[scenario]}
             assert step_of(last) >= (SCENARIOS[scenario][-2][0] if had else 0)
         assert best_of(folder) >= had or best_of(folder) >= gets, f"operation {at} of {count}"
-        if at % 7 == 1:     # a later save needs a run of its own, which knows the best as a resumed one does
+        # a later save needs a run of its own, which knows the best as a resumed one does
+        if at % 7 == 1:
             go_on(folder)
 
 
@@ -217,14 +262,14 @@ COUNTED: dict[str, int] = {}
 def go_on(folder):
     """The next save leaves nothing behind."""
     run = Run(folder)
-    run.validated(90, .9)
+    run.validated(90, 0.9)
     assert step_of(folder / "last.ckpt") == 90
     left = [p.name for p in folder.iterdir() if not p.name.endswith(".ckpt")]
     assert left == [], left
 
 
 def test_there_are_as_many_crash_points_as_were_found():
-    if set(COUNTED) == set(SCENARIOS):      # the tests above ran in this process
+    if set(COUNTED) == set(SCENARIOS):  # the tests above ran in this process
         print(COUNTED)
         assert sum(COUNTED.values()) >= AT_LEAST
     else:
@@ -234,20 +279,26 @@ def test_there_are_as_many_crash_points_as_were_found():
 def test_last_is_a_link_to_a_directory_of_its_own_or_to_the_best(tmp_path):
     run = Run(tmp_path)
     found = []
-    for step, score in ((10, .5), (20, .4), (30, .3), (40, .6)):
+    for step, score in ((10, 0.5), (20, 0.4), (30, 0.3), (40, 0.6)):
         run.validated(step, score)
-        found.append((os.readlink(tmp_path / "last.ckpt"), sorted(p.name for p in tmp_path.iterdir())))
+        found.append(
+            (os.readlink(tmp_path / "last.ckpt"), sorted(p.name for p in tmp_path.iterdir()))
+        )
     assert found == [
         ("step_000010.ckpt", ["last.ckpt", "step_000010.ckpt"]),
         ("last.ckpt.000020", ["last.ckpt", "last.ckpt.000020", "step_000010.ckpt"]),
         ("last.ckpt.000030", ["last.ckpt", "last.ckpt.000030", "step_000010.ckpt"]),
-        ("step_000040.ckpt", ["last.ckpt", "step_000040.ckpt"])]
+        ("step_000040.ckpt", ["last.ckpt", "step_000040.ckpt"]),
+    ]
 
 
 def test_a_checkpoint_that_a_link_leads_to_is_not_removed_without_another(tmp_path):
     run = Run(tmp_path)
-    run.validated(10, .5)
-    with pytest.raises(directory.CheckpointError, match=r"is what .*last\.ckpt leads to and was not removed: remove last\.ckpt first"):
+    run.validated(10, 0.5)
+    with pytest.raises(
+        directory.CheckpointError,
+        match=r"is what .*last\.ckpt leads to and was not removed: remove last\.ckpt first",
+    ):
         remove_checkpoint(tmp_path / "step_000010.ckpt")
     write(tmp_path / "other.ckpt", 20)
     remove_checkpoint(tmp_path / "step_000010.ckpt", instead=tmp_path / "other.ckpt")
@@ -256,14 +307,21 @@ def test_a_checkpoint_that_a_link_leads_to_is_not_removed_without_another(tmp_pa
 
 def test_the_sweep_touches_nothing_that_is_not_a_leftover(tmp_path):
     run = Run(tmp_path)
-    run.validated(10, .5)
-    run.validated(20, .4)
+    run.validated(10, 0.5)
+    run.validated(20, 0.4)
     for name in ("notes.txt", "a.ckpt.txt", "last.ckpt.bak", "last.ckpt.d"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "kept.ckpt.000007").symlink_to("nowhere")
     names.sweep(tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {
-        "notes.txt", "a.ckpt.txt", "last.ckpt.bak", "last.ckpt.d", "last.ckpt", "last.ckpt.000020", "step_000010.ckpt"}
+        "notes.txt",
+        "a.ckpt.txt",
+        "last.ckpt.bak",
+        "last.ckpt.d",
+        "last.ckpt",
+        "last.ckpt.000020",
+        "step_000010.ckpt",
+    }
 
 
 # ---- a reader beside a writer
@@ -271,7 +329,10 @@ def test_the_sweep_touches_nothing_that_is_not_a_leftover(tmp_path):
 
 @pytest.mark.parametrize("way", ["link", "directory"])
 def test_a_reader_beside_a_writer_sees_only_whole_checkpoints(tmp_path, way):
-    path, stop, failed, seen = tmp_path / "last.ckpt", threading.Event(), [], []
+    path = tmp_path / "last.ckpt"
+    stop = threading.Event()
+    failed = []
+    seen = []
     run = Run(tmp_path)
 
     def write_one(step):
@@ -290,7 +351,8 @@ def test_a_reader_beside_a_writer_sees_only_whole_checkpoints(tmp_path, way):
     write_one(1)
     reader = threading.Thread(target=read)
     reader.start()
-    ends, step = time.monotonic() + 1.5, 1
+    ends = time.monotonic() + 1.5
+    step = 1
     while time.monotonic() < ends:
         write_one(step := step + 1)
     stop.set()
@@ -301,22 +363,33 @@ def test_a_reader_beside_a_writer_sees_only_whole_checkpoints(tmp_path, way):
 def step_of_one_version(path):
     """Of all that is open, read slowly: the writer goes on meanwhile."""
     with open_checkpoint(path, lambda manifest: manifest.files) as snapshot:
-        time.sleep(.01)
+        time.sleep(0.01)
         assert snapshot.verify() > 0
-        held = Block("A", "weight", (4, 2), range(4), range(2), torch.full((4, 2), -1.), True)
+        held = Block("A", "weight", (4, 2), range(4), range(2), torch.full((4, 2), -1.0), True)
         snapshot.fill([held])
         assert held.data.unique().tolist() == [snapshot.meta()["step"]] == [snapshot.manifest.step]
         return snapshot.manifest.step
 
 
 def test_ranks_that_load_beside_a_writer_all_get_one_version(tmp_path):
-    run, comms, written, found = Run(tmp_path), Comms(2), threading.Event(), [[], []]
-    run.validated(1, .5)
+    run = Run(tmp_path)
+    comms = Comms(2)
+    written = threading.Event()
+    found = [[], []]
+    run.validated(1, 0.5)
 
     def load(rank):
         comm = comms.rank(rank)
         while not comm.gather(written.is_set())[0]:
-            held = Block("A", "weight", (4, 2), range(2 * rank, 2 * rank + 2), range(2), torch.full((2, 2), -1.), True)
+            held = Block(
+                "A",
+                "weight",
+                (4, 2),
+                range(2 * rank, 2 * rank + 2),
+                range(2),
+                torch.full((2, 2), -1.0),
+                True,
+            )
             manifest, meta = load_together(tmp_path / "last.ckpt", [held], [], comm)
             found[rank].append((manifest.step, meta["step"], *held.data.unique().tolist()))
 
@@ -328,4 +401,6 @@ def test_ranks_that_load_beside_a_writer_all_get_one_version(tmp_path):
     written.set()
     for thread in ranks:
         thread.join()
-    assert found[0] == found[1] and all(a == b == c for a, b, c in found[0]) and len(set(found[0])) > 1
+    assert (
+        found[0] == found[1] and all(a == b == c for a, b, c in found[0]) and len(set(found[0])) > 1
+    )

@@ -1,4 +1,6 @@
-"""A checkpoint is whole or it is none, whoever is killed when; what is in it is plain; what is wrong with it is said in one line."""
+"""A checkpoint is whole or it is none, whoever is killed when; what is in it is plain; what is
+wrong with it is said in one line.
+"""
 
 import json
 import os
@@ -37,7 +39,10 @@ def table(value, rows=8):
 
 def halves(value):
     values = torch.full((8, 2), float(value))
-    return [[block("A", "weight", values, range(4), range(2))], [block("A", "weight", values, range(4, 8), range(2))]]
+    return [
+        [block("A", "weight", values, range(4), range(2))],
+        [block("A", "weight", values, range(4, 8), range(2))],
+    ]
 
 
 def value_of(path):
@@ -48,23 +53,41 @@ def value_of(path):
 
 
 def save_value(path, value, meta=None):
-    return save(path, halves(value), meta={"value": float(value), **(meta or {})}, manifest={"value": float(value)})
+    return save(
+        path,
+        halves(value),
+        meta={"value": float(value), **(meta or {})},
+        manifest={"value": float(value)},
+    )
 
 
 def test_one_process_saves_without_threads_or_a_process_group(tmp_path):
-    directory.write_checkpoint(tmp_path / "a.ckpt", [table(4)], comm=Comm(), meta={"step": 3}, manifest={"plan": {"name": "mixed"}})
+    directory.write_checkpoint(
+        tmp_path / "a.ckpt",
+        [table(4)],
+        comm=Comm(),
+        meta={"step": 3},
+        manifest={"plan": {"name": "mixed"}},
+    )
     assert load_table(tmp_path / "a.ckpt", "A").unique().tolist() == [4]
     assert read_meta(tmp_path / "a.ckpt") == {"step": 3}
     assert read_manifest(tmp_path / "a.ckpt").info == {"plan": {"name": "mixed"}}
 
 
 def test_saving_again_replaces_the_earlier_one_and_leaves_nothing_beside_it(tmp_path):
-    assert save(tmp_path / "a.ckpt", [[table(1)], [], []], {"value": 1.0}, {"value": 1.0}) == [None] * 3
+    assert (
+        save(tmp_path / "a.ckpt", [[table(1)], [], []], {"value": 1.0}, {"value": 1.0})
+        == [None] * 3
+    )
     assert save_value(tmp_path / "a.ckpt", 2) == [None] * 2
     assert value_of(tmp_path / "a.ckpt") == 2
     assert [p.name for p in tmp_path.iterdir()] == ["a.ckpt"]
     assert sorted(p.name for p in (tmp_path / "a.ckpt").iterdir()) == [
-        "manifest.json", "meta.pt", "rank-00000.safetensors", "rank-00001.safetensors"]
+        "manifest.json",
+        "meta.pt",
+        "rank-00000.safetensors",
+        "rank-00001.safetensors",
+    ]
 
 
 # ---- a save that does not end
@@ -74,7 +97,8 @@ def patched(monkeypatch, name, instead, after=0):
     """Make the call after the first `after` of a function do something else."""
     module, _, attribute = f"recapp.checkpoints.{name}".rpartition(".")
     owner = pkgutil.resolve_name(module)
-    whole_function, calls = getattr(owner, attribute), []
+    whole_function = getattr(owner, attribute)
+    calls = []
 
     def replacement(*args, **kwargs):
         calls.append(args)
@@ -87,13 +111,25 @@ def full_disk():
     raise OSError(28, "No space left on device")
 
 
-STEPS = [("block_files.zlib.crc32", 0, 1), ("block_files.zlib.crc32", 1, 1), ("meta_file.torch.save", 0, 1), ("directory.to_json", 0, 1),
-         ("directory.sync_folder", 0, 1), ("names.Path.rename", 0, 1), ("names.Path.rename", 1, 1), ("names.sync_folder", 0, 2)]
-"""Calls of a save in the order in which they are made, how many of that name come before, and which checkpoint is then in place."""
+STEPS = [
+    ("block_files.zlib.crc32", 0, 1),
+    ("block_files.zlib.crc32", 1, 1),
+    ("meta_file.torch.save", 0, 1),
+    ("directory.to_json", 0, 1),
+    ("directory.sync_folder", 0, 1),
+    ("names.Path.rename", 0, 1),
+    ("names.Path.rename", 1, 1),
+    ("names.sync_folder", 0, 2),
+]
+"""Calls of a save in the order in which they are made, how many of that name come before, and which
+checkpoint is then in place.
+"""
 
 
 @pytest.mark.parametrize(("name", "after", "left"), STEPS)
-def test_an_error_in_the_middle_of_a_save_leaves_the_earlier_checkpoint_whole(tmp_path, monkeypatch, name, after, left):
+def test_an_error_in_the_middle_of_a_save_leaves_the_earlier_checkpoint_whole(
+    tmp_path, monkeypatch, name, after, left
+):
     save_value(tmp_path / "a.ckpt", 1)
     with monkeypatch.context() as patches:
         patched(patches, name, full_disk, after)
@@ -111,13 +147,18 @@ def die():
 
 
 @pytest.mark.parametrize(("name", "after", "left"), STEPS)
-def test_a_killed_save_leaves_the_earlier_checkpoint_whole(tmp_path, monkeypatch, name, after, left):
+def test_a_killed_save_leaves_the_earlier_checkpoint_whole(
+    tmp_path, monkeypatch, name, after, left
+):
     path = tmp_path / "a.ckpt"
     save_value(path, 1)
     child = os.fork()
     if child == 0:
-        patched(monkeypatch, name, die, after)          # a name that is not there would make a second pytest of the child
-        directory.write_checkpoint(path, [table(2)], comm=Comm(), meta={"value": 2.0}, manifest={"value": 2.0})
+        # a name that is not there would make a second pytest of the child
+        patched(monkeypatch, name, die, after)
+        directory.write_checkpoint(
+            path, [table(2)], comm=Comm(), meta={"value": 2.0}, manifest={"value": 2.0}
+        )
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert is_checkpoint(path) and find_checkpoints(tmp_path) == [path]
@@ -131,7 +172,9 @@ def test_a_first_save_that_is_killed_leaves_no_checkpoint(tmp_path, monkeypatch)
     child = os.fork()
     if child == 0:
         patched(monkeypatch, "names.Path.rename", die)
-        directory.write_checkpoint(tmp_path / "a.ckpt", [table(2)], comm=Comm(), meta={}, manifest={})
+        directory.write_checkpoint(
+            tmp_path / "a.ckpt", [table(2)], comm=Comm(), meta={}, manifest={}
+        )
         os._exit(0)
     os.waitpid(child, 0)
     assert not is_checkpoint(tmp_path / "a.ckpt") and find_checkpoints(tmp_path) == []
@@ -149,7 +192,9 @@ def test_a_killed_removal_leaves_a_whole_checkpoint_or_none(tmp_path, monkeypatc
 
 
 def test_the_rank_that_fails_says_why_and_the_others_name_it(tmp_path):
-    errors = save(tmp_path / "a.ckpt", [[table(1)], [table(1)._replace(data=torch.zeros(3, 2))], []])
+    errors = save(
+        tmp_path / "a.ckpt", [[table(1)], [table(1)._replace(data=torch.zeros(3, 2))], []]
+    )
     assert isinstance(errors[1], AssertionError)
     assert [type(e) for e in (errors[0], errors[2])] == [RankError] * 2
     assert "rank 1 could not write" in str(errors[0])
@@ -183,7 +228,11 @@ def test_checkpoints_are_found_below_a_directory_oldest_first(tmp_path):
         save_value(tmp_path / name, 1)
         os.utime(tmp_path / name / "manifest.json", (number, number))
     (tmp_path / "empty.ckpt").mkdir()
-    assert [str(p.relative_to(tmp_path)) for p in find_checkpoints(tmp_path)] == ["z/b.ckpt", "a.ckpt", "z/deep/c.ckpt"]
+    assert [str(p.relative_to(tmp_path)) for p in find_checkpoints(tmp_path)] == [
+        "z/b.ckpt",
+        "a.ckpt",
+        "z/deep/c.ckpt",
+    ]
     remove_checkpoint(tmp_path / "a.ckpt")
     remove_checkpoint(tmp_path / "a.ckpt")
     assert len(find_checkpoints(tmp_path)) == 2
@@ -203,17 +252,33 @@ def block_entry(saved, **entries):
     return [first | entries, *others]
 
 
-@pytest.mark.parametrize(("spoil", "said"), [
-    (lambda p: (p / "manifest.json").unlink(), "is no checkpoint, or an incomplete one: it has no manifest.json"),
-    (lambda p: (p / "meta.pt").unlink(), "is incomplete: meta.pt is missing"),
-    (lambda p: (p / "rank-00001.safetensors").unlink(), "is incomplete: rank-00001.safetensors is missing"),
-    (lambda p: os.truncate(p / "rank-00000.safetensors", 100), "is incomplete: rank-00000.safetensors has 100 of"),
-    (lambda p: (p / "manifest.json").write_text("{"), "is damaged: JSONDecodeError"),
-    (lambda p: (p / "manifest.json").write_text("[]"), "is damaged: "),
-    (lambda p: edit(p, blocks=[{"table": "A"}]), "is damaged: KeyError"),
-    (lambda p: edit(p, blocks=block_entry(p, file="../../secret")), "is damaged: ValueError"),
-    (lambda p: edit(p, blocks=block_entry(p, dtype="load")), "is damaged: ValueError"),
-    (lambda p: edit(p, version=99), "has format recapp 99, but this recapp reads format recapp 2: use a later recapp")])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda p: (p / "manifest.json").unlink(),
+            "is no checkpoint, or an incomplete one: it has no manifest.json",
+        ),
+        (lambda p: (p / "meta.pt").unlink(), "is incomplete: meta.pt is missing"),
+        (
+            lambda p: (p / "rank-00001.safetensors").unlink(),
+            "is incomplete: rank-00001.safetensors is missing",
+        ),
+        (
+            lambda p: os.truncate(p / "rank-00000.safetensors", 100),
+            "is incomplete: rank-00000.safetensors has 100 of",
+        ),
+        (lambda p: (p / "manifest.json").write_text("{"), "is damaged: JSONDecodeError"),
+        (lambda p: (p / "manifest.json").write_text("[]"), "is damaged: "),
+        (lambda p: edit(p, blocks=[{"table": "A"}]), "is damaged: KeyError"),
+        (lambda p: edit(p, blocks=block_entry(p, file="../../secret")), "is damaged: ValueError"),
+        (lambda p: edit(p, blocks=block_entry(p, dtype="load")), "is damaged: ValueError"),
+        (
+            lambda p: edit(p, version=99),
+            "has format recapp 99, but this recapp reads format recapp 2: use a later recapp",
+        ),
+    ],
+)
 def test_an_incomplete_checkpoint_is_refused_in_one_line(saved, spoil, said):
     spoil(saved)
     with pytest.raises(CheckpointError) as error:
@@ -222,7 +287,9 @@ def test_an_incomplete_checkpoint_is_refused_in_one_line(saved, spoil, said):
 
 
 def test_a_missing_checkpoint_names_the_close_one(saved):
-    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*bast.ckpt: did you mean best.ckpt\?"):
+    with pytest.raises(
+        CheckpointError, match=r"there is no checkpoint .*bast.ckpt: did you mean best.ckpt\?"
+    ):
         read_manifest(saved.with_name("bast.ckpt"))
     with pytest.raises(CheckpointError, match=r"there is no checkpoint .*nowhere/x.ckpt$"):
         read_manifest(saved.parent / "nowhere" / "x.ckpt")
@@ -250,12 +317,15 @@ def test_damaged_rows_are_never_loaded_whichever_rows_of_their_block_are_wanted(
     load_blocks(saved, [held])
     assert held.data.unique().tolist() == [1]
     raw = bytearray((saved / "rank-00001.safetensors").read_bytes())
-    raw[-9] ^= 1        # in row 6; the block holds rows 4 to 7
+    raw[-9] ^= 1  # in row 6; the block holds rows 4 to 7
     (saved / "rank-00001.safetensors").write_bytes(raw)
-    with pytest.raises(CheckpointError, match=r"rank-00001\.safetensors is damaged: table A, weight, rows 4-8") as error:
+    with pytest.raises(
+        CheckpointError, match=r"rank-00001\.safetensors is damaged: table A, weight, rows 4-8"
+    ) as error:
         load_blocks(saved, [held])
     assert "\n" not in str(error.value)
-    load_blocks(saved, [blank(block("A", "weight", torch.zeros(8, 2), range(4), range(2)))])      # the other file is whole
+    # the other file is whole
+    load_blocks(saved, [blank(block("A", "weight", torch.zeros(8, 2), range(4), range(2)))])
 
 
 def test_a_damaged_meta_is_never_read(saved):
@@ -289,7 +359,13 @@ def test_code_in_meta_is_never_run(saved, monkeypatch):
     monkeypatch.chdir(saved.parent)
     torch.save({"x": Evil()}, saved / "meta.pt")
     crc32 = f"{zlib.crc32((saved / 'meta.pt').read_bytes()):08x}"
-    edit(saved, files={**read_manifest_files(saved), "meta.pt": {"bytes": (saved / "meta.pt").stat().st_size, "crc32": crc32}})
+    edit(
+        saved,
+        files={
+            **read_manifest_files(saved),
+            "meta.pt": {"bytes": (saved / "meta.pt").stat().st_size, "crc32": crc32},
+        },
+    )
     with pytest.raises(CheckpointError, match="cannot be read as plain types"):
         read_meta(saved)
     assert not Path("pwned").exists()
@@ -317,11 +393,28 @@ class Text(str):
 Point = namedtuple("Point", "x y")
 
 
-@pytest.mark.parametrize(("value", "expected"), [
-    (np.float64(0.5), 0.5), (np.int32(3), 3), (np.bool_(True), True), (np.arange(3), [0, 1, 2]), (Path("a/b"), "a/b"), (Colour.RED, "red"),
-    (Number.ONE, 1), (Text("t"), "t"), (deque([1]), [1]), (range(3), [0, 1, 2]), (Point(1, np.int64(2)), (1, 2)), (frozenset({1}), {1}),
-    (defaultdict(list, a=[Colour.RED]), {"a": ["red"]}), (UserDict({Colour.RED: UserList([1])}), {"red": [1]}), (None, None),
-    (2j, 2j), (b"x", b"x")])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.float64(0.5), 0.5),
+        (np.int32(3), 3),
+        (np.bool_(True), True),
+        (np.arange(3), [0, 1, 2]),
+        (Path("a/b"), "a/b"),
+        (Colour.RED, "red"),
+        (Number.ONE, 1),
+        (Text("t"), "t"),
+        (deque([1]), [1]),
+        (range(3), [0, 1, 2]),
+        (Point(1, np.int64(2)), (1, 2)),
+        (frozenset({1}), {1}),
+        (defaultdict(list, a=[Colour.RED]), {"a": ["red"]}),
+        (UserDict({Colour.RED: UserList([1])}), {"red": [1]}),
+        (None, None),
+        (2j, 2j),
+        (b"x", b"x"),
+    ],
+)
 def test_what_states_are_full_of_becomes_plain_and_reads_back(tmp_path, value, expected):
     made = plain({"state": [value]})
     torch.save(made, tmp_path / "x.pt")
@@ -339,7 +432,11 @@ def test_a_state_dict_stays_ordered_with_its_version_numbers(tmp_path):
 
 
 def test_a_view_does_not_take_its_whole_storage_along(tmp_path):
-    save(tmp_path / "a.ckpt", [[table(1)]], meta={"row": torch.zeros(1000, 1000, requires_grad=True)[7]})
+    save(
+        tmp_path / "a.ckpt",
+        [[table(1)]],
+        meta={"row": torch.zeros(1000, 1000, requires_grad=True)[7]},
+    )
     assert (tmp_path / "a.ckpt" / "meta.pt").stat().st_size < 20_000
     assert not read_meta(tmp_path / "a.ckpt")["row"].requires_grad
 
@@ -348,7 +445,9 @@ def test_a_private_object_is_refused_with_its_place_and_nothing_is_saved(tmp_pat
     save_value(tmp_path / "a.ckpt", 1)
     errors = save_value(tmp_path / "a.ckpt", 2, meta={"callbacks": {"mine": [0, Evil()]}})
     assert isinstance(errors[0], CheckpointError)
-    assert "meta.callbacks.mine.1 is a test_directory.Evil: a checkpoint keeps plain types" in str(errors[0])
+    assert "meta.callbacks.mine.1 is a test_directory.Evil: a checkpoint keeps plain types" in str(
+        errors[0]
+    )
     assert value_of(tmp_path / "a.ckpt") == 1
 
 
@@ -360,11 +459,21 @@ def test_meta_that_cannot_be_read_back_is_an_error_when_it_is_saved(tmp_path, mo
 
 
 def test_a_manifest_takes_single_numbers_of_any_kind_and_no_tensors(tmp_path):
-    numbers = {"metrics": {"val_auc": torch.tensor(0.75, dtype=torch.float64), "n": np.int64(3), "kind": Colour.RED}}
+    numbers = {
+        "metrics": {
+            "val_auc": torch.tensor(0.75, dtype=torch.float64),
+            "n": np.int64(3),
+            "kind": Colour.RED,
+        }
+    }
     assert save(tmp_path / "a.ckpt", [[table(1)]], manifest=numbers) == [None]
-    assert read_manifest(tmp_path / "a.ckpt").info == {"metrics": {"val_auc": 0.75, "n": 3, "kind": "red"}}
+    assert read_manifest(tmp_path / "a.ckpt").info == {
+        "metrics": {"val_auc": 0.75, "n": 3, "kind": "red"}
+    }
     (error,) = save(tmp_path / "b.ckpt", [[table(1)]], manifest={"x": torch.zeros(3)})
-    assert isinstance(error, CheckpointError) and "a Tensor is no number, text, list or dict" in str(error)
+    assert isinstance(
+        error, CheckpointError
+    ) and "a Tensor is no number, text, list or dict" in str(error)
 
 
 def test_a_manifest_can_be_read_line_by_line(tmp_path, monkeypatch):

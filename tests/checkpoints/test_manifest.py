@@ -1,4 +1,6 @@
-"""Whatever is in a checkpoint's files, reading ends in a whole checkpoint or in one CheckpointError, and nothing grows beyond its file."""
+"""Whatever is in a checkpoint's files, reading ends in a whole checkpoint or in one
+CheckpointError, and nothing grows beyond its file.
+"""
 
 import json
 import math
@@ -15,21 +17,41 @@ import pytest
 import torch
 from tables import edit, save, whole
 
-from recapp.checkpoints.directory import is_checkpoint, load_table, read_manifest, read_meta, verify, write_checkpoint
+from recapp.checkpoints.directory import (
+    is_checkpoint,
+    load_table,
+    read_manifest,
+    read_meta,
+    verify,
+    write_checkpoint,
+)
 from recapp.checkpoints.manifest import Manifest, from_json, to_json
 from recapp.checkpoints.rectangles import Stored, check_tiling
 from recapp.distributed.comm import Comm
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
 
-PLAN = {"name": "mixed", "world_size": 1, "tables": {"A": {"sharding_type": "table_wise", "mode": "unique", "shards": [[0, 0, 8, 0, 2]]}}}
-INFO = {"config": {"seed": 1}, "plan": PLAN, "metrics": {"val_auc": 0.75}, "step": 20, "updates": [20], "rule": "sgd",
-        "position": {"epoch": 1, "batches": 0, "batch_size": 256}}
+PLAN = {
+    "name": "mixed",
+    "world_size": 1,
+    "tables": {"A": {"sharding_type": "table_wise", "mode": "unique", "shards": [[0, 0, 8, 0, 2]]}},
+}
+INFO = {
+    "config": {"seed": 1},
+    "plan": PLAN,
+    "metrics": {"val_auc": 0.75},
+    "step": 20,
+    "updates": [20],
+    "rule": "sgd",
+    "position": {"epoch": 1, "batches": 0, "batch_size": 256},
+}
 
 
 @pytest.fixture
 def saved(tmp_path):
-    assert save(tmp_path / "a.ckpt", [[whole("A", "weight", torch.ones(8, 2))]], {"step": 20}, INFO) == [None]
+    assert save(
+        tmp_path / "a.ckpt", [[whole("A", "weight", torch.ones(8, 2))]], {"step": 20}, INFO
+    ) == [None]
     return tmp_path / "a.ckpt"
 
 
@@ -39,7 +61,14 @@ def use(path):
     verify(path)
     load_table(path, "A")
     read_meta(path)
-    return (manifest.config, manifest.plan, manifest.metrics, manifest.step, manifest.position, manifest.updates)
+    return (
+        manifest.config,
+        manifest.plan,
+        manifest.metrics,
+        manifest.step,
+        manifest.position,
+        manifest.updates,
+    )
 
 
 def refused(path):
@@ -67,43 +96,92 @@ def test_every_flipped_bit_of_a_manifest_is_found(saved):
 
 
 def test_any_other_damage_to_a_manifest_is_one_error(saved):
-    file, rng = saved / "manifest.json", random.Random(1)
+    file = saved / "manifest.json"
+    rng = random.Random(1)
     raw = file.read_bytes()
     for number in range(300):
-        changed, at = bytearray(raw), rng.randrange(len(raw))
+        changed = bytearray(raw)
+        at = rng.randrange(len(raw))
         way = number % 4
         if way == 0:
             del changed[at:]
         elif way == 1:
-            del changed[at:at + rng.randrange(1, 40)]
+            del changed[at : at + rng.randrange(1, 40)]
         elif way == 2:
             changed[at:at] = rng.randbytes(rng.randrange(1, 40))
         else:
-            changed[at:at] = rng.choice([b"[" * 100_000, b"9" * 5000, b"\xff", b"NaN", b"-Infinity", b"1e999", b"\\ud800", b"\x00"])
+            changed[at:at] = rng.choice(
+                [
+                    b"[" * 100_000,
+                    b"9" * 5000,
+                    b"\xff",
+                    b"NaN",
+                    b"-Infinity",
+                    b"1e999",
+                    b"\\ud800",
+                    b"\x00",
+                ]
+            )
         if changed != raw:
             file.write_bytes(changed)
             refused(saved)
 
 
-WRONG = [None, True, -1, 1.5, 1e999, 10**30, "x", "\ud800", [], [1], {}, {"x": []}, [[[]]], ["a", "b"], "9" * 100]
+WRONG = [
+    None,
+    True,
+    -1,
+    1.5,
+    1e999,
+    10**30,
+    "x",
+    "\ud800",
+    [],
+    [1],
+    {},
+    {"x": []},
+    [[[]]],
+    ["a", "b"],
+    "9" * 100,
+]
 
 
 @pytest.mark.parametrize("key", ["format", "version", "files", "blocks", *INFO])
 def test_wrong_types_of_an_entry_are_one_error(saved, key):
     right = json.loads((saved / "manifest.json").read_text())
     for wrong in WRONG:
-        if wrong == right[key] or (key, str(wrong)) in (("config", "{}"), ("config", "{'x': []}"), ("metrics", "{}"), ("updates", "[]"),
-                                                         ("updates", "[1]"), ("rule", str(wrong))):
+        if wrong == right[key] or (key, str(wrong)) in (
+            ("config", "{}"),
+            ("config", "{'x': []}"),
+            ("metrics", "{}"),
+            ("updates", "[]"),
+            ("updates", "[1]"),
+            ("rule", str(wrong)),
+        ):
             continue
         edit(saved, **{"version": 1, key: wrong})
         refused(saved)
 
 
-@pytest.mark.parametrize("key", ["table", "tensor", "shape", "rows", "cols", "dtype", "file", "bytes", "crc32"])
+@pytest.mark.parametrize(
+    "key", ["table", "tensor", "shape", "rows", "cols", "dtype", "file", "bytes", "crc32"]
+)
 def test_wrong_types_inside_a_block_are_one_error(saved, key):
     (right,) = json.loads((saved / "manifest.json").read_text())["blocks"]
-    for wrong in [*WRONG, [0, 8, 2], [0.0, 8.0], [8, 0], [0, -1], [-8, 0], [0, 10**12], [False, True], [0, 1], "../a", "/etc/passwd",
-                  "float16"]:
+    for wrong in [
+        *WRONG,
+        [0, 8, 2],
+        [0.0, 8.0],
+        [8, 0],
+        [0, -1],
+        [-8, 0],
+        [0, 10**12],
+        [False, True],
+        [0, 1],
+        "../a",
+        "/etc/passwd",
+        "float16",
+    ]:
         if wrong != right[key]:
             edit(saved, blocks=[right | {key: wrong}])
             refused(saved)
@@ -111,8 +189,16 @@ def test_wrong_types_inside_a_block_are_one_error(saved, key):
     refused(saved)
 
 
-@pytest.mark.parametrize("wrong", [{"meta.pt": 5}, {"meta.pt": {"bytes": "x"}}, {"meta.pt": {"bytes": 1e999}}, {"../x": {"bytes": 1}},
-                                   {"rank-00000.safetensors": {"bytes": 3}}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"meta.pt": 5},
+        {"meta.pt": {"bytes": "x"}},
+        {"meta.pt": {"bytes": 1e999}},
+        {"../x": {"bytes": 1}},
+        {"rank-00000.safetensors": {"bytes": 3}},
+    ],
+)
 def test_wrong_entries_of_files_are_one_error(saved, wrong):
     files = json.loads((saved / "manifest.json").read_text())["files"]
     edit(saved, files=files | wrong)
@@ -122,15 +208,24 @@ def test_wrong_entries_of_files_are_one_error(saved, wrong):
 def test_a_metric_that_the_rows_left_open_is_null_in_the_file_and_nan_once_read(tmp_path):
     info = INFO | {"metrics": {"val_auc": math.nan, "val_log_loss": 0.5, "val_x": -math.inf}}
     text = to_json(Manifest(tmp_path, info, (), {"meta.pt": {"bytes": 0}}))
-    assert json.loads(text, parse_constant=pytest.fail)["metrics"] == {"val_auc": None, "val_log_loss": 0.5, "val_x": None}
+    assert json.loads(text, parse_constant=pytest.fail)["metrics"] == {
+        "val_auc": None,
+        "val_log_loss": 0.5,
+        "val_x": None,
+    }
     found = from_json(text.encode(), tmp_path).metrics
-    assert found["val_log_loss"] == 0.5 and math.isnan(found["val_auc"]) and math.isnan(found["val_x"])
+    assert (
+        found["val_log_loss"] == 0.5 and math.isnan(found["val_auc"]) and math.isnan(found["val_x"])
+    )
 
 
 def test_an_earlier_manifest_without_a_checksum_loads_with_one_note(saved, capsys):
     edit(saved)
     expected = use(saved)
-    assert capsys.readouterr().err == f"{saved} was written by an earlier recapp: its manifest has no checksum\n"
+    assert (
+        capsys.readouterr().err
+        == f"{saved} was written by an earlier recapp: its manifest has no checksum\n"
+    )
     edit(saved, version=2)
     assert "its bytes are not those that were saved" in refused(saved)
     assert expected == (INFO["config"], read_plan(), INFO["metrics"], 20, INFO["position"], [20])
@@ -162,7 +257,7 @@ def test_what_is_no_file_is_an_error_and_is_not_waited_for(saved, file, kind):
         os.mkfifo(saved / file, 0)
     else:
         (saved / file).symlink_to("nowhere" if kind == "dangling link" else "/dev/zero")
-    signal.alarm(20)        # a pipe is waited for without end
+    signal.alarm(20)  # a pipe is waited for without end
     try:
         refused(saved)
     finally:
@@ -189,10 +284,18 @@ def forged(saved, meta):
     return said
 
 
+def sparse():
+    index = torch.zeros(1, 1, dtype=torch.int64)
+    return torch.sparse_coo_tensor(index, torch.ones(1), (2**40,), check_invariants=True)
+
+
 def packed(file, **more):
     """A plain file of torch's, its zip compressed."""
     torch.save({"x": torch.zeros(2**24), **more}, file.with_suffix(".big"))
-    with zipfile.ZipFile(file.with_suffix(".big")) as source, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(file.with_suffix(".big")) as source,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for name in source.namelist():
             target.writestr(name, source.read(name))
     file.with_suffix(".big").unlink()
@@ -210,15 +313,28 @@ def lying(file):
             target.writestr(name, said)
 
 
-@pytest.mark.parametrize("meta", [
-    lambda f: torch.save({"x": torch.zeros(1).expand(2**28)}, f), lambda f: torch.save({"x": torch.zeros(1).expand(2**14, 2**14)}, f),
-    lambda f: torch.save({"a": [{"x": torch.zeros(1).as_strided((2**28,), (0,))}]}, f), packed, lying,
-    lambda f: torch.save({"x": torch.zeros(4)}, f, _use_new_zipfile_serialization=False),
-    lambda f: torch.save({"x": torch.sparse_coo_tensor(torch.zeros(1, 1).long(), torch.ones(1), (2**40,))}, f),
-    lambda f: torch.save({"x": torch.empty(2**40, device="meta")}, f), lambda f: torch.save([1], f),
-    lambda f: torch.save({"x": bytearray(8)}, f), lambda f: torch.save({"x": torch.nn.Linear(2, 2)}, f), lambda f: f.write_bytes(b""),
-    lambda f: f.write_bytes(b"PK\x05\x06" + bytes(18)), lambda f: f.write_bytes(os.urandom(1000))])
-def test_a_plain_part_that_is_more_than_its_file_is_refused_before_anything_is_allocated(saved, meta):
+@pytest.mark.parametrize(
+    "meta",
+    [
+        lambda f: torch.save({"x": torch.zeros(1).expand(2**28)}, f),
+        lambda f: torch.save({"x": torch.zeros(1).expand(2**14, 2**14)}, f),
+        lambda f: torch.save({"a": [{"x": torch.zeros(1).as_strided((2**28,), (0,))}]}, f),
+        packed,
+        lying,
+        lambda f: torch.save({"x": torch.zeros(4)}, f, _use_new_zipfile_serialization=False),
+        lambda f: torch.save({"x": sparse()}, f),
+        lambda f: torch.save({"x": torch.empty(2**40, device="meta")}, f),
+        lambda f: torch.save([1], f),
+        lambda f: torch.save({"x": bytearray(8)}, f),
+        lambda f: torch.save({"x": torch.nn.Linear(2, 2)}, f),
+        lambda f: f.write_bytes(b""),
+        lambda f: f.write_bytes(b"PK\x05\x06" + bytes(18)),
+        lambda f: f.write_bytes(os.urandom(1000)),
+    ],
+)
+def test_a_plain_part_that_is_more_than_its_file_is_refused_before_anything_is_allocated(
+    saved, meta
+):
     forged(saved, meta)
 
 
@@ -231,7 +347,10 @@ def test_what_refers_to_itself_again_and_again_is_read_once(tmp_path):
     save(tmp_path / "a.ckpt", [[whole("A", "weight", torch.ones(8, 2))]])
     (tmp_path / "a.ckpt/meta.pt").write_bytes(raw)
     files = json.loads((tmp_path / "a.ckpt/manifest.json").read_text())["files"]
-    edit(tmp_path / "a.ckpt", files=files | {"meta.pt": {"bytes": len(raw), "crc32": f"{zlib.crc32(raw):08x}"}})
+    edit(
+        tmp_path / "a.ckpt",
+        files=files | {"meta.pt": {"bytes": len(raw), "crc32": f"{zlib.crc32(raw):08x}"}},
+    )
     assert len(read_meta(tmp_path / "a.ckpt")["x"]) == 2
 
 
@@ -250,10 +369,13 @@ def test_many_thousand_blocks_are_checked_in_seconds(cut):
     shape = {"rows": (n, 1), "columns": (1, n), "grid": (200, 200)}[cut]
     cells = [(r, c) for r in range(shape[0]) for c in range(shape[1])]
     random.Random(1).shuffle(cells)
-    stored = [Stored("A", "weight", shape, range(r, r + 1), range(c, c + 1), "float32", "f", 0, 4, 0) for r, c in cells]
+    stored = [
+        Stored("A", "weight", shape, range(r, r + 1), range(c, c + 1), "float32", "f", 0, 4, 0)
+        for r, c in cells
+    ]
     began = time.process_time()
     check_tiling(stored)
-    assert time.process_time() - began < 10     # comparing each with each takes minutes
+    assert time.process_time() - began < 10  # comparing each with each takes minutes
     with pytest.raises(CheckpointError, match="overlap"):
         check_tiling([*stored[1:], stored[1]])
     with pytest.raises(CheckpointError, match=r"only 39,999 of 40,000 values"):
@@ -270,16 +392,28 @@ def test_weights_that_are_not_finite_are_not_written_over_a_good_checkpoint(save
     weights[5, 1] = value
     (error,) = save(saved, [[whole("A", "weight", weights)]])
     assert isinstance(error, CheckpointError) and len(str(error).splitlines()) == 1
-    assert str(error).startswith("table A, rows 0-8: weights that are not finite (NaN or infinity), so this checkpoint is not written")
+    assert str(error).startswith(
+        "table A, rows 0-8: weights that are not finite (NaN or infinity), so this checkpoint "
+        "is "
+        "not written"
+    )
     assert use(saved)[3] == 20 and [p.name for p in saved.parent.iterdir()] == ["a.ckpt"]
     state = whole("A", "sum", weights)
-    assert save(saved, [[whole("A", "weight", torch.ones(8, 2)), state]]) == [None]      # an optimiser's state is its own business
+    # an optimiser's state is its own business
+    assert save(saved, [[whole("A", "weight", torch.ones(8, 2)), state]]) == [None]
 
 
 def test_a_dense_parameter_that_is_not_finite_is_not_written_either(saved):
     block = Block("A", "weight", (8, 2), range(8), range(2), torch.ones(8, 2), True)
     with pytest.raises(CheckpointError, match=r"model\.top\.weight: weights that are not finite"):
-        write_checkpoint(saved, [block], comm=Comm(), meta={}, manifest={}, parameters={"model.top.weight": torch.tensor([1, torch.nan])})
+        write_checkpoint(
+            saved,
+            [block],
+            comm=Comm(),
+            meta={},
+            manifest={},
+            parameters={"model.top.weight": torch.tensor([1, torch.nan])},
+        )
     assert use(saved)[3] == 20
 
 

@@ -25,12 +25,23 @@ def values(rows, cols, dtype=torch.float32):
 
 
 @settings(max_examples=40)
-@given(st.data(), st.integers(1, 40), st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.sampled_from([8, 64, 2**26]))
+@given(
+    st.data(),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.sampled_from([8, 64, 2**26]),
+)
 def test_any_tiling_loads_under_any_other(data, rows, cols, ranks_before, ranks_after, block_bytes):
     table = values(rows, cols)
-    before, after = data.draw(tilings(rows, cols, ranks_before)), data.draw(tilings(rows, cols, ranks_after))
+    before = data.draw(tilings(rows, cols, ranks_before))
+    after = data.draw(tilings(rows, cols, ranks_after))
     with TemporaryDirectory() as folder, mock.patch.object(rectangles, "BLOCK_BYTES", block_bytes):
-        held = [[block("A", "weight", table, r, c) for k, r, c in before if k == rank] for rank in range(ranks_before)]
+        held = [
+            [block("A", "weight", table, r, c) for k, r, c in before if k == rank]
+            for rank in range(ranks_before)
+        ]
         assert save(f"{folder}/a.ckpt", held) == [None] * ranks_before
         for _, r, c in after:
             wanted = block("A", "weight", table, r, c)
@@ -49,7 +60,16 @@ def held_by(table, kind, rank, world, states):
         strip = layout.strips[piece.strip]
         owner = kind is not ShardingType.DATA_PARALLEL or rank == 0
         found.append(block(table.name, "weight", states["weight"], piece.rows, strip.cols, owner))
-        found.append(block(table.name, "sum", states["sum"], piece.rows, range(1), owner and strip.cols.start == 0))
+        found.append(
+            block(
+                table.name,
+                "sum",
+                states["sum"],
+                piece.rows,
+                range(1),
+                owner and strip.cols.start == 0,
+            )
+        )
     return found
 
 
@@ -58,7 +78,10 @@ def held_by(table, kind, rank, world, states):
 def test_every_named_type_loads_under_every_other_with_its_row_state(tmp_path, before, after):
     table = EmbeddingBagConfig(name="A", num_embeddings=131, embedding_dim=7, feature_names=["a"])
     states = {"weight": values(131, 7), "sum": values(131, 1) + 5000}
-    assert save(tmp_path / "a.ckpt", [held_by(table, before, k, 4, states) for k in range(4)]) == [None] * 4
+    assert (
+        save(tmp_path / "a.ckpt", [held_by(table, before, k, 4, states) for k in range(4)])
+        == [None] * 4
+    )
     loaded = 0
     for rank in range(2):
         wanted = held_by(table, after, rank, 2, states)
@@ -79,16 +102,21 @@ def test_copies_are_written_once_and_loaded_by_everybody(tmp_path):
 
 
 def test_loading_writes_through_to_the_store_that_a_block_is_a_view_of(tmp_path):
-    table, store = values(6, 4), torch.zeros(9, 2)
+    table = values(6, 4)
+    store = torch.zeros(9, 2)
     save(tmp_path / "a.ckpt", [[whole("A", "weight", table)]])
-    load_blocks(tmp_path / "a.ckpt", [block("A", "weight", table, range(2, 5), range(1, 3))._replace(data=store[4:7])])
+    load_blocks(
+        tmp_path / "a.ckpt",
+        [block("A", "weight", table, range(2, 5), range(1, 3))._replace(data=store[4:7])],
+    )
     assert torch.equal(store[4:7], table[2:5, 1:3])
     assert store[:4].abs().sum() + store[7:].abs().sum() == 0
 
 
 @pytest.mark.parametrize("dtype", list(rectangles.DTYPES.values()))
 def test_every_dtype_comes_back_as_it_was_beside_odd_sizes_of_others(tmp_path, dtype):
-    odd, table = values(3, 1, torch.uint8), values(3, 5, dtype)
+    odd = values(3, 1, torch.uint8)
+    table = values(3, 5, dtype)
     half = whole("B", "weight", values(1, 3, torch.float16))
     save(tmp_path / "a.ckpt", [[whole("odd", "weight", odd), whole("A", "weight", table), half]])
     assert load_table(tmp_path / "a.ckpt", "A").dtype == dtype
@@ -107,9 +135,15 @@ def test_floats_are_converted_to_the_dtype_that_is_held(tmp_path):
 
 
 def test_a_table_loads_whole_without_a_plan_optimiser_state_too(tmp_path):
-    table, state = values(10, 4), values(10, 1)
-    save(tmp_path / "a.ckpt", [[block("A", "weight", table, range(7), range(4)), whole("A", "sum", state)],
-                               [block("A", "weight", table, range(7, 10), range(4))]])
+    table = values(10, 4)
+    state = values(10, 1)
+    save(
+        tmp_path / "a.ckpt",
+        [
+            [block("A", "weight", table, range(7), range(4)), whole("A", "sum", state)],
+            [block("A", "weight", table, range(7, 10), range(4))],
+        ],
+    )
     assert torch.equal(load_table(tmp_path / "a.ckpt", "A"), table)
     assert torch.equal(load_table(tmp_path / "a.ckpt", "A", "sum"), state)
 
@@ -117,14 +151,23 @@ def test_a_table_loads_whole_without_a_plan_optimiser_state_too(tmp_path):
 def test_ranks_and_blocks_without_a_value_leave_no_trace(tmp_path):
     table = values(4, 2)
     empty = block("A", "weight", table, range(4, 4), range(2))
-    assert save(tmp_path / "a.ckpt", [[whole("A", "weight", table), empty], [empty], []]) == [None] * 3
-    assert sorted(p.name for p in (tmp_path / "a.ckpt").iterdir()) == ["manifest.json", "meta.pt", "rank-00000.safetensors"]
+    assert (
+        save(tmp_path / "a.ckpt", [[whole("A", "weight", table), empty], [empty], []]) == [None] * 3
+    )
+    assert sorted(p.name for p in (tmp_path / "a.ckpt").iterdir()) == [
+        "manifest.json",
+        "meta.pt",
+        "rank-00000.safetensors",
+    ]
     load_blocks(tmp_path / "a.ckpt", [empty])
 
 
 def test_a_stored_block_has_at_most_the_block_size_or_one_row(tmp_path, monkeypatch):
     monkeypatch.setattr(rectangles, "BLOCK_BYTES", 40)
-    save(tmp_path / "a.ckpt", [[whole("A", "weight", values(10, 3)), whole("wide", "weight", values(2, 30))]])
+    save(
+        tmp_path / "a.ckpt",
+        [[whole("A", "weight", values(10, 3)), whole("wide", "weight", values(2, 30))]],
+    )
     blocks = read_manifest(tmp_path / "a.ckpt").blocks
     assert [len(s.rows) for s in blocks] == [3, 3, 3, 1, 1, 1]
     assert torch.equal(load_table(tmp_path / "a.ckpt", "A"), values(10, 3))
@@ -134,17 +177,29 @@ def test_other_programs_find_a_block_by_the_manifest_alone(tmp_path):
     table = values(6, 3)
     save(tmp_path / "a.ckpt", [[whole("A", "weight", table)]])
     (stored,) = read_manifest(tmp_path / "a.ckpt").blocks
-    raw = Path(tmp_path, "a.ckpt", stored.file).read_bytes()[stored.begin:stored.end]
-    assert torch.frombuffer(bytearray(raw), dtype=torch.float32).view(6, 3).tolist() == table.tolist()
+    raw = Path(tmp_path, "a.ckpt", stored.file).read_bytes()[stored.begin : stored.end]
+    assert (
+        torch.frombuffer(bytearray(raw), dtype=torch.float32).view(6, 3).tolist() == table.tolist()
+    )
 
 
-@pytest.mark.parametrize(("wanted", "said"), [
-    (("C2", "weight", (4, 2)), "no table C2: did you mean C1?"),
-    (("C1", "exp_avg", (4, 2)), "no exp_avg of table C1, only sum, weight: set the optimizer"),
-    (("C1", "weight", (5, 2)), "table C1, weight is 4 x 2 in the checkpoint, but 5 x 2 in the model"),
-    (("C1", "sum", (4, 2)), "table C1, sum is 4 x 1 in the checkpoint, but 4 x 2 in the model")])
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (("C2", "weight", (4, 2)), "no table C2: did you mean C1?"),
+        (("C1", "exp_avg", (4, 2)), "no exp_avg of table C1, only sum, weight: set the optimizer"),
+        (
+            ("C1", "weight", (5, 2)),
+            "table C1, weight is 4 x 2 in the checkpoint, but 5 x 2 in the model",
+        ),
+        (("C1", "sum", (4, 2)), "table C1, sum is 4 x 1 in the checkpoint, but 4 x 2 in the model"),
+    ],
+)
 def test_what_a_checkpoint_does_not_hold_is_named(tmp_path, wanted, said):
-    save(tmp_path / "a.ckpt", [[whole("C1", "weight", values(4, 2)), whole("C1", "sum", values(4, 1))]])
+    save(
+        tmp_path / "a.ckpt",
+        [[whole("C1", "weight", values(4, 2)), whole("C1", "sum", values(4, 1))]],
+    )
     table, tensor, shape = wanted
     with pytest.raises(CheckpointError) as error:
         load_blocks(tmp_path / "a.ckpt", [whole(table, tensor, values(*shape))])
@@ -158,15 +213,21 @@ def test_integers_do_not_become_floats_silently(tmp_path):
 
 
 def stored(rows, cols, shape=(4, 2)):
-    return rectangles.Stored("A", "weight", shape, range(*rows), range(*cols), "float32", "f", 0, 0, 0)
+    return rectangles.Stored(
+        "A", "weight", shape, range(*rows), range(*cols), "float32", "f", 0, 0, 0
+    )
 
 
-@pytest.mark.parametrize(("rectangles_of", "said"), [
-    ([((0, 2), (0, 2))], "only 4 of 8 values"),
-    ([((0, 4), (0, 1)), ((3, 4), (1, 2))], "only 5 of 8 values"),
-    ([((0, 3), (0, 2)), ((2, 4), (1, 2))], "overlap"),
-    ([((0, 4), (0, 3))], "does not lie in 4 x 2"),
-    ([((0, 5), (0, 2))], "does not lie in 4 x 2")])
+@pytest.mark.parametrize(
+    ("rectangles_of", "said"),
+    [
+        ([((0, 2), (0, 2))], "only 4 of 8 values"),
+        ([((0, 4), (0, 1)), ((3, 4), (1, 2))], "only 5 of 8 values"),
+        ([((0, 3), (0, 2)), ((2, 4), (1, 2))], "overlap"),
+        ([((0, 4), (0, 3))], "does not lie in 4 x 2"),
+        ([((0, 5), (0, 2))], "does not lie in 4 x 2"),
+    ],
+)
 def test_rectangles_that_do_not_cover_a_tensor_once_are_refused(rectangles_of, said):
     with pytest.raises(CheckpointError) as error:
         rectangles.check_tiling([stored(*r) for r in rectangles_of])
@@ -174,18 +235,33 @@ def test_rectangles_that_do_not_cover_a_tensor_once_are_refused(rectangles_of, s
 
 
 def test_a_pinwheel_of_rectangles_is_a_tiling():
-    rectangles.check_tiling([stored(*r, shape=(3, 3)) for r in (
-        ((0, 1), (0, 2)), ((0, 2), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (0, 1)), ((1, 2), (1, 2)))])
+    rectangles.check_tiling(
+        [
+            stored(*r, shape=(3, 3))
+            for r in (
+                ((0, 1), (0, 2)),
+                ((0, 2), (2, 3)),
+                ((2, 3), (1, 3)),
+                ((1, 3), (0, 1)),
+                ((1, 2), (1, 2)),
+            )
+        ]
+    )
 
 
 def test_what_ranges_have_in_common_is_empty_or_inside_both():
-    common = [list(rectangles.overlap(range(2, 6), other)) for other in (range(3), range(4, 9), range(2), range(7, 9), range(3, 4))]
+    common = [
+        list(rectangles.overlap(range(2, 6), other))
+        for other in (range(3), range(4, 9), range(2), range(7, 9), range(3, 4))
+    ]
     assert common == [[2], [4, 5], [], [], [3]]
 
 
 def test_a_hole_in_what_is_saved_leaves_no_checkpoint(tmp_path):
     (error,) = save(tmp_path / "a.ckpt", [[block("A", "weight", values(4, 2), range(3), range(2))]])
-    assert isinstance(error, CheckpointError) and "only 6 of 8 values (4 x 2) are stored" in str(error)
+    assert isinstance(error, CheckpointError) and "only 6 of 8 values (4 x 2) are stored" in str(
+        error
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -194,7 +270,9 @@ def test_a_hole_in_a_manifest_is_found_when_loading(tmp_path):
     manifest = tmp_path / "a.ckpt" / "manifest.json"
     with mock.patch.object(rectangles, "BLOCK_BYTES", 16):
         save(tmp_path / "a.ckpt", [[whole("A", "weight", table)]])
-    kept = [entry for entry in json.loads(manifest.read_text())["blocks"] if entry["rows"] != [0, 2]]
+    kept = [
+        entry for entry in json.loads(manifest.read_text())["blocks"] if entry["rows"] != [0, 2]
+    ]
     edit(tmp_path / "a.ckpt", blocks=kept)
     with pytest.raises(CheckpointError, match="only 4 of 8 values"):
         load_blocks(tmp_path / "a.ckpt", [whole("A", "weight", table)])

@@ -1,4 +1,6 @@
-"""Small Parquet sets whose rows carry their own number, so that a test sees which rows arrived and in what order."""
+"""Small Parquet sets whose rows carry their own number, so that a test sees which rows arrived and
+in what order.
+"""
 
 import numpy as np
 import pyarrow as pa
@@ -12,15 +14,19 @@ SCHEMA = Schema(label="label", dense=("row",), sparse=("one", "many", "other"))
 
 
 def numbered_table(first, rows):
-    """Rows first, first + 1, ..: `one` = 10 * row, `many` = row % 4 times the row, `other` missing in every third row."""
+    """Rows first, first + 1, ..: `one` = 10 * row, `many` = row % 4 times the row, `other` missing
+    in every third row.
+    """
     numbers = range(first, first + rows)
-    return pa.table({
-        "label": pa.array([row % 2 for row in numbers], pa.int8()),
-        "row": pa.array(list(numbers), pa.int64()),
-        "one": pa.array([row * 10 for row in numbers], pa.int64()),
-        "many": pa.array([[row] * (row % 4) for row in numbers], pa.list_(pa.int64())),
-        "other": pa.array([None if row % 3 == 0 else row for row in numbers], pa.int64()),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "label": pa.array([row % 2 for row in numbers], pa.int8()),
+            "row": pa.array(list(numbers), pa.int64()),
+            "one": pa.array([row * 10 for row in numbers], pa.int64()),
+            "many": pa.array([[row] * (row % 4) for row in numbers], pa.list_(pa.int64())),
+            "other": pa.array([None if row % 3 == 0 else row for row in numbers], pa.int64()),
+        }
+    )
 
 
 def write_numbered(place, files):
@@ -28,7 +34,9 @@ def write_numbered(place, files):
     place.mkdir(parents=True, exist_ok=True)
     first = 0
     for number, groups in enumerate(files):
-        with pq.ParquetWriter(place / f"part-{number}.parquet", numbered_table(0, 0).schema) as writer:
+        with pq.ParquetWriter(
+            place / f"part-{number}.parquet", numbered_table(0, 0).schema
+        ) as writer:
             for rows in groups:
                 writer.write_table(numbered_table(first, rows), row_group_size=max(rows, 1))
                 first += rows
@@ -47,7 +55,9 @@ def rank_batches(source, *, world=1, workers=0, position=(0, 0), **settings):
     """Per rank the list of its batches' row numbers."""
     ranks = []
     for rank in range(world):
-        stream = BatchStream(source, SCHEMA, rank=rank, world=world, dense_transform="none", **settings)
+        stream = BatchStream(
+            source, SCHEMA, rank=rank, world=world, dense_transform="none", **settings
+        )
         stream.set_position(*position)
         ranks.append([row_numbers(batch) for batch in make_loader(stream, workers)])
     return ranks
@@ -62,14 +72,24 @@ def global_batches(source, **settings):
 
 def write_columns(path, **columns):
     """A one-file set of the given columns (arrays or lists), one row group."""
-    pq.write_table(pa.table({name: column if isinstance(column, pa.Array) else pa.array(column) for name, column in columns.items()}), path)
+    pq.write_table(
+        pa.table(
+            {
+                name: column if isinstance(column, pa.Array) else pa.array(column)
+                for name, column in columns.items()
+            }
+        ),
+        path,
+    )
     return path
 
 
 def one_batch(path, schema, **settings):
     """Everything in a small file as one batch, in file order."""
     source = open_source(str(path), schema)
-    stream = BatchStream(source, schema, batch_size=source.rows, lanes=1, shuffle_rows=0, training=False, **settings)
+    stream = BatchStream(
+        source, schema, batch_size=source.rows, lanes=1, shuffle_rows=0, training=False, **settings
+    )
     return next(iter(stream))
 
 
@@ -83,7 +103,8 @@ def lengths_of(batch, key):
 
 def random_groups(seed, total, largest):
     """Row group sizes that add up to `total`."""
-    random, sizes = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    sizes = []
     while sum(sizes) < total:
         sizes.append(int(min(random.integers(1, largest + 1), total - sum(sizes))))
     return sizes

@@ -1,4 +1,6 @@
-"""Damaged Parquet files, each a function of a number, and a process that reads them, which may hang or die in a test's stead."""
+"""Damaged Parquet files, each a function of a number, and a process that reads them, which may hang
+or die in a test's stead.
+"""
 
 import io
 import multiprocessing as mp
@@ -23,7 +25,9 @@ SCHEMA = Schema(
     hex=("kind",),
     integers=("id",),
 )
-ROWS, SECONDS, MOST_GROWTH = 300, 20, 600 << 20
+ROWS = 300
+SECONDS = 20
+MOST_GROWTH = 600 << 20
 WRITERS = (
     {"compression": "none", "use_dictionary": False, "write_page_checksum": True},
     {"compression": "snappy", "use_dictionary": True},
@@ -48,16 +52,23 @@ def table(seed):
     random = np.random.default_rng(seed)
     numbers = random.integers(0, 2**40, ROWS)
     gaps = random.random(ROWS) < 0.2
-    return pa.table({
-        "label": pa.array(random.integers(0, 2, ROWS).astype(bool)),
-        "number": pa.array(random.normal(size=ROWS).astype(np.float32), mask=gaps),
-        "spelled": pa.array([str(number % 100) for number in numbers], pa.large_string()),
-        "text": pa.array([f"item {number % 40}" for number in numbers], mask=gaps),
-        "id": pa.array(numbers, pa.int64(), mask=~gaps),
-        "words": pa.array([f"{number:x}".encode() for number in numbers]),
-        "kind": pa.array([f"{number % 64:08x}" for number in numbers]).dictionary_encode(),
-        "bag": pa.array([None if gap else list(map(str, range(number % 5))) for gap, number in zip(gaps, numbers, strict=True)]),
-    })  # fmt: skip
+    return pa.table(
+        {
+            "label": pa.array(random.integers(0, 2, ROWS).astype(bool)),
+            "number": pa.array(random.normal(size=ROWS).astype(np.float32), mask=gaps),
+            "spelled": pa.array([str(number % 100) for number in numbers], pa.large_string()),
+            "text": pa.array([f"item {number % 40}" for number in numbers], mask=gaps),
+            "id": pa.array(numbers, pa.int64(), mask=~gaps),
+            "words": pa.array([f"{number:x}".encode() for number in numbers]),
+            "kind": pa.array([f"{number % 64:08x}" for number in numbers]).dictionary_encode(),
+            "bag": pa.array(
+                [
+                    None if gap else list(map(str, range(number % 5)))
+                    for gap, number in zip(gaps, numbers, strict=True)
+                ]
+            ),
+        }
+    )
 
 
 @cache
@@ -76,9 +87,11 @@ def footer_of(content):
 def mutated(number):
     """The file of that number: one way of eleven to damage one of the whole ones."""
     random = np.random.default_rng(number)
-    kind, way = number % len(WRITERS), number // len(WRITERS) % 11
+    kind = number % len(WRITERS)
+    way = number // len(WRITERS) % 11
     content = bytearray(whole_file(kind))
-    footer, size = footer_of(content), len(content)
+    footer = footer_of(content)
+    size = len(content)
     first, second = sorted(random.integers(4, size, 2).tolist())
     other = whole_file(int(random.integers(len(WRITERS))))
     match way:
@@ -126,7 +139,9 @@ def read(path):
 
 
 def serve(pipe, folder):
-    """Read the files whose contents come through a pipe; answer the traceback of what was no error for people, and the memory taken."""
+    """Read the files whose contents come through a pipe; answer the traceback of what was no error
+    for people, and the memory taken.
+    """
     path = Path(folder) / "damaged.parquet"
     path.write_bytes(whole_file(0))
     read(path)
@@ -137,7 +152,8 @@ def serve(pipe, folder):
             answer = read(path)
             wrong = "more than one line" if isinstance(answer, str) and "\n" in answer else ""
         except Exception:
-            answer, wrong = "", traceback.format_exc()
+            answer = ""
+            wrong = traceback.format_exc()
         growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
         pipe.send((answer, wrong or (f"{growth >> 20} MB more" if growth > MOST_GROWTH else "")))
 
@@ -146,7 +162,8 @@ class ReadingProcess:
     """A process that reads; started anew where one hangs or dies."""
 
     def __init__(self, folder):
-        self._folder, self._process = str(folder), None
+        self._folder = str(folder)
+        self._process = None
 
     def read(self, content):
         """(what was read or the line that said why not, what went wrong)."""

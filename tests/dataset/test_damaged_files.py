@@ -1,4 +1,6 @@
-"""Whatever bytes a Parquet file has, it is read or refused in one line; the process lives, and takes no memory to speak of."""
+"""Whatever bytes a Parquet file has, it is read or refused in one line; the process lives, and
+takes no memory to speak of.
+"""
 
 import time
 
@@ -27,7 +29,9 @@ def reader(tmp_path_factory):
 
 
 def wrong(reader, numbers):
-    """What went wrong with files, by number; there were some that were read, and some that were refused."""
+    """What went wrong with files, by number; there were some that were read, and some that were
+    refused.
+    """
     answers = {number: reader.read(mutated(number)) for number in numbers}
     assert {isinstance(answer, str) for answer, _ in answers.values()} == {True, False}
     return {number: failure for number, (_, failure) in answers.items() if failure}
@@ -52,7 +56,8 @@ def test_1428_damaged_files_are_read_or_refused_in_one_line(reader):
 
 def varint(number):
     """A positive number as Thrift's compact protocol writes it."""
-    number, content = 2 * number, bytearray()
+    number = 2 * number
+    content = bytearray()
     while number > 127:
         content.append(number & 127 | 128)
         number >>= 7
@@ -86,7 +91,8 @@ def test_a_footer_that_claims_more_rows_than_a_row_group_may_have_is_refused_at_
 @pytest.mark.parametrize("rows", [7655, 2**24])
 def test_a_footer_that_claims_rows_that_are_not_there_is_found_out_while_reading(tmp_path, rows):
     claiming(tmp_path / "f.parquet", rows)
-    schema, began = Schema("label", (), ("id",)), time.monotonic()
+    schema = Schema("label", (), ("id",))
+    began = time.monotonic()
     source = open_source(str(tmp_path), schema)
     assert source.rows == rows
     with pytest.raises(
@@ -114,7 +120,10 @@ def test_a_page_whose_checksum_does_not_fit_names_file_and_row_group(tmp_path):
     schema = Schema("label", (), ("id",))
     with pytest.raises(
         DataError,
-        match=r"f\.parquet: row group 1 cannot be read \(could not verify page integrity, CRC checksum",
+        match=(
+            r"f\.parquet: row group 1 cannot be read \(could not verify page integrity, CRC "
+            r"checksum"
+        ),
     ):
         list(
             BatchStream(

@@ -24,26 +24,38 @@ HEX = Schema("label", ("number",), ("id",), hex=("id",))
 ROWS = Schema("label", ("number",), ("id",), integers=("id",))
 TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 words = st.one_of(st.none(), st.just(""), st.integers(0, 2**32 - 1).map(lambda id: f"{id:08x}"))
-any_words = st.one_of(words, st.integers(0, 2**63 - 1).map(lambda id: f"{id:x}"), st.integers(0, 2**32 - 1).map(lambda id: f"{id:X}"))
+any_words = st.one_of(
+    words,
+    st.integers(0, 2**63 - 1).map(lambda id: f"{id:x}"),
+    st.integers(0, 2**32 - 1).map(lambda id: f"{id:X}"),
+)
 
 
 def by_hand(word):
     return int(word, 16) if word else MISSING
 
 
-@given(st.lists(st.one_of(words, st.sampled_from(["DEADBEEF", "0000000a"])), max_size=30), st.data())
+@given(
+    st.lists(st.one_of(words, st.sampled_from(["DEADBEEF", "0000000a"])), max_size=30), st.data()
+)
 def test_hexadecimal_words_of_eight_digits_are_ids(column, data):
     first = data.draw(st.integers(0, len(column)))
     for kind in (*TEXTS, *(pa.dictionary(pa.int32(), text) for text in TEXTS[:3:2])):
-        assert decode_ids(pa.array(column, kind)[first:], TextIds.HEX).tolist() == [by_hand(word) for word in column[first:]]
+        assert decode_ids(pa.array(column, kind)[first:], TextIds.HEX).tolist() == [
+            by_hand(word) for word in column[first:]
+        ]
 
 
 @given(st.lists(any_words, max_size=30))
 def test_hexadecimal_words_of_other_lengths_are_ids(column):
-    assert decode_ids(pa.array(column, pa.string()), TextIds.HEX).tolist() == [by_hand(word) for word in column]
+    assert decode_ids(pa.array(column, pa.string()), TextIds.HEX).tolist() == [
+        by_hand(word) for word in column
+    ]
 
 
-@pytest.mark.parametrize("word", ["0xdeadbe", "deadbeeg", "zz", "12345678901234567", " 1234567", "\uff11\uff12"])
+@pytest.mark.parametrize(
+    "word", ["0xdeadbe", "deadbeeg", "zz", "12345678901234567", " 1234567", "\uff11\uff12"]
+)
 def test_a_word_that_is_not_hexadecimal_is_found(word):
     for kind in (pa.string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())):
         with pytest.raises(BadValue) as error:
@@ -56,7 +68,9 @@ def test_a_dictionary_longer_than_the_column_is_decoded_as_well():
     words = pa.array([f"{id:08x}" for id in range(100)])
     column = pa.DictionaryArray.from_arrays(pa.array([7, None, 99, 7]), words)
     assert decode_ids(column, TextIds.HEX).tolist() == [7, MISSING, 99, 7]
-    spelled = pa.DictionaryArray.from_arrays(pa.array([7, None, 99, 7]), pa.array([str(id) for id in range(100)]))
+    spelled = pa.DictionaryArray.from_arrays(
+        pa.array([7, None, 99, 7]), pa.array([str(id) for id in range(100)])
+    )
     values, missing = decode_numbers(spelled)
     assert (values.tolist(), missing.tolist()) == ([7, 0, 99, 7], [False, True, False, False])
 
@@ -66,7 +80,19 @@ def test_a_bad_word_that_no_row_of_the_chunk_uses_is_no_error():
     assert decode_ids(column, TextIds.HEX).tolist() == [10, 10, 10]
 
 
-@pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.uint8(),
+        pa.uint16(),
+        pa.uint32(),
+        pa.uint64(),
+    ],
+)
 def test_integers_of_every_width_are_ids(kind):
     assert decode_ids(pa.array([0, None, 100, 7], kind)).tolist() == [0, MISSING, 100, 7]
     assert decode_ids(pa.array([0, 100, 7], kind)[1:]).tolist() == [100, 7]
@@ -81,7 +107,12 @@ def test_a_negative_int32_is_an_unsigned_hash_that_lost_its_sign_in_a_hexadecima
 
 
 def test_whole_floats_are_ids_and_fractions_are_refused():
-    assert decode_ids(pa.array([3.0, math.nan, None, 4294967295.0])).tolist() == [3, MISSING, MISSING, 4294967295]
+    assert decode_ids(pa.array([3.0, math.nan, None, 4294967295.0])).tolist() == [
+        3,
+        MISSING,
+        MISSING,
+        4294967295,
+    ]
     for bad in (1.5, math.inf, 2.0**60):
         with pytest.raises(BadValue) as error:
             decode_ids(pa.array([3.0, None, bad]))
@@ -93,7 +124,10 @@ def test_a_column_of_nulls_is_missing_everywhere():
     assert decode_numbers(pa.nulls(2))[1].tolist() == [True, True]
 
 
-bags = st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 2**40)), max_size=4)), max_size=12)
+bags = st.lists(
+    st.one_of(st.none(), st.lists(st.one_of(st.none(), st.integers(0, 2**40)), max_size=4)),
+    max_size=12,
+)
 
 
 @given(bags, st.data())
@@ -102,7 +136,10 @@ def test_lists_are_bags_without_their_nulls(column, data):
     clean = [[id for id in bag or [] if id is not None] for bag in column][first:]
     for kind in (pa.list_(pa.int64()), pa.large_list(pa.int64())):
         ids, lengths = decode_bags(pa.array(column, kind)[first:])
-        assert (ids.tolist(), lengths.tolist()) == ([id for bag in clean for id in bag], [len(bag) for bag in clean])
+        assert (ids.tolist(), lengths.tolist()) == (
+            [id for bag in clean for id in bag],
+            [len(bag) for bag in clean],
+        )
 
 
 def test_lists_of_fixed_size_and_lists_of_words_are_bags():
@@ -122,18 +159,36 @@ def test_a_bad_value_in_a_list_is_told_by_its_row():
 def test_numbers_are_read_from_every_type(column):
     expected = [np.float32(number or 0) for number in column]
     spelled = ["" if number is None else str(number) for number in column]
-    for array in (pa.array(column, pa.int32()), pa.array(column, pa.int64()), pa.array(column, pa.float64()),
-                  *(pa.array(spelled, kind) for kind in (pa.string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())))):
+    for array in (
+        pa.array(column, pa.int32()),
+        pa.array(column, pa.int64()),
+        pa.array(column, pa.float64()),
+        *(
+            pa.array(spelled, kind)
+            for kind in (pa.string(), pa.binary(), pa.dictionary(pa.int32(), pa.string()))
+        ),
+    ):
         values, missing = decode_numbers(array)
         assert values.tolist() == expected
-        assert (missing.tolist() if missing is not None else [False] * len(column)) == [number is None for number in column]
+        assert (missing.tolist() if missing is not None else [False] * len(column)) == [
+            number is None for number in column
+        ]
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.dictionary(pa.int32(), pa.string())])
 def test_bytes_that_are_no_utf8_are_found_where_digits_are_wanted(kind):
-    column = pa.array([None, b"12", b"\xff1"]).cast(pa.string(), safe=False) if kind != pa.binary() else pa.array([None, b"12", b"\xff1"])
+    column = (
+        pa.array([None, b"12", b"\xff1"]).cast(pa.string(), safe=False)
+        if kind != pa.binary()
+        else pa.array([None, b"12", b"\xff1"])
+    )
     column = column.dictionary_encode() if kind not in (pa.string(), pa.binary()) else column
-    for decode in (lambda c: decode_ids(c, TextIds.HEX), lambda c: decode_ids(c, TextIds.INTEGERS), decode_numbers, decode_labels):
+    for decode in (
+        lambda c: decode_ids(c, TextIds.HEX),
+        lambda c: decode_ids(c, TextIds.INTEGERS),
+        decode_numbers,
+        decode_labels,
+    ):
         with pytest.raises(BadValue, match=r"holds b'.xff1'") as error:
             decode(column[1:] if decode is not decode_labels else column[2:])
         assert error.value.index == (0 if decode is decode_labels else 1)
@@ -147,7 +202,9 @@ def test_an_index_that_a_damaged_page_has_beyond_its_dictionary_is_found(index, 
     for decode in (decode_ids, decode_numbers, decode_labels):
         if index == 2 and None in rows:
             continue  # it is what a null becomes
-        with pytest.raises(BadValue, match="is damaged: its page's dictionary has no such entry") as error:
+        with pytest.raises(
+            BadValue, match="is damaged: its page's dictionary has no such entry"
+        ) as error:
             decode(column)
         assert error.value.index == rows.index("bad")
 
@@ -166,16 +223,24 @@ def written(tmp_path, **columns):
         ("none", [0, 1, 100, -7, 0]),
     ],
 )
-def test_dense_transforms_treat_negative_and_missing_numbers_as_stated(tmp_path, transform, expected):
+def test_dense_transforms_treat_negative_and_missing_numbers_as_stated(
+    tmp_path, transform, expected
+):
     path = written(tmp_path, number=[0, 1, 100, -7, None])
-    assert one_batch(path, SCHEMA, dense_transform=transform).dense_BI[:, 0].tolist() == pytest.approx(expected)
+    assert one_batch(path, SCHEMA, dense_transform=transform).dense_BI[
+        :, 0
+    ].tolist() == pytest.approx(expected)
 
 
 def test_the_default_transform_is_log1p(tmp_path):
-    assert one_batch(written(tmp_path, number=["", "3", "-2"]), SCHEMA).dense_BI[:, 0].tolist() == pytest.approx([0, math.log(4), 0])
+    assert one_batch(written(tmp_path, number=["", "3", "-2"]), SCHEMA).dense_BI[
+        :, 0
+    ].tolist() == pytest.approx([0, math.log(4), 0])
 
 
-@pytest.mark.parametrize("labels", [["1", "0", "1"], [1, 0, 1], [1.0, 0.0, 1.0], [True, False, True]])
+@pytest.mark.parametrize(
+    "labels", [["1", "0", "1"], [1, 0, 1], [1.0, 0.0, 1.0], [True, False, True]]
+)
 def test_labels_are_read_from_every_type(tmp_path, labels):
     assert one_batch(written(tmp_path, label=labels), SCHEMA).labels_B.tolist() == [1, 0, 1]
 
@@ -187,11 +252,21 @@ def test_rows_without_labels_carry_nan(tmp_path):
 
 def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
     schema = Schema("label", (), ("b", "a", "c"), hex=("b",))
-    path = write_columns(tmp_path / "f.parquet", a=[[1, 2], [], [3]], c=[7, None, 9], b=["0a", "0b", ""], label=[0, 1, 0])
+    path = write_columns(
+        tmp_path / "f.parquet",
+        a=[[1, 2], [], [3]],
+        c=[7, None, 9],
+        b=["0a", "0b", ""],
+        label=[0, 1, 0],
+    )
     batch = one_batch(path, schema)
     assert batch.sparse.keys() == ["b", "a", "c"]
     assert batch.dense_BI.shape == (3, 0)
-    assert [values_of(batch, key) for key in "bac"] == [[10, 11, MISSING], [1, 2, 3], [7, MISSING, 9]]
+    assert [values_of(batch, key) for key in "bac"] == [
+        [10, 11, MISSING],
+        [1, 2, 3],
+        [7, MISSING, 9],
+    ]
     assert [lengths_of(batch, key) for key in "bac"] == [[1, 1, 1], [2, 0, 1], [1, 1, 1]]
 
 
@@ -201,8 +276,14 @@ def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
         ({"label": [0, 1, 2]}, "column label, row 2 holds 2; a label must be 0 or 1"),
         ({"label": [0, None, 1]}, "column label, row 1 holds None; a label must be 0 or 1"),
         ({"label": ["0", "1", "yes"]}, "column label, row 2 holds 'yes'; a label must be 0 or 1"),
-        ({"label": ["0", "1e-400", "1"]}, "column label, row 1 holds '1e-400'; a label must be 0 or 1"),
-        ({"label": ["0", "1", "1.00000000000000000001"]}, "column label, row 2 holds '1.00000000000000000001'; a label"),
+        (
+            {"label": ["0", "1e-400", "1"]},
+            "column label, row 1 holds '1e-400'; a label must be 0 or 1",
+        ),
+        (
+            {"label": ["0", "1", "1.00000000000000000001"]},
+            "column label, row 2 holds '1.00000000000000000001'; a label",
+        ),
         ({"label": ["1e0", "1", "0"]}, "column label, row 0 holds '1e0'; a label must be 0 or 1"),
         ({"label": ["0", None, "1"]}, "column label, row 1 holds None; a label must be 0 or 1"),
         (
@@ -215,11 +296,20 @@ def test_keys_keep_the_order_of_the_schema_whatever_the_file_and_kind(tmp_path):
         ({"number": ["", "inf", "1"]}, "column number, row 1 holds inf, which is not finite"),
         ({"number": ["1", "", "1,5"]}, "column number, row 2 holds '1,5', which is not a number"),
         ({"label": [0.0, 1e-310, 1.0]}, "column label, row 1 holds 1e-310; a label must be 0 or 1"),
-        ({"label": ["0", "1", "1.000000000001"]}, "column label, row 2 holds '1.000000000001'; a label must be 0 or 1"),
+        (
+            {"label": ["0", "1", "1.000000000001"]},
+            "column label, row 2 holds '1.000000000001'; a label must be 0 or 1",
+        ),
         ({"label": [True, None, False]}, "column label, row 1 holds None; a label must be 0 or 1"),
         ({"id": [1.0, 2.5, 3.0]}, "column id, row 1 holds 2.5; an id must be an integer or text"),
-        ({"id": [1, -(2**63), 3]}, "column id, row 1 holds -9223372036854775808, the one number that is no id"),
-        ({"id": [[1], None, [3, -(2**63)]]}, "column id, row 2 holds -9223372036854775808, the one number that is no id"),
+        (
+            {"id": [1, -(2**63), 3]},
+            "column id, row 1 holds -9223372036854775808, the one number that is no id",
+        ),
+        (
+            {"id": [[1], None, [3, -(2**63)]]},
+            "column id, row 2 holds -9223372036854775808, the one number that is no id",
+        ),
     ],
 )
 def test_a_bad_value_is_named_with_file_column_and_row(tmp_path, columns, text):
@@ -230,16 +320,28 @@ def test_a_bad_value_is_named_with_file_column_and_row(tmp_path, columns, text):
 
 
 @pytest.mark.parametrize("ids", [["0a", "", "no id"], [["0a"], [], ["0b", "no id"]]])
-def test_text_that_is_no_id_under_the_reading_of_its_column_is_named_with_what_to_set(tmp_path, ids):
+def test_text_that_is_no_id_under_the_reading_of_its_column_is_named_with_what_to_set(
+    tmp_path, ids
+):
     path = written(tmp_path, id=ids)
-    with pytest.raises(DataError, match=f"{path}: column id, row 2 holds 'no id'; .* has at most 16 hexadecimal digits"):
+    with pytest.raises(
+        DataError,
+        match=f"{path}: column id, row 2 holds 'no id'; .* has at most 16 hexadecimal digits",
+    ):
         one_batch(path, HEX)
-    with pytest.raises(DataError, match=f"{path}: column id, row 0 holds '0a', which is no integer; set dataset.id_rule=hash"):
+    with pytest.raises(
+        DataError,
+        match=f"{path}: column id, row 0 holds '0a', which is no integer; set dataset.id_rule=hash",
+    ):
         one_batch(path, ROWS)
 
 
 def test_booleans_are_numbers_and_labels(tmp_path):
-    batch = one_batch(written(tmp_path, label=[True, False, True], number=[True, None, False]), SCHEMA, dense_transform="none")
+    batch = one_batch(
+        written(tmp_path, label=[True, False, True], number=[True, None, False]),
+        SCHEMA,
+        dense_transform="none",
+    )
     assert (batch.labels_B.tolist(), batch.dense_BI[:, 0].tolist()) == ([1, 0, 1], [1, 0, 0])
 
 
@@ -254,7 +356,9 @@ def test_the_row_of_a_bad_value_counts_from_the_start_of_the_file(tmp_path):
 
 def test_text_whose_writer_did_not_mark_it_as_such_is_text(tmp_path):
     columns = {"label": ["0", "1", "1"], "number": ["3", "", "-1"], "id": ["0000000a", "", "ff"]}
-    table = pa.table({name: pa.array([word.encode() for word in words]) for name, words in columns.items()})
+    table = pa.table(
+        {name: pa.array([word.encode() for word in words]) for name, words in columns.items()}
+    )
     pq.write_table(table, tmp_path / "data.parquet", store_schema=False)
     assert pq.read_schema(tmp_path / "data.parquet").field("id").type == pa.binary()
     batch = one_batch(tmp_path, HEX)
@@ -284,9 +388,12 @@ def test_views_of_text_and_of_lists_are_read_as_the_plain_types_are(tmp_path, la
     ids = [[1, 2], None, [], [3]]
     columns = {"text": words, "bytes": words, "texts": lists, "many": ids, "more": lists}
     plain = {
-        "text": pa.string(), "bytes": pa.binary(), "texts": pa.list_(pa.string()),
-        "many": pa.list_(pa.int64()), "more": pa.large_list(pa.binary()),
-    }  # fmt: skip
+        "text": pa.string(),
+        "bytes": pa.binary(),
+        "texts": pa.list_(pa.string()),
+        "many": pa.list_(pa.int64()),
+        "more": pa.large_list(pa.binary()),
+    }
     schema = Schema("label", ("number",), tuple(VIEWS))
     rows = {"label": ["0", "1", "1", "0"], "number": ["1", "", None, "4"]}
     found = []
@@ -319,7 +426,9 @@ def test_text_in_views_must_spell_integers_where_a_table_takes_ids_for_rows(tmp_
 @pytest.mark.parametrize("rows", [[[], [], []], [[], None, []]])
 def test_lists_of_no_ids_are_refused_before_arrow_fails_on_them(tmp_path, rows):
     path = written(tmp_path, id=pa.array(rows, pa.list_(pa.int64(), 0)))
-    with pytest.raises(DataError, match=r"column id \(sparse feature id\) has type .*\[0\], lists of"):
+    with pytest.raises(
+        DataError, match=r"column id \(sparse feature id\) has type .*\[0\], lists of"
+    ):
         one_batch(path, SCHEMA)
 
 
@@ -334,5 +443,6 @@ def test_columns_without_views_hold_what_the_views_held(rows, data):
             plain = without_views(column)
             plain.validate(full=True)
             assert not has_views(plain.type) and has_views(kind) == ("view" in str(kind))
-            found, wanted = plain.to_pylist(), column.to_pylist()
+            found = plain.to_pylist()
+            wanted = column.to_pylist()
             assert [row or None for row in found] == [row or None for row in wanted]

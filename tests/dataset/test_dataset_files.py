@@ -1,4 +1,6 @@
-"""Where logs lie as people keep them: partitions, text that is converted first, places that are no directories."""
+"""Where logs lie as people keep them: partitions, text that is converted first, places that are no
+directories.
+"""
 
 import gzip
 import os
@@ -16,7 +18,9 @@ ROW = Schema("label", ("row",), ("one",))
 
 @pytest.fixture
 def partitions(tmp_path):
-    """dt=2026-1-2, dt=2026-1-10 with hour=2 and hour=10 below, some of them with two files, and things that are no data."""
+    """dt=2026-1-2, dt=2026-1-10 with hour=2 and hour=10 below, some of them with two files, and
+    things that are no data.
+    """
     first = 0
     for day in ("2026-1-10", "2026-1-2"):
         for hour in (10, 2):
@@ -48,7 +52,10 @@ def test_a_glob_of_partitions_gives_their_files(partitions):
 def test_the_name_of_a_partition_is_no_column(partitions):
     with pytest.raises(
         DataError,
-        match=r"no column for dt; tried dt; it is a partition of the directory, .* write it into the files",
+        match=(
+            r"no column for dt; tried dt; it is a partition of the directory, .* write it into "
+            r"the files"
+        ),
     ):
         open_source(str(partitions), Schema("label", (), ("dt", "one")))
 
@@ -57,7 +64,10 @@ def test_files_beside_partitions_are_refused_because_one_of_both_would_be_left_o
     write_numbered(partitions, [[1]])
     with pytest.raises(
         DataError,
-        match=rf"holds part-0\.parquet beside partitions such as dt=2026-1-2; .*{partitions}/\*\.parquet or ",
+        match=(
+            r"holds part-0\.parquet beside partitions such as dt=2026-1-2; "
+            rf".*{partitions}/\*\.parquet or "
+        ),
     ):
         file_names(str(partitions))
 
@@ -82,7 +92,10 @@ def test_a_uri_says_what_is_missing(uri):
     scheme = uri.partition("://")[0]
     with pytest.raises(
         DataError,
-        match=rf"^dataset\.val_path={uri.replace('*', '.')}: .* no client for {scheme}://; mount it or copy",
+        match=(
+            rf"^dataset\.val_path={uri.replace('*', '.')}: .* no client for {scheme}://; mount it "
+            r"or copy"
+        ),
     ):
         file_names([uri], setting="dataset.val_path")
 
@@ -96,7 +109,8 @@ def converted(path, setting="dataset.path", mixed=False):
     """Run the very lines that the error shows, as a user would; the path that it names then."""
     with pytest.raises(DataError) as error:
         file_names(str(path), setting=setting)
-    text, lines = str(error.value), error.value.__notes__
+    text = str(error.value)
+    lines = error.value.__notes__
     assert "\n" not in text and text.startswith(f"{setting}={path}: ")
     assert len(lines) == 3 and not any("\n" in line for line in lines)
     exec("\n".join(lines), {})
@@ -142,10 +156,21 @@ def test_raw_criteo_text_without_a_header_is_converted_and_read_by_position(tmp_
     assert batch.sparse["C26"].values().tolist() == [25, 2**24 + 25, 2**24 + 25]
 
 
-@pytest.mark.parametrize(("header", "named"), [
-    ("label,user,item", True), ("0,1,2", True), (",label,user", True), ('"label","user"', True), ("a;b;c", True),
-    ("1,5,0", False), ("0,1,1", False), ("1,,abc", False), ("3,x,y", False), ("0.5,a", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("header", "named"),
+    [
+        ("label,user,item", True),
+        ("0,1,2", True),
+        (",label,user", True),
+        ('"label","user"', True),
+        ("a;b;c", True),
+        ("1,5,0", False),
+        ("0,1,1", False),
+        ("1,,abc", False),
+        ("3,x,y", False),
+        ("0.5,a", False),
+    ],
+)
 def test_a_header_is_told_from_a_row(tmp_path, header, named):
     (tmp_path / "x.csv").write_text(f"{header}\n")
     with pytest.raises(DataError) as error:
@@ -176,7 +201,9 @@ def test_what_is_no_file_and_what_cannot_be_looked_at_are_refused_at_once(tmp_pa
         file_names(str(tmp_path / "pipe.parquet"))
     with pytest.raises(DataError, match=r"no Parquet files .*; the directory has pipe\.parquet"):
         file_names(str(tmp_path))
-    with pytest.raises(DataError, match=r"^dataset\.path=x+: cannot be read \(File name too long\)"):
+    with pytest.raises(
+        DataError, match=r"^dataset\.path=x+: cannot be read \(File name too long\)"
+    ):
         file_names("x" * 5000)
 
 
@@ -340,7 +367,8 @@ def test_text_in_a_file_list_is_converted_first(tmp_path):
     write_numbered(tmp_path, [[2]])
     given = file_list(tmp_path, "2", "a.csv", "part-0.parquet")
     with pytest.raises(
-        DataError, match=r": a\.csv is read after .*, then name the \.parquet files in /.*list\.txt;"
+        DataError,
+        match=r": a\.csv is read after .*, then name the \.parquet files in /.*list\.txt;",
     ) as error:
         file_names(str(given))
     exec("\n".join(error.value.__notes__), {})

@@ -13,7 +13,11 @@ segments = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 
 def expanded(pieces):
     """A lane's rows one by one: (segment, row)."""
-    return [(segment, first + offset) for segment, first, rows in pieces.tolist() for offset in range(rows)]
+    return [
+        (segment, first + offset)
+        for segment, first, rows in pieces.tolist()
+        for offset in range(rows)
+    ]
 
 
 def dealt_row_by_row(sizes, lanes, shuffle_rows):
@@ -27,7 +31,10 @@ def dealt_row_by_row(sizes, lanes, shuffle_rows):
         units = [list(range(first, min(first + step, size))) for first in range(0, size, step)]
         for unit in units:
             while unit:
-                lane = min((lane for lane in range(lanes) if len(out[lane]) < room[lane]), key=lambda lane: (len(out[lane]), lane))
+                lane = min(
+                    (lane for lane in range(lanes) if len(out[lane]) < room[lane]),
+                    key=lambda lane: (len(out[lane]), lane),
+                )
                 taken = unit[: room[lane] - len(out[lane])]
                 out[lane] += [(segment, row) for row in taken]
                 unit = unit[len(taken) :]
@@ -36,7 +43,9 @@ def dealt_row_by_row(sizes, lanes, shuffle_rows):
 
 @given(segments, st.integers(1, 9), st.integers(0, 40))
 def test_rows_are_dealt_as_the_contract_says(sizes, lanes, shuffle_rows):
-    assert [expanded(pieces) for pieces in deal(sizes, lanes, shuffle_rows).lanes] == dealt_row_by_row(sizes, lanes, shuffle_rows)
+    assert [
+        expanded(pieces) for pieces in deal(sizes, lanes, shuffle_rows).lanes
+    ] == dealt_row_by_row(sizes, lanes, shuffle_rows)
 
 
 @given(segments, st.integers(1, 9), st.integers(0, 40))
@@ -50,7 +59,11 @@ def test_lanes_differ_by_at_most_one_row_and_lose_none(sizes, lanes, shuffle_row
 
 def test_equal_row_groups_go_round_the_lanes_in_file_order():
     result = deal([10] * 6, 3, 30)
-    assert [[piece[0] for piece in pieces.tolist()] for pieces in result.lanes] == [[0, 3], [1, 4], [2, 5]]
+    assert [[piece[0] for piece in pieces.tolist()] for pieces in result.lanes] == [
+        [0, 3],
+        [1, 4],
+        [2, 5],
+    ]
 
 
 def test_a_full_lane_passes_the_rest_of_its_row_group_on():
@@ -83,7 +96,15 @@ def test_a_block_is_permuted(rows):
 
 
 def test_a_permutation_depends_on_seed_epoch_lane_and_block():
-    numbers = [(1, 0, 0, 0), (2, 0, 0, 0), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1), (0, 1, 0, 0), (-1, 0, 0, 0)]
+    numbers = [
+        (1, 0, 0, 0),
+        (2, 0, 0, 0),
+        (1, 1, 0, 0),
+        (1, 0, 1, 0),
+        (1, 0, 0, 1),
+        (0, 1, 0, 0),
+        (-1, 0, 0, 0),
+    ]
     assert len({tuple(permutation(*number, 20)) for number in numbers}) == len(numbers)
 
 
@@ -92,7 +113,9 @@ def test_a_permutation_is_the_same_on_every_machine_and_version():
 
 
 def test_permutations_are_spread_evenly():
-    firsts = np.bincount([permutation(7, 0, 0, block, 10)[0] for block in range(2000)], minlength=10)
+    firsts = np.bincount(
+        [permutation(7, 0, 0, block, 10)[0] for block in range(2000)], minlength=10
+    )
     assert firsts.min() > 140
     assert firsts.max() < 260
 
@@ -105,7 +128,12 @@ def test_ranks_share_all_lanes_between_them(world):
 
 
 def test_training_skips_the_short_batch_and_evaluation_covers_it():
-    assert (batches(100, 32, True), batches(100, 32, False), batches(96, 32, True), batches(96, 32, False)) == (3, 4, 3, 3)
+    assert (
+        batches(100, 32, True),
+        batches(100, 32, False),
+        batches(96, 32, True),
+        batches(96, 32, False),
+    ) == (3, 4, 3, 3)
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,18 @@ def logs(real_data):
 
 def read(source, world=1, workers=0, **settings):
     """Dense numbers, ids [rows, 26] and labels of everything, in the order of global batches."""
-    streams = [BatchStream(source, SCHEMA, batch_size=2048, rank=rank, world=world, **settings) for rank in range(world)]
+    streams = [
+        BatchStream(source, SCHEMA, batch_size=2048, rank=rank, world=world, **settings)
+        for rank in range(world)
+    ]
     ranks = [list(make_loader(stream, workers)) for stream in streams]
     batches = [batch for parts in zip(*ranks, strict=True) for batch in parts]
     ids = torch.cat([batch.sparse.values().view(26, -1).T for batch in batches])
-    return torch.cat([batch.dense_BI for batch in batches]), ids, torch.cat([batch.labels_B for batch in batches])
+    return (
+        torch.cat([batch.dense_BI for batch in batches]),
+        ids,
+        torch.cat([batch.labels_B for batch in batches]),
+    )
 
 
 def test_all_rows_clicks_and_gaps_are_read(logs):
@@ -43,14 +50,26 @@ def test_a_file_is_read_as_python_reads_it(real_data):
     file = min((real_data / "criteo_kaggle_137k" / "train").glob("*.parquet"))
     rows = pq.read_table(file).to_pylist()
     source = open_source(str(file), SCHEMA)
-    stream = BatchStream(source, SCHEMA, batch_size=source.rows, lanes=1, shuffle_rows=0, training=False, dense_transform="none")
+    stream = BatchStream(
+        source,
+        SCHEMA,
+        batch_size=source.rows,
+        lanes=1,
+        shuffle_rows=0,
+        training=False,
+        dense_transform="none",
+    )
     batch = next(iter(stream))
     assert batch.labels_B.tolist() == [float(row["label"]) for row in rows]
     for index in range(13):
-        assert batch.dense_BI[:, index].tolist() == [float(row[f"I{index + 1}"] or 0) for row in rows]
+        assert batch.dense_BI[:, index].tolist() == [
+            float(row[f"I{index + 1}"] or 0) for row in rows
+        ]
     for index in range(26):
         words = [row[f"C{index + 1}"] for row in rows]
-        assert batch.sparse[f"C{index + 1}"].values().tolist() == [int(word, 16) if word else MISSING for word in words]
+        assert batch.sparse[f"C{index + 1}"].values().tolist() == [
+            int(word, 16) if word else MISSING for word in words
+        ]
 
 
 @pytest.mark.parametrize(("world", "workers"), [(2, 0), (5, 0), (1, 2)])

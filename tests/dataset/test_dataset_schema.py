@@ -32,21 +32,36 @@ def arrow(names, kinds=None):
 @pytest.mark.parametrize("naming", NAMINGS.values(), ids=NAMINGS)
 def test_every_naming_in_use_is_found(naming):
     names = names_of(*naming)
-    canonical = ["label", *(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27))]
+    canonical = [
+        "label",
+        *(f"I{number}" for number in range(1, 14)),
+        *(f"C{number}" for number in range(1, 27)),
+    ]
     assert CRITEO.resolve(arrow(names), "f") == dict(zip(canonical, names, strict=True))
     shuffled = sorted(names, key=lambda name: name[::-1])
-    assert CRITEO.resolve(arrow(["Id", *shuffled, "weight"]), "f") == dict(zip(canonical, names, strict=True))
+    assert CRITEO.resolve(arrow(["Id", *shuffled, "weight"]), "f") == dict(
+        zip(canonical, names, strict=True)
+    )
 
 
 def test_unknown_names_are_read_by_position():
     names = [f"x{index * 7}" for index in range(40)]
     columns = CRITEO.resolve(arrow(names), "f")
-    assert (columns["label"], columns["I1"], columns["I13"], columns["C1"], columns["C26"]) == ("x0", "x7", "x91", "x98", "x273")
+    assert (columns["label"], columns["I1"], columns["I13"], columns["C1"], columns["C26"]) == (
+        "x0",
+        "x7",
+        "x91",
+        "x98",
+        "x273",
+    )
     assert CRITEO.resolve(arrow(["label", *names[1:]]), "f")["C26"] == "x273"
     assert criteo_schema(label=None).resolve(arrow(names[1:]), "f")["I1"] == "x7"
 
 
-@pytest.mark.parametrize("names", [[f"x{index}" for index in range(41)], [*(f"x{index}" for index in range(39)), "label"]])
+@pytest.mark.parametrize(
+    "names",
+    [[f"x{index}" for index in range(41)], [*(f"x{index}" for index in range(39)), "label"]],
+)
 def test_position_is_no_guess(names):
     with pytest.raises(DataError, match="no column for"):
         CRITEO.resolve(arrow(names), "f")
@@ -54,14 +69,19 @@ def test_position_is_no_guess(names):
 
 def test_a_missing_column_names_what_was_tried_and_what_is_close():
     names = [name if name != "C7" else "C07" for name in names_of("label", "I{}", 1, "C{}", 1)]
-    text = r"^day_0\.parquet: no column for C7; tried C7, cat_6, cat_7, _c20, 20, c7, C6; did you mean .*C07"
+    text = (
+        r"^day_0\.parquet: no column for C7; tried C7, cat_6, cat_7, _c20, 20, c7, C6; did you "
+        r"mean .*C07"
+    )
     with pytest.raises(DataError, match=text) as error:
         CRITEO.resolve(arrow(names), "day_0.parquet")
     assert "\n" not in str(error.value)
 
 
 def test_many_missing_columns_are_one_line():
-    with pytest.raises(DataError, match=r"no column for I1 \(and 12 more\); tried I1, .*; the file has label, a, b"):
+    with pytest.raises(
+        DataError, match=r"no column for I1 \(and 12 more\); tried I1, .*; the file has label, a, b"
+    ):
         CRITEO.resolve(arrow(["label", "a", "b"]), "f")
 
 
@@ -75,11 +95,19 @@ def test_a_missing_label_is_an_error_only_where_labels_are_wanted():
 @pytest.mark.parametrize(
     ("column", "kind", "text"),
     [
-        ("C3", pa.timestamp("s"), r"column C3 \(sparse feature C3\) has type timestamp\[s\]; allowed: integers, text"),
+        (
+            "C3",
+            pa.timestamp("s"),
+            r"column C3 \(sparse feature C3\) has type timestamp\[s\]; allowed: integers, text",
+        ),
         ("C3", pa.list_(pa.struct([("a", pa.int64())])), "sparse feature C3"),
         ("C3", pa.list_(pa.list_(pa.int64())), "sparse feature C3"),
         ("C3", pa.bool_(), "sparse feature C3"),
-        ("I2", pa.list_(pa.float32()), r"column I2 \(dense feature I2\) has type list<.*>; allowed: numbers"),
+        (
+            "I2",
+            pa.list_(pa.float32()),
+            r"column I2 \(dense feature I2\) has type list<.*>; allowed: numbers",
+        ),
         ("label", pa.binary(4), r"column label \(label label\) has type fixed_size_binary"),
     ],
 )
@@ -90,14 +118,18 @@ def test_a_type_that_cannot_be_read_is_refused_before_reading(column, kind, text
 
 def test_a_column_that_is_there_twice_is_refused_where_it_is_used():
     names = names_of("label", "I{}", 1, "C{}", 1)
-    with pytest.raises(DataError, match=r"^f: column C3 \(C3\) is there 2 times; leave one of them"):
+    with pytest.raises(
+        DataError, match=r"^f: column C3 \(C3\) is there 2 times; leave one of them"
+    ):
         CRITEO.resolve(arrow([*names, "C3"]), "f")
     assert len(CRITEO.resolve(arrow([*names, "x", "x"]), "f")) == 40
 
 
 def test_a_partition_of_the_directory_is_no_column():
     schema = Schema("label", (), ("dt", "user"))
-    with pytest.raises(DataError, match="no column for dt; tried dt; it is a partition of the directory"):
+    with pytest.raises(
+        DataError, match="no column for dt; tried dt; it is a partition of the directory"
+    ):
         schema.resolve(arrow(["label", "user"]), "/logs/dt=2026-01-01/part.parquet")
 
 
@@ -109,14 +141,26 @@ def test_a_label_of_another_name_is_the_only_one_looked_for():
 
 def settings(**dataset):
     tables = {"source": "from_dataset", "id_rule": dataset.pop("table_rule", None)}
-    columns = {"naming": "exact", "label": "label", "dense": [], "sparse": ["a", "b"], "id_rule": "hash"}
+    columns = {
+        "naming": "exact",
+        "label": "label",
+        "dense": [],
+        "sparse": ["a", "b"],
+        "id_rule": "hash",
+    }
     return {"dataset": columns | dataset, "tables": tables}
 
 
-@pytest.mark.parametrize(("said", "expected"), [
-    ({}, ("hashed", "hashed")), ({"hex": ["b"]}, ("hashed", "hex")), ({"id_rule": "clamp", "hex": ["b"]}, ("integers", "hex")),
-    ({"id_rule": "error", "table_rule": "hash"}, ("hashed", "hashed")), ({"table_rule": "drop"}, ("integers", "integers")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, ("hashed", "hashed")),
+        ({"hex": ["b"]}, ("hashed", "hex")),
+        ({"id_rule": "clamp", "hex": ["b"]}, ("integers", "hex")),
+        ({"id_rule": "error", "table_rule": "hash"}, ("hashed", "hashed")),
+        ({"table_rule": "drop"}, ("integers", "integers")),
+    ],
+)
 def test_text_is_read_as_the_settings_of_data_set_and_tables_say(said, expected):
     schema = schema_from(settings(**said))
     assert tuple(schema.text_ids(name) for name in "ab") == expected
@@ -135,26 +179,45 @@ def test_criteo_is_hexadecimal_with_and_without_labels():
 
 
 def test_hexadecimal_columns_must_be_sparse_columns():
-    with pytest.raises(ConfigError, match=r"dataset\.hex=\['user'\]: user is no sparse column; did you mean users"):
+    with pytest.raises(
+        ConfigError, match=r"dataset\.hex=\['user'\]: user is no sparse column; did you mean users"
+    ):
         Schema("y", (), ("users", "items"), hex=("user",))
 
 
 def test_a_checkpoint_of_another_reading_is_refused_with_what_to_set():
     trained = Schema("label", (), ("a", "b"), hex=("a",)).reading()
     Schema(None, (), ("a",), hex=("a",)).check_reading(trained, "x.ckpt")
-    with pytest.raises(CheckpointError, match=r"x\.ckpt was trained on ids of a that were read as hexadecimal: set .*dataset\.hex=\[a\]"):
+    with pytest.raises(
+        CheckpointError,
+        match=(
+            r"x\.ckpt was trained on ids of a that were read as hexadecimal: set "
+            r".*dataset\.hex=\[a\]"
+        ),
+    ):
         Schema("label", (), ("a", "b")).check_reading(trained, "x.ckpt")
     with pytest.raises(CheckpointError, match=r"on ids of b that were read as plain text"):
         Schema("label", (), ("a", "b"), hex=("a", "b")).check_reading(trained, "x.ckpt")
     with pytest.raises(CheckpointError, match="hashed by md5, this recapp hashes by xxh64"):
         Schema("label", (), ("a",)).check_reading({"text": "md5", "hex": []}, "x.ckpt")
-    for damaged in (3, {}, {"text": "xxh64"}, {"text": 1, "hex": []}, {"text": "xxh64", "hex": "a"}):
-        with pytest.raises(CheckpointError, match=r"manifest of checkpoint x\.ckpt is damaged: ids="):
+    for damaged in (
+        3,
+        {},
+        {"text": "xxh64"},
+        {"text": 1, "hex": []},
+        {"text": "xxh64", "hex": "a"},
+    ):
+        with pytest.raises(
+            CheckpointError, match=r"manifest of checkpoint x\.ckpt is damaged: ids="
+        ):
             Schema("label", (), ("a",)).check_reading(damaged, "x.ckpt")
 
 
 def test_dictionary_types_are_judged_by_their_values():
-    kinds = {"C3": pa.dictionary(pa.int32(), pa.string()), "C4": pa.dictionary(pa.int32(), pa.bool_())}
+    kinds = {
+        "C3": pa.dictionary(pa.int32(), pa.string()),
+        "C4": pa.dictionary(pa.int32(), pa.bool_()),
+    }
     with pytest.raises(DataError, match="sparse feature C4"):
         CRITEO.resolve(arrow(names_of("label", "I{}", 1, "C{}", 1), kinds), "f")
 

@@ -41,7 +41,10 @@ def test_a_glob_gives_matching_files_in_natural_order(days):
 
 
 def test_a_list_keeps_its_order_and_a_file_is_itself(days):
-    assert names(opened(days / "day_10.parquet", days / "day_1.parquet")) == ["day_10.parquet", "day_1.parquet"]
+    assert names(opened(days / "day_10.parquet", days / "day_1.parquet")) == [
+        "day_10.parquet",
+        "day_1.parquet",
+    ]
     assert open_source(str(days / "day_2.parquet"), SCHEMA).rows == 20
 
 
@@ -52,16 +55,21 @@ def test_a_file_list_names_files_of_another_machine(days):
 
 def test_row_groups_are_segments_and_empty_ones_are_none(tmp_path):
     source = numbered_source(tmp_path, [[3, 0, 4], [5]])
-    assert [(segment.file, segment.row_group, segment.first, segment.rows) for segment in source.segments] == [
-        (0, 0, 0, 3), (0, 2, 0, 4), (1, 0, 0, 5)
-    ]  # fmt: skip
+    found = [(s.file, s.row_group, s.first, s.rows) for s in source.segments]
+    assert found == [(0, 0, 0, 3), (0, 2, 0, 4), (1, 0, 0, 5)]
     assert source.bags == {"many"}
 
 
 def test_a_slice_cuts_row_groups(tmp_path):
     source = numbered_source(tmp_path, [[3, 4], [5]])
-    assert [(segment.first, segment.rows) for segment in source.slice(1, 9).segments] == [(1, 2), (0, 4), (0, 2)]
-    assert [(segment.first, segment.rows) for segment in source.slice(1, 9).slice(1, 3).segments] == [(2, 1), (0, 1)]
+    assert [(segment.first, segment.rows) for segment in source.slice(1, 9).segments] == [
+        (1, 2),
+        (0, 4),
+        (0, 2),
+    ]
+    assert [
+        (segment.first, segment.rows) for segment in source.slice(1, 9).slice(1, 3).segments
+    ] == [(2, 1), (0, 1)]
     assert source.slice(4, 4).rows == 0
 
 
@@ -74,7 +82,11 @@ def test_the_split_is_in_file_order_and_rounds_the_training_part_down(tmp_path, 
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(Fraction(1), "from 0 to less than 1"), (Fraction(-1, 7), "from 0"), (Fraction(99, 100), "leaves none of 9")],
+    [
+        (Fraction(1), "from 0 to less than 1"),
+        (Fraction(-1, 7), "from 0"),
+        (Fraction(99, 100), "leaves none of 9"),
+    ],
 )
 def test_a_split_that_leaves_nothing_is_refused(tmp_path, share, text):
     with pytest.raises(ConfigError, match=rf"dataset\.val_share={share}.*{text}"):
@@ -97,7 +109,9 @@ def one_line(path, setting="dataset.path"):
 
 def test_a_path_that_is_not_there_is_named_with_its_setting_and_close_matches(days):
     text = one_line(str(days / "day_3.parquet"), "dataset.val_path")
-    assert text.startswith(f"dataset.val_path={days}/day_3.parquet: no such file or directory; did you mean")
+    assert text.startswith(
+        f"dataset.val_path={days}/day_3.parquet: no such file or directory; did you mean"
+    )
     assert one_line("/no/such/place").endswith("no such file or directory")
     assert one_line(str(days / "x*.parquet")).endswith("no file matches; check the pattern")
     assert "an empty list" in one_line([])
@@ -108,7 +122,9 @@ def test_a_directory_without_data_says_what_it_has(tmp_path):
     (tmp_path / "train.orc").write_text("a,b")
     assert one_line(str(tmp_path)).endswith("the directory has train.orc")
     write_numbered(tmp_path / "train", [[3]])
-    assert one_line(str(tmp_path)).endswith("no Parquet files here, but in train; name one of those directories")
+    assert one_line(str(tmp_path)).endswith(
+        "no Parquet files here, but in train; name one of those directories"
+    )
 
 
 def test_a_truncated_or_foreign_file_is_named(days):
@@ -139,9 +155,13 @@ def test_files_without_rows_are_no_data(tmp_path):
 @pytest.mark.parametrize("text", ["", "day_1.parquet\n", "3\nday_1.parquet\n"])
 def test_a_file_list_with_a_wrong_count_is_refused(days, text):
     (days / "_file_list.txt").write_text(text)
-    assert "the first line must be the number of paths that follow" in one_line(str(days / "_file_list.txt"))
+    assert "the first line must be the number of paths that follow" in one_line(
+        str(days / "_file_list.txt")
+    )
 
 
 def test_a_file_list_that_names_a_missing_file_is_refused(days):
     (days / "_file_list.txt").write_text("1\n/elsewhere/day_9.parquet\n")
-    assert "names /elsewhere/day_9.parquet, which is neither there nor beside the list" in one_line(str(days / "_file_list.txt"))
+    assert "names /elsewhere/day_9.parquet, which is neither there nor beside the list" in one_line(
+        str(days / "_file_list.txt")
+    )

@@ -1,4 +1,6 @@
-"""Batches in the one order, for every number of ranks and workers, from any position, in bounded memory."""
+"""Batches in the one order, for every number of ranks and workers, from any position, in bounded
+memory.
+"""
 
 import warnings
 from multiprocessing import active_children
@@ -28,28 +30,44 @@ SETTINGS = {"batch_size": 60, "lanes": 6, "shuffle_rows": 42, "seed": 3, "traini
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """397 rows in 3 files with row groups of 1 to 40 rows, one of them empty and one larger than a lane."""
+    """397 rows in 3 files with row groups of 1 to 40 rows, one of them empty and one larger than a
+    lane.
+    """
     sizes = random_groups(5, 300, 40)
     return numbered_source(tmp_path_factory.mktemp("numbered"), [sizes[:9], [97, 0], sizes[9:]])
 
 
 def expected_batches(source, epoch=0, *, batch_size, lanes, shuffle_rows, seed, training):
     """The contract written out with lists: deal, permute blocks, take equal shares."""
-    first_rows, seen = [], 0
+    first_rows = []
+    seen = 0
     for segment in source.segments:
         first_rows.append(seen)
         seen += segment.rows
     orders = []
-    for lane, pieces in enumerate(deal([segment.rows for segment in source.segments], lanes, shuffle_rows).lanes):
-        rows = [first_rows[segment] + first + offset for segment, first, count in pieces.tolist() for offset in range(count)]
+    for lane, pieces in enumerate(
+        deal([segment.rows for segment in source.segments], lanes, shuffle_rows).lanes
+    ):
+        rows = [
+            first_rows[segment] + first + offset
+            for segment, first, count in pieces.tolist()
+            for offset in range(count)
+        ]
         if shuffle_rows:
             block = shuffle_rows // lanes
             blocks = [rows[first : first + block] for first in range(0, len(rows), block)]
-            rows = [own[index] for number, own in enumerate(blocks) for index in permutation(seed, epoch, lane, number, len(own))]
+            rows = [
+                own[index]
+                for number, own in enumerate(blocks)
+                for index in permutation(seed, epoch, lane, number, len(own))
+            ]
         orders.append(rows)
     share = batch_size // lanes
     count = source.rows // batch_size if training else -(-source.rows // batch_size)
-    return [[row for order in orders for row in order[index * share : (index + 1) * share]] for index in range(count)]
+    return [
+        [row for order in orders for row in order[index * share : (index + 1) * share]]
+        for index in range(count)
+    ]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -69,7 +87,9 @@ def test_the_number_of_ranks_does_not_change_global_batches(source, world, train
 @pytest.mark.parametrize(("world", "workers"), [(1, 1), (1, 2), (2, 2), (4, 2)])
 def test_workers_do_not_change_global_batches(source, world, workers):
     settings = {**SETTINGS, "training": False}
-    assert global_batches(source, world=world, workers=workers, **settings) == global_batches(source, **settings)
+    assert global_batches(source, world=world, workers=workers, **settings) == global_batches(
+        source, **settings
+    )
 
 
 def test_workers_join_bags_and_missing_ids_row_by_row(source):
@@ -83,7 +103,11 @@ def test_workers_join_bags_and_missing_ids_row_by_row(source):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_row_is_read_at_most_once_an_epoch_and_in_evaluation_exactly_once(source, training):
-    rows = [row for batch in global_batches(source, **{**SETTINGS, "training": training}) for row in batch]
+    rows = [
+        row
+        for batch in global_batches(source, **{**SETTINGS, "training": training})
+        for row in batch
+    ]
     assert len(rows) == len(set(rows)) == (360 if training else 397)
 
 
@@ -100,25 +124,50 @@ def test_features_labels_and_numbers_of_a_row_stay_together(source):
 def test_ranks_without_rows_pad_evaluation_with_empty_batches(tmp_path):
     few = numbered_source(tmp_path, [[5]])
     ranks = rank_batches(few, world=4, batch_size=4, lanes=4, shuffle_rows=0, training=False)
-    assert [[len(batch) for batch in batches] for batches in ranks] == [[1, 1], [1, 0], [1, 0], [1, 0]]
-    empty = list(make_loader(BatchStream(few, SCHEMA, batch_size=4, lanes=4, rank=3, world=4, training=False)))[1]
-    assert (empty.rows, empty.dense_BI.shape, empty.sparse.keys()) == (0, (0, 1), ["one", "many", "other"])
+    assert [[len(batch) for batch in batches] for batches in ranks] == [
+        [1, 1],
+        [1, 0],
+        [1, 0],
+        [1, 0],
+    ]
+    empty = list(
+        make_loader(
+            BatchStream(few, SCHEMA, batch_size=4, lanes=4, rank=3, world=4, training=False)
+        )
+    )[1]
+    assert (empty.rows, empty.dense_BI.shape, empty.sparse.keys()) == (
+        0,
+        (0, 1),
+        ["one", "many", "other"],
+    )
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("rows", [0, 1, 3, 15])
 def test_fewer_rows_than_lanes_are_all_read_on_any_number_of_ranks(tmp_path, rows, world):
     source = numbered_source(tmp_path, [[20]]).slice(5, 5 + rows)
-    batches = global_batches(source, world=world, batch_size=64, lanes=16, shuffle_rows=0, training=False)
+    batches = global_batches(
+        source, world=world, batch_size=64, lanes=16, shuffle_rows=0, training=False
+    )
     assert sorted(row for batch in batches for row in batch) == list(range(5, 5 + rows))
 
 
 def test_a_footer_is_parsed_once_however_many_row_groups_there_are(tmp_path, monkeypatch):
     parsed = []
     opened = parquet.pq.ParquetFile
-    monkeypatch.setattr(parquet.pq, "ParquetFile", lambda *given, **said: parsed.append("metadata" not in said) or opened(*given, **said))
+    monkeypatch.setattr(
+        parquet.pq,
+        "ParquetFile",
+        lambda *given, **said: parsed.append("metadata" not in said) or opened(*given, **said),
+    )
     source = numbered_source(tmp_path, [[2] * 40, [3]])
-    rows = [row for batch in global_batches(source, world=2, batch_size=8, lanes=4, shuffle_rows=0, training=False) for row in batch]
+    rows = [
+        row
+        for batch in global_batches(
+            source, world=2, batch_size=8, lanes=4, shuffle_rows=0, training=False
+        )
+        for row in batch
+    ]
     assert sorted(rows) == list(range(83))
     assert sum(parsed) == 2
 
@@ -137,7 +186,10 @@ def test_a_position_set_between_iterations_reaches_the_workers(source):
     first = [row_numbers(batch) for batch in loader]
     stream.set_position(1, 4)
     second = [row_numbers(batch) for batch in loader]
-    assert (first, second) == (expected_batches(source, 0, **SETTINGS), expected_batches(source, 1, **SETTINGS)[4:])
+    assert (first, second) == (
+        expected_batches(source, 0, **SETTINGS),
+        expected_batches(source, 1, **SETTINGS)[4:],
+    )
 
 
 def test_a_position_is_read_at_the_first_batch_and_not_when_iteration_is_prepared(source):
@@ -147,7 +199,9 @@ def test_a_position_is_read_at_the_first_batch_and_not_when_iteration_is_prepare
     assert [row_numbers(batch) for batch in prepared] == expected_batches(source, **SETTINGS)[5:]
 
 
-@pytest.mark.parametrize("change", [{"seed": 4}, {"position": (1, 0)}, {"lanes": 5}, {"shuffle_rows": 60}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 4}, {"position": (1, 0)}, {"lanes": 5}, {"shuffle_rows": 60}]
+)
 def test_seed_epoch_lanes_and_shuffle_width_change_the_order(source, change):
     assert global_batches(source, **{**SETTINGS, **change}) != global_batches(source, **SETTINGS)
 
@@ -155,7 +209,8 @@ def test_seed_epoch_lanes_and_shuffle_width_change_the_order(source, change):
 def test_the_length_is_that_of_a_whole_epoch_whatever_the_position_and_workers(source):
     stream = BatchStream(source, SCHEMA, **SETTINGS)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # DataLoader warns when more is yielded than its dataset's length
+        # DataLoader warns when more is yielded than its dataset's length
+        warnings.simplefilter("error", UserWarning)
         loader = make_loader(stream, 2)
         assert (len(loader), sum(1 for _ in loader), len(stream)) == (6, 6, 6)
     stream.set_position(0, 4)
@@ -164,7 +219,9 @@ def test_the_length_is_that_of_a_whole_epoch_whatever_the_position_and_workers(s
 
 def test_a_part_of_a_source_streams_only_its_rows(source):
     part = source.slice(50, 250)
-    rows = [row for batch in global_batches(part, **{**SETTINGS, "training": False}) for row in batch]
+    rows = [
+        row for batch in global_batches(part, **{**SETTINGS, "training": False}) for row in batch
+    ]
     assert sorted(rows) == list(range(50, 250))
 
 
@@ -188,10 +245,13 @@ def test_separate_stretches_of_a_large_row_group_are_not_held(tmp_path, monkeypa
 
 
 def _most_held(source, lanes, shuffle_rows):
-    """The most rows that a reader holds while lanes advance evenly, and how many it gives in all."""
+    """The most rows that a reader holds while lanes advance evenly, and how many it gives in
+    all.
+    """
     dealt = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
     own = Reader(source, dealt, range(lanes), 0, Collate(SCHEMA, source.bags, "none"))
-    held, rows = 0, 0
+    held = 0
+    rows = 0
     for first in range(0, dealt.rows(0), 64):
         for lane in range(lanes):
             rows += len(own.take(lane, min(64, dealt.rows(lane) - first)))
@@ -217,7 +277,11 @@ def test_no_more_row_groups_than_lanes_are_open(tmp_path):
 def test_a_reader_decodes_every_row_once(source, monkeypatch):
     decoded = []
     rows = Collate.rows
-    monkeypatch.setattr(Collate, "rows", lambda self, chunk, *rest: decoded.append(chunk.num_rows) or rows(self, chunk, *rest))
+    monkeypatch.setattr(
+        Collate,
+        "rows",
+        lambda self, chunk, *rest: decoded.append(chunk.num_rows) or rows(self, chunk, *rest),
+    )
     global_batches(source, **{**SETTINGS, "training": False})
     assert sum(decoded) == 397
 
@@ -228,7 +292,7 @@ def test_an_error_in_a_worker_arrives_as_its_one_line(tmp_path):
     (tmp_path / "part-0.parquet").write_bytes(b"PAR1 overwritten since PAR1")
     with pytest.raises(DataError) as alone:
         list(make_loader(stream))
-    before = active_children()                      # the pool of ranks, if a test has started it
+    before = active_children()  # the pool of ranks, if a test has started it
     with pytest.raises(DataError) as worker:
         list(make_loader(stream, 2))
     assert active_children() == before, "an error must end the workers even while somebody holds it"

@@ -1,4 +1,6 @@
-"""Generated logs: the same bytes for the same seed, Criteo's shape, and a best score that is known."""
+"""Generated logs: the same bytes for the same seed, Criteo's shape, and a best score that is
+known.
+"""
 
 import json
 from fractions import Fraction
@@ -45,10 +47,15 @@ def test_the_same_seed_rows_and_settings_give_the_same_bytes(tmp_path):
     assert bytes_of(first) == bytes_of(again)
 
 
-@pytest.mark.parametrize("change", [{"seed": 2}, {"separability": 2.0}, {"positives": 0.03}, {"sizes": (9,) * 26}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 2}, {"separability": 2.0}, {"positives": 0.03}, {"sizes": (9,) * 26}]
+)
 def test_another_seed_or_setting_gives_other_data(tmp_path, change):
-    first, other = write_criteo(tmp_path / "a", rows=900), write_criteo(tmp_path / "b", rows=900, **change)
-    assert not pq.read_table(first / "part-00000.parquet").equals(pq.read_table(other / "part-00000.parquet"))
+    first = write_criteo(tmp_path / "a", rows=900)
+    other = write_criteo(tmp_path / "b", rows=900, **change)
+    assert not pq.read_table(first / "part-00000.parquet").equals(
+        pq.read_table(other / "part-00000.parquet")
+    )
 
 
 def test_there_are_several_files_of_several_row_groups(criteo):
@@ -59,7 +66,11 @@ def test_there_are_several_files_of_several_row_groups(criteo):
 
 
 def test_columns_are_those_of_criteo(table):
-    names = ["label", *(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27))]
+    names = [
+        "label",
+        *(f"I{number}" for number in range(1, 14)),
+        *(f"C{number}" for number in range(1, 27)),
+    ]
     assert table.column_names == names
     assert {table.schema.field(name).type for name in names[14:]} == {pa.int64()}
 
@@ -79,7 +90,9 @@ def test_ids_are_skewed_as_in_real_logs(table):
     assert 0.25 < counts[0] / len(ids) < 0.4
     assert counts[:100].sum() / len(ids) > 0.45
     assert (counts == 1).sum() > 2_000
-    hottest = np.unique(ids, return_counts=True)[0][np.argsort(-np.unique(ids, return_counts=True)[1])][:20]
+    hottest = np.unique(ids, return_counts=True)[0][
+        np.argsort(-np.unique(ids, return_counts=True)[1])
+    ][:20]
     assert np.ptp(hottest) > 100_000, "popular ids must be scattered over the table"
 
 
@@ -96,7 +109,9 @@ def test_columns_go_missing_together(table):
 
 
 def test_numbers_are_integers_with_negatives_and_a_long_tail(table):
-    negative = [number for number in range(1, 14) if (table[f"I{number}"].drop_null().to_numpy() < 0).any()]
+    negative = [
+        number for number in range(1, 14) if (table[f"I{number}"].drop_null().to_numpy() < 0).any()
+    ]
     assert negative == [8]
     assert table["I5"].drop_null().to_numpy().max() > 30_000
 
@@ -126,7 +141,8 @@ def test_the_truth_is_that_of_the_rows_written(criteo, table):
 
 
 def test_the_score_of_the_hidden_model_is_told_of_the_rows_that_validate_only(criteo, tmp_path):
-    auc, rows = read_truth(criteo)["validation"]["auc"], read_truth(criteo)["validation"]["rows"]
+    auc = read_truth(criteo)["validation"]["auc"]
+    rows = read_truth(criteo)["validation"]["rows"]
 
     def told(val_rows=rows, limit=None, **dataset):
         dataset = {"path": str(criteo), "generate": {"kind": "criteo"}, "val_path": None, **dataset}
@@ -154,7 +170,9 @@ def test_a_score_is_the_exact_auc_log_loss_and_entropy():
     found = score.compute()
     assert found["auc"] == pytest.approx(pairs, abs=1e-4)
     assert found["log_loss"] == pytest.approx(loss)
-    assert found["normalized_entropy"] == pytest.approx(loss / -(share * np.log(share) + (1 - share) * np.log(1 - share)))
+    assert found["normalized_entropy"] == pytest.approx(
+        loss / -(share * np.log(share) + (1 - share) * np.log(1 - share))
+    )
 
 
 def test_a_score_without_both_labels_is_unknown():
@@ -165,7 +183,9 @@ def test_a_score_without_both_labels_is_unknown():
 
 @pytest.mark.parametrize("separability", [0.0, 4.0])
 def test_separability_decides_how_easy_the_clicks_are(tmp_path, separability):
-    auc = read_truth(write_criteo(tmp_path / "data", rows=8_000, sizes=(30,) * 26, separability=separability))["auc"]
+    auc = read_truth(
+        write_criteo(tmp_path / "data", rows=8_000, sizes=(30,) * 26, separability=separability)
+    )["auc"]
     assert 0.48 < auc < 0.52 if separability == 0 else auc > 0.96
 
 
@@ -179,13 +199,16 @@ def test_the_known_answer_is_reached_by_an_additive_model_on_an_easy_set(tmp_pat
 
     def loss():
         optimizer.zero_grad()
-        value = torch.nn.functional.binary_cross_entropy_with_logits(features[0][0] @ weights, features[0][1])
+        value = torch.nn.functional.binary_cross_entropy_with_logits(
+            features[0][0] @ weights, features[0][1]
+        )
         value = value + 1e-5 * weights.square().sum()
         value.backward()
         return value
 
     optimizer.step(loss)
-    logits, labels = (features[1][0] @ weights).detach(), features[1][1]
+    logits = (features[1][0] @ weights).detach()
+    labels = features[1][1]
     auc = (logits[labels == 1][:, None] > logits[labels == 0][None, :]).float().mean().item()
     best = read_truth(path)["validation"]["auc"]
     assert best > 0.9
@@ -202,8 +225,14 @@ def _one_hot(source, schema):
 def test_sample_data_has_ten_ids_a_row_of_each_table(tmp_path):
     path = write_sample(tmp_path / "sample", rows=2_000)
     schema = sample_schema()
-    batch = next(iter(BatchStream(open_source(str(path), schema), schema, batch_size=2_000, lanes=4)))
-    for table, rows in (("large_table", 1_000_000), ("wide_table", 100_000), ("small_table", 10_000)):
+    batch = next(
+        iter(BatchStream(open_source(str(path), schema), schema, batch_size=2_000, lanes=4))
+    )
+    for table, rows in (
+        ("large_table", 1_000_000),
+        ("wide_table", 100_000),
+        ("small_table", 10_000),
+    ):
         ids = values_of(batch, table)
         assert lengths_of(batch, table) == [10] * 2_000
         assert min(ids) >= 0
@@ -214,7 +243,9 @@ def test_sample_data_has_ten_ids_a_row_of_each_table(tmp_path):
 
 def test_progress_is_told_up_to_the_last_row(tmp_path):
     told = []
-    write_criteo(tmp_path / "data", rows=500, progress=lambda done, total: told.append((done, total)))
+    write_criteo(
+        tmp_path / "data", rows=500, progress=lambda done, total: told.append((done, total))
+    )
     assert told == sorted(set(told))
     assert told[-1] == (500, 500)
     assert len(told) >= 8
@@ -232,7 +263,13 @@ def test_a_complete_set_is_not_written_again(tmp_path):
 def test_data_of_other_settings_is_never_overwritten(tmp_path):
     path = write_criteo(tmp_path / "data", rows=200)
     before = bytes_of(path)
-    with pytest.raises(DataError, match=r"data: holds generated data of other settings \(rows=200 instead of 300\); remove it"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"data: holds generated data of other settings \(rows=200 "
+            r"instead of 300\); remove it"
+        ),
+    ):
         write_criteo(path, rows=300)
     with pytest.raises(DataError, match="kind=criteo instead of sample"):
         write_sample(path, rows=200)
@@ -316,4 +353,8 @@ def test_draws_are_uniform_normal_and_the_same_everywhere():
     numbers = normal((3, 2), counters)
     assert (numbers.mean(), numbers.std()) == pytest.approx((0, 1), abs=0.02)
     assert abs(np.corrcoef(uniform((3, 1), counters), uniform((3, 2), counters))[0, 1]) < 0.02
-    assert uniform((1, 2, 3), np.arange(3)).tolist() == [0.1300857085561754, 0.4373184320319292, 0.9549255112847241]
+    assert uniform((1, 2, 3), np.arange(3)).tolist() == [
+        0.1300857085561754,
+        0.4373184320319292,
+        0.9549255112847241,
+    ]

@@ -1,4 +1,6 @@
-"""Ids mean one thing: text that spells an integer is that integer, any other text is its XXH64 hash, hexadecimal is said."""
+"""Ids mean one thing: text that spells an integer is that integer, any other text is its XXH64
+hash, hexadecimal is said.
+"""
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +22,8 @@ INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
 
 def sanity_buffer(size):
     """The buffer that xxHash's own self test hashes parts of (`tests/sanity_test.c`)."""
-    state, content = 2654435761, bytearray()
+    state = 2654435761
+    content = bytearray()
     for _ in range(size):
         content.append(state >> 56)
         state = state * 11400714785074694797 % 2**64

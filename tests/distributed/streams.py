@@ -1,5 +1,7 @@
-"""Streams that are not there: they keep track of what comes after what, and a watch tells where two of them touch the same memory
-with nothing between. What the host waits for does not count, so code must be right without it."""
+"""Streams that are not there: they keep track of what comes after what, and a watch tells where two
+of them touch the same memory with nothing between. What the host waits for does not count, so code
+must be right without it.
+"""
 
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager
@@ -14,10 +16,14 @@ from recapp.distributed.side_stream import GpuSideStream
 
 
 class Stream:
-    """How far it is itself, and how far each other stream is for certain when its next work begins."""
+    """How far it is itself, and how far each other stream is for certain when its next work
+    begins.
+    """
 
     def __init__(self, name, told):
-        self.name, self.reached, self.told = name, defaultdict(int), told
+        self.name = name
+        self.reached = defaultdict(int)
+        self.told = told
 
     def wait_stream(self, other):
         self.told.append(f"{self.name} waits for {other.name}")
@@ -41,12 +47,15 @@ class Streams:
 
     def __init__(self):
         self.told = []
-        self.side, self.compute, self.net = (Stream(name, self.told) for name in ("side", "compute", "net"))
+        self.side, self.compute, self.net = (
+            Stream(name, self.told) for name in ("side", "compute", "net")
+        )
         self.current = self.compute
 
     @contextmanager
     def use(self, stream):
-        before, self.current = self.current, stream
+        before = self.current
+        self.current = stream
         try:
             yield
         finally:
@@ -57,12 +66,19 @@ class Streams:
 
 
 class Watch(TorchDispatchMode):
-    """`found`: what touches memory without having waited, and side's memory that compute uses while the allocator does not know."""
+    """`found`: what touches memory without having waited, and side's memory that compute uses while
+    the allocator does not know.
+    """
 
     def __init__(self, streams):
         super().__init__()
-        self.streams, self.found = streams, set()
-        self._written, self._read, self._home, self._recorded, self._kept = {}, defaultdict(dict), {}, defaultdict(set), []
+        self.streams = streams
+        self.found = set()
+        self._written = {}
+        self._read = defaultdict(dict)
+        self._home = {}
+        self._recorded = defaultdict(set)
+        self._kept = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -71,10 +87,16 @@ class Watch(TorchDispatchMode):
             return out
         given = {self.memory(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         arguments = func._schema.arguments
-        changed = {self.memory(kwargs[a.name] if a.name in kwargs else args[i]) for i, a in enumerate(arguments)
-                   if a.alias_info is not None and a.alias_info.is_write and (i < len(args) or a.name in kwargs)}
+        changed = {
+            self.memory(kwargs[a.name] if a.name in kwargs else args[i])
+            for i, a in enumerate(arguments)
+            if a.alias_info is not None
+            and a.alias_info.is_write
+            and (i < len(args) or a.name in kwargs)
+        }
         made = {self.memory(t) for t in tree_leaves(out) if isinstance(t, torch.Tensor)} - given
-        if made or changed or not isinstance(out, torch.Tensor | list | tuple):           # else it makes views
+        # else it makes views
+        if made or changed or not isinstance(out, torch.Tensor | list | tuple):
             for memory in made:
                 self._home[memory] = self.streams.current.name
             self.touch(self.streams.current, given - changed, made | changed, str(func))
@@ -94,7 +116,11 @@ class Watch(TorchDispatchMode):
             others += list(self._read[memory].items()) if memory in written else []
             late = {name for name, n in others if stream.reached[name] < n}
             self.found |= {f"{what} on {stream.name} does not wait for {name}" for name in late}
-            if self._home.get(memory) == "side" and stream.name == "compute" and "compute" not in self._recorded[memory]:
+            if (
+                self._home.get(memory) == "side"
+                and stream.name == "compute"
+                and "compute" not in self._recorded[memory]
+            ):
                 self.found.add(f"{what} on compute uses memory that side may be given again")
             if memory in written:
                 self._written[memory] = now
@@ -107,8 +133,11 @@ class Watch(TorchDispatchMode):
 
     def swap(self, start):
         """A collective as NCCL runs it: behind the stream that starts it, on one of its own."""
+
         def swapped(buffer, send, recv):
-            net, home, wait = self.streams.net, self.streams.current, start(buffer, send, recv)
+            net = self.streams.net
+            home = self.streams.current
+            wait = start(buffer, send, recv)
             net._wait(home.reached)
             self.touch(net, set(), {self.memory(buffer)}, "a message")
             arrived = net.record_event()
@@ -116,15 +145,21 @@ class Watch(TorchDispatchMode):
             def waited():
                 wait()
                 if self.streams.current is not home:
-                    self.found.add(f"a message of {home.name} is waited for on {self.streams.current.name}")
+                    self.found.add(
+                        f"a message of {home.name} is waited for on {self.streams.current.name}"
+                    )
                 self.streams.current._wait(arrived[1])
+
             return waited
+
         return swapped
 
 
 @contextmanager
 def watched(comm, spoil=None):
-    """While this lasts `comm` has a side stream, and everything is watched; `spoil(side)` may break it before."""
+    """While this lasts `comm` has a side stream, and everything is watched; `spoil(side)` may break
+    it before.
+    """
     streams = Streams()
     watch = Watch(streams)
     side = streams.make()
@@ -134,6 +169,10 @@ def watched(comm, spoil=None):
         stack.enter_context(mock.patch.object(comm, "side", side))
         stack.enter_context(mock.patch.object(comm, "swap", watch.swap(comm.swap)))
         stack.enter_context(mock.patch.object(side_stream, "on_host", lambda tensor: False))
-        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: watch.record(tensor, stream)))
+        stack.enter_context(
+            mock.patch.object(
+                torch.Tensor, "record_stream", lambda tensor, stream: watch.record(tensor, stream)
+            )
+        )
         stack.enter_context(watch)
         yield watch

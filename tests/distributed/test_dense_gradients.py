@@ -10,17 +10,20 @@ from recapp.distributed.dense_gradients import AverageOverRanks, hook_of
 from recapp.distributed.shard_model import wrap_dense
 
 STEPS = 3
-SIZES = [7, 5, 1, 3]        # of layers: buckets of few numbers, one of fewer numbers than ranks
+SIZES = [7, 5, 1, 3]  # of layers: buckets of few numbers, one of fewer numbers than ranks
 
 
 def make_model():
     torch.manual_seed(0)
-    return nn.Sequential(*[nn.Linear(a, b) for a, b in zip([4, *SIZES], SIZES, strict=False)]).double()
+    return nn.Sequential(
+        *[nn.Linear(a, b) for a, b in zip([4, *SIZES], SIZES, strict=False)]
+    ).double()
 
 
 def trained(model, rank):
     """All gradients of a few steps of SGD on this rank's batches, flat."""
-    optimizer, told = torch.optim.SGD(model.parameters(), lr=0.1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    told = []
     for step in range(STEPS):
         optimizer.zero_grad()
         torch.manual_seed(100 * step + rank)
@@ -31,8 +34,13 @@ def trained(model, rank):
 
 
 def wrapped(comm, static, hook):
-    model = DistributedDataParallel(make_model(), process_group=comm.group, static_graph=static, gradient_as_bucket_view=True,
-                                    bucket_cap_mb=1e-4)
+    model = DistributedDataParallel(
+        make_model(),
+        process_group=comm.group,
+        static_graph=static,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=1e-4,
+    )
     if hook is not None:
         model.register_comm_hook(None, hook)
     return model
@@ -51,7 +59,9 @@ def both_ways(comm, transport, static):
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("transport", ["shared_memory", "gloo"])
 @pytest.mark.parametrize("world", [2, 4])
-def test_gradients_are_those_of_ddps_all_reduce_and_equal_on_all_ranks(ranks, world, transport, static):
+def test_gradients_are_those_of_ddps_all_reduce_and_equal_on_all_ranks(
+    ranks, world, transport, static
+):
     told = ranks.run(both_ways, world, transport, static)
     for own, averaged, calls, waits in told:
         torch.testing.assert_close(averaged, own, rtol=1e-12, atol=1e-12)
@@ -69,9 +79,19 @@ def every_transport(comm, static):
     """Gradients through either transport, wrapped as training wraps them."""
     from recapp.distributed.shared_memory import SharedMemoryComm
 
-    settings = {"process_group": comm.group, "static_graph": static, "gradient_as_bucket_view": True, "bucket_cap_mb": 1e-4}
-    models = [wrap_dense(make_model(), transport, **settings) for transport in (Comm(comm.group), SharedMemoryComm(comm.group))]
-    return [type(hook_of(model)) for model in models], [trained(model, comm.rank) for model in models]
+    settings = {
+        "process_group": comm.group,
+        "static_graph": static,
+        "gradient_as_bucket_view": True,
+        "bucket_cap_mb": 1e-4,
+    }
+    models = [
+        wrap_dense(make_model(), transport, **settings)
+        for transport in (Comm(comm.group), SharedMemoryComm(comm.group))
+    ]
+    return [type(hook_of(model)) for model in models], [
+        trained(model, comm.rank) for model in models
+    ]
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -31,7 +31,8 @@ from recapp.distributed.interpreter import end_process
 
 def later():
     time.sleep(.1)
-    sys.stdout.write("thread\\n")       # print writes the line's end apart, and two threads may meet there
+    # print writes the line's end apart, and two threads may meet there
+    sys.stdout.write("thread\\n")
 
 atexit.register(print, "hook")
 threading.Thread(target=later).start()
@@ -48,4 +49,8 @@ def test_a_process_that_runs_twice_keeps_nothing_of_the_first_run():
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_process_ends_after_its_threads_and_hooks_with_its_code_and_all_it_said(code):
     ran = subprocess.run([sys.executable, "-c", END, str(code)], capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout.split(), ran.stderr) == (code, ["thread", "thread", "hook"], "")
+    assert (ran.returncode, ran.stdout.split(), ran.stderr) == (
+        code,
+        ["thread", "thread", "hook"],
+        "",
+    )

@@ -31,7 +31,9 @@ def ranks_find_the_standin(monkeypatch):
 
 @pytest.fixture
 def start(tmp_path):
-    """`start("raise", "wait")`: launches ranks that do what these words say; answers how it ended, and the job's directory."""
+    """`start("raise", "wait")`: launches ranks that do what these words say; answers how it ended,
+    and the job's directory.
+    """
 
     def start(*words, **options):
         settings = tmp_path / "resolved.yaml"
@@ -73,20 +75,41 @@ def test_rank_0_speaks_for_all_and_the_others_into_files(start, capfd):
 
 def test_a_rank_whose_output_nobody_reads_says_so(start):
     error, _ = start("unread", "wait")
-    assert isinstance(error, LaunchError) and str(error).startswith("nobody reads standard output any more")
+    assert isinstance(error, LaunchError) and str(error).startswith(
+        "nobody reads standard output any more"
+    )
 
 
-def test_nothing_of_an_outer_launcher_reaches_the_ranks_and_nothing_of_them_stays_here(start, monkeypatch):
-    for name, value in {"RANK": "77", "LOCAL_RANK": "5", "WORLD_SIZE": "99", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1",
-                        "TORCHELASTIC_RUN_ID": "outer", "GROUP_RANK": "3", "TORCHELASTIC_OF_OUTER": "1"}.items():
+def test_nothing_of_an_outer_launcher_reaches_the_ranks_and_nothing_of_them_stays_here(
+    start, monkeypatch
+):
+    for name, value in {
+        "RANK": "77",
+        "LOCAL_RANK": "5",
+        "WORLD_SIZE": "99",
+        "MASTER_ADDR": "nowhere",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RUN_ID": "outer",
+        "GROUP_RANK": "3",
+        "TORCHELASTIC_OF_OUTER": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = dict(os.environ)
     error, job = start("fine", "fine")
     assert error is None
     seen = json.loads((job / "env1.json").read_text())
-    assert (seen["RANK"], seen["LOCAL_RANK"], seen["WORLD_SIZE"], seen["MASTER_ADDR"]) == ("1", "1", "2", "127.0.0.1")
-    assert seen["TORCHELASTIC_RUN_ID"] != "outer" and "TORCHELASTIC_OF_OUTER" not in seen and seen["RECAPP_PARENT_PID"] == str(os.getpid())
+    assert (seen["RANK"], seen["LOCAL_RANK"], seen["WORLD_SIZE"], seen["MASTER_ADDR"]) == (
+        "1",
+        "1",
+        "2",
+        "127.0.0.1",
+    )
+    assert (
+        seen["TORCHELASTIC_RUN_ID"] != "outer"
+        and "TORCHELASTIC_OF_OUTER" not in seen
+        and seen["RECAPP_PARENT_PID"] == str(os.getpid())
+    )
     assert seen["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert dict(os.environ) == before
 
@@ -113,7 +136,10 @@ def test_ranks_leave_standard_output_to_the_answer_if_it_is_a_document(start, ca
 
 def test_an_error_for_people_arrives_as_itself(start):
     error, _ = start("wait", "refuse")
-    assert type(error) is DataError and str(error) == "dataset.path=nowhere: there is no such directory"
+    assert (
+        type(error) is DataError
+        and str(error) == "dataset.path=nowhere: there is no such directory"
+    )
     assert notes(error) == ""
 
 
@@ -121,29 +147,44 @@ def test_another_exception_names_the_rank_and_the_host_and_brings_its_traceback(
     error, job = start("wait", "raise")
     pid = (job / "pid1").read_text()
     assert type(error) is LaunchError
-    assert str(error) == f"rank 1 on {socket.gethostname()} (process {pid}) failed: RuntimeError: boom in rank 1"
+    assert (
+        str(error)
+        == f"rank 1 on {socket.gethostname()} (process {pid}) failed: RuntimeError: boom in rank 1"
+    )
     assert notes(error).startswith("Traceback") and "standin_worker.py" in notes(error)
-    assert "Traceback" not in "".join(capfd.readouterr())  # it is shown once, by whoever catches the error
+    # it is shown once, by whoever catches the error
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
-@pytest.mark.parametrize(("word", "said"), [("exit", "exited with code 3"), ("kill", "was ended by SIGKILL")])
+@pytest.mark.parametrize(
+    ("word", "said"), [("exit", "exited with code 3"), ("kill", "was ended by SIGKILL")]
+)
 def test_a_rank_that_dies_without_a_word_is_named_with_its_last_lines(start, word, said):
     error, job = start("late", word)  # rank 0 tells of a peer that is gone: not the cause
-    assert str(error).startswith(f"rank 1 on {socket.gethostname()} (process {(job / 'pid1').read_text()}) {said}")
-    assert "rank 1 speaks" in notes(error) and ("about to leave" in notes(error)) == (word == "exit")
+    assert str(error).startswith(
+        f"rank 1 on {socket.gethostname()} (process {(job / 'pid1').read_text()}) {said}"
+    )
+    assert "rank 1 speaks" in notes(error) and ("about to leave" in notes(error)) == (
+        word == "exit"
+    )
 
 
 class Failure:
     def __init__(self, error_file, exitcode):
-        self.error_file, self.exitcode = str(error_file), exitcode
+        self.error_file = str(error_file)
+        self.exitcode = exitcode
 
 
 def test_of_two_ranks_that_tell_the_first_to_write_is_blamed(tmp_path):
     files = [tmp_path / "0", tmp_path / "1"]
-    for file, nanoseconds in zip(files, (2_000_000_001, 2_000_000_000), strict=True):  # elastic sees the same second
+    # elastic sees the same second
+    for file, nanoseconds in zip(files, (2_000_000_001, 2_000_000_000), strict=True):
         file.touch()
         os.utime(file, ns=(nanoseconds, nanoseconds))
-    assert launching._first_to_fail({rank: Failure(file, 1) for rank, file in enumerate(files)})[0] == 1
+    assert (
+        launching._first_to_fail({rank: Failure(file, 1) for rank, file in enumerate(files)})[0]
+        == 1
+    )
 
 
 def test_a_rank_that_elastic_had_to_kill_after_another_told_is_not_blamed(tmp_path):
@@ -162,7 +203,9 @@ def test_a_taken_port_is_named_and_a_free_one_is_used(start):
         other.listen()
         port = other.getsockname()[1]
         error, job = start("fine", port=port)
-        assert type(error) is LaunchError and str(error).startswith(f"launch.port={port}: Address already in use")
+        assert type(error) is LaunchError and str(error).startswith(
+            f"launch.port={port}: Address already in use"
+        )
         assert not (job / "pid0").exists()
     error, job = start("fine", port=port)
     assert error is None and (job / "metrics.json").exists()
@@ -171,7 +214,9 @@ def test_a_taken_port_is_named_and_a_free_one_is_used(start):
 @pytest.mark.parametrize("port", [-1, 70000, "x"])
 def test_a_port_that_is_none_is_refused(start, port):
     error, _ = start("fine", port=port)
-    assert type(error) is ConfigError and str(error).startswith(f"launch.port={port}: give a number")
+    assert type(error) is ConfigError and str(error).startswith(
+        f"launch.port={port}: give a number"
+    )
 
 
 def test_gloo_is_told_the_loopback_only_where_the_host_has_no_address(monkeypatch):
@@ -196,7 +241,12 @@ def test_ranks_die_with_their_parent_however_it_ends(tmp_path):
     settings = tmp_path / "resolved.yaml"
     settings.write_text(yaml.safe_dump({"model": {"ranks": ["wait", "wait"]}, "choices": {}}))
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(settings)])
-    until(lambda: all((tmp_path / f"pid{rank}").exists() and (tmp_path / f"pid{rank}").read_text() for rank in (0, 1)))
+    until(
+        lambda: all(
+            (tmp_path / f"pid{rank}").exists() and (tmp_path / f"pid{rank}").read_text()
+            for rank in (0, 1)
+        )
+    )
     assert all(is_alive(pid) for pid in pids(tmp_path))
     parent.kill()
     parent.wait()
@@ -211,11 +261,21 @@ def until(condition):
 
 
 def test_a_rank_whose_parent_is_gone_before_it_could_say_so_leaves():
-    code = "from recapp.distributed.rank_process import leave_with_parent; leave_with_parent(); print('still here')"
-    ran = subprocess.run([sys.executable, "-c", code], env={**os.environ, rank_process.PARENT_PID: "1"}, capture_output=True)
+    code = (
+        "from recapp.distributed.rank_process import leave_with_parent; leave_with_parent(); "
+        "print('still here')"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, rank_process.PARENT_PID: "1"},
+        capture_output=True,
+    )
     assert (ran.returncode, ran.stdout) == (rank_process.TERMINATED, b"")
-    ran = subprocess.run([sys.executable, "-c", code], env={**os.environ, rank_process.PARENT_PID: str(os.getpid())},
-                         capture_output=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, rank_process.PARENT_PID: str(os.getpid())},
+        capture_output=True,
+    )
     assert (ran.returncode, ran.stdout) == (0, b"still here\n")
 
 
@@ -226,7 +286,8 @@ stopping.SECONDS_TO_STOP, stopping.SAME_SIGNAL_SECONDS = float(sys.argv[1]), 0.3
 with rank_process.as_rank():
     stopping.listen(lambda number: None, grace=float(sys.argv[2]))
     if os.fork() == 0:
-        os.kill(os.getpid(), signal.SIGTERM)  # a data worker is told to end: not its business, and not this rank's
+        # a data worker is told to end: not its business, and not this rank's
+        os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
@@ -234,7 +295,8 @@ with rank_process.as_rank():
         print("still here", flush=True)
         end = time.monotonic() + int(sys.argv[3])
         while time.monotonic() < end:
-            ctypes.CDLL(None).sleep(1)  # as a collective whose peers are gone; a signal cuts it short
+            # as a collective whose peers are gone; a signal cuts it short
+            ctypes.CDLL(None).sleep(1)
     while True:
         ctypes.CDLL(None).sleep(100)
 """
@@ -242,13 +304,21 @@ with rank_process.as_rank():
 
 @pytest.fixture
 def hanging(tmp_path):
-    """`hanging(seconds, grace, saves)`: a rank that is told of signals and does nothing about them."""
+    """`hanging(seconds, grace, saves)`: a rank that is told of signals and does nothing about
+    them.
+    """
     started = []
 
     def start(seconds, grace, saves):
         arguments = [sys.executable, "-c", HANGING, str(seconds), str(grace), str(saves)]
-        started.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True,
-                                        env={**os.environ, rank_process.ERROR_FILE: str(tmp_path / "error.json")}))
+        started.append(
+            subprocess.Popen(
+                arguments,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, rank_process.ERROR_FILE: str(tmp_path / "error.json")},
+            )
+        )
         assert started[-1].stdout.readline() == "still here\n"
         return started[-1]
 
@@ -263,7 +333,10 @@ def test_a_rank_that_hangs_is_gone_soon_after_a_signal_and_tells_of_it(hanging, 
     rank = hanging(seconds=0.1, grace=0.2, saves=0)
     rank.send_signal(number)
     assert rank.wait(timeout=60) == 128 + number
-    assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == f"Stopped: {number.name}"
+    assert (
+        json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+        == f"Stopped: {number.name}"
+    )
 
 
 def test_a_checkpoint_under_way_has_the_grace(hanging):
@@ -287,7 +360,12 @@ def test_what_follows_at_once_is_the_same_signal_and_a_second_one_ends_at_once(h
 
 def test_before_training_a_signal_ends_a_rank_where_it_is_and_its_workers_with_it(start, tmp_path):
     def send():
-        until(lambda: all((tmp_path / f"pid{rank}").exists() and (tmp_path / f"pid{rank}").read_text() for rank in (0, 1)))
+        until(
+            lambda: all(
+                (tmp_path / f"pid{rank}").exists() and (tmp_path / f"pid{rank}").read_text()
+                for rank in (0, 1)
+            )
+        )
         os.kill(int((tmp_path / "pid1").read_text()), signal.SIGTERM)
 
     sender = threading.Thread(target=send)
@@ -302,7 +380,12 @@ def test_before_training_a_signal_ends_a_rank_where_it_is_and_its_workers_with_i
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_whoever_has_started_the_ranks_ends_them(start, tmp_path, number, capfd):
     def send():
-        until(lambda: all((tmp_path / f"pid{rank}").exists() and (tmp_path / f"pid{rank}").read_text() for rank in (0, 1)))
+        until(
+            lambda: all(
+                (tmp_path / f"pid{rank}").exists() and (tmp_path / f"pid{rank}").read_text()
+                for rank in (0, 1)
+            )
+        )
         os.kill(os.getpid(), number)
 
     sender = threading.Thread(target=send)
@@ -310,7 +393,10 @@ def test_a_signal_to_whoever_has_started_the_ranks_ends_them(start, tmp_path, nu
     error, _ = start("wait", "wait")
     sender.join()
     assert isinstance(error, Stopped) and error.code == 128 + number
-    assert capfd.readouterr().err == f"stopping after {number.name}; a second one ends the run at once\n"
+    assert (
+        capfd.readouterr().err
+        == f"stopping after {number.name}; a second one ends the run at once\n"
+    )
 
 
 def test_a_second_signal_kills_ranks_that_take_their_time(start, tmp_path):
@@ -332,41 +418,87 @@ def test_a_second_signal_kills_ranks_that_take_their_time(start, tmp_path):
 # ---- faults that are nobody's setting
 
 
-@pytest.mark.parametrize(("error", "said"), [
-    (MemoryError(), "rank 3 is out of memory; use a smaller dataset.batch_size or tables.dim"),
-    (RuntimeError("[enforce fail at alloc_cpu.cpp:120] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 25600000000 "
-                  "bytes. Error code 12 (Cannot allocate memory)"), "rank 3 is out of memory: it tried to allocate 25600000000 bytes; use"),
-    (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
-     "rank 3 is out of memory: it tried to allocate 2.00 GiB; use"),
-    (MemoryError("Unable to allocate 7.45 GiB for an array with shape"), "rank 3 is out of memory: it tried to allocate 7.45 GiB; use"),
-    (RuntimeError("std::bad_alloc"), "rank 3 is out of memory; use"),
-    (OSError(12, "Cannot allocate memory"), "rank 3 is out of memory; use"),
-    (OSError(28, "No space left on device"), "the disk under RUN is full"),
-    (OSError(28, "No space left on device", "a/b.csv"), "the disk under a/b.csv is full"),
-    (RuntimeError("unable to write to file </torch_1234_56_0>: No space left on device (28)"),
-     "the data workers of rank 3 found no room in shared memory (/dev/shm has "),
-    (RuntimeError("DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared "
-                  "memory. Please try to raise your shared memory limit."), "the data workers of rank 3 found no room in shared memory"),
-    (RuntimeError("Resource temporarily unavailable"), "rank 3 can start no more threads: memory or the number of processes is used up"),
-    (RuntimeError("[unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"),
-     "rank 3 has waited for another rank for 5 seconds (launch.timeout)"),
-    (RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:24731"), "another rank has ended while rank 3 waited for it"),
-])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), "rank 3 is out of memory; use a smaller dataset.batch_size or tables.dim"),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:120] data. DefaultCPUAllocator: can't allocate "
+                "memory: you tried to allocate 25600000000 "
+                "bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            "rank 3 is out of memory: it tried to allocate 25600000000 bytes; use",
+        ),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has"),
+            "rank 3 is out of memory: it tried to allocate 2.00 GiB; use",
+        ),
+        (
+            MemoryError("Unable to allocate 7.45 GiB for an array with shape"),
+            "rank 3 is out of memory: it tried to allocate 7.45 GiB; use",
+        ),
+        (RuntimeError("std::bad_alloc"), "rank 3 is out of memory; use"),
+        (OSError(12, "Cannot allocate memory"), "rank 3 is out of memory; use"),
+        (OSError(28, "No space left on device"), "the disk under RUN is full"),
+        (OSError(28, "No space left on device", "a/b.csv"), "the disk under a/b.csv is full"),
+        (
+            RuntimeError(
+                "unable to write to file </torch_1234_56_0>: No space left on device (28)"
+            ),
+            "the data workers of rank 3 found no room in shared memory (/dev/shm has ",
+        ),
+        (
+            RuntimeError(
+                "DataLoader worker (pid 77) is killed by signal: Bus error. It is possible that "
+                "dataloader's workers are out of shared "
+                "memory. Please try to raise your shared memory limit."
+            ),
+            "the data workers of rank 3 found no room in shared memory",
+        ),
+        (
+            RuntimeError("Resource temporarily unavailable"),
+            "rank 3 can start no more threads: memory or the number of processes is used up",
+        ),
+        (
+            RuntimeError(
+                "[unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"
+            ),
+            "rank 3 has waited for another rank for 5 seconds (launch.timeout)",
+        ),
+        (
+            RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:24731"),
+            "another rank has ended while rank 3 waited for it",
+        ),
+    ],
+)
 def test_faults_of_the_machine_are_one_line_that_says_what_helps(error, said):
     words = in_words(error, 3, Path("RUN"))
     assert isinstance(words, RecappError) and str(words).startswith(said) and "\n" not in str(words)
 
 
 def test_other_errors_stay_as_they_are():
-    for error in (ValueError("x"), DataError("out of memory"), OSError(2, "No such file or directory", "x")):
+    for error in (
+        ValueError("x"),
+        DataError("out of memory"),
+        OSError(2, "No such file or directory", "x"),
+    ):
         assert in_words(error, 0) is error
 
 
 def test_a_rank_without_memory_and_one_that_the_library_aborts_say_so(start):
     error, _ = start("wait", "no_memory")
-    assert type(error) is LaunchError and str(error).startswith("rank 1 is out of memory; use") and notes(error) == ""
+    assert (
+        type(error) is LaunchError
+        and str(error).startswith("rank 1 is out of memory; use")
+        and notes(error) == ""
+    )
     error, _ = start("wait", "abort")
-    assert type(error) is LaunchError and str(error).startswith("rank 1 is out of memory; use") and notes(error) == ""
+    assert (
+        type(error) is LaunchError
+        and str(error).startswith("rank 1 is out of memory; use")
+        and notes(error) == ""
+    )
 
 
 def test_an_error_file_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -395,14 +527,23 @@ def test_auto_is_two_ranks_without_gpus_and_one_for_each_gpu(monkeypatch):
         assert rank_count(1) == 1 and rank_count("2") == 2
 
 
-@pytest.mark.parametrize(("devices", "accelerator", "gpus", "said"), [
-    (0, "auto", 0, "trainer.devices=0: give a number of ranks, or auto"),
-    (-1, "auto", 3, "trainer.devices=-1: give a number of ranks, or auto"),
-    ("two", "cpu", 0, "trainer.devices=two: give a number of ranks, or auto"),
-    ([0, 1], "cpu", 0, "trainer.devices=[0, 1]: give a number"),
-    (2, "gpu", 0, "trainer.accelerator=gpu: there is no GPU here"),
-    (4, "auto", 2, "trainer.devices=4: there are 2 GPUs here; use at most that, or trainer.accelerator=cpu"),
-])
+@pytest.mark.parametrize(
+    ("devices", "accelerator", "gpus", "said"),
+    [
+        (0, "auto", 0, "trainer.devices=0: give a number of ranks, or auto"),
+        (-1, "auto", 3, "trainer.devices=-1: give a number of ranks, or auto"),
+        ("two", "cpu", 0, "trainer.devices=two: give a number of ranks, or auto"),
+        ([0, 1], "cpu", 0, "trainer.devices=[0, 1]: give a number"),
+        (2, "gpu", 0, "trainer.accelerator=gpu: there is no GPU here"),
+        (
+            4,
+            "auto",
+            2,
+            "trainer.devices=4: there are 2 GPUs here; use at most that, or "
+            "trainer.accelerator=cpu",
+        ),
+    ],
+)
 def test_a_number_of_ranks_that_cannot_be_is_refused(monkeypatch, devices, accelerator, gpus, said):
     monkeypatch.setattr(launching, "_gpu_count", lambda: gpus)
     with pytest.raises(ConfigError) as raised:
@@ -412,22 +553,37 @@ def test_a_number_of_ranks_that_cannot_be_is_refused(monkeypatch, devices, accel
 
 # ---- who has started us
 
-SRUN = {"SLURM_NTASKS": "2", "SLURM_PROCID": "1", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_JOB_NAME": "train"}
+SRUN = {
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "3",
+    "SLURM_JOB_NAME": "train",
+}
 
 
-@pytest.mark.parametrize(("environ", "rank"), [
-    ({}, None),
-    ({"RANK": "1"}, None),
-    ({"RANK": "1", "WORLD_SIZE": "2"}, 1),
-    ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, 0),
-    (SRUN, 1),
-    (SRUN | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
-    (SRUN | {"SLURM_JOB_NAME": "interactive"}, None),
-    (SRUN | {"ENVIRONMENT": "BATCH"}, 1),
-    ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"} | {"ENVIRONMENT": "BATCH"}, None),
-    (SRUN | {"TORCHELASTIC_RUN_ID": "none", "RANK": "5", "WORLD_SIZE": "8"}, 5),
-])
-def test_ranks_started_by_torchrun_srun_or_hand_are_recognised_and_a_batch_script_is_not(environ, rank):
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({}, None),
+        ({"RANK": "1"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, 1),
+        ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, 0),
+        (SRUN, 1),
+        (SRUN | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
+        (SRUN | {"SLURM_JOB_NAME": "interactive"}, None),
+        (SRUN | {"ENVIRONMENT": "BATCH"}, 1),
+        (
+            {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
+            | {"ENVIRONMENT": "BATCH"},
+            None,
+        ),
+        (SRUN | {"TORCHELASTIC_RUN_ID": "none", "RANK": "5", "WORLD_SIZE": "8"}, 5),
+    ],
+)
+def test_ranks_started_by_torchrun_srun_or_hand_are_recognised_and_a_batch_script_is_not(
+    environ, rank
+):
     assert outside_rank(environ) == rank
     assert started_outside(environ) == (rank is not None)
 
@@ -443,8 +599,13 @@ def test_under_torchrun_rank_0_tells_the_others_the_name_through_the_agents_stor
     from torch.distributed import TCPStore
 
     agent = TCPStore("127.0.0.1", 0, is_master=True)
-    environ = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": "2",
-               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port)}
+    environ = {
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(agent.port),
+    }
     name = shared_run_name(environ | {"RANK": "0"})
     time.sleep(1.1)  # a clock of its own would say another second
     assert shared_run_name(environ | {"RANK": "1"}) == name

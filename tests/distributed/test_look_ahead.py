@@ -1,5 +1,7 @@
-"""Looking ahead changes when messages travel and nothing else: not the numbers, not the turn in which an error is raised, not who hears
-of it. Whatever is read ahead, messages leave in one order on all ranks; where they did not, these tests would hang or differ."""
+"""Looking ahead changes when messages travel and nothing else: not the numbers, not the turn in
+which an error is raised, not who hears of it. Whatever is read ahead, messages leave in one order
+on all ranks; where they did not, these tests would hang or differ.
+"""
 
 import pytest
 import torch
@@ -15,14 +17,18 @@ UNREADABLE = DataError("file f, column c, row 3: not a number")
 
 def batches_of(tables, rank, steps=STEPS):
     """Other ids and another number of rows on every rank and in every step; one batch is empty."""
-    return [batch_of(tables, 0 if step == 3 and rank == 1 else 5 + 2 * rank + step, 100 * step + rank) for step in range(steps)]
+    return [
+        batch_of(tables, 0 if step == 3 and rank == 1 else 5 + 2 * rank + step, 100 * step + rank)
+        for step in range(steps)
+    ]
 
 
 class Loader:
     """Batches; one that is an exception is raised instead. Its length is not known."""
 
     def __init__(self, batches):
-        self.batches, self.read = batches, 0
+        self.batches = batches
+        self.read = 0
 
     def __iter__(self):
         for batch in self.batches:
@@ -33,7 +39,11 @@ class Loader:
 
 
 def reader(loader, depth, *collections):
-    return LookAhead(loader, depth, lambda: list(collections), lambda batch: batch) if depth else loader
+    return (
+        LookAhead(loader, depth, lambda: list(collections), lambda batch: batch)
+        if depth
+        else loader
+    )
 
 
 def step(head, features):
@@ -43,10 +53,14 @@ def step(head, features):
 
 
 def trained(comm, kind, depth, seed=0, stop=STEPS, **plan):
-    """Losses and tables after an epoch that validates after its third step, and one that ends with `stop` steps."""
+    """Losses and tables after an epoch that validates after its third step, and one that ends with
+    `stop` steps.
+    """
     tables = make_tables()
     collection = sharded(comm, tables, kind, "rowwise_adagrad", seed=seed, **plan)
-    head, seen, kept = Head(collection), {}, []
+    head = Head(collection)
+    seen = {}
+    kept = []
     loader = reader(Loader(batches_of(tables, comm.rank)), depth, collection)
     validation = batches_of(tables, comm.rank + 50, 3)
     for last in (STEPS, stop):
@@ -58,7 +72,10 @@ def trained(comm, kind, depth, seed=0, stop=STEPS, **plan):
                     seen[f"validation {last}"] = torch.cat([head(v) for v in validation])
     collection.forget_ahead()
     assert len(kept) == STEPS + stop
-    return seen | {f"{tensor} of {table}": data for (table, tensor), data in whole_tensors(comm, collection).items()}
+    return seen | {
+        f"{tensor} of {table}": data
+        for (table, tensor), data in whole_tensors(comm, collection).items()
+    }
 
 
 def differing(comm, kind, mode):
@@ -68,13 +85,21 @@ def differing(comm, kind, mode):
         for depth in (1, 2, 5):
             ahead = trained(comm, kind, depth, seed, stop=4, mode=mode)
             assert ahead.keys() == plain.keys()
-            found |= {(depth, seed, name): 1 for name in plain if not same_bits(plain[name], ahead[name])}
+            found |= {
+                (depth, seed, name): 1 for name in plain if not same_bits(plain[name], ahead[name])
+            }
     return found
 
 
-@pytest.mark.parametrize(("kind", "mode", "world"), [
-    ("mixed", "unique", 2), ("mixed", "unique", 1), pytest.param("mixed", "pooled", 2, marks=pytest.mark.full),
-    pytest.param("random", "unique", 3, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("kind", "mode", "world"),
+    [
+        ("mixed", "unique", 2),
+        ("mixed", "unique", 1),
+        pytest.param("mixed", "pooled", 2, marks=pytest.mark.full),
+        pytest.param("random", "unique", 3, marks=pytest.mark.full),
+    ],
+)
 def test_losses_and_tables_have_the_same_bits_however_far_one_looks_ahead(ranks, kind, mode, world):
     assert ranks.run(differing, world, kind, mode) == [{}] * world
 
@@ -83,7 +108,8 @@ def told(comm, depth, failing, guilty, error, steps=STEPS):
     """Steps trained and what is raised, where a batch of one rank is spoilt."""
     tables = make_tables()
     collection = sharded(comm, tables, "random")
-    head, batches = Head(collection), batches_of(tables, comm.rank, steps)
+    head = Head(collection)
+    batches = batches_of(tables, comm.rank, steps)
     if comm.rank == guilty:
         batches[failing] = error if isinstance(error, Exception) else error(batches[failing])
     done = 0
@@ -92,7 +118,8 @@ def told(comm, depth, failing, guilty, error, steps=STEPS):
             step(head, features)
             done += 1
     except Exception as e:
-        collection.forget_ahead()       # all ranks have failed in the same turn: none waits for one that is gone
+        # all ranks have failed in the same turn: none waits for one that is gone
+        collection.forget_ahead()
         step(head, batches_of(tables, comm.rank)[1])
         return done, type(e), str(e)
     return done, None, ""
@@ -106,10 +133,16 @@ def outside(batch):
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 @pytest.mark.parametrize("failing", [1, 4, STEPS - 1])
-def test_a_file_that_cannot_be_read_ahead_is_its_batchs_error_and_all_ranks_hear_of_it(ranks, depth, failing):
+def test_a_file_that_cannot_be_read_ahead_is_its_batchs_error_and_all_ranks_hear_of_it(
+    ranks, depth, failing
+):
     other, own = ranks.run(told, 2, depth, failing, 1, UNREADABLE)
     assert own == (failing, DataError, str(UNREADABLE))
-    assert other == (failing, RankError, "rank 1 could not look up its batch; its own message says why")
+    assert other == (
+        failing,
+        RankError,
+        "rank 1 could not look up its batch; its own message says why",
+    )
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -128,10 +161,14 @@ def test_an_id_outside_its_table_is_raised_in_its_batchs_turn_by_all(ranks, dept
 def fed_otherwise(comm, depth):
     """A model that gives its first collection the batch and its second one a part of it."""
     tables = make_tables()
-    whole, part = sharded(comm, tables, "mixed"), sharded(comm, make_tables()[2:], "row_wise")
-    loader, waiting = reader(Loader(batches_of(tables, comm.rank, 9)), depth, whole, part), []
+    whole = sharded(comm, tables, "mixed")
+    part = sharded(comm, make_tables()[2:], "row_wise")
+    loader = reader(Loader(batches_of(tables, comm.rank, 9)), depth, whole, part)
+    waiting = []
     for features in loader:
-        loss = whole(features).values().square().sum() + part(features.split([3, 1])[1]).values().sum()
+        loss = (
+            whole(features).values().square().sum() + part(features.split([3, 1])[1]).values().sum()
+        )
         loss.backward()
         waiting.append((len(whole._ahead), len(part._ahead)))
     seen = {("whole", *key): data for key, data in whole_tensors(comm, whole).items()}
@@ -139,7 +176,8 @@ def fed_otherwise(comm, depth):
 
 
 def check_fed_otherwise(comm):
-    plain, ahead = fed_otherwise(comm, 0)[1], fed_otherwise(comm, 1)
+    plain = fed_otherwise(comm, 0)[1]
+    ahead = fed_otherwise(comm, 1)
     assert all(same_bits(plain[key], ahead[1][key]) for key in plain)
     return ahead[0]
 
@@ -156,7 +194,8 @@ def same_again(comm):
     ends = []
     for depth in (0, 2):
         collection = sharded(comm, tables, "random")
-        head, batch = Head(collection), batches_of(tables, comm.rank)[1]
+        head = Head(collection)
+        batch = batches_of(tables, comm.rank)[1]
         for features in reader(Loader([batch] * 5), depth, collection):
             step(head, features)
         assert not collection._ahead
@@ -193,7 +232,8 @@ def test_reading_is_so_far_ahead_and_no_further(ranks):
 
 
 def read_by_step(comm):
-    tables, found = make_tables(), {}
+    tables = make_tables()
+    found = {}
     for depth in (0, 1, 2):
         collection = sharded(comm, tables)
         loader = Loader(batches_of(tables, 0))
@@ -208,14 +248,21 @@ def read_by_step(comm):
 def test_the_ids_of_a_batch_are_found_where_there_is_one_choice():
     ids = batch_of(make_tables(), 2, 0)
     labels = torch.zeros(2)
-    assert all(sparse_of(batch) is ids for batch in (ids, (ids, labels), [labels, ids], {"x": ids, "y": labels}))
+    assert all(
+        sparse_of(batch) is ids
+        for batch in (ids, (ids, labels), [labels, ids], {"x": ids, "y": labels})
+    )
     assert all(sparse_of(batch) is None for batch in (labels, (ids, ids), {"y": labels}, None))
 
 
 def test_waiting_for_messages_is_added_up_by_phase(ranks):
     for waited, under_way, hidden in ranks.run(waits, 2):
-        assert set(waited) == {"counts", "ids", "vectors", "gradients"} and all(0 < s < under_way[phase] for phase, s in waited.items())
-        assert hidden == {phase: 1 - waited[phase] / seconds for phase, seconds in under_way.items()}
+        assert set(waited) == {"counts", "ids", "vectors", "gradients"} and all(
+            0 < s < under_way[phase] for phase, s in waited.items()
+        )
+        assert hidden == {
+            phase: 1 - waited[phase] / seconds for phase, seconds in under_way.items()
+        }
 
 
 def waits(comm):

@@ -1,4 +1,6 @@
-"""Places in a flat buffer: what one rank calls asked, the other calls served, and nothing overlaps."""
+"""Places in a flat buffer: what one rank calls asked, the other calls served, and nothing
+overlaps.
+"""
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ CPU = torch.device("cpu")
 
 
 def mails(world, groups, answered, seed):
-    """The mail of every rank for one random exchange: asks[a][b] is what rank a asks of rank b, by group."""
+    """The mail of every rank for one random exchange: asks[a][b] is what rank a asks of rank b, by
+    group.
+    """
     asks = np.random.default_rng(seed).integers(0, 5, (world, world, groups))
     return asks, [Mail(asks[r], asks[:, r], r, answered) for r in range(world)]
 
@@ -23,18 +27,22 @@ def test_what_arrives_is_what_was_sent_in_the_right_place(world, seed):
     buffers = [torch.full((m.numel,), -1) for m in mail]
     for r, (m, b) in enumerate(zip(mail, buffers, strict=True)):
         for g in range(3):
-            for to, (first, last) in enumerate(m.asked_WG1[:, g:g + 2].tolist()):
+            for to, (first, last) in enumerate(m.asked_WG1[:, g : g + 2].tolist()):
                 place = b[first:last]
                 place.copy_(torch.arange(len(place)) + 1000 * g + 100 * r + 10 * to)
     for a in range(world):
         for b in range(world):
             if a != b:
-                buffers[b][slice(*mail[b].requests()[1][a])] = buffers[a][slice(*mail[a].requests()[0][b])]
+                buffers[b][slice(*mail[b].requests()[1][a])] = buffers[a][
+                    slice(*mail[a].requests()[0][b])
+                ]
     for r, (m, b) in enumerate(zip(mail, buffers, strict=True)):
         assert int((b == -1).sum()) == 0
         for g in range(3):
-            for source, (first, last) in enumerate(m.served_WG1[:, g:g + 2].tolist()):
-                assert b[first:last].tolist() == [1000 * g + 100 * source + 10 * r + k for k in range(asks[source, r, g])]
+            for source, (first, last) in enumerate(m.served_WG1[:, g : g + 2].tolist()):
+                assert b[first:last].tolist() == [
+                    1000 * g + 100 * source + 10 * r + k for k in range(asks[source, r, g])
+                ]
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -53,7 +61,9 @@ def test_counts_reach_the_rank_they_are_for_with_everybodys_header(ranks):
 
 
 def counts_of(comm):
-    counts = np.array([[[100 * comm.rank + to, g, 7] for g in range(2)] for to in range(comm.world)])
+    counts = np.array(
+        [[[100 * comm.rank + to, g, 7] for g in range(2)] for to in range(comm.world)]
+    )
     return swap_counts(comm, [10 * comm.rank + k for k in range(HEADER)], counts)()
 
 
@@ -71,7 +81,8 @@ def test_memory_is_lent_to_one_message_at_a_time_and_used_again_after():
     place = a.data_ptr()
     buffers.give_back(a)
     assert buffers.take(50, torch.float64, CPU).data_ptr() != place
-    assert buffers.take(110, torch.float32, CPU).data_ptr() == place       # there is a little room for larger batches
+    # there is a little room for larger batches
+    assert buffers.take(110, torch.float32, CPU).data_ptr() == place
 
 
 def test_memory_that_became_too_small_is_let_go():

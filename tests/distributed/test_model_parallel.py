@@ -34,35 +34,49 @@ META = torch.device("meta")
 
 
 def click_loss(logits):
-    return nn.functional.binary_cross_entropy_with_logits(logits, (torch.arange(len(logits)) % 2).to(logits.dtype))
+    return nn.functional.binary_cross_entropy_with_logits(
+        logits, (torch.arange(len(logits)) % 2).to(logits.dtype)
+    )
 
 
 def script(comm, kind):
-    """The class's docstring as a script: 4 ranks of the default group, against one process on the concatenated batch."""
+    """The class's docstring as a script: 4 ranks of the default group, against one process on the
+    concatenated batch.
+    """
     tables = make_tables(data_type="fp64")
     plan = None if kind is None else make_plan(kind, tables, 4)
-    model = DistributedModelParallel(Head(EmbeddingBagCollection(tables=tables, device=META, seed=3)), plan=plan)
+    model = DistributedModelParallel(
+        Head(EmbeddingBagCollection(tables=tables, device=META, seed=3)), plan=plan
+    )
     optimizer = HybridOptimizer(torch.optim.Adam(model.parameters(), 0.01), model.sparse_groups())
     schedule = LambdaLR(optimizer, lambda step: 1 / (1 + step))
     oracle = Head(EmbeddingBagCollection(tables=tables, seed=3))
-    dense, sparse = torch.optim.Adam(oracle.layers.parameters(), 0.01), RowwiseAdagrad(oracle.collection.parameters(), 0.05)
+    dense = torch.optim.Adam(oracle.layers.parameters(), 0.01)
+    sparse = RowwiseAdagrad(oracle.collection.parameters(), 0.05)
     for step in range(4):
-        dense.param_groups[0]["lr"], sparse.param_groups[0]["lr"] = 0.01 / (1 + step), 0.05 / (1 + step)
+        dense.param_groups[0]["lr"] = 0.01 / (1 + step)
+        sparse.param_groups[0]["lr"] = 0.05 / (1 + step)
         optimizer.zero_grad()
         click_loss(model(batch_of(tables, 6, 10 * step + comm.rank))).backward()
         grads = comm.gather([p.grad for p in model.parameters()])
-        assert all(torch.equal(a, b) for other in grads for a, b in zip(other, grads[0], strict=True))
+        assert all(
+            torch.equal(a, b) for other in grads for a, b in zip(other, grads[0], strict=True)
+        )
         optimizer.step()
         schedule.step()
         for o in (dense, sparse):
             o.zero_grad()
-        (sum(click_loss(oracle(batch_of(tables, 6, 10 * step + r))) for r in range(4)) / 4).backward()
+        (
+            sum(click_loss(oracle(batch_of(tables, 6, 10 * step + r))) for r in range(4)) / 4
+        ).backward()
         dense.step()
         sparse.step()
     (collection,) = sharded_collections(model)
     for (table, tensor), data in whole_tensors(model.comm, collection).items():
         if tensor == "weight":
-            torch.testing.assert_close(data, oracle.collection.weight(table).detach(), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                data, oracle.collection.weight(table).detach(), rtol=1e-9, atol=1e-9
+            )
     ours = dict(model.module.layers.named_parameters())
     for name, p in oracle.layers.named_parameters():
         torch.testing.assert_close(ours[name], p, rtol=1e-9, atol=1e-9)
@@ -106,8 +120,11 @@ from recapp.tables.embedding_bag import EmbeddingBagCollection
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        tables = [EmbeddingBagConfig(name="t", num_embeddings=200_000, embedding_dim=8, feature_names=["f"])]
-        self.bags, self.top = EmbeddingBagCollection(tables=tables, device=torch.device("meta")), torch.nn.Linear(8, 1)
+        table = EmbeddingBagConfig(
+            name="t", num_embeddings=200_000, embedding_dim=8, feature_names=["f"]
+        )
+        self.bags = EmbeddingBagCollection(tables=[table], device=torch.device("meta"))
+        self.top = torch.nn.Linear(8, 1)
 
     def forward(self, features):
         return self.top(self.bags(features).values()).squeeze(1)
@@ -118,11 +135,13 @@ optimizer = HybridOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.spar
 ids = KeyedJaggedTensor(["f"], torch.arange(64) * 3000, None, torch.ones(64, dtype=torch.int64))
 for step in range(30):
     optimizer.zero_grad()
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(model(ids), (torch.arange(64) % 2).float())
+    clicks = (torch.arange(64) % 2).float()
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(model(ids), clicks)
     loss.backward()
     optimizer.step()
 strips = "t: 200,000 x 8, row_wise" in repr(model)
-os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()}: loss {loss.item():.3f} {strips}\\n".encode())     # whole lines: both write
+rank = f"rank {dist.get_rank()} of {dist.get_world_size()}"
+os.write(1, f"{rank}: loss {loss.item():.3f} {strips}\\n".encode())  # whole lines: both write
 dist.destroy_process_group()
 """
 
@@ -130,9 +149,22 @@ dist.destroy_process_group()
 @pytest.mark.full
 def test_an_ordinary_torchrun_script_trains(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])})
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(tmp_path / "script.py"),
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
     told = re.findall(r"rank (\d) of 2: loss (\S+) True", done.stdout)
     assert sorted(rank for rank, _ in told) == ["0", "1"], done.stderr
     assert all(float(loss) < 0.3 for _, loss in told)
@@ -148,7 +180,9 @@ def test_without_any_process_group_it_is_one_rank_and_no_ddp():
 
 
 def after_ddp(comm, wrap):
-    """What a rank's shards hold after DDP wrapped the model; each rank filled them with its own number."""
+    """What a rank's shards hold after DDP wrapped the model; each rank filled them with its own
+    number.
+    """
     tables = make_tables(rows=(8, 4, 2))
     model = Head(EmbeddingBagCollection(tables=tables, device=META))
     shard_model(model, make_plan("row_wise", tables, comm.world), comm, sgd())
@@ -173,7 +207,8 @@ def not_ignoring(model, comm):
 
 def test_ddp_leaves_the_shards_of_every_rank_alone(ranks):
     assert ranks.run(after_ddp, 2, ignoring) == [{1.0}, {2.0}]
-    assert ranks.run(after_ddp, 2, not_ignoring) == [{1.0}, {1.0}]            # what would happen otherwise, without a word
+    # what would happen otherwise, without a word
+    assert ranks.run(after_ddp, 2, not_ignoring) == [{1.0}, {1.0}]
 
 
 def taken_over(comm):
@@ -211,20 +246,26 @@ def test_a_collection_that_stands_in_two_places_becomes_one_sharded_collection()
     model = Two()
     shard_model(model, whole_plan(), Comm(), sgd())
     assert isinstance(model.again, ShardedEmbeddingBagCollection) and model.again is model.first
-    assert [[t.name for t in c.embedding_bag_configs()] for c in sharded_collections(model)] == [["t0", "t1"], ["t2"]]
+    assert [[t.name for t in c.embedding_bag_configs()] for c in sharded_collections(model)] == [
+        ["t0", "t1"],
+        ["t2"],
+    ]
     again = EmbeddingBagCollection(make_tables()[2:], seed=5)
     assert same_bits(next(model.inner[0].blocks()).data, again.weight("t2").detach())
-    shard_model(model, whole_plan(), Comm(), sgd())                             # what is sharded stays
+    shard_model(model, whole_plan(), Comm(), sgd())  # what is sharded stays
     assert len(sharded_collections(model)) == 2
 
 
 def test_a_plan_must_name_the_tables_of_the_whole_model():
-    plan, other = whole_plan(), make_plan("table_wise", make_tables(), 1).tables
+    plan = whole_plan()
+    other = make_plan("table_wise", make_tables(), 1).tables
     lacking = type(plan)({k: v for k, v in other.items() if k != "t2"}, 1)
     with pytest.raises(PlanError, match="the plan says nothing of table t2"):
         shard_model(Two(), lacking, Comm(), sgd())
     foreign = type(plan)({**other, "t9": other["t0"]}, 1)
-    with pytest.raises(PlanError, match="the plan shards table t9, which the model does not have; did you mean t"):
+    with pytest.raises(
+        PlanError, match="the plan shards table t9, which the model does not have; did you mean t"
+    ):
         shard_model(Two(), foreign, Comm(), sgd())
 
 

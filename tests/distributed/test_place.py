@@ -10,10 +10,27 @@ from recapp.distributed.place import Place, interface_towards, outside_rank, pla
 from recapp.errors import LaunchError
 from recapp.trainer.environment import RankEnvironment
 
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
-            "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-STEP = {"SLURM_NTASKS": "5", "SLURM_PROCID": "4", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "1,2(x2)",
-        "SLURM_STEP_NODELIST": "gpu[07-08,11]", "SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "2", "SLURM_JOB_NAME": "train"}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
+STEP = {
+    "SLURM_NTASKS": "5",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1,2(x2)",
+    "SLURM_STEP_NODELIST": "gpu[07-08,11]",
+    "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "2",
+    "SLURM_JOB_NAME": "train",
+}
 HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1234"}
 
 
@@ -23,12 +40,17 @@ def test_a_process_that_nobody_started_as_a_rank_has_no_place():
 
 def test_torchruns_ranks_stand_where_it_says():
     assert place_of(TORCHRUN) == Place(3, 4, 1, 2, 1, "10.0.0.1", 29500)
-    assert place_of(TORCHRUN | STEP) == place_of(TORCHRUN)      # torchrun inside a step of srun
+    assert place_of(TORCHRUN | STEP) == place_of(TORCHRUN)  # torchrun inside a step of srun
 
 
 def test_a_task_of_srun_meets_the_others_at_the_first_host_of_the_step():
     assert place_of(STEP) == Place(4, 5, 1, 2, 2, "gpu07", 15000 + (37 * 123456 + 2) % 10000)
-    assert place_of(STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}).local_world == 1
+    assert (
+        place_of(
+            STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+        ).local_world
+        == 1
+    )
 
 
 def test_steps_of_one_job_meet_at_different_ports_and_a_given_one_is_taken():
@@ -38,8 +60,17 @@ def test_steps_of_one_job_meet_at_different_ports_and_a_given_one_is_taken():
     assert (given.address, given.port) == ("b", 77)
 
 
-@pytest.mark.parametrize(("hosts", "first"), [
-    ("vm", "vm"), ("a,b", "a"), ("n[1-3]", "n1"), ("n[3]", "n3"), ("n[007,9-11],b", "n007"), ("r[1-2]n[0-3]-ib,c", "r1n0-ib")])
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("vm", "vm"),
+        ("a,b", "a"),
+        ("n[1-3]", "n1"),
+        ("n[3]", "n3"),
+        ("n[007,9-11],b", "n007"),
+        ("r[1-2]n[0-3]-ib,c", "r1n0-ib"),
+    ],
+)
 def test_the_first_host_of_slurms_lists(hosts, first):
     assert place_of(STEP | {"SLURM_STEP_NODELIST": hosts}).address == first
 
@@ -47,17 +78,22 @@ def test_the_first_host_of_slurms_lists(hosts, first):
 def test_a_command_typed_into_a_shell_of_an_allocation_is_no_task_but_srun_in_that_shell_is():
     interactive = STEP | {"SLURM_JOB_NAME": "interactive"}
     assert outside_rank(interactive | {"SLURM_TASK_PID": str(os.getpid())}) == 4
-    assert outside_rank(interactive | {"SLURM_TASK_PID": "1"}) is None       # in another process group
+    assert outside_rank(interactive | {"SLURM_TASK_PID": "1"}) is None  # in another process group
     assert outside_rank(interactive) is None
 
 
 def test_ranks_started_by_hand_are_alone_on_their_host_unless_they_say_more():
     assert place_of(HAND) == Place(1, 2, 0, 1, 1, "a", 1234)
-    assert place_of(HAND | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == Place(1, 2, 1, 2, 0, "a", 1234)
+    assert place_of(HAND | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == Place(
+        1, 2, 1, 2, 0, "a", 1234
+    )
 
 
 def test_what_ranks_started_by_hand_lack_is_named():
-    with pytest.raises(LaunchError, match="RANK is set, but not MASTER_ADDR and MASTER_PORT; each rank needs RANK, WORLD_SIZE"):
+    with pytest.raises(
+        LaunchError,
+        match="RANK is set, but not MASTER_ADDR and MASTER_PORT; each rank needs RANK, WORLD_SIZE",
+    ):
         place_of({"RANK": "0", "WORLD_SIZE": "2"})
     with pytest.raises(LaunchError, match="RANK=2: must be below WORLD_SIZE=2"):
         place_of(HAND | {"RANK": "2"})
@@ -68,9 +104,12 @@ def test_the_interface_is_the_one_that_leads_to_rank_0(monkeypatch):
         return interface_towards(Place(0, 2, 0, local_world, 0, address, 80))
 
     assert towards("127.0.0.1", local_world=2) == "lo"
-    assert towards("127.0.0.1", local_world=1) is None      # other hosts cannot reach us there, whatever this host calls itself
+    # other hosts cannot reach us there, whatever this host calls itself
+    assert towards("127.0.0.1", local_world=1) is None
     assert towards("no.such.host.invalid", local_world=2) is None
-    monkeypatch.setattr(placing, "_address_of", lambda name, probe: "127.0.0.1" if name == "second" else "10.0.0.1")
+    monkeypatch.setattr(
+        placing, "_address_of", lambda name, probe: "127.0.0.1" if name == "second" else "10.0.0.1"
+    )
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "first"), (2, "second")])
     assert towards("127.0.0.1", local_world=2) == "second"
 
@@ -79,6 +118,11 @@ def test_lightning_hears_the_same_and_cannot_change_it():
     environment = RankEnvironment(place_of(TORCHRUN))
     environment.set_world_size(8)
     environment.set_global_rank(7)
-    assert (environment.world_size(), environment.global_rank(), environment.local_rank(), environment.node_rank()) == (4, 3, 1, 1)
+    assert (
+        environment.world_size(),
+        environment.global_rank(),
+        environment.local_rank(),
+        environment.node_rank(),
+    ) == (4, 3, 1, 1)
     assert (environment.main_address, environment.main_port) == ("10.0.0.1", 29500)
     assert environment.creates_processes_externally

@@ -1,4 +1,6 @@
-"""A swap through memory that ranks share is gloo's swap: the same bytes in the same places, whatever their size and however many fly."""
+"""A swap through memory that ranks share is gloo's swap: the same bytes in the same places,
+whatever their size and however many fly.
+"""
 
 import gc
 import os
@@ -20,8 +22,18 @@ from recapp.distributed.launch import launch
 from recapp.distributed.transport import make_comm
 from recapp.errors import LaunchError
 
-DTYPES = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.float64, torch.float32, torch.float16,
-          torch.bfloat16]
+DTYPES = [
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+]
 PAGE = 4096
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -39,12 +51,20 @@ def shared(comm, ring_pages=None):
 
 
 def random_spans(world, rank, rng, most):
-    """Spans to send and to receive in one buffer, in random order with gaps between; its length. All ranks draw the same numbers."""
-    numel_WW = [[rng.choice([0, 1, rng.randint(1, 9), rng.randint(1, most)]) for _ in range(world)] for _ in range(world)]
-    wanted = [("send", r, numel_WW[rank][r]) for r in range(world)] + [("recv", r, numel_WW[r][rank]) for r in range(world)]
+    """Spans to send and to receive in one buffer, in random order with gaps between; its length.
+    All ranks draw the same numbers.
+    """
+    numel_WW = [
+        [rng.choice([0, 1, rng.randint(1, 9), rng.randint(1, most)]) for _ in range(world)]
+        for _ in range(world)
+    ]
+    wanted = [("send", r, numel_WW[rank][r]) for r in range(world)] + [
+        ("recv", r, numel_WW[r][rank]) for r in range(world)
+    ]
     own = random.Random(f"{rng.random()} {rank}")
     own.shuffle(wanted)
-    spans, end = {"send": [(0, 0)] * world, "recv": [(0, 0)] * world}, 0
+    spans = {"send": [(0, 0)] * world, "recv": [(0, 0)] * world}
+    end = 0
     for way, r, numel in wanted:
         begin = end + own.randint(0, 5)
         end = begin + numel
@@ -57,17 +77,23 @@ def as_bytes(tensor):
 
 
 def same_as_gloo(comm, dtype, rounds, most, ring_pages):
-    fast, rng = shared(comm, ring_pages), random.Random(7)
+    fast = shared(comm, ring_pages)
+    rng = random.Random(7)
     torch.manual_seed(comm.rank)
     for _ in range(rounds):
         send_W, recv_W, numel = random_spans(comm.world, comm.rank, rng, most)
         kind = torch.uint8 if dtype is torch.bool else dtype
         size = torch.empty(0, dtype=kind).element_size()
-        buffer = torch.randint(0, 2 if dtype is torch.bool else 256, (numel * size,), dtype=torch.uint8).view(dtype)
+        buffer = torch.randint(
+            0, 2 if dtype is torch.bool else 256, (numel * size,), dtype=torch.uint8
+        ).view(dtype)
         buffers = [buffer.clone(), buffer.clone()]
-        wire = buffers[0].view(torch.uint8) if dtype in (torch.int16, torch.bool) else buffers[0]       # gloo does not know these
+        # gloo does not know these
+        wire = buffers[0].view(torch.uint8) if dtype in (torch.int16, torch.bool) else buffers[0]
         scale = size if dtype is torch.int16 else 1
-        comm.swap(wire, *[[(a * scale, b * scale) for a, b in spans] for spans in (send_W, recv_W)])()
+        comm.swap(
+            wire, *[[(a * scale, b * scale) for a, b in spans] for spans in (send_W, recv_W)]
+        )()
         fast.swap(buffers[1], send_W, recv_W)()
         assert same_bits(buffers[0], buffers[1])
     assert (fast.calls, fast.bytes_sent) == (comm.calls, comm.bytes_sent) and fast.calls == rounds
@@ -91,10 +117,14 @@ def test_messages_larger_than_the_rings_of_a_real_run_pass_both_ways_at_once(ran
 
 
 def exchange_whole(comm, numel):
-    fast, other = shared(comm), 1 - comm.rank
-    buffer = torch.cat([torch.arange(numel) * (comm.rank + 1), torch.zeros(numel, dtype=torch.int64)])
+    fast = shared(comm)
+    other = 1 - comm.rank
+    buffer = torch.cat(
+        [torch.arange(numel) * (comm.rank + 1), torch.zeros(numel, dtype=torch.int64)]
+    )
     spans = [[(0, 0), (0, 0)], [(0, 0), (0, 0)]]
-    spans[0][other], spans[1][other] = (0, numel), (numel, 2 * numel)
+    spans[0][other] = (0, numel)
+    spans[1][other] = (numel, 2 * numel)
     fast.swap(buffer, *spans)()
     assert torch.equal(buffer[numel:], torch.arange(numel) * (other + 1))
     return fast.bytes_sent
@@ -102,16 +132,22 @@ def exchange_whole(comm, numel):
 
 def started(fast, k, numel):
     """The k-th swap, not waited for; the buffer, and what must be in it at the end."""
+
     def told(source, to):
         return [(k * 1000 + source * 10 + to) % 251] * numel
 
-    me, world = fast.rank, fast.world
+    me = fast.rank
+    world = fast.world
     ends = [(r * numel, (r + 1) * numel if r != me else r * numel) for r in range(2 * world)]
     ends[world + me] = ((world + me) * numel,) * 2
     out = [x for r in range(world) for x in (told(me, r) if r != me else [0] * numel)]
     come = [x for r in range(world) for x in (told(r, me) if r != me else [0] * numel)]
     buffer = torch.tensor(out + [0] * len(come), dtype=torch.uint8)
-    return fast.swap(buffer, ends[:world], ends[world:]), buffer, torch.tensor(out + come, dtype=torch.uint8)
+    return (
+        fast.swap(buffer, ends[:world], ends[world:]),
+        buffer,
+        torch.tensor(out + come, dtype=torch.uint8),
+    )
 
 
 def many_in_flight(comm, numel):
@@ -121,19 +157,21 @@ def many_in_flight(comm, numel):
     for wait, buffer, expected in order:
         wait()
         assert torch.equal(buffer, expected)
-        wait()                                                  # once more is no harm
+        wait()  # once more is no harm
     assert not fast._buffers and len(fast._work_N4) == 0
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("numel", [1, 3 * PAGE])
-def test_many_swaps_in_flight_keep_their_order_in_whatever_order_ranks_wait_for_them(ranks, world, numel):
+def test_many_swaps_in_flight_keep_their_order_in_whatever_order_ranks_wait_for_them(
+    ranks, world, numel
+):
     ranks.run(many_in_flight, world, numel)
 
 
 def never_waited_for(comm):
     fast = shared(comm, ring_pages=1)
-    started(fast, 0, 3 * PAGE)                                  # its buffer is nobody's by now
+    started(fast, 0, 3 * PAGE)  # its buffer is nobody's by now
     torch.zeros(10 * PAGE, dtype=torch.uint8)
     wait, buffer, expected = started(fast, 1, 3 * PAGE)
     wait()
@@ -150,7 +188,10 @@ def between_collectives(comm):
         wait, buffer, expected = started(fast, k, 2 * PAGE)
         total = torch.tensor([comm.rank + 1.0])
         dist.all_reduce(total, group=comm.group)
-        assert fast.gather(comm.rank) == list(range(comm.world)) and total.item() == comm.world * (comm.world + 1) / 2
+        assert (
+            fast.gather(comm.rank) == list(range(comm.world))
+            and total.item() == comm.world * (comm.world + 1) / 2
+        )
         via, gloo_buffer, gloo_expected = started(comm, k, 10)
         wait()
         via()
@@ -171,7 +212,10 @@ class Alarm(Exception):
 
 
 def disturbed(comm):
-    """Rank 0 waits for rank 1, which comes late; a signal at its fourth rest must be heard while it waits."""
+    """Rank 0 waits for rank 1, which comes late; a signal at its fourth rest must be heard while it
+    waits.
+    """
+
     def ring_bell(*_):
         raise Alarm
 
@@ -181,7 +225,9 @@ def disturbed(comm):
             signal.setitimer(signal.ITIMER_REAL, 1e-3)
         sleep(seconds)
 
-    fast, rests, sleep = shared(comm), [], time.sleep
+    fast = shared(comm)
+    rests = []
+    sleep = time.sleep
     if comm.rank == 1:
         comm.barrier()
     wait, buffer, expected = started(fast, 0, 100)
@@ -205,21 +251,25 @@ def test_a_rank_that_waits_rests_between_looks_and_hears_signals(ranks):
 
 
 @pytest.mark.full
-def test_a_rank_whose_peer_was_killed_ends_at_once_and_the_launcher_names_the_peer(tmp_path, monkeypatch):
+def test_a_rank_whose_peer_was_killed_ends_at_once_and_the_launcher_names_the_peer(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}{os.pathsep}{TESTS}")
     settings = tmp_path / "resolved.yaml"
     settings.write_text(yaml.safe_dump({}))
     with pytest.raises(LaunchError, match=r"rank 1 on .* was ended by SIGKILL"):
         launch(settings, 2, module="standin_swap")
-    assert (tmp_path / "said0").read_text() == "RankError: rank 1 has ended while rank 0 waited for it"
+    assert (
+        tmp_path / "said0"
+    ).read_text() == "RankError: rank 1 has ended while rank 0 waited for it"
 
 
 # ---- nothing is left
 
 
 def what_is_left(comm):
-    comm.barrier()                                              # gloo's sockets are there now
-    gc.collect()                                                # a first compilation leaves frames behind
+    comm.barrier()  # gloo's sockets are there now
+    gc.collect()  # a first compilation leaves frames behind
     before = mapped_and_open()
     fast = shared(comm)
     started(fast, 0, 5)[0]()
@@ -233,7 +283,9 @@ def what_is_left(comm):
 
 
 def mapped_and_open():
-    return Path("/proc/self/maps").read_text().count("memfd:recapp"), len(os.listdir("/proc/self/fd"))
+    return Path("/proc/self/maps").read_text().count("memfd:recapp"), len(
+        os.listdir("/proc/self/fd")
+    )
 
 
 def test_memory_has_no_name_is_not_inherited_and_goes_with_the_comm(ranks):
@@ -249,11 +301,24 @@ def over(comm, train, *args):
     return train(shared(comm, ring_pages=1), *args)
 
 
-@pytest.mark.parametrize(("world", "kind", "rule", "mode"), [
-    (2, "row_wise", "sgd", "unique"), (4, "column_wise", "adagrad", "pooled"),
-    *(pytest.param(*more, marks=pytest.mark.full) for more in (
-        (2, "mixed", "adam", "pooled"), (4, "random", "rowwise_adagrad", "unique"), (4, "data_parallel", "sgd", "unique")))])
-def test_sharded_training_equals_one_process_through_shared_memory_too(ranks, world, kind, rule, mode):
+@pytest.mark.parametrize(
+    ("world", "kind", "rule", "mode"),
+    [
+        (2, "row_wise", "sgd", "unique"),
+        (4, "column_wise", "adagrad", "pooled"),
+        *(
+            pytest.param(*more, marks=pytest.mark.full)
+            for more in (
+                (2, "mixed", "adam", "pooled"),
+                (4, "random", "rowwise_adagrad", "unique"),
+                (4, "data_parallel", "sgd", "unique"),
+            )
+        ),
+    ],
+)
+def test_sharded_training_equals_one_process_through_shared_memory_too(
+    ranks, world, kind, rule, mode
+):
     options = {"rule": rule, "mode": mode, "pooling": "mean", "weighted": True, "uneven": True}
     for calls, *_, agreed in ranks.run(over, world, train_and_compare, 3, kind, "auto", options):
         assert calls == 4 + agreed
@@ -262,13 +327,19 @@ def test_sharded_training_equals_one_process_through_shared_memory_too(ranks, wo
 def differing(comm, kind, rule):
     """Names of what two runs do not have in common."""
     tables = make_tables()
-    through_gloo, through_memory = (training_run(c, tables, kind, rule, False, True) for c in (comm, shared(comm, ring_pages=1)))
+    through_gloo, through_memory = (
+        training_run(c, tables, kind, rule, False, True) for c in (comm, shared(comm, ring_pages=1))
+    )
     assert through_gloo.keys() == through_memory.keys() and len(through_gloo) > 10
-    return [name for name in through_gloo if not same_bits(through_gloo[name], through_memory[name])]
+    return [
+        name for name in through_gloo if not same_bits(through_gloo[name], through_memory[name])
+    ]
 
 
-@pytest.mark.parametrize(("world", "kind", "rule"), [
-    (2, "mixed", "rowwise_adagrad"), pytest.param(4, "random", "adam", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("world", "kind", "rule"),
+    [(2, "mixed", "rowwise_adagrad"), pytest.param(4, "random", "adam", marks=pytest.mark.full)],
+)
 def test_a_run_has_the_same_bits_through_either_transport(ranks, world, kind, rule):
     assert ranks.run(differing, world, kind, rule) == [[]] * world
 
@@ -276,5 +347,7 @@ def test_a_run_has_the_same_bits_through_either_transport(ranks, world, kind, ru
 def test_rings_of_many_ranks_stay_within_their_bounds():
     for world in range(2, 200):
         size = shared_memory.ring_bytes(world)
-        assert size % PAGE == 0 and size % ring.LINE == 0 and PAGE <= size <= shared_memory.RING_BYTES
+        assert (
+            size % PAGE == 0 and size % ring.LINE == 0 and PAGE <= size <= shared_memory.RING_BYTES
+        )
         assert (world - 1) * size <= shared_memory.RINGS_BYTES

@@ -67,7 +67,8 @@ def through_a_file(state):
 
 
 def saved_and_loaded(comm, kind):
-    model, other = trained(comm, kind), parallel(comm, kind, seed=8)
+    model = trained(comm, kind)
+    other = parallel(comm, kind, seed=8)
     assert list(model.state_dict()) == list(unsharded().state_dict())
     assert not torch.equal(predictions(model), predictions(other))
     assert (
@@ -89,7 +90,8 @@ def strips(comm, kind):
     """Where what this rank holds of each table lies, and whether it is where the blocks are."""
     model = trained(comm, kind)
     (collection,) = sharded_collections(model)
-    whole, told = whole_tensors(comm, collection), {}
+    whole = whole_tensors(comm, collection)
+    told = {}
     for t in make_tables():
         held = model.state_dict()[f"collection.embedding_bags.{t.name}.weight"]
         told[t.name] = [(rows, cols) for rows, cols, _ in held]
@@ -119,7 +121,8 @@ def test_a_table_is_the_list_of_strips_that_a_rank_holds(ranks):
 def gathered(comm, kind, other_kind, part_bytes):
     gathered_state.PART_BYTES = part_bytes
     model = trained(comm, kind)
-    sizes, swap = [], model.comm.swap
+    sizes = []
+    swap = model.comm.swap
     model.comm.swap = lambda buffer, *spans: sizes.append(buffer.nbytes) or swap(buffer, *spans)
     state = gathered_state_dict(model)
     model.comm.swap = swap
@@ -135,7 +138,8 @@ def gathered(comm, kind, other_kind, part_bytes):
         )
     if comm.rank:
         predictions_of_rank_0(model, comm)
-    state, other = comm.broadcast(state), parallel(comm, other_kind, seed=8)
+    state = comm.broadcast(state)
+    other = parallel(comm, other_kind, seed=8)
     other.load_state_dict(state)
     return torch.equal(predictions(model), predictions(other)), len(sizes)
 
@@ -159,14 +163,18 @@ def test_gathered_replicas_are_not_sent(ranks):
 
 
 def strips_of_another_plan(comm):
-    model, other = trained(comm, "row_wise"), parallel(comm, "column_wise", seed=8)
+    model = trained(comm, "row_wise")
+    other = parallel(comm, "column_wise", seed=8)
     with pytest.raises(RuntimeError) as refused:
         other.load_state_dict(model.state_dict())
     held = [name for name, value in other.state_dict().items() if isinstance(value, list) and value]
     assert len(str(refused.value).splitlines()) == 1 + len(
         held
     )  # a line for each table that lies here
-    told = "(collection.embedding_bags.t0.weight): the stored strips do not cover rows 0 to 131, columns "
+    told = (
+        "(collection.embedding_bags.t0.weight): the stored strips do not cover rows 0 to 131, "
+        "columns "
+    )
     assert told in str(
         refused.value
     ) and "load the state of the same plan and rank, or whole tables" in str(refused.value)
@@ -257,7 +265,8 @@ def test_a_table_that_does_not_fit_is_named_in_one_line_and_left_as_it_was(value
 
 
 def test_overlapping_strips_that_cover_a_table_load():
-    model, whole = alone(), torch.randn(131, 16)
+    model = alone()
+    whole = torch.randn(131, 16)
     parts = [((0, 80), (0, 16)), ((60, 131), (0, 9)), ((70, 131), (8, 16))]
     cut = [(rows, cols, whole[slice(*rows), slice(*cols)]) for rows, cols in parts]
     model.load_state_dict(model.state_dict() | {T0: cut})
@@ -306,7 +315,8 @@ def test_a_collection_in_two_places_and_a_table_with_a_dot_keep_their_names():
         model.again = model.first
         return model
 
-    model, plain = make(META), make(None)
+    model = make(META)
+    plain = make(None)
     shard_model(model, make_plan("table_wise", tables, 1), Comm(), sgd(0.1))
     assert (
         list(model.state_dict())

@@ -32,11 +32,12 @@ def oracle_of(rule):
 
 def two_lookups(comm, kind, rule, order):
     """Two forwards, then their backwards, against one update with both losses added."""
-    collection, oracle = sharded(comm, TABLES, kind, rule), oracle_of(rule)
+    collection = sharded(comm, TABLES, kind, rule)
+    oracle = oracle_of(rule)
     for step in range(3):
         values = [collection(batch(2 * step + k, comm.rank)).values() for k in range(2)]
         with torch.no_grad():
-            collection(batch(99, comm.rank, rows=2))                  # a look in between changes nothing
+            collection(batch(99, comm.rank, rows=2))  # a look in between changes nothing
         if order == "together":
             (loss(values[0], comm) + 2 * loss(values[1], comm)).backward()
         else:
@@ -52,20 +53,29 @@ def two_lookups(comm, kind, rule, order):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rule", "order"), [("rowwise_adagrad", (0, 1)), ("adam", (1, 0)), ("adagrad", "together")])
+@pytest.mark.parametrize(
+    ("rule", "order"), [("rowwise_adagrad", (0, 1)), ("adam", (1, 0)), ("adagrad", "together")]
+)
 def test_two_lookups_of_a_step_are_one_update_with_summed_gradients(ranks, kind, rule, order):
     ranks.run(two_lookups, 2, kind, rule, order)
 
 
 def dropped(comm, how, rule="rowwise_adagrad"):
-    """An output that takes no part in the loss, dropped or held by some ranks only, delays nothing for good."""
-    collection, oracle = sharded(comm, TABLES, "column_wise", rule), oracle_of(rule)
+    """An output that takes no part in the loss, dropped or held by some ranks only, delays nothing
+    for good.
+    """
+    collection = sharded(comm, TABLES, "column_wise", rule)
+    oracle = oracle_of(rule)
     held = []
     for step in range(4):
         if how == "dropped before":
             collection(batch(50 + step, comm.rank))
         values = collection(batch(step, comm.rank)).values()
-        unused = collection(batch(60 + step, comm.rank)).values() if how in ("dropped after", "held by one rank") else None
+        unused = (
+            collection(batch(60 + step, comm.rank)).values()
+            if how in ("dropped after", "held by one rank")
+            else None
+        )
         loss(values, comm).backward()
         if how == "held by one rank" and comm.rank == 1:
             held.append(unused)
@@ -83,7 +93,8 @@ def test_an_output_that_is_not_learned_from_blocks_no_update(ranks, how):
 
 def held_outputs(comm, kind, mode):
     collection = sharded(comm, TABLES, kind, "sgd", mode=mode)
-    held, copies = [], []
+    held = []
+    copies = []
     for step in range(10):
         with torch.set_grad_enabled(step % 3 != 2):
             values = collection(batch(step % 4, comm.rank, rows=3 + step % 2)).values()
@@ -91,7 +102,7 @@ def held_outputs(comm, kind, mode):
         copies.append(values.detach().clone())
         if values.requires_grad:
             loss(values, comm).backward()
-    assert not torch.equal(held[0], held[4])                        # same ids, learned rows: something did change
+    assert not torch.equal(held[0], held[4])  # same ids, learned rows: something did change
     assert all(same_bits(a, b) for a, b in zip(held, copies, strict=True))
 
 
@@ -117,8 +128,11 @@ def test_a_second_backward_through_one_lookup_is_refused(ranks):
 
 
 def without_gradient(comm, guard):
-    """Looks without a gradient between two halves of a step: nothing is learned from them, and message memory stays usable."""
-    collection, oracle = sharded(comm, TABLES, "mixed", "adam"), oracle_of("adam")
+    """Looks without a gradient between two halves of a step: nothing is learned from them, and
+    message memory stays usable.
+    """
+    collection = sharded(comm, TABLES, "mixed", "adam")
+    oracle = oracle_of("adam")
     for step in range(3):
         with guard():
             first = collection(batch(70 + step, comm.rank, rows=9)).values()
@@ -146,8 +160,13 @@ def untouched(comm, kind, rule, dtype):
     start = whole_tensors(comm, collection)
     batches = [batch_of(tables, 5, 10 * step + r) for step in range(3) for r in range(comm.world)]
     for step in range(3):
-        loss_of(collection(batches[comm.world * step + comm.rank]).values(), HEAD.float()).mean().backward()
-    looked_up = {t.name: torch.cat([b[f].values() for b in batches for f in t.feature_names]).unique() for t in tables}
+        loss_of(
+            collection(batches[comm.world * step + comm.rank]).values(), HEAD.float()
+        ).mean().backward()
+    looked_up = {
+        t.name: torch.cat([b[f].values() for b in batches for f in t.feature_names]).unique()
+        for t in tables
+    }
     for (table, tensor), data in whole_tensors(comm, collection).items():
         changed = (data != start[table, tensor]).any(1)
         assert 0 < len(looked_up[table]) < len(data)

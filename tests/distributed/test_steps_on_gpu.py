@@ -1,4 +1,6 @@
-"""Training steps on a GPU: nothing waits for the device but where sizes are read, and a stream for what is early changes no bit."""
+"""Training steps on a GPU: nothing waits for the device but where sizes are read, and a stream for
+what is early changes no bit.
+"""
 
 import tempfile
 
@@ -20,20 +22,34 @@ from recapp.trainer.lookahead import LookAhead
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
-WORLDS = [1, "mirror", pytest.param(2, marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL wants a GPU for each rank"))]
-WARM, STEPS = 4, 12
+WORLDS = [
+    1,
+    "mirror",
+    pytest.param(
+        2,
+        marks=pytest.mark.skipif(
+            torch.cuda.device_count() < 2, reason="NCCL wants a GPU for each rank"
+        ),
+    ),
+]
+WARM = 4
+STEPS = 12
 
 
 def _rank(rank, world, folder, fn, args):
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device
+    )
     torch.save(fn(Comm(dist.new_group(), device), *args), f"{folder}/{rank}")
     dist.destroy_process_group()
 
 
 def on_gpus(world, fn, *args):
-    """What `fn(comm, *args)` returns on each rank; of the mirror's two, on the one that is there."""
+    """What `fn(comm, *args)` returns on each rank; of the mirror's two, on the one that is
+    there.
+    """
     if world in (1, "mirror"):
         device = torch.device("cuda", torch.cuda.current_device())
         return [fn(Mirror(device) if world == "mirror" else Comm(None, device), *args)]
@@ -44,23 +60,39 @@ def on_gpus(world, fn, *args):
 
 def batches(tables, rank, steps, rows):
     """As a loader has them: on the host."""
-    return [Batch(torch.randn(rows, 1), batch_of(tables, rows, 100 * step + rank), (torch.rand(rows) > 0.5).float())
-            for step in range(steps)]
+    return [
+        Batch(
+            torch.randn(rows, 1),
+            batch_of(tables, rows, 100 * step + rank),
+            (torch.rand(rows) > 0.5).float(),
+        )
+        for step in range(steps)
+    ]
 
 
 def trained(comm, backend, kind, mode, rule, depth, rows=3000, strict=False):
-    """Losses and rows. `strict`: with an error for whatever waits for the device in steps after the first."""
-    tables = make_tables(rows=(20_000, 3000, 8))        # even, so that both ranks of the mirror have rows of the same numbers
+    """Losses and rows. `strict`: with an error for whatever waits for the device in steps after the
+    first.
+    """
+    # even, so that both ranks of the mirror have rows of the same numbers
+    tables = make_tables(rows=(20_000, 3000, 8))
     plan = make_plan(kind, tables, comm.world, mode=mode)
     collection = ShardedEmbeddingBagCollection(tables, plan, comm, RULES[rule], 1, backend)
-    head, metrics = Head(collection).to(comm.device), [m.to(comm.device) for m in click_metrics().values()]
-    optimizer, losses = torch.optim.Adam(head.parameters()), []
+    head = Head(collection).to(comm.device)
+    metrics = [m.to(comm.device) for m in click_metrics().values()]
+    optimizer = torch.optim.Adam(head.parameters())
+    losses = []
     torch.manual_seed(comm.rank)
     plain = batches(tables, comm.rank, STEPS, rows)
 
     def moved(batch):
         return batch.to(comm.device, non_blocking=True)
-    loader = LookAhead(plain, depth, lambda: [collection], moved, comm.side) if depth else map(moved, plain)
+
+    loader = (
+        LookAhead(plain, depth, lambda: [collection], moved, comm.side)
+        if depth
+        else map(moved, plain)
+    )
     for step, batch in enumerate(loader):
         if strict and step == WARM:
             torch.cuda.set_sync_debug_mode("error")
@@ -92,9 +124,17 @@ def backend(request):
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize(("kind", "mode", "rule"), [
-    ("row_wise", "unique", "rowwise_adagrad"), ("row_wise", "pooled", "adam"), ("column_wise", "unique", "rowwise_adagrad")])
-def test_a_step_waits_for_the_device_only_where_sizes_are_read(world, backend, kind, mode, rule, depth):
+@pytest.mark.parametrize(
+    ("kind", "mode", "rule"),
+    [
+        ("row_wise", "unique", "rowwise_adagrad"),
+        ("row_wise", "pooled", "adam"),
+        ("column_wise", "unique", "rowwise_adagrad"),
+    ],
+)
+def test_a_step_waits_for_the_device_only_where_sizes_are_read(
+    world, backend, kind, mode, rule, depth
+):
     if world == "mirror" and kind != "row_wise":
         pytest.skip("the mirror's ranks have the same rows only where tables are cut by rows")
     assert on_gpus(world, trained, backend, kind, mode, rule, depth, 3000, True)
@@ -106,7 +146,11 @@ def test_looking_ahead_on_a_stream_changes_no_bit(world, backend, kind, mode):
     plain = on_gpus(world, trained, backend, kind, mode, "rowwise_adagrad", 0, 20_000)
     for depth in (1, 2, 1):
         ahead = on_gpus(world, trained, backend, kind, mode, "rowwise_adagrad", depth, 20_000)
-        assert all(torch.equal(a, b) for there, here in zip(plain, ahead, strict=True) for a, b in zip(there, here, strict=True))
+        assert all(
+            torch.equal(a, b)
+            for there, here in zip(plain, ahead, strict=True)
+            for a, b in zip(there, here, strict=True)
+        )
 
 
 def test_one_function_waits_and_torch_tells_of_the_others():
@@ -115,13 +159,19 @@ def test_one_function_waits_and_torch_tells_of_the_others():
     torch.cuda.set_sync_debug_mode("error")
     assert torch.equal(to_host(places(mask)), expected)
     assert to_host(to_device([3, 1, 2], mask.device) + 1).tolist() == [4, 2, 3]
-    for waits in (lambda: mask.nonzero(), lambda: mask.cpu(), lambda: torch.tensor([1], device="cuda")):
+    for waits in (
+        lambda: mask.nonzero(),
+        lambda: mask.cpu(),
+        lambda: torch.tensor([1], device="cuda"),
+    ):
         with pytest.raises(RuntimeError, match="synchroniz"):
             waits()
 
 
 def test_memory_of_the_side_is_not_lent_again_before_it_was_used():
-    """A long computation holds compute back; what it will read is freed at once, and the side would like the memory."""
+    """A long computation holds compute back; what it will read is freed at once, and the side would
+    like the memory.
+    """
     comm = Comm(None, torch.device("cuda", torch.cuda.current_device()))
     assert isinstance(comm.side, GpuSideStream)
     busy = torch.randn(4096, 4096, device="cuda")

@@ -1,4 +1,6 @@
-"""A signal counts whenever it comes, whatever the code that it interrupts makes of the exception. Whole runs: test_run_ends.py."""
+"""A signal counts whenever it comes, whatever the code that it interrupts makes of the exception.
+Whole runs: test_run_ends.py.
+"""
 
 import json
 import os
@@ -59,7 +61,9 @@ def turned(number):
 
 
 @pytest.mark.parametrize(("number", "said"), BOTH)
-def test_what_is_being_imported_is_there_before_stopped_is_raised(number, said, tmp_path, monkeypatch):
+def test_what_is_being_imported_is_there_before_stopped_is_raised(
+    number, said, tmp_path, monkeypatch
+):
     (tmp_path / "eater.py").write_text(EATER.format(name=number.name))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "eater", raising=False)
@@ -102,10 +106,22 @@ def test_ranks_that_are_started_though_stopped_got_lost_are_ended():
 def test_a_rank_that_imports_ends_at_once_and_tells_of_the_signal(tmp_path):
     (tmp_path / "eater.py").write_text(EATER.format(name="SIGTERM"))
     code = "from recapp.distributed.rank_process import as_rank\nwith as_rank():\n    import eater"
-    variables = {"PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json")}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment(**variables), capture_output=True, text=True, timeout=30)
+    variables = {
+        "PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}",
+        "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert (ran.returncode, ran.stderr) == (143, "")
-    assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == "Stopped: SIGTERM"
+    assert (
+        json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+        == "Stopped: SIGTERM"
+    )
 
 
 @pytest.mark.parametrize("becomes", [lost, turned])
@@ -121,7 +137,10 @@ def test_a_job_is_stopped_and_not_failed(becomes, number, said, tmp_path, monkey
     captured = capfd.readouterr()
     assert (code, captured.err.splitlines()[-1] + "\n", len(jobs)) == (128 + number, said, 1)
     assert "error" not in captured.err
-    assert not list(tmp_path.rglob(".lock")) and '"stopped"' in (jobs[0].directory / "error.json").read_text()
+    assert (
+        not list(tmp_path.rglob(".lock"))
+        and '"stopped"' in (jobs[0].directory / "error.json").read_text()
+    )
 
 
 def test_a_second_signal_ends_the_process_at_once():
@@ -138,7 +157,9 @@ def test_a_second_signal_ends_the_process_at_once():
                     pass
                 time.sleep(0.1 * (number == signal.SIGTERM))
         """
-    ran = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=30)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=30
+    )
     assert (ran.returncode, ran.stdout, ran.stderr) == (143, "", "stopped by SIGTERM\n")
 
 
@@ -161,6 +182,15 @@ def test_a_command_that_is_still_imported_ends_with_one_line(name, number, said,
 
 
 def test_a_library_takes_no_signals():
-    code = "import signal, recapp.train; print(*(signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler) for n in (2, 15)))"
-    ran = subprocess.run([sys.executable, "-c", code], env=environment(), cwd=Path("/"), capture_output=True, text=True)
+    code = (
+        "import signal, recapp.train; print(*(signal.getsignal(n) in (signal.SIG_DFL, "
+        "signal.default_int_handler) for n in (2, 15)))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(),
+        cwd=Path("/"),
+        capture_output=True,
+        text=True,
+    )
     assert ran.stdout == "True True\n", ran.stderr

@@ -10,7 +10,7 @@ from recapp.kernels import numba_cpu, numba_threads
 from recapp.tables.config import EmbeddingBagConfig
 
 pytest.importorskip("numba")
-ROWS = 3000             # samples: ids enough for several threads
+ROWS = 3000  # samples: ids enough for several threads
 TABLES = make_tables(rows=(5000, 40, 7), dims=(16, 16, 16))
 
 
@@ -32,11 +32,18 @@ def trained(kind, weighted, most):
     return told + list(whole_tensors(Comm(), collection).values())
 
 
-@pytest.mark.parametrize(("kind", "weighted", "most"), [
-    ("table_wise", False, 3), pytest.param("column_wise", True, 9, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("kind", "weighted", "most"),
+    [("table_wise", False, 3), pytest.param("column_wise", True, 9, marks=pytest.mark.full)],
+)
 def test_several_threads_train_the_bits_of_one(threads, monkeypatch, kind, weighted, most):
-    dealt, deal = [], numba_threads.deal
-    monkeypatch.setattr(numba_cpu.shares, "deal", lambda cost_I, n: dealt.append((deal(cost_I, n), n)) or dealt[-1][0])
+    dealt = []
+    deal = numba_threads.deal
+    monkeypatch.setattr(
+        numba_cpu.shares,
+        "deal",
+        lambda cost_I, n: dealt.append((deal(cost_I, n), n)) or dealt[-1][0],
+    )
     threads(1)
     alone = trained(kind, weighted, most)
     assert {n for _, n in dealt} == {1}
@@ -49,9 +56,18 @@ def test_several_threads_train_the_bits_of_one(threads, monkeypatch, kind, weigh
 
 @pytest.mark.full
 def test_many_tables_whose_ids_repeat(threads):
-    """What a strip's hash table needs follows its own ids, wherever the distinct rows of the strips before it end."""
-    tables = [EmbeddingBagConfig(name=f"t{k}", num_embeddings=60000 if k % 2 else 5, embedding_dim=4, feature_names=[f"f{k}"])
-              for k in range(26)]
+    """What a strip's hash table needs follows its own ids, wherever the distinct rows of the strips
+    before it end.
+    """
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{k}",
+            num_embeddings=60000 if k % 2 else 5,
+            embedding_dim=4,
+            feature_names=[f"f{k}"],
+        )
+        for k in range(26)
+    ]
     bags = batch_of(tables, 4096, 0, one_hot=True)
     results = []
     for backend, n in (("torch", 1), ("numba", 1), ("numba", 2)):
@@ -62,7 +78,10 @@ def test_many_tables_whose_ids_repeat(threads):
             values.square().sum().backward()
         results.append([values.detach(), *whole_tensors(Comm(), collection).values()])
     for others in results[1:]:
-        assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(results[0], others, strict=True))
+        assert all(
+            torch.allclose(a, b, rtol=1e-3, atol=1e-6)
+            for a, b in zip(results[0], others, strict=True)
+        )
 
 
 def test_strips_are_dealt_by_their_ids():
@@ -74,6 +93,6 @@ def test_strips_are_dealt_by_their_ids():
 def test_bags_are_cut_by_their_entries():
     lengths = np.array([1] * 60 + [30] * 2, np.int32)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    assert numba_threads.cut(offsets, 62, 2).tolist() == [0, 46, 62]           # 46 + 46 of 120 + 62
+    assert numba_threads.cut(offsets, 62, 2).tolist() == [0, 46, 62]  # 46 + 46 of 120 + 62
     assert numba_threads.cut(np.zeros(0, np.int32), 62, 2).tolist() == [0, 31, 62]
     assert numba_threads.cut(np.zeros(63, np.int32), 62, 2).tolist() == [0, 31, 62]

@@ -26,8 +26,10 @@ from recapp.tables.embedding_bag import EmbeddingBagCollection
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 META = torch.device("meta")
 NOTE = (
-    "tables are updated in backward by rowwise_adagrad at its default learning rate 0.05; an optimizer over model.parameters() "
-    "does not reach them: pass sharders=[EmbeddingBagCollectionSharder(rule)], or give model.sparse_groups() to HybridOptimizer\n"
+    "tables are updated in backward by rowwise_adagrad at its default learning rate 0.05; an "
+    "optimizer over model.parameters() "
+    "does not reach them: pass sharders=[EmbeddingBagCollectionSharder(rule)], or give "
+    "model.sparse_groups() to HybridOptimizer\n"
 )
 
 
@@ -66,8 +68,14 @@ def itself(group):
     return group
 
 
-@pytest.mark.parametrize(("world", "wrap"), [
-    (2, itself), (2, Env), *(pytest.param(world, itself, marks=pytest.mark.full) for world in (1, 4))])
+@pytest.mark.parametrize(
+    ("world", "wrap"),
+    [
+        (2, itself),
+        (2, Env),
+        *(pytest.param(world, itself, marks=pytest.mark.full) for world in (1, 4)),
+    ],
+)
 def test_env_says_which_ranks_train_together(ranks, world, wrap):
     assert ranks.run(on_a_group, world, wrap) == [(world, world, 2)] * world
 
@@ -170,7 +178,8 @@ def test_a_sharder_and_an_optimiser_in_backward_that_differ_are_refused():
         ),
         (
             [EmbeddingBagCollectionSharder(sgd(0.1)), EmbeddingBagCollectionSharder(adagrad(0.2))],
-            r"sharders\[0\] has sgd\(0.1\) and sharders\[1\] adagrad\(0.2, 1e-10\): one sharder shards all tables",
+            r"sharders\[0\] has sgd\(0.1\) and sharders\[1\] adagrad\(0.2, 1e-10\): one sharder "
+            r"shards all tables",
         ),
     ],
 )
@@ -247,7 +256,10 @@ def test_two_backwards_update_tables_twice_as_the_docstring_says():
 def dense_in_backward(comm):
     model = head()
     _apply_optimizer_in_backward(torch.optim.SGD, model.layers.parameters(), {"lr": 0.1})
-    told = "layers.0.weight has an optimizer by apply_optimizer_in_backward, which torch's DDP runs on GPUs only: give the dense"
+    told = (
+        "layers.0.weight has an optimizer by apply_optimizer_in_backward, which torch's DDP runs "
+        "on GPUs only: give the dense"
+    )
     with pytest.raises(ConfigError, match=told):
         DistributedModelParallel(model, comm.group)
 

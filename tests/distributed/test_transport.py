@@ -1,4 +1,6 @@
-"""Which way messages go: what is asked for, or the best there is, chosen by all ranks alike, with a line that says why."""
+"""Which way messages go: what is asked for, or the best there is, chosen by all ranks alike, with a
+line that says why.
+"""
 
 import errno
 import os
@@ -14,7 +16,14 @@ from recapp.distributed import resources
 from recapp.distributed.comm import Comm
 from recapp.distributed.resources import Pool
 from recapp.distributed.shared_memory import file_bytes
-from recapp.distributed.transport import TRANSPORTS, Here, check_transport, describe, make_comm, why_not
+from recapp.distributed.transport import (
+    TRANSPORTS,
+    Here,
+    check_transport,
+    describe,
+    make_comm,
+    why_not,
+)
 from recapp.errors import ConfigError, LaunchError
 
 
@@ -34,7 +43,9 @@ def other_host(comm):
 
 
 def little_room(comm):
-    return changed(resources, "memory_pools", lambda device: [Pool("machine", 3 * file_bytes(comm.world))])
+    return changed(
+        resources, "memory_pools", lambda device: [Pool("machine", 3 * file_bytes(comm.world))]
+    )
 
 
 def no_numba(comm):
@@ -44,18 +55,21 @@ def no_numba(comm):
 def no_space(comm):
     def posix_fallocate(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     return changed(os, "posix_fallocate", posix_fallocate if comm.rank == 1 else os.posix_fallocate)
 
 
 def no_processes(comm):
     def pidfd_open(*_):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
     return changed(os, "pidfd_open", pidfd_open if comm.rank == 1 else os.pidfd_open)
 
 
 def no_memfd(comm):
     def memfd_create(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
     return changed(os, "memfd_create", memfd_create if comm.rank == 1 else os.memfd_create)
 
 
@@ -73,26 +87,59 @@ def chosen(comm, obstacle, transport):
     return made.transport, made.fallback, said, len(os.listdir("/proc/self/fd")) - open_before
 
 
-@pytest.mark.parametrize(("obstacle", "world", "reason"), [
-    (other_host, 4, "the ranks are on 2 hosts"),
-    (little_room, 4, f"a rank needs {file_bytes(4):,} bytes for it, and has {3 * file_bytes(4) // 4:,} bytes free for all it does"),
-    (no_numba, 2, "rank 1: numba cannot be used: import of recapp.distributed.ring halted; None in sys.modules"),
-    (no_space, 2, "rank 1: No space left on device"),
-    (no_processes, 2, "rank 1: Operation not permitted"),
-    (no_memfd, 2, "rank 1: Function not implemented"),
-])
-def test_where_shared_memory_cannot_be_had_gloo_is_taken_and_rank_0_says_why(ranks, obstacle, world, reason):
-    for rank, (transport, fallback, said, left_open) in enumerate(ranks.run(chosen, world, obstacle, "auto")):
+@pytest.mark.parametrize(
+    ("obstacle", "world", "reason"),
+    [
+        (other_host, 4, "the ranks are on 2 hosts"),
+        (
+            little_room,
+            4,
+            (
+                f"a rank needs {file_bytes(4):,} bytes for it, and has {3 * file_bytes(4) // 4:,} "
+                "bytes "
+                "free for all it does"
+            ),
+        ),
+        (
+            no_numba,
+            2,
+            (
+                "rank 1: numba cannot be used: import of recapp.distributed.ring halted; None in "
+                "sys.modules"
+            ),
+        ),
+        (no_space, 2, "rank 1: No space left on device"),
+        (no_processes, 2, "rank 1: Operation not permitted"),
+        (no_memfd, 2, "rank 1: Function not implemented"),
+    ],
+)
+def test_where_shared_memory_cannot_be_had_gloo_is_taken_and_rank_0_says_why(
+    ranks, obstacle, world, reason
+):
+    for rank, (transport, fallback, said, left_open) in enumerate(
+        ranks.run(chosen, world, obstacle, "auto")
+    ):
         assert (transport, fallback, left_open) == ("gloo", reason, 0)
-        assert said == ([f"no shared memory between the ranks ({reason}): their messages go through gloo"] if rank == 0 else [])
+        assert said == (
+            [f"no shared memory between the ranks ({reason}): their messages go through gloo"]
+            if rank == 0
+            else []
+        )
 
 
 @pytest.mark.parametrize("obstacle", [other_host, no_space])
 def test_where_it_is_asked_for_and_cannot_be_had_all_ranks_refuse_in_one_line(ranks, obstacle):
     answers = ranks.run(chosen, 4, obstacle, "shared_memory")
-    assert len({line for _, line, _, _ in answers}) == 1 and [said for _, _, said, _ in answers] == [[]] * 4
+    assert (
+        len({line for _, line, _, _ in answers}) == 1
+        and [said for _, _, said, _ in answers] == [[]] * 4
+    )
     line = answers[0][1]
-    assert line.startswith("topology.transport=shared_memory: ") and line.endswith("; use auto or gloo") and "\n" not in line
+    assert (
+        line.startswith("topology.transport=shared_memory: ")
+        and line.endswith("; use auto or gloo")
+        and "\n" not in line
+    )
 
 
 def without_choice(comm):
@@ -100,7 +147,13 @@ def without_choice(comm):
     with changed(console, "note", said.append):
         asked = make_comm(comm.group, transport="gloo")
         on_gpu = make_comm(comm.group, torch.device("cuda"))
-        with pytest.raises(LaunchError, match=r"topology\.transport=shared_memory: rank 0: the device is cuda; use auto or gloo"):
+        with pytest.raises(
+            LaunchError,
+            match=(
+                r"topology\.transport=shared_memory: rank 0: the device "
+                r"is cuda; use auto or gloo"
+            ),
+        ):
             make_comm(comm.group, torch.device("cuda"), "shared_memory")
     assert type(asked) is type(on_gpu) is Comm and not asked.fallback and not on_gpu.fallback
     return said
@@ -116,7 +169,9 @@ def test_one_process_has_nobody_to_share_with():
 
 
 def test_an_unknown_transport_is_refused_with_the_close_match():
-    with pytest.raises(ConfigError, match=r"topology\.transport=shared_memroy: did you mean shared_memory\?"):
+    with pytest.raises(
+        ConfigError, match=r"topology\.transport=shared_memroy: did you mean shared_memory\?"
+    ):
         check_transport("shared_memroy")
     with pytest.raises(ConfigError, match=r"topology\.transport=glo: did you mean gloo\?"):
         make_comm(transport="glo")
@@ -125,7 +180,10 @@ def test_an_unknown_transport_is_refused_with_the_close_match():
 def test_containers_that_hide_their_processes_share_no_memory():
     there = Here("host", "1", "", [])
     assert why_not([there, there]) == ""
-    assert why_not([there, there._replace(processes="2")]) == "the ranks are in containers that do not see each other's processes"
+    assert (
+        why_not([there, there._replace(processes="2")])
+        == "the ranks are in containers that do not see each other's processes"
+    )
     assert why_not([there, there._replace(obstacle="it needs Linux")]) == "rank 1: it needs Linux"
 
 
@@ -134,7 +192,9 @@ def test_memory_is_counted_for_all_ranks_that_take_it_from_one_pool():
     here = Here("host", "1", "", [Pool("machine", enough)])
     assert why_not([here, here]) == ""
     less = here._replace(pools=[Pool("machine", enough - 2)])
-    assert why_not([here, less]).startswith(f"a rank needs {file_bytes(2):,} bytes for it, and has {enough // 2 - 1:,} bytes free")
+    assert why_not([here, less]).startswith(
+        f"a rank needs {file_bytes(2):,} bytes for it, and has {enough // 2 - 1:,} bytes free"
+    )
 
 
 def test_the_reason_is_told_with_the_transport():

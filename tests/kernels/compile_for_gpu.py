@@ -1,8 +1,10 @@
-"""Compiles the GPU backend's kernels for a Hopper GPU without having one: its own calls, launched nowhere.
+"""Compiles the GPU backend's kernels for a Hopper GPU without having one: its own calls, launched
+nowhere.
 
     python -m kernels.compile_for_gpu WIDTH COMPUTED STORED RULE ...
 
-prints a line for each kernel: its name, and what its code holds (fused multiplications and additions, approximate roots, barriers).
+prints a line for each kernel: its name, and what its code holds (fused multiplications and
+additions, approximate roots, barriers).
 """
 
 import sys
@@ -19,9 +21,16 @@ from recapp.kernels.quantised import quantise
 from recapp.kernels.triton_cuda import TritonBackend
 from recapp.optim import rules
 
-TYPES = {"fp32": torch.float32, "fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}
+TYPES = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+}
 SIGNS = {"fused": "fma.", "approximate_root": "sqrt.approx", "barrier": "bar.sync"}
-ROWS, BAGS, ENTRIES = 50, 7, 600
+ROWS = 50
+BAGS = 7
+ENTRIES = 600
 
 
 class NoDevice:
@@ -41,23 +50,52 @@ def compile_only(run):
     def compiled(self, *args, grid, warmup, **options):
         ptx = run(self, *args, grid=grid, warmup=True, **options).asm["ptx"]
         print(self.fn.__name__, *(name for name, sign in SIGNS.items() if sign in ptx))
+
     return compiled
 
 
 def call_everything(width, dtype, stored, names):
-    kernels, rows_RD = TritonBackend(), torch.zeros(ROWS, width, dtype=stored)
+    kernels = TritonBackend()
+    rows_RD = torch.zeros(ROWS, width, dtype=stored)
     offsets = torch.tensor([0, 0, 5, 400, 401, 401, 500, ENTRIES]).int()
-    links = Links(torch.zeros(ENTRIES, dtype=torch.int32), offsets, torch.zeros(ENTRIES, dtype=dtype), None, BAGS)
+    links = Links(
+        torch.zeros(ENTRIES, dtype=torch.int32),
+        offsets,
+        torch.zeros(ENTRIES, dtype=dtype),
+        None,
+        BAGS,
+    )
     each = Links(links.index_N, None, None, links.index_N, ENTRIES)
-    kernels.pool(rows_RD.view(-1), width, width, links, torch.zeros(BAGS * width, dtype=stored), dtype)
-    kernels.pool(rows_RD.view(-1), 1, width, each, torch.zeros(BAGS * width, dtype=dtype), dtype, 0.5, in_lines=True)
+    kernels.pool(
+        rows_RD.view(-1), width, width, links, torch.zeros(BAGS * width, dtype=stored), dtype
+    )
+    kernels.pool(
+        rows_RD.view(-1),
+        1,
+        width,
+        each,
+        torch.zeros(BAGS * width, dtype=dtype),
+        dtype,
+        0.5,
+        in_lines=True,
+    )
     for bits in (4, 8):
-        kernels.pool_quantised(quantise(rows_RD, bits, torch.float16), links, torch.zeros(BAGS * width, dtype=dtype), dtype)
+        kernels.pool_quantised(
+            quantise(rows_RD, bits, torch.float16),
+            links,
+            torch.zeros(BAGS * width, dtype=dtype),
+            dtype,
+        )
     kernels.square_sums(rows_RD.view(-1), width, links, dtype)
     for rule in (getattr(rules, name)() for name in names):
-        state = [torch.zeros(ROWS, width if kind == "element" else 1, dtype=dtype) for _, kind in rule.state]
-        for mean_U in [None, torch.zeros(BAGS, dtype=dtype)][:1 + rule.needs_row]:
-            kernels.update(rows_RD.view(-1), links, links.index_N, mean_U, rows_RD, state, dtype, 0.1, rule)
+        state = [
+            torch.zeros(ROWS, width if kind == "element" else 1, dtype=dtype)
+            for _, kind in rule.state
+        ]
+        for mean_U in [None, torch.zeros(BAGS, dtype=dtype)][: 1 + rule.needs_row]:
+            kernels.update(
+                rows_RD.view(-1), links, links.index_N, mean_U, rows_RD, state, dtype, 0.1, rule
+            )
 
 
 if __name__ == "__main__":

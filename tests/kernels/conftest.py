@@ -11,9 +11,17 @@ MATCHING = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 def rounded(values, before, after, rounding_mode):
     """What a GPU does: to the nearest, ties to even. The interpreter cuts bits off."""
-    bits = torch.from_numpy(np.ascontiguousarray(values).reshape(-1).view(np.uint32 if before.name == "fp32" else np.uint16))
+    bits = torch.from_numpy(
+        np.ascontiguousarray(values)
+        .reshape(-1)
+        .view(np.uint32 if before.name == "fp32" else np.uint16)
+    )
     made = bits.view(MATCHING[before.name]).to(MATCHING[after.name])
-    return made.view(torch.uint32 if after.name == "fp32" else torch.uint16).numpy().reshape(values.shape)
+    return (
+        made.view(torch.uint32 if after.name == "fp32" else torch.uint16)
+        .numpy()
+        .reshape(values.shape)
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""One behaviour suite for every kernel backend: bags are summed one entry after the other whatever the width, rows are updated once."""
+"""One behaviour suite for every kernel backend: bags are summed one entry after the other whatever
+the width, rows are updated once.
+"""
 
 from itertools import product
 
@@ -15,14 +17,22 @@ from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 from recapp.sharding.tilings import COLUMN_WIDTH
 
 CPU = torch.device("cpu")
-R, N, M, WIDEST = 50, 200, 40, 200
+R = 50
+N = 200
+M = 40
+WIDEST = 200
 RULES = [sgd(0.3), adagrad(0.3), rowwise_adagrad(0.3), adam(0.1, 0.8, 0.95)]
-STRIPS = {"torch": range(1, WIDEST + 1), "numba": (1, 3, 5, 16, 64, 128), "triton": (3, 64)}   # compiled one by one; interpreted
+# compiled one by one; interpreted
+STRIPS = {"torch": range(1, WIDEST + 1), "numba": (1, 3, 5, 16, 64, 128), "triton": (3, 64)}
 
 
 @pytest.fixture(params=["torch", "numba", "triton"])
 def kernels(request):
-    return request.getfixturevalue("interpreted") if request.param == "triton" else backend(request.param, CPU)
+    return (
+        request.getfixturevalue("interpreted")
+        if request.param == "triton"
+        else backend(request.param, CPU)
+    )
 
 
 @pytest.fixture(params=["torch", "numba"])
@@ -44,7 +54,9 @@ def bags(dtype, weighted, index_dtype):
 def pooled(kernels, rows_RD, links, scale=1.0):
     dtype = torch.float64 if rows_RD.dtype == torch.float64 else torch.float32
     out = torch.full((links.bags * rows_RD.shape[1],), torch.nan, dtype=dtype)
-    kernels.pool(rows_RD.contiguous().view(-1), rows_RD.shape[1], rows_RD.shape[1], links, out, dtype, scale)
+    kernels.pool(
+        rows_RD.contiguous().view(-1), rows_RD.shape[1], rows_RD.shape[1], links, out, dtype, scale
+    )
     return out.view(links.bags, rows_RD.shape[1])
 
 
@@ -58,65 +70,119 @@ def one_after_the_other(rows_RD, links):
     return out
 
 
-KINDS = [(torch.float32, False, torch.int32), (torch.float32, True, torch.int64), (torch.float64, False, torch.int64)]
-every_kind = pytest.mark.parametrize(("dtype", "weighted", "index_dtype"), [
-    kind if kind in KINDS else pytest.param(*kind, marks=pytest.mark.full)
-    for kind in product([torch.float32, torch.float64], [False, True], [torch.int32, torch.int64])])
+KINDS = [
+    (torch.float32, False, torch.int32),
+    (torch.float32, True, torch.int64),
+    (torch.float64, False, torch.int64),
+]
+every_kind = pytest.mark.parametrize(
+    ("dtype", "weighted", "index_dtype"),
+    [
+        kind if kind in KINDS else pytest.param(*kind, marks=pytest.mark.full)
+        for kind in product(
+            [torch.float32, torch.float64], [False, True], [torch.int32, torch.int64]
+        )
+    ],
+)
 
 
 @every_kind
-def test_a_strip_of_any_width_is_summed_to_the_bits_of_the_whole_row(kernels, dtype, weighted, index_dtype):
+def test_a_strip_of_any_width_is_summed_to_the_bits_of_the_whole_row(
+    kernels, dtype, weighted, index_dtype
+):
     rows_RD, links = bags(dtype, weighted, index_dtype)
     whole = pooled(kernels, rows_RD, links)
     for width in STRIPS[kernels.name]:
         for first in {0, (WIDEST - width) // 2, WIDEST - width}:
             cols = slice(first, first + width)
-            assert torch.equal(pooled(kernels, rows_RD[:, cols], links), whole[:, cols]), (width, first)
+            assert torch.equal(pooled(kernels, rows_RD[:, cols], links), whole[:, cols]), (
+                width,
+                first,
+            )
 
 
 @every_kind
 def test_a_bag_has_the_same_bits_among_others_and_alone(kernels, dtype, weighted, index_dtype):
     rows_RD, links = bags(dtype, weighted, index_dtype)
     rows_RD = rows_RD[:, :16]
-    edge, whole = links.offsets_M1.tolist(), pooled(kernels, rows_RD, links)
+    edge = links.offsets_M1.tolist()
+    whole = pooled(kernels, rows_RD, links)
     for m in range(0, M, 8 if kernels.name == "triton" else 1):
         part = slice(edge[m], edge[m + 1])
         ends = torch.tensor([0, edge[m + 1] - edge[m]], dtype=torch.int32)
-        alone = Links(links.index_N[part], ends, None if not weighted else links.weights_N[part], None, 1)
+        alone = Links(
+            links.index_N[part], ends, None if not weighted else links.weights_N[part], None, 1
+        )
         assert torch.equal(pooled(kernels, rows_RD, alone)[0], whole[m])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_entries_are_added_one_after_the_other(kernels, dtype):
     rows_RD, links = bags(dtype, False, torch.int64)
-    assert torch.equal(pooled(kernels, rows_RD[:, :16], links), one_after_the_other(rows_RD[:, :16], links))
+    assert torch.equal(
+        pooled(kernels, rows_RD[:, :16], links), one_after_the_other(rows_RD[:, :16], links)
+    )
 
 
 def test_a_matrix_of_one_entry_per_bag_selects(kernels):
     rows_RD, links = bags(torch.float64, True, torch.int64)
-    rows_RD, index_N, weights_N = rows_RD[:, :3], links.index_N, links.weights_N
-    assert torch.equal(pooled(kernels, rows_RD, Links(index_N, None, None, None, N)), rows_RD[index_N])
-    assert torch.equal(pooled(kernels, rows_RD, Links(index_N, None, weights_N, None, N)), rows_RD[index_N] * weights_N[:, None])
-    assert torch.equal(pooled(kernels, rows_RD, Links(index_N, None, None, None, N), 0.25), rows_RD[index_N] * 0.25)
+    rows_RD = rows_RD[:, :3]
+    index_N = links.index_N
+    weights_N = links.weights_N
+    assert torch.equal(
+        pooled(kernels, rows_RD, Links(index_N, None, None, None, N)), rows_RD[index_N]
+    )
+    assert torch.equal(
+        pooled(kernels, rows_RD, Links(index_N, None, weights_N, None, N)),
+        rows_RD[index_N] * weights_N[:, None],
+    )
+    assert torch.equal(
+        pooled(kernels, rows_RD, Links(index_N, None, None, None, N), 0.25), rows_RD[index_N] * 0.25
+    )
 
 
 def test_vectors_are_read_from_places_and_written_to_places(kernels):
     """Of a buffer that holds vectors of several widths: places are multiples of nothing."""
-    source, target = torch.randn(60), torch.full((50,), torch.nan)
-    index, at = torch.tensor([1, 57, 8, 8], dtype=torch.int32), torch.tensor([47, 0, 5], dtype=torch.int32)
-    kernels.pool(source, 1, 3, Links(index, torch.tensor([0, 2, 2, 4], dtype=torch.int32), None, at, 3), target, torch.float32)
+    source = torch.randn(60)
+    target = torch.full((50,), torch.nan)
+    index = torch.tensor([1, 57, 8, 8], dtype=torch.int32)
+    at = torch.tensor([47, 0, 5], dtype=torch.int32)
+    kernels.pool(
+        source,
+        1,
+        3,
+        Links(index, torch.tensor([0, 2, 2, 4], dtype=torch.int32), None, at, 3),
+        target,
+        torch.float32,
+    )
     expected = torch.full((50,), torch.nan)
-    expected[47:50], expected[0:3], expected[5:8] = source[1:4] + source[57:60], torch.zeros(3), source[8:11] + source[8:11]
+    expected[47:50] = source[1:4] + source[57:60]
+    expected[0:3] = torch.zeros(3)
+    expected[5:8] = source[8:11] + source[8:11]
     torch.testing.assert_close(target, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_target_larger_than_the_caches_gets_the_same_vectors(cpu_kernels):
-    rows, width = 1 << 15, 64
-    source, index = torch.randn(100 * width), torch.randint(0, 100, (rows,)).int()
-    target, at = torch.full((rows * 2 * width,), torch.nan), (2 * width * torch.arange(rows)).int()
-    cpu_kernels.pool(source, width, width, Links(index, None, None, at, rows), target, torch.float32, 0.5, in_lines=True)
+    rows = 1 << 15
+    width = 64
+    source = torch.randn(100 * width)
+    index = torch.randint(0, 100, (rows,)).int()
+    target = torch.full((rows * 2 * width,), torch.nan)
+    at = (2 * width * torch.arange(rows)).int()
+    cpu_kernels.pool(
+        source,
+        width,
+        width,
+        Links(index, None, None, at, rows),
+        target,
+        torch.float32,
+        0.5,
+        in_lines=True,
+    )
     found = target.view(rows, 2, width)
-    assert torch.equal(found[:, 0], source.view(100, width)[index] * 0.5) and bool(found[:, 1].isnan().all())
+    assert torch.equal(found[:, 0], source.view(100, width)[index] * 0.5) and bool(
+        found[:, 1].isnan().all()
+    )
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
@@ -125,30 +191,63 @@ def test_halves_are_read_as_fp32_and_written_rounded(kernels, half):
     rows_RD[0, :3] = torch.tensor([torch.inf, 0.0, 6e-5])
     links = Links(torch.arange(R), None, None, None, R)
     assert torch.equal(pooled(kernels, rows_RD, links), rows_RD.float())
-    many = torch.cat([torch.randn(4000) * 10.0 ** torch.randint(-9, 5, (4000,)), torch.tensor([0.0, -0.0, 65519.9, 1e30, torch.nan])])
+    many = torch.cat(
+        [
+            torch.randn(4000) * 10.0 ** torch.randint(-9, 5, (4000,)),
+            torch.tensor([0.0, -0.0, 65519.9, 1e30, torch.nan]),
+        ]
+    )
     target = torch.zeros(len(many), dtype=half)
-    kernels.pool(many, 1, 1, Links(torch.arange(len(many)), None, None, None, len(many)), target, torch.float32)
+    kernels.pool(
+        many,
+        1,
+        1,
+        Links(torch.arange(len(many)), None, None, None, len(many)),
+        target,
+        torch.float32,
+    )
     torch.testing.assert_close(target, many.to(half), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("rows", [0, 5])
 def test_nothing_sums_to_zeros(kernels, rows):
-    none, ends = torch.zeros(0, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
-    assert torch.equal(pooled(kernels, torch.ones(rows, 3), Links(none, ends, None, None, 4)), torch.zeros(4, 3))
+    none = torch.zeros(0, dtype=torch.int32)
+    ends = torch.zeros(5, dtype=torch.int32)
+    assert torch.equal(
+        pooled(kernels, torch.ones(rows, 3), Links(none, ends, None, None, 4)), torch.zeros(4, 3)
+    )
     assert pooled(kernels, torch.ones(rows, 3), Links(none, None, None, None, 0)).shape == (0, 3)
 
 
 def test_several_threads_give_the_bits_of_one(cpu_kernels):
-    rows_RD, row_U = torch.randn(3000, 16), torch.randperm(5000)[:4000].int()
-    index, offsets = torch.randint(0, 3000, (9000,)).int(), torch.cat([torch.tensor([0]), torch.randint(0, 9001, (3999,)).sort().values,
-                                                                     torch.tensor([9000])]).int()
-    learn, found, before = Links(16 * index, offsets, None, None, 4000), [], torch.get_num_threads()
+    rows_RD = torch.randn(3000, 16)
+    row_U = torch.randperm(5000)[:4000].int()
+    index = torch.randint(0, 3000, (9000,)).int()
+    offsets = torch.cat(
+        [torch.tensor([0]), torch.randint(0, 9001, (3999,)).sort().values, torch.tensor([9000])]
+    ).int()
+    learn = Links(16 * index, offsets, None, None, 4000)
+    found = []
+    before = torch.get_num_threads()
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            weights_RD, state = torch.ones(5000, 16), [torch.zeros(5000, 1)]
-            cpu_kernels.update(rows_RD.view(-1), learn, row_U, None, weights_RD, state, torch.float32, 0.1, RULES[2])
-            found.append((pooled(cpu_kernels, rows_RD, learn._replace(index_N=index)), weights_RD, *state))
+            weights_RD = torch.ones(5000, 16)
+            state = [torch.zeros(5000, 1)]
+            cpu_kernels.update(
+                rows_RD.view(-1),
+                learn,
+                row_U,
+                None,
+                weights_RD,
+                state,
+                torch.float32,
+                0.1,
+                RULES[2],
+            )
+            found.append(
+                (pooled(cpu_kernels, rows_RD, learn._replace(index_N=index)), weights_RD, *state)
+            )
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -159,7 +258,9 @@ def test_several_threads_give_the_bits_of_one(cpu_kernels):
 
 def alone(rows):
     """What rows learn from where each has one gradient, side by side."""
-    return lambda width: Links(width * torch.arange(rows), torch.arange(rows + 1).int(), None, None, rows)
+    return lambda width: Links(
+        width * torch.arange(rows), torch.arange(rows + 1).int(), None, None, rows
+    )
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 64, 128, 200])
@@ -168,7 +269,13 @@ def test_squares_of_strips_add_up_to_the_bits_of_the_whole_row(kernels, width):
     by_strip = torch.zeros(37, dtype=torch.float64)
 
     def squares(grad):
-        return kernels.square_sums(grad.contiguous().view(-1), grad.shape[1], alone(len(grad))(grad.shape[1]), torch.float32)
+        return kernels.square_sums(
+            grad.contiguous().view(-1),
+            grad.shape[1],
+            alone(len(grad))(grad.shape[1]),
+            torch.float32,
+        )
+
     for strip in torch.split(grad_UD, SQUARE_BLOCK, 1):
         by_strip += squares(strip)
     assert torch.equal(squares(grad_UD), by_strip)
@@ -183,26 +290,46 @@ def test_a_block_of_squares_is_a_strip_of_the_default_width():
 
 def test_squares_of_single_precision_gradients_are_summed_in_double(kernels):
     grad = torch.tensor([1.0, 1e-5, 1e-5])
-    assert kernels.square_sums(grad, 3, alone(1)(3), torch.float32)[0] == 1 + 2 * float(torch.tensor(1e-5).double() ** 2)
+    assert kernels.square_sums(grad, 3, alone(1)(3), torch.float32)[0] == 1 + 2 * float(
+        torch.tensor(1e-5).double() ** 2
+    )
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 @pytest.mark.parametrize("stored", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_an_update_sums_gradients_touches_the_given_rows_and_rounds_once(kernels, rule, stored):
-    dtype, D = torch.float64 if stored == torch.float64 else torch.float32, 3
+    dtype = torch.float64 if stored == torch.float64 else torch.float32
+    D = 3
     generator = torch.Generator().manual_seed(4)
     weights_RD = torch.randn(6, D, generator=generator).to(stored)
-    state = [torch.rand(6, D if kind == "element" else 1, generator=generator).to(dtype) for _, kind in rule.state]
-    before, state_before = weights_RD.clone(), [s.clone() for s in state]
-    gradients, use = torch.randn(40, generator=generator).to(dtype), torch.rand(3, generator=generator).to(dtype)
-    learn = Links(torch.tensor([30, 2, 7]), torch.tensor([0, 2, 3], dtype=torch.int32), use, None, 2)
+    state = [
+        torch.rand(6, D if kind == "element" else 1, generator=generator).to(dtype)
+        for _, kind in rule.state
+    ]
+    before = weights_RD.clone()
+    state_before = [s.clone() for s in state]
+    gradients = torch.randn(40, generator=generator).to(dtype)
+    use = torch.rand(3, generator=generator).to(dtype)
+    learn = Links(
+        torch.tensor([30, 2, 7]), torch.tensor([0, 2, 3], dtype=torch.int32), use, None, 2
+    )
     row_U = torch.tensor([4, 1], dtype=torch.int32)
     kernels.update(gradients, learn, row_U, None, weights_RD, state, dtype, 0.5, rule)
     others = [0, 2, 3, 5]
     assert torch.equal(weights_RD[others], before[others])
-    grad_UD = torch.stack([gradients[30:33] * use[0] + gradients[2:5] * use[1], gradients[7:10] * use[2]])
+    grad_UD = torch.stack(
+        [gradients[30:33] * use[0] + gradients[2:5] * use[1], gradients[7:10] * use[2]]
+    )
     mean = grad_UD.square().mean(1, keepdim=True)
-    w, *new = rule.step(before[[4, 1]].to(dtype), grad_UD, mean, 0.5, torch.sqrt, *rule.constants, *(s[[4, 1]] for s in state_before))
+    w, *new = rule.step(
+        before[[4, 1]].to(dtype),
+        grad_UD,
+        mean,
+        0.5,
+        torch.sqrt,
+        *rule.constants,
+        *(s[[4, 1]] for s in state_before),
+    )
     torch.testing.assert_close(weights_RD[[4, 1]], w.to(stored))
     for s, s0, value in zip(state, state_before, new, strict=True):
         assert torch.equal(s[others], s0[others])
@@ -211,47 +338,93 @@ def test_an_update_sums_gradients_touches_the_given_rows_and_rounds_once(kernels
 
 def test_a_strip_learns_with_the_mean_of_the_whole_row(kernels):
     rule = rowwise_adagrad()
-    weights_RD, state = torch.zeros(2, 3), [torch.zeros(2, 1)]
-    kernels.update(torch.ones(3), alone(1)(3), torch.tensor([1]), torch.tensor([4.0]), weights_RD, state, torch.float32, 1.0, rule)
+    weights_RD = torch.zeros(2, 3)
+    state = [torch.zeros(2, 1)]
+    kernels.update(
+        torch.ones(3),
+        alone(1)(3),
+        torch.tensor([1]),
+        torch.tensor([4.0]),
+        weights_RD,
+        state,
+        torch.float32,
+        1.0,
+        rule,
+    )
     assert state[0].tolist() == [[0.0], [4.0]] and weights_RD.tolist() == [[0.0] * 3, [-0.5] * 3]
 
 
 def test_an_update_of_no_rows_changes_nothing(kernels):
     rule = adam()
-    weights_RD, state = torch.randn(3, 2), [torch.zeros(3, 2), torch.zeros(3, 2)]
-    before, none = weights_RD.clone(), torch.zeros(0, dtype=torch.int64)
-    kernels.update(torch.zeros(0), Links(none, torch.zeros(1, dtype=torch.int32), None, None, 0), none, None, weights_RD, state,
-                   torch.float32, 0.1, rule)
+    weights_RD = torch.randn(3, 2)
+    state = [torch.zeros(3, 2), torch.zeros(3, 2)]
+    before = weights_RD.clone()
+    none = torch.zeros(0, dtype=torch.int64)
+    kernels.update(
+        torch.zeros(0),
+        Links(none, torch.zeros(1, dtype=torch.int32), None, None, 0),
+        none,
+        None,
+        weights_RD,
+        state,
+        torch.float32,
+        0.1,
+        rule,
+    )
     assert torch.equal(weights_RD, before)
 
 
 # ---- integers: one batch of two tables, the first cut into three pieces, asked of two ranks
 
 
-WIDTH, B = 2, 5
+WIDTH = 2
+B = 5
 
 
 def routes(mode="unique", row_dtype=torch.int32):
     def numbers(*values):
         return torch.tensor(values, dtype=torch.int64)
-    return Routes(mode, WIDTH, [0, 2, 1], numbers(0, 2, 1), np.array([0, 4, 2]), numbers(0, 0, 1), numbers(100, 7), numbers(0, 3, 4),
-                  numbers(0, 10, 60, 0), numbers(0, 1, 0, 1), numbers(0, 0, 10, 40), row_dtype)
+
+    return Routes(
+        mode,
+        WIDTH,
+        [0, 2, 1],
+        numbers(0, 2, 1),
+        np.array([0, 4, 2]),
+        numbers(0, 0, 1),
+        numbers(100, 7),
+        numbers(0, 3, 4),
+        numbers(0, 10, 60, 0),
+        numbers(0, 1, 0, 1),
+        numbers(0, 0, 10, 40),
+        row_dtype,
+    )
 
 
 def batch(weighted=False, row_dtype=torch.int64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     lengths_FB = torch.randint(0, 4, (3, B), generator=generator)
     per_F = lengths_FB.sum(1).tolist()
-    rows_L = torch.cat([torch.randint(0, n, (k,), generator=generator) for n, k in zip((100, 7, 100), per_F, strict=True)]).to(row_dtype)
-    edge, f = np.array([0, *np.cumsum(per_F)]), [0, 2, 1]
+    rows_L = torch.cat(
+        [
+            torch.randint(0, n, (k,), generator=generator)
+            for n, k in zip((100, 7, 100), per_F, strict=True)
+        ]
+    ).to(row_dtype)
+    edge = np.array([0, *np.cumsum(per_F)])
+    f = [0, 2, 1]
     where_M = (torch.tensor([0, 4, 2])[:, None] + 6 * torch.arange(B)).int().view(-1)
     scale_M = torch.rand(3 * B, generator=generator, dtype=torch.float64) if weighted else None
-    weights_L = torch.rand(len(rows_L), generator=generator, dtype=torch.float64) if weighted else None
+    weights_L = (
+        torch.rand(len(rows_L), generator=generator, dtype=torch.float64) if weighted else None
+    )
     return Bags(rows_L, lengths_FB, edge[f], edge[1:][f], where_M, scale_M, weights_L)
 
 
 def wanted(bags):
-    """The definition: for every place of the output, which (rank, row of its store) with which weight."""
+    """The definition: for every place of the output, which (rank, row of its store) with which
+    weight.
+    """
     found = {}
     for slot, (feature, first) in enumerate(zip([0, 2, 1], bags.first_S.tolist(), strict=True)):
         at = first
@@ -260,7 +433,11 @@ def wanted(bags):
                 row = int(bags.rows_L[at])
                 piece = 3 if slot == 2 else 0 if row < 10 else 1 if row < 60 else 2
                 rank, local = [(0, row), (1, row - 10), (0, row - 60 + 10), (1, row + 40)][piece]
-                scale = 1.0 if bags.scale_M is None else float(bags.scale_M[slot * B + b] * bags.weights_L[at])
+                scale = (
+                    1.0
+                    if bags.scale_M is None
+                    else float(bags.scale_M[slot * B + b] * bags.weights_L[at])
+                )
                 key = int(bags.where_M[slot * B + b]), rank, local
                 found[key] = found.get(key, 0) + scale
                 at += 1
@@ -269,54 +446,97 @@ def wanted(bags):
 
 def spans(counts_W, unit=1, first=3):
     """First places of two ranks' blocks behind each other, a gap before, and the end."""
-    return np.array([first, first + counts_W[0] * unit], np.int64), first + int(counts_W.sum()) * unit
+    return np.array([first, first + counts_W[0] * unit], np.int64), first + int(
+        counts_W.sum()
+    ) * unit
 
 
 @pytest.mark.parametrize(("weighted", "row_dtype"), [(False, torch.int32), (True, torch.int64)])
-def test_distinct_rows_are_asked_once_of_their_owner_and_make_every_bag(kernels, weighted, row_dtype):
-    r, b, take = routes(row_dtype=row_dtype), batch(weighted, row_dtype), Scratch()
+def test_distinct_rows_are_asked_once_of_their_owner_and_make_every_bag(
+    kernels, weighted, row_dtype
+):
+    r = routes(row_dtype=row_dtype)
+    b = batch(weighted, row_dtype)
+    take = Scratch()
     found, n_W = kernels.route_rows(r, b, 2, take)
     (first_W, end), (vector_W, _) = spans(n_W), spans(n_W, WIDTH)
     ids = torch.full((end,), -1, dtype=row_dtype)
     at_U = kernels.place_rows(r, found, ids, first_W, vector_W, torch.int32, take)
-    asked = [ids[first_W[0]:first_W[1]].tolist(), ids[first_W[1]:].tolist()]
+    asked = [ids[first_W[0] : first_W[1]].tolist(), ids[first_W[1] :].tolist()]
     assert all(len(rows) == len(set(rows)) and -1 not in rows for rows in asked)
     combine, spread = kernels.link_rows(r, b, found, at_U, torch.float64, take)
-    row_of = {int(first + WIDTH * k): (rank, row) for rank, first in enumerate(vector_W) for k, row in enumerate(asked[rank])}
-    made, back = {}, {}
+    row_of = {
+        int(first + WIDTH * k): (rank, row)
+        for rank, first in enumerate(vector_W)
+        for k, row in enumerate(asked[rank])
+    }
+    made = {}
+    back = {}
     for m in range(combine.bags):
         for k in range(int(combine.offsets_M1[m]), int(combine.offsets_M1[m + 1])):
             key = int(b.where_M[m]), *row_of[int(combine.index_N[k])]
-            made[key] = made.get(key, 0) + (1.0 if combine.weights_N is None else float(combine.weights_N[k]))
+            made[key] = made.get(key, 0) + (
+                1.0 if combine.weights_N is None else float(combine.weights_N[k])
+            )
     for u in range(spread.bags):
         for k in range(int(spread.offsets_M1[u]), int(spread.offsets_M1[u + 1])):
             key = int(spread.index_N[k]), *row_of[int(at_U[u])]
-            back[key] = back.get(key, 0) + (1.0 if spread.weights_N is None else float(spread.weights_N[k]))
-    assert made == pytest.approx(wanted(b)) and back == pytest.approx(made) and len(row_of) == len(found.row_U)
+            back[key] = back.get(key, 0) + (
+                1.0 if spread.weights_N is None else float(spread.weights_N[k])
+            )
+    assert (
+        made == pytest.approx(wanted(b))
+        and back == pytest.approx(made)
+        and len(row_of) == len(found.row_U)
+    )
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_bags_are_asked_of_each_owner_and_what_is_served_makes_them(kernels, weighted):
-    r, b, take = routes("pooled"), batch(weighted), Scratch()
+    r = routes("pooled")
+    b = batch(weighted)
+    take = Scratch()
     found, counts_W2 = kernels.route_bags(r, b, 2, take)
     words_L = b.weights_L.view(torch.int32).view(-1, 2) if weighted else None
     rows_W, vectors_W = counts_W2.T
     words_W = rows_W * (3 if weighted else 1) + vectors_W
     (first_W, end), (vector_W, _) = spans(words_W), spans(vectors_W, WIDTH)
     ids = torch.full((end,), -1, dtype=torch.int32)
-    combine, spread = kernels.place_bags(r, b, found, ids, first_W, vector_W, words_L, torch.int32, take)
-    assert (ids[3:] != -1).any() and combine.bags == 3 * B and torch.equal(spread.at_M, combine.index_N)
+    combine, spread = kernels.place_bags(
+        r, b, found, ids, first_W, vector_W, words_L, torch.int32, take
+    )
+    assert (
+        (ids[3:] != -1).any()
+        and combine.bags == 3 * B
+        and torch.equal(spread.at_M, combine.index_N)
+    )
     made = {}
     for rank in range(2):
         counts_W3 = np.array([[rows_W[rank], vectors_W[rank], words_W[rank]]])
-        served = kernels.serve(ids, first_W[[rank]], counts_W3, vector_W[[rank]], WIDTH, True, 2 if weighted else 0, torch.float64,
-                               torch.int32, Scratch())
+        served = kernels.serve(
+            ids,
+            first_W[[rank]],
+            counts_W3,
+            vector_W[[rank]],
+            WIDTH,
+            True,
+            2 if weighted else 0,
+            torch.float64,
+            torch.int32,
+            Scratch(),
+        )
         place = {int(at): v for v, at in enumerate(served.at_M)}
         for m in range(combine.bags):
             for k in range(int(combine.offsets_M1[m]), int(combine.offsets_M1[m + 1])):
                 v = place.get(int(combine.index_N[k]))
-                for n in [] if v is None else range(int(served.offsets_M1[v]), int(served.offsets_M1[v + 1])):
-                    scale = 1.0 if not weighted else float(combine.weights_N[k] * served.weights_N[n])
+                for n in (
+                    []
+                    if v is None
+                    else range(int(served.offsets_M1[v]), int(served.offsets_M1[v + 1]))
+                ):
+                    scale = (
+                        1.0 if not weighted else float(combine.weights_N[k] * served.weights_N[n])
+                    )
                     key = int(b.where_M[m]), rank, int(served.index_N[n])
                     made[key] = made.get(key, 0) + scale
                     assert int(spread.index_N[k]) == int(b.where_M[m])
@@ -324,40 +544,82 @@ def test_bags_are_asked_of_each_owner_and_what_is_served_makes_them(kernels, wei
 
 
 @pytest.mark.parametrize("pooled_bags", [False, True])
-def test_an_owner_learns_each_row_once_from_its_gradients_in_the_order_of_asking(kernels, pooled_bags):
+def test_an_owner_learns_each_row_once_from_its_gradients_in_the_order_of_asking(
+    kernels, pooled_bags
+):
     row_N = torch.tensor([7, 3, 7, 9, 3, 7], dtype=torch.int32)
     ends = torch.tensor([0, 2, 2, 6], dtype=torch.int32) if pooled_bags else None
     at = torch.tensor([40, 0, 20] if pooled_bags else [50, 40, 30, 20, 10, 0], dtype=torch.int32)
     use = torch.arange(6.0) if pooled_bags else None
-    for _ in range(2):                                                              # the hash table is clean again after a call
+    for _ in range(2):  # the hash table is clean again after a call
         row_U, learn = kernels.group_rows(12, Links(row_N, ends, use, at, len(at)), Scratch())
-        places = {int(row): learn.index_N[learn.offsets_M1[u]:learn.offsets_M1[u + 1]].tolist() for u, row in enumerate(row_U)}
-        assert places == ({7: [40, 20, 20], 3: [40, 20], 9: [20]} if pooled_bags else {7: [50, 30, 0], 3: [40, 10], 9: [20]})
+        places = {
+            int(row): learn.index_N[learn.offsets_M1[u] : learn.offsets_M1[u + 1]].tolist()
+            for u, row in enumerate(row_U)
+        }
+        assert places == (
+            {7: [40, 20, 20], 3: [40, 20], 9: [20]}
+            if pooled_bags
+            else {7: [50, 30, 0], 3: [40, 10], 9: [20]}
+        )
         if use is not None:
-            uses = [learn.weights_N[learn.offsets_M1[u]:learn.offsets_M1[u + 1]].tolist() for u in range(3)]
-            assert dict(zip(row_U.tolist(), uses, strict=True)) == {7: [0.0, 2.0, 5.0], 3: [1.0, 4.0], 9: [3.0]}
+            uses = [
+                learn.weights_N[learn.offsets_M1[u] : learn.offsets_M1[u + 1]].tolist()
+                for u in range(3)
+            ]
+            assert dict(zip(row_U.tolist(), uses, strict=True)) == {
+                7: [0.0, 2.0, 5.0],
+                3: [1.0, 4.0],
+                9: [3.0],
+            }
 
 
 def test_parts_of_a_row_meet_in_the_order_of_its_strips(kernels):
-    """Pieces begin at rows 0, 10 and 30 of the store; the second piece's table is cut in three strips, the others' in two."""
-    row_U, base_K = torch.tensor([31, 4, 12, 30, 10, 9, 0], dtype=torch.int32), torch.tensor([0, 10, 30])
+    """Pieces begin at rows 0, 10 and 30 of the store; the second piece's table is cut in three
+    strips, the others' in two.
+    """
+    row_U = torch.tensor([31, 4, 12, 30, 10, 9, 0], dtype=torch.int32)
+    base_K = torch.tensor([0, 10, 30])
     piece_U, nth_U, n_K = kernels.find_pieces(row_U, base_K)
-    assert (piece_U.tolist(), nth_U.tolist(), n_K.tolist()) == ([2, 0, 1, 2, 1, 0, 0], [0, 0, 0, 1, 1, 1, 2], [3, 2, 2])
+    assert (piece_U.tolist(), nth_U.tolist(), n_K.tolist()) == (
+        [2, 0, 1, 2, 1, 0, 0],
+        [0, 0, 0, 1, 1, 1, 2],
+        [3, 2, 2],
+    )
     own = torch.zeros(7, dtype=torch.float64)
-    kernels.place_parts(torch.arange(7.0, dtype=torch.float64), torch.tensor([0, 3, 5]), piece_U, nth_U, own)
+    kernels.place_parts(
+        torch.arange(7.0, dtype=torch.float64), torch.tensor([0, 3, 5]), piece_U, nth_U, own
+    )
     assert own.tolist() == [1, 5, 6, 2, 4, 0, 3]
-    parts = torch.cat([own, torch.full((3,), 10.0), torch.full((2,), 2.0**60), torch.full((2,), -(2.0**60)), torch.zeros(2)]).double()
+    parts = torch.cat(
+        [
+            own,
+            torch.full((3,), 10.0),
+            torch.full((2,), 2.0**60),
+            torch.full((2,), -(2.0**60)),
+            torch.zeros(2),
+        ]
+    ).double()
     begin_JK = torch.tensor([[0, 10, 5], [7, 3, 14], [-1, 12, -1]])
-    mean_U = kernels.mean_of_parts(parts, begin_JK, piece_U, nth_U, torch.tensor([2, 4, 8]), torch.float32)
-    assert mean_U.tolist() == [0, 5.5, 0, 3 / 8, 0, 7.5, 8]                # 2^60 + 2 - 2^60 is 0 in this order, 2 in another
+    mean_U = kernels.mean_of_parts(
+        parts, begin_JK, piece_U, nth_U, torch.tensor([2, 4, 8]), torch.float32
+    )
+    # 2^60 + 2 - 2^60 is 0 in this order, 2 in another
+    assert mean_U.tolist() == [0, 5.5, 0, 3 / 8, 0, 7.5, 8]
 
 
 def test_rows_of_a_huge_table_are_told_apart_with_little_memory():
     """Rows that differ in high bits only, and many that meet in one place of the hash table."""
-    kernels, rows = backend("numba", CPU), [k << 40 for k in range(500)] + list(range(1, 501)) + [2**62 + k for k in range(500)]
+    kernels = backend("numba", CPU)
+    rows = [k << 40 for k in range(500)] + list(range(1, 501)) + [2**62 + k for k in range(500)]
     row_N = torch.tensor(rows + rows[::-1])
-    row_U, learn = kernels.group_rows(2**63 - 1, Links(row_N, None, None, torch.arange(3000).int(), 3000), Scratch())
-    assert row_U.tolist() == rows and [learn.index_N[k:k + 2].tolist() for k in (0, 2)] == [[0, 2999], [1, 2998]]
+    row_U, learn = kernels.group_rows(
+        2**63 - 1, Links(row_N, None, None, torch.arange(3000).int(), 3000), Scratch()
+    )
+    assert row_U.tolist() == rows and [learn.index_N[k : k + 2].tolist() for k in (0, 2)] == [
+        [0, 2999],
+        [1, 2998],
+    ]
     assert kernels._slot_H.nbytes < 2**18 and bool((kernels._slot_H == -1).all())
 
 
@@ -378,7 +640,10 @@ def test_runs_starts_and_gathers():
     assert starts(torch.tensor([2, 0, 3])).tolist() == [0, 2, 2, 5]
     assert runs(torch.tensor([10, 5, 0]), torch.tensor([2, 0, 3]), 5).tolist() == [10, 11, 0, 1, 2]
     flat = torch.arange(12.0)
-    assert gather(flat, 3, 3, torch.tensor([3, 0]), torch.float64).tolist() == [[9, 10, 11], [0, 1, 2]]
+    assert gather(flat, 3, 3, torch.tensor([3, 0]), torch.float64).tolist() == [
+        [9, 10, 11],
+        [0, 1, 2],
+    ]
     assert gather(flat, 1, 3, torch.tensor([2]), torch.float32).tolist() == [[2, 3, 4]]
 
 
@@ -390,7 +655,9 @@ def test_auto_takes_the_compiled_kernels_where_they_are_and_a_wrong_choice_is_ex
     assert backend("auto", torch.device("meta")).name == "torch"
     with pytest.raises(ConfigError, match=r"topology\.backend=nunba: unknown; did you mean numba"):
         backend("nunba", CPU)
-    with pytest.raises(ConfigError, match=r"topology\.backend=numba: it computes on the CPU, rows live on cuda"):
+    with pytest.raises(
+        ConfigError, match=r"topology\.backend=numba: it computes on the CPU, rows live on cuda"
+    ):
         backend("numba", torch.device("cuda"))
 
 

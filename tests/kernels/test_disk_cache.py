@@ -33,16 +33,28 @@ else:
 
 def files_after_training(folder, bags, threads, sources):
     """Of kernels, and when they were written."""
-    subprocess.run([sys.executable, "-c", TRAIN, bags, threads, sources], check=True,
-                   env=environment(PYTHONPATH=MODULES, NUMBA_CACHE_DIR=str(folder), NUMBA_NUM_THREADS="2"))
+    subprocess.run(
+        [sys.executable, "-c", TRAIN, bags, threads, sources],
+        check=True,
+        env=environment(PYTHONPATH=MODULES, NUMBA_CACHE_DIR=str(folder), NUMBA_NUM_THREADS="2"),
+    )
     return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.nb?")}
 
 
-@pytest.mark.parametrize(("bags", "threads", "some"), [
-    ("single", "1", {"pooling_8_False", "updating_recapp"}),
-    pytest.param("short", "2", {"pool_on_threads", "pool_staged_on_threads", "update_on_threads", "squares"}, marks=pytest.mark.full),
-    pytest.param("long", "1", {"updating_staged"}, marks=pytest.mark.full),
-    pytest.param("long", "2", {"update_staged_on_threads"}, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("bags", "threads", "some"),
+    [
+        ("single", "1", {"pooling_8_False", "updating_recapp"}),
+        pytest.param(
+            "short",
+            "2",
+            {"pool_on_threads", "pool_staged_on_threads", "update_on_threads", "squares"},
+            marks=pytest.mark.full,
+        ),
+        pytest.param("long", "1", {"updating_staged"}, marks=pytest.mark.full),
+        pytest.param("long", "2", {"update_staged_on_threads"}, marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.full
 def test_a_second_process_compiles_nothing(tmp_path, bags, threads, some):
     first = files_after_training(tmp_path, bags, threads, "before")
@@ -52,8 +64,12 @@ def test_a_second_process_compiles_nothing(tmp_path, bags, threads, some):
 
 @pytest.mark.full
 def test_a_change_in_any_source_compiles_anew(tmp_path):
-    first, changed = (files_after_training(tmp_path, "single", "1", sources) for sources in ("before", "after"))
-    assert changed.keys() == first.keys() and all(changed[name] > first[name] for name in first if "numba_" in name)
+    first, changed = (
+        files_after_training(tmp_path, "single", "1", sources) for sources in ("before", "after")
+    )
+    assert changed.keys() == first.keys() and all(
+        changed[name] > first[name] for name in first if "numba_" in name
+    )
 
 
 WARM = """
@@ -66,9 +82,12 @@ from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
 from recapp.tables.config import PoolingType
 kind, mode, rule, threads, learns, mean = json.loads(sys.argv[1])
 torch.set_num_threads(threads)
-tables = make_tables(rows=(5000, 40, 7), dims=(16, 16, 16), **({"pooling": PoolingType.MEAN} if mean else {}))
+pooling = {"pooling": PoolingType.MEAN} if mean else {}
+tables = make_tables(rows=(5000, 40, 7), dims=(16, 16, 16), **pooling)
 plan = make_plan(kind, tables, 1, mode=mode, column_width=8)
-collection = ShardedEmbeddingBagCollection(tables, plan, Comm(), RULES[rule], backend="numba", learns=learns)
+collection = ShardedEmbeddingBagCollection(
+    tables, plan, Comm(), RULES[rule], backend="numba", learns=learns
+)
 
 def kept():
     return sorted(path.name for path in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nb?"))
@@ -85,16 +104,24 @@ print(json.dumps([before, [name for name in kept() if name not in before]]))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("kind", "mode", "rule", "threads", "learns", "mean"), [
-    ("table_wise", "unique", "rowwise_adagrad", 2, True, False),
-    ("table_wise", "unique", "sgd", 2, False, False),
-    ("table_wise", "pooled", "adam", 2, True, True),
-    ("column_wise", "unique", "rowwise_adagrad", 2, True, False),
-    ("table_wise", "unique", "rowwise_adagrad", 1, True, False)])
+@pytest.mark.parametrize(
+    ("kind", "mode", "rule", "threads", "learns", "mean"),
+    [
+        ("table_wise", "unique", "rowwise_adagrad", 2, True, False),
+        ("table_wise", "unique", "sgd", 2, False, False),
+        ("table_wise", "pooled", "adam", 2, True, True),
+        ("column_wise", "unique", "rowwise_adagrad", 2, True, False),
+        ("table_wise", "unique", "rowwise_adagrad", 1, True, False),
+    ],
+)
 def test_after_the_warm_up_nothing_is_compiled(tmp_path, kind, mode, rule, threads, learns, mean):
-    ran = subprocess.run([sys.executable, "-c", WARM, json.dumps([kind, mode, rule, threads, learns, mean])], check=True,
-                         stdout=subprocess.PIPE, text=True,
-                         env=environment(PYTHONPATH=MODULES, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_NUM_THREADS="2"))
+    ran = subprocess.run(
+        [sys.executable, "-c", WARM, json.dumps([kind, mode, rule, threads, learns, mean])],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(PYTHONPATH=MODULES, NUMBA_CACHE_DIR=str(tmp_path), NUMBA_NUM_THREADS="2"),
+    )
     warmed, later = json.loads(ran.stdout)
     assert later == []
     assert any("on_threads" in name for name in warmed) == (threads > 1)
@@ -104,13 +131,29 @@ def test_after_the_warm_up_nothing_is_compiled(tmp_path, kind, mode, rule, threa
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.full
 def test_commands_tell_of_all_that_they_compile(tmp_path, ranks):
-    """A rank has two threads here and batches enough for both; the evaluation is of that model, and finds no kernel on disk."""
-    for name, *overrides in (("train", *small("data", rows=20_000, batch_size=4096, val_batch_size=16_384), "+plan=mixed",
-                              "trainer.max_steps=2", "hydra.run.dir=job"),
-                             ("eval", "ckpt_path=job/checkpoints/last.ckpt", "hydra.run.dir=measured")):
+    """A rank has two threads here and batches enough for both; the evaluation is of that model, and
+    finds no kernel on disk.
+    """
+    for name, *overrides in (
+        (
+            "train",
+            *small("data", rows=20_000, batch_size=4096, val_batch_size=16_384),
+            "+plan=mixed",
+            "trainer.max_steps=2",
+            "hydra.run.dir=job",
+        ),
+        ("eval", "ckpt_path=job/checkpoints/last.ckpt", "hydra.run.dir=measured"),
+    ):
         cache = tmp_path / f"cache_of_{name}"
-        process = start(name, *overrides, f"trainer.devices={ranks}", cwd=tmp_path, NUMBA_CACHE_DIR=str(cache), OMP_NUM_THREADS="2",
-                        NUMBA_NUM_THREADS="2")
+        process = start(
+            name,
+            *overrides,
+            f"trainer.devices={ranks}",
+            cwd=tmp_path,
+            NUMBA_CACHE_DIR=str(cache),
+            OMP_NUM_THREADS="2",
+            NUMBA_NUM_THREADS="2",
+        )
         while process.poll() is None and "compiled in" not in (tmp_path / "err.txt").read_text():
             time.sleep(0.01)
         told = {path.name for path in cache.rglob("*.nb?")}
@@ -123,10 +166,13 @@ def test_commands_tell_of_all_that_they_compile(tmp_path, ranks):
 def test_the_digest_follows_every_file_that_kernels_are_made_of(monkeypatch):
     from recapp.kernels import numba_disk
 
-    read, known = Path.read_bytes, []
+    read = Path.read_bytes
+    known = []
     monkeypatch.setattr(Path, "read_bytes", lambda path: known.append(path.name) or read(path))
     numba_disk.digest.__wrapped__()
-    assert {"simd.py", "links.py", "rules.py", "numba_integers.py", "numba_vectors.py"} <= set(known)
+    assert {"simd.py", "links.py", "rules.py", "numba_integers.py", "numba_vectors.py"} <= set(
+        known
+    )
 
 
 SAID = """
@@ -135,7 +181,8 @@ import numba.core.caching as caching
 from recapp.kernels import warm_up
 
 load = caching.Cache.load_overload
-caching.Cache.load_overload = lambda *args: time.sleep(float(sys.argv[1])) or load(*args)     # a slow disk
+slow_disk = float(sys.argv[1])
+caching.Cache.load_overload = lambda *args: time.sleep(slow_disk) or load(*args)
 with warm_up.told(True):
     from kernel_on_disk import kernel
     kernel(1)
@@ -144,13 +191,23 @@ with warm_up.told(True):
 
 @pytest.mark.full
 def test_compiling_is_said_when_something_is_compiled_and_not_when_the_disk_is_slow(tmp_path):
-    (tmp_path / "kernel_on_disk.py").write_text("from numba import njit\n\n\n@njit(cache=True)\ndef kernel(x):\n    return x + 1\n")
+    (tmp_path / "kernel_on_disk.py").write_text(
+        "from numba import njit\n\n\n@njit(cache=True)\ndef kernel(x):\n    return x + 1\n"
+    )
 
     def said(seconds):
         path = os.pathsep.join(map(str, (REPOSITORY, tmp_path)))
-        ran = subprocess.run([sys.executable, "-c", SAID, str(seconds)], capture_output=True, text=True, check=True,
-                             env=environment(PYTHONPATH=path, NUMBA_CACHE_DIR=str(tmp_path / "cache")))
+        ran = subprocess.run(
+            [sys.executable, "-c", SAID, str(seconds)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment(PYTHONPATH=path, NUMBA_CACHE_DIR=str(tmp_path / "cache")),
+        )
         return [line.split(" in ")[0] for line in ran.stderr.splitlines()]
 
-    assert said(0) == ["compiling kernels for this machine (first use; they are kept on disk) ...", "compiled"]
+    assert said(0) == [
+        "compiling kernels for this machine (first use; they are kept on disk) ...",
+        "compiled",
+    ]
     assert said(1.2) == []

@@ -1,4 +1,6 @@
-"""The GPU backend on a GPU: the essentials of the suite for every backend, bits included, and that nothing waits for the device."""
+"""The GPU backend on a GPU: the essentials of the suite for every backend, bits included, and that
+nothing waits for the device.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 GPU = torch.device("cuda")
-RUN, R, WIDEST = 256, 500, 200
+RUN = 256
+R = 500
+WIDEST = 200
 RULES = [sgd(0.3), adagrad(0.3), rowwise_adagrad(0.3), adam(0.1, 0.8, 0.95)]
 
 
@@ -30,20 +34,40 @@ def bags(dtype=torch.float32, weighted=True, unit=1):
     """Empty bags, short ones, and some of several runs."""
     lengths = torch.randint(0, 9, (300,), generator=torch.Generator().manual_seed(1))
     lengths[[0, 7, 299]] = torch.tensor([0, 1000, 2 * RUN])
-    offsets, generator = torch.tensor([0, *lengths.cumsum(0)]).int(), torch.Generator().manual_seed(2)
+    offsets = torch.tensor([0, *lengths.cumsum(0)]).int()
+    generator = torch.Generator().manual_seed(2)
     index_N = unit * torch.randint(0, R, (int(offsets[-1]),), generator=generator)
-    return Links(index_N, offsets, torch.rand(len(index_N), generator=generator, dtype=dtype) if weighted else None, None, 300)
+    return Links(
+        index_N,
+        offsets,
+        torch.rand(len(index_N), generator=generator, dtype=dtype) if weighted else None,
+        None,
+        300,
+    )
 
 
 def pooled(kernels, rows_RD, links, scale=1.0):
-    out_MD = torch.full((links.bags, rows_RD.shape[1]), torch.nan, dtype=torch.promote_types(rows_RD.dtype, torch.float32), device=GPU)
-    kernels.pool(rows_RD.to(GPU).contiguous().view(-1), rows_RD.shape[1], rows_RD.shape[1], there(links), out_MD.view(-1), out_MD.dtype,
-                 scale)
+    out_MD = torch.full(
+        (links.bags, rows_RD.shape[1]),
+        torch.nan,
+        dtype=torch.promote_types(rows_RD.dtype, torch.float32),
+        device=GPU,
+    )
+    kernels.pool(
+        rows_RD.to(GPU).contiguous().view(-1),
+        rows_RD.shape[1],
+        rows_RD.shape[1],
+        there(links),
+        out_MD.view(-1),
+        out_MD.dtype,
+        scale,
+    )
     return out_MD.cpu()
 
 
 def run_by_run(rows_RD, links):
-    edge, out_MD = links.offsets_M1.tolist(), torch.zeros(links.bags, rows_RD.shape[1], dtype=rows_RD.dtype)
+    edge = links.offsets_M1.tolist()
+    out_MD = torch.zeros(links.bags, rows_RD.shape[1], dtype=rows_RD.dtype)
     for m in range(links.bags):
         for first in range(edge[m], edge[m + 1], RUN):
             total_D = torch.zeros_like(out_MD[0])
@@ -57,88 +81,154 @@ def run_by_run(rows_RD, links):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_bags_have_the_bits_of_the_definition_whatever_the_width(kernels, dtype, weighted):
-    rows_RD, links = torch.randn(R, WIDEST, dtype=dtype), bags(dtype, weighted)
+    rows_RD = torch.randn(R, WIDEST, dtype=dtype)
+    links = bags(dtype, weighted)
     expected = run_by_run(rows_RD, links)
     for width in (1, 3, 16, 64, 128, WIDEST):
         for first in {0, (WIDEST - width) // 2, WIDEST - width}:
             cols = slice(first, first + width)
-            assert torch.equal(pooled(kernels, rows_RD[:, cols], links), expected[:, cols]), (width, first)
+            assert torch.equal(pooled(kernels, rows_RD[:, cols], links), expected[:, cols]), (
+                width,
+                first,
+            )
 
 
 def test_vectors_are_read_from_places_and_written_to_places(kernels):
-    source, target = torch.randn(60), torch.full((50,), torch.nan, device=GPU)
-    index, at = torch.tensor([1, 57, 8, 8]).int(), torch.tensor([47, 0, 5]).int()
-    kernels.pool(source.to(GPU), 1, 3, there(Links(index, torch.tensor([0, 2, 2, 4]).int(), None, at, 3)), target, torch.float32)
+    source = torch.randn(60)
+    target = torch.full((50,), torch.nan, device=GPU)
+    index = torch.tensor([1, 57, 8, 8]).int()
+    at = torch.tensor([47, 0, 5]).int()
+    kernels.pool(
+        source.to(GPU),
+        1,
+        3,
+        there(Links(index, torch.tensor([0, 2, 2, 4]).int(), None, at, 3)),
+        target,
+        torch.float32,
+    )
     expected = torch.full((50,), torch.nan)
-    expected[47:50], expected[0:3], expected[5:8] = source[1:4] + source[57:60], torch.zeros(3), source[8:11] + source[8:11]
+    expected[47:50] = source[1:4] + source[57:60]
+    expected[0:3] = torch.zeros(3)
+    expected[5:8] = source[8:11] + source[8:11]
     torch.testing.assert_close(target.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_halves_are_read_as_fp32_and_written_rounded(kernels, half):
-    rows_RD, each = torch.randn(R, 5).to(half), Links(torch.arange(R), None, None, None, R)
+    rows_RD = torch.randn(R, 5).to(half)
+    each = Links(torch.arange(R), None, None, None, R)
     assert torch.equal(pooled(kernels, rows_RD, each), rows_RD.float())
-    many = torch.cat([torch.randn(4000) * 10.0 ** torch.randint(-9, 5, (4000,)), torch.tensor([0.0, -0.0, 65519.9, 1e30, torch.nan])])
-    target, each = torch.zeros(len(many), dtype=half, device=GPU), Links(torch.arange(len(many)), None, None, None, len(many))
+    many = torch.cat(
+        [
+            torch.randn(4000) * 10.0 ** torch.randint(-9, 5, (4000,)),
+            torch.tensor([0.0, -0.0, 65519.9, 1e30, torch.nan]),
+        ]
+    )
+    target = torch.zeros(len(many), dtype=half, device=GPU)
+    each = Links(torch.arange(len(many)), None, None, None, len(many))
     kernels.pool(many.to(GPU), 1, 1, there(each), target, torch.float32)
     torch.testing.assert_close(target.cpu(), many.to(half), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("width", [1, 16, 64, 128, WIDEST])
 def test_squares_of_strips_add_up_to_the_bits_of_the_whole_row(kernels, width):
-    grad_RD, learn = torch.randn(R, width), bags()
+    grad_RD = torch.randn(R, width)
+    learn = bags()
 
     def squares(grad):
         links = learn._replace(index_N=grad.shape[1] * learn.index_N)
-        return kernels.square_sums(grad.to(GPU).contiguous().view(-1), grad.shape[1], there(links), torch.float32).cpu()
-    assert torch.equal(squares(grad_RD), sum(squares(strip) for strip in torch.split(grad_RD, SQUARE_BLOCK, 1)))
+        return kernels.square_sums(
+            grad.to(GPU).contiguous().view(-1), grad.shape[1], there(links), torch.float32
+        ).cpu()
+
+    assert torch.equal(
+        squares(grad_RD), sum(squares(strip) for strip in torch.split(grad_RD, SQUARE_BLOCK, 1))
+    )
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 @pytest.mark.parametrize("stored", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("width", [1, 16, WIDEST])
 def test_an_update_is_the_reference_s(kernels, rule, stored, width):
-    dtype, generator = torch.promote_types(stored, torch.float32), torch.Generator().manual_seed(4)
-    gradients, learn = torch.randn(R * width, generator=generator, dtype=dtype), bags(dtype, unit=width)
-    weights_RD, row_U = torch.randn(R, width, generator=generator).to(stored), torch.randperm(R, generator=generator)[:learn.bags].int()
-    state = [torch.rand(R, width if kind == "element" else 1, generator=generator, dtype=dtype) for _, kind in rule.state]
+    dtype = torch.promote_types(stored, torch.float32)
+    generator = torch.Generator().manual_seed(4)
+    gradients = torch.randn(R * width, generator=generator, dtype=dtype)
+    learn = bags(dtype, unit=width)
+    weights_RD = torch.randn(R, width, generator=generator).to(stored)
+    row_U = torch.randperm(R, generator=generator)[: learn.bags].int()
+    state = [
+        torch.rand(R, width if kind == "element" else 1, generator=generator, dtype=dtype)
+        for _, kind in rule.state
+    ]
     held = [x.to(GPU) for x in (weights_RD, *state)]
-    for mean_U in [None, torch.rand(learn.bags, dtype=dtype)][:1 + rule.needs_row]:
+    for mean_U in [None, torch.rand(learn.bags, dtype=dtype)][: 1 + rule.needs_row]:
         TorchBackend().update(gradients, learn, row_U, mean_U, weights_RD, state, dtype, 0.1, rule)
         mean = None if mean_U is None else mean_U.to(GPU)
-        kernels.update(gradients.to(GPU), there(learn), row_U.to(GPU), mean, held[0], held[1:], dtype, 0.1, rule)
-        close = {"rtol": 1e-9, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+        kernels.update(
+            gradients.to(GPU),
+            there(learn),
+            row_U.to(GPU),
+            mean,
+            held[0],
+            held[1:],
+            dtype,
+            0.1,
+            rule,
+        )
+        close = (
+            {"rtol": 1e-9, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+        )
         torch.testing.assert_close([x.cpu() for x in held[1:]], state, **close)
         torch.testing.assert_close(held[0].cpu(), weights_RD, **(close if stored == dtype else {}))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_packed_rows_are_pooled_as_in_the_definition(kernels, bits):
-    rows, links, found = quantise(torch.randn(R, 33), bits, torch.float16), bags(), torch.zeros(300 * 33)
+    rows = quantise(torch.randn(R, 33), bits, torch.float16)
+    links = bags()
+    found = torch.zeros(300 * 33)
     pool_quantised(rows, links, found, torch.float32)
-    packed = QuantisedRows(rows.packed_RK.to(GPU), rows.scale_R.to(GPU), rows.bias_R.to(GPU), rows.width, rows.bits)
+    packed = QuantisedRows(
+        rows.packed_RK.to(GPU), rows.scale_R.to(GPU), rows.bias_R.to(GPU), rows.width, rows.bits
+    )
     target = torch.zeros(300 * 33, device=GPU)
     kernels.pool_quantised(packed, there(links), target, torch.float32)
     torch.testing.assert_close(target.cpu(), found, rtol=1e-4, atol=1e-4)
 
 
 def test_results_are_the_same_bits_every_time(kernels):
-    rows_RD, links = torch.randn(R, 64), bags()
+    rows_RD = torch.randn(R, 64)
+    links = bags()
     first = pooled(kernels, rows_RD, links)
     assert all(torch.equal(pooled(kernels, rows_RD, links), first) for _ in range(20))
 
 
 def test_nothing_waits_for_the_device(kernels):
-    links, rows_RD, target = there(bags()), torch.randn(R, 64, device=GPU), torch.zeros(300 * 64, device=GPU)
-    row_U, rule, weights_RD, state = torch.arange(300, device=GPU), RULES[2], torch.randn(R, 64, device=GPU), torch.zeros(R, 1, device=GPU)
+    links = there(bags())
+    rows_RD = torch.randn(R, 64, device=GPU)
+    target = torch.zeros(300 * 64, device=GPU)
+    row_U = torch.arange(300, device=GPU)
+    rule = RULES[2]
+    weights_RD = torch.randn(R, 64, device=GPU)
+    state = torch.zeros(R, 1, device=GPU)
     learn = links._replace(index_N=64 * links.index_N)
     before = torch.cuda.get_sync_debug_mode()
-    for mode in ("default", "error"):                   # the first round compiles
+    for mode in ("default", "error"):  # the first round compiles
         torch.cuda.set_sync_debug_mode(mode)
         try:
             kernels.pool(rows_RD.view(-1), 64, 64, links, target, torch.float32, 0.5)
             squares_U = kernels.square_sums(rows_RD.view(-1), 64, learn, torch.float32)
             for mean_U in (None, squares_U.float()):
-                kernels.update(rows_RD.view(-1), learn, row_U, mean_U, weights_RD, [state], torch.float32, 0.1, rule)
+                kernels.update(
+                    rows_RD.view(-1),
+                    learn,
+                    row_U,
+                    mean_U,
+                    weights_RD,
+                    [state],
+                    torch.float32,
+                    0.1,
+                    rule,
+                )
         finally:
             torch.cuda.set_sync_debug_mode(before)

@@ -1,4 +1,6 @@
-"""Rows in 8 and 4 bits: what is kept, how it is packed, and that kernels pool packed rows as the torch definition does."""
+"""Rows in 8 and 4 bits: what is kept, how it is packed, and that kernels pool packed rows as the
+torch definition does.
+"""
 
 import pytest
 import torch
@@ -17,9 +19,16 @@ def test_a_value_moves_by_half_a_step_at_most(bits, dtype, width):
     weights_RD = torch.randn(20, width, generator=torch.Generator().manual_seed(width))
     rows = quantise(weights_RD, bits, dtype)
     found = dequantise(rows, torch.arange(20))
-    rounding = 0.0 if dtype == torch.float32 else 2**-10 * weights_RD.abs().amax(1, keepdim=True) * 2
-    assert bool(((found - weights_RD).abs() <= rows.scale_R.float()[:, None] / 2 + rounding + 1e-6).all())
-    assert rows.packed_RK.shape == (20, width if bits == 8 else (width + 1) // 2) and rows.scale_R.dtype == rows.bias_R.dtype == dtype
+    rounding = (
+        0.0 if dtype == torch.float32 else 2**-10 * weights_RD.abs().amax(1, keepdim=True) * 2
+    )
+    assert bool(
+        ((found - weights_RD).abs() <= rows.scale_R.float()[:, None] / 2 + rounding + 1e-6).all()
+    )
+    assert (
+        rows.packed_RK.shape == (20, width if bits == 8 else (width + 1) // 2)
+        and rows.scale_R.dtype == rows.bias_R.dtype == dtype
+    )
 
 
 def test_smallest_and_largest_of_a_row_use_all_codes_and_even_columns_lie_low():
@@ -32,14 +41,21 @@ def test_smallest_and_largest_of_a_row_use_all_codes_and_even_columns_lie_low():
 @BITS
 @TYPES
 def test_a_row_of_one_value_keeps_it(bits, dtype):
-    assert dequantise(quantise(torch.full((1, 5), -0.75), bits, dtype), torch.tensor([0])).tolist() == [[-0.75] * 5]
+    assert dequantise(
+        quantise(torch.full((1, 5), -0.75), bits, dtype), torch.tensor([0])
+    ).tolist() == [[-0.75] * 5]
 
 
 def test_what_cannot_be_packed_is_refused():
     with pytest.raises(ValueError, match="bits=2: rows are kept in 4 or 8 bits"):
         quantise(torch.zeros(1, 1), 2)
-    for weights_RD, dtype in ((torch.tensor([[1e6, 0.0]]) * 20, torch.float16), (torch.tensor([[torch.nan]]), torch.float32)):
-        with pytest.raises(ValueError, match="not finite, or too large for scale and bias in float"):
+    for weights_RD, dtype in (
+        (torch.tensor([[1e6, 0.0]]) * 20, torch.float16),
+        (torch.tensor([[torch.nan]]), torch.float32),
+    ):
+        with pytest.raises(
+            ValueError, match="not finite, or too large for scale and bias in float"
+        ):
             quantise(weights_RD, 8, dtype)
 
 
@@ -48,7 +64,13 @@ def packed_bags(bits, dtype, width, weighted):
     rows = quantise(torch.randn(11, width, generator=generator), bits, dtype)
     weights_N = torch.rand(12, generator=generator) if weighted else None
     at_M = torch.tensor([3 * width, 0, 2 * width], dtype=torch.int32)
-    return rows, Links(torch.randint(0, 11, (12,), generator=generator), torch.tensor([0, 5, 5, 12]).int(), weights_N, at_M, 3)
+    return rows, Links(
+        torch.randint(0, 11, (12,), generator=generator),
+        torch.tensor([0, 5, 5, 12]).int(),
+        weights_N,
+        at_M,
+        3,
+    )
 
 
 @BITS
@@ -56,20 +78,25 @@ def packed_bags(bits, dtype, width, weighted):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_packed_rows_are_pooled_as_their_values(bits, dtype, weighted):
     rows, links = packed_bags(bits, dtype, 5, weighted)
-    target, edge = torch.full((20,), torch.nan), links.offsets_M1.tolist()
+    target = torch.full((20,), torch.nan)
+    edge = links.offsets_M1.tolist()
     pool_quantised(rows, links, target, torch.float32, 0.5)
     values_ND = dequantise(rows, links.index_N)
     if weighted:
         values_ND = values_ND * links.weights_N[:, None]
     for m, at in enumerate(links.at_M.tolist()):
-        torch.testing.assert_close(target[at:at + 5], 0.5 * values_ND[edge[m]:edge[m + 1]].sum(0))
+        torch.testing.assert_close(
+            target[at : at + 5], 0.5 * values_ND[edge[m] : edge[m + 1]].sum(0)
+        )
     assert bool(target[5:10].isnan().all())
 
 
 @BITS
 @TYPES
 @pytest.mark.parametrize(("width", "run"), [(5, 256), (1, 256), (16, 3)])
-def test_kernels_pool_packed_rows_to_the_bits_of_the_definition(interpreted, monkeypatch, bits, dtype, width, run):
+def test_kernels_pool_packed_rows_to_the_bits_of_the_definition(
+    interpreted, monkeypatch, bits, dtype, width, run
+):
     """Runs of three entries change the order of the sum."""
     monkeypatch.setattr("recapp.kernels.triton_vectors.RUN", run)
     rows, links = packed_bags(bits, dtype, width, weighted=False)

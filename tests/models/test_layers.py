@@ -9,8 +9,12 @@ from recapp.models.layers import MLP, DotInteraction, published_linear
 
 
 def test_three_vectors_interact_in_the_order_f12_f13_f23():
-    f1, f2, f3 = [1.0, 2.0], [3.0, -1.0], [0.0, 4.0]
-    f12, f13, f23 = 1 * 3 + 2 * -1, 1 * 0 + 2 * 4, 3 * 0 + -1 * 4
+    f1 = [1.0, 2.0]
+    f2 = [3.0, -1.0]
+    f3 = [0.0, 4.0]
+    f12 = 1 * 3 + 2 * -1
+    f13 = 1 * 0 + 2 * 4
+    f23 = 3 * 0 + -1 * 4
     assert DotInteraction(3)(torch.tensor([[f1, f2, f3]])).tolist() == [[f12, f13, f23]]
 
 
@@ -63,20 +67,31 @@ def test_start_values_are_normal_with_the_published_deviations():
     layer = published_linear(300, 500)
     assert layer.weight.std().item() == pytest.approx((2 / 800) ** 0.5, rel=0.02)
     assert layer.bias.std().item() == pytest.approx((1 / 500) ** 0.5, rel=0.1)
-    assert layer.weight.abs().max() > 3.5 * (2 / 800) ** 0.5, "a uniform start would end at 1.7 deviations"
+    assert layer.weight.abs().max() > 3.5 * (2 / 800) ** 0.5, (
+        "a uniform start would end at 1.7 deviations"
+    )
 
 
 def test_equal_seeds_give_equal_start_values():
     def start(seed):
         torch.manual_seed(seed)
         return torch.cat([p.flatten() for p in MLP(3, [4, 2]).parameters()])
+
     assert torch.equal(start(1), start(1))
     assert not torch.equal(start(1), start(2))
 
 
-@pytest.mark.parametrize(("widths", "said"), [
-    ([], "model.bottom_layers=[]: must be a list"), (16, "model.bottom_layers=16: must be a list"),
-    ("16", "model.bottom_layers=16: must be a list"), ([16, 0], "0 is no width"), ([1.5], "1.5 is no width"), ([True], "True is no width")])
+@pytest.mark.parametrize(
+    ("widths", "said"),
+    [
+        ([], "model.bottom_layers=[]: must be a list"),
+        (16, "model.bottom_layers=16: must be a list"),
+        ("16", "model.bottom_layers=16: must be a list"),
+        ([16, 0], "0 is no width"),
+        ([1.5], "1.5 is no width"),
+        ([True], "True is no width"),
+    ],
+)
 def test_a_width_that_cannot_be_is_named_with_its_setting(widths, said):
     with pytest.raises(ConfigError) as error:
         MLP(13, widths, setting="model.bottom_layers")

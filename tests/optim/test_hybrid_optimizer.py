@@ -14,14 +14,21 @@ class Collection:
 
 
 def dense(lr=0.1, groups=1):
-    return torch.optim.Adam([{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(groups)], lr)
+    return torch.optim.Adam(
+        [{"params": [torch.nn.Parameter(torch.ones(2))]} for _ in range(groups)], lr
+    )
 
 
 def test_groups_of_tables_stand_beside_the_dense_ones_under_names_of_their_own():
     one = hybrid(dense(), [Collection(0.5)])
     assert [(g["name"], g["lr"]) for g in one.param_groups] == [("dense", 0.1), ("sparse/sgd", 0.5)]
     many = hybrid(dense(groups=2), [Collection(0.5), Collection(0.6)])
-    assert [g["name"] for g in many.param_groups] == ["dense/0", "dense/1", "sparse/sgd/0", "sparse/sgd/1"]
+    assert [g["name"] for g in many.param_groups] == [
+        "dense/0",
+        "dense/1",
+        "sparse/sgd/0",
+        "sparse/sgd/1",
+    ]
 
 
 def test_a_schedule_moves_the_very_number_that_the_fused_update_reads():
@@ -47,6 +54,7 @@ def test_a_step_runs_the_closure_once_with_gradients_and_moves_the_dense_part():
         loss = (parameter * torch.tensor([1.0, 2.0])).sum()
         loss.backward()
         return loss
+
     with torch.no_grad():
         assert float(optimizer.step(closure)) == 3.0
     assert calls == [True]
@@ -63,26 +71,33 @@ def step(optimizer):
 
 
 def test_state_survives_a_round_trip_and_the_updates_keep_reading_their_own_group(tmp_path):
-    first, collection = dense(), Collection(0.5)
+    first = dense()
+    collection = Collection(0.5)
     optimizer = hybrid(first, [collection])
     collection.param_group["lr"] = 0.125
     optimizer.param_groups[0]["lr"] = 0.025
     step(optimizer)
     torch.save(optimizer.state_dict(), tmp_path / "state")
-    again, fresh = dense(), Collection(0.5)
+    again = dense()
+    fresh = Collection(0.5)
     restored = hybrid(again, [fresh])
     restored.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
     assert fresh.param_group["lr"] == 0.125 and restored.param_groups[1] is fresh.param_group
-    assert restored.param_groups[0] is again.param_groups[0] and again.param_groups[0]["lr"] == 0.025
+    assert (
+        restored.param_groups[0] is again.param_groups[0] and again.param_groups[0]["lr"] == 0.025
+    )
     for o in (optimizer, restored):
         step(o)
-    a, b = first.param_groups[0]["params"][0], again.param_groups[0]["params"][0]
+    a = first.param_groups[0]["params"][0]
+    b = again.param_groups[0]["params"][0]
     moved = (a - 1).abs()
     assert torch.all(moved > 0) and len(restored.state) == 1
-    torch.testing.assert_close(restored.state[b]["exp_avg"], optimizer.state[a]["exp_avg"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        restored.state[b]["exp_avg"], optimizer.state[a]["exp_avg"], rtol=0, atol=0
+    )
     assert restored.state[b]["step"] == 2
     LambdaLR(restored, lambda step: 0.5)
-    assert fresh.param_group["lr"] == 0.0625                          # a schedule goes on from the restored rate
+    assert fresh.param_group["lr"] == 0.0625  # a schedule goes on from the restored rate
 
 
 def test_groups_named_once_keep_their_names_in_another_optimiser():

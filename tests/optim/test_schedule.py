@@ -9,7 +9,9 @@ from recapp.optim.schedule import warmup_poly
 
 
 def optimizer_of(*rates):
-    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in rates], lr=1.0)
+    return torch.optim.SGD(
+        [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in rates], lr=1.0
+    )
 
 
 def rates_of(optimizer, scheduler, steps):
@@ -32,8 +34,10 @@ def test_warm_up_then_constant_then_squared_decay_to_zero():
 def test_the_decay_ends_at_the_rate_that_is_left_for_every_group():
     optimizer = optimizer_of(1.0, 0.5)
     scheduler = warmup_poly(optimizer, decay_start=1, decay_steps=4, decay_power=1, end_lr=0.2)
-    assert rates_of(optimizer, scheduler, 7) == [pytest.approx([1, 0.75, 0.5, 0.25, 0.2, 0.2, 0.2]),
-                                                 pytest.approx([0.5, 0.375, 0.25, 0.2, 0.2, 0.2, 0.2])]
+    assert rates_of(optimizer, scheduler, 7) == [
+        pytest.approx([1, 0.75, 0.5, 0.25, 0.2, 0.2, 0.2]),
+        pytest.approx([0.5, 0.375, 0.25, 0.2, 0.2, 0.2, 0.2]),
+    ]
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 1])
@@ -44,7 +48,9 @@ def test_the_default_and_no_warm_up_are_a_constant_rate(warmup_steps):
 
 def test_a_power_of_zero_holds_the_rate_until_the_decay_is_over():
     optimizer = optimizer_of(1.0)
-    assert rates_of(optimizer, warmup_poly(optimizer, decay_start=1, decay_steps=2, decay_power=0), 4) == [[1, 1, 0, 0]]
+    assert rates_of(
+        optimizer, warmup_poly(optimizer, decay_start=1, decay_steps=2, decay_power=0), 4
+    ) == [[1, 1, 0, 0]]
 
 
 def test_the_shown_rate_is_the_one_the_next_step_uses():
@@ -73,7 +79,10 @@ def test_tables_follow_the_schedule_of_the_dense_part():
 def test_a_schedule_goes_on_where_its_state_was_taken():
     def schedule(optimizer):
         return warmup_poly(optimizer, warmup_steps=3, decay_start=4, decay_steps=6)
-    whole, first, second = optimizer_of(1.0), optimizer_of(1.0), optimizer_of(1.0)
+
+    whole = optimizer_of(1.0)
+    first = optimizer_of(1.0)
+    second = optimizer_of(1.0)
     expected = rates_of(whole, schedule(whole), 10)[0]
     begun = schedule(first)
     assert rates_of(first, begun, 5)[0] == expected[:5]
@@ -83,13 +92,20 @@ def test_a_schedule_goes_on_where_its_state_was_taken():
     assert rates_of(second, resumed, 5)[0] == expected[5:]
 
 
-@pytest.mark.parametrize(("setting", "said"), [
-    ({"warmup_steps": -1}, "optimizer.schedule.warmup_steps=-1: must be at least 0"),
-    ({"decay_steps": 0}, "optimizer.schedule.decay_steps=0: must be at least 1"),
-    ({"decay_power": float("nan")}, "optimizer.schedule.decay_power=nan: must be at least 0"),
-    ({"end_lr": -0.1}, "optimizer.schedule.end_lr=-0.1: must be at least 0"),
-    ({"warmup_steps": 10, "decay_start": 5}, "optimizer.schedule.decay_start=5: may not lie before the end of warm-up"),
-    ({"decay_start": 5, "end_lr": 2.0}, "optimizer.schedule.end_lr=2.0: above the rate 1.0")])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"warmup_steps": -1}, "optimizer.schedule.warmup_steps=-1: must be at least 0"),
+        ({"decay_steps": 0}, "optimizer.schedule.decay_steps=0: must be at least 1"),
+        ({"decay_power": float("nan")}, "optimizer.schedule.decay_power=nan: must be at least 0"),
+        ({"end_lr": -0.1}, "optimizer.schedule.end_lr=-0.1: must be at least 0"),
+        (
+            {"warmup_steps": 10, "decay_start": 5},
+            "optimizer.schedule.decay_start=5: may not lie before the end of warm-up",
+        ),
+        ({"decay_start": 5, "end_lr": 2.0}, "optimizer.schedule.end_lr=2.0: above the rate 1.0"),
+    ],
+)
 def test_a_setting_that_cannot_be_is_named(setting, said):
     with pytest.raises(ConfigError) as error:
         warmup_poly(optimizer_of(1.0), **setting)

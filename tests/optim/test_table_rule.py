@@ -118,7 +118,8 @@ def test_nothing_is_said_where_nothing_was_applied():
         (
             torch.optim.Adam,
             {},
-            "table users has Adam by apply_optimizer_in_backward, which is no row rule: use SGD(lr), Adagrad",
+            "table users has Adam by apply_optimizer_in_backward, which is no row rule: use "
+            "SGD(lr), Adagrad",
         ),
         (torch.optim.AdamW, {}, "table users has AdamW by"),
         (RowWiseAdagrad, {}, "table users has RowWiseAdagrad by"),

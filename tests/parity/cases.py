@@ -1,7 +1,7 @@
 """Random models, plans and batches, and the unsharded run that sharded runs are compared with.
 
-A case is a function of its seed alone, so every rank builds the same one. fp64 throughout: what differs is the order of sums, so the
-tolerance is tight (1e-9) and catches every wrong row.
+A case is a function of its seed alone, so every rank builds the same one. fp64 throughout: what
+differs is the order of sums, so the tolerance is tight (1e-9) and catches every wrong row.
 """
 
 import random
@@ -17,7 +17,12 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
-RULES = {"sgd": rules.sgd(0.5), "adagrad": rules.adagrad(0.5), "rowwise_adagrad": rules.rowwise_adagrad(0.5), "adam": rules.adam(0.1)}
+RULES = {
+    "sgd": rules.sgd(0.5),
+    "adagrad": rules.adagrad(0.5),
+    "rowwise_adagrad": rules.rowwise_adagrad(0.5),
+    "adam": rules.adam(0.1),
+}
 KINDS = [*(t.value for t in ShardingType), "mixed", "random"]
 
 
@@ -25,13 +30,15 @@ KINDS = [*(t.value for t in ShardingType), "mixed", "random"]
 class Case:
     tables: list
     plan: ShardingPlan
-    batches: list          # [step][rank] -> KeyedJaggedTensor
+    batches: list  # [step][rank] -> KeyedJaggedTensor
     head: torch.Tensor
     rule: rules.RowRule
 
 
 def random_tiling(table, world, rng):
-    """Cut the table a few times, deal the rectangles to any ranks. Columns are halved: every width is a kernel to compile."""
+    """Cut the table a few times, deal the rectangles to any ranks. Columns are halved: every width
+    is a kernel to compile.
+    """
     parts = [(0, table.num_embeddings, 0, table.embedding_dim)]
     for _ in range(rng.randint(0, 5)):
         r0, r1, c0, c1 = parts.pop(rng.randrange(len(parts)))
@@ -43,7 +50,9 @@ def random_tiling(table, world, rng):
             parts += [(r0, r1, c0, m), (r0, r1, m, c1)]
         else:
             parts.append((r0, r1, c0, c1))
-    return TableSharding(tuple(Shard(rng.randrange(world), range(a, b), range(c, d)) for a, b, c, d in parts))
+    return TableSharding(
+        tuple(Shard(rng.randrange(world), range(a, b), range(c, d)) for a, b, c, d in parts)
+    )
 
 
 def sharding(kind, table, world, rng, mode):
@@ -64,25 +73,53 @@ def make_batch(tables, rows, rng, generator, weighted):
     smallest = {f: min(t.num_embeddings for t in tables if f in t.feature_names) for f in features}
     lengths = torch.randint(0, 4, (len(features), rows), generator=generator)
     if rng.random() < 0.3:
-        lengths[rng.randrange(len(features))] = 0                     # a feature absent from this rank's batch
+        lengths[rng.randrange(len(features))] = 0  # a feature absent from this rank's batch
     if rng.random() < 0.1:
         lengths[:] = 0
-    ids = torch.cat([torch.randint(0, smallest[f], (int(n.sum()),), generator=generator) for f, n in zip(features, lengths, strict=True)])
+    ids = torch.cat(
+        [
+            torch.randint(0, smallest[f], (int(n.sum()),), generator=generator)
+            for f, n in zip(features, lengths, strict=True)
+        ]
+    )
     weights = torch.rand(len(ids), generator=generator, dtype=torch.float64) if weighted else None
     return KeyedJaggedTensor(features, ids, weights, lengths.flatten())
 
 
 def make_case(seed, kind, world, *, rule, mode, pooling, weighted, steps=3, rows=7, uneven=False):
-    rng, generator = random.Random(f"{seed}/{kind}/{world}"), torch.Generator().manual_seed(seed)
-    tables = [EmbeddingBagConfig(
-        name=f"t{k}", num_embeddings=rng.choice([1, 3, 17, 131]), embedding_dim=rng.choice([1, 4, 5, 8]), data_type="fp64",
-        feature_names=[f"f{k}_{j}" for j in range(rng.choice([1, 1, 2]))] + (["shared"] if k < 2 else []),
-        pooling=rng.choice(["sum", "mean"]) if pooling == "both" else pooling) for k in range(4)]
+    rng = random.Random(f"{seed}/{kind}/{world}")
+    generator = torch.Generator().manual_seed(seed)
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t{k}",
+            num_embeddings=rng.choice([1, 3, 17, 131]),
+            embedding_dim=rng.choice([1, 4, 5, 8]),
+            data_type="fp64",
+            feature_names=[f"f{k}_{j}" for j in range(rng.choice([1, 1, 2]))]
+            + (["shared"] if k < 2 else []),
+            pooling=rng.choice(["sum", "mean"]) if pooling == "both" else pooling,
+        )
+        for k in range(4)
+    ]
     modes = ["unique", "pooled"] if mode == "both" else [mode]
-    plan = ShardingPlan({t.name: sharding(kind, t, world, rng, rng.choice(modes)) for t in tables}, world)
-    batches = [[make_batch(tables, rows + (r if uneven else 0), rng, generator, weighted) for r in range(world)] for _ in range(steps)]
+    plan = ShardingPlan(
+        {t.name: sharding(kind, t, world, rng, rng.choice(modes)) for t in tables}, world
+    )
+    batches = [
+        [
+            make_batch(tables, rows + (r if uneven else 0), rng, generator, weighted)
+            for r in range(world)
+        ]
+        for _ in range(steps)
+    ]
     width = sum(t.embedding_dim * len(t.feature_names) for t in tables)
-    return Case(tables, plan, batches, torch.randn(width, generator=generator, dtype=torch.float64), RULES[rule])
+    return Case(
+        tables,
+        plan,
+        batches,
+        torch.randn(width, generator=generator, dtype=torch.float64),
+        RULES[rule],
+    )
 
 
 def loss_of(values, head):
@@ -94,11 +131,17 @@ class Oracle:
     """The unsharded collection under torch's own optimisers."""
 
     def __init__(self, case, seed):
-        self.case, self.model = case, EmbeddingBagCollection(case.tables, seed=seed)
-        weights, lr, name = list(self.model.parameters()), case.rule.lr, case.rule.name
+        self.case = case
+        self.model = EmbeddingBagCollection(case.tables, seed=seed)
+        weights = list(self.model.parameters())
+        lr = case.rule.lr
+        name = case.rule.name
         self.optimizer = {
-            "sgd": lambda: torch.optim.SGD(weights, lr), "adagrad": lambda: torch.optim.Adagrad(weights, lr, eps=1e-10),
-            "adam": lambda: torch.optim.SparseAdam(weights, lr), "rowwise_adagrad": lambda: RowwiseAdagrad(weights, lr)}[name]()
+            "sgd": lambda: torch.optim.SGD(weights, lr),
+            "adagrad": lambda: torch.optim.Adagrad(weights, lr, eps=1e-10),
+            "adam": lambda: torch.optim.SparseAdam(weights, lr),
+            "rowwise_adagrad": lambda: RowwiseAdagrad(weights, lr),
+        }[name]()
 
     def step(self, batches):
         """One update on the concatenated batch; returns each rank's output."""
@@ -119,7 +162,9 @@ class Oracle:
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):
-    """s += mean_D(g^2); w -= lr g / (sqrt(s) + eps), written for one dense table: the definition."""
+    """s += mean_D(g^2); w -= lr g / (sqrt(s) + eps), written for one dense table: the
+    definition.
+    """
 
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})

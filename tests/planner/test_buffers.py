@@ -91,8 +91,11 @@ def test_the_validation_batch_is_that_of_the_settings_and_no_larger_than_the_dat
 
 @pytest.mark.parametrize(
     ("val_batch", "extra"),
-    [(1024, ["trainer.val_check_interval=7"]), pytest.param(256, [], marks=pytest.mark.full),
-     pytest.param(1024, ["trainer.limit_val_batches=0"], marks=pytest.mark.full)],
+    [
+        (1024, ["trainer.val_check_interval=7"]),
+        pytest.param(256, [], marks=pytest.mark.full),
+        pytest.param(1024, ["trainer.limit_val_batches=0"], marks=pytest.mark.full),
+    ],
 )
 def test_what_was_predicted_is_what_a_run_holds(jobs, tmp_path, val_batch, extra):
     overrides = small(tmp_path / "logs", val_batch_size=val_batch)

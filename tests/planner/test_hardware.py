@@ -29,12 +29,16 @@ MACHINES = ["cpu_2core", "dgx1_v100", "dgx_a100", "dgx_h100", "dgx_h100_x2"]
 def test_work_is_calls_and_items_and_bytes():
     work = Work(call_us=10, item_ns=2, gb_per_s=4)
     assert work.seconds(3, 1000, 8e9) == pytest.approx(30e-6 + 2e-6 + 2)
-    assert work.seconds(np.array([0, 1]), np.array([1e9, 0]), np.array([0, 4e9])).tolist() == pytest.approx([2, 1 + 1e-5])
+    assert work.seconds(
+        np.array([0, 1]), np.array([1e9, 0]), np.array([0, 4e9])
+    ).tolist() == pytest.approx([2, 1 + 1e-5])
 
 
 def test_what_stands_around_calls_counts_once_a_step():
     work = Work(call_us=10, item_ns=1, step_us=5)
-    assert work.seconds(3, 0) == pytest.approx(35e-6) and work.seconds(0, 1000) == pytest.approx(1e-6)
+    assert work.seconds(3, 0) == pytest.approx(35e-6) and work.seconds(0, 1000) == pytest.approx(
+        1e-6
+    )
     assert work.seconds(np.array([0, 1]), np.zeros(2)).tolist() == pytest.approx([0, 15e-6])
 
 
@@ -56,7 +60,9 @@ def test_a_rank_alone_sends_nothing():
 
 def test_links_count_arrays_element_by_element():
     link = Link({2: 10.0}, {2: 4.0})
-    assert link.seconds(np.array([1, 2]), np.array([8e9, 8e9])).tolist() == pytest.approx([0, 2 + 1e-5])
+    assert link.seconds(np.array([1, 2]), np.array([8e9, 8e9])).tolist() == pytest.approx(
+        [0, 2 + 1e-5]
+    )
     assert link.seconds(2, np.array([0.0, 4e9])).tolist() == pytest.approx([1e-5, 1 + 1e-5])
 
 
@@ -69,7 +75,9 @@ def test_every_shipped_machine_loads_and_tells_its_source(name):
     hardware = read_hardware(name)
     assert set(hardware.kernels) == set(KERNELS) and len(hardware.source) > 60
     assert ("measured on" in hardware.source) == (hardware.compute_device == "cpu")
-    assert ("data sheet" in hardware.source and "Assumed" in hardware.source) == (hardware.compute_device == "cuda")
+    assert ("data sheet" in hardware.source and "Assumed" in hardware.source) == (
+        hardware.compute_device == "cuda"
+    )
     assert hardware.memory_bytes and read_machine(name)["ranks"] % hardware.ranks_per_host == 0
 
 
@@ -79,7 +87,9 @@ def test_hydra_composes_a_shipped_machine_as_it_is_read_here(name):
 
     from recapp.settings import compose
 
-    assert OmegaConf.to_container(compose("train", [f"topology={name}"]).topology) == read_machine(name)
+    assert OmegaConf.to_container(compose("train", [f"topology={name}"]).topology) == read_machine(
+        name
+    )
 
 
 def test_newer_machines_are_faster():
@@ -102,12 +112,18 @@ def test_something_is_assumed_of_every_device(device):
 def test_a_written_file_reads_the_same(name, tmp_path):
     hardware = read_hardware(name)
     write_hardware(hardware, tmp_path / "hardware.yaml")
-    assert read_hardware(tmp_path / "hardware.yaml") == read_hardware(str(tmp_path / "hardware.yaml")) == hardware
+    assert (
+        read_hardware(tmp_path / "hardware.yaml")
+        == read_hardware(str(tmp_path / "hardware.yaml"))
+        == hardware
+    )
     assert hardware_from(hardware_to_plain(hardware)) == hardware
 
 
 def test_a_file_of_settings_reads_as_the_hardware_in_it(tmp_path):
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"ranks": 2, "hardware": hardware_to_plain(read_hardware("dgx_h100"))}))
+    (tmp_path / "mine.yaml").write_text(
+        yaml.safe_dump({"ranks": 2, "hardware": hardware_to_plain(read_hardware("dgx_h100"))})
+    )
     assert read_hardware(tmp_path / "mine.yaml") == read_hardware("dgx_h100")
 
 
@@ -129,46 +145,72 @@ def _at(plain, path, value):
         plain[last] = value
 
 
-@pytest.mark.parametrize(("path", "value", "said"), [
-    ("flops", 1, "unknown entry flops; did you mean flops_per_s"),
-    ("overlap", None, "overlap is missing"),
-    ("overlap", 1.5, "overlap=1.5: must be a number of at least 0 and at most 1"),
-    ("flops_per_s", 0, "flops_per_s=0: must be a number above 0"),
-    ("flops_per_s", "fast", "flops_per_s=fast: must be a number above 0"),
-    ("step_overhead_us", None, "step_overhead_us is missing"),
-    ("step_overhead_us", -1, "step_overhead_us=-1: must be a number of at least 0"),
-    ("ranks_per_host", 0, "ranks_per_host=0: must be a whole number of at least 1"),
-    ("ranks_per_host", 2.5, "ranks_per_host=2.5: must be a whole number"),
-    ("memory_bytes", -1, "memory_bytes=-1: must be a whole number of at least 1"),
-    ("compute_device", "cud", "compute_device=cud: did you mean cuda"),
-    ("name", "", "name=: must be a text"),
-    ("kernels", 3, "kernels=3: must be a mapping with route"),
-    ("kernels.anwser", {}, "kernels: unknown entry anwser; did you mean answer"),
-    ("kernels.update", None, "kernels: update is missing"),
-    ("kernels.update.gb_per_s", None, "kernels.update: gb_per_s is missing"),
-    ("kernels.update.gb_per_s", 0, "kernels.update.gb_per_s=0: must be a number above 0"),
-    ("kernels.update.call_us", -3, "kernels.update.call_us=-3: must be a number of at least 0"),
-    ("kernels.update.step_us", -1, "kernels.update.step_us=-1: must be a number of at least 0"),
-    ("kernels.update.call_us", True, "kernels.update.call_us=True: must be a number"),
-    ("kernels.update.call_us", math.nan, "kernels.update.call_us=nan: must be a number"),
-    ("kernels.route.gb_per_s", 3, "kernels.route: unknown entry gb_per_s"),
-    ("all_to_all.rack", {}, "all_to_all: unknown entry rack"),
-    ("all_to_all.network", None, "all_to_all: network is missing"),
-    ("all_reduce.host.latency_us", {}, "all_reduce.host.latency_us is empty"),
-    ("all_reduce.host.latency_us", {1: 3.0}, "all_reduce.host.latency_us: 1: keys are numbers of ranks, 2 or more"),
-    ("all_reduce.host.latency_us", {"two": 3.0}, "all_reduce.host.latency_us: two: keys are numbers of ranks"),
-    ("all_reduce.host.gb_per_s", {2: -1.0}, "all_reduce.host.gb_per_s.2=-1.0: must be a number above 0"),
-])
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("flops", 1, "unknown entry flops; did you mean flops_per_s"),
+        ("overlap", None, "overlap is missing"),
+        ("overlap", 1.5, "overlap=1.5: must be a number of at least 0 and at most 1"),
+        ("flops_per_s", 0, "flops_per_s=0: must be a number above 0"),
+        ("flops_per_s", "fast", "flops_per_s=fast: must be a number above 0"),
+        ("step_overhead_us", None, "step_overhead_us is missing"),
+        ("step_overhead_us", -1, "step_overhead_us=-1: must be a number of at least 0"),
+        ("ranks_per_host", 0, "ranks_per_host=0: must be a whole number of at least 1"),
+        ("ranks_per_host", 2.5, "ranks_per_host=2.5: must be a whole number"),
+        ("memory_bytes", -1, "memory_bytes=-1: must be a whole number of at least 1"),
+        ("compute_device", "cud", "compute_device=cud: did you mean cuda"),
+        ("name", "", "name=: must be a text"),
+        ("kernels", 3, "kernels=3: must be a mapping with route"),
+        ("kernels.anwser", {}, "kernels: unknown entry anwser; did you mean answer"),
+        ("kernels.update", None, "kernels: update is missing"),
+        ("kernels.update.gb_per_s", None, "kernels.update: gb_per_s is missing"),
+        ("kernels.update.gb_per_s", 0, "kernels.update.gb_per_s=0: must be a number above 0"),
+        ("kernels.update.call_us", -3, "kernels.update.call_us=-3: must be a number of at least 0"),
+        ("kernels.update.step_us", -1, "kernels.update.step_us=-1: must be a number of at least 0"),
+        ("kernels.update.call_us", True, "kernels.update.call_us=True: must be a number"),
+        ("kernels.update.call_us", math.nan, "kernels.update.call_us=nan: must be a number"),
+        ("kernels.route.gb_per_s", 3, "kernels.route: unknown entry gb_per_s"),
+        ("all_to_all.rack", {}, "all_to_all: unknown entry rack"),
+        ("all_to_all.network", None, "all_to_all: network is missing"),
+        ("all_reduce.host.latency_us", {}, "all_reduce.host.latency_us is empty"),
+        (
+            "all_reduce.host.latency_us",
+            {1: 3.0},
+            "all_reduce.host.latency_us: 1: keys are numbers of ranks, 2 or more",
+        ),
+        (
+            "all_reduce.host.latency_us",
+            {"two": 3.0},
+            "all_reduce.host.latency_us: two: keys are numbers of ranks",
+        ),
+        (
+            "all_reduce.host.gb_per_s",
+            {2: -1.0},
+            "all_reduce.host.gb_per_s.2=-1.0: must be a number above 0",
+        ),
+    ],
+)
 def test_a_wrong_entry_is_named_in_one_line(path, value, said, tmp_path):
     plain = deepcopy(hardware_to_plain(read_hardware("dgx_h100")))
     _at(plain, path, value)
     (tmp_path / "h.yaml").write_text(yaml.safe_dump(plain))
     with pytest.raises(ConfigError) as error:
         read_hardware(tmp_path / "h.yaml")
-    assert said in str(error.value) and str(tmp_path / "h.yaml") in str(error.value) and "\n" not in str(error.value)
+    assert (
+        said in str(error.value)
+        and str(tmp_path / "h.yaml") in str(error.value)
+        and "\n" not in str(error.value)
+    )
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "not YAML"), ("", "must be a mapping with name"), ("- 3", "must be a mapping with name")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not YAML"),
+        ("", "must be a mapping with name"),
+        ("- 3", "must be a mapping with name"),
+    ],
+)
 def test_a_file_that_is_none_is_told_in_one_line(text, said, tmp_path):
     (tmp_path / "h.yaml").write_text(text)
     with pytest.raises(ConfigError, match=said) as error:
@@ -177,14 +219,19 @@ def test_a_file_that_is_none_is_told_in_one_line(text, said, tmp_path):
 
 
 def test_a_file_that_is_not_there_says_how_to_get_one(tmp_path):
-    with pytest.raises(ConfigError, match=r"no such file; `python -m recapp.plan calibrate path=.*h.yaml` writes one"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no such file; `python -m recapp.plan calibrate path=.*h.yaml` writes one",
+    ):
         read_hardware(tmp_path / "h.yaml")
     with pytest.raises(ConfigError, match="topology=dgx_a100 chooses a shipped machine"):
         read_hardware(tmp_path / "dgx_a100")
 
 
 def test_an_unknown_machine_has_close_matches():
-    with pytest.raises(ConfigError, match=r"topology=dgx_h10: there is no such machine; did you mean dgx_h100"):
+    with pytest.raises(
+        ConfigError, match=r"topology=dgx_h10: there is no such machine; did you mean dgx_h100"
+    ):
         read_hardware("dgx_h10")
 
 

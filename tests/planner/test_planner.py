@@ -1,4 +1,6 @@
-"""Plans that are chosen: they fit, they are the best there is where all can be tried, and equal inputs give equal plans."""
+"""Plans that are chosen: they fit, they are the best there is where all can be tried, and equal
+inputs give equal plans.
+"""
 
 import itertools
 import random
@@ -26,26 +28,38 @@ from recapp.tables.statistics import TableStatistics, default_statistics
 
 KERNELS = {name: Work(20, 10, 5.0) for name in ("answer", "combine", "spread", "update")}
 KERNELS |= {name: Work(20, 10) for name in ("route", "link", "serve", "group")}
-LINK, NETWORK = Link({2: 50, 64: 100}, {2: 3.0, 64: 3.0}), Link({2: 100, 16: 200}, {2: 0.5, 16: 0.5})
+LINK = Link({2: 50, 64: 100}, {2: 3.0, 64: 3.0})
+NETWORK = Link({2: 100, 16: 200}, {2: 0.5, 16: 0.5})
 LINKS = {"host": LINK, "network": NETWORK}
 MACHINE = Hardware("toy", "by hand", "cpu", 4, None, KERNELS, LINKS, LINKS, 1e11, 0.5)
 
 
 def table(name, rows, dim, features=1, **more):
     read = [f"{name}_{i}" for i in range(features)]
-    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=read, **more)
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=read, **more
+    )
 
 
 def setting(world, hosts=1, batch=512, rule=None, memory=None, **more):
-    topology = Topology(world, hosts, hardware=MACHINE, memory_bytes=None if memory is None else [memory] * world)
+    topology = Topology(
+        world, hosts, hardware=MACHINE, memory_bytes=None if memory is None else [memory] * world
+    )
     return Setting(topology, batch, rule or rowwise_adagrad(), **more)
 
 
-SAMPLE = [table("large_table", 1_000_000, 128), table("wide_table", 100_000, 256), table("small_table", 10_000, 32)]
+SAMPLE = [
+    table("large_table", 1_000_000, 128),
+    table("wide_table", 100_000, 256),
+    table("small_table", 10_000, 32),
+]
 
 
 def random_tables(rng, count):
-    return [table(f"t{k}", int(10 ** rng.uniform(0.5, 6)), rng.choice([8, 32, 64, 200])) for k in range(count)]
+    return [
+        table(f"t{k}", int(10 ** rng.uniform(0.5, 6)), rng.choice([8, 32, 64, 200]))
+        for k in range(count)
+    ]
 
 
 def tried(outcome):
@@ -59,7 +73,11 @@ def tried(outcome):
         choices.append(of_unit)
     least = float("inf")
     for assignment in itertools.product(*choices):
-        works = [p.placed(c.places) for u, c in zip(outcome.units, assignment, strict=True) for p in u.options[c.option]]
+        works = [
+            p.placed(c.places)
+            for u, c in zip(outcome.units, assignment, strict=True)
+            for p in u.options[c.option]
+        ]
         least = min(least, cost_of(works, outcome.setting).step_seconds)
     return least
 
@@ -77,15 +95,19 @@ def test_small_problems_get_the_best_plan_there_is(seed):
 @example(seed=181, world=2, count=10)
 def test_every_plan_tiles_its_tables_and_is_no_worse_than_the_best_uniform_one(seed, world, count):
     rng = random.Random(seed)
-    tables, asked = random_tables(rng, count), setting(world, 2 if world == 8 else 1)
+    tables = random_tables(rng, count)
+    asked = setting(world, 2 if world == 8 else 1)
     outcome = plan_tables(tables, asked)
     outcome.plan.check(tables)
     assert outcome.lower_bound_seconds <= outcome.cost.step_seconds * (1 + 1e-12)
-    assert plan_cost(tables, outcome.plan, asked).step_seconds == pytest.approx(outcome.cost.step_seconds, rel=1e-9)
+    assert plan_cost(tables, outcome.plan, asked).step_seconds == pytest.approx(
+        outcome.cost.step_seconds, rel=1e-9
+    )
     places = Places(list(range(world)), asked.topology.host_ranks())
     for kind in ShardingType:
         uniform = ShardingPlan({t.name: tile(t, kind.value, places) for t in tables}, world)
-        assert outcome.cost.step_seconds <= plan_cost(tables, uniform, asked).step_seconds + WORTH      # less is no gain
+        # less is no gain
+        assert outcome.cost.step_seconds <= plan_cost(tables, uniform, asked).step_seconds + WORTH
 
 
 def test_equal_inputs_give_equal_plans():
@@ -106,7 +128,13 @@ def test_no_rank_gets_more_than_it_has_room_for():
 
 
 def test_what_fits_nowhere_is_refused_with_the_missing_bytes_the_rank_the_tables_and_what_helps():
-    with pytest.raises(PlanError, match=r"does not fit: rank \d lacks [\d,]+ bytes .*large_table.*What helps: .*trainer.devices"):
+    with pytest.raises(
+        PlanError,
+        match=(
+            r"does not fit: rank \d lacks [\d,]+ bytes .*large_table.*What helps: "
+            r".*trainer.devices"
+        ),
+    ):
         plan_tables(SAMPLE, setting(2, memory=10**8, rule=adam()))
 
 
@@ -118,43 +146,93 @@ def planned(constraints, tables=SAMPLE, world=4, hosts=2):
 
 
 def test_types_ranks_hosts_modes_and_strips_are_as_constrained():
-    plan = planned({"large*": ParameterConstraints(sharding_types=["row_wise"], ranks=[1, 3]),
-                    "wide_table": ParameterConstraints(sharding_types=["column_wise"], min_partition=128, modes=["pooled"]),
-                    "small_table": ParameterConstraints(hosts=[1])})
+    plan = planned(
+        {
+            "large*": ParameterConstraints(sharding_types=["row_wise"], ranks=[1, 3]),
+            "wide_table": ParameterConstraints(
+                sharding_types=["column_wise"], min_partition=128, modes=["pooled"]
+            ),
+            "small_table": ParameterConstraints(hosts=[1]),
+        }
+    )
     assert plan["large_table"].sharding_type == "row_wise" and plan["large_table"].ranks == [1, 3]
-    assert {len(s.cols) for s in plan["wide_table"].shards} == {128} and plan["wide_table"].mode == "pooled"
+    assert {len(s.cols) for s in plan["wide_table"].shards} == {128} and plan[
+        "wide_table"
+    ].mode == "pooled"
     assert set(plan["small_table"].ranks) <= {2, 3}
 
 
 def test_tables_kept_together_share_ranks_and_tables_kept_apart_share_none():
     tables = [table(f"t{k}", 5000, 16) for k in range(4)]
     whole = ParameterConstraints(sharding_types=["table_wise"])
-    plan = planned({"t0": ParameterConstraints(together="a").over(whole), "t1": ParameterConstraints(together="a").over(whole),
-                    "t2": ParameterConstraints(apart="b").over(whole), "t3": ParameterConstraints(apart="b").over(whole)}, tables)
+    plan = planned(
+        {
+            "t0": ParameterConstraints(together="a").over(whole),
+            "t1": ParameterConstraints(together="a").over(whole),
+            "t2": ParameterConstraints(apart="b").over(whole),
+            "t3": ParameterConstraints(apart="b").over(whole),
+        },
+        tables,
+    )
     assert plan["t0"].ranks == plan["t1"].ranks and plan["t2"].ranks != plan["t3"].ranks
 
 
 def test_a_name_wins_over_a_glob():
-    plan = planned({"*": ParameterConstraints(sharding_types=["row_wise"]),
-                    "small_table": ParameterConstraints(sharding_types=["data_parallel"])})
+    plan = planned(
+        {
+            "*": ParameterConstraints(sharding_types=["row_wise"]),
+            "small_table": ParameterConstraints(sharding_types=["data_parallel"]),
+        }
+    )
     assert [s.sharding_type for s in plan.values()] == ["row_wise", "row_wise", "data_parallel"]
 
 
-@pytest.mark.parametrize(("constraints", "says"), [
-    ({"larg": ParameterConstraints()}, "constraints.larg: no such table; did you mean large_table"),
-    ({"large_table": ParameterConstraints(sharding_types=["row_wize"])}, "unknown type row_wize; did you mean row_wise"),
-    ({"large_table": ParameterConstraints(ranks=[9])}, r"rank 9 is not there: there are 4 \(ranks 0..3\)"),
-    ({"large_table": ParameterConstraints(hosts=[2])}, "host 2 is not there"),
-    ({"large_table": ParameterConstraints(ranks=[0], hosts=[1])}, "are none of those of hosts"),
-    ({"large_table": ParameterConstraints(min_partition=0)}, "min_partition=0: a strip has at least 1 column"),
-    ({"*_table": ParameterConstraints(together="a", apart="b")}, r"together \(a\) and apart \(b\) at once"),
-    ({"large_table": ParameterConstraints(together="a", sharding_types=["row_wise"]),
-      "wide_table": ParameterConstraints(together="a", sharding_types=["data_parallel"])}, "no type in common"),
-    ({"large_table": ParameterConstraints(together="a", ranks=[0]), "wide_table": ParameterConstraints(together="a", ranks=[1])},
-     "no rank in common"),
-    ({"large_table": ParameterConstraints(sharding_types=["data_parallel"], ranks=[0, 1])}, "nothing is left to choose from"),
-    ({"large_table": ParameterConstraints(modes=["pool"])}, "unknown mode pool"),
-])
+@pytest.mark.parametrize(
+    ("constraints", "says"),
+    [
+        (
+            {"larg": ParameterConstraints()},
+            "constraints.larg: no such table; did you mean large_table",
+        ),
+        (
+            {"large_table": ParameterConstraints(sharding_types=["row_wize"])},
+            "unknown type row_wize; did you mean row_wise",
+        ),
+        (
+            {"large_table": ParameterConstraints(ranks=[9])},
+            r"rank 9 is not there: there are 4 \(ranks 0..3\)",
+        ),
+        ({"large_table": ParameterConstraints(hosts=[2])}, "host 2 is not there"),
+        ({"large_table": ParameterConstraints(ranks=[0], hosts=[1])}, "are none of those of hosts"),
+        (
+            {"large_table": ParameterConstraints(min_partition=0)},
+            "min_partition=0: a strip has at least 1 column",
+        ),
+        (
+            {"*_table": ParameterConstraints(together="a", apart="b")},
+            r"together \(a\) and apart \(b\) at once",
+        ),
+        (
+            {
+                "large_table": ParameterConstraints(together="a", sharding_types=["row_wise"]),
+                "wide_table": ParameterConstraints(together="a", sharding_types=["data_parallel"]),
+            },
+            "no type in common",
+        ),
+        (
+            {
+                "large_table": ParameterConstraints(together="a", ranks=[0]),
+                "wide_table": ParameterConstraints(together="a", ranks=[1]),
+            },
+            "no rank in common",
+        ),
+        (
+            {"large_table": ParameterConstraints(sharding_types=["data_parallel"], ranks=[0, 1])},
+            "nothing is left to choose from",
+        ),
+        ({"large_table": ParameterConstraints(modes=["pool"])}, "unknown mode pool"),
+    ],
+)
 def test_a_constraint_that_cannot_hold_is_refused_by_name(constraints, says):
     with pytest.raises(PlanError, match=says):
         planned(constraints)
@@ -170,23 +248,35 @@ def crowded(rows):
 
 def test_rows_whose_requests_crowd_are_cut_unevenly():
     tables = [table("t", 40_000, 64)]
-    outcome = plan_tables(tables, setting(4, batch=4096, statistics={"t": crowded(40_000)}),
-                          {"t": ParameterConstraints(sharding_types=["row_wise"])})
+    outcome = plan_tables(
+        tables,
+        setting(4, batch=4096, statistics={"t": crowded(40_000)}),
+        {"t": ParameterConstraints(sharding_types=["row_wise"])},
+    )
     assert [len(s.rows) for s in outcome.plan.tables["t"].shards] == [2500, 2500, 2500, 32_500]
-    equal = ShardingPlan({"t": tile(tables[0], "row_wise", Places([0, 1, 2, 3], [[0, 1, 2, 3]]))}, 4)
+    equal = ShardingPlan(
+        {"t": tile(tables[0], "row_wise", Places([0, 1, 2, 3], [[0, 1, 2, 3]]))}, 4
+    )
     assert outcome.cost.step_seconds < plan_cost(tables, equal, outcome.setting).step_seconds
 
 
 def test_long_bags_that_repeat_no_row_are_pooled_and_one_hot_features_are_not():
     tables = [table("long", 10_000_000, 64), table("one", 10_000_000, 64)]
     spread = TableStatistics(10_000_000, 50.0, 1.0, ((1.0, 1.0), (1e7, 1e7)))
-    outcome = plan_tables(tables, setting(2, statistics={"long": spread}), {"*": ParameterConstraints(sharding_types=["table_wise"])})
+    outcome = plan_tables(
+        tables,
+        setting(2, statistics={"long": spread}),
+        {"*": ParameterConstraints(sharding_types=["table_wise"])},
+    )
     assert [s.mode for s in outcome.plan.tables.values()] == ["pooled", "unique"]
 
 
 def test_pooling_factors_stand_in_for_statistics():
     asked = {"*": ParameterConstraints(pooling_factors=[20.0])}
-    assert plan_tables(SAMPLE, setting(2), asked).cost.step_seconds > plan_tables(SAMPLE, setting(2)).cost.step_seconds
+    assert (
+        plan_tables(SAMPLE, setting(2), asked).cost.step_seconds
+        > plan_tables(SAMPLE, setting(2)).cost.step_seconds
+    )
     assert default_statistics(SAMPLE[0], 20.0).ids_per_sample == 20.0
 
 
@@ -200,11 +290,23 @@ class Model(torch.nn.Module):
 
 
 def test_the_planner_takes_a_model_and_its_plan_shows_type_placement_offsets_and_sizes():
-    planner = EmbeddingShardingPlanner(topology=Topology(world_size=2, compute_device="cpu"), constraints={
-        "wide_table": ParameterConstraints(sharding_types=[ShardingType.COLUMN_WISE.value], min_partition=128)})
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=2, compute_device="cpu"),
+        constraints={
+            "wide_table": ParameterConstraints(
+                sharding_types=[ShardingType.COLUMN_WISE.value], min_partition=128
+            )
+        },
+    )
     plan = planner.plan(Model(SAMPLE))
-    shown = {name: (s.sharding_type, [(p.placement, p.shard_offsets, p.shard_sizes) for p in s.shards]) for name, s in plan.items()}
-    assert shown["wide_table"] == ("column_wise", [("rank:0", [0, 0], [100_000, 128]), ("rank:1", [0, 128], [100_000, 128])])
+    shown = {
+        name: (s.sharding_type, [(p.placement, p.shard_offsets, p.shard_sizes) for p in s.shards])
+        for name, s in plan.items()
+    }
+    assert shown["wide_table"] == (
+        "column_wise",
+        [("rank:0", [0, 0], [100_000, 128]), ("rank:1", [0, 128], [100_000, 128])],
+    )
 
 
 def collectively(comm, constraints):

@@ -1,4 +1,6 @@
-"""Plans from rules: first match wins, names beat globs, equal inputs give equal plans, and load is spread."""
+"""Plans from rules: first match wins, names beat globs, equal inputs give equal plans, and load is
+spread.
+"""
 
 import random
 import re
@@ -18,17 +20,57 @@ from recapp.planner.topology import Topology, machine
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics
 
-MIXED = [PlanRule("row_wise", rows_above=100_000, dim_below=256), PlanRule("column_wise", dim_at_least=256),
-         PlanRule("data_parallel", rows_at_most=6_000), PlanRule("table_wise")]
-CRITEO = [203931, 18598, 14092, 7012, 18977, 4, 6385, 1245, 49, 186213, 71328, 67288, 11, 2168, 7338, 61, 4, 932, 15, 204515, 141526,
-          199433, 60919, 9137, 71, 34]
+MIXED = [
+    PlanRule("row_wise", rows_above=100_000, dim_below=256),
+    PlanRule("column_wise", dim_at_least=256),
+    PlanRule("data_parallel", rows_at_most=6_000),
+    PlanRule("table_wise"),
+]
+CRITEO = [
+    203931,
+    18598,
+    14092,
+    7012,
+    18977,
+    4,
+    6385,
+    1245,
+    49,
+    186213,
+    71328,
+    67288,
+    11,
+    2168,
+    7338,
+    61,
+    4,
+    932,
+    15,
+    204515,
+    141526,
+    199433,
+    60919,
+    9137,
+    71,
+    34,
+]
 
 
 def table(name, rows, dim, dtype="fp32"):
-    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[f"feature_of_{name}"], data_type=dtype)
+    return EmbeddingBagConfig(
+        name=name,
+        num_embeddings=rows,
+        embedding_dim=dim,
+        feature_names=[f"feature_of_{name}"],
+        data_type=dtype,
+    )
 
 
-SAMPLE = [table("large_table", 1_000_000, 128), table("wide_table", 100_000, 256), table("small_table", 10_000, 32)]
+SAMPLE = [
+    table("large_table", 1_000_000, 128),
+    table("wide_table", 100_000, 256),
+    table("small_table", 10_000, 32),
+]
 
 
 def plan(tables, rules=MIXED, world=2, hosts=1, **options):
@@ -51,7 +93,11 @@ def weights(tables, made):
 
 def test_the_mixed_rules_give_the_three_sample_tables_three_types_and_even_bytes():
     made = plan(SAMPLE)
-    assert types(made) == {"large_table": "row_wise", "wide_table": "column_wise", "small_table": "table_wise"}
+    assert types(made) == {
+        "large_table": "row_wise",
+        "wide_table": "column_wise",
+        "small_table": "table_wise",
+    }
     assert sorted(weights(SAMPLE, made)) == [307_200_000, 308_480_000]
 
 
@@ -59,81 +105,151 @@ def test_the_mixed_rules_mix_three_types_on_criteos_tables():
     tables = [table(f"C{k + 1}", rows, 16) for k, rows in enumerate(CRITEO)]
     found = types(plan(tables))
     assert set(found.values()) == {"row_wise", "table_wise", "data_parallel"}
-    assert found["C1"] == "row_wise" and found["C2"] == "table_wise" and found["C6"] == "data_parallel"
+    assert (
+        found["C1"] == "row_wise" and found["C2"] == "table_wise" and found["C6"] == "data_parallel"
+    )
 
 
-@pytest.mark.parametrize(("rows", "dim", "kind"), [
-    (100_001, 255, "row_wise"), (100_000, 255, "table_wise"), (100_001, 256, "column_wise"), (10, 256, "column_wise"),
-    (6_000, 255, "data_parallel"), (6_001, 255, "table_wise")])
+@pytest.mark.parametrize(
+    ("rows", "dim", "kind"),
+    [
+        (100_001, 255, "row_wise"),
+        (100_000, 255, "table_wise"),
+        (100_001, 256, "column_wise"),
+        (10, 256, "column_wise"),
+        (6_000, 255, "data_parallel"),
+        (6_001, 255, "table_wise"),
+    ],
+)
 def test_bounds_of_a_rule_are_where_its_condition_says(rows, dim, kind):
     assert types(plan([table("t", rows, dim)])) == {"t": kind}
 
 
 def test_rules_may_name_tables_and_globs_and_set_their_mode():
     rules = [PlanRule("row_wise", tables=["user_*", "item"], mode="pooled"), PlanRule("table_wise")]
-    made = plan([table(n, 10, 4) for n in ("user_id", "item", "item_id", "my_user_x")], rules).tables
-    assert [(s.sharding_type, s.mode) for s in made.values()] == [("row_wise", "pooled")] * 2 + [("table_wise", "unique")] * 2
+    made = plan(
+        [table(n, 10, 4) for n in ("user_id", "item", "item_id", "my_user_x")], rules
+    ).tables
+    assert [(s.sharding_type, s.mode) for s in made.values()] == [("row_wise", "pooled")] * 2 + [
+        ("table_wise", "unique")
+    ] * 2
 
 
 def test_a_glob_written_as_text_is_one_glob():
-    rules = [read_rule({"type": "row_wise", "tables": "C*"}, "plan.rules[0]"), PlanRule("table_wise")]
-    assert types(plan([table("C1", 10, 4), table("x", 10, 4)], rules)) == {"C1": "row_wise", "x": "table_wise"}
+    rules = [
+        read_rule({"type": "row_wise", "tables": "C*"}, "plan.rules[0]"),
+        PlanRule("table_wise"),
+    ]
+    assert types(plan([table("C1", 10, 4), table("x", 10, 4)], rules)) == {
+        "C1": "row_wise",
+        "x": "table_wise",
+    }
 
 
 def test_single_tables_are_overridden_by_name_or_glob_and_a_name_wins_whatever_the_order():
     for order in (("*_table", "small_table"), ("small_table", "*_table")):
         kinds = {"*_table": "table_wise", "small_table": "data_parallel"}
         made = plan(SAMPLE, overrides={k: kinds[k] for k in order})
-        assert types(made) == {"large_table": "table_wise", "wide_table": "table_wise", "small_table": "data_parallel"}
+        assert types(made) == {
+            "large_table": "table_wise",
+            "wide_table": "table_wise",
+            "small_table": "data_parallel",
+        }
 
 
 def test_an_override_needs_no_rule_that_matches():
-    made = plan(SAMPLE[:1], [PlanRule("table_wise", rows_at_most=5)], overrides={"large_table": "row_wise"})
+    made = plan(
+        SAMPLE[:1], [PlanRule("table_wise", rows_at_most=5)], overrides={"large_table": "row_wise"}
+    )
     assert types(made) == {"large_table": "row_wise"}
 
 
 def test_an_override_of_no_table_offers_the_close_matches():
-    with pytest.raises(PlanError, match=r"plan.tables.larg_table: no such table; did you mean large_table"):
+    with pytest.raises(
+        PlanError, match=r"plan.tables.larg_table: no such table; did you mean large_table"
+    ):
         plan(SAMPLE, overrides={"larg_table": "row_wise"})
-    with pytest.raises(PlanError, match=r"plan.tables.Z\*: no such table; known: large_table, small_table, wide_table"):
+    with pytest.raises(
+        PlanError,
+        match=r"plan.tables.Z\*: no such table; known: large_table, small_table, wide_table",
+    ):
         plan(SAMPLE, overrides={"Z*": "row_wise"})
 
 
 def test_a_table_without_a_rule_is_an_error_that_says_how_to_end_the_list():
-    with pytest.raises(PlanError, match=r"table small_table \(10,000 x 32\): no rule of the plan matches; .*e.g. \{type: table_wise\}"):
+    with pytest.raises(
+        PlanError,
+        match=(
+            r"table small_table \(10,000 x 32\): no rule of the plan matches; .*e.g. \{type: "
+            r"table_wise\}"
+        ),
+    ):
         plan(SAMPLE, [PlanRule("row_wise", rows_above=50_000)])
 
 
 def test_unknown_conditions_and_types_are_refused():
-    with pytest.raises(ConfigError, match=r"plan.rules\[2\]: unknown condition row_above; did you mean rows_above"):
+    with pytest.raises(
+        ConfigError, match=r"plan.rules\[2\]: unknown condition row_above; did you mean rows_above"
+    ):
         read_rule({"type": "row_wise", "row_above": 5}, "plan.rules[2]")
     with pytest.raises(ConfigError, match="a rule needs a type, one of table_wise, column_wise"):
         read_rule({"rows_above": 5}, "plan.rules[0]")
-    with pytest.raises(PlanError, match="table large_table: unknown sharding type rowwise; did you mean row_wise"):
+    with pytest.raises(
+        PlanError, match="table large_table: unknown sharding type rowwise; did you mean row_wise"
+    ):
         plan(SAMPLE, [read_rule({"type": "rowwise"}, "plan.rules[0]")])
 
 
 def test_values_that_no_condition_can_have_are_refused():
-    for plain, says in (({"rows_above": "many"}, r"plan.rules\[0\].rows_above=many: must be a number of at least 0"),
-                        ({"memory_share_above": -1}, r"plan.rules\[0\].memory_share_above=-1: must be a number of at least 0"),
-                        ({"dim_below": True}, "dim_below=True: must be a number"),
-                        ({"lookups_per_row_above": float("nan")}, "=nan: must be"),
-                        ({"access": "frequently"}, r"plan.rules\[0\].access=frequently: did you mean frequent"),
-                        ({"interconnect": "infiniband"}, "interconnect=infiniband: .*fast.*slow")):
+    for plain, says in (
+        (
+            {"rows_above": "many"},
+            r"plan.rules\[0\].rows_above=many: must be a number of at least 0",
+        ),
+        (
+            {"memory_share_above": -1},
+            (
+                r"plan.rules\[0\].memory_share_above=-1: must be a number of at least "
+                r"0"
+            ),
+        ),
+        ({"dim_below": True}, "dim_below=True: must be a number"),
+        ({"lookups_per_row_above": float("nan")}, "=nan: must be"),
+        ({"access": "frequently"}, r"plan.rules\[0\].access=frequently: did you mean frequent"),
+        ({"interconnect": "infiniband"}, "interconnect=infiniband: .*fast.*slow"),
+    ):
         with pytest.raises(ConfigError, match=says):
             read_rule({"type": "row_wise", **plain}, "plan.rules[0]")
-    with pytest.raises(ConfigError, match=r"plan.rules\[1\]=row_wise: a rule is a type and its conditions, e.g. \{type: row_wise"):
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"plan.rules\[1\]=row_wise: a rule is a type and its "
+            r"conditions, e.g. \{type: row_wise"
+        ),
+    ):
         read_rule("row_wise", "plan.rules[1]")
 
 
 def test_each_decision_names_the_rule_that_fired():
-    made = plan(SAMPLE, [PlanRule("row_wise", rows_above=100_000, dim_below=256), PlanRule("table_wise", tables=["wide*", "x"]),
-                         PlanRule("data_parallel")], overrides={"small*": "table_wise"})
+    made = plan(
+        SAMPLE,
+        [
+            PlanRule("row_wise", rows_above=100_000, dim_below=256),
+            PlanRule("table_wise", tables=["wide*", "x"]),
+            PlanRule("data_parallel"),
+        ],
+        overrides={"small*": "table_wise"},
+    )
     assert made.reasons == {
-        "large_table": "rules[0] of mixed: row_wise for more than 100,000 rows, fewer than 256 columns",
+        "large_table": (
+            "rules[0] of mixed: row_wise for more than 100,000 rows, fewer than 256 columns"
+        ),
         "wide_table": "rules[1] of mixed: table_wise for named wide* or x",
-        "small_table": "plan.tables.small*=table_wise"}
-    assert plan(SAMPLE[2:], [PlanRule("data_parallel")]).reasons == {"small_table": "rules[0] of mixed: data_parallel for all that is left"}
+        "small_table": "plan.tables.small*=table_wise",
+    }
+    assert plan(SAMPLE[2:], [PlanRule("data_parallel")]).reasons == {
+        "small_table": "rules[0] of mixed: data_parallel for all that is left"
+    }
 
 
 def first_to_fire(conditions, t=SAMPLE[0], **options):
@@ -149,35 +265,81 @@ def test_lookups_per_row_are_ids_of_all_ranks_over_rows():
     known = {"batch_per_rank": 300, "world": 2}
     (facts,) = table_facts([t], Topology(2), batch_per_rank=300)
     assert facts.lookups_per_row == 0.6 and facts.access == "between"
-    assert first_to_fire({"lookups_per_row_above": 0.59}, t, **known) and not first_to_fire({"lookups_per_row_above": 0.6}, t, **known)
+    assert first_to_fire({"lookups_per_row_above": 0.59}, t, **known) and not first_to_fire(
+        {"lookups_per_row_above": 0.6}, t, **known
+    )
     assert first_to_fire({"lookups_per_row_at_most": 0.6}, t, **known)
     assert first_to_fire({"lookups_per_row_above": 1.79}, t, statistics=three, **known)
-    assert first_to_fire({"access": "frequent"}, t, statistics=three, **known) and not first_to_fire({"access": "frequent"}, t, **known)
-    assert first_to_fire({"access": "sparse"}, table("t", 60_000, 8), **known) and not first_to_fire({"access": "sparse"}, t, **known)
+    assert first_to_fire(
+        {"access": "frequent"}, t, statistics=three, **known
+    ) and not first_to_fire({"access": "frequent"}, t, **known)
+    assert first_to_fire(
+        {"access": "sparse"}, table("t", 60_000, 8), **known
+    ) and not first_to_fire({"access": "sparse"}, t, **known)
     two = replace(t, feature_names=["a", "b"])
     assert first_to_fire({"lookups_per_row_above": 1.1}, two, **known)
 
 
 def test_memory_interconnect_and_hosts_are_asked_of_the_topology():
-    t = table("t", 1000, 8)                                         # 32,000 bytes
+    t = table("t", 1000, 8)  # 32,000 bytes
     small = Topology(2, memory_bytes=[90_000, 74_000], reserve_bytes=10_000)
     for share, fires in ((0.49, True), (0.5, False)):
-        made = plan_by_rules([t], small, [PlanRule("row_wise", memory_share_above=share), PlanRule("table_wise")], name="x")
+        made = plan_by_rules(
+            [t],
+            small,
+            [PlanRule("row_wise", memory_share_above=share), PlanRule("table_wise")],
+            name="x",
+        )
         assert (made.tables["t"].sharding_type == "row_wise") is fires
-    one, two, slow = machine("dgx_h100"), machine("dgx_h100_x2"), machine("dgx1_v100", 16)
+    one = machine("dgx_h100")
+    two = machine("dgx_h100_x2")
+    slow = machine("dgx1_v100", 16)
     for topology, conditions, fires in (
-            (one, {"interconnect": "fast"}, True), (one, {"interconnect": "slow"}, False), (slow, {"interconnect": "slow"}, True),
-            (machine("dgx1_v100"), {"interconnect": "fast"}, True), (two, {"hosts_at_least": 2}, True), (one, {"hosts_at_least": 2}, False),
-            (one, {"hosts_at_most": 1}, True), (two, {"hosts_at_most": 1}, False)):
-        made = plan_by_rules([t], topology, [PlanRule("row_wise", **conditions), PlanRule("table_wise")], name="x")
-        assert (made.tables["t"].sharding_type == "row_wise") is fires, (topology.world_size, conditions)
+        (one, {"interconnect": "fast"}, True),
+        (one, {"interconnect": "slow"}, False),
+        (slow, {"interconnect": "slow"}, True),
+        (machine("dgx1_v100"), {"interconnect": "fast"}, True),
+        (two, {"hosts_at_least": 2}, True),
+        (one, {"hosts_at_least": 2}, False),
+        (one, {"hosts_at_most": 1}, True),
+        (two, {"hosts_at_most": 1}, False),
+    ):
+        made = plan_by_rules(
+            [t], topology, [PlanRule("row_wise", **conditions), PlanRule("table_wise")], name="x"
+        )
+        assert (made.tables["t"].sharding_type == "row_wise") is fires, (
+            topology.world_size,
+            conditions,
+        )
 
 
-@pytest.mark.parametrize(("conditions", "says"), [
-    ({"access": "sparse"}, "rules that ask for access do not fire: the batch size is not known"),
-    ({"lookups_per_row_at_most": 9}, "rules that ask for lookups_per_row_at_most do not fire: the batch size is not known"),
-    ({"memory_share_at_most": 9}, r"rules that ask for memory_share_at_most do not fire: no memory is known \(topology.memory_bytes\)"),
-    ({"interconnect": "slow"}, r"rules that ask for interconnect do not fire: no interconnect is known \(topology.hardware\)")])
+@pytest.mark.parametrize(
+    ("conditions", "says"),
+    [
+        (
+            {"access": "sparse"},
+            "rules that ask for access do not fire: the batch size is not known",
+        ),
+        (
+            {"lookups_per_row_at_most": 9},
+            "rules that ask for lookups_per_row_at_most do not fire: the batch size is not known",
+        ),
+        (
+            {"memory_share_at_most": 9},
+            (
+                r"rules that ask for memory_share_at_most do not fire: no memory is known "
+                r"\(topology.memory_bytes\)"
+            ),
+        ),
+        (
+            {"interconnect": "slow"},
+            (
+                r"rules that ask for interconnect do not fire: no interconnect is known "
+                r"\(topology.hardware\)"
+            ),
+        ),
+    ],
+)
 def test_what_is_unknown_fires_no_rule_and_is_noted(conditions, says):
     made = plan(SAMPLE, [PlanRule("row_wise", **conditions), PlanRule("table_wise")])
     assert set(types(made).values()) == {"table_wise"}
@@ -185,16 +347,35 @@ def test_what_is_unknown_fires_no_rule_and_is_noted(conditions, says):
     assert not plan(SAMPLE).notes
 
 
-PRODUCTION_CASES = {"users": (1_500_000, 128, "row_wise"), "texts": (100_000, 512, "column_wise"), "days": (10_000, 32, "table_wise"),
-                    "bounds": (1_000_000, 256, "table_wise"), "both": (1_000_001, 512, "row_wise"), "wide": (1_000_000, 257, "column_wise")}
+PRODUCTION_CASES = {
+    "users": (1_500_000, 128, "row_wise"),
+    "texts": (100_000, 512, "column_wise"),
+    "days": (10_000, 32, "table_wise"),
+    "bounds": (1_000_000, 256, "table_wise"),
+    "both": (1_000_001, 512, "row_wise"),
+    "wide": (1_000_000, 257, "column_wise"),
+}
 
 
 def test_the_production_rules_are_strict_by_name_and_as_a_function():
-    sizes = {n: {"num_embeddings": rows, "embedding_dim": dim} for n, (rows, dim, _) in PRODUCTION_CASES.items()}
+    sizes = {
+        n: {"num_embeddings": rows, "embedding_dim": dim}
+        for n, (rows, dim, _) in PRODUCTION_CASES.items()
+    }
     wanted = {n: kind for n, (_, _, kind) in PRODUCTION_CASES.items()}
     assert production_plan(sizes) == wanted and list(PRODUCTION) == shipped("production")
-    assert types(plan([table(n, rows, dim) for n, (rows, dim, _) in PRODUCTION_CASES.items()], shipped("production"))) == wanted
-    with pytest.raises(ConfigError, match="table users: embedding_dim must be given; there is num_embeddings"):
+    assert (
+        types(
+            plan(
+                [table(n, rows, dim) for n, (rows, dim, _) in PRODUCTION_CASES.items()],
+                shipped("production"),
+            )
+        )
+        == wanted
+    )
+    with pytest.raises(
+        ConfigError, match="table users: embedding_dim must be given; there is num_embeddings"
+    ):
         production_plan({"users": {"num_embeddings": 5}})
 
 
@@ -202,39 +383,74 @@ def test_the_mixed_rules_are_those_that_are_shipped():
     assert shipped("mixed") == MIXED
 
 
-@pytest.mark.parametrize(("rows", "dim", "topology", "kind"), [
-    (1_000, 16, "dgx_h100", "data_parallel"),                       # small, read every step
-    (99_999, 16, "dgx_h100", "table_wise"),                         # small
-    (100_000, 16, "dgx_h100", "row_wise"),                          # between, where all-to-all is cheap
-    (100_000, 16, "dgx1_v100", "row_wise"),
-    (100_000, 16, None, "table_wise"),                              # nobody knows what it costs
-    (900_000_000, 16, "dgx_h100", "row_wise"),                      # little memory: rows,
-    (60_000_000, 256, "dgx_h100", "column_wise"),                   # or columns where they are wide
-    (900_000_000, 16, "dgx_h100_x2", "table_row_wise"),             # several hosts: inside one
-    (60_000_000, 256, "dgx_h100_x2", "table_row_wise"),
-    (10_000_000, 16, "dgx_h100", "row_wise"),                       # rarely read
-    (10_000_000, 16, "dgx_h100_x2", "table_row_wise"),
-    (10_000_000, 16, None, "row_wise")])
+@pytest.mark.parametrize(
+    ("rows", "dim", "topology", "kind"),
+    [
+        (1_000, 16, "dgx_h100", "data_parallel"),  # small, read every step
+        (99_999, 16, "dgx_h100", "table_wise"),  # small
+        (100_000, 16, "dgx_h100", "row_wise"),  # between, where all-to-all is cheap
+        (100_000, 16, "dgx1_v100", "row_wise"),
+        (100_000, 16, None, "table_wise"),  # nobody knows what it costs
+        (900_000_000, 16, "dgx_h100", "row_wise"),  # little memory: rows,
+        (60_000_000, 256, "dgx_h100", "column_wise"),  # or columns where they are wide
+        (900_000_000, 16, "dgx_h100_x2", "table_row_wise"),  # several hosts: inside one
+        (60_000_000, 256, "dgx_h100_x2", "table_row_wise"),
+        (10_000_000, 16, "dgx_h100", "row_wise"),  # rarely read
+        (10_000_000, 16, "dgx_h100_x2", "table_row_wise"),
+        (10_000_000, 16, None, "row_wise"),
+    ],
+)
 def test_the_guidelines_do_what_the_field_advises(rows, dim, topology, kind):
-    made = plan_by_rules([table("t", rows, dim)], machine(topology) if topology else Topology(8), shipped("guidelines"), name="guidelines",
-                         batch_per_rank=1024)
+    made = plan_by_rules(
+        [table("t", rows, dim)],
+        machine(topology) if topology else Topology(8),
+        shipped("guidelines"),
+        name="guidelines",
+        batch_per_rank=1024,
+    )
     assert types(made) == {"t": kind}, made.reasons
 
 
 def test_the_guidelines_keep_large_tables_whole_that_are_read_every_step():
     t = table("t", 200_000, 16)
-    made = plan_by_rules([t], Topology(8), shipped("guidelines"), name="guidelines", batch_per_rank=1024,
-                         statistics={"t": default_statistics(t, 40.0)})
+    made = plan_by_rules(
+        [t],
+        Topology(8),
+        shipped("guidelines"),
+        name="guidelines",
+        batch_per_rank=1024,
+        statistics={"t": default_statistics(t, 40.0)},
+    )
     assert types(made) == {"t": "table_wise"} and "frequent access" in made.reasons["t"]
 
 
 def test_round_robin_deals_strips_and_hosts_in_the_models_order():
-    tables = [table("a", 9, 128), table("r", 9, 16), table("b", 5, 16), table("c", 90, 64), table("d", 1, 192)]
-    rules = [PlanRule("column_wise", dim_at_least=128), PlanRule("row_wise", tables=["r"]), PlanRule("table_wise")]
+    tables = [
+        table("a", 9, 128),
+        table("r", 9, 16),
+        table("b", 5, 16),
+        table("c", 90, 64),
+        table("d", 1, 192),
+    ]
+    rules = [
+        PlanRule("column_wise", dim_at_least=128),
+        PlanRule("row_wise", tables=["r"]),
+        PlanRule("table_wise"),
+    ]
     made = plan(tables, rules, world=3, deal="round_robin").tables
-    assert {n: [s.rank for s in made[n].shards] for n in "abcd"} == {"a": [0, 1], "b": [2], "c": [0], "d": [1, 2, 0]}
-    grid = plan([table("g", 10, 128), table("t", 10, 8)], [PlanRule("grid_shard", dim_at_least=128), PlanRule("table_row_wise")],
-                world=6, hosts=3, deal="round_robin").tables
+    assert {n: [s.rank for s in made[n].shards] for n in "abcd"} == {
+        "a": [0, 1],
+        "b": [2],
+        "c": [0],
+        "d": [1, 2, 0],
+    }
+    grid = plan(
+        [table("g", 10, 128), table("t", 10, 8)],
+        [PlanRule("grid_shard", dim_at_least=128), PlanRule("table_row_wise")],
+        world=6,
+        hosts=3,
+        deal="round_robin",
+    ).tables
     assert (grid["g"].ranks, grid["t"].ranks) == ([0, 1, 2, 3], [4, 5])
     with pytest.raises(PlanError, match=r"plan.deal=roundrobin: did you mean round_robin"):
         plan(tables, deal="roundrobin")
@@ -252,25 +468,35 @@ def test_whole_tables_are_dealt_largest_first_so_no_rank_is_a_table_ahead_of_nee
     tables = [table(f"C{k + 1}", rows, 16) for k, rows in enumerate(CRITEO)]
     held = weights(tables, plan(tables, [PlanRule("table_wise")], world))
     assert sum(held) == sum(CRITEO) * 16 * 4
-    assert max(held) <= max(max(CRITEO) * 64, 4 / 3 * sum(held) / world)      # Graham's bound for largest first
+    # Graham's bound for largest first
+    assert max(held) <= max(max(CRITEO) * 64, 4 / 3 * sum(held) / world)
 
 
 def test_whole_tables_make_room_for_what_has_no_choice():
-    """Rank 1 has one row less of the spread ones, so the largest whole table goes there, although it is named first."""
+    """Rank 1 has one row less of the spread ones, so the largest whole table goes there, although
+    it is named first.
+    """
     tables = [table("whole", 6, 64), table("spread", 4, 64), table("last", 5, 64)]
-    made = plan([*tables, table("odd", 1, 64)], [PlanRule("row_wise", tables=["spread", "odd"]), PlanRule("table_wise")]).tables
+    made = plan(
+        [*tables, table("odd", 1, 64)],
+        [PlanRule("row_wise", tables=["spread", "odd"]), PlanRule("table_wise")],
+    ).tables
     assert (made["whole"].ranks, made["last"].ranks) == ([1], [0])
 
 
 def test_hosts_bound_table_row_wise_and_grid_shards():
-    made = plan([table("a", 100, 8), table("b", 100, 8)], [PlanRule("table_row_wise")], world=4, hosts=2)
+    made = plan(
+        [table("a", 100, 8), table("b", 100, 8)], [PlanRule("table_row_wise")], world=4, hosts=2
+    )
     assert sorted(s.ranks for s in made.tables.values()) == [[0, 1], [2, 3]]
     grid = plan([table("g", 100, 128)], [PlanRule("grid_shard")], world=4, hosts=2).tables["g"]
     assert [(s.rank, s.cols.start) for s in grid.shards] == [(0, 0), (1, 0), (2, 64), (3, 64)]
 
 
 def test_ranks_that_do_not_spread_over_the_hosts_are_refused():
-    with pytest.raises(ConfigError, match=r"topology.hosts=3: 4 ranks must spread equally; use one of \[1, 2, 4\]"):
+    with pytest.raises(
+        ConfigError, match=r"topology.hosts=3: 4 ranks must spread equally; use one of \[1, 2, 4\]"
+    ):
         Topology(4, 3)
     with pytest.raises(ConfigError, match="world_size=0: must be at least 1"):
         Topology(0)
@@ -279,13 +505,21 @@ def test_ranks_that_do_not_spread_over_the_hosts_are_refused():
 def test_plans_are_told_as_rows_for_people():
     told = plan_rows(SAMPLE, plan(SAMPLE))
     assert [(r["table"], r["rows"], r["dim"], r["type"]) for r in told] == [
-        ("large_table", 1_000_000, 128, "row_wise"), ("wide_table", 100_000, 256, "column_wise"), ("small_table", 10_000, 32, "table_wise")]
+        ("large_table", 1_000_000, 128, "row_wise"),
+        ("wide_table", 100_000, 256, "column_wise"),
+        ("small_table", 10_000, 32, "table_wise"),
+    ]
     assert [r["ranks"] for r in told[:2]] == [
-        "0: rows 0-499999, 1: rows 500000-999999", "0: cols 0-63, 1: cols 64-127, 0: cols 128-191, 1: cols 192-255"]
+        "0: rows 0-499999, 1: rows 500000-999999",
+        "0: cols 0-63, 1: cols 64-127, 0: cols 128-191, 1: cols 192-255",
+    ]
     many = plan(SAMPLE, [PlanRule("row_wise", tables=["l*"]), PlanRule("data_parallel")], world=8)
     assert [r["ranks"] for r in plan_rows(SAMPLE, many)] == [
-        "0: rows 0-124999, 1: rows 125000-249999, 2: rows 250000-374999, 3: rows 375000-499999, ... 8 shards on 8 ranks",
-        "all ranks", "all ranks"]
+        "0: rows 0-124999, 1: rows 125000-249999, 2: rows 250000-374999, 3: rows 375000-499999, "
+        "... 8 shards on 8 ranks",
+        "all ranks",
+        "all ranks",
+    ]
     whole = plan(SAMPLE[2:], [PlanRule("table_wise")])
     assert plan_rows(SAMPLE[2:], whole)[0]["ranks"] == "0: all"
 

@@ -7,8 +7,21 @@ from recapp.planner.hardware import default_hardware, read_hardware, read_machin
 from recapp.planner.topology import Topology, hosts_in_blocks, machine, topology_from
 
 
-@pytest.mark.parametrize(("hosts", "count"), [("a", 1), ("aa", 1), ("ab", 2), ("aabb", 2), ("bbaa", 2), ("aabbcc", 3),
-                                              ("abab", 1), ("aaab", 1), ("aab", 1), ("abba", 1)])
+@pytest.mark.parametrize(
+    ("hosts", "count"),
+    [
+        ("a", 1),
+        ("aa", 1),
+        ("ab", 2),
+        ("aabb", 2),
+        ("bbaa", 2),
+        ("aabbcc", 3),
+        ("abab", 1),
+        ("aaab", 1),
+        ("aab", 1),
+        ("abba", 1),
+    ],
+)
 def test_hosts_count_where_each_has_its_equal_block_of_ranks(hosts, count):
     assert hosts_in_blocks(list(hosts)) == count
 
@@ -18,7 +31,10 @@ def test_the_ranks_of_each_host_are_neighbours():
 
 
 def test_hosts_that_cannot_have_equal_shares_are_refused_with_those_that_can():
-    with pytest.raises(ConfigError, match=r"topology.hosts=4: 6 ranks must spread equally; use one of \[1, 2, 3, 6\]"):
+    with pytest.raises(
+        ConfigError,
+        match=r"topology.hosts=4: 6 ranks must spread equally; use one of \[1, 2, 3, 6\]",
+    ):
         Topology(6, hosts=4)
 
 
@@ -28,12 +44,21 @@ def test_hosts_may_be_told_by_their_ranks():
     assert Topology(8).ranks_per_host == 8
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ({"world_size": 6, "local_world_size": 4}, "local_world_size=4: 6 ranks must spread equally over the hosts, so many on each"),
-    ({"world_size": 8, "local_world_size": 2, "hosts": 2}, "local_world_size=2: 8 ranks must spread equally over .* of which there are 2"),
-    ({"world_size": 8, "compute_device": "gpu"}, "compute_device=gpu"),
-    ({"world_size": 2, "memory_bytes": [1]}, "memory_bytes has 1 numbers for 2 ranks"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"world_size": 6, "local_world_size": 4},
+            "local_world_size=4: 6 ranks must spread equally over the hosts, so many on each",
+        ),
+        (
+            {"world_size": 8, "local_world_size": 2, "hosts": 2},
+            "local_world_size=2: 8 ranks must spread equally over .* of which there are 2",
+        ),
+        ({"world_size": 8, "compute_device": "gpu"}, "compute_device=gpu"),
+        ({"world_size": 2, "memory_bytes": [1]}, "memory_bytes has 1 numbers for 2 ranks"),
+    ],
+)
 def test_numbers_that_contradict_each_other_are_refused(arguments, said):
     with pytest.raises(ConfigError, match=said):
         Topology(**arguments)
@@ -42,15 +67,26 @@ def test_numbers_that_contradict_each_other_are_refused(arguments, said):
 def test_a_topology_without_hardware_costs_what_is_assumed_of_its_device():
     assert Topology(2).costs == default_hardware("cpu")
     assert Topology(8, compute_device="cuda").costs == default_hardware("cuda")
-    assert Topology(2, hardware=read_hardware("dgx_h100")).costs.name == read_hardware("dgx_h100").name
+    assert (
+        Topology(2, hardware=read_hardware("dgx_h100")).costs.name == read_hardware("dgx_h100").name
+    )
 
 
-@pytest.mark.parametrize(("name", "ranks", "hosts"),
-                         [("dgx_h100", None, 1), ("dgx_h100_x2", None, 2), ("dgx_h100", 32, 4), ("dgx_h100", 4, 1)])
+@pytest.mark.parametrize(
+    ("name", "ranks", "hosts"),
+    [("dgx_h100", None, 1), ("dgx_h100_x2", None, 2), ("dgx_h100", 32, 4), ("dgx_h100", 4, 1)],
+)
 def test_a_shipped_machine_has_memory_hosts_and_hardware(name, ranks, hosts):
     topology = machine(name, ranks)
-    assert topology.hosts == hosts and topology.compute_device == "cuda" and topology.costs == read_hardware(name)
-    assert topology.memory_bytes == [80_000_000_000] * topology.world_size and topology.reserve_bytes == 128 << 20
+    assert (
+        topology.hosts == hosts
+        and topology.compute_device == "cuda"
+        and topology.costs == read_hardware(name)
+    )
+    assert (
+        topology.memory_bytes == [80_000_000_000] * topology.world_size
+        and topology.reserve_bytes == 128 << 20
+    )
 
 
 def test_ranks_that_leave_a_host_half_empty_are_refused():
@@ -61,15 +97,30 @@ def test_ranks_that_leave_a_host_half_empty_are_refused():
 def test_settings_say_more_than_the_machine():
     settings = read_machine("dgx_h100") | {"hosts": 4, "memory_bytes": 7, "reserve_bytes": 1}
     topology = topology_from(settings, 2)
-    assert (topology.world_size, topology.hosts, topology.memory_bytes, topology.reserve_bytes) == (8, 4, [7] * 8, 1)
+    assert (topology.world_size, topology.hosts, topology.memory_bytes, topology.reserve_bytes) == (
+        8,
+        4,
+        [7] * 8,
+        1,
+    )
 
 
 def test_ranks_are_the_trainers_where_the_settings_name_none(tmp_path):
     write_hardware(read_hardware("dgx_a100"), tmp_path / "h.yaml")
-    settings = {"hosts": None, "memory_bytes": None, "reserve_bytes": 5, "ranks": None, "hardware": None}
+    settings = {
+        "hosts": None,
+        "memory_bytes": None,
+        "reserve_bytes": 5,
+        "ranks": None,
+        "hardware": None,
+    }
     assert topology_from(settings, 8, "cuda") == Topology(8, 1, "cuda", None, 5)
     found = topology_from(settings | {"hardware": str(tmp_path / "h.yaml")}, 8)
-    assert found.compute_device == "cuda" and found.hardware == read_hardware("dgx_a100") and found.world_size == 8
+    assert (
+        found.compute_device == "cuda"
+        and found.hardware == read_hardware("dgx_a100")
+        and found.world_size == 8
+    )
 
 
 def test_an_unknown_machine_has_close_matches():

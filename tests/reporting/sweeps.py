@@ -177,7 +177,9 @@ def rate_sweep(folder, aucs=None, **options):
 
 
 def optuna_sweep(folder):
-    """As the Optuna sweeper leaves one: no multirun.yaml, every override in each job, one result."""
+    """As the Optuna sweeper leaves one: no multirun.yaml, every override in each job, one
+    result.
+    """
     tried = [(0.017891218701253233, 0.08001570418940839, "[256,128,1]", 0.679)]
     tried += [(0.0016568480259580225, 0.07229281498378627, "[256,128,1]", 0.711)]
     tried += [(0.0004 * 1.7**n, 0.005 * 1.4**n, "[64,1]", 0.66 + n / 1000) for n in range(6)]
@@ -194,7 +196,9 @@ def optuna_sweep(folder):
 
 
 def leave_pictures_unpainted(monkeypatch):
-    """Pictures have their words alone from here on: what a page says takes no second of painting."""
+    """Pictures have their words alone from here on: what a page says takes no second of
+    painting.
+    """
 
     def finish(self, name, title, alt, caption):
         return drawing.Picture(name, title, alt, caption, "<svg></svg>", b"")

@@ -1,4 +1,6 @@
-"""What pictures share: sizes in words, axes of bytes and of steps, legends and names that are whole."""
+"""What pictures share: sizes in words, axes of bytes and of steps, legends and names that are
+whole.
+"""
 
 import re
 from itertools import pairwise
@@ -12,8 +14,18 @@ from recapp.reporting.objective import Objective, learned_variants_of
 from recapp.reporting.variants import Run, Variant, read_runs
 
 
-@pytest.mark.parametrize(("n", "text"), [
-    (0, "0 B"), (0.2, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (41_774_780, "41.8 MB"), (3.2e9, "3.2 GB"), (4e13, "40.0 TB")])
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (0.2, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (41_774_780, "41.8 MB"),
+        (3.2e9, "3.2 GB"),
+        (4e13, "40.0 TB"),
+    ],
+)
 def test_bytes_are_told_in_one_unit_and_never_in_parts_of_a_byte(n, text):
     assert size(n) == text
 
@@ -46,7 +58,11 @@ def axes_of(draw, monkeypatch):
 
 
 def one(folder, **options):
-    return Variant("mixed", (Run(folder, {"status": "ok", "plan": "mixed"}, "mixed"),)) if make_run(folder, **options) else None
+    return (
+        Variant("mixed", (Run(folder, {"status": "ok", "plan": "mixed"}, "mixed"),))
+        if make_run(folder, **options)
+        else None
+    )
 
 
 @pytest.mark.parametrize(("steps", "readings"), [(3, 3), (4, 3), (40, 3), (2, 1), (40, 1)])
@@ -57,25 +73,41 @@ def test_an_axis_of_steps_has_no_half_steps(tmp_path, monkeypatch, steps, readin
     (tmp_path / "run/csv/metrics.csv").write_text("\n".join(["step,val_auc", *rows]) + "\n")
     drawn = axes_of(lambda: curve_figures.curves("val_auc", [variant], Objective()), monkeypatch)
     assert all(tick == int(tick) for tick in drawn.axes[0].get_xticks())
-    trained = list(range(steps - readings + 1, steps + 1))          # not the numbers of steps from 0
+    trained = list(range(steps - readings + 1, steps + 1))  # not the numbers of steps from 0
     assert list(drawn.axes[0].lines[0].get_xdata()) == trained
 
 
-@pytest.mark.parametrize(("rates", "scale"), [((0.001, 0.01, 0.1), "log"), ((0.01, 0.02), "linear"), ((0.0, 0.5), "linear")])
-def test_the_metric_stands_on_a_log_axis_where_numbers_span_a_decade(tmp_path, monkeypatch, rates, scale):
-    jobs = [{"overrides": [f"optimizer.dense.lr={rate}", f"seed={seed}"], "auc": 0.7 + rate * seed} for rate in rates for seed in (1, 2)]
+@pytest.mark.parametrize(
+    ("rates", "scale"),
+    [((0.001, 0.01, 0.1), "log"), ((0.01, 0.02), "linear"), ((0.0, 0.5), "linear")],
+)
+def test_the_metric_stands_on_a_log_axis_where_numbers_span_a_decade(
+    tmp_path, monkeypatch, rates, scale
+):
+    jobs = [
+        {"overrides": [f"optimizer.dense.lr={rate}", f"seed={seed}"], "auc": 0.7 + rate * seed}
+        for rate in rates
+        for seed in (1, 2)
+    ]
     runs = read_runs(make_sweep(tmp_path, None, jobs))
-    drawn = axes_of(lambda: metric_figures.metric_by("optimizer.dense.lr", runs, Objective()), monkeypatch)
+    drawn = axes_of(
+        lambda: metric_figures.metric_by("optimizer.dense.lr", runs, Objective()), monkeypatch
+    )
     means, dots, best = drawn.axes[0].lines
     assert drawn.axes[0].get_xscale() == scale
     assert list(dots.get_xdata()) == [rate for rate in rates for _ in (1, 2)]
     assert list(means.get_ydata()) == pytest.approx([0.7 + 1.5 * rate for rate in rates])
     assert list(best.get_ydata()) == pytest.approx([0.7 + 2 * rates[-1]])
-    assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == [f"{rate:g}" for rate in rates]
+    assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == [
+        f"{rate:g}" for rate in rates
+    ]
 
 
 def test_many_words_stand_upright_and_do_not_run_into_each_other(tmp_path, monkeypatch):
-    jobs = [{"overrides": [f"experiment=a_longer_name_{n}"], "auc": 0.7 + n / 100, "curves": False} for n in range(12)]
+    jobs = [
+        {"overrides": [f"experiment=a_longer_name_{n}"], "auc": 0.7 + n / 100, "curves": False}
+        for n in range(12)
+    ]
     runs = read_runs(make_sweep(tmp_path, None, jobs))
     drawn = axes_of(lambda: metric_figures.metric_by("experiment", runs, Objective()), monkeypatch)
     drawn.figure.draw_without_rendering()
@@ -85,14 +117,23 @@ def test_many_words_stand_upright_and_do_not_run_into_each_other(tmp_path, monke
 
 
 def test_words_stand_on_an_axis_of_their_own(tmp_path, monkeypatch):
-    jobs = [{"overrides": [f"model={name}"], "auc": auc} for name, auc in (("dlrm", 0.7), ("dlrm_of_another_kind", 0.71))]
+    jobs = [
+        {"overrides": [f"model={name}"], "auc": auc}
+        for name, auc in (("dlrm", 0.7), ("dlrm_of_another_kind", 0.71))
+    ]
     runs = read_runs(make_sweep(tmp_path, None, jobs))
     drawn = axes_of(lambda: metric_figures.metric_by("model", runs, Objective()), monkeypatch)
-    assert "".join("".join(t.get_text().split()) for t in drawn.axes[0].get_xticklabels()) == "dlrmdlrm_of_another_kind"
+    assert (
+        "".join("".join(t.get_text().split()) for t in drawn.axes[0].get_xticklabels())
+        == "dlrmdlrm_of_another_kind"
+    )
 
 
-LONG = ("dense.lr=0.000981507 sparse.lr=0.0723 bottom_layers=[512,256,64,16] top_layers=[1024,1024,512,256,1] batch_size=4096 "
-        "devices=2 precision=bf16-mixed")
+LONG = (
+    "dense.lr=0.000981507 sparse.lr=0.0723 bottom_layers=[512,256,64,16] "
+    "top_layers=[1024,1024,512,256,1] batch_size=4096 "
+    "devices=2 precision=bf16-mixed"
+)
 
 
 def test_a_long_name_is_folded_and_not_cut():
@@ -101,37 +142,64 @@ def test_a_long_name_is_folded_and_not_cut():
             s.chart.barh(places[0], 1, label=LONG)
         drawing.legend_below(s.figure, s.chart)
         s.figure.draw_without_rendering()
-        window, legend = s.figure.bbox, s.figure.legends[0]
+        window = s.figure.bbox
+        legend = s.figure.legends[0]
         texts = [*s.chart.texts, *legend.get_texts()]
         assert sum(" ".join(text.get_text().split()) == LONG for text in texts) == 3
         for text in texts:
             box = text.get_window_extent()
-            assert box.x0 >= window.x0 - 1 and box.x1 <= window.x1 + 1 and box.y0 >= window.y0 - 1, text
+            assert (
+                box.x0 >= window.x0 - 1 and box.x1 <= window.x1 + 1 and box.y0 >= window.y0 - 1
+            ), text
         assert len({tuple(round(place, 3) for place in places) for places in s.places}) == 2
 
 
-def test_of_many_runs_the_best_have_colours_and_names_and_the_others_are_grey(tmp_path, monkeypatch):
+def test_of_many_runs_the_best_have_colours_and_names_and_the_others_are_grey(
+    tmp_path, monkeypatch
+):
     jobs = [{"overrides": [f"tables.dim={8 * n}"], "auc": 0.7 + n / 100} for n in range(1, 9)]
     variants = learned_variants_of(read_runs(make_sweep(tmp_path, None, jobs)), Objective())
     drawn = axes_of(lambda: curve_figures.curves("val_auc", variants, Objective()), monkeypatch)
     named = [text.get_text() for text in drawn.figure.legends[0].get_texts()]
     assert named == ["dim=48", "dim=56", "dim=64", "the other runs", "validation", "training"]
-    assert sum(line.get_color() == drawing.GRID for line in drawn.axes[0].lines if len(line.get_xdata())) == 2 * 5
+    assert (
+        sum(
+            line.get_color() == drawing.GRID
+            for line in drawn.axes[0].lines
+            if len(line.get_xdata())
+        )
+        == 2 * 5
+    )
 
 
-def test_first_readings_that_would_press_the_others_flat_lie_outside_and_that_is_said(tmp_path, monkeypatch):
+def test_first_readings_that_would_press_the_others_flat_lie_outside_and_that_is_said(
+    tmp_path, monkeypatch
+):
     variant = one(tmp_path / "run", curves=False)
     (tmp_path / "run/csv").mkdir()
     rows = [f"{step},{9.0 if step < 5 else 0.5 - step / 1000}" for step in range(4, 40, 5)]
     (tmp_path / "run/csv/metrics.csv").write_text("\n".join(["step,train_loss", *rows]) + "\n")
-    drawn = axes_of(lambda: curve_figures.curves("val_log_loss", [variant], Objective()), monkeypatch)
+    drawn = axes_of(
+        lambda: curve_figures.curves("val_log_loss", [variant], Objective()), monkeypatch
+    )
     assert drawn.axes[0].get_ylim()[1] < 0.6
     picture = curve_figures.curves("val_log_loss", [variant], Objective())
-    assert picture.caption.endswith("The first 25% of the steps, between 0.491 and 9, lie partly outside.")
+    assert picture.caption.endswith(
+        "The first 25% of the steps, between 0.491 and 9, lie partly outside."
+    )
 
 
-@pytest.mark.parametrize(("values", "texts"), [
-    ([39, 49.9, 91.7, 52], ["39.0", "49.9", "91.7", "52.0"]), ([0.0281, 0.031], ["0.0281", "0.0310"]), ([134.2, 90], ["134.2", "90.0"]),
-    ([1200.4, 90.2], ["1,200", "90"]), ([22.84, 0.0281], ["22.8", "0.0"]), ([], []), ([0.0, None], ["0.0"])])
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        ([39, 49.9, 91.7, 52], ["39.0", "49.9", "91.7", "52.0"]),
+        ([0.0281, 0.031], ["0.0281", "0.0310"]),
+        ([134.2, 90], ["134.2", "90.0"]),
+        ([1200.4, 90.2], ["1,200", "90"]),
+        ([22.84, 0.0281], ["22.8", "0.0"]),
+        ([], []),
+        ([0.0, None], ["0.0"]),
+    ],
+)
 def test_numbers_of_a_column_have_as_many_decimals(values, texts):
     assert [f"{value:{drawing.spec_of(values)}}" for value in values if value is not None] == texts

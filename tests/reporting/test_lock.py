@@ -26,12 +26,21 @@ with locked(Path(sys.argv[1])):
 
 @pytest.fixture
 def hold(tmp_path):
-    """`hold()`: another process that holds the lock of `tmp_path`, until its standard input ends."""
+    """`hold()`: another process that holds the lock of `tmp_path`, until its standard input
+    ends.
+    """
     started = []
 
     def hold():
-        started.append(subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], env=environment(), text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", HOLD, str(tmp_path)],
+                env=environment(),
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        )
         assert started[-1].stdout.readline() == "held\n"
         return started[-1]
 
@@ -45,7 +54,14 @@ def test_who_holds_a_directory_is_named_and_it_is_free_when_he_ends(hold, tmp_pa
     with pytest.raises(ConfigError) as refused, locked(tmp_path):
         pass
     said = str(refused.value)
-    assert re.search(rf"is in use: process {holder.pid} on \S+, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d, writes there; choose", said)
+    assert re.search(
+        (
+            rf"is in use: process {holder.pid} on \S+, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d, "
+            r"writes "
+            r"there; choose"
+        ),
+        said,
+    )
     holder.communicate()
     assert not (tmp_path / LOCK_FILE).exists()
     with locked(tmp_path):
@@ -70,8 +86,11 @@ def test_one_process_may_take_its_own_lock_again(tmp_path):
         assert (tmp_path / "run" / LOCK_FILE).exists()
 
 
-def test_a_file_that_its_holder_removes_while_another_waits_for_it_is_not_taken_for_the_lock(tmp_path, monkeypatch):
-    flock, path = lock.fcntl.flock, tmp_path / LOCK_FILE
+def test_a_file_that_its_holder_removes_while_another_waits_for_it_is_not_taken_for_the_lock(
+    tmp_path, monkeypatch
+):
+    flock = lock.fcntl.flock
+    path = tmp_path / LOCK_FILE
 
     def late(file, kind):
         if path.exists() and not seen:

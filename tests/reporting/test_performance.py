@@ -32,11 +32,40 @@ def step(clock, *marks):
 
 def test_a_part_is_the_time_since_the_last_mark_and_parts_of_a_phase_add_up(ticking):
     clock = PhaseClock()
-    step(clock, "outside", "route", "counts", "outside", "answer", "combine", "vectors", "combine", "autograd", "spread", "update",
-         "outside")
-    assert clock.parts_ms(0) == {"outside": 3e3, "route": 1e3, "counts": 1e3, "answer": 1e3, "combine": 2e3, "vectors": 1e3,
-                                 "autograd": 1e3, "spread": 1e3, "update": 1e3}
-    assert clock.phases_ms(0) == {"input": 2e3, "lookup": 3e3, "output": 1e3, "dense": 4e3, "gradients": 1e3, "update": 1e3}
+    step(
+        clock,
+        "outside",
+        "route",
+        "counts",
+        "outside",
+        "answer",
+        "combine",
+        "vectors",
+        "combine",
+        "autograd",
+        "spread",
+        "update",
+        "outside",
+    )
+    assert clock.parts_ms(0) == {
+        "outside": 3e3,
+        "route": 1e3,
+        "counts": 1e3,
+        "answer": 1e3,
+        "combine": 2e3,
+        "vectors": 1e3,
+        "autograd": 1e3,
+        "spread": 1e3,
+        "update": 1e3,
+    }
+    assert clock.phases_ms(0) == {
+        "input": 2e3,
+        "lookup": 3e3,
+        "output": 1e3,
+        "dense": 4e3,
+        "gradients": 1e3,
+        "update": 1e3,
+    }
 
 
 def test_medians_are_those_of_steps_without_the_first(ticking):
@@ -45,21 +74,23 @@ def test_medians_are_those_of_steps_without_the_first(ticking):
     for n in (1, 5, 2):
         step(clock, *["route"] * n)
     assert clock.phases_ms(1)["input"] == 2e3
-    assert clock.phases_ms(10)["input"] == 3.5e3        # fewer steps than that: all of them
+    assert clock.phases_ms(10)["input"] == 3.5e3  # fewer steps than that: all of them
 
 
 def test_quartiles_hold_the_middle_half_of_the_steps(ticking):
     clock = PhaseClock()
     for n in (1, 2, 3, 4, 100):
         step(clock, *["route"] * n)
-    assert clock.phases_quartiles_ms(0)["input"] == [2e3, 4e3] and clock.phases_ms(0)["input"] == 3e3
+    assert (
+        clock.phases_quartiles_ms(0)["input"] == [2e3, 4e3] and clock.phases_ms(0)["input"] == 3e3
+    )
     assert phases.quartiles([7.0]) == [7.0, 7.0] and PhaseClock().phases_quartiles_ms(0) == {}
 
 
 def test_what_comes_between_two_steps_is_no_part_of_them(ticking):
     clock = PhaseClock()
     step(clock, "route")
-    clock("route")          # a validation
+    clock("route")  # a validation
     step(clock, "route")
     assert clock.measured(0) == [{"route": 1e3}] * 2
 
@@ -72,7 +103,11 @@ def test_a_long_run_is_told_by_its_last_steps(monkeypatch):
 
 
 def test_every_phase_has_marks():
-    assert tuple(dict.fromkeys(MARKS.values())) == ("input", "lookup", "output", "dense", "gradients", "update") == PHASES
+    assert (
+        tuple(dict.fromkeys(MARKS.values()))
+        == ("input", "lookup", "output", "dense", "gradients", "update")
+        == PHASES
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +116,8 @@ def logs(tmp_path_factory):
 
 
 def record(logs, folder, *extra, overrides=()):
-    clock, settings = StepClock(), compose(logs, "trainer.max_steps=14", "topology.backend=torch", *overrides)
+    clock = StepClock()
+    settings = compose(logs, "trainer.max_steps=14", "topology.backend=torch", *overrides)
     fit(settings, folder, clock, RecordPerformance(folder, clock), *extra)
 
 
@@ -93,18 +129,38 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
         def on_train_end(self, trainer, pl_module):
             seen.extend(s for c in trainer.strategy.collections() for s in c.stores)
 
-    record(logs, tmp_path, Watch(), overrides=["trainer.val_check_interval=6", f"trainer.look_ahead={look_ahead}"])
+    record(
+        logs,
+        tmp_path,
+        Watch(),
+        overrides=["trainer.val_check_interval=6", f"trainer.look_ahead={look_ahead}"],
+    )
     found = performance.read_performance(tmp_path)
-    assert found["ranks"] == 1 and found["batch_per_rank"] == 96 and found["steps"] == 4 and found["sent_bytes"] == [0.0]
+    assert (
+        found["ranks"] == 1
+        and found["batch_per_rank"] == 96
+        and found["steps"] == 4
+        and found["sent_bytes"] == [0.0]
+    )
     (spent,), (parts,), (memory,) = found["phases_ms"], found["parts_ms"], found["memory"]
     (between,) = found["phases_quartiles_ms"]
-    assert tuple(between) == PHASES and all(low <= spent[phase] <= high for phase, (low, high) in between.items())
-    assert tuple(spent) == PHASES and all(spent[phase] > 0 for phase in ("input", "lookup", "dense", "update"))  # alone: nothing sent
-    assert set(parts) <= set(MARKS) and parts["data"] > 0       # whatever a collection marks has its phase
+    assert tuple(between) == PHASES and all(
+        low <= spent[phase] <= high for phase, (low, high) in between.items()
+    )
+    # alone: nothing sent
+    assert tuple(spent) == PHASES and all(
+        spent[phase] > 0 for phase in ("input", "lookup", "dense", "update")
+    )
+    # whatever a collection marks has its phase
+    assert set(parts) <= set(MARKS) and parts["data"] > 0
     assert sum(spent.values()) < 3 * found["step_ms"]
     assert memory["weights"] == sum(s.weights.nbytes for s in seen)
     assert memory["state"] == sum(t.nbytes for s in seen for t in s.state) > 0
-    assert memory["buffers"] > 0 and 0 < memory["rss"] <= memory["rss_peak"] and memory["allocated"] is None
+    assert (
+        memory["buffers"] > 0
+        and 0 < memory["rss"] <= memory["rss_peak"]
+        and memory["allocated"] is None
+    )
     assert performance.measured_phases(found) == spent
 
 
@@ -112,16 +168,28 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
 def test_every_rank_tells_its_own(jobs, tmp_path):
     metrics = jobs.train(tmp_path / "run", *small(tmp_path / "logs"), "+plan=row_wise")
     found = performance.read_performance(tmp_path / "run")
-    assert found["ranks"] == 2 and found["batch_per_rank"] == 128 and found["step_ms"] == metrics["step_ms"]
-    assert [memory["weights"] + memory["state"] for memory in found["memory"]] == metrics["bytes_by_rank"]
+    assert (
+        found["ranks"] == 2
+        and found["batch_per_rank"] == 128
+        and found["step_ms"] == metrics["step_ms"]
+    )
+    assert [memory["weights"] + memory["state"] for memory in found["memory"]] == metrics[
+        "bytes_by_rank"
+    ]
     low, high = metrics["step_ms_quartiles"]
     assert low <= metrics["step_ms"] <= high
-    assert metrics["rows_train"] + metrics["rows_val"] == 6000 and metrics["batch_size"] == 256 and metrics["model"] == "DLRM"
+    assert (
+        metrics["rows_train"] + metrics["rows_val"] == 6000
+        and metrics["batch_size"] == 256
+        and metrics["model"] == "DLRM"
+    )
     assert all(metrics[f"version_{name}"] for name in ("recapp", "torch", "lightning", "python"))
     assert metrics["hosts"] == [socket.gethostname()]
     assert sum(found["sent_bytes"]) == pytest.approx(metrics["bytes_exchanged_per_step"])
     for parts, spent in zip(found["parts_ms"], found["phases_ms"], strict=True):
-        assert set(MARKS) - {"serve"} <= set(parts) <= set(MARKS) and all(spent[phase] > 0 for phase in PHASES)
+        assert set(MARKS) - {"serve"} <= set(parts) <= set(MARKS) and all(
+            spent[phase] > 0 for phase in PHASES
+        )
 
 
 def test_a_run_that_fails_records_nothing(logs, tmp_path):
@@ -143,9 +211,17 @@ def test_a_new_run_in_the_directory_takes_the_old_record_away(tmp_path):
 
 def test_a_prediction_is_read_of_the_step_or_of_its_ranks(tmp_path):
     assert performance.read_predicted(tmp_path) is None
-    of_ranks = {"step_ms": 9.0, "ranks": [{"input_ms": 1.0, "dense_ms": 4.0}, {"input_ms": 3.0, "dense_ms": 4.0}]}
+    of_ranks = {
+        "step_ms": 9.0,
+        "ranks": [{"input_ms": 1.0, "dense_ms": 4.0}, {"input_ms": 3.0, "dense_ms": 4.0}],
+    }
     for told in (of_ranks, {"step_ms": 9.0, "input_ms": 2.0, "dense_ms": 4.0}):
         (tmp_path / "predicted.json").write_text(json.dumps(told))
-        assert performance.read_predicted(tmp_path) == {"step_ms": 9.0, **dict.fromkeys(PHASES, 0.0), "input": 2.0, "dense": 4.0}
+        assert performance.read_predicted(tmp_path) == {
+            "step_ms": 9.0,
+            **dict.fromkeys(PHASES, 0.0),
+            "input": 2.0,
+            "dense": 4.0,
+        }
     (tmp_path / "predicted.json").write_text('{"step_ms": ')
     assert performance.read_predicted(tmp_path) is None

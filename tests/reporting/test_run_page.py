@@ -11,9 +11,18 @@ from reporting.sweeps import leave_pictures_unpainted, make_run
 from recapp import report
 from recapp.reporting.sweep_report import write_report
 
-DEFAULTS = {"seed": 1, "dataset": {"path": "/data", "batch_size": 1024}, "choices": {"model": "dlrm"}, "callbacks": {}}
-SETTINGS = {"dataset": {"path": "/data", "batch_size": 128}, "choices": {"model": "dlrm", "plan": "mixed"}, "trainer": {"devices": 2},
-            "callbacks": {}}
+DEFAULTS = {
+    "seed": 1,
+    "dataset": {"path": "/data", "batch_size": 1024},
+    "choices": {"model": "dlrm"},
+    "callbacks": {},
+}
+SETTINGS = {
+    "dataset": {"path": "/data", "batch_size": 128},
+    "choices": {"model": "dlrm", "plan": "mixed"},
+    "trainer": {"devices": 2},
+    "callbacks": {},
+}
 
 
 @pytest.fixture
@@ -23,63 +32,116 @@ def unpainted(monkeypatch):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = make_run(tmp_path_factory.mktemp("single") / "run", plan="mixed", settings=SETTINGS, more={"stopped": "step 40/90: no gain"})
+    folder = make_run(
+        tmp_path_factory.mktemp("single") / "run",
+        plan="mixed",
+        settings=SETTINGS,
+        more={"stopped": "step 40/90: no gain"},
+    )
     return folder, write_report(folder, lambda chosen: DEFAULTS)
 
 
 def test_it_says_what_it_reached_and_compares_nothing(run):
     said = parts(run[0] / "report.html").said
     assert "Training run of 40 steps" in said and "Validation AUC: 0.75000." in said
-    assert f"Of the checkpoint {run[0]}/checkpoints/step_000040.ckpt, written after step 40." in said
-    assert "A step takes 10 ms (half of the steps took 8 to 12 ms): 100,000 samples/s on 2 ranks, plan mixed." in said
+    assert (
+        f"Of the checkpoint {run[0]}/checkpoints/step_000040.ckpt, written after step 40." in said
+    )
+    assert (
+        "A step takes 10 ms (half of the steps took 8 to 12 ms): 100,000 samples/s on 2 ranks, "
+        "plan mixed."
+    ) in said
     assert "Stopped early at step 40/90: no gain" in said
     assert not re.search("Fastest|strategy|Sweep|Varied", " ".join(said))
 
 
 def test_its_pictures_go_rank_by_rank(run):
     folder, made = run
-    assert [row["what"] for row in made] == ["the page", "Validation AUC over steps", "Validation log loss over steps",
-                                             "Where a step's time goes", "Memory", "Predicted against measured"]
+    assert [row["what"] for row in made] == [
+        "the page",
+        "Validation AUC over steps",
+        "Validation log loss over steps",
+        "Where a step's time goes",
+        "Memory",
+        "Predicted against measured",
+    ]
     assert all(Path(row["file"]).is_file() for row in made)
     texts = {image["alt"] for image in parts(folder / "report.html").images}
-    assert any("rank 1: input 1 ms" in text for text in texts) and any("rank 1 9.7 MB, process at most 1.1 GB" in text for text in texts)
+    assert any("rank 1: input 1 ms" in text for text in texts) and any(
+        "rank 1 9.7 MB, process at most 1.1 GB" in text for text in texts
+    )
     assert "11.0 ms predicted, 10.0 ms measured (+10%)" in " ".join(texts)
-    assert "1.00 (0.80 to 1.20)" in parts(folder / "report.html").said           # each rank's phases with their quartiles
+    # each rank's phases with their quartiles
+    assert "1.00 (0.80 to 1.20)" in parts(folder / "report.html").said
 
 
 def test_settings_that_differ_from_the_defaults_stand_with_both_values(run):
     table = (run[0] / "report.html").read_text().partition("Settings that differ")[2]
     rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>", table)
-    assert sorted(rows) == [("dataset.batch_size", "128", "1024"), ("plan", "mixed", "-"), ("trainer.devices", "2", "-")]
+    assert sorted(rows) == [
+        ("dataset.batch_size", "128", "1024"),
+        ("plan", "mixed", "-"),
+        ("trainer.devices", "2", "-"),
+    ]
 
 
 def test_its_foot_names_data_model_versions_host_and_date(run):
     said = parts(run[0] / "report.html").said
-    for text in ("/data/clicks", "5,142 to train on, 858 to validate on", "DLRM, 26 tables of 1,221,286 rows, 32-true", "node7 (cpu)",
-                 "recapp 0.1.0, torch 2.13.0, lightning 2.6.6, python 3.11.7", "2026-11-22 10:06 UTC", str(run[0])):
+    for text in (
+        "/data/clicks",
+        "5,142 to train on, 858 to validate on",
+        "DLRM, 26 tables of 1,221,286 rows, 32-true",
+        "node7 (cpu)",
+        "recapp 0.1.0, torch 2.13.0, lightning 2.6.6, python 3.11.7",
+        "2026-11-22 10:06 UTC",
+        str(run[0]),
+    ):
         assert text in said, text
 
 
 def test_a_browser_shows_it_in_every_width(run, tmp_path):
-    for width, found in zip((400, 1280, 1920), opened(run[0] / "report.html", tmp_path, 400, 1280, 1920), strict=True):
-        assert found["wide"] <= width and found["faults"] == [] and found["asked"] == [] and len(found["images"]) == 5
+    for width, found in zip(
+        (400, 1280, 1920), opened(run[0] / "report.html", tmp_path, 400, 1280, 1920), strict=True
+    ):
+        assert (
+            found["wide"] <= width
+            and found["faults"] == []
+            and found["asked"] == []
+            and len(found["images"]) == 5
+        )
         assert found["columns"] == {400: 1, 1280: 2, 1920: 3}[width]
 
 
 def test_a_run_that_failed_has_its_error_and_the_curves_so_far(unpainted, tmp_path):
     made = write_report(make_run(tmp_path / "run", error="rank 1: <boom>"), lambda chosen: DEFAULTS)
     said = parts(tmp_path / "run/report.html").said
-    assert "Training run that failed" in said and "rank 1: <boom>" in said and "What a step costs" not in said
-    assert [row["what"] for row in made if row["file"]] == ["the page", "Validation AUC over steps", "Validation log loss over steps"]
+    assert (
+        "Training run that failed" in said
+        and "rank 1: <boom>" in said
+        and "What a step costs" not in said
+    )
+    assert [row["what"] for row in made if row["file"]] == [
+        "the page",
+        "Validation AUC over steps",
+        "Validation log loss over steps",
+    ]
 
 
 def test_a_run_that_was_stopped_and_could_say_so_has_its_results(unpainted, tmp_path):
-    stop = {"status": "stopped", "stopped": "step 12: SIGTERM", "steps": 12, "steps_planned": 835, "checkpoint_step": 12}
+    stop = {
+        "status": "stopped",
+        "stopped": "step 12: SIGTERM",
+        "steps": 12,
+        "steps_planned": 835,
+        "checkpoint_step": 12,
+    }
     folder = make_run(tmp_path / "run", more=stop | {"val_auc": None}, curves=False)
     write_report(folder, lambda chosen: DEFAULTS)
     said = parts(folder / "report.html").said
     assert "Training run of 12 steps" in said and "Stopped before its end: step 12: SIGTERM" in said
-    assert "No validation AUC was measured yet." in said and any(text.endswith("written after step 12 of 835.") for text in said)
+    assert "No validation AUC was measured yet." in said and any(
+        text.endswith("written after step 12 of 835.") for text in said
+    )
     assert "What a step costs" in said
 
 
@@ -99,27 +161,42 @@ def test_a_run_of_an_older_recapp_has_a_page_of_what_is_known(unpainted, tmp_pat
     assert [row["what"] for row in made if row["left_out"]] == ["Predicted against measured"]
 
 
-def test_the_command_compares_with_the_defaults_of_training(unpainted, tmp_path, capsys, monkeypatch):
+def test_the_command_compares_with_the_defaults_of_training(
+    unpainted, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "run", settings={"dataset": {"batch_size": 96}})
     assert report.main(["path=run", "format=json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["file"] == "run/report.html"
     page = (tmp_path / "run/report.html").read_text()
     assert re.search(r"<td[^>]*>dataset.batch_size</td><td[^>]*>96</td><td[^>]*>1024</td>", page)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]      # it makes no directory of its own
+    # it makes no directory of its own
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def test_an_option_of_a_group_is_one_row_and_what_its_file_does_not_say_others(unpainted, tmp_path, capsys):
+def test_an_option_of_a_group_is_one_row_and_what_its_file_does_not_say_others(
+    unpainted, tmp_path, capsys
+):
     chosen = report._defaults({"plan": "mixed", "optimizer": "adam"})
     chosen["plan"]["column_width"] = 32
     chosen["plan"]["rules"] = [{"type": "row_wise"}]
-    folder = make_run(tmp_path / "run", plan="mixed", settings=chosen | {"callbacks": report._defaults({})["callbacks"]})
+    folder = make_run(
+        tmp_path / "run",
+        plan="mixed",
+        settings=chosen | {"callbacks": report._defaults({})["callbacks"]},
+    )
     assert report.main([f"path={folder}"]) == 0
     table = (folder / "report.html").read_text().partition("Settings that differ")[2]
-    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table)]
+    rows = [
+        re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", table)
+    ]
     shown = {name: (own, default) for name, own, default in (row for row in rows if len(row) == 3)}
     assert shown.pop("plan.rules")[0] == "[{type: row_wise}]"
-    assert shown == {"plan": ("mixed", "-"), "optimizer": ("adam", "adam_rowwise_adagrad"), "plan.column_width": ("32", "64")}
+    assert shown == {
+        "plan": ("mixed", "-"),
+        "optimizer": ("adam", "adam_rowwise_adagrad"),
+        "plan.column_width": ("32", "64"),
+    }
 
 
 # ---- an evaluation
@@ -129,19 +206,28 @@ def evaluation(folder, **metrics):
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra/config.yaml").write_text("split: test\nckpt_path: best.ckpt\n")
     (folder / ".hydra/overrides.yaml").write_text("[ckpt_path=best.ckpt]")
-    (folder / "resolved.yaml").write_text("{split: test, ckpt_path: /runs/best.ckpt, dataset: {path: /data, batch_size: 128}}")
+    (folder / "resolved.yaml").write_text(
+        "{split: test, ckpt_path: /runs/best.ckpt, dataset: {path: /data, batch_size: 128}}"
+    )
     if metrics:
         (folder / "metrics.json").write_text(json.dumps(metrics))
     return folder
 
 
 def test_the_page_of_an_evaluation_says_what_was_measured_of_which_checkpoint(tmp_path):
-    measured = {"test_auc": 0.68071, "test_log_loss": 0.59667, "checkpoint": "/runs/best.ckpt", "split": "test", "ranks": 2,
-                "plan": "mixed", "status": "ok"}
+    measured = {
+        "test_auc": 0.68071,
+        "test_log_loss": 0.59667,
+        "checkpoint": "/runs/best.ckpt",
+        "split": "test",
+        "ranks": 2,
+        "plan": "mixed",
+        "status": "ok",
+    }
     folder = evaluation(tmp_path / "eval", **measured)
     made = write_report(folder, lambda chosen: DEFAULTS)
     said = parts(folder / "report.html").said
-    assert [row["what"] for row in made] == ["the page"]                    # no picture was left out: there is none
+    assert [row["what"] for row in made] == ["the page"]  # no picture was left out: there is none
     assert "Evaluation on test data" in said and "Test AUC: 0.68071." in said and "0.59667" in said
     assert "Of the checkpoint /runs/best.ckpt, measured on 2 ranks, plan mixed." in said
     assert "dataset.batch_size" in said and "ckpt_path" not in said and "split" not in said
@@ -161,11 +247,15 @@ def test_an_evaluation_that_failed_is_told_with_its_error(tmp_path):
 # ---- what the command prints
 
 
-def test_names_of_files_are_whole_on_80_columns_beside_reasons_too(unpainted, tmp_path, capsys, monkeypatch):
+def test_names_of_files_are_whole_on_80_columns_beside_reasons_too(
+    unpainted, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     make_run(tmp_path / "stopped", predicted=False)
     assert report.main(["path=stopped"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80 and any("stopped/curve_of_val_log_loss.png" in line for line in lines)
+    assert max(map(len, lines)) <= 80 and any(
+        "stopped/curve_of_val_log_loss.png" in line for line in lines
+    )
     assert any("left out: no run has a predicted.json" in line for line in lines)

@@ -3,14 +3,21 @@
 import pytest
 from reporting.sweeps import make_sweep
 
-from recapp.reporting.objective import Objective, learned_variants_of, metric_verdict, without_effect
+from recapp.reporting.objective import (
+    Objective,
+    learned_variants_of,
+    metric_verdict,
+    without_effect,
+)
 from recapp.reporting.speed_verdict import pace_of, speed_verdict, tied_with_fastest
 from recapp.reporting.variants import changes_speed, read_runs, speed_variants_of
 
 
 def by_plan(folder, **plans):
     """A run for each plan."""
-    jobs = [{"overrides": [f"+plan={plan}"], "plan": plan, **options} for plan, options in plans.items()]
+    jobs = [
+        {"overrides": [f"+plan={plan}"], "plan": plan, **options} for plan, options in plans.items()
+    ]
     return speed_variants_of(read_runs(make_sweep(folder, None, jobs)))
 
 
@@ -25,40 +32,73 @@ def learned(folder, *jobs):
 
 
 def test_one_seed_each_says_that_chance_is_not_known(tmp_path):
-    jobs = [{"overrides": [f"tables.dim={dim}"], "auc": auc} for dim, auc in ((8, 0.71), (16, 0.72))]
+    jobs = [
+        {"overrides": [f"tables.dim={dim}"], "auc": auc} for dim, auc in ((8, 0.71), (16, 0.72))
+    ]
     (answer, sure), without = learned(tmp_path, *jobs)
     assert answer == "Best: dim=16, validation AUC 0.72000; higher is better." and without == []
-    assert sure.startswith("It leads dim=8 by 0.01000. Each was run with one seed, so how much of that is chance is not known")
+    assert sure.startswith(
+        "It leads dim=8 by 0.01000. Each was run with one seed, so how much of that is chance is "
+        "not known"
+    )
 
 
 def test_seeds_that_lie_apart_leave_no_doubt(tmp_path):
-    jobs = [{"overrides": [f"tables.dim={dim}", f"seed={seed}"], "auc": auc + seed / 1000}
-            for dim, auc in ((8, 0.71), (16, 0.72)) for seed in (1, 2)]
+    jobs = [
+        {"overrides": [f"tables.dim={dim}", f"seed={seed}"], "auc": auc + seed / 1000}
+        for dim, auc in ((8, 0.71), (16, 0.72))
+        for seed in (1, 2)
+    ]
     said, _ = learned(tmp_path, *jobs)
-    assert said == ["Best: dim=16, validation AUC 0.72150 (mean of 2 seeds, 0.72100 to 0.72200); higher is better."]
+    assert said == [
+        "Best: dim=16, validation AUC 0.72150 (mean of 2 seeds, 0.72100 to 0.72200); higher is "
+        "better."
+    ]
 
 
 def test_what_changes_nothing_makes_no_variants(tmp_path):
-    jobs = [{"overrides": [f"+plan={plan}", f"trainer.look_ahead={ahead}", f"tables.dim={dim}"], "plan": plan, "auc": 0.7 + dim / 1000}
-            for plan in ("mixed", "row_wise") for ahead in (0, 1) for dim in (8, 16)]
+    jobs = [
+        {
+            "overrides": [f"+plan={plan}", f"trainer.look_ahead={ahead}", f"tables.dim={dim}"],
+            "plan": plan,
+            "auc": 0.7 + dim / 1000,
+        }
+        for plan in ("mixed", "row_wise")
+        for ahead in (0, 1)
+        for dim in (8, 16)
+    ]
     said, without = learned(tmp_path, *jobs)
-    assert without == ["plan", "trainer.look_ahead"] and said[0].startswith("Best: dim=16, validation AUC 0.71600;")
+    assert without == ["plan", "trainer.look_ahead"] and said[0].startswith(
+        "Best: dim=16, validation AUC 0.71600;"
+    )
     assert said[-1].startswith("The plan and trainer.look_ahead do not change what is learned")
 
 
 def test_a_setting_that_differs_once_has_an_effect(tmp_path):
-    jobs = [{"overrides": [f"+plan={plan}", f"seed={seed}"], "plan": plan, "auc": auc}
-            for plan, seed, auc in (("mixed", 1, 0.7), ("mixed", 2, 0.71), ("row_wise", 1, 0.7), ("row_wise", 2, 0.7101))]
+    jobs = [
+        {"overrides": [f"+plan={plan}", f"seed={seed}"], "plan": plan, "auc": auc}
+        for plan, seed, auc in (
+            ("mixed", 1, 0.7),
+            ("mixed", 2, 0.71),
+            ("row_wise", 1, 0.7),
+            ("row_wise", 2, 0.7101),
+        )
+    ]
     assert learned(tmp_path, *jobs)[1] == []
 
 
 def test_a_sweep_without_the_metric_has_no_best(tmp_path):
-    jobs = [{"overrides": [f"seed={n}"], "curves": False, "more": {"val_auc": None}} for n in (1, 2)]
+    jobs = [
+        {"overrides": [f"seed={n}"], "curves": False, "more": {"val_auc": None}} for n in (1, 2)
+    ]
     assert learned(tmp_path, *jobs)[0] == ["No run has val_auc, so none is best."]
 
 
 def test_a_metric_that_is_no_number_is_none(tmp_path):
-    jobs = [{"overrides": [f"tables.dim={n}"], "auc": 0.7 if n == 8 else float("nan"), "curves": False} for n in (8, 16)]
+    jobs = [
+        {"overrides": [f"tables.dim={n}"], "auc": 0.7 if n == 8 else float("nan"), "curves": False}
+        for n in (8, 16)
+    ]
     assert learned(tmp_path, *jobs)[0][0].startswith("Validation AUC: 0.70000")
 
 
@@ -66,89 +106,164 @@ def test_a_metric_that_is_no_number_is_none(tmp_path):
 
 
 def test_a_clear_order_names_the_fastest_and_the_slowest(tmp_path):
-    variants = by_plan(tmp_path, mixed={"step_ms": 8.0, "dense_ms": 4.0, "spread": 0.05},
-                       row_wise={"step_ms": 16.0, "dense_ms": 4.1, "spread": 0.05})
-    assert speed_verdict(variants) == ["Fastest: mixed, 8.0 ms a step. Slowest: row_wise, 16.0 ms, 2.00 times as long."]
+    variants = by_plan(
+        tmp_path,
+        mixed={"step_ms": 8.0, "dense_ms": 4.0, "spread": 0.05},
+        row_wise={"step_ms": 16.0, "dense_ms": 4.1, "spread": 0.05},
+    )
+    assert speed_verdict(variants) == [
+        "Fastest: mixed, 8.0 ms a step. Slowest: row_wise, 16.0 ms, 2.00 times as long."
+    ]
     assert tied_with_fastest(variants) == []
 
 
 def test_steps_that_overlap_are_noise(tmp_path):
-    variants = by_plan(tmp_path, mixed={"step_ms": 8.0, "spread": 0.2}, row_wise={"step_ms": 10.0, "spread": 0.2})
-    assert speed_verdict(variants) == ["The order by speed is noise: mixed is fastest (8.0 ms) and row_wise slowest (10.0 ms), but the "
-                                       "middle halves of their steps overlap."]
+    variants = by_plan(
+        tmp_path, mixed={"step_ms": 8.0, "spread": 0.2}, row_wise={"step_ms": 10.0, "spread": 0.2}
+    )
+    assert speed_verdict(variants) == [
+        "The order by speed is noise: mixed is fastest (8.0 ms) and row_wise slowest (10.0 ms), "
+        "but the "
+        "middle halves of their steps overlap."
+    ]
 
 
 def test_a_dense_phase_that_differs_as_much_as_steps_makes_their_order_noise(tmp_path):
-    variants = by_plan(tmp_path, mixed={"step_ms": 90.0, "dense_ms": 82.0, "spread": 0.02},
-                       row_wise={"step_ms": 134.0, "dense_ms": 126.0, "spread": 0.02})
+    variants = by_plan(
+        tmp_path,
+        mixed={"step_ms": 90.0, "dense_ms": 82.0, "spread": 0.02},
+        row_wise={"step_ms": 134.0, "dense_ms": 126.0, "spread": 0.02},
+    )
     answer, remark = speed_verdict(variants)
-    assert answer == ("The order by speed is noise: mixed is fastest (90.0 ms) and row_wise slowest (134.0 ms), but the middle halves of "
-                      "their steps lie no further apart than the dense phase, which no plan changes, differs (44 ms).")
-    assert remark.startswith("The dense phase, which no plan changes, took 82 ms in mixed and 126 ms in row_wise; within a run its middle "
-                             "half lies 5 ms apart.") and remark.endswith("differences below 44 ms a step are noise.")
+    assert answer == (
+        "The order by speed is noise: mixed is fastest (90.0 ms) and row_wise slowest (134.0 ms), "
+        "but the middle halves of "
+        "their steps lie no further apart than the dense phase, which no plan changes, differs "
+        "(44 ms)."
+    )
+    assert remark.startswith(
+        "The dense phase, which no plan changes, took 82 ms in mixed and 126 ms in row_wise; "
+        "within a run its middle "
+        "half lies 5 ms apart."
+    ) and remark.endswith("differences below 44 ms a step are noise.")
 
 
 def test_a_dense_phase_that_scatters_does_not_hide_that_it_makes_up_the_difference(tmp_path):
-    variants = by_plan(tmp_path, mixed={"step_ms": 30.7, "dense_ms": 22.8, "spread": 0.1},
-                       row_wise={"step_ms": 42.7, "dense_ms": 34.5, "spread": 0.1},
-                       data_parallel={"step_ms": 38.0, "dense_ms": 28.0, "spread": 0.3})
+    variants = by_plan(
+        tmp_path,
+        mixed={"step_ms": 30.7, "dense_ms": 22.8, "spread": 0.1},
+        row_wise={"step_ms": 42.7, "dense_ms": 34.5, "spread": 0.1},
+        data_parallel={"step_ms": 38.0, "dense_ms": 28.0, "spread": 0.3},
+    )
     answer, *remarks = speed_verdict(variants)
-    assert answer == ("The order by speed is noise: mixed is fastest (30.7 ms) and row_wise slowest (42.7 ms), but the middle halves of "
-                      "their steps overlap or lie no further apart than the dense phase, which no plan changes, differs (11.7 ms).")
+    assert answer == (
+        "The order by speed is noise: mixed is fastest (30.7 ms) and row_wise slowest (42.7 ms), "
+        "but the middle halves of "
+        "their steps overlap or lie no further apart than the dense phase, which no plan changes, "
+        "differs (11.7 ms)."
+    )
     assert len(tied_with_fastest(variants)) == 2
-    assert remarks == ["The dense phase, which no plan changes, took 22.8 ms in mixed and 34.5 ms in row_wise; within a run its middle "
-                       "half lies 6.9 ms apart. So the machine was not equally fast for all: differences below 11.7 ms a step are noise."]
+    assert remarks == [
+        "The dense phase, which no plan changes, took 22.8 ms in mixed and 34.5 ms in row_wise; "
+        "within a run its middle "
+        "half lies 6.9 ms apart. So the machine was not equally fast for all: differences below "
+        "11.7 ms a step are noise."
+    ]
 
 
 def test_what_cannot_be_told_from_the_slowest_is_said_too(tmp_path):
-    variants = by_plan(tmp_path, mixed={"step_ms": 8.0, "dense_ms": 4.0, "spread": 0.05},
-                       row_wise={"step_ms": 16.0, "dense_ms": 4.1, "spread": 0.05},
-                       table_wise={"step_ms": 15.5, "dense_ms": 4.0, "spread": 0.05})
+    variants = by_plan(
+        tmp_path,
+        mixed={"step_ms": 8.0, "dense_ms": 4.0, "spread": 0.05},
+        row_wise={"step_ms": 16.0, "dense_ms": 4.1, "spread": 0.05},
+        table_wise={"step_ms": 15.5, "dense_ms": 4.0, "spread": 0.05},
+    )
     (answer,) = speed_verdict(variants)
-    assert answer.endswith("2.00 times as long. table_wise cannot be told from the slowest: that difference is noise.")
+    assert answer.endswith(
+        "2.00 times as long. table_wise cannot be told from the slowest: that difference is noise."
+    )
 
 
 def test_a_dense_phase_that_differs_less_than_the_plans_leaves_an_order_with_a_remark(tmp_path):
-    variants = by_plan(tmp_path, mixed={"step_ms": 90.0, "dense_ms": 82.0, "spread": 0.02},
-                       table_wise={"step_ms": 97.0, "dense_ms": 90.0, "spread": 0.02},
-                       row_wise={"step_ms": 134.0, "dense_ms": 84.0, "spread": 0.02})
+    variants = by_plan(
+        tmp_path,
+        mixed={"step_ms": 90.0, "dense_ms": 82.0, "spread": 0.02},
+        table_wise={"step_ms": 97.0, "dense_ms": 90.0, "spread": 0.02},
+        row_wise={"step_ms": 134.0, "dense_ms": 84.0, "spread": 0.02},
+    )
     answer, remark = speed_verdict(variants)
-    assert answer == ("Fastest: mixed, 90.0 ms a step. Slowest: row_wise, 134.0 ms, 1.49 times as long. table_wise cannot be told from "
-                      "the fastest: that difference is noise.")
+    assert answer == (
+        "Fastest: mixed, 90.0 ms a step. Slowest: row_wise, 134.0 ms, 1.49 times as long. "
+        "table_wise cannot be told from "
+        "the fastest: that difference is noise."
+    )
     assert "differences below 8 ms a step are noise" in remark
 
 
 def test_a_dense_phase_within_its_spread_is_no_remark(tmp_path):
-    variants = by_plan(tmp_path, mixed={"step_ms": 90.0, "dense_ms": 60.0, "spread": 0.1},
-                       row_wise={"step_ms": 134.0, "dense_ms": 66.0, "spread": 0.1})
+    variants = by_plan(
+        tmp_path,
+        mixed={"step_ms": 90.0, "dense_ms": 60.0, "spread": 0.1},
+        row_wise={"step_ms": 134.0, "dense_ms": 66.0, "spread": 0.1},
+    )
     assert len(speed_verdict(variants)) == 1
 
 
 def test_dense_phases_of_other_batches_or_ranks_are_not_compared(tmp_path):
-    jobs = [{"overrides": [f"dataset.batch_size={batch}"], "batch": batch, "step_ms": ms, "dense_ms": ms - 4, "spread": 0.02}
-            for batch, ms in ((64, 10.0), (640, 50.0))]
+    jobs = [
+        {
+            "overrides": [f"dataset.batch_size={batch}"],
+            "batch": batch,
+            "step_ms": ms,
+            "dense_ms": ms - 4,
+            "spread": 0.02,
+        }
+        for batch, ms in ((64, 10.0), (640, 50.0))
+    ]
     variants = speed_variants_of(read_runs(make_sweep(tmp_path, None, jobs)))
-    assert pace_of(variants).by_rate                            # a longer step with ten times the samples is faster
-    assert speed_verdict(variants) == ["Fastest: batch_size=640, 12,800 samples/s. Slowest: batch_size=64, 6,400 samples/s, "
-                                       "2.00 times fewer."]
+    assert pace_of(variants).by_rate  # a longer step with ten times the samples is faster
+    assert speed_verdict(variants) == [
+        "Fastest: batch_size=640, 12,800 samples/s. Slowest: batch_size=64, 6,400 samples/s, "
+        "2.00 times fewer."
+    ]
 
 
 def test_runs_that_cannot_differ_in_speed_are_one_and_their_difference_is_noise(tmp_path):
-    jobs = [{"overrides": [f"optimizer.dense.lr={lr}"], "step_ms": ms} for lr, ms in ((0.01, 80.1), (0.001, 148.0))]
+    jobs = [
+        {"overrides": [f"optimizer.dense.lr={lr}"], "step_ms": ms}
+        for lr, ms in ((0.01, 80.1), (0.001, 148.0))
+    ]
     (only,) = speed_variants_of(read_runs(make_sweep(tmp_path, None, jobs)))
     assert speed_verdict([only]) == [
         "A step takes 114 ms on average, 9,621 samples/s.",
-        "Speed is not compared: the runs do not differ in anything that changes it. That the medians of their steps go from 80.1 to 148 ms "
-        "is noise."]
+        "Speed is not compared: the runs do not differ in anything that changes it. That the "
+        "medians of their steps go from 80.1 to 148 ms "
+        "is noise.",
+    ]
 
 
-@pytest.mark.parametrize(("name", "values", "changes"), [
-    ("seed", [1, 2], False), ("optimizer.dense.lr", [0.1, 0.2], False), ("optimizer.sparse.eps", [1e-8, 1e-6], False),
-    ("optimizer.schedule.warmup_steps", [10, 20], False), ("optimizer/schedule", ["warmup_poly", "null"], False),
-    ("trainer.max_steps", [10, 20], False), ("callbacks", ["none", "default"], False), ("tables.init_range", [0.1, 0.2], False),
-    ("optimizer", ["sgd", "adam"], True), ("optimizer.dense._target_", ["torch.optim.SGD", "torch.optim.Adam"], True),
-    ("dataset.batch_size", [64, 128], True), ("trainer.devices", [1, 2], True), ("trainer.precision", ["32-true", "bf16-mixed"], True),
-    ("tables.dim", [8, 16], True), ("model.top_layers", ["[64,1]", "[8,1]"], True), ("topology.payload", ["full", "bf16"], True),
-    ("dataset", ["sample", "generated"], True), ("optimizer.dense.fused", ["true", "false"], True)])
+@pytest.mark.parametrize(
+    ("name", "values", "changes"),
+    [
+        ("seed", [1, 2], False),
+        ("optimizer.dense.lr", [0.1, 0.2], False),
+        ("optimizer.sparse.eps", [1e-8, 1e-6], False),
+        ("optimizer.schedule.warmup_steps", [10, 20], False),
+        ("optimizer/schedule", ["warmup_poly", "null"], False),
+        ("trainer.max_steps", [10, 20], False),
+        ("callbacks", ["none", "default"], False),
+        ("tables.init_range", [0.1, 0.2], False),
+        ("optimizer", ["sgd", "adam"], True),
+        ("optimizer.dense._target_", ["torch.optim.SGD", "torch.optim.Adam"], True),
+        ("dataset.batch_size", [64, 128], True),
+        ("trainer.devices", [1, 2], True),
+        ("trainer.precision", ["32-true", "bf16-mixed"], True),
+        ("tables.dim", [8, 16], True),
+        ("model.top_layers", ["[64,1]", "[8,1]"], True),
+        ("topology.payload", ["full", "bf16"], True),
+        ("dataset", ["sample", "generated"], True),
+        ("optimizer.dense.fused", ["true", "false"], True),
+    ],
+)
 def test_only_some_settings_change_the_length_of_a_step(name, values, changes):
     assert changes_speed(name, values) == changes

@@ -1,4 +1,6 @@
-"""Whatever stands in a plan file, reading it ends in a plan or in one line; nothing in it is run, and nothing grows beyond it."""
+"""Whatever stands in a plan file, reading it ends in a plan or in one line; nothing in it is run,
+and nothing grows beyond it.
+"""
 
 import copy
 import json
@@ -142,9 +144,11 @@ def test_whatever_is_wrong_in_a_plan_file_is_one_line(tmp_path, form):
 
 
 def test_whatever_bytes_are_wrong_in_a_plan_file_is_one_line(tmp_path):
-    rng, raw = random.Random(2), plan_to_yaml(PLAN).encode()
+    rng = random.Random(2)
+    raw = plan_to_yaml(PLAN).encode()
     for number in range(400):
-        changed, where = bytearray(raw), rng.randrange(len(raw))
+        changed = bytearray(raw)
+        where = rng.randrange(len(raw))
         if number % 3 == 0:
             changed[where] ^= 1 << rng.randrange(8)
         elif number % 3 == 1:

@@ -1,4 +1,6 @@
-"""HugeCTR's plans: its well-known two as golden files, every dialect, and a broken rule at a time."""
+"""HugeCTR's plans: its well-known two as golden files, every dialect, and a broken rule at a
+time.
+"""
 
 import copy
 import json
@@ -19,28 +21,64 @@ from recapp.sharding.plan_file import load_plan
 from recapp.sharding.tilings import cut
 from recapp.tables.config import EmbeddingBagConfig
 
-SIZES = [203931, 18598, 14092, 7012, 18977, 4, 6385, 1245, 49, 186213, 71328, 67288, 11, 2168, 7338, 61, 4, 932, 15, 204515, 141526, 199433,
-         60919, 9137, 71, 34]
+SIZES = [
+    203931,
+    18598,
+    14092,
+    7012,
+    18977,
+    4,
+    6385,
+    1245,
+    49,
+    186213,
+    71328,
+    67288,
+    11,
+    2168,
+    7338,
+    61,
+    4,
+    932,
+    15,
+    204515,
+    141526,
+    199433,
+    60919,
+    9137,
+    71,
+    34,
+]
 WHOLE = [[0, 11], [1, 14], [2, 19], [3, 20], [4, 21], [6, 22], [9, 23], [10]]
 REPLICATED = [5, 7, 8, 12, 13, 15, 16, 17, 18, 24, 25]
 
 
 def table(name, rows, features=None, dim=16):
-    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=features or [name])
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=features or [name]
+    )
 
 
 CRITEO = [table(f"C{k + 1}", rows) for k, rows in enumerate(SIZES)]
 
 
 def group(local, every, word="mp", **more):
-    return {"local_embedding_list": local, "global_embedding_list": every, "table_placement_strategy": word} | more
+    return {
+        "local_embedding_list": local,
+        "global_embedding_list": every,
+        "table_placement_strategy": word,
+    } | more
 
 
 def well_known(gpus=8):
-    """Small tables data parallel, the others dealt round robin, as HugeCTR's example makes its file."""
+    """Small tables data parallel, the others dealt round robin, as HugeCTR's example makes its
+    file.
+    """
     dealt = [k for k, rows in enumerate(SIZES) if rows > 6000]
     every = [dealt[g::gpus] for g in range(gpus)]
-    return [[group(every[g], every), group(REPLICATED, [REPLICATED] * gpus, "dp")] for g in range(gpus)]
+    return [
+        [group(every[g], every), group(REPLICATED, [REPLICATED] * gpus, "dp")] for g in range(gpus)
+    ]
 
 
 def by_rows(gpus=8, count="shards_count", shard="shard_id", word="mp"):
@@ -61,26 +99,39 @@ def named(option, world, tables=CRITEO, *more):
 
 
 def lookups_by_rank(plan, tables=CRITEO):
-    return [[k for k, t in enumerate(tables) if plan.tables[t.name].mode != "replicated" and r in plan.tables[t.name].ranks]
-            for r in range(plan.world_size)]
+    return [
+        [
+            k
+            for k, t in enumerate(tables)
+            if plan.tables[t.name].mode != "replicated" and r in plan.tables[t.name].ranks
+        ]
+        for r in range(plan.world_size)
+    ]
 
 
 def test_the_well_known_plan_is_made_by_name_and_falls_where_hugectrs_falls():
     plan = named("dp_and_localized", 8)
     assert lookups_by_rank(plan) == WHOLE
-    assert [k for k, t in enumerate(CRITEO) if plan.tables[t.name].sharding_type == "data_parallel"] == REPLICATED
+    assert [
+        k for k, t in enumerate(CRITEO) if plan.tables[t.name].sharding_type == "data_parallel"
+    ] == REPLICATED
     assert json.loads(hugectr_json(plan, CRITEO)) == well_known()
     assert plan_from_hugectr(well_known(), CRITEO, "x.json").tables == plan.tables
 
 
 def test_every_table_over_all_gpus_is_made_by_name_and_says_how_rows_moved():
     plan = named("distributed", 8)
-    assert lookups_by_rank(plan)[0] == list(range(26)) and {s.sharding_type for s in plan.tables.values()} == {"row_wise"}
+    assert lookups_by_rank(plan)[0] == list(range(26)) and {
+        s.sharding_type for s in plan.tables.values()
+    } == {"row_wise"}
     assert json.loads(hugectr_json(plan, CRITEO)) == by_rows()
     made = plan_from_hugectr(by_rows(), CRITEO, "x.json")
     assert made.tables == plan.tables and made.world_size == 8
-    assert made.notes == ("HugeCTR puts row r of a sharded table on shard r mod n; here shard s of n holds the s-th of n contiguous "
-                          "strips: as many rows, other ones",)
+    assert made.notes == (
+        "HugeCTR puts row r of a sharded table on shard r mod n; here shard s of n holds the s-th "
+        "of n contiguous "
+        "strips: as many rows, other ones",
+    )
     assert not plan_from_hugectr(well_known(), CRITEO, "x.json").notes
 
 
@@ -90,51 +141,120 @@ def test_named_plans_exist_for_any_number_of_ranks_and_come_back_from_json(world
         plan = named(option, world)
         plan.check(CRITEO)
         again = plan_from_hugectr(json.loads(hugectr_json(plan, CRITEO)), CRITEO, "x.json")
-        assert {n: s.shards for n, s in again.tables.items()} == {n: s.shards for n, s in plan.tables.items()}
-    dealt = [r for k, t in enumerate(CRITEO) if SIZES[k] > 6000 for r in named("dp_and_localized", world).tables[t.name].ranks]
+        assert {n: s.shards for n, s in again.tables.items()} == {
+            n: s.shards for n, s in plan.tables.items()
+        }
+    dealt = [
+        r
+        for k, t in enumerate(CRITEO)
+        if SIZES[k] > 6000
+        for r in named("dp_and_localized", world).tables[t.name].ranks
+    ]
     assert dealt == [k % world for k in range(15)]
 
 
 def test_the_bound_of_replicas_is_a_setting_and_only_where_a_rule_asks_for_it():
     plan = named("dp_and_localized", 4, CRITEO, "plan.dp_max_rows=100")
-    assert [SIZES[k] for k, t in enumerate(CRITEO) if plan.tables[t.name].mode == "replicated"] == [n for n in SIZES if n <= 100]
-    with pytest.raises(PlanError, match=r"plan.dp_max_rows=7: no rule of this plan asks for it; choose \+plan=dp_and_localized with it"):
+    assert [SIZES[k] for k, t in enumerate(CRITEO) if plan.tables[t.name].mode == "replicated"] == [
+        n for n in SIZES if n <= 100
+    ]
+    with pytest.raises(
+        PlanError,
+        match=(
+            r"plan.dp_max_rows=7: no rule of this plan asks for it; choose "
+            r"\+plan=dp_and_localized with it"
+        ),
+    ):
         named("mixed", 4, CRITEO, "+plan.dp_max_rows=7")
 
 
 def test_the_dialects_of_key_names_mean_the_same():
     whole = plan_from_hugectr(by_rows(), CRITEO, "x").tables
-    assert plan_from_hugectr(by_rows(8, "num_sharding", "sharding_id", "localized"), CRITEO, "x").tables == whole
+    assert (
+        plan_from_hugectr(
+            by_rows(8, "num_sharding", "sharding_id", "localized"), CRITEO, "x"
+        ).tables
+        == whole
+    )
     names = [t.name for t in CRITEO]
-    assert plan_from_hugectr({"shard_matrix": [[1] * 26] * 8, "table_group_strategy": [list(range(26))],
-                              "table_placement_strategy": ["mp"]}, CRITEO, "x").tables == whole
-    assert plan_from_hugectr({"shard_matrix": [names] * 8, "shard_strategy": [["mp", names]]}, CRITEO, "x").tables == whole
+    assert (
+        plan_from_hugectr(
+            {
+                "shard_matrix": [[1] * 26] * 8,
+                "table_group_strategy": [list(range(26))],
+                "table_placement_strategy": ["mp"],
+            },
+            CRITEO,
+            "x",
+        ).tables
+        == whole
+    )
+    assert (
+        plan_from_hugectr(
+            {"shard_matrix": [names] * 8, "shard_strategy": [["mp", names]]}, CRITEO, "x"
+        ).tables
+        == whole
+    )
     split = plan_from_hugectr(well_known(), CRITEO, "x").tables
     ones = [[int(k in own or k in REPLICATED) for k in range(26)] for own in WHOLE]
     dealt = [k for k in range(26) if k not in REPLICATED]
-    assert plan_from_hugectr({"shard_matrix": ones, "emb_table_group_strategy": [dealt, REPLICATED],
-                              "emb_table_placement_strategy": ["mp", "dp"]}, CRITEO, "x").tables == split
+    assert (
+        plan_from_hugectr(
+            {
+                "shard_matrix": ones,
+                "emb_table_group_strategy": [dealt, REPLICATED],
+                "emb_table_placement_strategy": ["mp", "dp"],
+            },
+            CRITEO,
+            "x",
+        ).tables
+        == split
+    )
     rows = [[names[k] for k in (*own, *REPLICATED)] for own in WHOLE]
     strategy = [["mp", [names[k] for k in dealt]], ["dp", [names[k] for k in REPLICATED]]]
-    assert plan_from_hugectr({"shard_matrix": rows, "shard_strategy": strategy}, CRITEO, "x").tables == split
+    assert (
+        plan_from_hugectr({"shard_matrix": rows, "shard_strategy": strategy}, CRITEO, "x").tables
+        == split
+    )
 
 
 def test_a_matrix_may_cut_columns_and_say_how_tables_ask():
-    plan = plan_from_hugectr({"shard_matrix": [["a", "b"], ["a"], ["a"], ["a", "c"]], "shard_strategy": [["mp", [["a", 2], "b", "c"]]],
-                              "compression_strategy": {"Reduction": ["a"], "unique": ["b"]}}, [table(n, 10) for n in "abc"], "x")
-    assert plan.tables["a"].shards == tuple(Shard(g, range(*r), range(*c)) for g, r, c in (
-        (0, (0, 5), (0, 8)), (1, (5, 10), (0, 8)), (2, (0, 5), (8, 16)), (3, (5, 10), (8, 16))))
+    plan = plan_from_hugectr(
+        {
+            "shard_matrix": [["a", "b"], ["a"], ["a"], ["a", "c"]],
+            "shard_strategy": [["mp", [["a", 2], "b", "c"]]],
+            "compression_strategy": {"Reduction": ["a"], "unique": ["b"]},
+        },
+        [table(n, 10) for n in "abc"],
+        "x",
+    )
+    assert plan.tables["a"].shards == tuple(
+        Shard(g, range(*r), range(*c))
+        for g, r, c in (
+            (0, (0, 5), (0, 8)),
+            (1, (5, 10), (0, 8)),
+            (2, (0, 5), (8, 16)),
+            (3, (5, 10), (8, 16)),
+        )
+    )
     assert [plan.tables[n].mode for n in "abc"] == ["pooled", "unique", "auto"]
 
 
-SHARED = [table("t", 10, ["f", "g"]), table("u", 7), table("v", 5)]       # lookups 0 and 1 read t, 2 reads u, 3 reads v
+# lookups 0 and 1 read t, 2 reads u, 3 reads v
+SHARED = [table("t", 10, ["f", "g"]), table("u", 7), table("v", 5)]
 
 
 def test_numbers_are_lookups_not_tables():
     every = [[0, 1], [2]]
-    plan = plan_from_hugectr([[group(every[g], every), group([3], [[3], [3]], "dp")] for g in range(2)], SHARED, "x")
-    assert [plan.tables[n].ranks for n in "tuv"] == [[0], [1], [0, 1]] and plan.tables["v"].mode == "replicated"
-    assert json.loads(hugectr_json(plan, SHARED)) == [[group(every[g], every), group([3], [[3], [3]], "dp")] for g in range(2)]
+    plan = plan_from_hugectr(
+        [[group(every[g], every), group([3], [[3], [3]], "dp")] for g in range(2)], SHARED, "x"
+    )
+    assert [plan.tables[n].ranks for n in "tuv"] == [[0], [1], [0, 1]] and plan.tables[
+        "v"
+    ].mode == "replicated"
+    assert json.loads(hugectr_json(plan, SHARED)) == [
+        [group(every[g], every), group([3], [[3], [3]], "dp")] for g in range(2)
+    ]
 
 
 def test_two_lookups_of_one_table_may_be_data_parallel_together():
@@ -145,18 +265,35 @@ def test_two_lookups_of_one_table_may_be_data_parallel_together():
 def test_shards_follow_their_ids_and_gpus_that_hold_nothing_have_empty_lists():
     every = [[0, 1, 2, 3], [], [0, 1, 2, 3], []]
     ids = [1, 0, 0, 0]
-    plan = plan_from_hugectr([[group(every[g], every, shards_count=2 if every[g] else 1, shard_id=ids[g])] for g in range(4)], SHARED, "x")
-    assert plan.tables["t"].shards == (Shard(2, range(5), range(16)), Shard(0, range(5, 10), range(16)))
+    plan = plan_from_hugectr(
+        [
+            [group(every[g], every, shards_count=2 if every[g] else 1, shard_id=ids[g])]
+            for g in range(4)
+        ],
+        SHARED,
+        "x",
+    )
+    assert plan.tables["t"].shards == (
+        Shard(2, range(5), range(16)),
+        Shard(0, range(5, 10), range(16)),
+    )
     assert plan.tables["t"].sharding_type == "custom"
     written = json.loads(hugectr_json(plan, SHARED))
     counted = [(g[0]["shards_count"], g[0]["shard_id"]) for g in written]
-    assert counted == [(2, 1), (2, 0), (2, 0), (2, 1)]          # HugeCTR counts idle GPUs, too
+    assert counted == [(2, 1), (2, 0), (2, 0), (2, 1)]  # HugeCTR counts idle GPUs, too
     assert plan_from_hugectr(written, SHARED, "x").tables == plan.tables
 
 
 def test_more_gpus_than_rows_leave_the_last_without_any():
     plan = plan_from_hugectr(by_rows(), CRITEO, "x")
-    assert plan.tables["C6"].ranks == [0, 1, 2, 3] and plan.tables["C13"].ranks == [0, 1, 2, 3, 4, 5]
+    assert plan.tables["C6"].ranks == [0, 1, 2, 3] and plan.tables["C13"].ranks == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     plan.check(CRITEO)
 
 
@@ -190,48 +327,120 @@ BROKEN = {
     "no list": ([], "must be a list of GPUs, each with a list of its groups (rule 1)"),
     "a group for a GPU": ([group([0], [[0]])], "GPU 0: must be a list of groups, not {"),
     "no group": ([[5]], "GPU 0, group 0: must be an object with local_embedding_list"),
-    "a table's number too many": (everywhere(good(), 0, [[0, 1], [4]]),
-        "GPU 0, group 0: lookup 4 in global_embedding_list[1]: the model has lookups 0..3, a (table, feature) each (rule 2)"),
-    "a key missing": (without(good(), 1, 0, "global_embedding_list"), "GPU 1, group 0: global_embedding_list must be given (rule 3)"),
-    "a key misspelt": (change(good(), 1, 0, shard_count=1), "GPU 1, group 0: unknown key shard_count; did you mean shards_count"),
-    "a placement": (change(good(), 0, 1, table_placement_strategy="ddp"), "GPU 0, group 1: table_placement_strategy=ddp: did you mean dp?"),
-    "no lookups": (change(good(), 0, 1, local_embedding_list="0"),
-        'GPU 0, group 1: local_embedding_list must be a list of lookups, not "0"'),
-    "true for 1": (change(good(), 0, 0, local_embedding_list=[0, True]), "must be a list of lookups, not [0, true] (rule 3)"),
-    "no list of lists": (change(good(), 0, 1, global_embedding_list=3), "GPU 0, group 1: global_embedding_list must be a list of lists"),
-    "an id as high as the count": (change(sharded(), 1, 0, shard_id=2), "GPU 1, group 0: shard id 2 of 2 shards: ids are 0..n-1 (rule 4)"),
-    "an id without a count": (change(good(), 1, 0, shard_id=1), "GPU 1, group 0: shard id 1 of 1 shards"),
-    "a count of two dialects": (change(sharded(), 1, 0, num_sharding=3),
-        "GPU 1, group 0: shards_count=2 and num_sharding=3: must be one whole"),
-    "data parallel shards": (change(good(), 1, 1, shards_count=2),
-        "GPU 1, group 1: 2 shards of a dp group, which is whole on every GPU: leave shards_count out (rule 5)"),
-    "a group less": ([good()[0], good()[1][:1]], "GPU 1 has 1 groups, GPU 0 has 2: all have as many"),
-    "two placements": ([good()[0], good()[1][::-1]], "GPU 1, group 0: is dp, on GPU 0 it is mp: a group has one placement (rule 6)"),
-    "two global lists": (change(good(), 1, 0, global_embedding_list=[[0, 1], [2, 3]]),
-        "GPU 1, group 0: global_embedding_list is not that of GPU 0"),
-    "a list of another GPU": (change(good(), 0, 0, local_embedding_list=[2]),
-        "GPU 0, group 0: local_embedding_list [2] is not global_embedding_list[0] [0, 1] (rule 7)"),
-    "too many global lists": (everywhere(good(), 0, [[0, 1], [2], []]),
-        "GPU 0, group 0: global_embedding_list has 3 lists for 2 GPUs (rule 7)"),
-    "a lookup twice": (everywhere(good(), 0, [[0, 1, 0], [2]]),
-        "GPU 0, group 0: lookup 0 (t) stands twice in local_embedding_list (rule 7)"),
-    "a replica missing": (everywhere(good(), 1, [[3], []]),
-        "GPU 1, group 1: lookup 3 (v) is on GPU 0 only: a dp group has one list (rule 8)"),
-    "lists that overlap": (everywhere(good(), 0, [[0, 1], [1, 2]]),
-        "GPU 1, group 0: lookup 1 (t) is on GPU 0, too, whose list is another one: GPUs that share a lookup share the whole list "
-        "(rule 9)"),
-    "a count too low": (everywhere(good(), 0, [[0, 1, 2], [0, 1, 2]]),
-        "GPU 0, group 0: lookup 0 (t) lies on GPUs 0, 1, but shards_count is 1: it must be 2 (rule 9)"),
-    "an id twice": (change(sharded(), 1, 0, shard_id=0),
-        "GPU 1, group 0: lookup 0 (t) lies on GPUs 0, 1, and shard_id 0 stands twice: the ids must be 0..1 (rule 9)"),
-    "a table in two groups": ([[group(a, [a, []]), group(b, [b, []])]
-        if g == 0 else [group([], [a, []]), group([], [b, []])] for a, b in (([0, 2], [1, 3]),) for g in range(2)],
-        "GPU 0, group 1: lookup 1 (t) and lookup 0 read one table, which is sharded once, but lookup 0 is in group 0 (rule 10)"),
-    "a table on two GPUs": (everywhere(good(), 0, [[0], [1, 2]]),
-        "GPU 0, group 0: lookup 1 (t) and lookup 0 read one table, which is sharded once, but only one of them is here (rule 10)"),
-    "a lookup in two groups": (everywhere(good(), 1, [[2, 3], [2, 3]]),
-        "GPU 1, group 0: lookup 2 (u) is in group 1 of GPU 0, too: it may be in one (rule 12)"),
-    "a lookup in none": (everywhere(good(), 0, [[0, 1], []]), "lookup 2 (u) is in no group of any GPU: add it to a list of one (rule 12)"),
+    "a table's number too many": (
+        everywhere(good(), 0, [[0, 1], [4]]),
+        "GPU 0, group 0: lookup 4 in global_embedding_list[1]: the model has lookups 0..3, a "
+        "(table, feature) each (rule 2)",
+    ),
+    "a key missing": (
+        without(good(), 1, 0, "global_embedding_list"),
+        "GPU 1, group 0: global_embedding_list must be given (rule 3)",
+    ),
+    "a key misspelt": (
+        change(good(), 1, 0, shard_count=1),
+        "GPU 1, group 0: unknown key shard_count; did you mean shards_count",
+    ),
+    "a placement": (
+        change(good(), 0, 1, table_placement_strategy="ddp"),
+        "GPU 0, group 1: table_placement_strategy=ddp: did you mean dp?",
+    ),
+    "no lookups": (
+        change(good(), 0, 1, local_embedding_list="0"),
+        'GPU 0, group 1: local_embedding_list must be a list of lookups, not "0"',
+    ),
+    "true for 1": (
+        change(good(), 0, 0, local_embedding_list=[0, True]),
+        "must be a list of lookups, not [0, true] (rule 3)",
+    ),
+    "no list of lists": (
+        change(good(), 0, 1, global_embedding_list=3),
+        "GPU 0, group 1: global_embedding_list must be a list of lists",
+    ),
+    "an id as high as the count": (
+        change(sharded(), 1, 0, shard_id=2),
+        "GPU 1, group 0: shard id 2 of 2 shards: ids are 0..n-1 (rule 4)",
+    ),
+    "an id without a count": (
+        change(good(), 1, 0, shard_id=1),
+        "GPU 1, group 0: shard id 1 of 1 shards",
+    ),
+    "a count of two dialects": (
+        change(sharded(), 1, 0, num_sharding=3),
+        "GPU 1, group 0: shards_count=2 and num_sharding=3: must be one whole",
+    ),
+    "data parallel shards": (
+        change(good(), 1, 1, shards_count=2),
+        "GPU 1, group 1: 2 shards of a dp group, which is whole on every GPU: leave shards_count "
+        "out (rule 5)",
+    ),
+    "a group less": (
+        [good()[0], good()[1][:1]],
+        "GPU 1 has 1 groups, GPU 0 has 2: all have as many",
+    ),
+    "two placements": (
+        [good()[0], good()[1][::-1]],
+        "GPU 1, group 0: is dp, on GPU 0 it is mp: a group has one placement (rule 6)",
+    ),
+    "two global lists": (
+        change(good(), 1, 0, global_embedding_list=[[0, 1], [2, 3]]),
+        "GPU 1, group 0: global_embedding_list is not that of GPU 0",
+    ),
+    "a list of another GPU": (
+        change(good(), 0, 0, local_embedding_list=[2]),
+        "GPU 0, group 0: local_embedding_list [2] is not global_embedding_list[0] [0, 1] (rule 7)",
+    ),
+    "too many global lists": (
+        everywhere(good(), 0, [[0, 1], [2], []]),
+        "GPU 0, group 0: global_embedding_list has 3 lists for 2 GPUs (rule 7)",
+    ),
+    "a lookup twice": (
+        everywhere(good(), 0, [[0, 1, 0], [2]]),
+        "GPU 0, group 0: lookup 0 (t) stands twice in local_embedding_list (rule 7)",
+    ),
+    "a replica missing": (
+        everywhere(good(), 1, [[3], []]),
+        "GPU 1, group 1: lookup 3 (v) is on GPU 0 only: a dp group has one list (rule 8)",
+    ),
+    "lists that overlap": (
+        everywhere(good(), 0, [[0, 1], [1, 2]]),
+        "GPU 1, group 0: lookup 1 (t) is on GPU 0, too, whose list is another one: GPUs that "
+        "share a lookup share the whole list "
+        "(rule 9)",
+    ),
+    "a count too low": (
+        everywhere(good(), 0, [[0, 1, 2], [0, 1, 2]]),
+        "GPU 0, group 0: lookup 0 (t) lies on GPUs 0, 1, but shards_count is 1: it must be 2 "
+        "(rule 9)",
+    ),
+    "an id twice": (
+        change(sharded(), 1, 0, shard_id=0),
+        "GPU 1, group 0: lookup 0 (t) lies on GPUs 0, 1, and shard_id 0 stands twice: the ids "
+        "must be 0..1 (rule 9)",
+    ),
+    "a table in two groups": (
+        [
+            [group(a, [a, []]), group(b, [b, []])]
+            if g == 0
+            else [group([], [a, []]), group([], [b, []])]
+            for a, b in (([0, 2], [1, 3]),)
+            for g in range(2)
+        ],
+        "GPU 0, group 1: lookup 1 (t) and lookup 0 read one table, which is sharded once, but "
+        "lookup 0 is in group 0 (rule 10)",
+    ),
+    "a table on two GPUs": (
+        everywhere(good(), 0, [[0], [1, 2]]),
+        "GPU 0, group 0: lookup 1 (t) and lookup 0 read one table, which is sharded once, but "
+        "only one of them is here (rule 10)",
+    ),
+    "a lookup in two groups": (
+        everywhere(good(), 1, [[2, 3], [2, 3]]),
+        "GPU 1, group 0: lookup 2 (u) is in group 1 of GPU 0, too: it may be in one (rule 12)",
+    ),
+    "a lookup in none": (
+        everywhere(good(), 0, [[0, 1], []]),
+        "lookup 2 (u) is in no group of any GPU: add it to a list of one (rule 12)",
+    ),
 }
 
 
@@ -249,28 +458,77 @@ def test_what_is_broken_above_is_whole_before():
         plan_from_hugectr(copy.deepcopy(plain), SHARED, "x").check(SHARED)
 
 
-MATRIX = {"shard_matrix": [["t", "v"], ["u", "v"]], "shard_strategy": [["mp", ["t", "u"]], ["dp", ["v"]]]}
+MATRIX = {
+    "shard_matrix": [["t", "v"], ["u", "v"]],
+    "shard_strategy": [["mp", ["t", "u"]], ["dp", ["v"]]],
+}
 
 
-@pytest.mark.parametrize(("changes", "says"), [
-    ({"shard_strateg": 1}, "unknown key shard_strateg; did you mean shard_strategy"),
-    ({"table_group_strategy": [[0]]}, "shard_matrix needs shard_strategy, or table_group_strategy and table_placement_strategy"),
-    ({"shard_strategy": ["mp"]}, r"shard_strategy must be a list of \[placement, tables\]"),
-    ({"shard_strategy": [["mp", ["t", "u"]], ["pd", ["v"]]]}, "group 1: placement pd: did you mean mp or dp"),
-    ({"shard_strategy": [["mp", ["t", "u"]], ["dp", ["w"]]]}, r"group 1: no such table w; .* \(rule 2\)"),
-    ({"shard_strategy": [["mp", ["t", "u"]]]}, r"table v is in no group: every table is in one \(rule 12\)"),
-    ({"shard_strategy": [["mp", ["t", "u"]], ["dp", ["v", "t"]]]}, r"group 1: table t is in group 0, too: a table is in .* \(rule 12\)"),
-    ({"shard_strategy": [["mp", [["t", 2], "u"]], ["dp", ["v"]]]}, "group 0: table t: 2 strips of columns: must divide its 16 columns"),
-    ({"shard_strategy": [["mp", [["t", "a"], "u"]], ["dp", ["v"]]]}, "group 0: table t: strips of columns must be a whole number, not a"),
-    ({"shard_matrix": [["t", "v"], ["u"]]}, r"group 1: table v is dp, but GPU 1 does not hold it: .* \(rule 8\)"),
-    ({"shard_matrix": [["v"], ["u", "v"]]}, r"group 0: table t is held by no GPU: .* \(rule 12\)"),
-    ({"shard_matrix": [["t", "w"], ["u", "v"]]}, "GPU 0: no such table w"),
-    ({"shard_matrix": [[1, 0], ["u", "v"]]}, "GPU 0: a row of shard_matrix has a 0 or a 1 for each of the 3 tables"),
-    ({"shard_matrix": [1]}, r"shard_matrix must be a list of GPUs, each with a list of its tables \(rule 1\)"),
-    ({"compression_strategy": {"reduce": ["t"]}}, "compression_strategy.reduce: did you mean reduction"),
-    ({"compression_strategy": {"unique": ["w"]}}, "compression_strategy.unique: no such table w"),
-    ({"compression_strategy": ["t"]}, "compression_strategy must be an object of reduction and unique"),
-])
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"shard_strateg": 1}, "unknown key shard_strateg; did you mean shard_strategy"),
+        (
+            {"table_group_strategy": [[0]]},
+            "shard_matrix needs shard_strategy, or table_group_strategy and "
+            "table_placement_strategy",
+        ),
+        ({"shard_strategy": ["mp"]}, r"shard_strategy must be a list of \[placement, tables\]"),
+        (
+            {"shard_strategy": [["mp", ["t", "u"]], ["pd", ["v"]]]},
+            "group 1: placement pd: did you mean mp or dp",
+        ),
+        (
+            {"shard_strategy": [["mp", ["t", "u"]], ["dp", ["w"]]]},
+            r"group 1: no such table w; .* \(rule 2\)",
+        ),
+        (
+            {"shard_strategy": [["mp", ["t", "u"]]]},
+            r"table v is in no group: every table is in one \(rule 12\)",
+        ),
+        (
+            {"shard_strategy": [["mp", ["t", "u"]], ["dp", ["v", "t"]]]},
+            r"group 1: table t is in group 0, too: a table is in .* \(rule 12\)",
+        ),
+        (
+            {"shard_strategy": [["mp", [["t", 2], "u"]], ["dp", ["v"]]]},
+            "group 0: table t: 2 strips of columns: must divide its 16 columns",
+        ),
+        (
+            {"shard_strategy": [["mp", [["t", "a"], "u"]], ["dp", ["v"]]]},
+            "group 0: table t: strips of columns must be a whole number, not a",
+        ),
+        (
+            {"shard_matrix": [["t", "v"], ["u"]]},
+            r"group 1: table v is dp, but GPU 1 does not hold it: .* \(rule 8\)",
+        ),
+        (
+            {"shard_matrix": [["v"], ["u", "v"]]},
+            r"group 0: table t is held by no GPU: .* \(rule 12\)",
+        ),
+        ({"shard_matrix": [["t", "w"], ["u", "v"]]}, "GPU 0: no such table w"),
+        (
+            {"shard_matrix": [[1, 0], ["u", "v"]]},
+            "GPU 0: a row of shard_matrix has a 0 or a 1 for each of the 3 tables",
+        ),
+        (
+            {"shard_matrix": [1]},
+            r"shard_matrix must be a list of GPUs, each with a list of its tables \(rule 1\)",
+        ),
+        (
+            {"compression_strategy": {"reduce": ["t"]}},
+            "compression_strategy.reduce: did you mean reduction",
+        ),
+        (
+            {"compression_strategy": {"unique": ["w"]}},
+            "compression_strategy.unique: no such table w",
+        ),
+        (
+            {"compression_strategy": ["t"]},
+            "compression_strategy must be an object of reduction and unique",
+        ),
+    ],
+)
 def test_a_broken_matrix_is_refused_with_gpu_group_and_table(changes, says):
     plan_from_hugectr(MATRIX, SHARED, "x").check(SHARED)
     with pytest.raises(PlanError, match=f"my.json: {says}"):
@@ -278,17 +536,48 @@ def test_a_broken_matrix_is_refused_with_gpu_group_and_table(changes, says):
 
 
 def test_a_matrix_of_groups_needs_as_many_words():
-    with pytest.raises(PlanError, match="table_group_strategy and table_placement_strategy must be lists of one length"):
-        plan_from_hugectr({"shard_matrix": [[1, 1, 1]], "table_group_strategy": [[0, 1, 2]], "table_placement_strategy": []}, SHARED, "x")
+    with pytest.raises(
+        PlanError,
+        match="table_group_strategy and table_placement_strategy must be lists of one length",
+    ):
+        plan_from_hugectr(
+            {
+                "shard_matrix": [[1, 1, 1]],
+                "table_group_strategy": [[0, 1, 2]],
+                "table_placement_strategy": [],
+            },
+            SHARED,
+            "x",
+        )
 
 
 def test_what_hugectrs_lists_cannot_say_is_refused_with_table_and_reason():
     wide = [table("w", 10, dim=128), table("u", 10)]
-    strips = plan_by_rules(wide, Topology(2), [PlanRule("column_wise", dim_at_least=128), PlanRule("table_wise")], name="x")
-    with pytest.raises(PlanError, match=r"table w \(column_wise\) cannot be written for HugeCTR: its lists know no strips of columns"):
+    strips = plan_by_rules(
+        wide,
+        Topology(2),
+        [PlanRule("column_wise", dim_at_least=128), PlanRule("table_wise")],
+        name="x",
+    )
+    with pytest.raises(
+        PlanError,
+        match=(
+            r"table w \(column_wise\) cannot be written for HugeCTR: its lists know no strips of "
+            r"columns"
+        ),
+    ):
         hugectr_json(strips, wide)
-    uneven = ShardingPlan(strips.tables | {"w": TableSharding((Shard(0, range(3), range(128)), Shard(1, range(3, 10), range(128))))}, 2)
-    with pytest.raises(PlanError, match=r"table w \(custom\) cannot be written for HugeCTR: its rows must be cut equally"):
+    uneven = ShardingPlan(
+        strips.tables
+        | {
+            "w": TableSharding((Shard(0, range(3), range(128)), Shard(1, range(3, 10), range(128))))
+        },
+        2,
+    )
+    with pytest.raises(
+        PlanError,
+        match=r"table w \(custom\) cannot be written for HugeCTR: its rows must be cut equally",
+    ):
         hugectr_json(uneven, wide)
     with pytest.raises(PlanError, match="says nothing of table u"):
         hugectr_json(strips.part(["w"]), wide)
@@ -297,22 +586,35 @@ def test_what_hugectrs_lists_cannot_say_is_refused_with_table_and_reason():
 def test_mixed_placements_share_groups_where_they_can():
     tables = [table(f"t{k}", 12) for k in range(5)]
     ranks = [(0,), (1, 2, 3, 4), (5,), (0, 1, 2, 3, 4, 5), (5, 0)]
-    shards = {t.name: TableSharding(tuple(Shard(r, rows, range(16)) for r, rows in zip(own, cut(12, len(own)), strict=True)))
-              for t, own in zip(tables, ranks, strict=True)}
+    shards = {
+        t.name: TableSharding(
+            tuple(Shard(r, rows, range(16)) for r, rows in zip(own, cut(12, len(own)), strict=True))
+        )
+        for t, own in zip(tables, ranks, strict=True)
+    }
     plan = ShardingPlan(shards, 6)
     written = json.loads(hugectr_json(plan, tables))
     assert [[g["global_embedding_list"] for g in own] for own in written[:1]] == [
-        [[[0], [1], [1], [1], [1], [2]], [[3]] * 6, [[4], [], [], [], [], [4]]]]
+        [[[0], [1], [1], [1], [1], [2]], [[3]] * 6, [[4], [], [], [], [], [4]]]
+    ]
     again = plan_from_hugectr(written, tables, "x")
-    assert {n: s.shards for n, s in again.tables.items()} == {n: s.shards for n, s in shards.items()}
+    assert {n: s.shards for n, s in again.tables.items()} == {
+        n: s.shards for n, s in shards.items()
+    }
 
 
 def test_a_json_file_is_told_by_its_content_and_refused_for_other_gpus(tmp_path):
     path = tmp_path / "plan.txt"
     path.write_text(json.dumps(well_known()))
     assert lookups_by_rank(load_plan(path, CRITEO, 8)) == WHOLE
-    with pytest.raises(PlanError, match=re.escape("plan.txt was made for 8 ranks, and there are 2: set trainer.devices=8, or make one for "
-                                                  "2: python -m recapp.plan export as=hugectr +plan=dp_and_localized trainer.devices=2")):
+    with pytest.raises(
+        PlanError,
+        match=re.escape(
+            "plan.txt was made for 8 ranks, and there are 2: set trainer.devices=8, or make one "
+            "for "
+            "2: python -m recapp.plan export as=hugectr +plan=dp_and_localized trainer.devices=2"
+        ),
+    ):
         load_plan(path, CRITEO, 2)
     path.write_text(json.dumps(well_known())[:-1])
     with pytest.raises(PlanError, match=r"plan.txt, line 2, column .*neither YAML nor JSON"):
@@ -323,9 +625,20 @@ def test_a_json_file_is_told_by_its_content_and_refused_for_other_gpus(tmp_path)
 def test_both_plans_train_and_learn_what_any_plan_learns(jobs, tmp_path):
     data = small(tmp_path / "data", rows=2000)
     tables = build_tables(resolved("train", data))
-    measured = [validation(jobs.train(tmp_path / "rows", *data, "trainer.max_steps=3", "+plan=row_wise"))]
+    measured = [
+        validation(jobs.train(tmp_path / "rows", *data, "trainer.max_steps=3", "+plan=row_wise"))
+    ]
     for option in ("dp_and_localized", "distributed"):
         (tmp_path / f"{option}.json").write_text(hugectr_json(named(option, 2, tables), tables))
-        measured.append(validation(jobs.train(tmp_path / option, *data, "trainer.max_steps=3", "+plan=file",
-                                              f"plan.path={tmp_path / option}.json")))
+        measured.append(
+            validation(
+                jobs.train(
+                    tmp_path / option,
+                    *data,
+                    "trainer.max_steps=3",
+                    "+plan=file",
+                    f"plan.path={tmp_path / option}.json",
+                )
+            )
+        )
     assert measured[1:] == measured[:1] * 2

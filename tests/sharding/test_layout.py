@@ -1,4 +1,6 @@
-"""Strips, pieces and groups of a plan: where every row is, and that finding it stays cheap for many tables and ranks."""
+"""Strips, pieces and groups of a plan: where every row is, and that finding it stays cheap for many
+tables and ranks.
+"""
 
 import random
 import sys
@@ -17,21 +19,44 @@ CPU = torch.device("cpu")
 
 
 def table(name, rows, dim, features=("f",), dtype="fp32"):
-    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=features, data_type=dtype)
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=features, data_type=dtype
+    )
 
 
 def layout_of(tables, kinds, world, mode="unique", column_width=2):
     places = Places(list(range(world)), [list(range(world))], column_width)
-    return make_layout(tables, ShardingPlan({t.name: tile(t, k, places, mode) for t, k in zip(tables, kinds, strict=True)}, world))
+    return make_layout(
+        tables,
+        ShardingPlan(
+            {t.name: tile(t, k, places, mode) for t, k in zip(tables, kinds, strict=True)}, world
+        ),
+    )
 
 
 def test_strips_of_one_width_mode_and_type_are_one_group_and_replicas_come_last():
-    tables = [table("dp", 4, 2, ["a"]), table("cw", 6, 4, ["b"]), table("tw", 5, 2, ["c"]), table("half", 5, 2, ["d"], "fp16"),
-              table("w3", 3, 3, ["e"])]
-    layout = layout_of(tables, ["data_parallel", "column_wise", "table_wise", "table_wise", "table_wise"], 2)
+    tables = [
+        table("dp", 4, 2, ["a"]),
+        table("cw", 6, 4, ["b"]),
+        table("tw", 5, 2, ["c"]),
+        table("half", 5, 2, ["d"], "fp16"),
+        table("w3", 3, 3, ["e"]),
+    ]
+    layout = layout_of(
+        tables, ["data_parallel", "column_wise", "table_wise", "table_wise", "table_wise"], 2
+    )
     assert [(g.width, g.mode, g.dtype) for g in layout.groups] == [
-        (2, "unique", torch.float16), (2, "unique", torch.float32), (3, "unique", torch.float32), (2, "replicated", torch.float32)]
-    assert [[(s.feature, s.column) for s in g.slots] for g in layout.groups] == [[(3, 8)], [(1, 2), (1, 4), (2, 6)], [(4, 10)], [(0, 0)]]
+        (2, "unique", torch.float16),
+        (2, "unique", torch.float32),
+        (3, "unique", torch.float32),
+        (2, "replicated", torch.float32),
+    ]
+    assert [[(s.feature, s.column) for s in g.slots] for g in layout.groups] == [
+        [(3, 8)],
+        [(1, 2), (1, 4), (2, 6)],
+        [(4, 10)],
+        [(0, 0)],
+    ]
     assert layout.groups[1].rows_W == (6 + 5, 6) and layout.groups[3].rows_W == (4, 4)
     assert layout.column_cut
 
@@ -40,29 +65,56 @@ def test_strips_of_one_width_mode_and_type_are_one_group_and_replicas_come_last(
 @pytest.mark.parametrize("world", [1, 3])
 def test_every_row_is_found_in_the_store_that_holds_it(kind, world):
     rng = random.Random(kind)
-    tables = [table(f"t{k}", rows, dim, [f"f{k}"]) for k, (rows, dim) in enumerate([(7, 4), (1, 3), (12, 4), (5, 1)])]
-    layout = make_layout(tables, ShardingPlan({t.name: sharding(kind, t, world, rng, "unique") for t in tables}, world))
+    tables = [
+        table(f"t{k}", rows, dim, [f"f{k}"])
+        for k, (rows, dim) in enumerate([(7, 4), (1, 3), (12, 4), (5, 1)])
+    ]
+    layout = make_layout(
+        tables,
+        ShardingPlan({t.name: sharding(kind, t, world, rng, "unique") for t in tables}, world),
+    )
     stored = {(g, rank): set() for g in range(len(layout.groups)) for rank in range(world)}
     for p in layout.pieces:
         g = layout.strips[p.strip].group
         rows = set(range(p.base, p.base + len(p.rows)))
         assert not rows & stored[g, p.rank]
         stored[g, p.rank] |= rows
-    assert all(stored[g, rank] == set(range(group.rows_W[rank])) for g, group in enumerate(layout.groups) for rank in range(world))
+    assert all(
+        stored[g, rank] == set(range(group.rows_W[rank]))
+        for g, group in enumerate(layout.groups)
+        for rank in range(world)
+    )
     for number, group in enumerate(layout.groups):
         for rank in range(world):
             routes = make_routes(layout, number, rank, CPU)
-            for nth, i in enumerate(i for i, strip in enumerate(layout.strips) if strip.group == number):
-                pieces = [p for p in layout.pieces if p.strip == i and (group.mode != "replicated" or p.rank == rank)]
+            for nth, i in enumerate(
+                i for i, strip in enumerate(layout.strips) if strip.group == number
+            ):
+                pieces = [
+                    p
+                    for p in layout.pieces
+                    if p.strip == i and (group.mode != "replicated" or p.rank == rank)
+                ]
                 expected = [(p.rank, p.base + k) for p in pieces for k in range(len(p.rows))]
-                found = slice(*routes.piece_I1[nth:nth + 2].tolist())
+                found = slice(*routes.piece_I1[nth : nth + 2].tolist())
                 ends = [*routes.start_K[found].tolist()[1:], int(routes.rows_I[nth])]
-                held = zip(routes.start_K[found].tolist(), ends, routes.rank_K[found].tolist(), routes.base_K[found].tolist(), strict=True)
-                assert [(rank, base + k) for first, last, rank, base in held for k in range(last - first)] == expected
+                held = zip(
+                    routes.start_K[found].tolist(),
+                    ends,
+                    routes.rank_K[found].tolist(),
+                    routes.base_K[found].tolist(),
+                    strict=True,
+                )
+                assert [
+                    (rank, base + k)
+                    for first, last, rank, base in held
+                    for k in range(last - first)
+                ] == expected
 
 
 def test_all_groups_number_rows_in_one_type_because_they_share_a_message():
-    giant, small = table("giant", 3 * 2**31, 4, ["a"]), table("small", 10, 2, ["b"])
+    giant = table("giant", 3 * 2**31, 4, ["a"])
+    small = table("small", 10, 2, ["b"])
     layout = layout_of([giant, small], ["table_wise", "table_wise"], 1)
     assert {make_routes(layout, g, 0, CPU).row_dtype for g in range(2)} == {torch.int64}
     split = layout_of([giant, small], ["row_wise", "table_wise"], 4)
@@ -76,6 +128,7 @@ def calls_in(work):
     def note(frame, event, arg):
         nonlocal count
         count += event in ("call", "c_call")
+
     sys.setprofile(note)
     try:
         work()
@@ -86,7 +139,9 @@ def calls_in(work):
 
 def calls_per_piece(count):
     tables = [table(f"t{k}", 100_000 + k, 64, [f"f{k}"]) for k in range(count)]
-    kinds = [("row_wise", "table_wise", "column_wise", "data_parallel")[k % 4] for k in range(count)]
+    kinds = [
+        ("row_wise", "table_wise", "column_wise", "data_parallel")[k % 4] for k in range(count)
+    ]
     made = []
     calls = calls_in(lambda: made.append(layout_of(tables, kinds, 128, column_width=16)))
     assert len(made[0].pieces) == count // 4 * (128 + 1 + 4 + 128)
@@ -94,5 +149,6 @@ def calls_per_piece(count):
 
 
 def test_the_layout_of_200_tables_on_128_ranks_costs_a_few_calls_per_piece_however_many_there_are():
-    few, many = calls_per_piece(40), calls_per_piece(200)
+    few = calls_per_piece(40)
+    many = calls_per_piece(200)
     assert many < 60 and many < 1.2 * few

@@ -18,9 +18,16 @@ def shard(rank, r0, r1, c0, c1):
 
 
 def test_cells_are_the_tiling_cut_along_every_edge_by_column_then_row():
-    """The drawing of the module's docstring: the lower strip has no column edge, yet its cell is cut where the upper ones are."""
+    """The drawing of the module's docstring: the lower strip has no column edge, yet its cell is
+    cut where the upper ones are.
+    """
     sharding = TableSharding((shard(0, 0, 3, 0, 2), shard(1, 0, 3, 2, 4), shard(1, 3, 6, 0, 4)))
-    assert sharding.cells(TABLE, 2) == [shard(0, 0, 3, 0, 2), shard(1, 3, 6, 0, 2), shard(1, 0, 3, 2, 4), shard(1, 3, 6, 2, 4)]
+    assert sharding.cells(TABLE, 2) == [
+        shard(0, 0, 3, 0, 2),
+        shard(1, 3, 6, 0, 2),
+        shard(1, 0, 3, 2, 4),
+        shard(1, 3, 6, 2, 4),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -37,18 +44,34 @@ def test_cells_of_any_tiling_hold_every_element_once_on_the_rank_that_held_it(se
     assert len({tuple(rows) for rows in rows_of_strip.values()}) == 1
 
 
-@pytest.mark.parametrize(("shards", "message"), [
-    ([shard(0, 0, 3, 0, 4)], "the cell that starts at row 3, column 0 is held 0 times; a plan must tile a table exactly once"),
-    ([shard(0, 0, 6, 0, 2), shard(1, 0, 5, 2, 4)], "row 5, column 2 is held 0 times"),
-    ([shard(0, 0, 6, 0, 3), shard(1, 0, 6, 2, 4)], "row 0, column 2 is held 2 times"),
-    ([shard(0, 0, 6, 0, 4), shard(1, 0, 6, 0, 4)], "row 0, column 0 is held 2 times"),
-    ([shard(0, 0, 7, 0, 4)], "a shard reaches outside its 6 rows x 4 columns"),
-    ([shard(0, 0, 6, 0, 5)], "a shard reaches outside its 6 rows x 4 columns"),
-    ([shard(0, -1, 6, 0, 4)], "a shard reaches outside its 6 rows x 4 columns"),
-    ([shard(2, 0, 6, 0, 4)], r"a shard lies on rank 2, but there are 2 ranks \(0..1\): set trainer.devices=3 or change the plan"),
-    ([shard(-1, 0, 6, 0, 4)], "a shard lies on rank -1"),
-    ([], "row 0, column 0 is held 0 times"),
-])
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        (
+            [shard(0, 0, 3, 0, 4)],
+            (
+                "the cell that starts at row 3, column 0 is held 0 times; a plan must tile a table "
+                "exactly once"
+            ),
+        ),
+        ([shard(0, 0, 6, 0, 2), shard(1, 0, 5, 2, 4)], "row 5, column 2 is held 0 times"),
+        ([shard(0, 0, 6, 0, 3), shard(1, 0, 6, 2, 4)], "row 0, column 2 is held 2 times"),
+        ([shard(0, 0, 6, 0, 4), shard(1, 0, 6, 0, 4)], "row 0, column 0 is held 2 times"),
+        ([shard(0, 0, 7, 0, 4)], "a shard reaches outside its 6 rows x 4 columns"),
+        ([shard(0, 0, 6, 0, 5)], "a shard reaches outside its 6 rows x 4 columns"),
+        ([shard(0, -1, 6, 0, 4)], "a shard reaches outside its 6 rows x 4 columns"),
+        (
+            [shard(2, 0, 6, 0, 4)],
+            (
+                r"a shard lies on rank 2, but there are 2 ranks \(0..1\): set trainer.devices=3 "
+                r"or change "
+                r"the plan"
+            ),
+        ),
+        ([shard(-1, 0, 6, 0, 4)], "a shard lies on rank -1"),
+        ([], "row 0, column 0 is held 0 times"),
+    ],
+)
 def test_shards_that_do_not_tile_are_refused_with_the_place(shards, message):
     with pytest.raises(PlanError, match=f"table t: .*{message}"):
         TableSharding(tuple(shards)).cells(TABLE, 2)
@@ -76,7 +99,9 @@ def test_an_unknown_mode_is_refused():
 def test_a_plan_names_exactly_the_models_tables():
     whole = TableSharding((shard(0, 0, 6, 0, 4),))
     ShardingPlan({"t": whole}, 1).check([TABLE])
-    with pytest.raises(PlanError, match="the plan shards table tt, which the model does not have; did you mean t"):
+    with pytest.raises(
+        PlanError, match="the plan shards table tt, which the model does not have; did you mean t"
+    ):
         ShardingPlan({"t": whole, "tt": whole}, 1).check([TABLE])
     with pytest.raises(PlanError, match="the plan says nothing of table t"):
         ShardingPlan({}, 1).check([TABLE])

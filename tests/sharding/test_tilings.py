@@ -14,7 +14,10 @@ def table(rows=10, dim=8):
 
 
 def shards(kind, rows=10, dim=8):
-    return [(s.rank, s.rows.start, s.rows.stop, s.cols.start, s.cols.stop) for s in tile(table(rows, dim), kind, PLACES).shards]
+    return [
+        (s.rank, s.rows.start, s.rows.stop, s.cols.start, s.cols.stop)
+        for s in tile(table(rows, dim), kind, PLACES).shards
+    ]
 
 
 def test_table_wise_is_one_rectangle_on_the_first_rank():
@@ -27,7 +30,12 @@ def test_column_wise_deals_strips_over_the_ranks_the_last_may_be_narrower():
 
 
 def test_row_wise_spans_all_ranks_in_rank_order_and_short_tables_leave_some_empty():
-    assert shards("row_wise") == [(0, 0, 3, 0, 8), (1, 3, 6, 0, 8), (2, 6, 9, 0, 8), (3, 9, 10, 0, 8)]
+    assert shards("row_wise") == [
+        (0, 0, 3, 0, 8),
+        (1, 3, 6, 0, 8),
+        (2, 6, 9, 0, 8),
+        (3, 9, 10, 0, 8),
+    ]
     assert shards("row_wise", rows=2) == [(0, 0, 1, 0, 8), (1, 1, 2, 0, 8)]
 
 
@@ -36,12 +44,21 @@ def test_table_row_wise_stays_on_the_first_host():
 
 
 def test_grid_shard_puts_each_strip_on_a_host_and_cuts_it_there():
-    assert shards("grid_shard") == [(2, 0, 5, 0, 3), (3, 5, 10, 0, 3), (0, 0, 5, 3, 6), (1, 5, 10, 3, 6), (2, 0, 5, 6, 8), (3, 5, 10, 6, 8)]
+    assert shards("grid_shard") == [
+        (2, 0, 5, 0, 3),
+        (3, 5, 10, 0, 3),
+        (0, 0, 5, 3, 6),
+        (1, 5, 10, 3, 6),
+        (2, 0, 5, 6, 8),
+        (3, 5, 10, 6, 8),
+    ]
 
 
 def test_data_parallel_is_whole_on_every_rank_and_replicated_whatever_the_mode():
     assert shards("data_parallel") == [(k, 0, 10, 0, 8) for k in range(4)]
-    assert {tile(table(), "data_parallel", PLACES, mode).mode for mode in ("unique", "pooled")} == {"replicated"}
+    assert {tile(table(), "data_parallel", PLACES, mode).mode for mode in ("unique", "pooled")} == {
+        "replicated"
+    }
 
 
 @pytest.mark.parametrize("kind", ShardingType)
@@ -56,15 +73,20 @@ def test_every_type_tiles_every_table(kind, mode, rows, dim):
 def test_ranges_are_cut_evenly_and_never_into_empty_ones():
     assert cut(10, 4) == [range(3), range(3, 6), range(6, 9), range(9, 10)]
     assert cut(2, 4) == [range(1), range(1, 2)]
-    assert strips(table(dim=256), 64) == [range(64), range(64, 128), range(128, 192), range(192, 256)]
+    assert strips(table(dim=256), 64) == [
+        range(64),
+        range(64, 128),
+        range(128, 192),
+        range(192, 256),
+    ]
 
 
 def test_wrong_settings_are_refused_with_what_is_allowed():
-    with pytest.raises(PlanError, match=r"table t: unknown sharding type row_wize; did you mean row_wise"):
+    with pytest.raises(
+        PlanError, match=r"table t: unknown sharding type row_wize; did you mean row_wise"
+    ):
         tile(table(), "row_wize", PLACES)
     with pytest.raises(PlanError, match=r"table t: plan.mode=uniqe: did you mean unique"):
         tile(table(), "row_wise", PLACES, "uniqe")
     with pytest.raises(PlanError, match=r"plan.column_width=0: must be at least 1"):
         tile(table(), "column_wise", Places([0], [[0]], 0))
-
-

@@ -1,4 +1,6 @@
-"""The oracle: a batch as plain Python, `{key: [bag, ...]}`, a bag being a list of (value, weight)."""
+"""The oracle: a batch as plain Python, `{key: [bag, ...]}`, a bag being a list of (value,
+weight).
+"""
 
 import torch
 from hypothesis import strategies as st
@@ -27,28 +29,43 @@ def lengths(plain: Plain) -> list[int]:
 
 
 def build(plain: Plain, weighted: bool, stride: int | None = None) -> KeyedJaggedTensor:
-    values, weights = [v for v, _ in flat(plain)], [w for _, w in flat(plain)]
-    return KeyedJaggedTensor(list(plain), values, weights if weighted else None, lengths=lengths(plain), stride=stride)
+    values = [v for v, _ in flat(plain)]
+    weights = [w for _, w in flat(plain)]
+    return KeyedJaggedTensor(
+        list(plain), values, weights if weighted else None, lengths=lengths(plain), stride=stride
+    )
 
 
 def read(kjt: KeyedJaggedTensor | JaggedTensor) -> list[list[tuple[int, float | None]]]:
     """All bags of a jagged tensor, with None for a weight where it has none."""
-    values, result, start = kjt.values().tolist(), [], 0
+    values = kjt.values().tolist()
+    result = []
+    start = 0
     weights = kjt.weights_or_none()
     weights = [None] * len(values) if weights is None else weights.tolist()
     for length in kjt.lengths().tolist():
-        result.append(list(zip(values[start:start + length], weights[start:start + length], strict=True)))
+        result.append(
+            list(zip(values[start : start + length], weights[start : start + length], strict=True))
+        )
         start += length
     assert start == len(values)
     return result
 
 
 def expected(plain: Plain, weighted: bool) -> list[list[tuple[int, float | None]]]:
-    return [[(v, w if weighted else None) for v, w in bag] for bags in plain.values() for bag in bags]
+    return [
+        [(v, w if weighted else None) for v, w in bag] for bags in plain.values() for bag in bags
+    ]
 
 
 def same(one: KeyedJaggedTensor, other: KeyedJaggedTensor) -> bool:
-    mine, theirs = one.weights_or_none(), other.weights_or_none()
-    return (one.keys() == other.keys() and one.stride() == other.stride() and one.length_per_key() == other.length_per_key()
-            and torch.equal(one.lengths(), other.lengths()) and torch.equal(one.values(), other.values())
-            and (mine is theirs if mine is None or theirs is None else torch.equal(mine, theirs)))
+    mine = one.weights_or_none()
+    theirs = other.weights_or_none()
+    return (
+        one.keys() == other.keys()
+        and one.stride() == other.stride()
+        and one.length_per_key() == other.length_per_key()
+        and torch.equal(one.lengths(), other.lengths())
+        and torch.equal(one.values(), other.values())
+        and (mine is theirs if mine is None or theirs is None else torch.equal(mine, theirs))
+    )

@@ -19,7 +19,12 @@ def batch(rows: int) -> Batch:
 @pytest.mark.parametrize("rows", [0, 3])
 def test_a_batch_moves_as_one(rows):
     there = batch(rows).to("meta", non_blocking=True)
-    assert there.rows == rows and there.dense_BI.is_meta and there.sparse.values().is_meta and there.labels_B.is_meta
+    assert (
+        there.rows == rows
+        and there.dense_BI.is_meta
+        and there.sparse.values().is_meta
+        and there.labels_B.is_meta
+    )
 
 
 def test_the_missing_id_is_the_least_int64():
@@ -36,19 +41,32 @@ def test_a_batch_survives_pickling_and_loader_workers():
     sent = [batch(3), batch(0)]
     for got, want in zip(DataLoader(sent, batch_size=None, num_workers=1), sent, strict=True):
         for again in (got, pickle.loads(pickle.dumps(want))):
-            assert torch.equal(again.dense_BI, want.dense_BI) and torch.equal(again.sparse.values(), want.sparse.values())
+            assert torch.equal(again.dense_BI, want.dense_BI) and torch.equal(
+                again.sparse.values(), want.sparse.values()
+            )
             assert again.sparse.length_per_key() == want.sparse.length_per_key()
 
 
 def test_record_stream_reaches_all_three_parts(monkeypatch):
     seen = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: seen.append((stream, self.dtype)))
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda self, stream: seen.append((stream, self.dtype))
+    )
     batch(2).record_stream("s")
-    assert seen == [("s", torch.float32), ("s", torch.int64), ("s", torch.int32), ("s", torch.float32)]
+    assert seen == [
+        ("s", torch.float32),
+        ("s", torch.int64),
+        ("s", torch.int32),
+        ("s", torch.float32),
+    ]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_loader_pins_every_tensor_of_a_batch():
     (pinned,) = DataLoader([batch(3)], batch_size=None, pin_memory=True)
     assert isinstance(pinned, Batch)
-    assert pinned.dense_BI.is_pinned() and pinned.sparse.values().is_pinned() and pinned.labels_B.is_pinned()
+    assert (
+        pinned.dense_BI.is_pinned()
+        and pinned.sparse.values().is_pinned()
+        and pinned.labels_B.is_pinned()
+    )

@@ -39,12 +39,20 @@ def test_two_keys_get_their_two_bags_each():
 @given(batches(), WEIGHTED)
 def test_every_constructor_makes_the_same(plain, weighted):
     kjt = build(plain, weighted)
-    values, weights = kjt.values(), kjt.weights_or_none()
+    values = kjt.values()
+    weights = kjt.weights_or_none()
     offsets = kjt.offsets().tolist()
     stride = kjt.stride()
     made = [
-        KeyedJaggedTensor(kjt.keys(), values.tolist(), None if weights is None else weights.tolist(), offsets=offsets),
-        KeyedJaggedTensor(kjt.keys(), values, weights, None, torch.tensor(offsets[:-1], dtype=torch.int32), stride),
+        KeyedJaggedTensor(
+            kjt.keys(),
+            values.tolist(),
+            None if weights is None else weights.tolist(),
+            offsets=offsets,
+        ),
+        KeyedJaggedTensor(
+            kjt.keys(), values, weights, None, torch.tensor(offsets[:-1], dtype=torch.int32), stride
+        ),
         KeyedJaggedTensor(kjt.keys(), values, weights, kjt.lengths().double(), offsets, stride),
         KeyedJaggedTensor.from_lengths_sync(kjt.keys(), values, kjt.lengths(), weights, stride),
         KeyedJaggedTensor.from_offsets_sync(kjt.keys(), values, kjt.offsets(), weights),
@@ -84,7 +92,8 @@ def test_from_jt_dict_undoes_to_dict(plain, weighted):
 def test_concat_undoes_split(plain, weighted, data):
     stride = len(next(iter(plain.values()), []))
     kjt = build(plain, weighted, stride)
-    segments, left = [], len(plain)
+    segments = []
+    left = len(plain)
     while left:
         segments.append(data.draw(st.integers(0, left)))
         left -= segments[-1]
@@ -93,7 +102,7 @@ def test_concat_undoes_split(plain, weighted, data):
     assert all(part.stride() == stride for part in parts)
     first = 0
     for part, count in zip(parts, segments, strict=True):
-        own = {key: plain[key] for key in list(plain)[first:first + count]}
+        own = {key: plain[key] for key in list(plain)[first : first + count]}
         assert part.keys() == list(own) and read(part) == expected(own, weighted)
         assert part.length_per_key() == [sum(map(len, bags)) for bags in own.values()]
         first += count
@@ -125,20 +134,36 @@ def test_trees_and_pickles_give_the_same_back(plain, weighted):
 
 def test_a_tree_map_reaches_values_weights_and_lengths():
     kinds = pytree.tree_map(lambda t: t.dtype, two_keys(torch.rand(8)))
-    assert (kinds.values(), kinds.weights_or_none(), kinds.lengths()) == (torch.int64, torch.float32, torch.int64)
+    assert (kinds.values(), kinds.weights_or_none(), kinds.lengths()) == (
+        torch.int64,
+        torch.float32,
+        torch.int64,
+    )
 
 
 def test_taking_keys_apart_copies_nothing():
     kjt = two_keys(torch.rand(8))
-    parts = [*kjt.split([1, 1]), kjt.permute([1]), kjt.permute([0, 1]), kjt["item_features"], *kjt.to_dict().values()]
+    parts = [
+        *kjt.split([1, 1]),
+        kjt.permute([1]),
+        kjt.permute([0, 1]),
+        kjt["item_features"],
+        *kjt.to_dict().values(),
+    ]
     for part in parts:
-        for whole, piece in ((kjt.values(), part.values()), (kjt.weights(), part.weights()), (kjt.lengths(), part.lengths())):
+        for whole, piece in (
+            (kjt.values(), part.values()),
+            (kjt.weights(), part.weights()),
+            (kjt.lengths(), part.lengths()),
+        ):
             assert shares_memory(piece, whole)
     assert not shares_memory(kjt.permute([1, 0]).values(), kjt.values())
 
 
 def test_tensors_are_not_copied_by_the_constructor():
-    values, weights, offsets = torch.tensor(VALUES), torch.rand(8), torch.tensor([0, 2, 5, 6, 8])
+    values = torch.tensor(VALUES)
+    weights = torch.rand(8)
+    offsets = torch.tensor([0, 2, 5, 6, 8])
     kjt = KeyedJaggedTensor(KEYS, values, weights, offsets=offsets)
     assert kjt.values() is values and kjt.weights() is weights and kjt.offsets() is offsets
 
@@ -150,29 +175,42 @@ def test_gradients_of_weights_pass_through_permute_and_concat():
     assert weights.grad.tolist() == list(range(8))
 
 
-@pytest.mark.parametrize(("keys", "lengths", "stride"), [([], [], 0), (["a"], [], 0), (["a", "b"], [0, 0, 0, 0], 2)])
+@pytest.mark.parametrize(
+    ("keys", "lengths", "stride"), [([], [], 0), (["a"], [], 0), (["a", "b"], [0, 0, 0, 0], 2)]
+)
 def test_no_keys_no_samples_and_no_values_are_ordinary(keys, lengths, stride):
     kjt = KeyedJaggedTensor(keys, [], [], lengths)
-    assert kjt.stride() == stride and kjt.length_per_key() == [0] * len(keys) and kjt.offset_per_key() == [0] * (len(keys) + 1)
+    assert (
+        kjt.stride() == stride
+        and kjt.length_per_key() == [0] * len(keys)
+        and kjt.offset_per_key() == [0] * (len(keys) + 1)
+    )
     assert set(kjt.to_dict()) == set(keys) and repr(kjt)
     assert kjt.permute(list(range(len(keys)))[::-1]).keys() == keys[::-1]
     assert all(jt.to_padded_dense().shape == (stride, 0) for jt in kjt.to_dict().values())
 
 
 def test_an_empty_float_tensor_does_not_turn_ids_into_floats():
-    parts = {"a": JaggedTensor(torch.tensor([2**60 + 1]), lengths=[1]), "b": JaggedTensor(torch.tensor([]), lengths=[0])}
+    parts = {
+        "a": JaggedTensor(torch.tensor([2**60 + 1]), lengths=[1]),
+        "b": JaggedTensor(torch.tensor([]), lengths=[0]),
+    }
     kjt = KeyedJaggedTensor.from_jt_dict(parts)
     assert kjt.values().tolist() == [2**60 + 1] and kjt.stride() == 1
 
 
 def test_ids_and_floats_are_not_mixed_silently():
     parts = {"a": JaggedTensor([1], lengths=[1]), "b": JaggedTensor([1.5], lengths=[1])}
-    with pytest.raises(DataError, match=r"values are of the dtypes torch.float32, torch.int64: convert them to one first"):
+    with pytest.raises(
+        DataError,
+        match=r"values are of the dtypes torch.float32, torch.int64: convert them to one first",
+    ):
         KeyedJaggedTensor.from_jt_dict(parts)
 
 
 def test_keys_without_bags_do_not_count_in_a_concat():
-    kjt, none = two_keys(), KeyedJaggedTensor([], [], lengths=[])
+    kjt = two_keys()
+    none = KeyedJaggedTensor([], [], lengths=[])
     assert same(KeyedJaggedTensor.concat([none, kjt, none]), kjt)
     assert KeyedJaggedTensor.concat([none]).keys() == []
 
@@ -181,33 +219,76 @@ def lengths_of(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int64)
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: KeyedJaggedTensor(KEYS, VALUES, lengths=[2, 3, 3]), r"3 bags are no multiple of 2 keys \(user_features, item_features\)"),
-    (lambda: KeyedJaggedTensor(KEYS, VALUES, lengths=[2, 3, 1, 1]), "lengths sum to 7, but there are 8 values"),
-    (lambda: KeyedJaggedTensor(KEYS, VALUES), "neither lengths nor offsets are given"),
-    (lambda: KeyedJaggedTensor(KEYS, VALUES, lengths=[2.0, 3.5, 1.0, 1.5]), r"lengths\[1\] is 3.5: give whole numbers"),
-    (lambda: KeyedJaggedTensor(KEYS, VALUES, offsets=[0, 2, 5, 6, 7]), "5 offsets run from 0 to 7, but there are 8 values"),
-    (lambda: KeyedJaggedTensor(KEYS, VALUES, lengths=LENGTHS, stride=3),
-     "there are 4 bags, but 2 keys of stride 3 have 6: give one length per key and sample"),
-    (lambda: KeyedJaggedTensor([], [], lengths=[0, 0]), "there are 2 bags but no keys"),
-    (lambda: KeyedJaggedTensor(["a", "a"], [1, 2], lengths=[1, 1]), "key 'a' is there twice"),
-    (lambda: KeyedJaggedTensor("ab", [1, 2], lengths=[1, 1]), "keys are the text 'ab': give a list of names"),
-    (lambda: KeyedJaggedTensor(["a"], [1, 2], weights=[1.0], lengths=[2]), "there are 1 weights and 2 values"),
-    (lambda: KeyedJaggedTensor.concat([]), "there is nothing to concatenate"),
-    (lambda: KeyedJaggedTensor.concat([two_keys(), KeyedJaggedTensor(["a"], [1], lengths=[1])]), r"strides differ: \[2, 1\]"),
-    (lambda: KeyedJaggedTensor.concat([two_keys(), two_keys()]), "key 'user_features' is there twice"),
-    (lambda: KeyedJaggedTensor.concat([two_keys(torch.rand(8)), KeyedJaggedTensor(["a"], [1], lengths=[1, 0])]),
-     "user_features, item_features has weights, a has none"),
-    (lambda: KeyedJaggedTensor.from_jt_dict({"a": JaggedTensor([1], lengths=[1]), "b": JaggedTensor([1], lengths=[1, 0])}),
-     r"bags per key differ: \{'a': 1, 'b': 2\}"),
-    (lambda: KeyedJaggedTensor.from_jt_dict({"a": JaggedTensor([1], [0.5], [1]), "b": JaggedTensor([1], lengths=[1])}),
-     "a has weights, b has none"),
-    (lambda: two_keys().split([1, 2]), r"segments \[1, 2\] sum to 3, but there are 2 keys"),
-    (lambda: two_keys().split([3, -1]), r"segments \[3, -1\]"),
-    (lambda: two_keys().permute([0, 2]), r"index 2 is no key's: there are 2 keys, 0..1"),
-    (lambda: two_keys().permute([-1]), "index -1 is no key's"),
-    (lambda: two_keys().weights(), "has no weights: make it with weights="),
-])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: KeyedJaggedTensor(KEYS, VALUES, lengths=[2, 3, 3]),
+            r"3 bags are no multiple of 2 keys \(user_features, item_features\)",
+        ),
+        (
+            lambda: KeyedJaggedTensor(KEYS, VALUES, lengths=[2, 3, 1, 1]),
+            "lengths sum to 7, but there are 8 values",
+        ),
+        (lambda: KeyedJaggedTensor(KEYS, VALUES), "neither lengths nor offsets are given"),
+        (
+            lambda: KeyedJaggedTensor(KEYS, VALUES, lengths=[2.0, 3.5, 1.0, 1.5]),
+            r"lengths\[1\] is 3.5: give whole numbers",
+        ),
+        (
+            lambda: KeyedJaggedTensor(KEYS, VALUES, offsets=[0, 2, 5, 6, 7]),
+            "5 offsets run from 0 to 7, but there are 8 values",
+        ),
+        (
+            lambda: KeyedJaggedTensor(KEYS, VALUES, lengths=LENGTHS, stride=3),
+            "there are 4 bags, but 2 keys of stride 3 have 6: give one length per key and sample",
+        ),
+        (lambda: KeyedJaggedTensor([], [], lengths=[0, 0]), "there are 2 bags but no keys"),
+        (lambda: KeyedJaggedTensor(["a", "a"], [1, 2], lengths=[1, 1]), "key 'a' is there twice"),
+        (
+            lambda: KeyedJaggedTensor("ab", [1, 2], lengths=[1, 1]),
+            "keys are the text 'ab': give a list of names",
+        ),
+        (
+            lambda: KeyedJaggedTensor(["a"], [1, 2], weights=[1.0], lengths=[2]),
+            "there are 1 weights and 2 values",
+        ),
+        (lambda: KeyedJaggedTensor.concat([]), "there is nothing to concatenate"),
+        (
+            lambda: KeyedJaggedTensor.concat(
+                [two_keys(), KeyedJaggedTensor(["a"], [1], lengths=[1])]
+            ),
+            r"strides differ: \[2, 1\]",
+        ),
+        (
+            lambda: KeyedJaggedTensor.concat([two_keys(), two_keys()]),
+            "key 'user_features' is there twice",
+        ),
+        (
+            lambda: KeyedJaggedTensor.concat(
+                [two_keys(torch.rand(8)), KeyedJaggedTensor(["a"], [1], lengths=[1, 0])]
+            ),
+            "user_features, item_features has weights, a has none",
+        ),
+        (
+            lambda: KeyedJaggedTensor.from_jt_dict(
+                {"a": JaggedTensor([1], lengths=[1]), "b": JaggedTensor([1], lengths=[1, 0])}
+            ),
+            r"bags per key differ: \{'a': 1, 'b': 2\}",
+        ),
+        (
+            lambda: KeyedJaggedTensor.from_jt_dict(
+                {"a": JaggedTensor([1], [0.5], [1]), "b": JaggedTensor([1], lengths=[1])}
+            ),
+            "a has weights, b has none",
+        ),
+        (lambda: two_keys().split([1, 2]), r"segments \[1, 2\] sum to 3, but there are 2 keys"),
+        (lambda: two_keys().split([3, -1]), r"segments \[3, -1\]"),
+        (lambda: two_keys().permute([0, 2]), r"index 2 is no key's: there are 2 keys, 0..1"),
+        (lambda: two_keys().permute([-1]), "index -1 is no key's"),
+        (lambda: two_keys().weights(), "has no weights: make it with weights="),
+    ],
+)
 def test_what_does_not_fit_is_refused_with_the_numbers(make, message):
     with pytest.raises(DataError, match=message) as caught:
         make()
@@ -215,7 +296,9 @@ def test_what_does_not_fit_is_refused_with_the_numbers(make, message):
 
 
 def test_an_unknown_key_names_the_close_ones():
-    with pytest.raises(UnknownKeyError, match="unknown key 'user_feature': did you mean user_features") as caught:
+    with pytest.raises(
+        UnknownKeyError, match="unknown key 'user_feature': did you mean user_features"
+    ) as caught:
         two_keys()["user_feature"]
     assert isinstance(caught.value, DataError) and isinstance(caught.value, KeyError)
     assert not str(caught.value).startswith("\"'"), "the plain text, not KeyError's quoted one"
@@ -226,12 +309,18 @@ def test_an_unknown_key_names_the_close_ones():
 
 
 def test_repr_shows_each_keys_bags():
-    assert repr(two_keys()) == ("KeyedJaggedTensor(2 keys, stride 2, 8 values int64 on cpu\n"
-                                "  user_features: [101 102] [201 202 203]\n"
-                                "  item_features: [11] [21 22]\n)")
-    many = KeyedJaggedTensor([f"C{i}" for i in range(100)], torch.arange(10_000), lengths=torch.full((1000,), 10))
+    assert repr(two_keys()) == (
+        "KeyedJaggedTensor(2 keys, stride 2, 8 values int64 on cpu\n"
+        "  user_features: [101 102] [201 202 203]\n"
+        "  item_features: [11] [21 22]\n)"
+    )
+    many = KeyedJaggedTensor(
+        [f"C{i}" for i in range(100)], torch.arange(10_000), lengths=torch.full((1000,), 10)
+    )
     assert "... 70 more keys" in repr(many) and len(repr(many).splitlines()) == 33
-    assert repr(two_keys().to("meta")) == "KeyedJaggedTensor(2 keys, stride 2, 8 values int64 on meta)"
+    assert (
+        repr(two_keys().to("meta")) == "KeyedJaggedTensor(2 keys, stride 2, 8 values int64 on meta)"
+    )
 
 
 def test_contents_on_an_accelerator_are_not_read_and_counts_come_along():
@@ -243,8 +332,15 @@ def test_contents_on_an_accelerator_are_not_read_and_counts_come_along():
     made = KeyedJaggedTensor(KEYS, torch.empty(8, device="meta"), lengths=lengths_of(4).to("meta"))
     assert made.stride() == 2 and made.offsets().shape == (5,)
     for offsets in (4, 5):
-        assert KeyedJaggedTensor(KEYS, torch.empty(8, device="meta"), offsets=lengths_of(offsets).to("meta")).lengths().shape == (4,)
-    assert KeyedJaggedTensor(["a"], torch.empty(8, device="meta"), offsets=lengths_of(4).to("meta"), stride=4).stride() == 4
+        assert KeyedJaggedTensor(
+            KEYS, torch.empty(8, device="meta"), offsets=lengths_of(offsets).to("meta")
+        ).lengths().shape == (4,)
+    assert (
+        KeyedJaggedTensor(
+            ["a"], torch.empty(8, device="meta"), offsets=lengths_of(4).to("meta"), stride=4
+        ).stride()
+        == 4
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -270,7 +366,9 @@ def test_record_stream_reaches_every_tensor():
         def record_stream(self, stream):
             streams.append((stream, tuple(self.shape)))
 
-    kjt = KeyedJaggedTensor(KEYS, *(torch.tensor(x).as_subclass(Recorded) for x in (VALUES, [1.0] * 8, LENGTHS)))
+    kjt = KeyedJaggedTensor(
+        KEYS, *(torch.tensor(x).as_subclass(Recorded) for x in (VALUES, [1.0] * 8, LENGTHS))
+    )
     kjt.record_stream("s")
     assert streams == [("s", (8,)), ("s", (8,)), ("s", (4,))]
 

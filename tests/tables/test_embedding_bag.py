@@ -8,19 +8,38 @@ from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 BAGS = {"a": [[1, 2, 2], [], [4]], "b": [[0], [3, 1], []], "c": [[2], [2], [2, 0]]}
-WEIGHTS = {"a": [[.5, 1., 2.], [], [3.]], "b": [[1.], [.25, 4.], []], "c": [[1.], [2.], [3., 4.]]}
+WEIGHTS = {
+    "a": [[0.5, 1.0, 2.0], [], [3.0]],
+    "b": [[1.0], [0.25, 4.0], []],
+    "c": [[1.0], [2.0], [3.0, 4.0]],
+}
 
 
 def tables(pooling, data_type):
-    return [EmbeddingBagConfig(name=n, num_embeddings=6, embedding_dim=d, feature_names=f, pooling=pooling, data_type=data_type)
-            for n, d, f in (("t", 3, ["b", "a"]), ("u", 2, ["a"]))]
+    return [
+        EmbeddingBagConfig(
+            name=n,
+            num_embeddings=6,
+            embedding_dim=d,
+            feature_names=f,
+            pooling=pooling,
+            data_type=data_type,
+        )
+        for n, d, f in (("t", 3, ["b", "a"]), ("u", 2, ["a"]))
+    ]
 
 
 def batch(weighted, dtype=torch.float64):
     def flat(bags):
         return [x for key in ("a", "b", "c") for bag in bags[key] for x in bag]
+
     weights = torch.tensor(flat(WEIGHTS), dtype=dtype) if weighted else None
-    return KeyedJaggedTensor(["a", "b", "c"], flat(BAGS), weights, [len(bag) for key in ("a", "b", "c") for bag in BAGS[key]])
+    return KeyedJaggedTensor(
+        ["a", "b", "c"],
+        flat(BAGS),
+        weights,
+        [len(bag) for key in ("a", "b", "c") for bag in BAGS[key]],
+    )
 
 
 def by_hand(collection, pooling, weighted):
@@ -44,7 +63,9 @@ def by_hand(collection, pooling, weighted):
 def test_bags_are_pooled_as_by_hand_and_keyed(pooling, weighted, data_type):
     collection = EmbeddingBagCollection(tables(pooling, data_type), seed=1)
     out = collection(batch(weighted))
-    torch.testing.assert_close(out.values().detach(), by_hand(collection, pooling, weighted), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        out.values().detach(), by_hand(collection, pooling, weighted), rtol=1e-6, atol=1e-6
+    )
     assert out.values().dtype == (torch.float64 if data_type == "fp64" else torch.float32)
     assert out.keys() == ["b", "a@t", "a@u"] and out.length_per_key() == [3, 3, 2]
     assert torch.equal(out["a@u"], out.values()[:, 6:])
@@ -62,13 +83,21 @@ def test_rows_and_weights_learn_as_by_hand(pooling):
             grad[i] += w / (len(bag) if pooling == "mean" else 1)
     torch.testing.assert_close(collection.weight("u").grad.to_dense(), grad[:, None].expand(6, 2))
     sums = {name: collection.weight(name).detach().sum(1) for name in ("t", "u")}
-    length = {"a": [3, 3, 3, 1], "b": [1, 2, 2]} if pooling == "mean" else {"a": [1] * 4, "b": [1] * 3}
-    expected = [(sums["t"][i] + sums["u"][i]) / n for i, n in zip([1, 2, 2, 4], length["a"], strict=True)]
+    length = (
+        {"a": [3, 3, 3, 1], "b": [1, 2, 2]} if pooling == "mean" else {"a": [1] * 4, "b": [1] * 3}
+    )
+    expected = [
+        (sums["t"][i] + sums["u"][i]) / n for i, n in zip([1, 2, 2, 4], length["a"], strict=True)
+    ]
     expected += [sums["t"][i] / n for i, n in zip([0, 3, 1], length["b"], strict=True)]
-    torch.testing.assert_close(kjt.weights().grad, torch.stack([*expected, *[torch.tensor(0.0, dtype=torch.float64)] * 4]))
+    torch.testing.assert_close(
+        kjt.weights().grad, torch.stack([*expected, *[torch.tensor(0.0, dtype=torch.float64)] * 4])
+    )
 
 
 def test_a_batch_without_samples_gives_no_rows_of_the_right_width():
     collection = EmbeddingBagCollection(tables("mean", "fp32"))
-    empty = KeyedJaggedTensor(["a", "b"], torch.zeros(0, dtype=torch.int64), None, torch.zeros(0, dtype=torch.int64))
+    empty = KeyedJaggedTensor(
+        ["a", "b"], torch.zeros(0, dtype=torch.int64), None, torch.zeros(0, dtype=torch.int64)
+    )
     assert collection(empty).values().shape == (0, 8)

@@ -22,7 +22,9 @@ def way(request, monkeypatch):
 
 
 def table(rule, rows=10, name="t", features=("f",)):
-    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=2, feature_names=features, id_rule=rule)
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=2, feature_names=features, id_rule=rule
+    )
 
 
 def rows_of(rule, ids, rows=10):
@@ -31,12 +33,15 @@ def rows_of(rule, ids, rows=10):
     return found.rows_L.tolist(), found.lengths_FB.tolist(), rules.changed
 
 
-@pytest.mark.parametrize(("rule", "ids", "rows", "changed"), [
-    ("error", [0, 9, MISSING, 3], [0, 9, 0, 3], 0),
-    ("clamp", [0, 9, 10, BIG, -1, MISSING], [0, 9, 9, 9, 0, 0], 3),
-    ("drop", [0, 9, 10, BIG, -1, MISSING], [0, 9, 0], 3),
-    ("hash", [0, 9, 10, BIG, -1, MISSING], [1, 1, 2, 1 + BIG % 9, 1 + -1 % 9, 0], 0),
-])
+@pytest.mark.parametrize(
+    ("rule", "ids", "rows", "changed"),
+    [
+        ("error", [0, 9, MISSING, 3], [0, 9, 0, 3], 0),
+        ("clamp", [0, 9, 10, BIG, -1, MISSING], [0, 9, 9, 9, 0, 0], 3),
+        ("drop", [0, 9, 10, BIG, -1, MISSING], [0, 9, 0], 3),
+        ("hash", [0, 9, 10, BIG, -1, MISSING], [1, 1, 2, 1 + BIG % 9, 1 + -1 % 9, 0], 0),
+    ],
+)
 def test_a_rule_makes_rows_of_ids_and_counts_what_it_changed(rule, ids, rows, changed):
     assert rows_of(rule, ids) == (rows, [[len(rows)]], {"t": changed})
 
@@ -56,19 +61,39 @@ def test_hashing_gives_row_0_to_missing_ids_alone():
 
 @pytest.mark.parametrize("outside", [10, -1, BIG])
 def test_an_id_outside_its_table_names_table_feature_id_and_what_to_change(outside):
-    with pytest.raises(IdError, match=rf"table t: feature f has the id {outside}, .* outside its 10 rows .*id_rule to hash, clamp or drop"):
+    with pytest.raises(
+        IdError,
+        match=(
+            rf"table t: feature f has the id {outside}, .* outside its 10 rows .*id_rule to hash, "
+            r"clamp or drop"
+        ),
+    ):
         rows_of("error", [0, outside])
 
 
 def test_the_guilty_pair_is_named_among_many_tables_and_rules():
-    tables = [table("clamp", name="a"), table("error", name="b", features=("g", "h")), table("error", 5, "c"), table("drop", name="d")]
+    tables = [
+        table("clamp", name="a"),
+        table("error", name="b", features=("g", "h")),
+        table("error", 5, "c"),
+        table("drop", name="d"),
+    ]
     kjt = KeyedJaggedTensor(["f", "g", "h"], [7, 1, 2], None, [1, 1, 1])
-    with pytest.raises(IdError, match="table c: feature f has the id 7, which is outside its 5 rows"):
+    with pytest.raises(
+        IdError, match="table c: feature f has the id 7, which is outside its 5 rows"
+    ):
         IdRules(tables)(kjt)
 
 
 def test_each_table_counts_its_own_changes_over_batches():
-    rules = IdRules([table("clamp", 3, "a"), table("clamp", 100, "b"), table("drop", 3, "c"), table("hash", 3, "d")])
+    rules = IdRules(
+        [
+            table("clamp", 3, "a"),
+            table("clamp", 100, "b"),
+            table("drop", 3, "c"),
+            table("hash", 3, "d"),
+        ]
+    )
     for _ in range(2):
         rules(KeyedJaggedTensor(["f"], [1, 5, 200, 300], None, [4]))
     assert rules.changed == {"a": 6, "b": 4, "c": 6, "d": 0}
@@ -76,32 +101,53 @@ def test_each_table_counts_its_own_changes_over_batches():
 
 def test_dropped_ids_leave_their_bags_with_their_weights():
     rules = IdRules([table("drop"), table("error", 1000, "u", ("g",))])
-    found = rules(KeyedJaggedTensor(["f", "g"], [1, 99, 2, 98, 97, 5], [.1, .2, .3, .4, .5, .6], [2, 1, 2, 0, 1, 0]))
+    found = rules(
+        KeyedJaggedTensor(
+            ["f", "g"], [1, 99, 2, 98, 97, 5], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [2, 1, 2, 0, 1, 0]
+        )
+    )
     assert found.lengths_FB.tolist() == [[1, 1, 0], [0, 1, 0]]
     assert found.rows_L.tolist() == [1, 2, 5] and found.per_F == [2, 1]
-    torch.testing.assert_close(found.weights_L, torch.tensor([.1, .3, .6]))
+    torch.testing.assert_close(found.weights_L, torch.tensor([0.1, 0.3, 0.6]))
 
 
-@pytest.mark.parametrize("values", [torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0], dtype=torch.float16), torch.tensor([True, False])])
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([1.0, 2.0], dtype=torch.float16),
+        torch.tensor([True, False]),
+    ],
+)
 def test_ids_that_are_no_integers_are_refused_with_what_is_wanted(values):
-    with pytest.raises(ConfigError, match=r"ids are torch\.\w+: a lookup needs integer ids \(int32 or int64\)"):
+    with pytest.raises(
+        ConfigError, match=r"ids are torch\.\w+: a lookup needs integer ids \(int32 or int64\)"
+    ):
         IdRules([table("error")])(KeyedJaggedTensor(["f"], values, None, [2]))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_any_integer_type_will_do(dtype):
-    found = IdRules([table("error")])(KeyedJaggedTensor(["f"], torch.tensor([1, 9], dtype=dtype), None, [2]))
+    found = IdRules([table("error")])(
+        KeyedJaggedTensor(["f"], torch.tensor([1, 9], dtype=dtype), None, [2])
+    )
     assert found.rows_L.tolist() == [1, 9] and found.rows_L.dtype in (torch.int32, torch.int64)
 
 
 def test_a_missing_feature_is_refused_with_the_close_matches():
     with pytest.raises(DataError, match="unknown key 'user_id': did you mean user_ids"):
-        IdRules([table("error", features=("user_id",))])(KeyedJaggedTensor(["user_ids", "x"], [1], None, [1, 0]))
+        IdRules([table("error", features=("user_id",))])(
+            KeyedJaggedTensor(["user_ids", "x"], [1], None, [1, 0])
+        )
 
 
 def test_features_are_found_by_name_among_others_in_any_order():
-    rules = IdRules([table("error", name="t", features=("b", "a")), table("error", name="u", features=("a",))])
-    found = rules(KeyedJaggedTensor(["x", "a", "y", "b"], [9, 1, 2, 8, 3], None, [1, 0, 2, 0, 0, 1, 1, 0]))
+    rules = IdRules(
+        [table("error", name="t", features=("b", "a")), table("error", name="u", features=("a",))]
+    )
+    found = rules(
+        KeyedJaggedTensor(["x", "a", "y", "b"], [9, 1, 2, 8, 3], None, [1, 0, 2, 0, 0, 1, 1, 0])
+    )
     assert found.rows_L.tolist() == [3, 1, 2, 1, 2]
     assert found.lengths_FB.tolist() == [[1, 0], [2, 0], [2, 0]]
 
@@ -110,5 +156,14 @@ def test_features_are_found_by_name_among_others_in_any_order():
 def test_a_batch_without_samples_or_without_ids_has_no_rows(rule):
     rules = IdRules([table(rule), table("error", name="u", features=("g",))])
     for bags in (0, 3):
-        found = rules(KeyedJaggedTensor(["f", "g"], torch.zeros(0, dtype=torch.int64), None, torch.zeros(2 * bags, dtype=torch.int64)))
-        assert found.lengths_FB.shape == (2, bags) and len(found.rows_L) == 0 and found.per_F == [0, 0]
+        found = rules(
+            KeyedJaggedTensor(
+                ["f", "g"],
+                torch.zeros(0, dtype=torch.int64),
+                None,
+                torch.zeros(2 * bags, dtype=torch.int64),
+            )
+        )
+        assert (
+            found.lengths_FB.shape == (2, bags) and len(found.rows_L) == 0 and found.per_F == [0, 0]
+        )

@@ -1,4 +1,6 @@
-"""Start values: a function of seed, table, row and column, whoever writes them and in whatever pieces."""
+"""Start values: a function of seed, table, row and column, whoever writes them and in whatever
+pieces.
+"""
 
 import zlib
 
@@ -12,28 +14,36 @@ from recapp.tables.initial import fill_initial
 
 
 def table(rows=1000, dim=24, name="t", **changes):
-    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=["f"], **changes)
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=dim, feature_names=["f"], **changes
+    )
 
 
 def values(t, seed=1, rows=None, cols=None, dtype=None):
-    rows, cols = rows or range(t.num_embeddings), cols or range(t.embedding_dim)
+    rows = rows or range(t.num_embeddings)
+    cols = cols or range(t.embedding_dim)
     out = torch.full((len(rows), len(cols)), float("nan"), dtype=dtype or t.data_type.dtype)
     fill_initial(out, t, seed, rows, cols)
     return out
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16"])
-@pytest.mark.parametrize(("rows", "cols"), [(range(1), range(24)), (range(17, 900), range(5, 6)), (range(999, 1000), range(20, 24))])
+@pytest.mark.parametrize(
+    ("rows", "cols"),
+    [(range(1), range(24)), (range(17, 900), range(5, 6)), (range(999, 1000), range(20, 24))],
+)
 def test_a_rectangle_has_the_bits_of_the_whole_table(dtype, rows, cols):
     t = table(data_type=dtype)
-    assert torch.equal(values(t, rows=rows, cols=cols), values(t)[rows.start:rows.stop, cols.start:cols.stop])
+    assert torch.equal(
+        values(t, rows=rows, cols=cols), values(t)[rows.start : rows.stop, cols.start : cols.stop]
+    )
 
 
 def test_chunks_do_not_show(monkeypatch):
     whole = values(table())
     monkeypatch.setattr(initial, "CHUNK_ELEMENTS", 100)
     assert torch.equal(values(table()), whole)
-    monkeypatch.setattr(initial, "CHUNK_ELEMENTS", 3)              # narrower than a row
+    monkeypatch.setattr(initial, "CHUNK_ELEMENTS", 3)  # narrower than a row
     assert torch.equal(values(table()), whole)
 
 
@@ -45,10 +55,12 @@ def test_any_strides_will_do():
 
 def by_hand(name, seed, row, col):
     """The definition, in Python integers: an odd number below 2^24 in size."""
+
     def mix(x):
         x = (x ^ x >> 16) * 0x7FEB352D % 2**32
         x = (x ^ x >> 15) * 0x846CA68B % 2**32
         return x ^ x >> 16
+
     key = zlib.crc32(f"{seed}/{name}".encode())
     line = mix(row % 2**32 ^ mix((row // 2**32 + key) % 2**32))
     return (mix((line + col * 0x9E3779B9) % 2**32) >> 8) * 2 + 1 - 2**24
@@ -56,9 +68,15 @@ def by_hand(name, seed, row, col):
 
 @pytest.mark.parametrize("first", [0, 2**32 - 2, 2**33 + 5])
 def test_values_are_the_documented_hash(first):
-    """Untouched rows of a checkpoint, and every backend's start, depend on these numbers: they never change."""
-    out = values(table(2**40, 5, init_range=1.0, data_type="fp64"), seed=7, rows=range(first, first + 4))
-    assert (out * 2**24).tolist() == [[by_hand("t", 7, first + r, c) for c in range(5)] for r in range(4)]
+    """Untouched rows of a checkpoint, and every backend's start, depend on these numbers: they
+    never change.
+    """
+    out = values(
+        table(2**40, 5, init_range=1.0, data_type="fp64"), seed=7, rows=range(first, first + 4)
+    )
+    assert (out * 2**24).tolist() == [
+        [by_hand("t", 7, first + r, c) for c in range(5)] for r in range(4)
+    ]
     assert by_hand("t", 1, 0, 0) == 906795
 
 
@@ -70,21 +88,32 @@ def test_values_are_uniform_symmetric_and_inside_the_range(dtype):
     assert x.abs().max() <= bound and x.abs().max() > 0.9999 * bound
     counts = torch.histc(x.float() / bound, 64, -1, 1)
     expected = x.numel() / 64
-    assert ((counts - expected) ** 2 / expected).sum() < 110         # chi square of 63 degrees: beyond 110 once in 5,000
-    assert x.mean().abs() < 4 * bound / (3 * x.numel())**0.5
+    # chi square of 63 degrees: beyond 110 once in 5,000
+    assert ((counts - expected) ** 2 / expected).sum() < 110
+    assert x.mean().abs() < 4 * bound / (3 * x.numel()) ** 0.5
     assert x.unique().numel() > 0.98 * x.numel()
 
 
 def test_neighbours_are_independent():
     x = values(table(20_000, 16, init_range=1.0)).double()
-    tolerance = 5 * (1 / 3) / x.numel()**0.5
-    for a, b in ((x[1:], x[:-1]), (x[:, 1:], x[:, :-1]), (x[1:, 1:], x[:-1, :-1]), (x[256:], x[:-256])):
+    tolerance = 5 * (1 / 3) / x.numel() ** 0.5
+    for a, b in (
+        (x[1:], x[:-1]),
+        (x[:, 1:], x[:, :-1]),
+        (x[1:, 1:], x[:-1, :-1]),
+        (x[256:], x[:-256]),
+    ):
         assert (a * b).mean().abs() < tolerance
 
 
 def test_tables_seeds_rows_and_columns_have_values_of_their_own():
     start = values(table())
-    for other in (values(table(name="u")), values(table(), seed=2), values(table(name="t1")), values(table(), seed=-1)):
+    for other in (
+        values(table(name="u")),
+        values(table(), seed=2),
+        values(table(name="t1")),
+        values(table(), seed=-1),
+    ):
         assert (other == start).float().mean() < 1e-3
     assert len({tuple(row) for row in start.tolist()}) == 1000
     assert len({tuple(col) for col in start.T.tolist()}) == 24

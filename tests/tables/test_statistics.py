@@ -17,26 +17,34 @@ from recapp.tables.statistics_cache import FILE, KEPT, read_cached, write_cached
 
 
 def table(name="t", rows=100, features=("f",), **more):
-    return EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=4, feature_names=list(features), **more)
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=rows, embedding_dim=4, feature_names=list(features), **more
+    )
 
 
 def batch(**bags):
     """Features of a batch: a list of ids for each sample."""
     ids = [i for samples in bags.values() for bag in samples for i in bag]
-    return KeyedJaggedTensor(list(bags), torch.tensor(ids, dtype=torch.int64),
-                             lengths=torch.tensor([len(bag) for samples in bags.values() for bag in samples]))
+    return KeyedJaggedTensor(
+        list(bags),
+        torch.tensor(ids, dtype=torch.int64),
+        lengths=torch.tensor([len(bag) for samples in bags.values() for bag in samples]),
+    )
 
 
 def test_ids_and_bags_of_a_sample_are_counted_over_all_features_of_a_table():
-    found = measured_statistics([table(features=("a", "b")), table("u", features=("a",))],
-                                [batch(a=[[1], [2, 3]], b=[[], [4]]), batch(a=[[1], []], b=[[], []])])
+    found = measured_statistics(
+        [table(features=("a", "b")), table("u", features=("a",))],
+        [batch(a=[[1], [2, 3]], b=[[], [4]]), batch(a=[[1], []], b=[[], []])],
+    )
     assert (found["t"].ids_per_sample, found["t"].bags_per_sample) == (5 / 4, 4 / 4)
     assert (found["u"].ids_per_sample, found["u"].bags_per_sample) == (4 / 4, 3 / 4)
 
 
 def test_the_curve_counts_distinct_rows_of_consecutive_samples():
     found = measured_statistics([table()], [batch(f=[[1], [1], [2], [2], [3], [3], [4], [4]])])["t"]
-    assert dict(found.distinct) == {1: 1, 2: 1.0, 4: 2, 8: 4}         # pairs and fours that begin at even places
+    # pairs and fours that begin at even places
+    assert dict(found.distinct) == {1: 1, 2: 1.0, 4: 2, 8: 4}
     assert found.distinct_rows(8) == pytest.approx(4) and found.distinct_rows(0.5) == 0.5
 
 
@@ -46,23 +54,30 @@ def test_samples_are_consecutive_although_features_lie_one_behind_the_other():
 
 
 def test_raw_ids_count_as_the_rows_that_the_tables_rule_makes_of_them():
-    found = measured_statistics([table(rows=11, id_rule="hash")], [batch(f=[[0], [10], [20], [MISSING]])])["t"]
-    assert found.distinct_rows(4) == pytest.approx(2)                 # 1 + id mod 10, and row 0
+    found = measured_statistics(
+        [table(rows=11, id_rule="hash")], [batch(f=[[0], [10], [20], [MISSING]])]
+    )["t"]
+    assert found.distinct_rows(4) == pytest.approx(2)  # 1 + id mod 10, and row 0
 
 
 def test_beyond_the_sample_the_last_slope_goes_on_but_never_beyond_rows_or_ids():
     known = TableStatistics(1000, 1, 1, ((1, 1), (10, 10), (100, 40)))
     assert known.distinct_rows(1000) == pytest.approx(40 * 4) and known.distinct_rows(10**9) == 1000
-    assert known.distinct_rows(31.622776) == pytest.approx(20)        # halfway between 10 and 40 in the logarithm
+    # halfway between 10 and 40 in the logarithm
+    assert known.distinct_rows(31.622776) == pytest.approx(20)
     assert TableStatistics(1000, 1, 1, ((1, 1),)).distinct_rows(50) == pytest.approx(50)
 
 
 def test_the_load_follows_the_rows_that_are_asked_for():
     asked = [batch(f=[[i] for i in [*range(192), *range(1900, 1964)]])]
     found = measured_statistics([table(rows=2000)], asked)["t"]
-    assert len(found.load) == 8 and sum(found.load) == pytest.approx(1)       # 32 requests a range
-    assert found.share(range(250)) == pytest.approx(192 / 256) and found.share(range(250, 1750)) == 0
-    assert found.share(range(125)) == pytest.approx(192 / 512) and found.share(range(2000)) == pytest.approx(1)
+    assert len(found.load) == 8 and sum(found.load) == pytest.approx(1)  # 32 requests a range
+    assert (
+        found.share(range(250)) == pytest.approx(192 / 256) and found.share(range(250, 1750)) == 0
+    )
+    assert found.share(range(125)) == pytest.approx(192 / 512) and found.share(
+        range(2000)
+    ) == pytest.approx(1)
     assert found.share(range(7, 7)) == 0
 
 
@@ -76,7 +91,11 @@ def test_strips_of_equal_shares_tile_the_rows():
 
 def test_hot_rows_are_the_most_frequent_ones():
     found = measured_statistics([table()], [batch(f=[[7]] * 6 + [[1], [2], [3], [4]])])["t"]
-    assert found.hot_rows(0.6) == pytest.approx(1) and found.hot_rows(0.9) == pytest.approx(4) and found.hot_rows(1.0) == 100
+    assert (
+        found.hot_rows(0.6) == pytest.approx(1)
+        and found.hot_rows(0.9) == pytest.approx(4)
+        and found.hot_rows(1.0) == 100
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 3, 70, 5000, 204515])
@@ -101,17 +120,25 @@ def test_a_table_without_ids_costs_nothing():
 
 
 def test_statistics_survive_json():
-    found = measured_statistics([table(rows=2000)], [batch(f=[[i % 700] for i in range(1000)])])["t"]
+    found = measured_statistics([table(rows=2000)], [batch(f=[[i % 700] for i in range(1000)])])[
+        "t"
+    ]
     assert TableStatistics.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"loads": [1.0]}, "unknown entry loads; did you mean load"), ({"rows": None}, "rows=None: must be a number"),
-    ({"load": [0.5]}, "load sums to 0.5"),
-    ({"load": [-1.0, 2.0]}, "must not be negative"), ({"distinct": []}, "distinct is empty"),
-    ({"distinct": [[2, 1], [1, 2]]}, "must be above 0 and rise"), ({"ids_per_sample": -1}, "must not be negative"),
-    ({"distinct": 3}, "distinct=3: must be pairs"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"loads": [1.0]}, "unknown entry loads; did you mean load"),
+        ({"rows": None}, "rows=None: must be a number"),
+        ({"load": [0.5]}, "load sums to 0.5"),
+        ({"load": [-1.0, 2.0]}, "must not be negative"),
+        ({"distinct": []}, "distinct is empty"),
+        ({"distinct": [[2, 1], [1, 2]]}, "must be above 0 and rise"),
+        ({"ids_per_sample": -1}, "must not be negative"),
+        ({"distinct": 3}, "distinct=3: must be pairs"),
+    ],
+)
 def test_wrong_entries_are_told_in_one_line(change, said):
     plain = default_statistics(table()).to_dict() | change
     with pytest.raises(ConfigError, match=r"^plan\.yaml: ") as error:
@@ -141,10 +168,14 @@ def test_what_was_measured_is_found_again(data):
     assert [p.name for p in data[0].parent.iterdir() if p.name.startswith(".")] == [FILE]
 
 
-@pytest.mark.parametrize("change", ["table", "rule", "size", "time", "files", "samples", "gone", "broken"])
+@pytest.mark.parametrize(
+    "change", ["table", "rule", "size", "time", "files", "samples", "gone", "broken"]
+)
 def test_nothing_stale_is_read(data, change):
     write_cached(data, [table()], {"t": default_statistics(table())}, 64)
-    files, tables, samples = list(data), [table()], 64
+    files = list(data)
+    tables = [table()]
+    samples = 64
     if change == "table":
         tables = [table(rows=101)]
     elif change == "rule":
@@ -167,7 +198,10 @@ def test_nothing_stale_is_read(data, change):
 def test_the_last_few_measurements_are_kept(data):
     for rows in range(2, KEPT + 3):
         write_cached(data, [table(rows=rows)], {"t": default_statistics(table(rows=rows))}, 1)
-    assert read_cached(data, [table(rows=2)]) is None and read_cached(data, [table(rows=3)]) is not None
+    assert (
+        read_cached(data, [table(rows=2)]) is None
+        and read_cached(data, [table(rows=3)]) is not None
+    )
 
 
 def test_a_directory_that_cannot_be_written_is_no_error(data, monkeypatch):
@@ -175,6 +209,7 @@ def test_a_directory_that_cannot_be_written_is_no_error(data, monkeypatch):
 
     def refuse(*_):
         raise PermissionError
+
     monkeypatch.setattr(Path, "write_text", refuse)
     assert write_cached(data, [table()], {"t": default_statistics(table())}, 1) is None
 

@@ -6,12 +6,24 @@ import pytest
 import torch
 
 from recapp.errors import ConfigError
-from recapp.tables.config import DataType, EmbeddingBagConfig, IdRule, PoolingType, check_tables, output_names
+from recapp.tables.config import (
+    DataType,
+    EmbeddingBagConfig,
+    IdRule,
+    PoolingType,
+    check_tables,
+    output_names,
+)
 from recapp.tables.embedding_bag import EmbeddingBagCollection, compute_dtype
 
 
 def table(name="t", **changes):
-    return EmbeddingBagConfig(**({"name": name, "num_embeddings": 10, "embedding_dim": 4, "feature_names": ["f"]} | changes))
+    return EmbeddingBagConfig(
+        **(
+            {"name": name, "num_embeddings": 10, "embedding_dim": 4, "feature_names": ["f"]}
+            | changes
+        )
+    )
 
 
 def test_choices_are_taken_as_text_or_as_members():
@@ -19,23 +31,36 @@ def test_choices_are_taken_as_text_or_as_members():
     assert (t.pooling, t.data_type, t.id_rule) == (PoolingType.MEAN, DataType.BF16, IdRule.HASH)
     assert t.data_type.dtype == torch.bfloat16 and t.feature_names == ("f",)
     assert {d: d.dtype for d in DataType} == {
-        "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+        "fp64": torch.float64,
+        "fp32": torch.float32,
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+    }
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"pooling": "first"}, "tables.t.pooling=first: known: mean, sum"),
-    ({"data_type": "fp23"}, "tables.t.data_type=fp23: did you mean fp32"),
-    ({"id_rule": "hashed"}, "tables.t.id_rule=hashed: did you mean hash"),
-    ({"num_embeddings": 0}, "tables.t.num_embeddings=0: must be a whole number of at least 1"),
-    ({"num_embeddings": 1e6}, "tables.t.num_embeddings=1000000.0: must be a whole number"),
-    ({"embedding_dim": -4}, "tables.t.embedding_dim=-4: must be a whole number"),
-    ({"feature_names": []}, r"tables.t.feature_names=\[\]: name at least one feature"),
-    ({"feature_names": ["f", "g", "f"]}, r"tables.t.feature_names=\['f', 'g', 'f'\]: .* each once"),
-    ({"feature_names": "f1"}, r"tables.t.feature_names=f1: must be a list of names, \[f1\]"),
-    ({"num_embeddings": 1, "id_rule": "hash"}, "tables.t.num_embeddings=1: id_rule=hash needs 2 rows"),
-    ({"init_range": -1.0}, r"tables.t.init_range=-1.0: must be a number of at least 0"),
-    ({"init_range": math.nan}, "tables.t.init_range=nan: must be a number"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pooling": "first"}, "tables.t.pooling=first: known: mean, sum"),
+        ({"data_type": "fp23"}, "tables.t.data_type=fp23: did you mean fp32"),
+        ({"id_rule": "hashed"}, "tables.t.id_rule=hashed: did you mean hash"),
+        ({"num_embeddings": 0}, "tables.t.num_embeddings=0: must be a whole number of at least 1"),
+        ({"num_embeddings": 1e6}, "tables.t.num_embeddings=1000000.0: must be a whole number"),
+        ({"embedding_dim": -4}, "tables.t.embedding_dim=-4: must be a whole number"),
+        ({"feature_names": []}, r"tables.t.feature_names=\[\]: name at least one feature"),
+        (
+            {"feature_names": ["f", "g", "f"]},
+            r"tables.t.feature_names=\['f', 'g', 'f'\]: .* each once",
+        ),
+        ({"feature_names": "f1"}, r"tables.t.feature_names=f1: must be a list of names, \[f1\]"),
+        (
+            {"num_embeddings": 1, "id_rule": "hash"},
+            "tables.t.num_embeddings=1: id_rule=hash needs 2 rows",
+        ),
+        ({"init_range": -1.0}, r"tables.t.init_range=-1.0: must be a number of at least 0"),
+        ({"init_range": math.nan}, "tables.t.init_range=nan: must be a number"),
+    ],
+)
 def test_a_field_out_of_range_is_named_with_its_table_and_value(changes, message):
     with pytest.raises(ConfigError, match=message):
         table(**changes)

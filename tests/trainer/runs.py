@@ -1,4 +1,6 @@
-"""Small training runs in this process, on one rank, through the same parts as the command: settings, build, strategy, callbacks."""
+"""Small training runs in this process, on one rank, through the same parts as the command:
+settings, build, strategy, callbacks.
+"""
 
 import logging
 from pathlib import Path
@@ -14,7 +16,34 @@ from recapp.trainer import callbacks as own
 from recapp.trainer.ending import EndTogether
 from recapp.trainer.keep_last import KeepLast
 
-SIZES = (400, 90, 60, 50, 40, 4, 30, 20, 9, 300, 70, 60, 11, 20, 30, 10, 4, 9, 5, 200, 150, 90, 60, 30, 7, 5)
+SIZES = (
+    400,
+    90,
+    60,
+    50,
+    40,
+    4,
+    30,
+    20,
+    9,
+    300,
+    70,
+    60,
+    11,
+    20,
+    30,
+    10,
+    4,
+    9,
+    5,
+    200,
+    150,
+    90,
+    60,
+    30,
+    7,
+    5,
+)
 
 
 def make_logs(path, rows=2100):
@@ -25,10 +54,24 @@ def make_logs(path, rows=2100):
 
 def compose(path, *overrides):
     """Settings of a run on the tiny set: 18 training batches of 96, lanes 8."""
-    config = settings.compose("train", [
-        f"dataset.path={path}", "dataset.generate=null", f"dataset.table_rows=[{','.join(map(str, SIZES))}]", "dataset.batch_size=96",
-        "dataset.val_batch_size=96", "dataset.lanes=8", "dataset.shuffle_rows=64", "model.bottom_layers=[8,16]", "model.top_layers=[8,1]",
-        "logger=none", "trainer.enable_progress_bar=false", "topology.reserve_bytes=0", *overrides])
+    config = settings.compose(
+        "train",
+        [
+            f"dataset.path={path}",
+            "dataset.generate=null",
+            f"dataset.table_rows=[{','.join(map(str, SIZES))}]",
+            "dataset.batch_size=96",
+            "dataset.val_batch_size=96",
+            "dataset.lanes=8",
+            "dataset.shuffle_rows=64",
+            "model.bottom_layers=[8,16]",
+            "model.top_layers=[8,1]",
+            "logger=none",
+            "trainer.enable_progress_bar=false",
+            "topology.reserve_bytes=0",
+            *overrides,
+        ],
+    )
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
     return checked(settings.to_plain(config), "train")
@@ -38,13 +81,18 @@ class Seen(Callback):
     """What was trained: a fingerprint of every batch, its loss and the rates used."""
 
     def __init__(self):
-        self.batches, self.losses, self.rates, self.validations = [], [], [], []
+        self.batches = []
+        self.losses = []
+        self.rates = []
+        self.validations = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.rates.append([g["lr"] for g in trainer.optimizers[0].param_groups])
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.batches.append(float(batch.dense_BI.double().sum()) + float(batch.sparse.values().clamp(min=0).sum()))
+        self.batches.append(
+            float(batch.dense_BI.double().sum()) + float(batch.sparse.values().clamp(min=0).sum())
+        )
         self.losses.append(float(outputs["loss"]))
 
     def on_validation_end(self, trainer, pl_module):
@@ -54,14 +102,24 @@ class Seen(Callback):
 def fit(config, folder, *extra, ckpt_path=None):
     """Train in this process; returns what was seen, the trainer and the module."""
     torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)      # as the worker has it
-    seen, last = Seen(), KeepLast(Path(folder) / "checkpoints")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # as the worker has it
+    seen = Seen()
+    last = KeepLast(Path(folder) / "checkpoints")
     end = EndTogether(lambda trainer: last.on_train_end(trainer, trainer.lightning_module))
     strategy = build.build_strategy(config, training=True)
     loggers = build_trainer.build_loggers(config, Path(folder))
-    callbacks = [own.TakeOver(Path(folder)), own.KeepPosition(), own.StepClock(), end, seen, *extra,
-                 *build_trainer.build_callbacks(config, Path(folder) / "checkpoints", logging=bool(loggers)), last]
+    callbacks = [
+        own.TakeOver(Path(folder)),
+        own.KeepPosition(),
+        own.StepClock(),
+        end,
+        seen,
+        *extra,
+        *build_trainer.build_callbacks(config, Path(folder) / "checkpoints", logging=bool(loggers)),
+        last,
+    ]
     trainer = build_trainer.build_trainer(config, strategy, callbacks, loggers, ranks=(1, 1))
-    module, data = build.build_module(config), build.build_data(config)
+    module = build.build_module(config)
+    data = build.build_data(config)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return seen, trainer, module

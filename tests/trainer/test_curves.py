@@ -12,7 +12,7 @@ from trainer.runs import compose, fit, make_logs
 from recapp.metrics import click_metrics
 from recapp.trainer.module import ClickModule
 
-EPOCH = 18      # batches
+EPOCH = 18  # batches
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,13 @@ def logs(tmp_path_factory):
 def settings(logs, folder=None, ckpt=None, **trainer):
     """A curve with a point every two steps."""
     more = [f"trainer.{name}={value}" for name, value in trainer.items()]
-    return compose(logs, "logger=csv", "trainer.log_every_n_steps=2", *more, *([f"ckpt_path={folder}/checkpoints/{ckpt}"] if ckpt else []))
+    return compose(
+        logs,
+        "logger=csv",
+        "trainer.log_every_n_steps=2",
+        *more,
+        *([f"ckpt_path={folder}/checkpoints/{ckpt}"] if ckpt else []),
+    )
 
 
 def train(logs, folder, **trainer):
@@ -53,14 +59,24 @@ def unbroken(logs, tmp_path_factory):
     return train(logs, tmp_path_factory.mktemp("unbroken"), max_steps=EPOCH + 8)
 
 
-@pytest.mark.parametrize("stop", [6, EPOCH, *(pytest.param(stop, marks=pytest.mark.full) for stop in (5, EPOCH + 3))])
-def test_the_curve_of_a_run_that_went_on_is_that_of_the_unbroken_run(logs, unbroken, tmp_path, stop):
+@pytest.mark.parametrize(
+    "stop", [6, EPOCH, *(pytest.param(stop, marks=pytest.mark.full) for stop in (5, EPOCH + 3))]
+)
+def test_the_curve_of_a_run_that_went_on_is_that_of_the_unbroken_run(
+    logs, unbroken, tmp_path, stop
+):
     train(logs, tmp_path, max_steps=stop)
     rows = go_on(logs, tmp_path, max_steps=EPOCH + 8)
-    assert [point for point in curve(rows, "lr-dense") if point[0] % 2] == curve(unbroken, "lr-dense")  # a last step is logged wherever
-    known, losses = dict(curve(unbroken, "train_loss")), dict(curve(rows, "train_loss"))
-    if stop % 2:        # two readings of one step each, for one of two steps
-        assert (float(losses.pop(stop - 1)) + float(losses.pop(stop))) / 2 == pytest.approx(float(known.pop(stop)), rel=1e-6)
+    # a last step is logged wherever
+    assert [point for point in curve(rows, "lr-dense") if point[0] % 2] == curve(
+        unbroken, "lr-dense"
+    )
+    known = dict(curve(unbroken, "train_loss"))
+    losses = dict(curve(rows, "train_loss"))
+    if stop % 2:  # two readings of one step each, for one of two steps
+        assert (float(losses.pop(stop - 1)) + float(losses.pop(stop))) / 2 == pytest.approx(
+            float(known.pop(stop)), rel=1e-6
+        )
     assert losses == known
     assert [step for step, _ in curve(unbroken, "train_loss")] == list(range(1, EPOCH + 8, 2))
     assert [step for step, _ in curve(rows, "val_auc")] == sorted({stop - 1, EPOCH - 1, EPOCH + 7})
@@ -69,17 +85,24 @@ def test_the_curve_of_a_run_that_went_on_is_that_of_the_unbroken_run(logs, unbro
 @pytest.mark.parametrize("every", [1, 4])
 def test_training_loss_is_the_mean_of_the_steps_since_the_last_reading(logs, tmp_path, every):
     seen, _, _ = fit(settings(logs, max_steps=EPOCH + 3), tmp_path / "single")
-    config = compose(logs, "logger=csv", f"trainer.log_every_n_steps={every}", f"trainer.max_steps={EPOCH + 3}")
+    config = compose(
+        logs, "logger=csv", f"trainer.log_every_n_steps={every}", f"trainer.max_steps={EPOCH + 3}"
+    )
     fit(config, tmp_path / "windows")
     readings = curve(rows_of(tmp_path / "windows"), "train_loss")
-    ends = [*range(every, EPOCH + 3, every), EPOCH + 3]                                 # over the epoch's end; the stop is a reading
-    windows = [seen.losses[end - 1 - (end - 1) % every:end] for end in ends]
+    # over the epoch's end; the stop is a reading
+    ends = [*range(every, EPOCH + 3, every), EPOCH + 3]
+    windows = [seen.losses[end - 1 - (end - 1) % every : end] for end in ends]
     assert [step + 1 for step, _ in readings] == ends
-    assert [float(loss) for _, loss in readings] == pytest.approx([sum(window) / len(window) for window in windows], rel=1e-6)
+    assert [float(loss) for _, loss in readings] == pytest.approx(
+        [sum(window) / len(window) for window in windows], rel=1e-6
+    )
 
 
 class NoReading(torch.Tensor):
-    """A loss that fails where its value is asked for, as a synchronisation with its device would be."""
+    """A loss that fails where its value is asked for, as a synchronisation with its device would
+    be.
+    """
 
     def __float__(self):
         raise AssertionError("the loss was read off its device")
@@ -107,8 +130,15 @@ def test_going_on_from_an_earlier_checkpoint_drops_what_came_after_it(logs, unbr
 
 def test_a_run_from_nothing_or_in_another_directory_begins_a_new_curve(logs, tmp_path):
     train(logs, tmp_path / "one", max_steps=6)
-    assert [step for step, _ in curve(go_on(logs, tmp_path / "one", into=tmp_path / "two", max_steps=10), "train_loss")] == [7, 9]
-    assert [step for step, _ in curve(train(logs, tmp_path / "one", max_steps=4), "train_loss")] == [1, 3]
+    assert [
+        step
+        for step, _ in curve(
+            go_on(logs, tmp_path / "one", into=tmp_path / "two", max_steps=10), "train_loss"
+        )
+    ] == [7, 9]
+    assert [
+        step for step, _ in curve(train(logs, tmp_path / "one", max_steps=4), "train_loss")
+    ] == [1, 3]
 
 
 def leave_an_earlier_run(folder):
@@ -128,16 +158,23 @@ class Fail(Callback):
 
 
 @pytest.mark.parametrize(("step", "written"), [(0, False), (1, False), (2, True)])
-def test_a_run_that_fails_before_it_writes_leaves_the_earlier_results_and_none_after_that(logs, tmp_path, step, written):
+def test_a_run_that_fails_before_it_writes_leaves_the_earlier_results_and_none_after_that(
+    logs, tmp_path, step, written
+):
     leave_an_earlier_run(tmp_path)
     with pytest.raises(ValueError, match="a bad batch"):
         fit(settings(logs), tmp_path, Fail(step))
     assert (tmp_path / "metrics.json").exists() != written
-    assert (tmp_path / "resolved.yaml").read_text() == ("of this run" if written else "of an earlier run")
+    assert (tmp_path / "resolved.yaml").read_text() == (
+        "of this run" if written else "of an earlier run"
+    )
     assert ((tmp_path / "csv/metrics.csv").read_text() == "of an earlier run") != written
 
 
 def test_without_a_curve_the_first_checkpoint_takes_over(logs, tmp_path):
     leave_an_earlier_run(tmp_path)
     fit(compose(logs, "trainer.max_steps=1"), tmp_path)
-    assert not (tmp_path / "metrics.json").exists() and (tmp_path / "resolved.yaml").read_text() == "of this run"
+    assert (
+        not (tmp_path / "metrics.json").exists()
+        and (tmp_path / "resolved.yaml").read_text() == "of this run"
+    )

@@ -1,4 +1,6 @@
-"""Runs that end before their time: a signal saves and stops, a loss that is not finite stops and saves nothing."""
+"""Runs that end before their time: a signal saves and stops, a loss that is not finite stops and
+saves nothing.
+"""
 
 import json
 import os
@@ -35,14 +37,20 @@ class Send(Callback):
     """Sends this process a signal at a step, in training or in the validation that follows it."""
 
     def __init__(self, number, step, validating=False):
-        self.number, self.step, self.validating, self.steps, self.validated = number, step, validating, 0, 0
+        self.number = number
+        self.step = step
+        self.validating = validating
+        self.steps = 0
+        self.validated = 0
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.steps = trainer.global_step
         if self.steps == self.step and not self.validating:
             os.kill(os.getpid(), self.number)
 
-    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+    def on_validation_batch_end(
+        self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0
+    ):
         if trainer.global_step == self.step and self.validating and not batch_idx:
             os.kill(os.getpid(), self.number)
 
@@ -69,26 +77,43 @@ class Spoil(Callback):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_after_the_next_step_without_validating(logs, tmp_path, number):
-    before, send = [signal.getsignal(n) for n in SIGNALS], Send(number, 4)
+    before = [signal.getsignal(n) for n in SIGNALS]
+    send = Send(number, 4)
     with pytest.raises(Stopped) as stopped:
         fit(compose(logs), tmp_path, send)
     assert (stopped.value.code, str(stopped.value)) == (128 + number, number.name)
     assert send.steps <= 5 and send.validated == 0
     manifest = read_manifest(tmp_path / LAST)
-    assert manifest.info["step"] == 5 and manifest.info["position"]["batches"] == 5 and manifest.metrics == {}
+    assert (
+        manifest.info["step"] == 5
+        and manifest.info["position"]["batches"] == 5
+        and manifest.metrics == {}
+    )
     assert [signal.getsignal(n) for n in SIGNALS] == before
 
 
-@pytest.mark.parametrize(("step", "validating", "saved"), [
-    (7, False, 8), (6, True, 6),
-    *(pytest.param(*more, marks=pytest.mark.full) for more in ((6, False, 6), (17, False, 18), (18, True, 18), (18, False, 18)))])
-def test_what_a_signal_has_stopped_goes_on_to_the_bits_of_an_unbroken_run(logs, unbroken, tmp_path, step, validating, saved):
+@pytest.mark.parametrize(
+    ("step", "validating", "saved"),
+    [
+        (7, False, 8),
+        (6, True, 6),
+        *(
+            pytest.param(*more, marks=pytest.mark.full)
+            for more in ((6, False, 6), (17, False, 18), (18, True, 18), (18, False, 18))
+        ),
+    ],
+)
+def test_what_a_signal_has_stopped_goes_on_to_the_bits_of_an_unbroken_run(
+    logs, unbroken, tmp_path, step, validating, saved
+):
     send = Send(signal.SIGTERM, step, validating)
     with pytest.raises(Stopped):
         fit(compose(logs, *TWO_EPOCHS), tmp_path / "first", send)
     assert read_manifest(tmp_path / "first" / LAST).info["step"] == saved
     assert send.validated == (step - 1) // 6
-    seen, _, _ = fit(compose(logs, *TWO_EPOCHS), tmp_path / "rest", ckpt_path=tmp_path / "first" / LAST)
+    seen, _, _ = fit(
+        compose(logs, *TWO_EPOCHS), tmp_path / "rest", ckpt_path=tmp_path / "first" / LAST
+    )
     assert len(seen.batches) == 24 - saved
     for table in ("C1", "C20"):
         assert load_table(tmp_path / "rest" / LAST, table).equal(load_table(unbroken / LAST, table))
@@ -102,13 +127,19 @@ def test_a_stop_does_not_give_the_metrics_of_an_earlier_state_to_the_checkpoint(
     assert set(read_manifest(best).metrics) >= {"val_auc"}
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_with_step_rank_and_rates_and_saves_nothing(logs, tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run_with_step_rank_and_rates_and_saves_nothing(
+    logs, tmp_path
+):
     rest = ["trainer.max_steps=12", "trainer.val_check_interval=4", "callbacks=none"]
-    spoil, send = Spoil(6), Send(signal.SIGTERM, 1000)
+    spoil = Spoil(6)
+    send = Send(signal.SIGTERM, 1000)
     with pytest.raises(TrainingError) as error:
         fit(compose(logs, *rest), tmp_path, spoil, send)
     said = str(error.value)
-    assert said.startswith("the loss of step 6 is not a finite number on rank 0: lower the learning rates, optimizer.sparse.lr (now ")
+    assert said.startswith(
+        "the loss of step 6 is not a finite number on rank 0: lower the learning rates, "
+        "optimizer.sparse.lr (now "
+    )
     assert "optimizer.dense.lr (now 0.001)" in said and "\n" not in said
     assert send.steps <= 7
     assert read_manifest(tmp_path / LAST).info["step"] == 4
@@ -116,7 +147,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_step_rank_and_rates_and_sav
 
 def test_rates_that_blow_the_model_up_are_found_within_two_steps(logs, tmp_path):
     send = Send(signal.SIGTERM, 1000)
-    with pytest.raises(TrainingError, match=r"the loss of step (\d+) is not .* optimizer\.sparse\.lr \(now 1e\+30\)") as error:
+    with pytest.raises(
+        TrainingError,
+        match=r"the loss of step (\d+) is not .* optimizer\.sparse\.lr \(now 1e\+30\)",
+    ) as error:
         fit(compose(logs, "optimizer.sparse.lr=1e30"), tmp_path, send)
     step = int(str(error.value).split()[4])
     assert send.steps <= step + 2
@@ -124,9 +158,13 @@ def test_rates_that_blow_the_model_up_are_found_within_two_steps(logs, tmp_path)
 
 
 @pytest.mark.parametrize("end", ["trainer.max_steps=6", "trainer.limit_val_batches=0"])
-def test_a_loss_that_is_not_finite_at_the_end_is_found_before_anything_is_saved(logs, tmp_path, end):
+def test_a_loss_that_is_not_finite_at_the_end_is_found_before_anything_is_saved(
+    logs, tmp_path, end
+):
     send = Send(signal.SIGTERM, 1000)
-    with pytest.raises(TrainingError, match=r"the loss of step (6|18) is not a finite number on rank 0"):
+    with pytest.raises(
+        TrainingError, match=r"the loss of step (6|18) is not a finite number on rank 0"
+    ):
         fit(compose(logs, end), tmp_path, Spoil(6 if "steps" in end else 18), send)
     assert send.validated == 0 and not (tmp_path / LAST).exists()
 
@@ -156,8 +194,20 @@ def test_on_a_gpu_a_loss_is_known_a_step_later_or_when_it_is_asked_for():
 def test_metrics_are_json_and_a_run_whose_metrics_are_not_numbers_is_not_ok(tmp_path):
     from recapp.reporting.record import read_metrics, write_metrics
 
-    written = write_metrics({"val_auc": float("nan"), "val_log_loss": 0.4, "steps": 3, "status": "ok"}, tmp_path)
-    assert written == {"val_auc": None, "val_log_loss": 0.4, "steps": 3, "status": "undefined", "undefined": ["val_auc"]}
-    assert json.loads((tmp_path / "metrics.json").read_text(), parse_constant=pytest.fail) == written == read_metrics(tmp_path)
+    written = write_metrics(
+        {"val_auc": float("nan"), "val_log_loss": 0.4, "steps": 3, "status": "ok"}, tmp_path
+    )
+    assert written == {
+        "val_auc": None,
+        "val_log_loss": 0.4,
+        "steps": 3,
+        "status": "undefined",
+        "undefined": ["val_auc"],
+    }
+    assert (
+        json.loads((tmp_path / "metrics.json").read_text(), parse_constant=pytest.fail)
+        == written
+        == read_metrics(tmp_path)
+    )
     assert write_metrics({"x": float("inf"), "status": "stopped"}, tmp_path)["status"] == "stopped"
     assert write_metrics({"x": 1.5, "status": "ok"}, tmp_path) == {"x": 1.5, "status": "ok"}

@@ -1,4 +1,6 @@
-"""A run on plain logs, without a word on ids or sizes: text ids, tables sized by what is there, and what checkpoints keep of both."""
+"""A run on plain logs, without a word on ids or sizes: text ids, tables sized by what is there, and
+what checkpoints keep of both.
+"""
 
 import json
 
@@ -26,16 +28,24 @@ DATA = ("dataset=custom", "dataset.sparse=[user,country,device,tags]", "tables.m
 
 
 def write(path, rows, users, seed=0):
-    """`user` is decimal text, `country` one of four words, `device` a UUID of its own, `tags` lists of words."""
+    """`user` is decimal text, `country` one of four words, `device` a UUID of its own, `tags` lists
+    of words.
+    """
     random = np.random.default_rng(seed)
     user = random.integers(0, users, rows)
     country = np.array(["DE", "US", "FR", "10"])[random.integers(0, 4, rows)]
     clicked = (user % 3 == 0) ^ (country == "US") ^ (random.random(rows) < 0.1)
-    table = pa.table({
-        "label": clicked, "user": [str(n) for n in user], "country": country,
-        "device": [f"6ba7b810-9dad-11d1-80b4-{n:012x}" for n in random.integers(0, 2**40, rows)],
-        "tags": [[f"t{n % 5}"] * (n % 3) for n in user],
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "label": clicked,
+            "user": [str(n) for n in user],
+            "country": country,
+            "device": [
+                f"6ba7b810-9dad-11d1-80b4-{n:012x}" for n in random.integers(0, 2**40, rows)
+            ],
+            "tags": [[f"t{n % 5}"] * (n % 3) for n in user],
+        }
+    )
     pq.write_table(table, path, row_group_size=200)
     return path
 
@@ -152,8 +162,18 @@ def test_ranks_without_a_row_validate_and_test(place, run, jobs):
 
 
 def test_ranks_without_a_row_to_validate_train(place, jobs):
-    metrics = [jobs.train(place / f"train{world}", *DATA, *LENGTH, f"dataset.path={place}/train.parquet",
-                          f"dataset.val_path={place}/few.parquet", "trainer.max_steps=4", world=world) for world in (1, 2, 4)]  # fmt: skip
+    metrics = [
+        jobs.train(
+            place / f"train{world}",
+            *DATA,
+            *LENGTH,
+            f"dataset.path={place}/train.parquet",
+            f"dataset.val_path={place}/few.parquet",
+            "trainer.max_steps=4",
+            world=world,
+        )
+        for world in (1, 2, 4)
+    ]
     for others in metrics[1:]:
         assert validation(others) == pytest.approx(validation(metrics[0]), rel=1e-5)
 

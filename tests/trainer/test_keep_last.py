@@ -1,4 +1,6 @@
-"""Going on from a checkpoint: which one is the best counts over all runs, wherever their directories are; weights stay finite."""
+"""Going on from a checkpoint: which one is the best counts over all runs, wherever their
+directories are; weights stay finite.
+"""
 
 import shutil
 from pathlib import Path
@@ -36,7 +38,9 @@ class Score(Callback):
 def train(logs, folder, *scores, ckpt=None, epochs=1):
     """A run with these scores; the trainer, and the checkpoint that its summary would name."""
     own = f"+callbacks.score={{_target_: {__name__}.Score, scores: {list(scores)}}}"
-    config = compose(logs, "callbacks.checkpoint.monitor=score", f"trainer.max_epochs={epochs}", own)
+    config = compose(
+        logs, "callbacks.checkpoint.monitor=score", f"trainer.max_epochs={epochs}", own
+    )
     _, trainer, _ = fit(config, folder, ckpt_path=ckpt and str(ckpt))
     (last,) = [c for c in trainer.checkpoint_callbacks if isinstance(c, KeepLast)]
     return trainer, Path(last.named(trainer))
@@ -45,32 +49,39 @@ def train(logs, folder, *scores, ckpt=None, epochs=1):
 @pytest.fixture
 def first(logs, tmp_path):
     """A run of one epoch, its best and its last checkpoint."""
-    _, best = train(logs, tmp_path / "first", .7)
+    _, best = train(logs, tmp_path / "first", 0.7)
     return best, tmp_path / "first/checkpoints/last.ckpt"
 
 
 @pytest.fixture(scope="module")
 def saved(logs, tmp_path_factory):
     """The checkpoint of such a run, that no test changes."""
-    return train(logs, tmp_path_factory.mktemp("saved"), .7)[1]
+    return train(logs, tmp_path_factory.mktemp("saved"), 0.7)[1]
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "first"])
 def test_the_earlier_best_stays_the_best_where_it_is(logs, tmp_path, first, place):
     best, last = first
-    trainer, named = train(logs, tmp_path / place, .6, ckpt=last, epochs=2)
+    trainer, named = train(logs, tmp_path / place, 0.6, ckpt=last, epochs=2)
     assert named == best and named.is_absolute() and read_manifest(named).step == 18
-    assert float(trainer.checkpoint_callbacks[0].best_model_score) == pytest.approx(.7)
+    assert float(trainer.checkpoint_callbacks[0].best_model_score) == pytest.approx(0.7)
     assert read_manifest(tmp_path / place / "checkpoints/last.ckpt").step == 36
-    again, named = train(logs, tmp_path / "third", .65, ckpt=tmp_path / place / "checkpoints/last.ckpt", epochs=3)
+    again, named = train(
+        logs, tmp_path / "third", 0.65, ckpt=tmp_path / place / "checkpoints/last.ckpt", epochs=3
+    )
     assert named == best and again.global_step == 54
 
 
 @pytest.mark.parametrize(("place", "kept"), [("elsewhere", True), ("first", False)])
-def test_a_better_one_takes_over_and_another_directorys_is_not_deleted(logs, tmp_path, first, place, kept):
+def test_a_better_one_takes_over_and_another_directorys_is_not_deleted(
+    logs, tmp_path, first, place, kept
+):
     best, last = first
-    _, named = train(logs, tmp_path / place, .8, ckpt=last, epochs=2)
-    assert named == tmp_path / place / "checkpoints/step_000036.ckpt" and read_manifest(named).step == 36
+    _, named = train(logs, tmp_path / place, 0.8, ckpt=last, epochs=2)
+    assert (
+        named == tmp_path / place / "checkpoints/step_000036.ckpt"
+        and read_manifest(named).step == 36
+    )
     assert best.exists() == kept
 
 
@@ -78,23 +89,28 @@ def test_a_better_one_takes_over_and_another_directorys_is_not_deleted(logs, tmp
 def test_a_run_that_was_moved_takes_its_best_along(logs, tmp_path, first):
     best, _ = first
     shutil.move(tmp_path / "first", tmp_path / "moved")
-    _, named = train(logs, tmp_path / "second", .6, ckpt=tmp_path / "moved/checkpoints/last.ckpt", epochs=2)
+    _, named = train(
+        logs, tmp_path / "second", 0.6, ckpt=tmp_path / "moved/checkpoints/last.ckpt", epochs=2
+    )
     assert named == tmp_path / "moved/checkpoints" / best.name
 
 
-def test_an_earlier_best_that_is_gone_is_said_once_and_training_goes_on(logs, tmp_path, first, capfd):
+def test_an_earlier_best_that_is_gone_is_said_once_and_training_goes_on(
+    logs, tmp_path, first, capfd
+):
     best, last = first
-    _, named = train(logs, tmp_path / "first", .6, ckpt=last, epochs=2)     # last.ckpt has a directory of its own from here on
+    # last.ckpt has a directory of its own from here on
+    _, named = train(logs, tmp_path / "first", 0.6, ckpt=last, epochs=2)
     shutil.rmtree(best)
     capfd.readouterr()
-    _, named = train(logs, tmp_path / "second", .5, ckpt=last, epochs=3)
+    _, named = train(logs, tmp_path / "second", 0.5, ckpt=last, epochs=3)
     assert capfd.readouterr().err.count(f"the earlier run's best checkpoint {best} is gone") == 1
     assert named == tmp_path / "second/checkpoints/step_000054.ckpt"
 
 
 @pytest.mark.full
 def test_no_warning_is_given_about_another_directory(logs, tmp_path, saved, recwarn):
-    train(logs, tmp_path / "second", .6, ckpt=saved, epochs=2)
+    train(logs, tmp_path / "second", 0.6, ckpt=saved, epochs=2)
     assert not [w for w in recwarn if "dirpath has changed" in str(w.message)]
 
 
@@ -110,63 +126,116 @@ class Spoil(Callback):
     def on_validation_start(self, trainer, pl_module):
         if trainer.current_epoch == 1:
             with torch.no_grad():
-                block = next(b for c in trainer.strategy.collections() for b in c.blocks() if b.tensor == "weight")
+                block = next(
+                    b
+                    for c in trainer.strategy.collections()
+                    for b in c.blocks()
+                    if b.tensor == "weight"
+                )
                 (next(pl_module.parameters()) if self.dense else block.data)[0, 0] = float("nan")
 
 
-@pytest.mark.parametrize(("dense", "said"), [
-    (True, r"^model\.\w+.*: weights that are not finite"), (False, r"^table C\d+, rows 0-\d+: weights that are not finite")])
-def test_weights_that_are_not_finite_end_the_run_and_leave_its_checkpoints(logs, tmp_path, dense, said):
+@pytest.mark.parametrize(
+    ("dense", "said"),
+    [
+        (True, r"^model\.\w+.*: weights that are not finite"),
+        (False, r"^table C\d+, rows 0-\d+: weights that are not finite"),
+    ],
+)
+def test_weights_that_are_not_finite_end_the_run_and_leave_its_checkpoints(
+    logs, tmp_path, dense, said
+):
     config = compose(logs, "trainer.max_epochs=2")
     with pytest.raises(CheckpointError, match=said):
         fit(config, tmp_path, Spoil(dense))
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["last.ckpt", "step_000018.ckpt"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
+        "last.ckpt",
+        "step_000018.ckpt",
+    ]
     assert read_manifest(tmp_path / "checkpoints/last.ckpt").step == 18
 
 
 @pytest.mark.parametrize("dense", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_evaluating_weights_that_are_not_finite_fails_and_names_them(logs, tmp_path, saved, dense, monkeypatch):
+def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
+    logs, tmp_path, saved, dense, monkeypatch
+):
     best = saved
     config = compose(logs)
-    monkeypatch.setattr("recapp.checkpoints.block_files.is_finite", lambda values: True)     # as an earlier version saved
+    # as an earlier version saved
+    monkeypatch.setattr("recapp.checkpoints.block_files.is_finite", lambda values: True)
     strategy = build.build_strategy(config, training=False)
     tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
     module = build.build_module(config)
     tester.validate(module, datamodule=build.build_data(config), ckpt_path=str(best), verbose=False)
-    meta, blocks = read_meta(best), [b for c in strategy.collections() for b in c.blocks()]
+    meta = read_meta(best)
+    blocks = [b for c in strategy.collections() for b in c.blocks()]
     name, _ = next(iter(module.named_parameters()))
     with torch.no_grad():
         (meta["state_dict"][name] if dense else blocks[3].data)[0, 0] = float("inf")
-    write_checkpoint(tmp_path / "bad.ckpt", blocks, comm=Comm(), meta=meta, manifest=read_manifest(best).info)
+    write_checkpoint(
+        tmp_path / "bad.ckpt", blocks, comm=Comm(), meta=meta, manifest=read_manifest(best).info
+    )
     said = name if dense else f"table {blocks[3].table}, rows 0-{blocks[3].shape[0]}"
     with pytest.raises(CheckpointError, match="weights that are not finite") as raised:
-        build_trainer.build_trainer(config, build.build_strategy(config, training=False), [], [], ranks=(1, 1)).validate(
-            build.build_module(config), datamodule=build.build_data(config), ckpt_path=str(tmp_path / "bad.ckpt"), verbose=False)
+        build_trainer.build_trainer(
+            config, build.build_strategy(config, training=False), [], [], ranks=(1, 1)
+        ).validate(
+            build.build_module(config),
+            datamodule=build.build_data(config),
+            ckpt_path=str(tmp_path / "bad.ckpt"),
+            verbose=False,
+        )
     assert str(raised.value).startswith(f"{said} of checkpoint {tmp_path}/bad.ckpt has weights")
 
 
 # ---- a plain part that is another model's, or none
 
 
-@pytest.mark.parametrize("change", [
-    {"state_dict": []}, {"state_dict": {}}, {"state_dict": {"x": 1}}, {"optimizer_states": {}}, {"optimizer_states": [5]},
-    {"optimizer_states": [{"dense": {}}]}, {"callbacks": []}, {"loops": 5}, {"pytorch-lightning_version": "x"},
-    {"pytorch-lightning_version": None}, {"epoch": "1"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"state_dict": []},
+        {"state_dict": {}},
+        {"state_dict": {"x": 1}},
+        {"optimizer_states": {}},
+        {"optimizer_states": [5]},
+        {"optimizer_states": [{"dense": {}}]},
+        {"callbacks": []},
+        {"loops": 5},
+        {"pytorch-lightning_version": "x"},
+        {"pytorch-lightning_version": None},
+        {"epoch": "1"},
+    ],
+)
 def test_a_plain_part_that_is_no_state_of_training_is_one_error(logs, tmp_path, saved, change):
-    best, manifest = saved, read_manifest(saved)
+    best = saved
+    manifest = read_manifest(saved)
     shutil.copytree(best, tmp_path / "forged.ckpt")
     write_meta(tmp_path / "forged.ckpt/meta.pt", read_meta(best) | change)
     with open(tmp_path / "forged.ckpt/meta.pt", "rb") as file:
-        entry = {"bytes": (tmp_path / "forged.ckpt/meta.pt").stat().st_size, "crc32": crc32_of(file)}
+        entry = {
+            "bytes": (tmp_path / "forged.ckpt/meta.pt").stat().st_size,
+            "crc32": crc32_of(file),
+        }
     files = manifest.files | {"meta.pt": entry}
-    (tmp_path / "forged.ckpt/manifest.json").write_text(to_json(Manifest(best, manifest.info, manifest.blocks, files)))
+    (tmp_path / "forged.ckpt/manifest.json").write_text(
+        to_json(Manifest(best, manifest.info, manifest.blocks, files))
+    )
     with pytest.raises(CheckpointError) as raised:
-        train(logs, tmp_path / "second", .6, ckpt=tmp_path / "forged.ckpt", epochs=2)
+        train(logs, tmp_path / "second", 0.6, ckpt=tmp_path / "forged.ckpt", epochs=2)
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_a_checkpoint_that_a_callback_saves_under_the_name_of_the_last_one_is_not_lost(logs, tmp_path):
+def test_a_checkpoint_that_a_callback_saves_under_the_name_of_the_last_one_is_not_lost(
+    logs, tmp_path
+):
     folder = tmp_path / "run/checkpoints"
-    same = ModelCheckpoint(dirpath=folder, filename="last", monitor="val_auc", mode="max", save_on_train_epoch_end=False)
+    same = ModelCheckpoint(
+        dirpath=folder,
+        filename="last",
+        monitor="val_auc",
+        mode="max",
+        save_on_train_epoch_end=False,
+    )
     fit(compose(logs, "callbacks=none"), tmp_path / "run", same)
     assert verify(folder / "last.ckpt") > 0 and read_manifest(folder / "last.ckpt").step == 18

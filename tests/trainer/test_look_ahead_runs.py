@@ -1,4 +1,6 @@
-"""Under Lightning every batch is trained exactly once however far one looks ahead, and a run on ranks is the same run to the last bit."""
+"""Under Lightning every batch is trained exactly once however far one looks ahead, and a run on
+ranks is the same run to the last bit.
+"""
 
 import csv
 
@@ -18,7 +20,7 @@ from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
-EPOCH = 18      # batches
+EPOCH = 18  # batches
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +49,40 @@ class Reads(Callback):
 
 
 LIMITS = {
-    "two epochs": ["trainer.max_epochs=2"], "a limit": ["trainer.max_epochs=2", "trainer.limit_train_batches=7"],
-    "a share": ["trainer.max_epochs=2", "trainer.limit_train_batches=0.5"], "steps": [f"trainer.max_steps={EPOCH + 5}"],
-    "validation in between": ["trainer.max_epochs=2", "trainer.val_check_interval=5", "trainer.limit_val_batches=2"],
-    "no validation": ["trainer.max_steps=5", "trainer.limit_val_batches=0"], "workers": ["dataset.num_workers=2", "trainer.max_steps=6"]}
+    "two epochs": ["trainer.max_epochs=2"],
+    "a limit": ["trainer.max_epochs=2", "trainer.limit_train_batches=7"],
+    "a share": ["trainer.max_epochs=2", "trainer.limit_train_batches=0.5"],
+    "steps": [f"trainer.max_steps={EPOCH + 5}"],
+    "validation in between": [
+        "trainer.max_epochs=2",
+        "trainer.val_check_interval=5",
+        "trainer.limit_val_batches=2",
+    ],
+    "no validation": ["trainer.max_steps=5", "trainer.limit_val_batches=0"],
+    "workers": ["dataset.num_workers=2", "trainer.max_steps=6"],
+}
 
 
-@pytest.mark.parametrize("limit", [
-    *(limit if limit == "two epochs" else pytest.param(limit, marks=pytest.mark.full) for limit in LIMITS), "a stop"])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        *(
+            limit if limit == "two epochs" else pytest.param(limit, marks=pytest.mark.full)
+            for limit in LIMITS
+        ),
+        "a stop",
+    ],
+)
 def test_every_batch_is_trained_once_and_in_order(logs, tmp_path, limit):
     seen = {}
     for depth in (0, 1, 3):
         reads = Reads()
         extra = [reads, *([StopAfter(4)] if limit == "a stop" else [])]
-        seen[depth], trainer, _ = fit(compose(logs, *LIMITS.get(limit, []), f"trainer.look_ahead={depth}"), tmp_path / str(depth), *extra)
+        seen[depth], trainer, _ = fit(
+            compose(logs, *LIMITS.get(limit, []), f"trainer.look_ahead={depth}"),
+            tmp_path / str(depth),
+            *extra,
+        )
         assert reads.ahead == (depth > 0) and reads.left == [0]
     assert len(seen[0].batches) == trainer.global_step
     for depth in (1, 3):
@@ -74,7 +96,9 @@ def test_a_position_counts_what_was_trained_not_what_was_read(logs, tmp_path):
 
     class Watch(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            positions.append((trainer.datamodule.position.epoch, trainer.datamodule.position.batches))
+            positions.append(
+                (trainer.datamodule.position.epoch, trainer.datamodule.position.batches)
+            )
 
     config = compose(logs, "trainer.max_steps=3", "trainer.look_ahead=2")
     fit(config, tmp_path, Watch())
@@ -88,11 +112,17 @@ def test_an_id_outside_its_table_stops_the_run_in_its_own_step(logs, tmp_path):
         steps = []
 
         class Count(Callback):
-            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, steps=steps):
+            def on_train_batch_end(
+                self, trainer, pl_module, outputs, batch, batch_idx, steps=steps
+            ):
                 steps.append(batch_idx)
 
         with pytest.raises(IdError, match="table C26"):
-            fit(compose(logs, f"trainer.look_ahead={depth}", f"dataset.table_rows=[{sizes}]"), tmp_path, Count())
+            fit(
+                compose(logs, f"trainer.look_ahead={depth}", f"dataset.table_rows=[{sizes}]"),
+                tmp_path,
+                Count(),
+            )
         done[depth] = steps
     assert done[0] == done[2]
 
@@ -142,18 +172,35 @@ def whole_tables(tables, topology, *known):
 
 def losses_of_others(loader, depth):
     strategy = EmbeddingShardingStrategy(whole_tables, sgd(0.1), look_ahead=depth)
-    trainer = Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=2, logger=False, enable_checkpointing=False,
-                      enable_progress_bar=False, enable_model_summary=False)
-    module, reads = Theirs(), Reads()
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=strategy,
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Theirs()
+    reads = Reads()
     trainer.callbacks.append(reads)
     trainer.fit(module, loader)
     assert reads.left == [0]
     return module.losses, reads.ahead
 
 
-@pytest.mark.parametrize("make", [lambda: DataLoader(Stream(), batch_size=None), lambda: DataLoader(list(Stream()), batch_size=None)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Stream(), batch_size=None),
+        lambda: DataLoader(list(Stream()), batch_size=None),
+    ],
+)
 def test_modules_and_loaders_of_others_train_the_same(make):
-    (plain, _), (ahead, wrapped), (far, _) = (losses_of_others(make(), depth) for depth in (0, 1, 2))
+    (plain, _), (ahead, wrapped), (far, _) = (
+        losses_of_others(make(), depth) for depth in (0, 1, 2)
+    )
     assert wrapped and len(plain) == 14
     assert plain == ahead == far
 
@@ -166,7 +213,16 @@ def test_a_loader_that_keeps_its_own_position_is_not_read_ahead():
 # ---- on ranks
 
 
-SHOWN = ("epoch", "step", "train_loss", "train_auc", "val_auc", "val_log_loss", "val_normalized_entropy", "val_calibration")
+SHOWN = (
+    "epoch",
+    "step",
+    "train_loss",
+    "train_auc",
+    "val_auc",
+    "val_log_loss",
+    "val_normalized_entropy",
+    "val_calibration",
+)
 
 
 def curve(directory):
@@ -190,28 +246,58 @@ def place(tmp_path_factory):
 def train(jobs, place):
     def run(name, depth, *overrides, data=True):
         given = small(place / "logs", 4000) if data else []
-        more = ["trainer.log_every_n_steps=1", "trainer.val_check_interval=5", f"trainer.look_ahead={depth}", "logger=csv"]
+        more = [
+            "trainer.log_every_n_steps=1",
+            "trainer.val_check_interval=5",
+            f"trainer.look_ahead={depth}",
+            "logger=csv",
+        ]
         return jobs.train(place / name, *given, *more, *overrides)
+
     return run
 
 
 @pytest.fixture(scope="module")
 def plain(train, place):
-    return validation(train("plain", 0, "+plan=mixed")), curve(place / "plain"), weights(place / "plain")
+    return (
+        validation(train("plain", 0, "+plan=mixed")),
+        curve(place / "plain"),
+        weights(place / "plain"),
+    )
 
 
-@pytest.mark.parametrize(("depth", "transport"), [
-    (1, "shared_memory"), pytest.param(2, "gloo", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("depth", "transport"), [(1, "shared_memory"), pytest.param(2, "gloo", marks=pytest.mark.full)]
+)
 def test_a_run_on_ranks_is_the_same_run_to_the_last_bit(train, place, plain, depth, transport):
     found = train(f"ahead{depth}", depth, "+plan=mixed", f"topology.transport={transport}")
-    assert (validation(found), curve(place / f"ahead{depth}"), weights(place / f"ahead{depth}")) == plain
-    assert found["collectives_per_step"] == 4 and 0 < found["input_wait_ms"] < found["exchange_wait_ms"]
-    hidden = {key.removeprefix("hidden_share_"): share for key, share in found.items() if key.startswith("hidden_share_")}
-    assert set(hidden) == {"counts", "ids", "vectors", "gradients", "dense"} and all(0 < share < 1 for share in hidden.values())
+    assert (
+        validation(found),
+        curve(place / f"ahead{depth}"),
+        weights(place / f"ahead{depth}"),
+    ) == plain
+    assert (
+        found["collectives_per_step"] == 4
+        and 0 < found["input_wait_ms"] < found["exchange_wait_ms"]
+    )
+    hidden = {
+        key.removeprefix("hidden_share_"): share
+        for key, share in found.items()
+        if key.startswith("hidden_share_")
+    }
+    assert set(hidden) == {"counts", "ids", "vectors", "gradients", "dense"} and all(
+        0 < share < 1 for share in hidden.values()
+    )
 
 
 def test_so_is_one_that_goes_on_from_a_step_between_validations(train, place, plain):
     train("first", 2, "+plan=mixed", "trainer.max_steps=8")
-    found = train("rest", 1, f"ckpt_path={place / 'first'}/checkpoints/last.ckpt", "trainer.max_steps=null", data=False)
+    found = train(
+        "rest",
+        1,
+        f"ckpt_path={place / 'first'}/checkpoints/last.ckpt",
+        "trainer.max_steps=null",
+        data=False,
+    )
     assert (validation(found), weights(place / "rest")) == (plain[0], plain[2])
     assert metrics_of(place / "rest")["steps"] == metrics_of(place / "plain")["steps"]

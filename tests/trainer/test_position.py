@@ -4,7 +4,7 @@ import pytest
 from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs
 
-EPOCH = 18      # batches
+EPOCH = 18  # batches
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,9 @@ def logs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unbroken(logs, tmp_path_factory):
-    seen, _, module = fit(compose(logs, "trainer.max_epochs=2"), tmp_path_factory.mktemp("unbroken"))
+    seen, _, module = fit(
+        compose(logs, "trainer.max_epochs=2"), tmp_path_factory.mktemp("unbroken")
+    )
     assert len(seen.batches) == 2 * EPOCH
     return seen, module
 
@@ -33,10 +35,15 @@ def test_two_epochs_hold_the_same_rows_in_another_order(unbroken):
     assert sum(seen.batches[:EPOCH]) == pytest.approx(sum(seen.batches[EPOCH:]), rel=0.02)
 
 
-@pytest.mark.parametrize("stop", [7, EPOCH, *(pytest.param(stop, marks=pytest.mark.full) for stop in (1, EPOCH - 1, EPOCH + 5))])
+@pytest.mark.parametrize(
+    "stop",
+    [7, EPOCH, *(pytest.param(stop, marks=pytest.mark.full) for stop in (1, EPOCH - 1, EPOCH + 5))],
+)
 def test_going_on_from_a_stop_equals_the_unbroken_run(logs, unbroken, tmp_path, stop):
     first, _, _ = fit(compose(logs, f"trainer.max_steps={stop}"), tmp_path)
-    rest, trainer, module = fit(compose(logs, "trainer.max_epochs=2"), tmp_path / "rest", ckpt_path=last_of(tmp_path))
+    rest, trainer, module = fit(
+        compose(logs, "trainer.max_epochs=2"), tmp_path / "rest", ckpt_path=last_of(tmp_path)
+    )
     seen, whole = unbroken
     assert first.batches + rest.batches == seen.batches
     assert first.losses + rest.losses == seen.losses
@@ -47,8 +54,10 @@ def test_going_on_from_a_stop_equals_the_unbroken_run(logs, unbroken, tmp_path, 
 
 def test_going_on_under_another_batch_size_skips_no_row_that_was_not_trained(logs, tmp_path):
     fit(compose(logs, "trainer.max_steps=6"), tmp_path)
-    rest, trainer, _ = fit(compose(logs, "dataset.batch_size=192"), tmp_path / "rest", ckpt_path=last_of(tmp_path))
-    assert len(rest.batches) == EPOCH // 2 - 3                      # 6 batches of 96 are 3 of 192
+    rest, trainer, _ = fit(
+        compose(logs, "dataset.batch_size=192"), tmp_path / "rest", ckpt_path=last_of(tmp_path)
+    )
+    assert len(rest.batches) == EPOCH // 2 - 3  # 6 batches of 96 are 3 of 192
     assert rest.validations == [trainer.global_step]
 
 
@@ -59,7 +68,9 @@ def test_max_steps_goes_on_over_several_epochs(logs, tmp_path):
 
 
 def test_validation_every_n_steps_counts_across_epochs(logs, tmp_path):
-    seen, _, _ = fit(compose(logs, "trainer.max_epochs=2", "trainer.val_check_interval=7"), tmp_path)
+    seen, _, _ = fit(
+        compose(logs, "trainer.max_epochs=2", "trainer.val_check_interval=7"), tmp_path
+    )
     assert seen.validations[:5] == [7, 14, 21, 28, 35]
     assert seen.validations[-1] == 2 * EPOCH
 
@@ -69,16 +80,29 @@ def test_validation_can_be_limited_and_has_its_own_batch_size(logs, tmp_path, li
     rows = []
 
     class Rows(Callback):
-        def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        def on_validation_batch_end(
+            self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0
+        ):
             rows.append(batch.rows)
 
-    fit(compose(logs, "trainer.max_steps=2", f"trainer.limit_val_batches={limit}", "dataset.val_batch_size=80"), tmp_path, Rows())
+    fit(
+        compose(
+            logs,
+            "trainer.max_steps=2",
+            f"trainer.limit_val_batches={limit}",
+            "dataset.val_batch_size=80",
+        ),
+        tmp_path,
+        Rows(),
+    )
     assert rows[:2] == [80, 80]
-    assert len(rows) == 2                                           # 300 validation rows are 4 batches of 80
+    assert len(rows) == 2  # 300 validation rows are 4 batches of 80
 
 
 def test_a_run_without_validation_leaves_a_checkpoint_too(logs, unbroken, tmp_path):
     first, _, _ = fit(compose(logs, "trainer.max_steps=5", "trainer.limit_val_batches=0"), tmp_path)
     assert first.validations == []
-    rest, _, _ = fit(compose(logs, "trainer.max_steps=9"), tmp_path / "rest", ckpt_path=last_of(tmp_path))
+    rest, _, _ = fit(
+        compose(logs, "trainer.max_steps=9"), tmp_path / "rest", ckpt_path=last_of(tmp_path)
+    )
     assert first.losses + rest.losses == unbroken[0].losses[:9]

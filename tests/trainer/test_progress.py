@@ -30,13 +30,21 @@ def terminal(monkeypatch):
 
 def drawn(capsys):
     """Every state of the moving line, and the lines above it."""
-    return [line.rstrip() for line in re.split(r"[\r\n]+", CONTROL.sub("", capsys.readouterr().err)) if line.strip()]
+    return [
+        line.rstrip()
+        for line in re.split(r"[\r\n]+", CONTROL.sub("", capsys.readouterr().err))
+        if line.strip()
+    ]
 
 
 @pytest.fixture(scope="module")
 def two_epochs(logs, tmp_path_factory):
-    """The settings of two epochs of 37 steps, a validation every 30 and at the end; and where they run."""
-    return compose(logs, "trainer.max_epochs=2", "trainer.val_check_interval=30", "dataset.batch_size=48"), tmp_path_factory.mktemp("run")
+    """The settings of two epochs of 37 steps, a validation every 30 and at the end; and where they
+    run.
+    """
+    return compose(
+        logs, "trainer.max_epochs=2", "trainer.val_check_interval=30", "dataset.batch_size=48"
+    ), tmp_path_factory.mktemp("run")
 
 
 def test_the_line_fits_80_columns_and_has_loss_auc_and_rate(two_epochs, terminal, capsys):
@@ -44,8 +52,14 @@ def test_the_line_fits_80_columns_and_has_loss_auc_and_rate(two_epochs, terminal
     fit(*two_epochs, clock, MovingLine(clock))
     lines = drawn(capsys)
     assert max(map(len, lines)) <= 80
-    assert re.fullmatch(r"epoch 2 ━+ 74/74 \d:\d\d:\d\d loss 0\.\d{4} AUC 0\.\d{4} [\d,]+ samples/s", lines[-1])
-    found = [line for line in lines if re.fullmatch(r"step \d+/74, validation: AUC 0\.\d{4}, log loss 0\.\d{4}", line)]
+    assert re.fullmatch(
+        r"epoch 2 ━+ 74/74 \d:\d\d:\d\d loss 0\.\d{4} AUC 0\.\d{4} [\d,]+ samples/s", lines[-1]
+    )
+    found = [
+        line
+        for line in lines
+        if re.fullmatch(r"step \d+/74, validation: AUC 0\.\d{4}, log loss 0\.\d{4}", line)
+    ]
     assert [line.split(",")[0] for line in found] == ["step 30/74", "step 60/74", "step 74/74"]
 
 
@@ -72,7 +86,12 @@ def test_going_on_starts_where_training_does(logs, tmp_path, terminal):
             super().on_train_start(trainer, pl_module)
             started.append([(task.completed, task.total) for task in self._bar.tasks])
 
-    fit(compose(logs, "trainer.max_steps=9"), tmp_path / "rest", First(), ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    fit(
+        compose(logs, "trainer.max_steps=9"),
+        tmp_path / "rest",
+        First(),
+        ckpt_path=tmp_path / "checkpoints/last.ckpt",
+    )
     assert started == [[(5, 9)]]
 
 
@@ -81,7 +100,12 @@ def test_lines_count_the_steps_whose_seconds_they_tell(two_epochs, capsys):
     lines = capsys.readouterr().err.splitlines()
     told = r"step (\d+)/74, \d+\.\d\d s for (\d+) steps, loss 0\.\d{4}, lr 0\.001, auc 0\.\d{4}"
     steps = [re.fullmatch(told, line) for line in lines]
-    assert [tuple(map(int, found.groups())) for found in steps if found] == [(16, 16), (32, 2), (48, 16), (64, 4)]
+    assert [tuple(map(int, found.groups())) for found in steps if found] == [
+        (16, 16),
+        (32, 2),
+        (48, 16),
+        (64, 4),
+    ]
     assert len([line for line in lines if ", validation: AUC " in line]) == len(lines) - 4 == 3
 
 
@@ -119,14 +143,24 @@ def test_the_moving_line_tells_the_auc_of_now(two_epochs, terminal, capsys, monk
 def test_the_curve_has_an_auc_at_every_point_also_in_the_second_epoch(two_epochs, tmp_path):
     config, _ = two_epochs
     readings = Readings()
-    fit({**config, "logger": {"csv": {"_target_": "recapp.trainer.curves.CSVCurves"}}}, tmp_path, readings)
+    fit(
+        {**config, "logger": {"csv": {"_target_": "recapp.trainer.curves.CSVCurves"}}},
+        tmp_path,
+        readings,
+    )
     with open(tmp_path / "csv/metrics.csv") as file:
-        found = [(int(row["step"]) + 1, f"{float(row['train_auc']):.4f}") for row in csv.DictReader(file) if row["train_auc"]]
+        found = [
+            (int(row["step"]) + 1, f"{float(row['train_auc']):.4f}")
+            for row in csv.DictReader(file)
+            if row["train_auc"]
+        ]
     assert found == [(step, readings.auc[step]) for step in (20, 40, 60, 74)]
 
 
 def asked_by_rank_0_alone(comm):
-    """The running training AUC, which is shown by rank 0; the other rank does something else meanwhile."""
+    """The running training AUC, which is shown by rank 0; the other rank does something else
+    meanwhile.
+    """
     module = ClickModule(lambda: None, lambda parameters: None, click_metrics)
     module.train_metrics.update(torch.tensor([1.0, -1.0]), torch.tensor([1.0, 0.0]))
     auc = module.train_auc() if comm.rank == 0 else None

@@ -18,11 +18,19 @@ def logs(tmp_path_factory):
 
 
 def test_a_schedule_reaches_tables_and_dense_part_alike(logs, tmp_path):
-    schedule = ["optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=4", "optimizer.schedule.decay_start=6",
-                "optimizer.schedule.decay_steps=4", "optimizer.schedule.decay_power=1"]
+    schedule = [
+        "optimizer/schedule=warmup_poly",
+        "optimizer.schedule.warmup_steps=4",
+        "optimizer.schedule.decay_start=6",
+        "optimizer.schedule.decay_steps=4",
+        "optimizer.schedule.decay_power=1",
+    ]
     seen, trainer, _ = fit(compose(logs, "trainer.max_steps=10", *schedule), tmp_path)
     factors = [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
-    assert [g["name"] for g in trainer.optimizers[0].param_groups] == ["dense", "sparse/rowwise_adagrad"]
+    assert [g["name"] for g in trainer.optimizers[0].param_groups] == [
+        "dense",
+        "sparse/rowwise_adagrad",
+    ]
     for rates, factor in zip(seen.rates, factors, strict=True):
         assert rates == pytest.approx([1e-3 * factor, 0.05 * factor])
 
@@ -47,20 +55,39 @@ def test_zero_rates_change_nothing(logs, tmp_path):
 
     class Keep(Callback):
         def on_train_start(self, trainer, pl_module):
-            before.update({b.table: b.data.clone() for c in trainer.strategy.collections() for b in c.blocks() if b.tensor == "weight"})
+            before.update(
+                {
+                    b.table: b.data.clone()
+                    for c in trainer.strategy.collections()
+                    for b in c.blocks()
+                    if b.tensor == "weight"
+                }
+            )
 
     _, trainer, _ = fit(config, tmp_path, Keep())
-    for block in (b for c in trainer.strategy.collections() for b in c.blocks() if b.tensor == "weight"):
+    for block in (
+        b for c in trainer.strategy.collections() for b in c.blocks() if b.tensor == "weight"
+    ):
         assert block.data.equal(before[block.table])
 
 
-@pytest.mark.parametrize(("setting", "says"), [
-    ("trainer.precision=16-mixed", "use bf16-mixed"), ("+trainer.accumulate_grad_batches=2", "larger dataset.batch_size"),
-    ("+trainer.max_step=3", "did you mean trainer.max_steps"), ("optimizer.sparse._target_=torch.optim.Adam", "rowwise_adagrad and adam"),
-    ("optimizer.dense._target_=torch.optim.Adm", "no such constructor"), ("+optimizer.dense.learning_rate=1", "learning_rate"),
-    ("metrics.names=[auk]", "did you mean auc"), ("dataset.lanes=0", "lanes"), ("+plan.tables.C99=row_wise", "no such table"),
-    ("+plan.tables.C9=row_wize", "did you mean row_wise"), ("tables=sample", "large_table"),
-    ("model.top_layers=[8,2]", "model.top_layers")])
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("trainer.precision=16-mixed", "use bf16-mixed"),
+        ("+trainer.accumulate_grad_batches=2", "larger dataset.batch_size"),
+        ("+trainer.max_step=3", "did you mean trainer.max_steps"),
+        ("optimizer.sparse._target_=torch.optim.Adam", "rowwise_adagrad and adam"),
+        ("optimizer.dense._target_=torch.optim.Adm", "no such constructor"),
+        ("+optimizer.dense.learning_rate=1", "learning_rate"),
+        ("metrics.names=[auk]", "did you mean auc"),
+        ("dataset.lanes=0", "lanes"),
+        ("+plan.tables.C99=row_wise", "no such table"),
+        ("+plan.tables.C9=row_wize", "did you mean row_wise"),
+        ("tables=sample", "large_table"),
+        ("model.top_layers=[8,2]", "model.top_layers"),
+    ],
+)
 def test_settings_that_cannot_be_right_are_refused_with_the_way_out(logs, tmp_path, setting, says):
     with pytest.raises(Exception, match=says) as caught:
         fit(compose(logs, "trainer.max_steps=1", setting), tmp_path)
@@ -70,18 +97,29 @@ def test_settings_that_cannot_be_right_are_refused_with_the_way_out(logs, tmp_pa
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 def test_the_dense_part_may_run_in_half_precision(logs, tmp_path, precision):
-    seen, trainer, _ = fit(compose(logs, "trainer.max_steps=3", f"trainer.precision={precision}"), tmp_path)
+    seen, trainer, _ = fit(
+        compose(logs, "trainer.max_steps=3", f"trainer.precision={precision}"), tmp_path
+    )
     assert all(loss == loss for loss in seen.losses)
-    assert all(b.data.dtype == torch.float32 for c in trainer.strategy.collections() for b in c.blocks())
+    assert all(
+        b.data.dtype == torch.float32 for c in trainer.strategy.collections() for b in c.blocks()
+    )
 
 
 def test_a_checkpoint_keeps_tables_as_rectangles_only_and_goes_on_from_them(logs, tmp_path):
-    """A module's own state dict has tables; what Lightning pickles has none, and is loaded strictly all the same."""
+    """A module's own state dict has tables; what Lightning pickles has none, and is loaded strictly
+    all the same.
+    """
     _, _, module = fit(compose(logs, "trainer.max_steps=4"), tmp_path)
-    stored, whole = read_meta(tmp_path / "checkpoints/last.ckpt")["state_dict"], module.state_dict()
+    stored = read_meta(tmp_path / "checkpoints/last.ckpt")["state_dict"]
+    whole = module.state_dict()
     tables = [name for name, value in whole.items() if isinstance(value, list)]
     assert len(tables) == 26 and set(stored) == set(whole) - set(tables)
-    _, _, again = fit(compose(logs, "trainer.max_steps=4"), tmp_path / "again", ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    _, _, again = fit(
+        compose(logs, "trainer.max_steps=4"),
+        tmp_path / "again",
+        ckpt_path=tmp_path / "checkpoints/last.ckpt",
+    )
     for name, value in again.state_dict().items():
         mine, theirs = (value[0][2], whole[name][0][2]) if name in tables else (value, whole[name])
         assert torch.equal(mine, theirs), name
@@ -94,7 +132,12 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
     strategy = build.build_strategy(config, training=False)
     tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
     path = str(tmp_path / "checkpoints" / "last.ckpt")
-    results = tester.validate(build.build_module(config), datamodule=build.build_data(config), ckpt_path=path, verbose=False)
+    results = tester.validate(
+        build.build_module(config),
+        datamodule=build.build_data(config),
+        ckpt_path=path,
+        verbose=False,
+    )
     assert {k: float(v) for k, v in results[0].items()} == trained
     assert {b.tensor for c in strategy.collections() for b in c.blocks()} == {"weight"}
 
@@ -102,7 +145,9 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
 def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):
     config = compose(logs)
     with pytest.raises(ConfigError, match="ranks are started by"):
-        build_trainer.build_trainer(config, build.build_strategy(config, training=True), [], [], ranks=(2, 1))
+        build_trainer.build_trainer(
+            config, build.build_strategy(config, training=True), [], [], ranks=(2, 1)
+        )
 
 
 def validate(tell, trainer, module, *aucs):
@@ -123,7 +168,9 @@ def test_a_fall_of_validation_is_told_with_what_helps(logs, tmp_path, capsys):
 
 
 def test_what_is_in_force_is_no_advice_when_validation_falls(logs, tmp_path, capsys):
-    _, trainer, module = fit(compose(logs, "trainer.max_steps=1", "callbacks=early_stopping"), tmp_path)
+    _, trainer, module = fit(
+        compose(logs, "trainer.max_steps=1", "callbacks=early_stopping"), tmp_path
+    )
     validate(TellFall(), trainer, module, 0.75, 0.73)
     said = capsys.readouterr().err
     assert "from 0.7500 to 0.7300" in said and "early_stopping" not in said
@@ -135,22 +182,38 @@ def test_a_fall_after_going_on_is_told(logs, tmp_path, capsys):
             trainer.callback_metrics["val_auc"].fill_(0.99)
 
     fit(compose(logs, "trainer.max_steps=2"), tmp_path, Good(), TellFall())
-    fit(compose(logs, "trainer.max_steps=3"), tmp_path / "rest", TellFall(), ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    fit(
+        compose(logs, "trainer.max_steps=3"),
+        tmp_path / "rest",
+        TellFall(),
+        ckpt_path=tmp_path / "checkpoints/last.ckpt",
+    )
     assert "validation AUC fell from 0.9900 to 0." in capsys.readouterr().err
 
 
-STOPPING = ["callbacks=early_stopping", "callbacks.early_stopping.patience=1", "callbacks.early_stopping.min_delta=1",
-            "trainer.val_check_interval=2"]       # the first validation is the best, the second one too many
+STOPPING = [
+    "callbacks=early_stopping",
+    "callbacks.early_stopping.patience=1",
+    "callbacks.early_stopping.min_delta=1",
+    # the first validation is the best, the second one too many
+    "trainer.val_check_interval=2",
+]
 
 
 def test_early_stopping_says_when_and_why_once(logs, tmp_path, capsys):
     told = TellStop()
     _, trainer, _ = fit(compose(logs, *STOPPING), tmp_path, told)
-    assert trainer.global_step == 4 and told.said.startswith("step 4/18: Monitored metric val_auc did not improve in the last 1 records")
+    assert trainer.global_step == 4 and told.said.startswith(
+        "step 4/18: Monitored metric val_auc did not improve in the last 1 records"
+    )
     assert capsys.readouterr().err.splitlines() == [f"stopped early at {told.said}"]
     again = TellStop()
-    config = compose(logs, *STOPPING[:2], "trainer.max_steps=6", "callbacks.early_stopping.min_delta=-1")
-    _, trainer, _ = fit(config, tmp_path / "rest", again, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    config = compose(
+        logs, *STOPPING[:2], "trainer.max_steps=6", "callbacks.early_stopping.min_delta=-1"
+    )
+    _, trainer, _ = fit(
+        config, tmp_path / "rest", again, ckpt_path=tmp_path / "checkpoints/last.ckpt"
+    )
     assert trainer.global_step == 6 and again.said is None
 
 

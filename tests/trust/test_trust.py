@@ -1,4 +1,6 @@
-"""Nothing that a checkpoint's settings name is run, imported or looked at before it was judged; what recapp itself writes passes."""
+"""Nothing that a checkpoint's settings name is run, imported or looked at before it was judged;
+what recapp itself writes passes.
+"""
 
 import os
 import sys
@@ -22,8 +24,20 @@ from recapp.sharding.layout import Block
 
 COMMANDS = {"train": train, "eval": evaluation}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-SEEN = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.remove", "os.rename", "os.mkdir", "shutil.rmtree",
-        "socket.connect", "pickle.find_class", "webbrowser.open", "os.putenv")
+SEEN = (
+    "os.system",
+    "subprocess.Popen",
+    "os.exec",
+    "os.posix_spawn",
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "shutil.rmtree",
+    "socket.connect",
+    "pickle.find_class",
+    "webbrowser.open",
+    "os.putenv",
+)
 canary = {"watching": False, "saw": []}
 
 
@@ -42,10 +56,21 @@ sys.addaudithook(watch)
 @pytest.fixture(scope="module")
 def config():
     """The settings of a run, as a checkpoint keeps them."""
-    composed = settings.compose("train", ["optimizer/schedule=warmup_poly", "logger=csv_and_tensorboard", "callbacks=early_stopping"])
+    composed = settings.compose(
+        "train",
+        [
+            "optimizer/schedule=warmup_poly",
+            "logger=csv_and_tensorboard",
+            "callbacks=early_stopping",
+        ],
+    )
     OmegaConf.set_struct(composed, False)
     composed.pop("hydra")
-    return {**settings.to_plain(composed), "choices": {}, "dataset": {**settings.to_plain(composed)["dataset"], "path": "logs"}}
+    return {
+        **settings.to_plain(composed),
+        "choices": {},
+        "dataset": {**settings.to_plain(composed)["dataset"], "path": "logs"},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -59,22 +84,29 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def fast_composition():
-    """The same few settings are composed hundreds of times. What the homes themselves do when they are imported is not looked at."""
+    """The same few settings are composed hundreds of times. What the homes themselves do when they
+    are imported is not looked at.
+    """
     for home in trust.ELSEWHERE[1]:
         import_module(home.module)
     whole = settings.compose
     cached = cache(lambda primary, overrides, folders: whole(primary, list(overrides), folders))
-    settings.compose = lambda primary, overrides=(), folders=(): cached(primary, tuple(overrides), folders)
+    settings.compose = lambda primary, overrides=(), folders=(): cached(
+        primary, tuple(overrides), folders
+    )
     yield
     settings.compose = whole
 
 
 def settings_of(name, checkpoint, config, *overrides):
-    """What the command makes of a checkpoint with these settings; nothing suspicious may happen meanwhile."""
+    """What the command makes of a checkpoint with these settings; nothing suspicious may happen
+    meanwhile.
+    """
     whole = read_manifest(checkpoint)
     stored = Manifest(checkpoint, {"config": config, "step": 1}, whole.blocks, whole.files)
     (checkpoint / "manifest.json").write_text(to_json(stored))
-    canary["saw"], canary["watching"] = [], True
+    canary["saw"] = []
+    canary["watching"] = True
     try:
         said = (f"ckpt_path={checkpoint}", *overrides)
         return COMMANDS[name].settings_of({"ckpt_path": str(checkpoint)}, Job(Path(), said, {}))
@@ -102,93 +134,203 @@ def put(config, path, value):
     return inner
 
 
-SLOTS = {"optimizer.sparse": {}, "optimizer.dense": {}, "optimizer.schedule": {}, "callbacks.bomb": {}, "logger.bomb": {}, "model": {},
-         "callbacks.checkpoint": {"monitor": "val_auc"}}
-NESTED = {"model.deep": lambda bomb: {"inner": [1, {"x": bomb}]}, "callbacks.checkpoint.stages": lambda bomb: [[bomb]],
-          "dataset.generate": lambda bomb: bomb, "metrics.names": lambda bomb: [bomb], "topology.x": lambda bomb: {"y": bomb},
-          "unknown": lambda bomb: bomb}
+SLOTS = {
+    "optimizer.sparse": {},
+    "optimizer.dense": {},
+    "optimizer.schedule": {},
+    "callbacks.bomb": {},
+    "logger.bomb": {},
+    "model": {},
+    "callbacks.checkpoint": {"monitor": "val_auc"},
+}
+NESTED = {
+    "model.deep": lambda bomb: {"inner": [1, {"x": bomb}]},
+    "callbacks.checkpoint.stages": lambda bomb: [[bomb]],
+    "dataset.generate": lambda bomb: bomb,
+    "metrics.names": lambda bomb: [bomb],
+    "topology.x": lambda bomb: {"y": bomb},
+    "unknown": lambda bomb: bomb,
+}
 NASTY = {
-    "os.system": {"command": "touch pwned"}, "posix.system": {"command": "touch pwned"}, "subprocess.Popen": {"args": ["touch", "pwned"]},
-    "subprocess.run": {"args": ["touch", "pwned"]}, "builtins.eval": {"_": "1"}, "builtins.exec": {},
+    "os.system": {"command": "touch pwned"},
+    "posix.system": {"command": "touch pwned"},
+    "subprocess.Popen": {"args": ["touch", "pwned"]},
+    "subprocess.run": {"args": ["touch", "pwned"]},
+    "builtins.eval": {"_": "1"},
+    "builtins.exec": {},
     "builtins.__import__": {"name": "evil"},
-    "builtins.open": {"file": "pwned", "mode": "w"}, "logging.basicConfig": {"filename": "pwned", "filemode": "w", "force": True},
-    "logging.FileHandler": {"filename": "pwned"}, "torch.load": {"f": "evil.pkl", "weights_only": False},
-    "torch.serialization.load": {"f": "evil.pkl", "weights_only": False}, "torch.hub.load": {"repo_or_dir": "a/b", "model": "c"},
-    "torch.save": {"obj": 1, "f": "pwned"}, "torch.ops.load_library": {"path": "evil.so"}, "torch.classes.load_library": {"path": "x"},
-    "torch.utils.cpp_extension.load_inline": {"name": "x"}, "torch.jit.load": {"f": "evil.pt"}, "torch.fx.GraphModule": {},
-    "torch.package.PackageImporter": {"file_or_buffer": "x"}, "torch._C._cuda_init": {}, "torch.compile": {},
-    "torch.distributed.nn.RemoteModule": {}, "torch.nn.modules.module.register_module_forward_hook": {}, "torch.nn.init.zeros_": {},
-    "torch.optim.Adam.__init__.__globals__": {}, "torch.optim.adam.torch.load": {}, "torch.optim.lr_scheduler.partial": {},
-    "torch.optim.os.system": {}, "torch.optim.optimizer.functools.partial": {}, "torch.nn.torch.load": {}, "torch.optim": {},
-    "torch.optim.": {}, ".torch.optim.Adam": {}, "torch.optim..Adam": {}, "torch.optim.Adam ": {}, "torch.optim. Adam": {},
-    "torch.optim.adam.Optimizer.register_optimizer_step_pre_hook": {}, "torch.optim.optimizer.register_optimizer_step_pre_hook": {},
-    "hydra.utils.instantiate": {"config": {"_target_": "os.system", "command": "touch pwned"}}, "hydra.utils.call": {},
-    "hydra.utils.get_method": {"path": "os.system"}, "omegaconf.OmegaConf.register_new_resolver": {"name": "x"},
-    "recapp.build.make": {"settings": {}, "setting": "x"}, "recapp.build.import_module": {"name": "evil"},
+    "builtins.open": {"file": "pwned", "mode": "w"},
+    "logging.basicConfig": {"filename": "pwned", "filemode": "w", "force": True},
+    "logging.FileHandler": {"filename": "pwned"},
+    "torch.load": {"f": "evil.pkl", "weights_only": False},
+    "torch.serialization.load": {"f": "evil.pkl", "weights_only": False},
+    "torch.hub.load": {"repo_or_dir": "a/b", "model": "c"},
+    "torch.save": {"obj": 1, "f": "pwned"},
+    "torch.ops.load_library": {"path": "evil.so"},
+    "torch.classes.load_library": {"path": "x"},
+    "torch.utils.cpp_extension.load_inline": {"name": "x"},
+    "torch.jit.load": {"f": "evil.pt"},
+    "torch.fx.GraphModule": {},
+    "torch.package.PackageImporter": {"file_or_buffer": "x"},
+    "torch._C._cuda_init": {},
+    "torch.compile": {},
+    "torch.distributed.nn.RemoteModule": {},
+    "torch.nn.modules.module.register_module_forward_hook": {},
+    "torch.nn.init.zeros_": {},
+    "torch.optim.Adam.__init__.__globals__": {},
+    "torch.optim.adam.torch.load": {},
+    "torch.optim.lr_scheduler.partial": {},
+    "torch.optim.os.system": {},
+    "torch.optim.optimizer.functools.partial": {},
+    "torch.nn.torch.load": {},
+    "torch.optim": {},
+    "torch.optim.": {},
+    ".torch.optim.Adam": {},
+    "torch.optim..Adam": {},
+    "torch.optim.Adam ": {},
+    "torch.optim. Adam": {},
+    "torch.optim.adam.Optimizer.register_optimizer_step_pre_hook": {},
+    "torch.optim.optimizer.register_optimizer_step_pre_hook": {},
+    "hydra.utils.instantiate": {"config": {"_target_": "os.system", "command": "touch pwned"}},
+    "hydra.utils.call": {},
+    "hydra.utils.get_method": {"path": "os.system"},
+    "omegaconf.OmegaConf.register_new_resolver": {"name": "x"},
+    "recapp.build.make": {"settings": {}, "setting": "x"},
+    "recapp.build.import_module": {"name": "evil"},
     "recapp.build.write_generated": {},
-    "recapp.checkpoints.directory.remove_checkpoint": {"path": "a.ckpt"}, "recapp.checkpoints.names.remove": {"path": "a.ckpt"},
-    "recapp.optim.rules.RowRule": {}, "recapp.optim.rules.math.sqrt": {}, "recapp.optim.rules._sgd": {},
+    "recapp.checkpoints.directory.remove_checkpoint": {"path": "a.ckpt"},
+    "recapp.checkpoints.names.remove": {"path": "a.ckpt"},
+    "recapp.optim.rules.RowRule": {},
+    "recapp.optim.rules.math.sqrt": {},
+    "recapp.optim.rules._sgd": {},
     "recapp.optim.schedule.partial": {},
-    "recapp.models.dlrm.MLP": {}, "recapp.trainer.curves.os.remove": {"path": "x"}, "recapp.trainer.curves.CSVCurves.save": {},
-    "functools.partial": {"func": "x"}, "importlib.import_module": {"name": "evil"},
-    "pickle.loads": {}, "runpy.run_path": {"path_name": "x"},
-    "lightning.pytorch.cli.LightningCLI": {}, "lightning.pytorch.cli.instantiate_class": {}, "lightning.pytorch.callbacks.os.system": {},
-    "lightning.pytorch.callbacks.model_checkpoint.shutil.rmtree": {"path": "x"}, "lightning.fabric.utilities.cloud_io._load": {},
-    "lightning.pytorch.loggers.logger.rank_zero_experiment": {}, "webbrowser.open": {"url": "x"}, "shutil.rmtree": {"path": "x"},
-    "os.remove": {"path": "x"}, "ctypes.CDLL": {"name": "evil.so"}, "multiprocessing.Process": {}, "evil.Model": {}, "evil.optim.Adam": {},
-    "evil": {}, "torch.evil.Adam": {}, "lightning.evil.Callback": {}, "torchmetrics.functional.accuracy": {}, "__main__.x": {}, "": {},
-    "numpy.load": {"file": "x", "allow_pickle": True}, "yaml.unsafe_load": {"stream": "x"}, "collections.OrderedDict": {}, "\n": {},
+    "recapp.models.dlrm.MLP": {},
+    "recapp.trainer.curves.os.remove": {"path": "x"},
+    "recapp.trainer.curves.CSVCurves.save": {},
+    "functools.partial": {"func": "x"},
+    "importlib.import_module": {"name": "evil"},
+    "pickle.loads": {},
+    "runpy.run_path": {"path_name": "x"},
+    "lightning.pytorch.cli.LightningCLI": {},
+    "lightning.pytorch.cli.instantiate_class": {},
+    "lightning.pytorch.callbacks.os.system": {},
+    "lightning.pytorch.callbacks.model_checkpoint.shutil.rmtree": {"path": "x"},
+    "lightning.fabric.utilities.cloud_io._load": {},
+    "lightning.pytorch.loggers.logger.rank_zero_experiment": {},
+    "webbrowser.open": {"url": "x"},
+    "shutil.rmtree": {"path": "x"},
+    "os.remove": {"path": "x"},
+    "ctypes.CDLL": {"name": "evil.so"},
+    "multiprocessing.Process": {},
+    "evil.Model": {},
+    "evil.optim.Adam": {},
+    "evil": {},
+    "torch.evil.Adam": {},
+    "lightning.evil.Callback": {},
+    "torchmetrics.functional.accuracy": {},
+    "__main__.x": {},
+    "": {},
+    "numpy.load": {"file": "x", "allow_pickle": True},
+    "yaml.unsafe_load": {"stream": "x"},
+    "collections.OrderedDict": {},
+    "\n": {},
 }
 
 
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
-    """A module that writes a file when it is imported, with classes of the right names, in front of all others."""
+    """A module that writes a file when it is imported, with classes of the right names, in front of
+    all others.
+    """
     for name in ("evil.py", "evil_pkg.py"):
         (tmp_path / name).write_text(
-            "open('pwned', 'w')\nimport torch\nclass Model(torch.nn.Module): ...\nclass Adam(torch.optim.Adam): ...\n")
+            "open('pwned', 'w')\nimport torch\nclass Model(torch.nn.Module): ...\nclass "
+            "Adam(torch.optim.Adam): ...\n"
+        )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     assert not (tmp_path / "pwned").exists() and "evil" not in sys.modules
 
 
-PLACES = 4      # of each target, one of them in the sparse optimizer
+PLACES = 4  # of each target, one of them in the sparse optimizer
 
 
 def test_there_are_enough_hostile_settings():
     assert len(NASTY) * (PLACES + 1) >= 400
 
 
-@pytest.mark.parametrize("target", [t if i % 3 == 0 else pytest.param(t, marks=pytest.mark.full) for i, t in enumerate(NASTY)])
-def test_what_a_file_names_is_refused_in_one_line_and_never_run(planted, checkpoint, config, target):
-    bomb, number = {"_target_": target, **NASTY[target]}, list(NASTY).index(target)
+@pytest.mark.parametrize(
+    "target",
+    [t if i % 3 == 0 else pytest.param(t, marks=pytest.mark.full) for i, t in enumerate(NASTY)],
+)
+def test_what_a_file_names_is_refused_in_one_line_and_never_run(
+    planted, checkpoint, config, target
+):
+    bomb = {"_target_": target, **NASTY[target]}
+    number = list(NASTY).index(target)
     first, *others = SLOTS
-    for i, slot in enumerate((first, *(others[(number + i) % len(others)] for i in range(PLACES - 1)))):
-        said = refusal(list(COMMANDS)[i % 2], checkpoint, put(config, slot, {**SLOTS[slot], **bomb}))
+    for i, slot in enumerate(
+        (first, *(others[(number + i) % len(others)] for i in range(PLACES - 1)))
+    ):
+        said = refusal(
+            list(COMMANDS)[i % 2], checkpoint, put(config, slot, {**SLOTS[slot], **bomb})
+        )
         assert slot in said or "not plain" in said
     place, inside = list(NESTED.items())[number % len(NESTED)]
     refusal(list(COMMANDS)[number % 2], checkpoint, put(config, place, inside(bomb)))
 
 
-@pytest.mark.parametrize(("slot", "target"), [
-    ("optimizer.sparse", "torch.optim.Adam"), ("optimizer.sparse", "recapp.optim.schedule.warmup_poly"),
-    ("optimizer.dense", "recapp.optim.rules.sgd"), ("optimizer.dense", "torch.nn.Linear"), ("optimizer.schedule", "torch.optim.SGD"),
-    ("callbacks.x", "lightning.pytorch.loggers.CSVLogger"), ("callbacks.x", "torch.nn.ReLU"), ("model", "torch.nn.Identity"),
-    ("logger.x", "lightning.pytorch.callbacks.Timer"), ("callbacks.x", "torchmetrics.MeanMetric")])
+@pytest.mark.parametrize(
+    ("slot", "target"),
+    [
+        ("optimizer.sparse", "torch.optim.Adam"),
+        ("optimizer.sparse", "recapp.optim.schedule.warmup_poly"),
+        ("optimizer.dense", "recapp.optim.rules.sgd"),
+        ("optimizer.dense", "torch.nn.Linear"),
+        ("optimizer.schedule", "torch.optim.SGD"),
+        ("callbacks.x", "lightning.pytorch.loggers.CSVLogger"),
+        ("callbacks.x", "torch.nn.ReLU"),
+        ("model", "torch.nn.Identity"),
+        ("logger.x", "lightning.pytorch.callbacks.Timer"),
+        ("callbacks.x", "torchmetrics.MeanMetric"),
+    ],
+)
 def test_a_class_that_belongs_elsewhere_is_refused(checkpoint, config, slot, target):
     said = refusal("train", checkpoint, put(config, slot, {"_target_": target}))
-    assert said.startswith(f"{slot}._target_={target} stands in the checkpoint and is not run: only ")
+    assert said.startswith(
+        f"{slot}._target_={target} stands in the checkpoint and is not run: only "
+    )
 
 
-@pytest.mark.parametrize("value", [
-    {"_target_": ["os.system"]}, {"_target_": 5}, {"_target_": None}, {"_target_": {"_target_": "os.system"}}, {"_args_": [1]},
-    {"_partial_": True}, {"_recursive_": True}, {"x": "${oc.env:HOME}"}, {"x": ["${oc.decode:x}"]}, {"${oc.env:HOME}": 1},
-    {"_target_": "${oc.env:HOME}"}, {"dirpath": "/etc"}, {"dirpath": "~/x"}, {"filename": "../../x"}, {"uri": "file:/etc"},
-    {"dirpath": "local:///x"}, {"tracking_uri": "http://x"}, {"dirpath": "simplecache::x"}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"_target_": ["os.system"]},
+        {"_target_": 5},
+        {"_target_": None},
+        {"_target_": {"_target_": "os.system"}},
+        {"_args_": [1]},
+        {"_partial_": True},
+        {"_recursive_": True},
+        {"x": "${oc.env:HOME}"},
+        {"x": ["${oc.decode:x}"]},
+        {"${oc.env:HOME}": 1},
+        {"_target_": "${oc.env:HOME}"},
+        {"dirpath": "/etc"},
+        {"dirpath": "~/x"},
+        {"filename": "../../x"},
+        {"uri": "file:/etc"},
+        {"dirpath": "local:///x"},
+        {"tracking_uri": "http://x"},
+        {"dirpath": "simplecache::x"},
+    ],
+)
 def test_settings_that_are_not_plain_are_refused(checkpoint, config, value):
     for name in COMMANDS:
-        assert "not plain: callbacks.checkpoint." in refusal(name, checkpoint, put(config, "callbacks.checkpoint", value))
+        assert "not plain: callbacks.checkpoint." in refusal(
+            name, checkpoint, put(config, "callbacks.checkpoint", value)
+        )
 
 
 def test_settings_that_are_nested_for_ever_are_refused(checkpoint, config):
@@ -205,52 +347,90 @@ def test_what_is_no_settings_at_all_is_refused(checkpoint, wrong):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_recapp_writes_passes_unchanged(checkpoint, config, name):
-    assert {key: settings_of(name, checkpoint, config)[key] for key in ("model", "optimizer", "callbacks", "logger")} == {
-        key: config[key] for key in ("model", "optimizer", "callbacks", "logger")}
+    assert {
+        key: settings_of(name, checkpoint, config)[key]
+        for key in ("model", "optimizer", "callbacks", "logger")
+    } == {key: config[key] for key in ("model", "optimizer", "callbacks", "logger")}
 
 
-@pytest.mark.parametrize(("slot", "target"), [
-    ("optimizer.dense", "torch.optim.RMSprop"), ("optimizer.dense", "torch.optim.rmsprop.RMSprop"),
-    ("optimizer.schedule", "torch.optim.lr_scheduler.StepLR"), ("callbacks.x", "lightning.pytorch.callbacks.Timer"),
-    ("callbacks.x", "lightning.pytorch.callbacks.timer.Timer"), ("logger.x", "lightning.pytorch.loggers.CSVLogger"),
-    ("model.x", "torch.nn.ReLU"), ("model.x", "torchmetrics.MeanMetric"), ("model.x", "torch.nn.modules.activation.ReLU")])
+@pytest.mark.parametrize(
+    ("slot", "target"),
+    [
+        ("optimizer.dense", "torch.optim.RMSprop"),
+        ("optimizer.dense", "torch.optim.rmsprop.RMSprop"),
+        ("optimizer.schedule", "torch.optim.lr_scheduler.StepLR"),
+        ("callbacks.x", "lightning.pytorch.callbacks.Timer"),
+        ("callbacks.x", "lightning.pytorch.callbacks.timer.Timer"),
+        ("logger.x", "lightning.pytorch.loggers.CSVLogger"),
+        ("model.x", "torch.nn.ReLU"),
+        ("model.x", "torchmetrics.MeanMetric"),
+        ("model.x", "torch.nn.modules.activation.ReLU"),
+    ],
+)
 def test_classes_of_the_homes_pass_under_their_public_and_their_full_names(config, slot, target):
     trust.refuse_untrusted(put(config, slot, {"_target_": target}))
 
 
 def test_what_conf_names_is_known_without_importing_lightning():
-    conf = {line.split("_target_:")[1].split(",")[0].strip(" }") for file in conf_dir().rglob("*.yaml")
-            for line in file.read_text().replace("{_target_", "\n_target_").splitlines() if "_target_:" in line}
+    conf = {
+        line.split("_target_:")[1].split(",")[0].strip(" }")
+        for file in conf_dir().rglob("*.yaml")
+        for line in file.read_text().replace("{_target_", "\n_target_").splitlines()
+        if "_target_:" in line
+    }
     known = {*trust.OF_CONF, *trust.RULES, *trust.SCHEDULES, *trust.MODELS, *trust.LOGGERS}
     assert {name.split()[0] for name in conf} <= known
     for target in trust.OF_CONF:
         (home,) = [home for home in trust.ELSEWHERE[1] if target.rpartition(".")[0] == home.module]
         base_module, _, base = home.base.rpartition(".")
-        assert issubclass(getattr(import_module(home.module), target.rpartition(".")[2]), getattr(import_module(base_module), base))
+        assert issubclass(
+            getattr(import_module(home.module), target.rpartition(".")[2]),
+            getattr(import_module(base_module), base),
+        )
 
 
 def test_what_the_command_line_names_is_the_users_word(checkpoint, config, tmp_path, monkeypatch):
     hostile = put(config, "optimizer.sparse", {"_target_": "os.system", "lr": 0.5})
     said = "optimizer.sparse._target_=rules_of_mine.rule"
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "rules_of_mine.py").write_text("from recapp.optim.rules import sgd\n\n\ndef rule(lr: float):\n    return sgd(lr)\n")
-    assert settings_of("train", checkpoint, hostile, said)["optimizer"]["sparse"] == {"_target_": "rules_of_mine.rule", "lr": 0.5}
-    assert settings_of("train", checkpoint, hostile, "optimizer=adam")["optimizer"]["sparse"]["_target_"] == "recapp.optim.rules.adam"
+    (tmp_path / "rules_of_mine.py").write_text(
+        "from recapp.optim.rules import sgd\n\n\ndef rule(lr: float):\n    return sgd(lr)\n"
+    )
+    assert settings_of("train", checkpoint, hostile, said)["optimizer"]["sparse"] == {
+        "_target_": "rules_of_mine.rule",
+        "lr": 0.5,
+    }
+    assert (
+        settings_of("train", checkpoint, hostile, "optimizer=adam")["optimizer"]["sparse"][
+            "_target_"
+        ]
+        == "recapp.optim.rules.adam"
+    )
 
 
 def test_classes_of_the_users_own_need_his_trust_which_the_error_names(checkpoint, config):
-    own = put(config, "model", {"_target_": "evil_pkg.Model", "head": {"_target_": "evil_pkg.heads.Head"}})
-    assert refusal("eval", checkpoint, own).endswith("if that package is yours, say trust=[evil_pkg]")
+    own = put(
+        config, "model", {"_target_": "evil_pkg.Model", "head": {"_target_": "evil_pkg.heads.Head"}}
+    )
+    assert refusal("eval", checkpoint, own).endswith(
+        "if that package is yours, say trust=[evil_pkg]"
+    )
     assert settings_of("eval", checkpoint, own, "trust=[evil_pkg]")["model"] == own["model"]
     assert settings_of("train", checkpoint, own, "trust=[evil_pkg]")["trust"] == ["evil_pkg"]
     refusal("eval", checkpoint, own, "trust=[evil]")
-    refusal("eval", checkpoint, {**own, "trust": ["evil_pkg"]})       # a file does not vouch for itself
+    refusal("eval", checkpoint, {**own, "trust": ["evil_pkg"]})  # a file does not vouch for itself
     with pytest.raises(ConfigError, match=r"trust=.*must be a list of packages"):
         settings_of("eval", checkpoint, own, "trust=evil_pkg")
 
 
 def test_a_files_choices_name_options_of_conf_and_nothing_else(checkpoint, config, tmp_path):
-    (tmp_path / "x.yaml").write_text("# @package _global_\nhydra: {callbacks: {x: {_target_: os.system}}}\n")
+    (tmp_path / "x.yaml").write_text(
+        "# @package _global_\nhydra: {callbacks: {x: {_target_: os.system}}}\n"
+    )
     outside = os.path.relpath(tmp_path / "x", conf_dir() / "model")
-    settings_of("train", checkpoint, {**config, "choices": {"model": outside, "../model": "dlrm", "optimizer": "adam"}})
+    settings_of(
+        "train",
+        checkpoint,
+        {**config, "choices": {"model": outside, "../model": "dlrm", "optimizer": "adam"}},
+    )
     assert settings.stored_choices("train", [f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]

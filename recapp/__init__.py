@@ -3,5 +3,5 @@ over ranks.
 
 Commands are modules: `python -m recapp.train`, `recapp.eval`, `recapp.plan`, `recapp.report`,
 `recapp.bench`. Every public name has one import path, the file it lives in; packages export
-nothing. `recapp/DECISIONS.md` says why things are as they are.
+nothing. `docs/decisions.md` says why things are as they are.
 """

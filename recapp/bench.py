@@ -1,7 +1,7 @@
 """`python -m recapp.bench kernels|memory|step|train|strategies|data`: measures recapp, and those it
 is compared with, in the same rounds.
 
-    settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.worker`)
+    settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.bench_worker`)
                       -> JOB/metrics.json -> a table
 
 | verb         | measures                                         | against                        |
@@ -20,7 +20,7 @@ Whatever cannot be is refused here, before anything is measured.
 """
 
 if __name__ == "__main__":
-    from recapp.distributed.stopping import end_on_signals
+    from recapp.processes.stopping import end_on_signals
 
     end_on_signals()  # what follows takes its time to import
 
@@ -33,12 +33,12 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from recapp import console
-from recapp.commands import Job, run, run_on_ranks
-from recapp.distributed.place import outside_rank
-from recapp.distributed.rank_process import leave
+from recapp.app.command import Job, run, run_on_ranks
+from recapp.app.compose import with_absolute_paths
 from recapp.errors import ConfigError, suggest
-from recapp.option_files import option_file, options
-from recapp.settings import with_absolute_paths
+from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_process import leave
+from recapp.settings.option_files import option_file, options
 
 VERBS = ("kernels", "memory", "step", "train", "strategies", "data")
 SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
@@ -68,16 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     def task(config: dict[str, Any], job: Job) -> None:
         settings = settings_of(config, job)
         with TemporaryDirectory(prefix="recapp_bench_") as folder:
-            found = run_on_ranks(settings | {"folder": folder}, job, "recapp.benchmarks.worker")
+            found = run_on_ranks(
+                settings | {"folder": folder}, job, "recapp.benchmarks.bench_worker"
+            )
         if outside_rank():
             return
-        from recapp.benchmarks import tables
+        from recapp.benchmarks import columns
 
         rows = found["rows"]
         console.emit(
-            rows if config["format"] == "json" else tables.shown(job.verb, rows),
+            rows if config["format"] == "json" else columns.shown(job.verb, rows),
             config["format"],
-            tables.COLUMNS[job.verb],
+            columns.COLUMNS[job.verb],
         )
         for path in found["pictures"]:
             console.note(f"picture {console.short_path(path)}")
@@ -138,7 +140,7 @@ def _write_logs(dataset: dict[str, Any]) -> None:
             "dataset=criteo_kaggle dataset.path=DIR"
         )
     if dataset["generate"] is not None:
-        from recapp.build import write_generated
+        from recapp.app.build import write_generated
 
         write_generated(dataset)
 

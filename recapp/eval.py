@@ -9,7 +9,7 @@ a checkpoint reproduces the metrics it was saved with.
 """
 
 if __name__ == "__main__":
-    from recapp.distributed.stopping import end_on_signals
+    from recapp.processes.stopping import end_on_signals
 
     end_on_signals()  # what follows takes its time to import
 
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.check_data import as_trained, check_data
-from recapp.commands import Job, run, run_on_ranks
-from recapp.distributed.place import outside_rank
-from recapp.distributed.rank_process import leave
+from recapp.app.check_data import as_trained, check_data
+from recapp.app.command import Job, run, run_on_ranks
+from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.errors import ConfigError, suggest
-from recapp.settings import compose_over, with_absolute_paths
+from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_process import leave
 
 SPLITS = ("val", "test")
 

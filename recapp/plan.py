@@ -17,7 +17,7 @@ Without `+plan` it is about the plan that recapp would choose.
 """
 
 if __name__ == "__main__":
-    from recapp.distributed.stopping import end_on_signals
+    from recapp.processes.stopping import end_on_signals
 
     end_on_signals()  # what follows takes its time to import
 
@@ -30,16 +30,16 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from recapp import console
-from recapp.commands import Job, run, run_on_ranks
-from recapp.distributed.launch import rank_count
-from recapp.distributed.rank_process import leave
+from recapp.app.command import Job, run, run_on_ranks
+from recapp.app.compose import with_absolute_paths
 from recapp.errors import ConfigError, suggest
-from recapp.option_files import Folders, option_file, options
-from recapp.settings import with_absolute_paths
+from recapp.processes.launch import rank_count
+from recapp.processes.rank_process import leave
+from recapp.settings.option_files import Folders, option_file, options
 
 if TYPE_CHECKING:
     from recapp.planner.cost import Setting
-    from recapp.sharding.plan import ShardingPlan
+    from recapp.sharding.sharding_plan import ShardingPlan
     from recapp.tables.config import EmbeddingBagConfig
 
 Settings = dict[str, Any]
@@ -74,10 +74,10 @@ def paper(
     """The tables, and what plans for them are priced for: on `ranks` ranks, or as many as topology
     or trainer say.
     """
-    from recapp import build
+    from recapp.app import build
+    from recapp.app.planning_problem import priced_for
     from recapp.planner.cost import dense_of
     from recapp.planner.topology import hardware_of, topology_from
-    from recapp.planning import priced_for
 
     if assumed := build.size_on_paper(settings):
         console.note(assumed)
@@ -107,7 +107,7 @@ def statistics_of(settings: Settings, tables: Sequence["EmbeddingBagConfig"]) ->
     """Measured on the first training rows where the data are there, kept beside them; else
     nothing.
     """
-    from recapp import build
+    from recapp.app import build
 
     if settings["statistics"] not in STATISTICS:
         raise ConfigError(
@@ -144,7 +144,7 @@ def chosen_plan(
     """The plan that the settings ask for, and the least time of a step where the planner has looked
     for one.
     """
-    from recapp.planning import best_plan, build_plan
+    from recapp.app.planning_problem import best_plan, build_plan
 
     plan = settings.get("plan") or {}
     if "path" in plan or "rules" in plan:
@@ -225,7 +225,7 @@ def export(settings: Settings, job: Job) -> None:
     """The plan as a file."""
     from dataclasses import replace
 
-    from recapp.planning import made_for
+    from recapp.app.planning_problem import made_for
     from recapp.sharding.hugectr import hugectr_json
     from recapp.sharding.plan_file import plan_to_yaml
 
@@ -321,14 +321,14 @@ def calibrate(settings: Settings, job: Job) -> None:
     from tempfile import TemporaryDirectory
 
     from recapp.benchmarks.calibrate import settings_for, with_overhead
-    from recapp.distributed.place import outside_rank
+    from recapp.processes.rank_environment import outside_rank
     from recapp.reporting.performance import PREDICTED_FILE, read_document, read_performance
 
     told = settings_for(settings, settings["path"])
     with TemporaryDirectory(prefix="recapp_calibrate_") as folder:
-        rows = run_on_ranks(told, replace(job, directory=Path(folder)), "recapp.benchmarks.worker")[
-            "rows"
-        ]
+        rows = run_on_ranks(
+            told, replace(job, directory=Path(folder)), "recapp.benchmarks.bench_worker"
+        )["rows"]
         if outside_rank() is None:  # ranks that others have started train once
             run = Path(folder) / "run"
             run.mkdir()
@@ -363,7 +363,7 @@ def calibrate(settings: Settings, job: Job) -> None:
 
 def _short_run(settings: Settings, hardware: str, data: Path) -> Settings:
     """Of recapp.train on data made for it, to be priced with a hardware file: the settings."""
-    from recapp.settings import compose, to_plain
+    from recapp.app.compose import compose, to_plain
 
     ranks = rank_count(settings["trainer"]["devices"], settings["trainer"]["accelerator"])
     asked = {
@@ -400,7 +400,7 @@ def _short_run(settings: Settings, hardware: str, data: Path) -> Settings:
 
 def scale(settings: Settings, job: Job) -> None:
     """Step time, memory and bytes as ranks grow."""
-    from recapp import build
+    from recapp.app import build
     from recapp.planner.check import compared_by_ranks
     from recapp.planner.constraints import MODES
     from recapp.planner.hardware import default_hardware

@@ -8,7 +8,7 @@ measured, no rank is started, and the page needs neither network nor script.
 """
 
 if __name__ == "__main__":
-    from recapp.distributed.stopping import end_on_signals
+    from recapp.processes.stopping import end_on_signals
 
     end_on_signals()  # what follows takes its time to import
 
@@ -19,10 +19,16 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from recapp import console
-from recapp.commands import Job, run
-from recapp.distributed.rank_process import leave
+from recapp.app.command import Job, run
+from recapp.app.compose import (
+    choices,
+    compose,
+    overrides_that_choose,
+    to_plain,
+    with_absolute_paths,
+)
 from recapp.errors import ConfigError
-from recapp.settings import choices, compose, overrides_that_choose, to_plain, with_absolute_paths
+from recapp.processes.rank_process import leave
 
 COLUMNS = (console.Column("what", "what"), console.Column("file", "file"))
 

@@ -11,7 +11,7 @@ body in place.
 """
 
 if __name__ == "__main__":
-    from recapp.distributed.stopping import end_on_signals
+    from recapp.processes.stopping import end_on_signals
 
     end_on_signals()  # what follows takes its time to import
 
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.check_data import as_trained, check_data
-from recapp.check_settings import check_share
-from recapp.commands import Job, run, run_on_ranks
-from recapp.distributed.place import outside_rank
-from recapp.distributed.rank_process import leave
+from recapp.app.check_data import as_trained, check_data
+from recapp.app.command import Job, run, run_on_ranks
+from recapp.app.compose import compose_over, with_absolute_paths
+from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_process import leave
 from recapp.reporting import comparison
-from recapp.settings import compose_over, with_absolute_paths
+from recapp.settings.check_settings import check_share
 
 LENGTH = ("max_epochs", "max_steps")
 # whoever stops a sweep does not wait for its report: python -m recapp.report makes it

@@ -18,11 +18,11 @@ from statistics import mean
 from typing import Any
 
 from recapp.console import note, print_table, short_path
-from recapp.distributed.interpreter import keep_what_is_loaded, loading
-from recapp.distributed.place import place_of
-from recapp.distributed.rank_process import rank_main
-from recapp.distributed.stopping import Stopped, disregard_signals
 from recapp.errors import TrainingError
+from recapp.processes.rank_environment import place_of
+from recapp.processes.rank_process import rank_main
+from recapp.processes.startup_and_exit import keep_what_is_loaded, loading
+from recapp.processes.stopping import Stopped, disregard_signals
 from recapp.reporting.record import keep_settings, write_metrics
 
 SPLITS = {"val": "validation", "test": "test"}
@@ -45,9 +45,9 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     with loading():
         import torch
 
-        from recapp import build_trainer  # noqa: F401  (what the rest needs)
-        from recapp.distributed.comm import leave_process_group, wait_for_all
-        from recapp.distributed.resources import keep_freed_memory
+        from recapp.app import build_trainer  # noqa: F401  (what the rest needs)
+        from recapp.processes.process_memory import keep_freed_memory
+        from recapp.transport.communicator import leave_process_group, wait_for_all
 
         _quiet(profiles="profiler" in settings["trainer"])
     keep_what_is_loaded()
@@ -99,11 +99,11 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     """Train; on rank 0 what goes into `metrics.json`, elsewhere nothing. And the signal that has
     ended it before its time.
     """
-    from recapp import build, build_trainer
+    from recapp.app import build, build_trainer
     from recapp.trainer import callbacks as own
     from recapp.trainer.ending import EndTogether
     from recapp.trainer.keep_last import KeepLast
-    from recapp.trainer.performance import RecordPerformance
+    from recapp.trainer.performance_recorder import RecordPerformance
     from recapp.trainer.progress import MovingLine, PlainLines, TellFall, TellStop
 
     if setting := exhausted(settings):
@@ -191,7 +191,7 @@ def _changes(settings: dict[str, Any]) -> list[Any]:
 
 def _predict(settings: dict[str, Any], strategy: Any, val_rows: int, job_dir: Path) -> None:
     """Leave beside what was measured what the planner expects of this plan; on rank 0."""
-    from recapp.planning import predicted
+    from recapp.app.planning_problem import predicted
     from recapp.reporting.performance import write_predicted
 
     if strategy.planned_for is not None and strategy.collections():
@@ -216,7 +216,7 @@ def exhausted(settings: dict[str, Any]) -> str | None:
     """The setting that has been reached by the checkpoint to go on from; None where there is
     something to train.
     """
-    from recapp.build_trainer import length
+    from recapp.app.build_trainer import length
     from recapp.checkpoints.directory import read_manifest
 
     if not settings["ckpt_path"]:
@@ -259,7 +259,7 @@ def _as_it_was(settings: dict[str, Any], reached: str) -> dict[str, Any]:
 
 def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
     """Measure a checkpoint; on rank 0 what goes into `metrics.json`, elsewhere nothing."""
-    from recapp import build, build_trainer
+    from recapp.app import build, build_trainer
     from recapp.trainer.progress import MovingLine
 
     strategy = build.build_strategy(settings, training=False)
@@ -323,9 +323,9 @@ def _measured(
     """The validation metrics of the checkpoint that is named, and what the steps cost over all
     ranks.
     """
-    from recapp.build import hidden_model_auc
+    from recapp.app.build import hidden_model_auc
     from recapp.checkpoints.directory import read_manifest
-    from recapp.planner.memory import bytes_per_rank
+    from recapp.planner.rank_memory import bytes_per_rank
     from recapp.reporting.about import about
     from recapp.trainer.progress import steps_planned
 

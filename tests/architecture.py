@@ -8,23 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-COMMANDS = "train, eval, worker, plan, data, checkpoint, bench, report, replay, export, predict"
+COMMANDS = "train, eval, worker, plan, bench, report"
 
 LAYERS = f"""
 {COMMANDS}
-commands
-command_line, sweep_values
+app
 settings
-check_data
-help_text
-check_settings, groups, primaries, values
-build_trainer
-build
-planning
 benchmarks
-trainer | inference
-checkpoints
-distributed
+trainer
+engine | checkpoints
+transport
+processes
 planner | reporting
 models | dataset | metrics
 sharding
@@ -32,32 +26,25 @@ optim
 kernels | tables
 sparse
 console
-option_files | trust
 errors
 """
 """High to low; one imports only what is lower, or itself. Names between commas see each other,
 names between bars do not.
 """
 
-HYDRA_HOMES = (
-    *COMMANDS.split(", "),
-    "commands",
-    "command_line",
-    "sweep_values",
-    "settings",
-    "build",
-    "build_trainer",
-)
+HYDRA_HOMES = ("app", *COMMANDS.split(", "))
 
 THIRD_PARTIES = {
-    "hydra": HYDRA_HOMES,
+    "hydra": ("app",),
     "omegaconf": HYDRA_HOMES,
     "pyarrow": ("dataset",),
-    "lightning": ("trainer", *HYDRA_HOMES),
+    "lightning": ("trainer", "app", *COMMANDS.split(", ")),
     "torch.distributed": (
-        "distributed",
+        "transport",
+        "processes",
+        "engine.shard_model",
         "trainer.strategy",
-        "planner.planner",
+        "planner.embedding_planner",
         "benchmarks.ranks",
         "benchmarks.torchrec_worker",
     ),

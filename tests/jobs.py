@@ -181,17 +181,17 @@ def resolved(name, overrides, folders=()):
 
     from omegaconf import OmegaConf
 
-    from recapp import settings
-    from recapp.check_settings import checked
-    from recapp.commands import Job
+    from recapp.app import compose
+    from recapp.app.command import Job
+    from recapp.settings.check_settings import checked
 
     overrides = [str(override) for override in overrides]
-    composed = settings.compose(
-        name, [*settings.stored_choices(name, overrides, folders), *overrides], folders
+    composed = compose.compose(
+        name, [*compose.stored_choices(name, overrides, folders), *overrides], folders
     )
-    choices = settings.choices(composed.hydra)
+    choices = compose.choices(composed.hydra)
     config = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
-    plain = settings.to_plain(config, whole=not settings.names_checkpoint(config))
+    plain = compose.to_plain(config, whole=not compose.names_checkpoint(config))
     plain = checked(plain, name, overrides)
     job = Job(Path(), tuple(overrides), choices, folders=folders)
     return import_module(f"recapp.{name}").settings_of({**plain, "choices": choices}, job)
@@ -203,7 +203,7 @@ def _serve(rank, python_path, pipe):
     import torch
 
     from recapp import worker
-    from recapp.distributed.comm import leave_process_group
+    from recapp.transport.communicator import leave_process_group
 
     torch.set_num_threads(1)
     while (job := pipe.recv()) is not None:

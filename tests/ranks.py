@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 
 SIZE = 4
 TIMEOUT_S = 120
-IMPORTED = ["torch", "lightning.pytorch", "recapp.worker", "recapp.distributed.embedding_bag"]
+IMPORTED = ["torch", "lightning.pytorch", "recapp.worker", "recapp.engine.sharded_embedding_bag"]
 PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 
@@ -34,10 +34,10 @@ def context():
 
 def _use_kernels(name):
     """What `auto` means in this process."""
-    from recapp.distributed import embedding_bag
+    from recapp.engine import sharded_embedding_bag
 
-    choose = embedding_bag.choose_backend
-    embedding_bag.choose_backend = lambda asked, device: choose(
+    choose = sharded_embedding_bag.choose_backend
+    sharded_embedding_bag.choose_backend = lambda asked, device: choose(
         name if asked == "auto" else asked, device
     )
 
@@ -48,7 +48,7 @@ def _serve(rank, path, python_path, kernels, pipe):
     import torch
     import torch.distributed as dist
 
-    from recapp.distributed.comm import Comm
+    from recapp.transport.communicator import Comm
 
     torch.set_num_threads(1)
     _use_kernels(kernels)

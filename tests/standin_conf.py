@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recapp.groups import ABSENT
-from recapp.primaries import Command
+from recapp.settings.groups import ABSENT
+from recapp.settings.primaries import Command
 
 REAL = Path(__file__).resolve().parents[1] / "conf"
 

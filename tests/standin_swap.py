@@ -5,14 +5,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from recapp.distributed.rank_process import rank_main
+from recapp.processes.rank_process import rank_main
 
 
 def run(config: dict[str, Any], directory: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    from recapp.distributed.transport import make_comm
+    from recapp.transport.choose_transport import make_comm
 
     dist.init_process_group("gloo")
     comm = make_comm(transport="shared_memory")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import standin_conf
 
-from recapp import option_files, primaries, train
+from recapp import train
+from recapp.settings import option_files, primaries
 
 primaries.COMMANDS.update(standin_conf.COMMANDS)
 option_files.conf_dir = lambda: Path(os.environ["STANDIN_CONF"])

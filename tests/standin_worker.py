@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recapp.distributed.rank_process import rank_main
 from recapp.errors import DataError
+from recapp.processes.rank_process import rank_main
 
 FOREVER_SECONDS = 120
 

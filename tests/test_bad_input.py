@@ -20,9 +20,9 @@ from recapp import eval as evaluation
 from recapp import train
 from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.synthetic import write_criteo
-from recapp.distributed import launch as launching
 from recapp.errors import PlanError, suggest
-from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
+from recapp.processes import launch as launching
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics_cache import FILE as STATISTICS
 
@@ -454,7 +454,7 @@ def test_the_command_line_is_refused_before_any_rank_is_started(
     say, tmp_path, monkeypatch, arguments, says
 ):
     monkeypatch.setattr(
-        "recapp.commands.launch", lambda *_, port, **__: launching._refuse_taken_port(port)
+        "recapp.app.command.launch", lambda *_, port, **__: launching._refuse_taken_port(port)
     )
     assert says.replace("{here}", str(tmp_path)) in say(*arguments)
 
@@ -473,7 +473,7 @@ def test_validation_files_are_looked_for_before_any_rank_is_started(say, place):
 
 def test_far_more_ranks_than_cores_deserve_a_word(place, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("recapp.commands.launch", lambda *_, **__: None)
+    monkeypatch.setattr("recapp.app.command.launch", lambda *_, **__: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     for ranks, told in ((8, 0), (9, 1)):
         train.main(

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from jobs import resolved
 
-from recapp.check_data import as_trained, check_data
+from recapp.app.check_data import as_trained, check_data
+from recapp.app.compose import with_absolute_paths
 from recapp.checkpoints.manifest import Manifest
 from recapp.checkpoints.rectangles import Stored
 from recapp.errors import CheckpointError, ConfigError, DataError
-from recapp.settings import with_absolute_paths
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import standin_conf
 
-from recapp import commands, option_files, primaries, settings
+from recapp.app import command, compose
 from recapp.errors import ConfigError, DataError
+from recapp.settings import option_files, primaries
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -45,7 +46,7 @@ class Calls(list):
 
 def run(*argv, name="train", **options):
     calls = Calls()
-    return commands.run(name, calls, argv=argv, **options), calls
+    return command.run(name, calls, argv=argv, **options), calls
 
 
 def files_in(folder: Path) -> list[str]:
@@ -216,7 +217,7 @@ def test_ctrl_c_ends_a_sweep_at_once_and_without_a_traceback(capsys):
     def interrupted(config, job):
         raise KeyboardInterrupt
 
-    assert commands.run("train", interrupted, argv=["-m", "seed=1,2"]) == 130
+    assert command.run("train", interrupted, argv=["-m", "seed=1,2"]) == 130
     assert capsys.readouterr().err.splitlines()[-2:] == ["job 0: seed=1", "interrupted"]
 
 
@@ -225,7 +226,7 @@ def test_what_follows_a_job_follows_an_interrupted_one_too(place):
         raise KeyboardInterrupt
 
     seen = []
-    commands.run(
+    command.run(
         "train", interrupted, after=seen.append, argv=["-m", "seed=1,2", "hydra.sweep.dir=sweep"]
     )
     assert [job.number for job in seen] == [0]
@@ -294,11 +295,11 @@ def stored():
 
 
 def test_without_overrides_the_checkpoints_settings_stay_as_they_are(stored):
-    assert settings.compose_over(stored, "train", []) == stored | {"format": "text"}
+    assert compose.compose_over(stored, "train", []) == stored | {"format": "text"}
 
 
 def test_one_setting_on_the_command_line_replaces_that_setting(stored):
-    got = settings.compose_over(
+    got = compose.compose_over(
         stored, "train", ["trainer.max_epochs=2", "model.depth=6", "+plan.tables.C2=table_wise"]
     )
     assert got["trainer"] == stored["trainer"] | {"max_epochs": 2}
@@ -310,7 +311,7 @@ def test_one_setting_on_the_command_line_replaces_that_setting(stored):
 def test_a_group_on_the_command_line_replaces_the_whole_group_and_what_it_refers_to_is_stored(
     stored,
 ):
-    got = settings.compose_over(stored, "train", ["model=deep", "+plan=row_wise"])
+    got = compose.compose_over(stored, "train", ["model=deep", "+plan=row_wise"])
     assert got["model"] == {"ranks": ["fine", "fine"], "depth": 2, "seed_of_model": 4}
     assert got["plan"] == {"name": "row_wise", "tables": {}}
     assert got["choices"] == stored["choices"] | {"plan": "row_wise"}
@@ -318,19 +319,19 @@ def test_a_group_on_the_command_line_replaces_the_whole_group_and_what_it_refers
 
 
 def test_a_default_said_on_the_command_line_replaces_too(stored):
-    assert settings.compose_over(stored, "train", ["seed=1"])["seed"] == 1
+    assert compose.compose_over(stored, "train", ["seed=1"])["seed"] == 1
 
 
 def test_an_experiment_replaces_what_it_lists(stored):
     stored["model"] = {"ranks": []}
-    got = settings.compose_over(stored, "train", ["experiment=wide", "trainer.max_steps=9"])
+    got = compose.compose_over(stored, "train", ["experiment=wide", "trainer.max_steps=9"])
     assert got["seed"] == 7 and got["model"]["depth"] == 2
     assert got["trainer"] == stored["trainer"] | {"max_steps": 9}
     assert got["plan"] == stored["plan"]
 
 
 def test_what_another_command_has_and_the_checkpoint_has_not_is_added(stored):
-    got = settings.compose_over(stored, "show", ["subject=me"])
+    got = compose.compose_over(stored, "show", ["subject=me"])
     assert got["subject"] == "me" and got["model"] == stored["model"] and got["seed"] == 4
 
 
@@ -345,7 +346,7 @@ def test_what_another_command_has_and_the_checkpoint_has_not_is_added(stored):
 )
 def test_a_wrong_override_of_a_checkpoint_is_one_line(stored, override, said):
     with pytest.raises(ConfigError, match=said.replace("?", r"\?")) as raised:
-        settings.compose_over(stored, "train", [override])
+        compose.compose_over(stored, "train", [override])
     assert len(str(raised.value).splitlines()) == 1
 
 
@@ -356,7 +357,7 @@ def test_settings_of_a_checkpoints_group_can_be_said_though_the_default_group_la
     (place / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
     code, [(_, job)] = run("ckpt_path=last.ckpt", "model.depth=6")
     assert code == 0 and job.overrides == ("ckpt_path=last.ckpt", "model.depth=6")
-    got = settings.compose_over(stored, "train", job.overrides)
+    got = compose.compose_over(stored, "train", job.overrides)
     assert got["model"]["depth"] == 6 and got["plan"] == stored["plan"]
     assert run("model.depth=6") == (1, [])
 
@@ -368,14 +369,14 @@ def test_paths_become_absolute_globs_and_lists_included(place, monkeypatch):
         "seed": 1,
         "dataset": {"path": ["x", "y/*.parquet"], "val_path": "~/v", "test_path": None},
     }
-    got = settings.with_absolute_paths(config)
+    got = compose.with_absolute_paths(config)
     assert got["ckpt_path"] == f"{place}/a/b.ckpt"
     assert got["dataset"] == {
         "path": [f"{place}/x", f"{place}/y/*.parquet"],
         "val_path": "/home/me/v",
         "test_path": None,
     }
-    assert config["ckpt_path"] == "a/b.ckpt" and settings.with_absolute_paths(got) == got
+    assert config["ckpt_path"] == "a/b.ckpt" and compose.with_absolute_paths(got) == got
 
 
 # ---- where the configuration is, and that it is answered without torch
@@ -385,7 +386,7 @@ def test_the_configuration_is_found_beside_the_package_or_inside_it(tmp_path, mo
     monkeypatch.undo()
     assert option_files.conf_dir() == REPOSITORY / "conf"
     (tmp_path / "recapp/conf").mkdir(parents=True)
-    monkeypatch.setattr(option_files, "__file__", str(tmp_path / "recapp/option_files.py"))
+    monkeypatch.setattr(option_files, "__file__", str(tmp_path / "recapp/settings/option_files.py"))
     assert option_files.conf_dir() == tmp_path / "recapp/conf"
 
 
@@ -515,5 +516,5 @@ def test_a_checkpoint_of_a_model_of_ones_own_takes_its_settings_and_experiments(
         "--config-dir", "../own", "ckpt_path=last.ckpt", "model.depth=6", "experiment=mine"
     )
     assert code == 0
-    got = settings.compose_over(stored, "train", job.overrides, job.folders)
+    got = compose.compose_over(stored, "train", job.overrides, job.folders)
     assert got["model"]["depth"] == 6 and got["seed"] == 11

@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from readme import commands, fenced
 
 from recapp import plan
-from recapp.check_settings import checked
+from recapp.app.compose import compose, to_plain
 from recapp.planner.explain import analyze_plan
 from recapp.planner.hardware import read_hardware
 from recapp.reporting.performance import write_performance, write_predicted
-from recapp.settings import compose, to_plain
+from recapp.settings.check_settings import checked
 from recapp.sharding.plan_file import read_plan
 
 IN_README = [

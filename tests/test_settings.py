@@ -10,17 +10,17 @@ from hypothesis import given, settings, strategies
 from omegaconf import OmegaConf
 
 from recapp import train
-from recapp.check_settings import checked, known_part, names_of
-from recapp.commands import run
+from recapp.app.command import run
+from recapp.app.compose import compose, to_plain
 from recapp.errors import ConfigError
-from recapp.groups import ListedTable, Metric, ShardingType, Trainer
-from recapp.help_text import comments_of
 from recapp.metrics import click_metrics
-from recapp.primaries import COMMANDS
-from recapp.settings import compose, to_plain
+from recapp.settings.check_settings import checked, known_part, names_of
+from recapp.settings.groups import ListedTable, Metric, ShardingType, Trainer
+from recapp.settings.help_text import comments_of
+from recapp.settings.primaries import COMMANDS
+from recapp.settings.values import Within, read
 from recapp.sharding.tilings import ShardingType as Tilings
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.values import Within, read
 
 CONF = Path(__file__).parents[1] / "conf"
 MAPPINGS = ("topology.hardware", "bench.plans", "dataset.table_dims", "plan.tables")
@@ -134,7 +134,7 @@ def line(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("recapp.train.check_data", lambda settings: None)
     monkeypatch.setattr(
-        "recapp.commands.launch", lambda *_, **__: pytest.fail("ranks were started")
+        "recapp.app.command.launch", lambda *_, **__: pytest.fail("ranks were started")
     )
 
     def say(*arguments):
@@ -285,7 +285,7 @@ def settings_of_train():
     """(dotted name, annotation) of every setting that a misspelling or a wrong value can be made
     of.
     """
-    from recapp.check_settings import _fields, _parts
+    from recapp.settings.check_settings import _fields, _parts
 
     def walk(kind, prefix):
         for key, (annotation, _) in _fields(kind).items():
@@ -351,9 +351,11 @@ def _refused_at_random(tmp_path, examples):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         patch.setattr("recapp.train.check_data", lambda settings: None)
-        patch.setattr("recapp.commands.launch", lambda *_, **__: pytest.fail("ranks were started"))
+        patch.setattr(
+            "recapp.app.command.launch", lambda *_, **__: pytest.fail("ranks were started")
+        )
         said = []
-        patch.setattr("recapp.commands.note", said.append)
+        patch.setattr("recapp.app.command.note", said.append)
 
         @settings(max_examples=examples, deadline=None, database=None)
         @given(mistakes())

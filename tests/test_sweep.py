@@ -16,9 +16,10 @@ import pytest
 import standin_conf
 import yaml
 
-from recapp import option_files, primaries, train
+from recapp import train
 from recapp.console import print_table
 from recapp.reporting import comparison
+from recapp.settings import option_files, primaries
 
 TESTS = Path(__file__).resolve().parent
 MEASURED = {

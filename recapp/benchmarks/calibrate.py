@@ -38,9 +38,6 @@ from recapp.benchmarks.link_costs import SIZES, Found, Kind, measure_link, measu
 from recapp.benchmarks.models import DENSE, NamedModel
 from recapp.benchmarks.session import Session
 from recapp.console import progress
-from recapp.distributed.comm import Comm
-from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
-from recapp.distributed.transport import check_transport
 from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import BACKENDS, SETTING
 from recapp.kernels.backend import backend as make_backend
@@ -56,9 +53,12 @@ from recapp.planner.hardware import (
     write_hardware,
 )
 from recapp.planner.topology import hosts_in_blocks
+from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.transport.choose_transport import check_transport
+from recapp.transport.communicator import Comm
 
 PATH = "hardware.yaml"  # where nothing is said
 ROUNDS = 5
@@ -81,8 +81,8 @@ def settings_for(config: Mapping[str, Any], path: str | None = None) -> dict[str
         path: of the hardware file; None: `hardware.yaml` here.
 
     Returns:
-        What `recapp.commands.run_on_ranks` gives to the ranks of `recapp.benchmarks.worker`; its
-        rows are then in `metrics.json`.
+        What `recapp.app.command.run_on_ranks` gives to the ranks of
+        `recapp.benchmarks.bench_worker`; its rows are then in `metrics.json`.
 
     Raises:
         ConfigError: the file cannot be there, or the transport or backend is none.

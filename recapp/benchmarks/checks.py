@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from recapp.benchmarks.engine import check_backend, check_names, check_transports
 from recapp.benchmarks.models import MODELS
 from recapp.benchmarks.rivals import check_python
+from recapp.benchmarks.setup import check_backend, check_names, check_transports
 from recapp.benchmarks.workloads import WORKLOADS
 from recapp.errors import ConfigError
 

@@ -16,21 +16,21 @@ from typing import Any
 
 import torch
 
-from recapp.benchmarks.engine import make_plan
 from recapp.benchmarks.models import MODELS, NamedModel
 from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.rivals import Absent
 from recapp.benchmarks.session import Session
+from recapp.benchmarks.setup import make_plan
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
-from recapp.benchmarks.train import InMemory, TrainingStep
+from recapp.benchmarks.whole_step import InMemory, TrainingStep
+from recapp.dataset.reader_stages import arrow_chunks, decoded_chunks, parquet_bytes
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.source import Source, open_source
-from recapp.dataset.stages import arrow_chunks, decoded_chunks, parquet_bytes
 from recapp.dataset.stream import BatchStream, make_loader
-from recapp.distributed.comm import Comm
 from recapp.errors import ConfigError
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig, IdRule
+from recapp.transport.communicator import Comm
 
 MOST_ROWS = 100_000  # that a pass of a reader's stage takes: enough for a rate
 # in memory, taken in turn; the rows of a few would stay in the caches, and reading seem to cost

@@ -28,17 +28,17 @@ from typing import Any
 
 import torch
 
-from recapp.benchmarks.engine import rule
 from recapp.benchmarks.fit import fit, typical
+from recapp.benchmarks.setup import rule
 from recapp.benchmarks.workloads import Workload
-from recapp.distributed.comm import Comm, Span
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.distributed.requests import Requests
+from recapp.engine.requests import Requests
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.planner.hardware import KERNELS, WITHOUT_BYTES, Work
-from recapp.planner.rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.topology import Topology
 from recapp.reporting.phases import PhaseClock
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.transport.communicator import Comm, Span
 
 PARTS = {"route": ("route", "counts"), "link": ("place", "link")} | {
     kernel: (kernel,) for kernel in KERNELS[2:]

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.benchmarks.engine import make_collection, make_plan
 from recapp.benchmarks.rivals import rivals
 from recapp.benchmarks.session import Session
+from recapp.benchmarks.setup import make_collection, make_plan
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.workloads import WORKLOADS, Workload
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 CACHE_LINE = 64

@@ -19,7 +19,7 @@ import torch
 from recapp.benchmarks.fit import fit, typical
 from recapp.benchmarks.kernel_costs import synchroniser
 from recapp.benchmarks.ranks import first_ranks, reducer
-from recapp.distributed.comm import Comm
+from recapp.transport.communicator import Comm
 
 # bytes; of an all-to-all between two ranks, of an all-reduce in all
 SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from recapp.distributed.comm import Comm
-from recapp.distributed.dense_gradients import AverageOverRanks
-from recapp.distributed.transport import make_comm
+from recapp.transport.choose_transport import make_comm
+from recapp.transport.communicator import Comm
+from recapp.transport.dense_gradients import AverageOverRanks
 
 
 def join() -> Comm:

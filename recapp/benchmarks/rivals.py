@@ -25,8 +25,8 @@ from typing import Any
 
 from recapp.benchmarks.timing import Times
 from recapp.console import note
-from recapp.distributed.comm import Comm
 from recapp.errors import ConfigError, LaunchError
+from recapp.transport.communicator import Comm
 
 WORKER = Path(__file__).with_name("torchrec_worker.py")
 TUNED = {

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from recapp.benchmarks.engine import EPS, LEARNING_RATE
+from recapp.benchmarks.setup import EPS, LEARNING_RATE
 from recapp.benchmarks.timing import Contender, Measured, interleave
 from recapp.benchmarks.workloads import Workload
 from recapp.console import note, progress
-from recapp.distributed.comm import Comm
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.transport.communicator import Comm
 
 ROWS_FILE = "rows.json"  # in the run's directory: what has been measured so far
 

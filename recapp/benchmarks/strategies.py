@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import torch
 
-from recapp.benchmarks.engine import make_collection, make_plan
+from recapp.benchmarks.embedding_step import EmbeddingStep
 from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.resident import forget_peak, peak_bytes, resident_bytes
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.step import EmbeddingStep
+from recapp.benchmarks.setup import make_collection, make_plan
 from recapp.benchmarks.timing import Times, spread, time_steps
 from recapp.benchmarks.workloads import Workload
-from recapp.distributed.comm import Comm
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.transport.communicator import Comm
 
 MEMORY_STEPS = 3
 FORWARD = "forward"

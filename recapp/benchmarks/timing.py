@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from recapp.distributed.comm import Comm
+from recapp.transport.communicator import Comm
 
 # of a round
 LEAST_STEPS = 2

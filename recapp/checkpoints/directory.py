@@ -49,9 +49,9 @@ from recapp.checkpoints.snapshot import (
     open_together,
     refuse_together,
 )
-from recapp.distributed.comm import Comm
 from recapp.errors import CheckpointError, RankError, suggest
 from recapp.sharding.layout import Block
+from recapp.transport.communicator import Comm
 
 T = TypeVar("T")
 

@@ -25,12 +25,12 @@ from typing import Any
 from torch import Tensor
 
 from recapp import console
-from recapp.checkpoints.plain import plain
+from recapp.checkpoints.plain_types import plain
 from recapp.checkpoints.rectangles import Stored
-from recapp.distributed.place import outside_rank
-from recapp.distributed.rank_process import PARENT_PID
 from recapp.errors import CheckpointError, PlanError
-from recapp.sharding.plan import ShardingPlan
+from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_process import PARENT_PID
+from recapp.sharding.sharding_plan import ShardingPlan
 
 VERSION = 2  # of the format; a reader refuses a later one
 LAST_WITHOUT_CHECKSUM = 1
@@ -78,7 +78,8 @@ class Manifest:
         """The settings of the run that wrote it: plain data, in which nothing may be called
         unjudged.
 
-        `recapp.settings.compose_over` and `recapp.trust.refuse_untrusted` judge them.
+        `recapp.app.compose.compose_over` and `recapp.checkpoints.trust.refuse_untrusted` judge
+        them.
 
         Raises:
             CheckpointError: it was written by a script that stored none, or they are no settings.

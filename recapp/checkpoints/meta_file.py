@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from recapp.checkpoints.plain import plain
+from recapp.checkpoints.plain_types import plain
 from recapp.errors import CheckpointError
 
 _DTYPES = {str(v).removeprefix("torch.") for v in vars(torch).values() if type(v) is torch.dtype}

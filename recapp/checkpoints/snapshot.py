@@ -21,9 +21,9 @@ from recapp.checkpoints.manifest import META, Manifest, from_json
 from recapp.checkpoints.meta_file import crc32_of, read_meta
 from recapp.checkpoints.names import MANIFEST, settled
 from recapp.checkpoints.rectangles import check_tiling
-from recapp.distributed.comm import Comm
 from recapp.errors import CheckpointError, RankError
 from recapp.sharding.layout import Block
+from recapp.transport.communicator import Comm
 
 MANIFEST_BYTES = (
     2**30

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from recapp.dataset.reader_stages import decoded_chunks
 from recapp.dataset.schema import Schema
 from recapp.dataset.source import Source
-from recapp.dataset.stages import decoded_chunks
 from recapp.sparse.batch import MISSING
 
 COUNTED_ROWS = 65_536

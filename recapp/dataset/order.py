@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from recapp.dataset.draws import hashes
+from recapp.dataset.counter_random import hashes
 from recapp.errors import ConfigError
 
 DEFAULT_SHUFFLE_ROWS = 4096

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from recapp.dataset.arrow_types import id_type, is_id, is_number, is_text, value_type
-from recapp.dataset.shapes import SAMPLE_SIZES
+from recapp.dataset.column_shapes import SAMPLE_SIZES
 from recapp.errors import CheckpointError, ConfigError, DataError, suggest
 
 Naming = tuple[str, ...]

@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recapp.dataset.hidden import HiddenModel, Score
-from recapp.dataset.shapes import CRITEO_SIZES, Shape, criteo_shape, sample_shape
+from recapp.dataset.click_model import HiddenModel, Score
+from recapp.dataset.column_shapes import CRITEO_SIZES, Shape, criteo_shape, sample_shape
 from recapp.errors import ConfigError, DataError, suggest
 
 MANIFEST = "_generated.json"

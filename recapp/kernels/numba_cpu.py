@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.kernels import numba_distinct as distinct
 from recapp.kernels import numba_integers as integers
-from recapp.kernels import numba_strips as strips
-from recapp.kernels import numba_threads as shares
+from recapp.kernels import numba_partition as shares
+from recapp.kernels import numba_row_statistics as strips
+from recapp.kernels import numba_unique as distinct
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import (
     CACHE_LINE_BYTES,

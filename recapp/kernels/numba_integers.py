@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from recapp.kernels.numba_disk import compiled
+from recapp.kernels.numba_cache import compiled
 from recapp.kernels.simd import get, put
 
 jit = compiled()

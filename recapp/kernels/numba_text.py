@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recapp.kernels.numba_disk import compiled
+from recapp.kernels.numba_cache import compiled
 
 jit = compiled()
 MISSING = np.int64(

@@ -14,7 +14,7 @@ from typing import Any
 from numba import prange
 from numba.extending import register_jitable
 
-from recapp.kernels.numba_disk import compiled, part
+from recapp.kernels.numba_cache import compiled, part
 from recapp.kernels.simd import (
     cast,
     fence,

@@ -38,7 +38,7 @@ def told(speaks: bool) -> Iterator[None]:
     if not speaks:
         yield
         return
-    from recapp.kernels.numba_disk import heard_compilations
+    from recapp.kernels.numba_cache import heard_compilations
 
     began: list[float] = []
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recapp.planner.board import Board
 from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.cost import PHASES, Floats, Setting, fixed_of
 from recapp.planner.options import option_of, options_of, phases_of
+from recapp.planner.placement import Board
 from recapp.planner.units import Catalogue, Choice, Unit
-from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 
 SMALL = 0.001  # of the step: a phase that differs by less is not worth naming

@@ -16,7 +16,7 @@ import numpy as np
 
 from recapp.planner.cost import ID_BYTES, NUMBER_BYTES, Floats, Setting, by_rank
 from recapp.planner.pricing import work_of
-from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 
 BUFFER_SLACK = 1.2  # buffers grow by more than is asked, so as not to grow again

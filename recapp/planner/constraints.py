@@ -9,7 +9,7 @@ from typing import Any
 
 from recapp.errors import PlanError, suggest
 from recapp.planner.topology import Topology
-from recapp.sharding.plan import Mode
+from recapp.sharding.sharding_plan import Mode
 from recapp.sharding.tilings import ShardingType
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics

@@ -27,7 +27,7 @@ from torch import nn
 from recapp.optim.rules import RowRule
 from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
-from recapp.sharding.plan import Mode
+from recapp.sharding.sharding_plan import Mode
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics, default_statistics
 

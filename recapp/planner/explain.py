@@ -9,11 +9,11 @@ from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.alternatives import RunnerUp, runner_ups
 from recapp.planner.buffers import buffer_bytes
 from recapp.planner.cost import PHASES, PlanCost, Setting, cost_of
-from recapp.planner.memory import bytes_per_rank
 from recapp.planner.options import Option, option_of, own_seconds, phases_of
 from recapp.planner.pricing import plan_cost
+from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.topology import Topology
-from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 

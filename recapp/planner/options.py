@@ -29,7 +29,7 @@ from recapp.planner.cost import (
 )
 from recapp.planner.pricing import Cut, Ints, Prices, cut_of, price_all, work_of
 from recapp.planner.topology import Topology
-from recapp.sharding.plan import Mode, Shard, TableSharding
+from recapp.sharding.sharding_plan import Mode, Shard, TableSharding
 from recapp.sharding.tilings import COLUMN_WIDTH, ShardingType, cut, strips
 from recapp.tables.config import DataType, EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics, default_statistics

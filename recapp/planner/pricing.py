@@ -31,7 +31,7 @@ from recapp.planner.cost import (
     Work,
     cost_of,
 )
-from recapp.sharding.plan import Mode, Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
 Ints = npt.NDArray[np.int64]

@@ -16,8 +16,8 @@ from recapp.errors import PlanError
 from recapp.optim.rules import RowRule
 from recapp.planner.constraints import MODES, ParameterConstraints
 from recapp.planner.cost import ID_BYTES, Dense, Setting
+from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.hardware import Hardware
-from recapp.planner.planner import plan_tables
 from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig, IdRule
 from recapp.tables.statistics import default_statistics

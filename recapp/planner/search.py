@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from recapp.planner.board import WORTH, Board
 from recapp.planner.bounds import Bound
 from recapp.planner.cost import Floats
+from recapp.planner.placement import WORTH, Board
 from recapp.planner.units import Assignment, Catalogue, Kind
 
 EXACT_COMBINATIONS = 5_000  # of options and places of all tables: tried one by one, about a second

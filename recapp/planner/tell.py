@@ -10,7 +10,7 @@ from typing import Any
 
 from recapp.console import Column, print_table, readable
 from recapp.planner.cost import PHASES
-from recapp.planner.memory import human
+from recapp.planner.rank_memory import human
 from recapp.planner.types import TYPES
 
 # of the longest bar

@@ -47,7 +47,7 @@ from typing import Any, NoReturn
 
 from recapp.errors import PlanError, suggest
 from recapp.sharding.hugectr_matrix import MATRIX, plan_from_matrix, table_sharding
-from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.tilings import cut
 from recapp.tables.config import EmbeddingBagConfig
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from recapp.errors import PlanError, suggest
-from recapp.sharding.plan import Mode, Shard, TableSharding
+from recapp.sharding.sharding_plan import Mode, Shard, TableSharding
 from recapp.sharding.tilings import cut
 from recapp.tables.config import EmbeddingBagConfig
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from recapp.errors import PlanError
-from recapp.sharding.plan import Mode, Shard, ShardingPlan
+from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 
 
@@ -119,7 +119,8 @@ def make_layout(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> Lay
     if plan.undecided:
         open_modes = ", ".join(plan.undecided)
         raise PlanError(
-            f"the mode of {open_modes} is still open: decide_modes (recapp/planner/modes.py) "
+            f"the mode of {open_modes} is still open: decide_modes "
+            "(recapp/planner/choose_modes.py) "
             "or "
             "with_modes sets it"
         )

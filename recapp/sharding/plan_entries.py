@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, get_args
 
 from recapp.errors import ConfigError, PlanError, suggest
-from recapp.sharding.plan import Mode, PlannedFor, Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Mode, PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.sharding.tilings import ShardingType
 from recapp.tables.config import EmbeddingBagConfig
 

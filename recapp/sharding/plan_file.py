@@ -41,9 +41,9 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import PlanError, suggest
 from recapp.sharding.hugectr import is_hugectr, plan_from_hugectr
-from recapp.sharding.plan import PlannedFor, ShardingPlan, TableSharding
 from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain, shard_text
 from recapp.sharding.plan_text import read_plain
+from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
 HEADER = """\

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from recapp.errors import PlanError, suggest
-from recapp.sharding.plan import Shard, TableSharding
+from recapp.sharding.sharding_plan import Shard, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
 # columns of a strip unless set: 256 columns make four; 64 fp32 are four cache lines

@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.console import Column, columns_of, print_table, readable
-from recapp.distributed.transport import describe
 from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
 from recapp.planner.topology import hosts_in_blocks
@@ -23,6 +22,7 @@ from recapp.reporting.record import take_over
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.transport.choose_transport import describe
 
 WARM_UP_STEPS = 10  # not measured: first touches of memory, DDP's first step
 RATE_STEPS = 10  # a rate is that of so many steps

@@ -20,9 +20,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from recapp.distributed import stopping
-from recapp.distributed.stopping import Stopped
 from recapp.errors import TrainingError
+from recapp.processes import stopping
+from recapp.processes.stopping import Stopped
 from recapp.trainer.finite import LossWatch
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 

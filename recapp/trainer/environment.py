@@ -1,5 +1,5 @@
-"""Tells Lightning which rank this is, as `recapp/distributed/place.py` reads it: one answer in the
-whole product.
+"""Tells Lightning which rank this is, as `recapp/processes/rank_environment.py` reads it: one
+answer in the whole product.
 
 Lightning's own environments differ in what they accept: its SLURM refuses `srun -n 2`, installs a
 handler that requeues the job, and meets at one port for all steps of a job; ranks started by hand
@@ -8,7 +8,7 @@ are not ranks to it unless LOCAL_RANK is there.
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-from recapp.distributed.place import Place, started_outside
+from recapp.processes.rank_environment import Place, started_outside
 
 
 class RankEnvironment(ClusterEnvironment):

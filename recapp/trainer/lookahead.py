@@ -7,7 +7,7 @@
     in its backward  |   1    |   2    |   3    |      ids travel, while gradients are made and sent
     it computes      |   0    |   1    |   2    |   3  asked for everything it needs already
 
-On a GPU all that is early goes to a stream of its own (`recapp/distributed/side_stream.py`), where
+On a GPU all that is early goes to a stream of its own (`recapp/transport/side_stream.py`), where
 it runs while the step computes.
 
 Only the input exchange is early: it reads no weights, so the numbers are those of a loop that does
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.distributed.side_stream import SideStream
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.transport.side_stream import SideStream
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
 
-from recapp.distributed.shard_model import sharded_collections
+from recapp.engine.shard_model import sharded_collections
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.sparse.batch import Batch
 

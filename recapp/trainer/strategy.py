@@ -31,27 +31,24 @@ from torch.optim import Optimizer
 
 from recapp import console
 from recapp.checkpoints.directory import load_together, remove_checkpoint, write_checkpoint
-from recapp.distributed.comm import Comm
-from recapp.distributed.dense_gradients import AverageOverRanks, hook_of
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.distributed.place import place_of
-from recapp.distributed.resources import free_memory_bytes, host_id, memory_pools
-from recapp.distributed.shard_model import (
+from recapp.engine.shard_model import (
     compile_dense,
     shard_model,
     sharded_collections,
     wrap_dense,
 )
-from recapp.distributed.sharded_state import without_tables
-from recapp.distributed.stopping import saving
-from recapp.distributed.transport import make_comm
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_state import without_tables
 from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.optim.rules import RowRule
+from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.cost import Dense, dense_of
 from recapp.planner.hardware import Hardware
-from recapp.planner.modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.topology import Topology, hosts_in_blocks
-from recapp.sharding.plan import Mode, ShardingPlan
+from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
+from recapp.processes.rank_environment import place_of
+from recapp.processes.stopping import saving
+from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import embedding_tables
@@ -60,6 +57,9 @@ from recapp.trainer.datamodule import ClickData
 from recapp.trainer.environment import RankEnvironment
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.restored import check_state, state_must_fit
+from recapp.transport.choose_transport import make_comm
+from recapp.transport.communicator import Comm
+from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 
 Planner = Callable[
     [Sequence[EmbeddingBagConfig], Topology, RowRule, Mapping[str, TableStatistics], Dense],
@@ -91,7 +91,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         memory_bytes: of a rank, for tables and their optimiser; None takes what is free at start.
         reserve_bytes: of that, what tables may not use.
         hardware: what steps cost, for the planner; None takes the default of the device.
-        transport: which way the tables' messages go (`recapp/distributed/transport.py`).
+        transport: which way the tables' messages go (`recapp/transport/choose_transport.py`).
         backend: which kernels run (`recapp/kernels/backend.py`).
         payload: type of vectors and gradients that travel; None takes the compute type.
         modes: of tables whose plan leaves the mode open; what is open then is counted on the first

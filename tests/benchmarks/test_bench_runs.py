@@ -16,7 +16,8 @@ from jobs import command
 from readme import commands, fenced
 
 from recapp import bench
-from recapp.benchmarks import tables, worker
+from recapp.benchmarks import bench_worker, columns
+from recapp.benchmarks.bench_worker import MEASUREMENTS
 from recapp.console import print_table
 
 SAMPLE = [
@@ -85,7 +86,7 @@ def tiny(monkeypatch):
 def measured(verb, folder, **more):
     """The records of a measurement on one rank, in this process."""
     (folder / "ids").mkdir(exist_ok=True)
-    worker.run(
+    bench_worker.run(
         SETTINGS | {"verb": verb, "plans": PLANS, "ranks": 1, "folder": str(folder / "ids")} | more,
         folder,
     )
@@ -115,7 +116,7 @@ def test_a_measurement_leaves_its_records_and_pictures(verb, tmp_path):
         assert all(math.isfinite(value) for value in numbers.values())
         assert all(row[key] is None for key in row if key.startswith(("fbgemm", "torchrec")))
         for key in ("median_ms", "batch_time_ms"):
-            low, high = tables.quartile_keys(key)
+            low, high = columns.quartile_keys(key)
             assert key not in row or row[low] <= row[key] <= row[high]
 
 
@@ -194,17 +195,17 @@ def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
         "memory_peak_gb": 23.45,
         "bytes_exchanged": 1_234_567_890,
     }
-    for column in tables.COLUMNS[verb]:
-        if isinstance(column, tables.Spread):
+    for column in columns.COLUMNS[verb]:
+        if isinstance(column, columns.Spread):
             row |= {
                 column.key: 1234.5,
-                **dict(zip(tables.quartile_keys(column.key), (1123.4, 1345.6), strict=True)),
+                **dict(zip(columns.quartile_keys(column.key), (1123.4, 1345.6), strict=True)),
             }
-    print_table(tables.shown(verb, [row]), tables.COLUMNS[verb])
+    print_table(columns.shown(verb, [row]), columns.COLUMNS[verb])
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80
     for value in ("1,234", "1,123-1,346")[
-        : 2 if any(isinstance(c, tables.Spread) for c in tables.COLUMNS[verb]) else 0
+        : 2 if any(isinstance(c, columns.Spread) for c in columns.COLUMNS[verb]) else 0
     ]:
         assert value in said, said
 
@@ -212,8 +213,8 @@ def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
 def test_the_commands_of_the_readme_mean_something(monkeypatch):
     from omegaconf import OmegaConf
 
-    from recapp import settings
-    from recapp.commands import Job
+    from recapp.app import compose
+    from recapp.app.command import Job
 
     monkeypatch.setattr(bench, "_write_logs", lambda dataset: None)
     found = [
@@ -229,7 +230,7 @@ def test_the_commands_of_the_readme_mean_something(monkeypatch):
             if not a.startswith(("bench.torchrec_python", "format"))
         ]
         config = OmegaConf.masked_copy(
-            settings.compose("bench", said),
+            compose.compose("bench", said),
             [
                 "bench",
                 "workload",
@@ -250,9 +251,9 @@ def test_the_commands_of_the_readme_mean_something(monkeypatch):
             ],
         )
         told = bench.settings_of(
-            settings.to_plain(config), Job(Path(), tuple(said), {}, c.arguments[0])
+            compose.to_plain(config), Job(Path(), tuple(said), {}, c.arguments[0])
         )
-        assert import_module(f"recapp.benchmarks.{told['verb']}").run and bool(told["plans"]) == (
+        assert import_module(MEASUREMENTS[told["verb"]]).run and bool(told["plans"]) == (
             told["verb"] not in ("kernels", "memory")
         )
 

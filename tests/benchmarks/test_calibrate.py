@@ -11,10 +11,9 @@ import pytest
 import torch
 from bench_cases import SETTINGS, TinyModel
 
+from recapp.benchmarks import bench_worker, kernel_costs
 from recapp.benchmarks import calibrate as calibration
-from recapp.benchmarks import kernel_costs, worker
 from recapp.benchmarks.calibrate import calibrate, settings_for
-from recapp.benchmarks.engine import rule
 from recapp.benchmarks.fit import fit, typical
 from recapp.benchmarks.kernel_costs import (
     Case,
@@ -27,13 +26,14 @@ from recapp.benchmarks.kernel_costs import (
 )
 from recapp.benchmarks.link_costs import measure_link, worlds
 from recapp.benchmarks.ranks import reducer
-from recapp.distributed.comm import Comm
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.distributed.transport import make_comm
+from recapp.benchmarks.setup import rule
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
 from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
-from recapp.planner.rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.topology import Topology
+from recapp.transport.choose_transport import make_comm
+from recapp.transport.communicator import Comm
 
 CPU = torch.device("cpu")
 MODEL = TinyModel("small", 32, 4, (8,), (8, 1))
@@ -327,7 +327,7 @@ def tiny(monkeypatch):
 
 
 def test_a_run_leaves_a_file_that_the_planner_reads_and_records(config, tiny, tmp_path):
-    worker.run(settings_for(config, str(tmp_path / "mine.yaml")), tmp_path)
+    bench_worker.run(settings_for(config, str(tmp_path / "mine.yaml")), tmp_path)
     hardware = read_hardware(tmp_path / "mine.yaml")
     assert (
         "messages within a host and between hosts were not measured" in hardware.source

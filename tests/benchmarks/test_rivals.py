@@ -7,8 +7,8 @@ import pytest
 
 from recapp.benchmarks import rivals as room
 from recapp.benchmarks.rivals import Absent, Refused, Rival, rivals
-from recapp.distributed.comm import Comm
 from recapp.errors import LaunchError
+from recapp.transport.communicator import Comm
 
 OBEDIENT = """
 import json, os, sys

@@ -15,7 +15,7 @@ from recapp.benchmarks.timing import (
     spread,
     time_steps,
 )
-from recapp.distributed.comm import Comm
+from recapp.transport.communicator import Comm
 
 
 class Scripted:

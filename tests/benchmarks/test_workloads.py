@@ -8,9 +8,9 @@ from recapp.benchmarks import torchrec_worker
 from recapp.benchmarks.kernels import floor_of
 from recapp.benchmarks.models import MODELS
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.train import MatrixProducts, dense_flops
+from recapp.benchmarks.whole_step import MatrixProducts, dense_flops
 from recapp.benchmarks.workloads import MLPERF_BAGS, WORKLOADS, Workload
-from recapp.distributed.comm import Comm
+from recapp.transport.communicator import Comm
 
 
 def test_the_workloads_are_those_that_were_agreed_on():

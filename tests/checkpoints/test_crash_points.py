@@ -32,10 +32,10 @@ from recapp.checkpoints.directory import (
     verify,
     write_checkpoint,
 )
-from recapp.distributed.comm import Comm
 from recapp.sharding.layout import Block
 from recapp.trainer.keep_last import KeepLast
 from recapp.trainer.strategy import EmbeddingShardingStrategy
+from recapp.transport.communicator import Comm
 
 AT_LEAST = 79
 

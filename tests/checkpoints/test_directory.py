@@ -28,9 +28,9 @@ from recapp.checkpoints.directory import (
     remove_checkpoint,
     verify,
 )
-from recapp.checkpoints.plain import plain
-from recapp.distributed.comm import Comm
+from recapp.checkpoints.plain_types import plain
 from recapp.errors import CheckpointError, RankError
+from recapp.transport.communicator import Comm
 
 
 def table(value, rows=8):

@@ -27,9 +27,9 @@ from recapp.checkpoints.directory import (
 )
 from recapp.checkpoints.manifest import Manifest, from_json, to_json
 from recapp.checkpoints.rectangles import Stored, check_tiling
-from recapp.distributed.comm import Comm
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
+from recapp.transport.communicator import Comm
 
 PLAN = {
     "name": "mixed",

@@ -15,7 +15,7 @@ from recapp.checkpoints import rectangles
 from recapp.checkpoints.directory import load_blocks, load_table, read_manifest, verify
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import make_layout
-from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.tilings import Places, ShardingType, tile
 from recapp.tables.config import EmbeddingBagConfig
 

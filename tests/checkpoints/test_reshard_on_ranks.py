@@ -15,8 +15,8 @@ from recapp.checkpoints.directory import (
     verify,
     write_checkpoint,
 )
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.sharding.plan import ShardingPlan
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.sharding.sharding_plan import ShardingPlan
 
 SEED = 11
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from dataset_files import lengths_of, values_of
 
-from recapp.build import hidden_model_auc
-from recapp.dataset.draws import normal, uniform
-from recapp.dataset.hidden import Score
+from recapp.app.build import hidden_model_auc
+from recapp.dataset.click_model import Score
+from recapp.dataset.column_shapes import CRITEO_SIZES
+from recapp.dataset.counter_random import normal, uniform
 from recapp.dataset.schema import Schema, criteo_schema, sample_schema
-from recapp.dataset.shapes import CRITEO_SIZES
 from recapp.dataset.source import open_source, split
 from recapp.dataset.stream import BatchStream
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample

@@ -2,15 +2,15 @@
 
 import pytest
 
-from recapp.distributed import embedding_bag
+from recapp.engine import sharded_embedding_bag
 
 
 @pytest.fixture
 def reference_kernels(monkeypatch):
     """In this process too nothing is compiled: here it does not matter which kernels run."""
-    choose = embedding_bag.choose_backend
+    choose = sharded_embedding_bag.choose_backend
 
     def chosen(asked, device):
         return choose("torch" if asked == "auto" else asked, device)
 
-    monkeypatch.setattr(embedding_bag, "choose_backend", chosen)
+    monkeypatch.setattr(sharded_embedding_bag, "choose_backend", chosen)

@@ -8,8 +8,8 @@ import torch
 from parity.cases import KINDS, RULES, sharding
 from torch import nn
 
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.sharding.plan import ShardingPlan
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from recapp.distributed import side_stream
-from recapp.distributed.side_stream import GpuSideStream
+from recapp.transport import side_stream
+from recapp.transport.side_stream import GpuSideStream
 
 
 class Stream:

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recapp.distributed.comm import Comm
-from recapp.distributed.dense_gradients import AverageOverRanks, hook_of
-from recapp.distributed.shard_model import wrap_dense
+from recapp.engine.shard_model import wrap_dense
+from recapp.transport.communicator import Comm
+from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 
 STEPS = 3
 SIZES = [7, 5, 1, 3]  # of layers: buckets of few numbers, one of fewer numbers than ranks
@@ -48,7 +48,7 @@ def wrapped(comm, static, hook):
 
 def both_ways(comm, transport, static):
     """Gradients by DDP's own all-reduce and by messages, and how many messages went."""
-    from recapp.distributed.shared_memory import SharedMemoryComm
+    from recapp.transport.shared_memory import SharedMemoryComm
 
     messages = SharedMemoryComm(comm.group) if transport == "shared_memory" else Comm(comm.group)
     hook = AverageOverRanks(messages)
@@ -77,7 +77,7 @@ def test_two_ranks_get_the_bits_of_the_all_reduce(ranks):
 
 def every_transport(comm, static):
     """Gradients through either transport, wrapped as training wraps them."""
-    from recapp.distributed.shared_memory import SharedMemoryComm
+    from recapp.transport.shared_memory import SharedMemoryComm
 
     settings = {
         "process_group": comm.group,

@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
-from recapp.distributed.comm import gloo_threads
+from recapp.transport.communicator import gloo_threads
 
 LATE = """
 import ctypes, hashlib, os, threading
-import recapp.distributed.comm
+import recapp.transport.communicator
 
 def work():
     ctypes.CDLL(None).prctl(15, b"pt_gloo_runloop")             # PR_SET_NAME

@@ -7,7 +7,7 @@ import pytest
 
 KEEP = """
 import gc, weakref
-from recapp.distributed.interpreter import keep_what_is_loaded, loading
+from recapp.processes.startup_and_exit import keep_what_is_loaded, loading
 
 class Run: pass
 
@@ -27,7 +27,7 @@ print(rests, works, kept > 0, gone() is None)
 END = """
 import atexit, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from recapp.distributed.interpreter import end_process
+from recapp.processes.startup_and_exit import end_process
 
 def later():
     time.sleep(.1)

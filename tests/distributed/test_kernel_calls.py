@@ -9,7 +9,7 @@ import torch
 from engine_cases import batch_of, make_plan
 
 from recapp.benchmarks.resident import forget_peak, peak_bytes, resident_bytes
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

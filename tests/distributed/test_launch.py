@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recapp.distributed import launch as launching
-from recapp.distributed import rank_process
-from recapp.distributed.faults import in_words
-from recapp.distributed.launch import launch, rank_count
-from recapp.distributed.place import outside_rank, shared_run_name, started_outside
-from recapp.distributed.stopping import SIGNALS, Stopped
 from recapp.errors import ConfigError, DataError, LaunchError, RecappError
+from recapp.processes import launch as launching
+from recapp.processes import rank_process
+from recapp.processes.faults import in_words
+from recapp.processes.launch import launch, rank_count
+from recapp.processes.rank_environment import outside_rank, shared_run_name, started_outside
+from recapp.processes.stopping import SIGNALS, Stopped
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -231,7 +231,7 @@ def test_gloo_is_told_the_loopback_only_where_the_host_has_no_address(monkeypatc
 PARENT = """
 import sys
 from pathlib import Path
-from recapp.distributed.launch import launch
+from recapp.processes.launch import launch
 print("ready", flush=True)
 launch(Path(sys.argv[1]), 2, module="standin_worker")
 """
@@ -262,7 +262,7 @@ def until(condition):
 
 def test_a_rank_whose_parent_is_gone_before_it_could_say_so_leaves():
     code = (
-        "from recapp.distributed.rank_process import leave_with_parent; leave_with_parent(); "
+        "from recapp.processes.rank_process import leave_with_parent; leave_with_parent(); "
         "print('still here')"
     )
     ran = subprocess.run(
@@ -281,7 +281,8 @@ def test_a_rank_whose_parent_is_gone_before_it_could_say_so_leaves():
 
 HANGING = """
 import ctypes, os, signal, sys, time
-from recapp.distributed import rank_process, stopping
+from recapp.processes import rank_process
+from recapp.processes import stopping
 stopping.SECONDS_TO_STOP, stopping.SAME_SIGNAL_SECONDS = float(sys.argv[1]), 0.3
 with rank_process.as_rank():
     stopping.listen(lambda number: None, grace=float(sys.argv[2]))

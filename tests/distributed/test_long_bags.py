@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_cases import RULES, batch_of, make_plan, make_tables, same_bits, whole_tensors
 
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.kernels import numba_vectors
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from recapp.distributed.comm import Comm
-from recapp.distributed.message import HEADER, Buffers, Mail, swap_counts
+from recapp.transport.communicator import Comm
+from recapp.transport.message_layout import HEADER, Buffers, Mail, swap_counts
 
 CPU = torch.device("cpu")
 

@@ -14,9 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
-from recapp.distributed.comm import Comm
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.distributed.shard_model import (
+from recapp.engine.shard_model import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     embedding_tables,
@@ -25,10 +23,12 @@ from recapp.distributed.shard_model import (
     sharded_names,
     wrap_dense,
 )
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.transport.communicator import Comm
 
 META = torch.device("meta")
 
@@ -111,7 +111,7 @@ def test_the_sharder_says_the_rule_and_the_plan_is_made_for_the_default_group(ra
 
 SCRIPT = """
 import os, torch, torch.distributed as dist
-from recapp.distributed.shard_model import DistributedModelParallel
+from recapp.engine.shard_model import DistributedModelParallel
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

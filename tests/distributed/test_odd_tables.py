@@ -18,12 +18,12 @@ from engine_cases import (
 )
 from parity.cases import Case, Oracle, loss_of
 
-from recapp.distributed.comm import Comm
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import PlanError
-from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.transport.communicator import Comm
 
 TINY = {"rows": (1, 3, 2), "dims": (1, 2, 1), "data_type": "fp64"}
 

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from recapp.distributed import place as placing
-from recapp.distributed.place import Place, interface_towards, outside_rank, place_of
 from recapp.errors import LaunchError
+from recapp.processes import rank_environment as placing
+from recapp.processes.rank_environment import Place, interface_towards, outside_rank, place_of
 from recapp.trainer.environment import RankEnvironment
 
 TORCHRUN = {

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from recapp.distributed import resources
-from recapp.distributed.resources import Pool, free_memory_bytes, host_id, memory_pools
+from recapp.processes import process_memory
+from recapp.processes.process_memory import Pool, free_memory_bytes, host_id, memory_pools
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -36,13 +36,13 @@ def test_two_machines_of_one_name_and_two_networks_of_one_machine_are_hosts_of_t
     assert mine == host_id()
     boot = tmp_path / "boot_id"
     boot.write_text("another\n")
-    monkeypatch.setattr(resources, "_BOOT", boot)
+    monkeypatch.setattr(process_memory, "_BOOT", boot)
     assert host_id() != mine and host_id().startswith("another ")
 
 
 def test_a_limit_on_the_process_is_what_is_left_of_it():
     code = (
-        "import torch; from recapp.distributed.resources import *; "
+        "import torch; from recapp.processes.process_memory import *; "
         "before = free_memory_bytes([memory_pools(torch.device('cpu'))])[0]; held = "
         "torch.ones(50_000_000); "
         "print(before, before - free_memory_bytes([memory_pools(torch.device('cpu'))])[0])"
@@ -69,8 +69,8 @@ def cgroups(monkeypatch, tmp_path):
             for name, text in files.items():
                 (tmp_path / "fs" / folder / name).write_text(text)
         (tmp_path / "own").write_text(own)
-        monkeypatch.setattr(resources, "_CGROUPS", tmp_path / "fs")
-        monkeypatch.setattr(resources, "_OWN_CGROUPS", tmp_path / "own")
+        monkeypatch.setattr(process_memory, "_CGROUPS", tmp_path / "fs")
+        monkeypatch.setattr(process_memory, "_OWN_CGROUPS", tmp_path / "own")
         return sorted(
             pool.free_bytes for pool in memory_pools(CPU) if pool.name.startswith("cgroup")
         )
@@ -118,13 +118,13 @@ def test_the_kernels_older_interface_is_read_too(cgroups):
 
 def test_nothing_that_tells_is_no_limit(cgroups, monkeypatch):
     assert cgroups("", {}) == []
-    monkeypatch.setattr(resources, "_kilobytes", lambda file, field: None)
+    monkeypatch.setattr(process_memory, "_kilobytes", lambda file, field: None)
     assert free_memory_bytes([memory_pools(CPU)]) == [None]
 
 
 FAULTS = """
 import resource, sys, torch
-from recapp.distributed.resources import keep_freed_memory
+from recapp.processes.process_memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def faults():

@@ -16,7 +16,7 @@ from engine_cases import (
     whole_tensors,
 )
 
-from recapp.distributed.shard_model import wrap_dense
+from recapp.engine.shard_model import wrap_dense
 
 STEPS = 3
 ROWS = 12

@@ -17,10 +17,10 @@ from engine_cases import make_tables, same_bits
 from parity.test_sharded_matches_unsharded import train_and_compare
 from test_same_run import training_run
 
-from recapp.distributed import ring, shared_memory
-from recapp.distributed.launch import launch
-from recapp.distributed.transport import make_comm
 from recapp.errors import LaunchError
+from recapp.processes.launch import launch
+from recapp.transport import ring, shared_memory
+from recapp.transport.choose_transport import make_comm
 
 DTYPES = [
     torch.int64,

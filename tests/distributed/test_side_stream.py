@@ -12,9 +12,6 @@ from engine_cases import Head, batch_of, make_tables, same_bits, sharded, whole_
 from streams import Streams, watched
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recapp.distributed import message
-from recapp.distributed.comm import Comm
-from recapp.distributed.side_stream import SideStream, side_stream
 from recapp.kernels import reference
 from recapp.metrics import click_metrics
 from recapp.sparse import keyed_jagged_tensor, transfer
@@ -22,6 +19,9 @@ from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables import ids
 from recapp.trainer.lookahead import LookAhead
+from recapp.transport import message_layout
+from recapp.transport.communicator import Comm
+from recapp.transport.side_stream import SideStream, side_stream
 
 STEPS = 5
 
@@ -278,7 +278,7 @@ def as_on_a_device(waits, stack):
             return read(tensor.as_subclass(torch.Tensor), *args)
 
         stack.enter_context(mock.patch.object(torch.Tensor, name, noted))
-    for module in (transfer, message, reference, ids, keyed_jagged_tensor):
+    for module in (transfer, message_layout, reference, ids, keyed_jagged_tensor):
         stack.enter_context(mock.patch.object(module, "to_host", to_host))
     stack.enter_context(mock.patch.object(transfer, "on_host", lambda tensor: False))
     for name, make in {"tensor": torch.tensor, "from_numpy": torch.from_numpy}.items():

@@ -8,19 +8,19 @@ import torch
 from engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
 from torch import nn
 
-from recapp.distributed import gathered_state
-from recapp.distributed.comm import Comm
-from recapp.distributed.gathered_state import gathered_state_dict
-from recapp.distributed.shard_model import (
+from recapp.engine import gathered_state
+from recapp.engine.gathered_state import gathered_state_dict
+from recapp.engine.shard_model import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     shard_model,
     sharded_collections,
 )
-from recapp.distributed.sharded_state import without_tables
+from recapp.engine.sharded_state import without_tables
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.transport.communicator import Comm
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 META = torch.device("meta")

@@ -12,13 +12,13 @@ from engine_cases import Head, batch_of, make_plan, make_tables
 from parity.cases import RULES
 
 from recapp.benchmarks.kernel_costs import Mirror
-from recapp.distributed.comm import Comm
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.distributed.side_stream import GpuSideStream
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.metrics import click_metrics
 from recapp.sparse.batch import Batch
 from recapp.sparse.transfer import places, to_device, to_host
 from recapp.trainer.lookahead import LookAhead
+from recapp.transport.communicator import Comm
+from recapp.transport.side_stream import GpuSideStream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from jobs import command, environment
 
-from recapp.commands import run
-from recapp.distributed import stopping
-from recapp.distributed.forwarding import Forwarding
-from recapp.distributed.stopping import Stopped, stoppable
+from recapp.app.command import run
+from recapp.processes import stopping
+from recapp.processes.forwarding import Forwarding
+from recapp.processes.stopping import Stopped, stoppable
 
 BOTH = [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "stopped by SIGTERM\n")]
 EATER = """
@@ -105,7 +105,7 @@ def test_ranks_that_are_started_though_stopped_got_lost_are_ended():
 
 def test_a_rank_that_imports_ends_at_once_and_tells_of_the_signal(tmp_path):
     (tmp_path / "eater.py").write_text(EATER.format(name="SIGTERM"))
-    code = "from recapp.distributed.rank_process import as_rank\nwith as_rank():\n    import eater"
+    code = "from recapp.processes.rank_process import as_rank\nwith as_rank():\n    import eater"
     variables = {
         "PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}",
         "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error.json"),
@@ -146,7 +146,7 @@ def test_a_job_is_stopped_and_not_failed(becomes, number, said, tmp_path, monkey
 def test_a_second_signal_ends_the_process_at_once():
     code = """if True:
         import os, signal, time
-        from recapp.distributed import stopping
+        from recapp.processes import stopping
         stopping.SAME_SIGNAL_SECONDS = 0.1
         with stopping.stoppable():
             for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):

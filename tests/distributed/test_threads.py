@@ -5,9 +5,9 @@ import pytest
 import torch
 from engine_cases import batch_of, make_tables, same_bits, sharded, whole_tensors
 
-from recapp.distributed.comm import Comm
-from recapp.kernels import numba_cpu, numba_threads
+from recapp.kernels import numba_cpu, numba_partition
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.transport.communicator import Comm
 
 pytest.importorskip("numba")
 ROWS = 3000  # samples: ids enough for several threads
@@ -38,7 +38,7 @@ def trained(kind, weighted, most):
 )
 def test_several_threads_train_the_bits_of_one(threads, monkeypatch, kind, weighted, most):
     dealt = []
-    deal = numba_threads.deal
+    deal = numba_partition.deal
     monkeypatch.setattr(
         numba_cpu.shares,
         "deal",
@@ -85,14 +85,14 @@ def test_many_tables_whose_ids_repeat(threads):
 
 
 def test_strips_are_dealt_by_their_ids():
-    assert numba_threads.deal(np.array([10, 20, 30]), 1).tolist() == [0, 0, 0]
-    assert numba_threads.deal(np.array([3, 1, 2, 100, 27, 10]), 2).tolist() == [1, 1, 1, 0, 1, 1]
-    assert numba_threads.deal(np.array([5]), 2).tolist() == [0]
+    assert numba_partition.deal(np.array([10, 20, 30]), 1).tolist() == [0, 0, 0]
+    assert numba_partition.deal(np.array([3, 1, 2, 100, 27, 10]), 2).tolist() == [1, 1, 1, 0, 1, 1]
+    assert numba_partition.deal(np.array([5]), 2).tolist() == [0]
 
 
 def test_bags_are_cut_by_their_entries():
     lengths = np.array([1] * 60 + [30] * 2, np.int32)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    assert numba_threads.cut(offsets, 62, 2).tolist() == [0, 46, 62]  # 46 + 46 of 120 + 62
-    assert numba_threads.cut(np.zeros(0, np.int32), 62, 2).tolist() == [0, 31, 62]
-    assert numba_threads.cut(np.zeros(63, np.int32), 62, 2).tolist() == [0, 31, 62]
+    assert numba_partition.cut(offsets, 62, 2).tolist() == [0, 46, 62]  # 46 + 46 of 120 + 62
+    assert numba_partition.cut(np.zeros(0, np.int32), 62, 2).tolist() == [0, 31, 62]
+    assert numba_partition.cut(np.zeros(63, np.int32), 62, 2).tolist() == [0, 31, 62]

@@ -9,8 +9,7 @@ from engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from recapp.distributed.comm import Comm
-from recapp.distributed.shard_model import (
+from recapp.engine.shard_model import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
     shard_model,
@@ -20,8 +19,9 @@ from recapp.distributed.shard_model import (
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
-from recapp.planner.planner import EmbeddingShardingPlanner
+from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.transport.communicator import Comm
 
 pytestmark = pytest.mark.usefixtures("reference_kernels")
 META = torch.device("meta")

@@ -6,13 +6,13 @@ import pytest
 import torch
 from engine_cases import KINDS, batch_of, make_plan, make_tables
 
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
-from recapp.distributed.message import HEADER
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.optim.rules import rowwise_adagrad, sgd
-from recapp.planner.rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.topology import Topology
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.transport.message_layout import HEADER
 
 SAMPLE = [
     EmbeddingBagConfig(

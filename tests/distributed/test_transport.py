@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from recapp import console
-from recapp.distributed import resources
-from recapp.distributed.comm import Comm
-from recapp.distributed.resources import Pool
-from recapp.distributed.shared_memory import file_bytes
-from recapp.distributed.transport import (
+from recapp.errors import ConfigError, LaunchError
+from recapp.processes import process_memory
+from recapp.processes.process_memory import Pool
+from recapp.transport.choose_transport import (
     TRANSPORTS,
     Here,
     check_transport,
@@ -24,7 +23,8 @@ from recapp.distributed.transport import (
     make_comm,
     why_not,
 )
-from recapp.errors import ConfigError, LaunchError
+from recapp.transport.communicator import Comm
+from recapp.transport.shared_memory import file_bytes
 
 
 @contextmanager
@@ -39,17 +39,17 @@ def changed(owner, name, value):
 
 
 def other_host(comm):
-    return changed(resources, "host_id", lambda: f"host {comm.rank // 2}")
+    return changed(process_memory, "host_id", lambda: f"host {comm.rank // 2}")
 
 
 def little_room(comm):
     return changed(
-        resources, "memory_pools", lambda device: [Pool("machine", 3 * file_bytes(comm.world))]
+        process_memory, "memory_pools", lambda device: [Pool("machine", 3 * file_bytes(comm.world))]
     )
 
 
 def no_numba(comm):
-    return patch.dict(sys.modules, {"recapp.distributed.ring": None} if comm.rank == 1 else {})
+    return patch.dict(sys.modules, {"recapp.transport.ring": None} if comm.rank == 1 else {})
 
 
 def no_space(comm):
@@ -104,7 +104,7 @@ def chosen(comm, obstacle, transport):
             no_numba,
             2,
             (
-                "rank 1: numba cannot be used: import of recapp.distributed.ring halted; None in "
+                "rank 1: numba cannot be used: import of recapp.transport.ring halted; None in "
                 "sys.modules"
             ),
         ),

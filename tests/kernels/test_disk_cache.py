@@ -15,11 +15,11 @@ TESTS = Path(__file__).parents[1]
 MODULES = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "distributed")))
 TRAIN = """
 import sys
-from recapp.kernels import numba_disk
-numba_disk.digest = lambda: sys.argv[3]
+from recapp.kernels import numba_cache
+numba_cache.digest = lambda: sys.argv[3]
 import test_long_bags, test_threads, torch
 from engine_cases import make_tables
-from recapp.distributed.comm import Comm
+from recapp.transport.communicator import Comm
 torch.set_num_threads(int(sys.argv[2]))
 if sys.argv[1] == "long":
     test_long_bags.trained(Comm(), "numba", "adam", "table_wise", torch.get_num_threads())
@@ -77,8 +77,8 @@ import json, os, sys
 from pathlib import Path
 import torch
 from engine_cases import RULES, batch_of, make_plan, make_tables
-from recapp.distributed.comm import Comm
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.transport.communicator import Comm
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.tables.config import PoolingType
 kind, mode, rule, threads, learns, mean = json.loads(sys.argv[1])
 torch.set_num_threads(threads)
@@ -164,12 +164,12 @@ def test_commands_tell_of_all_that_they_compile(tmp_path, ranks):
 
 
 def test_the_digest_follows_every_file_that_kernels_are_made_of(monkeypatch):
-    from recapp.kernels import numba_disk
+    from recapp.kernels import numba_cache
 
     read = Path.read_bytes
     known = []
     monkeypatch.setattr(Path, "read_bytes", lambda path: known.append(path.name) or read(path))
-    numba_disk.digest.__wrapped__()
+    numba_cache.digest.__wrapped__()
     assert {"simd.py", "links.py", "rules.py", "numba_integers.py", "numba_vectors.py"} <= set(
         known
     )

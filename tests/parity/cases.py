@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from recapp.optim import rules
-from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.tilings import Places, ShardingType, tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 from parity.cases import KINDS, RULES, Oracle, loss_of, make_case
 
-from recapp.distributed.embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 

@@ -13,8 +13,8 @@ from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.planner.bounds import lower_bound
 from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.cost import Setting, cost_of, fixed_of
+from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.hardware import Hardware, Link, Work
-from recapp.planner.planner import plan_tables
 from recapp.planner.topology import Topology
 from recapp.planner.units import Catalogue
 from recapp.tables.config import EmbeddingBagConfig

@@ -5,12 +5,12 @@ import json
 import pytest
 from jobs import small
 
+from recapp.app.planning_problem import priced_for
 from recapp.optim.rules import sgd
 from recapp.planner.buffers import buffer_bytes
 from recapp.planner.cost import Setting
 from recapp.planner.topology import Topology
-from recapp.planning import priced_for
-from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics

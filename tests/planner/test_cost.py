@@ -17,7 +17,7 @@ from recapp.planner.cost import HEADER_BYTES, PHASES, Dense, Setting, cost_of, d
 from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.pricing import plan_cost, work_of
 from recapp.planner.topology import Topology
-from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from parity.cases import KINDS, RULES, sharding
 
-from recapp.distributed.row_store import RowStore
+from recapp.engine.row_store import RowStore
 from recapp.errors import PlanError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
-from recapp.planner.memory import bytes_per_rank, check_memory, human
-from recapp.planner.rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.rank_memory import bytes_per_rank, check_memory, human
 from recapp.planner.topology import Topology
 from recapp.sharding.layout import make_layout
-from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import compute_dtype
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from recapp.errors import PlanError
-from recapp.planner.modes import decide_modes, exchanged_bytes
+from recapp.planner.choose_modes import decide_modes, exchanged_bytes
 from recapp.sharding.layout import make_layout
-from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.tilings import Places, tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

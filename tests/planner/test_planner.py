@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from recapp.errors import PlanError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
-from recapp.planner.board import WORTH
 from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.cost import Setting, cost_of, fixed_of
+from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.hardware import Hardware, Link, Work
-from recapp.planner.planner import EmbeddingShardingPlanner, plan_tables
+from recapp.planner.placement import WORTH
 from recapp.planner.pricing import plan_cost
 from recapp.planner.topology import Topology
 from recapp.planner.units import Catalogue, Choice
-from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.tilings import Places, ShardingType, tile
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection

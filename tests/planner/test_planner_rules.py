@@ -11,12 +11,18 @@ import yaml
 
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.rules import rowwise_adagrad
-from recapp.option_files import conf_dir
 from recapp.planner.explain import plan_rows, rank_rows
-from recapp.planner.facts import table_facts
-from recapp.planner.memory import bytes_per_rank
-from recapp.planner.rules import PRODUCTION, PlanRule, plan_by_rules, production_plan, read_rule
+from recapp.planner.plan_rules import (
+    PRODUCTION,
+    PlanRule,
+    plan_by_rules,
+    production_plan,
+    read_rule,
+)
+from recapp.planner.rank_memory import bytes_per_rank
+from recapp.planner.table_facts import table_facts
 from recapp.planner.topology import Topology, machine
+from recapp.settings.option_files import conf_dir
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics
 

@@ -13,7 +13,7 @@ from recapp.reporting import performance, phases
 from recapp.reporting.phases import MARKS, PHASES, PhaseClock
 from recapp.reporting.record import take_over
 from recapp.trainer.callbacks import StepClock
-from recapp.trainer.performance import RecordPerformance
+from recapp.trainer.performance_recorder import RecordPerformance
 
 
 @pytest.fixture

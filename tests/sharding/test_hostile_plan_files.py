@@ -12,10 +12,10 @@ from contextlib import contextmanager
 import pytest
 import yaml
 
-from recapp.commands import one_line
+from recapp.app.command import one_line
 from recapp.errors import PlanError
-from recapp.sharding.plan import PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.sharding.plan_file import load_plan, plan_to_yaml, read_plan
+from recapp.sharding.sharding_plan import PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
 TABLES = [

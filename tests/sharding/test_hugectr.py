@@ -10,14 +10,14 @@ from functools import cache
 import pytest
 from jobs import resolved, small, validation
 
-from recapp.build import build_tables
+from recapp.app.build import build_tables
+from recapp.app.planning_problem import build_plan, priced_for
 from recapp.errors import PlanError
-from recapp.planner.rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.topology import Topology
-from recapp.planning import build_plan, priced_for
 from recapp.sharding.hugectr import hugectr_json, is_hugectr, plan_from_hugectr
-from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.plan_file import load_plan
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.tilings import cut
 from recapp.tables.config import EmbeddingBagConfig
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from parity.cases import KINDS, sharding
 
+from recapp.engine.exchange_modes import make_routes
 from recapp.sharding.layout import make_layout
-from recapp.sharding.modes import make_routes
-from recapp.sharding.plan import ShardingPlan
+from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile
 from recapp.tables.config import EmbeddingBagConfig
 

@@ -7,7 +7,7 @@ import pytest
 from parity.cases import KINDS, random_tiling, sharding
 
 from recapp.errors import PlanError
-from recapp.sharding.plan import Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=6, embedding_dim=4, feature_names=["f"])

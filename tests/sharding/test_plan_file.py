@@ -12,14 +12,14 @@ import yaml
 from jobs import resolved, small, validation
 from parity.cases import random_tiling
 
-from recapp.build import build_tables
+from recapp.app.build import build_tables
+from recapp.app.compose import with_absolute_paths
+from recapp.app.planning_problem import build_plan, priced_for
 from recapp.errors import ConfigError, PlanError
-from recapp.planner.rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.topology import Topology
-from recapp.planning import build_plan, priced_for
-from recapp.settings import with_absolute_paths
-from recapp.sharding.plan import PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.sharding.plan_file import load_plan, plan_to_yaml, read_plan, write_plan
+from recapp.sharding.sharding_plan import PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
 MIXED = [

@@ -9,9 +9,10 @@ import torch
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
-from recapp import build, build_trainer, settings
-from recapp.check_settings import checked
+from recapp.app import build, build_trainer
+from recapp.app import compose as settings_of
 from recapp.dataset.synthetic import write_criteo
+from recapp.settings.check_settings import checked
 from recapp.trainer import callbacks as own
 from recapp.trainer.ending import EndTogether
 from recapp.trainer.keep_last import KeepLast
@@ -54,7 +55,7 @@ def make_logs(path, rows=2100):
 
 def compose(path, *overrides):
     """Settings of a run on the tiny set: 18 training batches of 96, lanes 8."""
-    config = settings.compose(
+    config = settings_of.compose(
         "train",
         [
             f"dataset.path={path}",
@@ -74,7 +75,7 @@ def compose(path, *overrides):
     )
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
-    return checked(settings.to_plain(config), "train")
+    return checked(settings_of.to_plain(config), "train")
 
 
 class Seen(Callback):

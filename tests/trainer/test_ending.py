@@ -12,8 +12,8 @@ from lightning.pytorch import Callback
 from trainer.runs import compose, fit, make_logs
 
 from recapp.checkpoints.directory import load_table, read_manifest
-from recapp.distributed.stopping import SIGNALS, Stopped
 from recapp.errors import TrainingError
+from recapp.processes.stopping import SIGNALS, Stopped
 from recapp.trainer.finite import LossWatch
 
 LAST = "checkpoints/last.ckpt"

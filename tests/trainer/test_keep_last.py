@@ -11,13 +11,13 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from runs import compose, fit, make_logs
 
-from recapp import build, build_trainer
+from recapp.app import build, build_trainer
 from recapp.checkpoints.directory import read_manifest, read_meta, verify, write_checkpoint
 from recapp.checkpoints.manifest import Manifest, to_json
 from recapp.checkpoints.meta_file import crc32_of, write_meta
-from recapp.distributed.comm import Comm
 from recapp.errors import CheckpointError
 from recapp.trainer.keep_last import KeepLast
+from recapp.transport.communicator import Comm
 
 
 @pytest.fixture(scope="module")

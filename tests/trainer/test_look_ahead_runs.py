@@ -15,7 +15,7 @@ from trainer.runs import compose, fit, make_logs
 from recapp.checkpoints.directory import read_manifest, read_meta
 from recapp.errors import IdError
 from recapp.optim.rules import sgd
-from recapp.planner.rules import PlanRule, plan_by_rules
+from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.strategy import EmbeddingShardingStrategy

@@ -6,7 +6,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from trainer.runs import compose, fit, make_logs
 
-from recapp import build, build_trainer
+from recapp.app import build, build_trainer
 from recapp.checkpoints.directory import read_meta
 from recapp.errors import ConfigError, RecappError
 from recapp.trainer.progress import TellFall, TellStop

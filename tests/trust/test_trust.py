@@ -13,14 +13,16 @@ import torch
 from omegaconf import OmegaConf
 
 from recapp import eval as evaluation
-from recapp import settings, train, trust
+from recapp import train
+from recapp.app import compose
+from recapp.app.command import Job
+from recapp.checkpoints import trust
 from recapp.checkpoints.directory import read_manifest, write_checkpoint
 from recapp.checkpoints.manifest import Manifest, to_json
-from recapp.commands import Job
-from recapp.distributed.comm import Comm
 from recapp.errors import CheckpointError, ConfigError
-from recapp.option_files import conf_dir
+from recapp.settings.option_files import conf_dir
 from recapp.sharding.layout import Block
+from recapp.transport.communicator import Comm
 
 COMMANDS = {"train": train, "eval": evaluation}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -56,7 +58,7 @@ sys.addaudithook(watch)
 @pytest.fixture(scope="module")
 def config():
     """The settings of a run, as a checkpoint keeps them."""
-    composed = settings.compose(
+    composed = compose.compose(
         "train",
         [
             "optimizer/schedule=warmup_poly",
@@ -67,9 +69,9 @@ def config():
     OmegaConf.set_struct(composed, False)
     composed.pop("hydra")
     return {
-        **settings.to_plain(composed),
+        **compose.to_plain(composed),
         "choices": {},
-        "dataset": {**settings.to_plain(composed)["dataset"], "path": "logs"},
+        "dataset": {**compose.to_plain(composed)["dataset"], "path": "logs"},
     }
 
 
@@ -89,13 +91,13 @@ def fast_composition():
     """
     for home in trust.ELSEWHERE[1]:
         import_module(home.module)
-    whole = settings.compose
+    whole = compose.compose
     cached = cache(lambda primary, overrides, folders: whole(primary, list(overrides), folders))
-    settings.compose = lambda primary, overrides=(), folders=(): cached(
+    compose.compose = lambda primary, overrides=(), folders=(): cached(
         primary, tuple(overrides), folders
     )
     yield
-    settings.compose = whole
+    compose.compose = whole
 
 
 def settings_of(name, checkpoint, config, *overrides):
@@ -195,9 +197,9 @@ NASTY = {
     "hydra.utils.call": {},
     "hydra.utils.get_method": {"path": "os.system"},
     "omegaconf.OmegaConf.register_new_resolver": {"name": "x"},
-    "recapp.build.make": {"settings": {}, "setting": "x"},
-    "recapp.build.import_module": {"name": "evil"},
-    "recapp.build.write_generated": {},
+    "recapp.app.build.make": {"settings": {}, "setting": "x"},
+    "recapp.app.build.import_module": {"name": "evil"},
+    "recapp.app.build.write_generated": {},
     "recapp.checkpoints.directory.remove_checkpoint": {"path": "a.ckpt"},
     "recapp.checkpoints.names.remove": {"path": "a.ckpt"},
     "recapp.optim.rules.RowRule": {},
@@ -433,4 +435,4 @@ def test_a_files_choices_name_options_of_conf_and_nothing_else(checkpoint, confi
         checkpoint,
         {**config, "choices": {"model": outside, "../model": "dlrm", "optimizer": "adam"}},
     )
-    assert settings.stored_choices("train", [f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]
+    assert compose.stored_choices("train", [f"ckpt_path={checkpoint}"]) == ["optimizer=adam"]

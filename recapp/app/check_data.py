@@ -1,0 +1,118 @@
+"""What is looked at before ranks are started, so that a mistake costs a second and not the start of
+every rank.
+
+settings, checkpoint  ->  settings as the checkpoint's model needs them      as_trained
+settings, files       ->  nothing, or the one line that a rank would say     check_data
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recapp.console import note, short_path
+from recapp.errors import ConfigError
+from recapp.processes.launch import rank_count
+from recapp.processes.rank_environment import outside_rank, started_outside
+
+if TYPE_CHECKING:
+    from recapp.checkpoints.manifest import Manifest
+    from recapp.dataset.schema import Schema
+
+
+def check_data(config: Mapping[str, Any]) -> None:
+    """Refuse, before ranks are started, what each of them would refuse some seconds later.
+
+    That is: columns that cannot be, no label, files that are not there or are no Parquet files,
+    columns that the first file lacks, text in its first row group where a table takes ids for rows,
+    other data where some are to be generated, too few lanes. Files are not looked at where others
+    have started the ranks: they may lie on the ranks' hosts only.
+
+    Raises:
+        ConfigError, DataError: As a rank would say it.
+    """
+    from recapp.dataset.schema import NO_LABEL, check_sizes, schema_from
+
+    schema = schema_from(config)
+    if schema.label is None:
+        raise ConfigError(NO_LABEL)
+    if (config.get("tables") or {}).get("source") == "from_dataset":
+        check_sizes(config["dataset"], schema.sparse)
+    if started_outside():
+        return
+    from recapp.dataset.order import check_order
+
+    dataset = config["dataset"]
+    test = config.get("split") == "test"
+    ranks = rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
+    check_order(dataset["batch_size"], dataset["lanes"], ranks, dataset["shuffle_rows"])
+    for key in ("test_path",) if test else ("path", "val_path"):
+        if dataset[key] is not None and dataset["generate"] is None:
+            _check_files(dataset[key], schema, f"dataset.{key}")
+    if not test and dataset["generate"]:
+        from recapp.dataset.synthetic import check_place, chosen
+
+        kind, wanted = chosen(dataset["generate"], dataset["table_rows"])
+        check_place(dataset["path"], kind, **wanted)
+    plan = (config.get("plan") or {}).get("path")
+    if plan is not None and not Path(plan).is_file():
+        raise ConfigError(
+            f"plan.path={plan}: no such file: `python -m recapp.plan export path=FILE` writes one"
+        )
+
+
+def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
+    """Files are there, and the first that has rows is what the schema says."""
+    from recapp.dataset.files import file_names
+    from recapp.dataset.source import open_files, text_that_must_be_integers
+
+    for name in file_names(paths, setting=setting):
+        source = open_files([name], schema, setting=setting)
+        if source.segments:
+            break
+    texts = text_that_must_be_integers(source, schema)
+    if texts and source.segments:
+        from recapp.dataset.first_rows import check_ids
+
+        check_ids(source, schema, texts)
+
+
+def as_trained(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:
+    """Settings that go with a checkpoint, with what its model needs to see the same ids in tables
+    of the same size.
+
+    Tables that would be sized by the ids of the data set keep the checkpoint's sizes. A checkpoint
+    of a recapp that did not say how it read text ids read all of them as hexadecimal: so they are
+    read again, which is noted.
+
+    Raises:
+        CheckpointError: Text ids would be read otherwise than they were in training.
+    """
+    from recapp.dataset.schema import TEXT_HASH, schema_from
+
+    dataset = dict(settings["dataset"])
+    settings = {**settings, "dataset": dataset}
+    sparse = schema_from(settings).sparse
+    stored = manifest.info.get("ids")
+    if "ids" not in manifest.info:
+        stored = {"text": TEXT_HASH, "hex": list(sparse)}
+        dataset["hex"] = dataset.get("hex") or list(sparse)
+        if not outside_rank():
+            note(
+                f"{short_path(manifest.folder)} does not say how text ids were read: "
+                "it was as hexadecimal, so it is now"
+            )
+    if stored is not None:
+        schema_from(settings).check_reading(stored, str(manifest.folder))
+    rows = {
+        table: blocks[0].shape[0]
+        for (table, tensor), blocks in manifest.tensors.items()
+        if tensor == "weight"
+    }
+    sized = dataset["table_rows"] or dataset["cardinality"] or dataset["generate"]
+    if (
+        not sized
+        and settings["tables"]["source"] == "from_dataset"
+        and all(name in rows for name in sparse)
+    ):
+        dataset["table_rows"] = [rows[name] for name in sparse]
+    return settings

@@ -1,0 +1,353 @@
+"""What all commands have in common: `python -m recapp.<command> [verb] key=value ...`.
+
+    argv -> verb | Hydra: conf/<command>.yaml and overrides -> plain settings, Job
+         -> the command's task -> exit code
+
+Hydra composes the settings and runs one job, or with `-m` one after another. What it would say
+about a mistake (a traceback, five lines of advice) becomes one line that names the setting and its
+close matches; the exit code is then 1. A job that fails is reported when it fails and the next job
+of a sweep starts; a signal ends them all, with code 130 for Ctrl-C and 143 for SIGTERM.
+
+Only Hydra is imported here: `--help` and a misspelt setting are answered before torch could be
+loaded.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recapp.app import compose
+from recapp.app.command_line import (
+    HELP,
+    directory_of,
+    flags_and_overrides,
+    help_of,
+    hydra_process,
+    is_sweep,
+    take_verb,
+)
+from recapp.app.sweep_values import check_sweep
+from recapp.console import note, short_path, stop_printing, tracebacks_wanted
+from recapp.errors import ConfigError, LaunchError, RecappError
+from recapp.processes.launch import launch, rank_count, stdout_to_stderr
+from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_process import as_rank, let_rank_0_speak, write_error_file
+from recapp.processes.stopping import Stopped, heed, heeding, in_words, stoppable
+from recapp.reporting import record
+from recapp.reporting.lock import locked, locked_as_named
+from recapp.settings import option_files
+from recapp.settings.check_settings import checked
+from recapp.settings.option_files import named_folders
+
+# in the directory of a job that failed: {"error": its one line}; of a stopped one "status" as well
+ERROR_FILE = "error.json"
+INTERRUPTED = 128 + signal.SIGINT
+RANKS_PER_CORE = 4  # more of them deserve a word
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a command.
+
+    Args:
+        directory: Where it writes (absolute).
+        overrides: What the command line says beside the defaults, as typed: `+plan=mixed`,
+            `seed=2`.
+        choices: The option chosen of each configuration group: `{"model": "dlrm", "plan":
+            "mixed"}`.
+        verb: The word behind the command; empty for commands without verbs.
+        number: Which job of a sweep it is, counted from 0; None outside of sweeps.
+        sweep: The directory of the sweep; None outside of sweeps.
+        folders: Of the command line's `--config-dir`: options are looked for there too.
+    """
+
+    directory: Path
+    overrides: tuple[str, ...]
+    choices: dict[str, str]
+    verb: str = ""
+    number: int | None = None
+    sweep: Path | None = None
+    folders: tuple[Path, ...] = ()
+
+
+Task = Callable[[dict[str, Any], Job], Any]
+
+
+def run(
+    name: str,
+    task: Task,
+    *,
+    verbs: Sequence[str] = (),
+    writes: bool = True,
+    after: Callable[[Job], None] | None = None,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Runs a command and answers its exit code.
+
+    Args:
+        name: The command: its settings are `conf/<name>.yaml`, its module is `recapp.<name>`.
+        task: Does the work of one job. What it returns is the objective for a sweeper.
+        verbs: The words of which the first argument must be one; empty for a command without verbs.
+        writes: Whether each job has a directory; a command that only prints has none.
+        after: Called after each job, failed or not.
+        argv: The arguments, by default those of the process.
+
+    Returns:
+        0; 1 where a job failed or the command line was wrong; 128 + its number after a signal: 130
+        after Ctrl-C, 143 after SIGTERM.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        verb = take_verb(name, verbs, arguments)
+        if set(HELP) & set(arguments):
+            print(help_of(name, arguments), end="")
+            return 0
+        compose.check_groups(arguments)
+        flags, overrides = flags_and_overrides(arguments)
+        folders = named_folders(flags)
+        first = (
+            *directory_of(writes, overrides),
+            *compose.stored_choices(name, overrides, folders),
+        )
+        if is_sweep(flags):
+            check_sweep(name, first, overrides, folders)
+        jobs = _Jobs(name, task, verb, first, folders, writes, after)
+        named = locked_as_named(flags, overrides, writes and not outside_rank())
+        with stoppable(), named, hydra_process(name, [*flags, *first, *overrides]):
+            main = hydra.main(str(option_files.conf_dir()), name, compose.HYDRA_VERSION_BASE)
+            main(jobs.as_function())()
+        return 1 if jobs.failed else 0
+    except KeyboardInterrupt:
+        note(in_words(signal.SIGINT))
+        return INTERRUPTED
+    except Stopped as stopped:
+        note(in_words(stopped.number))
+        return 128 + stopped.number
+    except (HydraException, OmegaConfBaseException) as error:
+        known = compose.known_settings(name, arguments)
+        report(ConfigError(compose.in_one_line(error, known)), error)
+    except OSError as error:  # of Hydra's: a job's own are caught where it runs
+        said = (
+            f"{error.filename}: cannot be written ({error.strerror}): choose another "
+            "hydra.run.dir or hydra.sweep.dir"
+        )
+        report(ConfigError(said), error)
+    except Exception as error:
+        report(ConfigError(str(error)) if _raised_by_hydra(error) else error, error)
+    return 1
+
+
+def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any]:
+    """Runs a job on ranks of its own; where this process is one of several ranks already, its part
+    of the job.
+
+    Args:
+        config: The settings, resolved; they become `resolved.yaml` in the job's directory once it
+            writes there.
+        job: Where the ranks write.
+        module: What a rank runs: it has `run(config, directory)`, and its `__main__` calls
+            `rank_main(run)`.
+
+    Returns:
+        What rank 0 has left in `metrics.json`; nothing for other ranks.
+
+    Raises:
+        RecappError: A setting that cannot be, or what a rank has raised.
+        Stopped: A signal has ended the run; what it has left of checkpoints, curves and metrics is
+            in its directory.
+    """
+    rank = outside_rank()
+    ranks = (
+        0
+        if rank is not None
+        else rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
+    )
+    if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
+        note(
+            f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks "
+            "share; "
+            "fewer are faster"
+        )
+    written = record.written_at(job.directory)
+    unsettled = record.unsettled(job.directory)
+    try:
+        if not rank:
+            unsettled.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+        if rank is None:
+            if sys.stderr.isatty():
+                # importing torch takes seconds
+                note(
+                    f"starting {ranks} rank{'s' if ranks > 1 else ''} in "
+                    f"{short_path(job.directory)}"
+                )
+            launch(
+                unsettled,
+                ranks,
+                module=module,
+                port=config["launch"]["port"],
+                to_stderr=config["format"] == "json",
+                grace=config["launch"]["grace"],
+            )
+        else:
+            with as_rank(job.directory), stdout_to_stderr(config["format"] == "json"):
+                import_module(module).run(config, job.directory)
+        if rank:
+            return {}
+        if record.written_at(job.directory) in (None, written):
+            raise LaunchError(
+                "the ranks ended without an error, but wrote no "
+                f"{job.directory / record.METRICS_FILE}"
+            )
+        record.settle(job.directory)
+    finally:
+        if not rank:
+            unsettled.unlink(missing_ok=True)
+    return record.read_metrics(job.directory)
+
+
+def report(error: BaseException, cause: BaseException | None = None) -> None:
+    """Says what went wrong, on standard error: what a rank left to say, then one line.
+
+    Tracebacks come where `RECAPP_TRACEBACK=1` asks for them, and always with an error that is
+    recapp's own fault.
+    """
+    rank = outside_rank()
+    if rank is not None and isinstance(error, RecappError):
+        write_error_file(error)
+        let_rank_0_speak()
+    if not isinstance(error, RecappError) or tracebacks_wanted():
+        traceback.print_exception(cause or error)
+    else:
+        for remark in getattr(error, "__notes__", ()):
+            note(remark)
+    note(f"error (rank {rank}): {one_line(error)}" if rank else f"error: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error in one line; of an error that no user is meant to see, its type as
+    well.
+    """
+    text = " ".join(str(error).split())
+    return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"
+
+
+def _raised_by_hydra(error: Exception) -> bool:
+    """Some mistakes on the command line meet a plain ValueError deep in Hydra."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return not isinstance(error, RecappError) and frames[-1][0].f_globals["__name__"].startswith(
+        ("hydra.", "omegaconf.")
+    )
+
+
+@dataclass
+class _Jobs:
+    """What Hydra calls for each job; counts those that failed."""
+
+    name: str
+    task: Task
+    verb: str
+    first: tuple[str, ...]
+    folders: tuple[Path, ...]
+    writes: bool
+    after: Callable[[Job], None] | None
+    failed: int = 0
+
+    def as_function(self) -> Callable[[DictConfig], Any]:
+        """Hydra takes functions only, and reads the command's name off the function's module."""
+
+        def task(config: DictConfig) -> Any:
+            return self._run(config)
+
+        task.__module__ = f"recapp.{self.name}"
+        return task
+
+    def _run(self, config: DictConfig) -> Any:
+        heed()  # a signal between two jobs of a sweep
+        job = self._job()
+        if job.number is not None:
+            note(f"\njob {job.number}: {' '.join(job.overrides)}")
+        with ExitStack() as held:
+            if self.writes and not outside_rank():
+                try:
+                    held.enter_context(locked(job.directory))
+                except ConfigError as error:  # nothing there is this job's
+                    self.failed += 1
+                    return report(error)
+                (job.directory / ERROR_FILE).unlink(missing_ok=True)
+            return self._run_here(config, job)
+
+    def _run_here(self, config: DictConfig, job: Job) -> Any:
+        written = record.written_at(job.directory)
+        try:
+            with heeding():
+                whole = not compose.names_checkpoint(config)
+                plain = checked(compose.to_plain(config, whole=whole), self.name, job.overrides)
+                plain |= {"choices": job.choices}
+                result = self.task(plain, job)
+        # `| head` has seen enough: there is nothing to say, and nobody to say it to
+        except BrokenPipeError:
+            stop_printing()
+            self.failed += 1
+            result = None
+        except Exception as error:
+            self._failed(error, job)
+            # no word from Hydra, and the next job; to a sweeper this is a failed job, too
+            result = None
+        # Ctrl-C, SIGTERM: there is no next job, but what follows a job takes place
+        except BaseException as stop:
+            # else its metrics say how it ended
+            if record.written_at(job.directory) in (None, written):
+                self._note_error(
+                    in_words(getattr(stop, "number", signal.SIGINT)), job, status="stopped"
+                )
+            self._ended(job)
+            raise
+        self._ended(job)
+        return result
+
+    def _ended(self, job: Job) -> None:
+        if self.after is not None:
+            self.after(job)
+
+    def _job(self) -> Job:
+        found = HydraConfig.get()
+        task: Any = OmegaConf.to_container(OmegaConf.create(found.overrides.task), resolve=False)
+        said = tuple(override for override in task if override not in self.first)
+        sweeps = found.mode is RunMode.MULTIRUN
+        number, sweep = (
+            (int(found.job.num), Path(found.sweep.dir).absolute()) if sweeps else (None, None)
+        )
+        return Job(
+            Path(found.runtime.output_dir),
+            said,
+            compose.choices(found),
+            self.verb,
+            number,
+            sweep,
+            self.folders,
+        )
+
+    def _failed(self, error: Exception, job: Job) -> None:
+        self.failed += 1
+        report(error)
+        self._note_error(one_line(error), job)
+
+    def _note_error(self, text: str, job: Job, **more: str) -> None:
+        if self.writes and not outside_rank():
+            with suppress(OSError):  # it was said, and a full disk may be what it says
+                (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")

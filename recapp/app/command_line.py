@@ -1,0 +1,127 @@
+"""The command line before Hydra has it: the verb, flags in any place, help, and where a run writes.
+
+argv -> verb | help | flags, overrides -> Hydra's own arguments
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from hydra._internal.utils import get_args_parser
+from omegaconf import OmegaConf
+
+from recapp.app import compose
+from recapp.errors import ConfigError, suggest
+from recapp.processes.rank_environment import outside_rank, shared_run_name
+from recapp.settings.option_files import is_group, named_folders
+
+HELP = ("--help", "-h")
+
+
+def help_of(name: str, arguments: Sequence[str]) -> str:
+    """The help of a command, or of the group named behind `--help`, under what else the command
+    line says.
+    """
+    from recapp.settings.help_text import help_text
+
+    overrides = [
+        argument for argument in arguments if "=" in argument and not argument.startswith("-")
+    ]
+    behind = list(arguments[min(arguments.index(word) for word in HELP if word in arguments) + 1 :])
+    words = [word for word in behind[:1] if word not in overrides and not word.startswith("-")]
+    folders = named_folders(arguments)
+    composed = compose.compose(
+        name, [*compose.stored_choices(name, overrides, folders), *overrides], folders
+    )
+    config: Any = OmegaConf.to_container(composed, resolve=False)
+    del config["hydra"]
+    columns = shutil.get_terminal_size((80, 24)).columns
+    words += [
+        name
+        for name, _, _ in (override.lstrip("+").partition("=") for override in overrides)
+        if is_group(name, folders)
+    ]
+    only = words[0] if words else ""
+    return help_text(
+        name, config, compose.choices(composed.hydra), folders, only=only, columns=columns
+    )
+
+
+def directory_of(writes: bool, overrides: Sequence[str]) -> list[str]:
+    """What Hydra is told about directories before the command line: none, a dated one of its own,
+    or one for all ranks.
+    """
+    rank = outside_rank()
+    if not writes:
+        return ["hydra.run.dir=.", "hydra.output_subdir=null"]
+    if rank is None:
+        return []
+    given = any(override.startswith("hydra.run.dir=") for override in overrides)
+    directory = [] if given else [f"hydra.run.dir='outputs/{shared_run_name()}'"]
+    return directory if rank == 0 else [*directory, "hydra.output_subdir=null"]
+
+
+def take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
+    """Takes the verb off the front of the arguments; asking for help needs none."""
+    first = arguments[0] if arguments else ""
+    word = "" if "=" in first or first.startswith(("-", "+", "~")) else first
+    if not verbs or (not word and {*HELP, "--hydra-help", "--version"} & set(arguments)):
+        return ""
+    if word not in verbs:
+        wrong = f"unknown verb {word}: {suggest(word, verbs)}" if word else "a verb is missing"
+        raise ConfigError(f"{wrong}; write python -m recapp.{name} {'|'.join(verbs)} key=value ...")
+    return arguments.pop(0)
+
+
+def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hydra wants its flags first, people write them anywhere. Wrong ones are an error here:
+    Hydra's is a page, and code 2.
+
+    Raises:
+        ConfigError: An unknown flag, or `-m` in one of several ranks that torchrun or srun started.
+    """
+
+    def is_override(argument: str) -> bool:
+        return argument.startswith(("+", "~")) or ("=" in argument and not argument.startswith("-"))
+
+    def complain(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; --help lists what there is")
+
+    overrides = [argument for argument in arguments if is_override(argument)]
+    flags = [argument for argument in arguments if not is_override(argument)]
+    parser = get_args_parser()
+    vars(parser)["error"] = complain
+    if parser.parse_args([*flags, *overrides]).multirun and outside_rank() is not None:
+        raise ConfigError(
+            "-m starts the ranks of its jobs itself: without torchrun and srun, or one job at "
+            "a "
+            "time"
+        )
+    return flags, overrides
+
+
+def is_sweep(flags: Sequence[str]) -> bool:
+    """Whether the command line asks for one job for each of several values."""
+    return bool(get_args_parser().parse_args(list(flags)).multirun)
+
+
+@contextmanager
+def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
+    """Hydra reads the process's arguments, and lets an error out only if the environment says
+    so.
+    """
+    kept_arguments = sys.argv
+    kept_flag = os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [f"recapp.{name}", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        sys.argv = kept_arguments
+        if kept_flag is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = kept_flag

@@ -1,0 +1,402 @@
+"""Settings: `conf/*.yaml` and what the command line says, composed by Hydra, told in one line where
+they are wrong.
+
+    conf/train.yaml        the groups, and one option of each as default      model: dlrm
+    conf/model/dlrm.yaml   the settings of one option                         model.top_layers
+    command line           group=option, key=value, +plan=option             +plan=mixed seed=2
+
+A checkpoint keeps the settings it was made with. Going on from it, or evaluating it, means: those
+settings, and exactly what the command line says replaces them (`compose_over`), not the defaults of
+today.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recapp.checkpoints.trust import judged, marked
+from recapp.console import note
+from recapp.errors import ConfigError, suggest
+from recapp.settings import option_files
+from recapp.settings.check_settings import checked, known_part, names_of, unknown
+from recapp.settings.groups import Trainer
+from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
+
+HYDRA_VERSION_BASE = "1.3"
+PATHS = (
+    (None, "ckpt_path"),
+    ("dataset", "path"),
+    ("dataset", "val_path"),
+    ("dataset", "test_path"),
+    ("topology", "hardware"),
+    ("plan", "path"),
+)
+ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or not at all
+# Hydra wants the name of an option to be a word
+NO_OPTION = re.compile(r"|null|true|false|[-+.0-9].*")
+NULLABLE_GROUPS = ("experiment", "optimizer/schedule")
+# as a checkpoint may name them: files of conf/ and no others
+GROUP = re.compile(r"\w+(?:/\w+)*")
+OPTION = re.compile(r"[\w-]+")
+ADVICE = (  # what Hydra says: what to do
+    (
+        r"default list use \+(\S+)",
+        "{0}: nothing is chosen there by default, so it needs a plus: +{0}",
+    ),
+    (
+        r"^(?:Multiple values for )?(\S+?)(?: appears more than once|\. To override)",
+        "{0}: chosen twice; a group that has a default is chosen without a plus: {0}=...",
+    ),
+    (r"already at '(.*)'", "{0} is set already: write it without the plus"),
+    (
+        r"Ambiguous value for argument '(.*)'",
+        "{0}: put -m in front for one job for each value, or brackets around a list",
+    ),
+    (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
+)
+# said for one command, never taken over from a checkpoint
+OF_THE_INVOCATION = ("format", "trust", "hydra")
+
+
+def compose(primary: str, overrides: Sequence[str] = (), folders: Folders = ()) -> DictConfig:
+    """The settings `conf/<primary>.yaml` under some overrides, unresolved, Hydra's own under
+    `hydra`.
+
+    Args:
+        primary: The command.
+        overrides: As a command line says them.
+        folders: Where options are looked for beside recapp's own; inside of a job Hydra knows them
+            already.
+    """
+    if GlobalHydra.instance().is_initialized():
+        return hydra.compose(primary, list(overrides), return_hydra_config=True)
+    places = (
+        [f"hydra.searchpath={json.dumps([f'file://{folder}' for folder in folders])}"]
+        if folders
+        else []
+    )
+    with hydra.initialize_config_dir(str(option_files.conf_dir()), version_base=HYDRA_VERSION_BASE):
+        return hydra.compose(primary, [*overrides, *places], return_hydra_config=True)
+
+
+def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
+    """The option chosen of each group, without Hydra's own groups: `{"model": "dlrm", "plan":
+    "mixed"}`.
+    """
+    chosen = hydra_config.runtime.choices.items()
+    return {
+        str(group): str(option)
+        for group, option in chosen
+        if option and not str(group).startswith("hydra/")
+    }
+
+
+def names_checkpoint(config: DictConfig) -> bool:
+    """Whether a checkpoint is named, which knows what the command line leaves open."""
+    return (
+        "ckpt_path" in config
+        and not OmegaConf.is_missing(config, "ckpt_path")
+        and bool(config.ckpt_path)
+    )
+
+
+def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
+    """Settings as plain dicts and lists, every reference resolved.
+
+    Args:
+        config: Composed settings.
+        whole: Whether what must be given has to be there; where it is not, such a setting is `???`.
+
+    Raises:
+        ConfigError: A setting that must be given is not, or a reference leads nowhere.
+    """
+    try:
+        missing = sorted(OmegaConf.missing_keys(config)) if whole else []
+        plain = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key}: {_first_line(error)}") from error
+    if missing:
+        raise ConfigError(f"{missing[0]} must be given: {missing[0]}=...")
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings whose paths (`PATHS`: a path, a glob, or a list of them) hold wherever they
+    are read.
+    """
+    here = Path.cwd()
+
+    def absolute(value: Any) -> Any:
+        if isinstance(value, list):
+            return [absolute(item) for item in value]
+        if not isinstance(value, str) or not value or "://" in value:  # its reader refuses a URI
+            return value
+        return str(here / Path(value).expanduser())
+
+    changed = dict(config)
+    for group, key in PATHS:
+        holder = changed if group is None else changed.get(group)
+        if isinstance(holder, dict) and key in holder:
+            holder = {**holder, key: absolute(holder[key])}
+            changed = holder if group is None else {**changed, group: holder}
+    return changed
+
+
+# ---- a checkpoint's settings
+
+
+def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()) -> list[str]:
+    """`group=option` for all that the checkpoint of `ckpt_path=DIR` was made with and the command
+    line does not choose itself.
+
+    Hydra refuses `model.depth=3` where the default model has no depth, whatever the checkpoint's
+    model has: so the checkpoint's options are chosen first. A checkpoint that cannot be read is the
+    error of its reader, not of this function.
+    """
+    paths = [
+        override.partition("=")[2] for override in overrides if override.startswith("ckpt_path=")
+    ]
+    try:
+        file = Path(paths[-1]).expanduser() / "manifest.json"
+        stored = dict(json.loads(file.read_text())["config"]["choices"]) if file.is_file() else {}
+        stored = {
+            group: option
+            for group, option in stored.items()
+            if GROUP.fullmatch(group) and OPTION.fullmatch(option)
+        }
+        chosen = overrides_that_choose(stored, primary, folders)
+    except (IndexError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []
+    said = {override.lstrip("+").partition("=")[0] for override in overrides}
+    return [choice for choice in chosen if choice.lstrip("+").partition("=")[0] not in said]
+
+
+def overrides_that_choose(
+    chosen: Mapping[str, str], primary: str, folders: Folders = ()
+) -> list[str]:
+    """`group=option` for each of some options, `+group=option` where the command has no such group
+    by itself.
+
+    An option that is nowhere any more is left out.
+    """
+    default = compose(primary, folders=folders).hydra.runtime.choices  # null ones too
+    there = {
+        group: option for group, option in chosen.items() if option_file(group, option, folders)
+    }
+    return [f"{'' if group in default else '+'}{group}={option}" for group, option in there.items()]
+
+
+def compose_over(
+    stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
+) -> dict[str, Any]:
+    """A checkpoint's settings, with exactly what the command line says replaced.
+
+    Args:
+        stored: Plain settings, as `resolved.yaml` and the checkpoint's manifest hold them.
+        primary: The command whose settings these become: what `conf/<primary>.yaml` has and
+            `stored` has not is added.
+        overrides: The command line: a group choice replaces the whole group, `+plan=x` the plan,
+            `key=value` one setting.
+        folders: Where options are looked for beside recapp's own.
+
+    Raises:
+        ConfigError: An override names a setting that neither has; with close matches.
+        CheckpointError: What is left of the checkpoint's settings names something that may not be
+            called (`recapp/checkpoints/trust.py`).
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    result = marked({key: value for key, value in stored.items() if key not in OF_THE_INVOCATION})
+    choices = dict(result.pop("choices", {}))
+    parsed = [override for override in parsed if not override.is_hydra_override()]
+    groups = [override for override in parsed if is_group(override.key_or_group, folders)]
+    known: list[str] = []
+    try:
+        composed = compose(primary, [str(override.input_line) for override in groups], folders)
+        fresh: Any = OmegaConf.to_container(composed, resolve=False)
+        result |= {
+            key: value for key, value in fresh.items() if key not in result and key != "hydra"
+        }
+        for path in (path for override in groups for path in _written_by(override, folders)):
+            _take(result, fresh, path.split("."))
+        config = OmegaConf.create(result)
+        known = dotted(result)
+        OmegaConf.set_struct(config, True)
+        ConfigLoaderImpl._apply_overrides_to_config(
+            [value for value in parsed if value not in groups], config
+        )
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(in_one_line(error, known)) from error
+    OmegaConf.set_struct(config, False)
+    said = {override.key_or_group: override.value() for override in groups}
+    chosen = {**choices, **{group: str(option) for group, option in said.items() if option}}
+    plain = to_plain(config)
+    plain = judged(plain, plain.get("trust") or [])  # before anything that they name is imported
+    plain, dropped = known_part(plain, primary)
+    for name in dropped:
+        if any(override.key_or_group == name for override in parsed):
+            raise ConfigError(unknown(name, names_of(primary)))
+    if dropped:
+        note(
+            f"the checkpoint's settings {', '.join(dropped)} do not exist any more and are left out"
+        )
+    return checked(plain, primary, overrides) | {"choices": chosen}
+
+
+def check_groups(arguments: Sequence[str]) -> None:
+    """Refuse choices of groups that Hydra would refuse with a sentence that does not name them.
+
+    Args:
+        arguments: The command line.
+
+    Raises:
+        ConfigError: A group that needs an option is to have none, or an experiment is named and
+            there is no folder of them.
+    """
+    folders = named_folders(arguments)
+    elsewhere = any(argument.startswith("hydra.searchpath") for argument in arguments)
+    for name, _, value in (argument.partition("=") for argument in arguments):
+        there = options(name, folders) if is_group(name, folders) else []
+        if (
+            there
+            and NO_OPTION.fullmatch(value)
+            and value not in there
+            and name not in NULLABLE_GROUPS
+        ):
+            raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
+        if (
+            name.lstrip("+") == "experiment"
+            and value != "null"
+            and not is_group("experiment", folders)
+            and not elsewhere
+        ):
+            raise ConfigError(
+                f"experiment={value}: there is no such option; write experiment/{value}.yaml, "
+                "with `# @package _global_` on top, "
+                "into a folder of your own and add --config-dir FOLDER"
+            )
+
+
+def _written_by(choice: Override, folders: Folders) -> list[str]:
+    """The settings (dotted) that a group choice decides: its own group, or what a global option
+    such as an experiment lists.
+    """
+    group = choice.key_or_group
+    file = option_file(group, str(choice.value()), folders)
+    if file is None or "@package _global_" not in file.read_text().split("\n", 1)[0]:
+        return [group.replace("/", ".")]
+    content: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    defaults = [entry for entry in content.pop("defaults", []) if isinstance(entry, dict)]
+    others = [
+        str(key).split()[-1].strip("/").replace("/", ".") for entry in defaults for key in entry
+    ]
+    return [*others, *dotted(content, leaves_only=True)]
+
+
+def _take(into: dict[str, Any], source: Mapping[str, Any], path: Sequence[str]) -> None:
+    """Makes `into` have at `path` what `source` has there, or nothing."""
+    *parents, last = path
+    for parent in parents:
+        into[parent] = dict(into.get(parent) or {})
+        into = into[parent]
+        source = source.get(parent) or {}
+    into.pop(last, None)
+    if last in source:
+        into[last] = source[last]
+
+
+# ---- what Hydra says, in one line
+
+
+def dotted(config: Mapping[Any, Any], prefix: str = "", *, leaves_only: bool = False) -> list[str]:
+    """Every key of plain nested settings, inner ones as `group.key`."""
+    keys = []
+    for key, value in config.items():
+        inner = isinstance(value, dict)
+        keys += [] if inner and leaves_only else [f"{prefix}{key}"]
+        keys += dotted(value, f"{prefix}{key}.", leaves_only=leaves_only) if inner else []
+    return keys
+
+
+def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
+    """The dotted settings there are under the group choices of a command line (or of none, where
+    those are wrong).
+    """
+    folders = named_folders(overrides)
+    chosen = [
+        override
+        for override in overrides
+        if is_group(override.lstrip("+").partition("=")[0], folders)
+    ]
+    for attempt in (chosen, []):
+        try:
+            config: Any = OmegaConf.to_container(compose(primary, attempt, folders), resolve=False)
+            return dotted(config)
+        except (HydraException, OmegaConfBaseException):
+            continue
+    return []
+
+
+def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[str]) -> str:
+    """What is wrong with the settings, and what is close to it.
+
+    Args:
+        error: What Hydra or OmegaConf raised.
+        known: The settings there are, dotted.
+    """
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    if isinstance(error, OverrideParseException):
+        return (
+            f"cannot read {error.override!r}: settings are key=value; a value with = , [ ] or "
+            "blanks needs \"key='value'\""
+        )
+    if isinstance(error, MissingConfigException):
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={option}: there is no such option; {suggest(option, error.options or ())}"
+    text = str(error) or str(cause)
+    for pattern, advice in ADVICE:
+        if found := re.search(pattern, text):
+            return advice.format(*found.groups())
+    if found := re.search(r"Could not override '([^']+)'\.", text):
+        return _unknown(found[1], list(known))
+    if (
+        isinstance(cause, OmegaConfBaseException)
+        and cause.full_key
+        and "is not in struct" in str(cause)
+    ):
+        return _unknown(str(cause.full_key), list(known))
+    return _first_line(cause if str(error) == "" else error)
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    top = name.partition(".")[0]
+    home, _, _ = name.rpartition(".")
+    if top in ADDED_GROUPS and (top not in known or (home in known and home != top)):
+        return f"{name}: nothing is set there by default, so it needs a plus: +{name}=..."
+    if top == "trainer" and name.rpartition(".")[2] in Trainer.refused:
+        return f"{name}: cannot be set: {Trainer.refused[name.rpartition('.')[2]]}"
+    if not name.startswith("hydra."):
+        known = [key for key in known if key.partition(".")[0] != "hydra"]
+    plus = (
+        "; a setting of Lightning's Trainer that is not listed by --help trainer needs a plus: "
+        f"+{name}=..."
+    )
+    return unknown(name, known) + (plus if home == "trainer" else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )

@@ -1,0 +1,1 @@
+"""Trains sharded tables: requests, lookup, fused update and the stores that hold the rows."""

@@ -1,0 +1,58 @@
+"""Whether the dense part of a model has room, known before any of its memory is asked for.
+
+torch says of a layer that is too large that an allocator cannot have so many bytes. Here the model
+is built on the meta device first, which costs no memory, and its parameters are counted.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from recapp.console import note
+from recapp.errors import ConfigError
+from recapp.processes.process_memory import free_memory_bytes, memory_pools
+from recapp.processes.rank_environment import place_of
+
+COPIES = 2  # weights and their gradients; what the optimiser keeps depends on the optimiser
+
+
+def check_room(make: Callable[[], nn.Module]) -> None:
+    """Refuse a model whose dense part cannot fit into what this rank has.
+
+    The model is built on the CPU whatever device it trains on, so the CPU's memory counts.
+
+    Args:
+        make: Builds the model. It is called on the meta device, and random numbers stay as they
+            were.
+
+    Raises:
+        ConfigError: Weights and gradients need more than is free; it names the largest parameter.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            module = make()
+    # a model that computes with its start values cannot be built there
+    except RuntimeError as error:
+        note(f"the model's memory is not known beforehand: {' '.join(str(error).split())}")
+        return
+    held = {
+        id(p)
+        for m in module.modules()
+        if hasattr(m, "embedding_bag_configs")
+        for p in m.parameters()
+    }
+    dense = {name: p for name, p in module.named_parameters() if id(p) not in held}
+    needed = COPIES * sum(p.numel() * p.element_size() for p in dense.values())
+    place = place_of()
+    pools = memory_pools(torch.device("cpu"))
+    free = free_memory_bytes([pools] * (place.local_world if place else 1))[0]
+    if free is not None and needed > free:
+        name, largest = max(dense.items(), key=lambda item: item[1].numel())
+        shape = " x ".join(f"{n:,}" for n in largest.shape)
+        raise ConfigError(
+            f"model: weights and gradients of the dense part need {needed:,} bytes on each rank, "
+            f"and {free:,} are free; "
+            f"{name} alone is {shape}: use narrower layers (model.bottom_layers, "
+            "model.top_layers) or a smaller tables.dim"
+        )

@@ -1,0 +1,102 @@
+"""Whole tables of a sharded model on rank 0: for a notebook, or to load under any plan."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recapp.engine.shard_model import sharded_collections
+from recapp.engine.sharded_state import Strip
+from recapp.transport.communicator import Comm
+
+PART_BYTES = 64 * 2**20  # of a message: what rank 0 needs beside the tables
+
+
+def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
+    """Assemble the state dict of the unsharded model on rank 0. Every rank calls it.
+
+    Rank 0 needs memory for all tables. The others send their strips in messages of at most 64 MiB.
+
+    Args:
+        model: holds sharded collections: a `DistributedModelParallel`, or any module.
+
+    Returns:
+        On rank 0 a copy of everything on the CPU, as the unsharded model's `state_dict` would have
+        it; it loads into that model, and on every rank into a sharded one. Elsewhere an empty dict.
+    """
+    collections = sharded_collections(model)
+    comm = collections[0].comm if collections else Comm()
+    state = model.state_dict()
+    tables = {name: value for name, value in state.items() if isinstance(value, list)}
+    told_W = comm.gather(
+        {name: [_told(strip) for strip in strips] for name, strips in tables.items()}
+    )
+    whole = {
+        name: _gathered(strips, [told[name] for told in told_W], comm)
+        for name, strips in tables.items()
+    }
+    if comm.rank:
+        return {}
+    return {name: whole[name] if name in whole else _copied(value) for name, value in state.items()}
+
+
+Told = tuple[tuple[int, int], tuple[int, int], torch.dtype]
+
+
+def _told(strip: Strip) -> Told:
+    rows, cols, tensor = strip
+    return rows, cols, tensor.dtype
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+def _gathered(strips: list[Strip], told_W: list[list[Told]], comm: Comm) -> Tensor:
+    """A whole table on rank 0; elsewhere an empty tensor. A strip that several ranks hold is sent
+    by the first."""
+    told = [
+        (rank, number, *strip)
+        for rank, held in enumerate(told_W)
+        for number, strip in enumerate(held)
+    ]
+    shape = (max(rows[1] for *_, rows, _, _ in told), max(cols[1] for *_, cols, _ in told))
+    whole = torch.empty(shape if comm.rank == 0 else (0, 0), dtype=told[0][-1])
+    seen = set()
+    for rank, number, rows, cols, dtype in told:
+        if (rows, cols) in seen:
+            continue
+        seen.add((rows, cols))
+        step = max(1, PART_BYTES // max(1, (cols[1] - cols[0]) * dtype.itemsize))
+        for first in range(rows[0], rows[1], step):
+            part = (first, min(first + step, rows[1]))
+            sent = (
+                strips[number][2][part[0] - rows[0] : part[1] - rows[0]]
+                if comm.rank == rank
+                else None
+            )
+            arrived = _to_rank_0(sent, rank, (part[1] - part[0], cols[1] - cols[0]), dtype, comm)
+            if arrived is not None:
+                whole[slice(*part), slice(*cols)] = arrived
+    return whole
+
+
+def _to_rank_0(
+    sent: Tensor | None, source: int, shape: tuple[int, int], dtype: torch.dtype, comm: Comm
+) -> Tensor | None:
+    """Hand rows of one rank to rank 0, which gets them; the others get None and need not wait."""
+    if comm.rank not in (0, source):
+        return None
+    if source == 0:
+        return sent
+    size = shape[0] * shape[1] * dtype.itemsize
+    bytes_N = (
+        torch.empty(size, dtype=torch.uint8, device=comm.device)
+        if sent is None
+        else sent.contiguous().view(-1).view(torch.uint8)
+    )
+    nothing = [(0, 0)] * comm.world
+    spans = [(0, 0)] * comm.world
+    spans[source if comm.rank == 0 else 0] = (0, size)
+    comm.swap(bytes_N, *((nothing, spans) if comm.rank == 0 else (spans, nothing)))()
+    return bytes_N.view(dtype).view(shape) if comm.rank == 0 else None

@@ -1,0 +1,188 @@
+"""Strips of one row agree on the mean square of its gradient, so that row-wise Adagrad is exact
+under column cuts.
+
+Each strip's owner sums the squares of its columns in fp64 and tells the owners of the row's other
+strips: 8 bytes per touched row, one small collective, and only where a table is cut by columns and
+the rule asks for a row-wide statistic. All strips of a row were asked for by the same ranks and
+share their row cuts, so they hold the same touched rows in the same order: the message needs
+neither ids nor counts. Every strip adds the parts in column order, so all copies of the state stay
+equal bit for bit.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recapp.kernels.links import Counts
+from recapp.sharding.layout import Layout, Piece
+from recapp.sparse.transfer import to_device
+from recapp.transport.communicator import Comm
+from recapp.transport.message_layout import Mail
+
+if TYPE_CHECKING:
+    from recapp.kernels.backend import Backend
+
+Place = tuple[int, int]
+"""A strip and its first row: one piece, wherever it lies."""
+
+Pieces = tuple[Tensor, Tensor, Counts]
+"""Of touched rows: the piece of each, its number among that piece's, and how many there are of each
+piece.
+"""
+
+
+class SharedState:
+    """Sums of squares over whole rows of the pieces on this rank.
+
+    Args:
+        layout: of all tables.
+        comm: the ranks.
+        backend: the kernels.
+    """
+
+    def __init__(self, layout: Layout, comm: Comm, backend: "Backend") -> None:
+        self.layout = layout
+        self.comm = comm
+        self.backend = backend
+        self.mine_G = [layout.pieces_of(comm.rank, g) for g in range(len(layout.groups))]
+        mine = [p for pieces in self.mine_G for p in pieces]
+        number = {(p.strip, p.rows.start): i for i, p in enumerate(mine)}
+        bands: dict[tuple[int, int], list[Piece]] = defaultdict(list)
+        for p in layout.pieces:
+            if not self._replicated(p) or p.rank == comm.rank:
+                bands[layout.strips[p.strip].table, p.rows.start].append(p)
+        band_P = [
+            sorted(
+                bands[layout.strips[p.strip].table, p.rows.start],
+                key=lambda q: layout.strips[q.strip].cols.start,
+            )
+            for p in mine
+        ]
+        self.base_G = [
+            torch.tensor([p.base for p in pieces], dtype=torch.int64, device=comm.device)
+            for pieces in self.mine_G
+        ]
+        self.dim_G = [
+            torch.tensor(
+                [layout.tables[layout.strips[p.strip].table].embedding_dim for p in pieces],
+                device=comm.device,
+            )
+            for pieces in self.mine_G
+        ]
+        siblings = [
+            (i, p, q)
+            for i, (p, band) in enumerate(zip(mine, band_P, strict=True))
+            for q in band
+            if q.rank != comm.rank
+        ]
+        # once to each rank, whatever it holds
+        self.out = sorted({(q.rank, p.rows.start, p.strip, i) for i, p, q in siblings})
+        into = sorted({(q.rank, q.rows.start, q.strip): i for i, _, q in siblings}.items())
+        self.into_rank = [rank for (rank, _, _), _ in into]
+        self.into_piece = np.array([i for _, i in into], np.int64)  # an own piece of the same rows
+        arrival: dict[Place, int] = {(strip, row): n for n, ((_, row, strip), _) in enumerate(into)}
+        depth = max((len(b) for b in band_P), default=0)
+        self.sources = [
+            [self._source(band, j, number, arrival) for band in band_P] for j in range(depth)
+        ]
+
+    def _replicated(self, p: Piece) -> bool:
+        return self.layout.groups[self.layout.strips[p.strip].group].mode == "replicated"
+
+    def _source(
+        self, band: list[Piece], j: int, number: dict[Place, int], arrival: dict[Place, int]
+    ) -> tuple[str, int]:
+        """Where strip j of a band comes from: an own piece, an arrived part, or nowhere."""
+        if j >= len(band):
+            return "none", 0
+        place = band[j].strip, band[j].rows.start
+        return (
+            ("own", number[place])
+            if band[j].rank == self.comm.rank
+            else ("arrived", arrival[place])
+        )
+
+    def find(self, group: int, row_U: Tensor) -> Pieces:
+        """The pieces of touched rows of a group's store, which are in the order in which they were
+        asked for.
+        """
+        piece_U, nth_U, n_K = self.backend.find_pieces(row_U, self.base_G[group])
+        return piece_U, nth_U, n_K
+
+    def __call__(
+        self, found_G: Sequence[Pieces], squares_GU: list[Tensor], dtype: torch.dtype
+    ) -> list[Tensor]:
+        """Mean squares over whole rows.
+
+        Args:
+            found_G: the touched rows' pieces, by group.
+            squares_GU: fp64 sums of squares over the strip's columns.
+            dtype: of the result.
+
+        Returns:
+            Means over the whole row of each touched row of each group.
+        """
+        n_P = np.concatenate([n_K for _, _, n_K in found_G])
+        first_P = n_P.cumsum() - n_P
+        part = torch.empty(int(n_P.sum()), dtype=torch.float64, device=self.comm.device)
+        pieces = 0
+        for (piece_U, nth_U, n_K), squares_U in zip(found_G, squares_GU, strict=True):
+            first_K = to_device(first_P[pieces : pieces + len(n_K)], part.device)
+            self.backend.place_parts(squares_U, first_K, piece_U, nth_U, part)
+            pieces += len(n_K)
+        arrived, first_A = self._exchange(part, n_P, first_P)
+        parts = torch.cat([part, arrived])
+        begin_JP = self._begins(first_P, first_A, len(part))
+        means = []
+        pieces = 0
+        for (piece_U, nth_U, n_K), dim_K in zip(found_G, self.dim_G, strict=True):
+            begin_JK = to_device(
+                np.ascontiguousarray(begin_JP[:, pieces : pieces + len(n_K)]), part.device
+            )
+            means.append(self.backend.mean_of_parts(parts, begin_JK, piece_U, nth_U, dim_K, dtype))
+            pieces += len(n_K)
+        return means
+
+    def _begins(self, first_P: Counts, first_A: Counts, own: int) -> Counts:
+        """Where the part of each strip of each own piece's band begins among own and arrived parts;
+        -1: there is no such strip.
+        """
+        begin_JP = np.full((len(self.sources), len(first_P)), -1, np.int64)
+        for j, level in enumerate(self.sources):
+            for piece, (kind, number) in enumerate(level):
+                if kind != "none":
+                    begin_JP[j, piece] = first_P[number] if kind == "own" else own + first_A[number]
+        return begin_JP
+
+    def _exchange(self, part: Tensor, n_P: Counts, first_P: Counts) -> tuple[Tensor, Counts]:
+        """Parts of the siblings on other ranks, and where each begins."""
+        world = self.comm.world
+        asked = np.zeros((world, 1), np.int64)
+        served = np.zeros((world, 1), np.int64)
+        size = n_P.tolist()
+        first = first_P.tolist()
+        for rank, _, _, i in self.out:
+            asked[rank] += size[i]
+        for rank, i in zip(self.into_rank, self.into_piece, strict=True):
+            served[rank] += size[i]
+        mail = Mail(asked, served, self.comm.rank, 1)
+        buffer = torch.empty(mail.numel, dtype=part.dtype, device=part.device)
+        at = mail.asked_WG1[:, 0].tolist()
+        for rank, _, _, i in self.out:
+            buffer[at[rank] : at[rank] + size[i]] = part[first[i] : first[i] + size[i]]
+            at[rank] += size[i]
+        self.comm.swap(buffer, *mail.requests())()
+        arrived = torch.cat(
+            [
+                buffer[c[0] : c[1]]
+                for r, c in enumerate(mail.served_WG1.tolist())
+                if r != self.comm.rank
+            ]
+            or [buffer[:0]]
+        )
+        n_A = n_P[self.into_piece]
+        return arrived, n_A.cumsum() - n_A

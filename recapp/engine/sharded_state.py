@@ -1,0 +1,200 @@
+"""Tables in a model's `state_dict`: under their unsharded names, as what this rank holds.
+
+    unsharded    bags.embedding_bags.users.weight: tensor [1000, 16]
+    rank 0       bags.embedding_bags.users.weight: [((0, 500), (0, 16), tensor [500, 16])]
+    rank 1       bags.embedding_bags.users.weight: [((500, 1000), (0, 16), tensor [500, 16])]
+
+A strip is (rows, cols, tensor) with begin and end of its rows and columns; a rank may hold several
+strips of a table, or none. Tensors are views, as in any state dict: copy them to keep them.
+`torch.save` writes such a dict, and `torch.load(..., weights_only=True)` reads it.
+
+`load_state_dict` takes strips or whole tables. Every rank keeps what lies in its own strips, so a
+whole table loads on all ranks, and strips of another plan load where they cover what the rank
+holds. A state without a table is refused, as torch refuses one without a parameter.
+
+Only weights are meant. The state of the tables' optimiser is in recapp's checkpoints
+(`recapp/checkpoints/directory.py`), not here.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recapp.sharding.layout import Block
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.module_by_name import key_of
+
+if TYPE_CHECKING:
+    from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+
+Strip = tuple[tuple[int, int], tuple[int, int], Tensor]
+"""First row and the one behind the last, the same of columns, and the values."""
+
+
+def put_tables_in_state(collection: "ShardedEmbeddingBagCollection") -> None:
+    """Let `state_dict` and `load_state_dict` of every module that holds a collection know its
+    tables."""
+    collection.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
+    collection.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def without_tables(collections: Sequence["ShardedEmbeddingBagCollection"]) -> Iterator[None]:
+    """Inside of it state dicts hold no tables, and one without tables lacks none: they are stored
+    elsewhere."""
+    for collection in collections:
+        collection.tables_in_state = False
+    try:
+        yield
+    finally:
+        for collection in collections:
+            collection.tables_in_state = True
+
+
+def _names(
+    collection: "ShardedEmbeddingBagCollection", prefix: str
+) -> dict[str, EmbeddingBagConfig]:
+    return {
+        f"{prefix}embedding_bags.{key_of(t.name)}.weight": t
+        for t in collection.embedding_bag_configs()
+    }
+
+
+def _weights(collection: "ShardedEmbeddingBagCollection") -> dict[str, list[Block]]:
+    held: dict[str, list[Block]] = {t.name: [] for t in collection.embedding_bag_configs()}
+    for block in collection.blocks():
+        if block.tensor == "weight":
+            held[block.table].append(block)
+    return held
+
+
+def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """Put what this rank holds of each table into a state dict. Every rank calls it."""
+    c: Any = collection
+    if c.tables_in_state:
+        held = _weights(c)
+        for name, table in _names(c, prefix).items():
+            state[name] = [
+                ((b.rows.start, b.rows.stop), (b.cols.start, b.cols.stop), b.data)
+                for b in held[table.name]
+                if b.rows
+            ]
+
+
+def _load(
+    collection: nn.Module,
+    state: dict[str, Any],
+    prefix: str,
+    metadata: Any,
+    strict: bool,
+    missing: list[str],
+    unexpected: list[str],
+    errors: list[str],
+) -> None:
+    """Copy the tables of a state dict to where they lie, and take them out, as torch knows no such
+    names."""
+    c: Any = collection
+    if not c.tables_in_state:
+        return
+    held = _weights(c)
+    for name, table in _names(c, prefix).items():
+        if name not in state:
+            missing.append(name)
+            continue
+        value = state.pop(name)
+        fault = _fault(value, table, held[table.name])
+        if fault:
+            errors.append(f"table {table.name} ({name}): {fault}")
+        else:
+            for block in held[table.name]:
+                for strip in _strips(value):
+                    _copy(strip, block)
+
+
+def _strips(value: Any) -> list[Strip]:
+    """Strips of either form."""
+    if isinstance(value, Tensor):
+        return [((0, value.shape[0]), (0, value.shape[1]), value)]
+    return list(value)
+
+
+def _fault(value: Any, table: EmbeddingBagConfig, held: Sequence[Block]) -> str:
+    """Why a value cannot be loaded into what is held of a table; empty where it can."""
+    shape = (table.num_embeddings, table.embedding_dim)
+    if isinstance(value, Tensor) and tuple(value.shape) != shape:
+        return f"a tensor of shape {tuple(value.shape)} is stored, the table is {shape}"
+    if not isinstance(value, Tensor | list | tuple):
+        kind = type(value).__name__
+        return f"a {kind} is stored, neither a whole tensor nor a list of (rows, cols, tensor)"
+    for number, strip in enumerate(_strips(value)):
+        if not _is_strip(strip, shape):
+            return f"entry {number} is no (rows, cols, tensor) of a table of shape {shape}"
+        tensor = strip[2]
+        wanted = table.data_type.dtype
+        if tensor.dtype != wanted:
+            return f"{tensor.dtype} is stored, the table is {wanted}: convert it with .to({wanted})"
+        if tensor.device.type == "meta":
+            return "a tensor on the meta device is stored, which has no values"
+    for block in held:
+        if not _covered(block, _strips(value)):
+            return (
+                f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
+                f"columns {block.cols.start} to {block.cols.stop}, which this rank holds: load the "
+                "state of the same plan and rank, or whole tables (gathered_state_dict)"
+            )
+    return ""
+
+
+def _is_strip(strip: Any, shape: tuple[int, int]) -> bool:
+    try:
+        (r0, r1), (c0, c1), tensor = strip
+        inside = 0 <= r0 <= r1 <= shape[0] and 0 <= c0 <= c1 <= shape[1]
+        return inside and isinstance(tensor, Tensor) and tuple(tensor.shape) == (r1 - r0, c1 - c0)
+    except (TypeError, ValueError):
+        return False
+
+
+def _covered(block: Block, strips: Sequence[Strip]) -> bool:
+    """Whether strips, which may overlap, hold every value of a block: looked up on the grid of all
+    their edges."""
+    parts = [part for strip in strips if all(part := _common(strip, block))]
+    rows = sorted(
+        {block.rows.start, block.rows.stop, *(edge for r, _ in parts for edge in (r.start, r.stop))}
+    )
+    cols = sorted(
+        {block.cols.start, block.cols.stop, *(edge for _, c in parts for edge in (c.start, c.stop))}
+    )
+    filled = np.zeros((len(rows) - 1, len(cols) - 1), bool)
+    for r, c in parts:
+        filled[
+            rows.index(r.start) : rows.index(r.stop), cols.index(c.start) : cols.index(c.stop)
+        ] = True
+    return bool(filled.all())
+
+
+def _common(strip: Strip, block: Block) -> tuple[range, range]:
+    """Rows and columns that a strip and a block have in common; an empty range where there are
+    none."""
+    (r0, r1), (c0, c1), _ = strip
+    return (
+        range(max(r0, block.rows.start), min(r1, block.rows.stop)),
+        range(max(c0, block.cols.start), min(c1, block.cols.stop)),
+    )
+
+
+@torch.no_grad()
+def _copy(strip: Strip, block: Block) -> None:
+    """Copy what a strip and a block have in common."""
+    rows, cols = _common(strip, block)
+    if rows and cols:
+        (r0, _), (c0, _), tensor = strip
+        to = block.data[_from(rows, block.rows.start), _from(cols, block.cols.start)]
+        to.copy_(tensor.detach()[_from(rows, r0), _from(cols, c0)])
+
+
+def _from(numbers: range, start: int) -> slice:
+    return slice(numbers.start - start, numbers.stop - start)

@@ -1,0 +1,323 @@
+"""Home of mode `unique`, compiled: which distinct rows a batch needs, of whom, and which of their
+vectors make which bag.
+
+Strips of tables have no row in common, so threads take them as they are dealt: each strip numbers
+its distinct rows from 0 and keeps what is told of them where its pairs begin; then they move
+together (a thread that is alone leaves no gaps). The order is that of strips, whatever the number
+of threads. Letters are those of `numba_integers.py`.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+
+from recapp.kernels.numba_cache import compiled
+from recapp.kernels.numba_integers import find, hashing, piece_of
+from recapp.kernels.simd import get, put
+
+jit = compiled()
+spread = compiled(parallel=True)
+
+
+@jit
+def route_strips(
+    thread_I: Any,
+    mine: Any,
+    threads: Any,
+    slot_H: Any,
+    rows_L: Any,
+    first_S: Any,
+    last_S: Any,
+    slot_I1: Any,
+    pair_I1: Any,
+    rows_I: Any,
+    piece_I1: Any,
+    start_K: Any,
+    rank_K: Any,
+    base_K: Any,
+    number_P: Any,
+    row_P: Any,
+    rank_P: Any,
+    count_P: Any,
+    place_P: Any,
+    first_I: Any,
+    found_I: Any,
+    vectors_IW: Any,
+) -> None:
+    """Number the distinct rows of the strips of thread `mine`, each strip's from 0; count their
+    uses and find their owners.
+
+    What is told of a strip's distinct rows stands from first[i] on, found[i] of them.
+    """
+    end = 0
+    for i in range(len(thread_I)):
+        if thread_I[i] != mine:
+            continue
+        if threads > 1:
+            end = pair_I1[i]
+        begin = end
+        p = pair_I1[i]
+        multiplier, shift, mask = hashing(rows_I[i], pair_I1[i + 1] - p)
+        for slot in range(slot_I1[i], slot_I1[i + 1]):
+            for at in range(first_S[slot], last_S[slot]):
+                row = get(rows_L, at)
+                h = find(row, slot_H, row_P, multiplier, shift, mask)
+                u = int(get(slot_H, h))
+                if u < 0:
+                    u = end
+                    put(slot_H, h, u)
+                    put(place_P, u, h)
+                    put(row_P, u, row)
+                    put(count_P, u, 0)
+                    end += 1
+                put(count_P, u, get(count_P, u) + 1)
+                put(number_P, p, u - begin)
+                p += 1
+        first_I[i] = begin
+        found_I[i] = end - begin
+        _settle(
+            row_P,
+            rank_P,
+            place_P,
+            begin,
+            end,
+            slot_H,
+            start_K,
+            rank_K,
+            base_K,
+            piece_I1[i],
+            piece_I1[i + 1],
+            vectors_IW[i],
+        )
+
+
+@spread
+def route_strips_on_threads(
+    thread_I: Any,
+    threads: Any,
+    slot_H: Any,
+    rows_L: Any,
+    first_S: Any,
+    last_S: Any,
+    slot_I1: Any,
+    pair_I1: Any,
+    rows_I: Any,
+    piece_I1: Any,
+    start_K: Any,
+    rank_K: Any,
+    base_K: Any,
+    number_P: Any,
+    row_P: Any,
+    rank_P: Any,
+    count_P: Any,
+    place_P: Any,
+    first_I: Any,
+    found_I: Any,
+    vectors_IW: Any,
+) -> None:
+    """`route_strips` on every thread, which has its part of the hash table."""
+    size = len(slot_H) // threads
+    for t in prange(threads):
+        # numba counts unsigned, and would compile another `route_strips` than the one that a thread
+        # alone has
+        route_strips(
+            thread_I,
+            np.int64(t),
+            threads,
+            slot_H[t * size : (t + 1) * size],
+            rows_L,
+            first_S,
+            last_S,
+            slot_I1,
+            pair_I1,
+            rows_I,
+            piece_I1,
+            start_K,
+            rank_K,
+            base_K,
+            number_P,
+            row_P,
+            rank_P,
+            count_P,
+            place_P,
+            first_I,
+            found_I,
+            vectors_IW,
+        )
+
+
+@jit
+def close_up(first_I: Any, found_I: Any, row_P: Any, rank_P: Any, count_P: Any, row_I1: Any) -> Any:
+    """Move the strips' distinct rows together; returns how many there are."""
+    U = 0
+    for i in range(len(found_I)):
+        row_I1[i] = U
+        if first_I[i] > U:
+            for k in range(found_I[i]):
+                put(row_P, U + k, get(row_P, first_I[i] + k))
+                put(rank_P, U + k, get(rank_P, first_I[i] + k))
+                put(count_P, U + k, get(count_P, first_I[i] + k))
+        U += found_I[i]
+    row_I1[len(found_I)] = U
+    return U
+
+
+@jit
+def _settle(
+    row_U: Any,
+    rank_U: Any,
+    place_U: Any,
+    begin: Any,
+    end: Any,
+    slot_H: Any,
+    start_K: Any,
+    rank_K: Any,
+    base_K: Any,
+    first: Any,
+    last: Any,
+    vectors_W: Any,
+) -> None:
+    """Rows of a strip become rows of their owners' stores."""
+    for u in range(begin, end):
+        row = get(row_U, u)
+        put(slot_H, get(place_U, u), -1)
+        k = piece_of(row, start_K, first, last)
+        rank = get(rank_K, k)
+        put(rank_U, u, rank)
+        put(row_U, u, row - get(start_K, k) + get(base_K, k))
+        put(vectors_W, rank, get(vectors_W, rank) + 1)
+
+
+@jit
+def place_rows(
+    rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W: Any, ids: Any, at_U: Any
+) -> None:
+    """Vectors and requests go to the next place for their rank; both cursors move."""
+    for u in range(U):
+        rank = get(rank_U, u)
+        put(at_U, u, get(vector_W, rank))
+        put(vector_W, rank, get(vector_W, rank) + width)
+        put(ids, get(row_W, rank), get(row_U, u))
+        put(row_W, rank, get(row_W, rank) + 1)
+
+
+@jit
+def link_strips(
+    thread_I: Any,
+    mine: Any,
+    number_P: Any,
+    count_U: Any,
+    source_U: Any,
+    first_S: Any,
+    slot_I1: Any,
+    pair_I1: Any,
+    row_I1: Any,
+    feature_S: Any,
+    lengths_FB: Any,
+    where_M: Any,
+    scale_M: Any,
+    weights_L: Any,
+    start_U1: Any,
+    offsets_M1: Any,
+    index_P: Any,
+    order_P: Any,
+    use_P: Any,
+    use_T: Any,
+    staged_S: Any,
+    width: Any,
+) -> None:
+    """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; vector u learns
+    from order[start[u]:start[u+1]].
+
+    Only those of the strips of thread `mine`; where two strips meet, their threads write the same
+    number. Where copies are made strip by strip, `staged_S` says in which bag of its strip's copy a
+    slot begins; else it is empty.
+    """
+    bags = lengths_FB.shape[1]
+    for i in range(len(thread_I)):
+        if thread_I[i] != mine:
+            continue
+        start = pair_I1[i]
+        base = row_I1[i]
+        for u in range(base, row_I1[i + 1]):
+            count = get(count_U, u)
+            put(start_U1, u, start)
+            put(count_U, u, start)  # now a cursor
+            start += count
+        put(start_U1, row_I1[i + 1], start)  # the next strip writes the same there
+        p = pair_I1[i]
+        for s in range(slot_I1[i], slot_I1[i + 1]):
+            at = first_S[s]
+            feature = feature_S[s]
+            m = s * bags
+            for b in range(bags):
+                put(offsets_M1, m, p)
+                where = int(get(where_M, m)) if len(staged_S) == 0 else (staged_S[s] + b) * width
+                for _ in range(lengths_FB[feature, b]):
+                    u = base + int(get(number_P, p))
+                    k = int(get(count_U, u))
+                    put(count_U, u, k + 1)
+                    put(index_P, p, get(source_U, u))
+                    put(order_P, k, where)
+                    if use_P is not None:
+                        use = scale_M[m] if weights_L is None else scale_M[m] * weights_L[at]
+                        put(use_P, p, use)
+                        put(use_T, k, use)
+                    p += 1
+                    at += 1
+                m += 1
+        put(offsets_M1, slot_I1[i + 1] * bags, p)
+
+
+@spread
+def link_strips_on_threads(
+    thread_I: Any,
+    threads: Any,
+    number_P: Any,
+    count_U: Any,
+    source_U: Any,
+    first_S: Any,
+    slot_I1: Any,
+    pair_I1: Any,
+    row_I1: Any,
+    feature_S: Any,
+    lengths_FB: Any,
+    where_M: Any,
+    scale_M: Any,
+    weights_L: Any,
+    start_U1: Any,
+    offsets_M1: Any,
+    index_P: Any,
+    order_P: Any,
+    use_P: Any,
+    use_T: Any,
+    staged_S: Any,
+    width: Any,
+) -> None:
+    """`link_strips` on every thread."""
+    for t in prange(threads):
+        link_strips(
+            thread_I,
+            np.int64(t),
+            number_P,
+            count_U,
+            source_U,
+            first_S,
+            slot_I1,
+            pair_I1,
+            row_I1,
+            feature_S,
+            lengths_FB,
+            where_M,
+            scale_M,
+            weights_L,
+            start_U1,
+            offsets_M1,
+            index_P,
+            order_P,
+            use_P,
+            use_T,
+            staged_S,
+            width,
+        )

@@ -1,0 +1,94 @@
+"""Which tables ask for distinct rows and which for pooled bags, by counted bytes.
+
+    unique   a vector per distinct row of the batch     one-hot features, small tables, ids that
+                                                        repeat
+    pooled   a vector per non-empty (bag, owner) pair   long bags of rarely repeated ids
+
+Both are counted on the same batches, so the choice is a fact of data and plan, never of a clock:
+two identical runs stay identical. One-hot features always choose `unique`: distinct rows are never
+more than bags.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, groupby
+
+import torch
+from torch import Tensor
+
+from recapp.sharding.layout import make_layout
+from recapp.sharding.sharding_plan import Mode, ShardingPlan
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.ids import IdRules
+
+ID_BYTES = 4
+LENGTH_BYTES = 4
+NUMBER_BYTES = 4
+# of one rank: enough that the choice does not hang on one batch, few enough not to be felt at start
+SAMPLE_BATCHES = 4
+
+
+def exchanged_bytes(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, features: KeyedJaggedTensor
+) -> dict[str, dict[Mode, int]]:
+    """What one batch of a rank costs each table that is not replicated, both ways, in either mode.
+
+    Args:
+        tables: of the plan.
+        plan: its open modes count as `unique`; modes change no rectangle.
+        features: raw ids of the batch.
+    """
+    layout = make_layout(tables, plan.with_modes(dict.fromkeys(plan.undecided, "unique")))
+    rules = IdRules(tables)
+    rows = rules(features)
+    parts = torch.split(rows.rows_L.long(), rows.per_F)
+    pieces = {strip: list(held) for strip, held in groupby(layout.pieces, key=lambda p: p.strip)}
+    found: dict[str, dict[Mode, int]] = {}
+    first = [0, *accumulate(len(t.feature_names) for t in tables)]
+    for number, table in enumerate(tables):
+        if plan.tables[table.name].mode == "replicated":
+            continue
+        row_N = torch.cat(parts[first[number] : first[number + 1]])
+        lengths_M = rows.lengths_FB[first[number] : first[number + 1]].flatten()
+        found[table.name] = {"unique": 0, "pooled": 0}
+        for i, strip in enumerate(layout.strips):
+            if strip.table == number:
+                vector = 2 * NUMBER_BYTES * len(strip.cols)  # the answer and its gradient
+                pairs = _pairs(
+                    row_N,
+                    lengths_M,
+                    torch.tensor([p.rows.start for p in pieces[i]]),
+                    torch.tensor([p.rank for p in pieces[i]]),
+                )
+                found[table.name]["unique"] += len(torch.unique(row_N)) * (vector + ID_BYTES)
+                found[table.name]["pooled"] += (
+                    pairs * (vector + LENGTH_BYTES) + len(row_N) * ID_BYTES
+                )
+    return found
+
+
+def _pairs(row_N: Tensor, lengths_M: Tensor, start_K: Tensor, rank_K: Tensor) -> int:
+    """Non-empty (bag, owner) pairs."""
+    bag_N = torch.repeat_interleave(torch.arange(len(lengths_M)), lengths_M, output_size=len(row_N))
+    owner_N = rank_K[torch.bucketize(row_N, start_K, right=True) - 1]
+    return len(torch.unique(bag_N * (int(rank_K.max()) + 1) + owner_N))
+
+
+def decide_modes(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, batches: Iterable[KeyedJaggedTensor]
+) -> ShardingPlan:
+    """The plan with every open mode decided: `pooled` where that moves fewer bytes over all the
+    batches, else `unique`.
+    """
+    if not plan.undecided:
+        return plan
+    total: dict[str, dict[Mode, int]] = {
+        name: {"unique": 0, "pooled": 0} for name in plan.undecided
+    }
+    for features in batches:
+        for name, counted in exchanged_bytes(tables, plan, features).items():
+            for mode, n in counted.items() if name in total else ():
+                total[name][mode] += n
+    return plan.with_modes(
+        {name: "pooled" if n["pooled"] < n["unique"] else "unique" for name, n in total.items()}
+    )

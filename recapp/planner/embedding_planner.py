@@ -1,0 +1,409 @@
+"""The planner: constraints -> options -> search -> plan. Pure and deterministic: no process group,
+no clock, no chance.
+
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=8, compute_device="cuda"),
+        constraints={
+            "large_*": ParameterConstraints(sharding_types=[ShardingType.ROW_WISE.value]),
+        },
+    )
+    plan = planner.plan(model, sharders)
+
+Names and arguments as of TorchRec's class. `plan_tables` is the same for tables without a model
+around them. Only `collective_plan` talks to other ranks: rank 0 plans and tells them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from torch import nn
+
+from recapp.errors import PlanError, RecappError
+from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.optim.table_rule import table_rule
+from recapp.planner.bounds import lower_bound
+from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
+from recapp.planner.cost import Dense, Floats, PlanCost, Setting, cost_of, fixed_of
+from recapp.planner.options import Option, options_of, seen_statistics, seen_table
+from recapp.planner.rank_memory import check_memory, human
+from recapp.planner.search import (
+    EXACT_COMBINATIONS,
+    exhaustive,
+    greedy,
+    improved,
+    of_kinds,
+    of_types,
+    promising,
+    taken,
+)
+from recapp.planner.topology import Topology
+from recapp.planner.units import Assignment, Catalogue, Unit
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import embedding_tables
+from recapp.tables.statistics import TableStatistics
+
+AUTOMATIC = "automatic"
+ROUNDED = 4  # relaxed problems whose choice of options is a start
+LARGE = 20_000  # tables times ranks, from which on only the best start is improved
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A plan and what the planner knows of it.
+
+    Args:
+        plan: where every table lies.
+        cost: its price.
+        lower_bound_seconds: no plan under these constraints has a shorter step by the same prices.
+        exact: whether every combination was weighed.
+        units: what there was to choose from.
+        assignment: what was chosen.
+        setting: what it was priced for.
+    """
+
+    plan: ShardingPlan
+    cost: PlanCost
+    lower_bound_seconds: float
+    exact: bool
+    units: tuple[Unit, ...]
+    assignment: Assignment
+    setting: Setting
+
+    @property
+    def gap(self) -> float:
+        """By how much the step may be longer than the shortest there is: .1 is a tenth."""
+        return (
+            self.cost.step_seconds / self.lower_bound_seconds - 1
+            if self.lower_bound_seconds
+            else 0.0
+        )
+
+
+def plan_tables(
+    tables: Sequence[EmbeddingBagConfig],
+    setting: Setting,
+    constraints: Constraints | None = None,
+    *,
+    name: str = AUTOMATIC,
+) -> Outcome:
+    """The best plan that the search finds; on small problems the best there is.
+
+    Args:
+        tables: of the model.
+        setting: machine, batch, optimiser and id statistics.
+        constraints: what a plan must respect, by table name or glob.
+        name: of the plan.
+
+    Raises:
+        PlanError: constraints that cannot hold, or no plan fits: how many bytes are missing, where,
+            and what would help.
+    """
+    if not tables:
+        return _nothing(setting, name)
+    c = constraints_of(tables, constraints or {}, setting.topology)
+    seen = {t.name: seen_table(t, c[t.name]) for t in tables}
+    known = {t.name: seen_statistics(t, c[t.name], setting.statistics.get(t.name)) for t in tables}
+    setting = replace(setting, statistics=known)
+    catalogue = Catalogue(_units([seen[t.name] for t in tables], c, setting), fixed_of(setting))
+    units = catalogue.units
+    capacity = _capacity(setting)
+    exact = catalogue.combinations() <= EXACT_COMBINATIONS
+    best, bound = _best_found(catalogue, capacity, setting)
+    if exact:
+        best = exhaustive(
+            catalogue, capacity, lambda found: _cost(units, found, setting).step_seconds, best
+        )
+    if best is None:
+        raise _does_not_fit(tables, catalogue, capacity, setting, name)
+    cost = _cost(units, best, setting)
+    bound = cost.step_seconds if exact else min(bound, cost.step_seconds)  # a rounding error apart
+    return Outcome(
+        _plan(tables, units, best, setting, name), cost, bound, exact, tuple(units), best, setting
+    )
+
+
+class EmbeddingShardingPlanner:
+    """Plans for the tables of a model.
+
+    Args:
+        topology: the ranks; None plans for one CPU rank, `collective_plan` for as many as the
+            process group has.
+        batch_size: samples of a rank, B.
+        constraints: what a plan must respect, by table name or glob.
+        rule: the tables' optimiser, where nobody else names one; None takes row-wise Adagrad.
+        statistics: of ids, by table; a table nobody has looked at is taken for one of Zipf-like
+            ids.
+        dense: the rest of the model.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        batch_size: int = 1024,
+        constraints: Constraints | None = None,
+        *,
+        rule: RowRule | None = None,
+        statistics: Mapping[str, TableStatistics] | None = None,
+        dense: Dense | None = None,
+    ) -> None:
+        self.topology = topology
+        self.batch_size = batch_size
+        self.constraints = constraints
+        self.rule = rule
+        self.statistics = dict(statistics or {})
+        self.dense = dense or Dense()
+
+    def plan(self, module: nn.Module, sharders: Sequence[Any] | None = None) -> ShardingPlan:
+        """The best plan for the tables of a model.
+
+        Args:
+            module: holds collections of tables, sharded or not, on any device.
+            sharders: as of `DistributedModelParallel`; their rule counts, or an optimiser applied
+                in backward to the tables.
+
+        Raises:
+            PlanError: constraints that cannot hold, or no plan fits.
+            ConfigError: sharders or optimisers that cannot be used or differ.
+        """
+        rule = table_rule(module, sharders) or self.rule or rowwise_adagrad()
+        setting = Setting(
+            self.topology or Topology(1), self.batch_size, rule, self.statistics, self.dense
+        )
+        return plan_tables(embedding_tables(module), setting, self.constraints).plan
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: Sequence[Any] | None = None,
+        process_group: "dist.ProcessGroup | None" = None,
+    ) -> ShardingPlan:
+        """Rank 0 plans, all receive it; every rank calls it. An error of rank 0 is raised by all.
+
+        Args:
+            module: as of `plan`.
+            sharders: as of `plan`.
+            process_group: the ranks; None takes the default group, or this process alone where
+                there is none.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.plan(module, sharders)
+        group = process_group or dist.group.WORLD
+        planner = (
+            self
+            if self.topology is not None
+            else self._for(Topology(dist.get_world_size(group), compute_device=_device(group)))
+        )
+        told: list[Any] = [None]
+        if dist.get_rank(group) == 0:
+            try:
+                told = [planner.plan(module, sharders)]
+            except RecappError as error:
+                told = [error]
+        dist.broadcast_object_list(told, group=group, group_src=0)
+        if isinstance(told[0], RecappError):
+            raise told[0]
+        assert isinstance(told[0], ShardingPlan)
+        return told[0]
+
+    def _for(self, topology: Topology) -> "EmbeddingShardingPlanner":
+        return EmbeddingShardingPlanner(
+            topology,
+            self.batch_size,
+            self.constraints,
+            rule=self.rule,
+            statistics=self.statistics,
+            dense=self.dense,
+        )
+
+
+def _device(group: Any) -> str:
+    return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+
+
+def _nothing(setting: Setting, name: str) -> Outcome:
+    cost = cost_of([], setting)
+    return Outcome(
+        ShardingPlan({}, setting.topology.world_size, name),
+        cost,
+        cost.step_seconds,
+        True,
+        (),
+        (),
+        setting,
+    )
+
+
+def _units(
+    tables: Sequence[EmbeddingBagConfig], c: Mapping[str, ParameterConstraints], setting: Setting
+) -> list[Unit]:
+    """One for each table, or for tables that stay together."""
+    options = options_of(tables, c, setting)
+    for name, found in options.items():
+        if not found:
+            said = ", ".join(c[name].sharding_types or ())
+            raise PlanError(
+                f"constraints.{name}: nothing is left to choose from: sharding_types "
+                f"{said or 'any'} on ranks "
+                f"{list(c[name].ranks or range(setting.topology.world_size))}; data_parallel "
+                "needs all ranks, a cut needs "
+                "something to cut: allow another type"
+            )
+    groups: dict[str, list[str]] = {}
+    for t in tables:
+        word = c[t.name].together
+        groups.setdefault(f"one {t.name}" if word is None else f"group {word}", []).append(t.name)
+    return [
+        Unit(
+            tuple(names),
+            _together([options[n] for n in names]),
+            frozenset(a for n in names if (a := c[n].apart) is not None),
+        )
+        for names in groups.values()
+    ]
+
+
+def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], ...]:
+    """Options that tables can take together: the same type and mode, placed alike."""
+    if len(options) == 1:
+        return tuple((o,) for o in options[0])
+    found = []
+    for first in options[0]:
+        alike = [
+            next(
+                (
+                    o
+                    for o in others
+                    if o.kind == first.kind and o.mode == first.mode and _same_places(o, first)
+                ),
+                None,
+            )
+            for others in options
+        ]
+        if len(first.blocks) == 1 and all(o is not None for o in alike):
+            found.append(tuple(o for o in alike if o is not None))
+    return tuple(found)
+
+
+def _same_places(a: Option, b: Option) -> bool:
+    return (
+        len(a.blocks) == 1
+        and len(b.blocks) == 1
+        and np.array_equal(a.blocks[0].places, b.blocks[0].places)
+    )
+
+
+def _capacity(setting: Setting) -> Floats:
+    topology = setting.topology
+    if topology.memory_bytes is None:
+        return np.full(topology.world_size, np.inf)
+    return np.array(topology.memory_bytes, float) - topology.reserve_bytes
+
+
+def _cost(units: Sequence[Unit], assignment: Assignment, setting: Setting) -> PlanCost:
+    return cost_of([o.placed(places) for o, places in chosen_options(units, assignment)], setting)
+
+
+def chosen_options(
+    units: Sequence[Unit], assignment: Assignment
+) -> list[tuple[Option, tuple[int, ...]]]:
+    """Each table's option and places."""
+    return [
+        (option, choice.places)
+        for unit, choice in zip(units, assignment, strict=True)
+        for option in unit.options[choice.option]
+    ]
+
+
+def _best_found(
+    catalogue: Catalogue, capacity: Floats, setting: Setting
+) -> tuple[Assignment | None, float]:
+    """The best of several starts, improved, by the whole price; and what no plan can beat."""
+    world = setting.topology.world_size
+    bounds = lower_bound(catalogue, world)
+    worth = promising(catalogue, bounds[:2])
+    found: list[tuple[float, Assignment]] = []
+
+    def add(start: Assignment | None) -> None:
+        if start is not None:
+            found.append((_cost(catalogue.units, start, setting).step_seconds, start))
+
+    for bound in bounds[:ROUNDED]:
+        add(greedy(catalogue, capacity, taken(catalogue, bound)))
+    add(greedy(catalogue, capacity, of_kinds(catalogue, bounds[0], worth)))
+    large = len(catalogue.units) * world > LARGE
+    if not large:
+        add(greedy(catalogue, capacity, worth))
+    for _, start in sorted(found, key=lambda f: f[0])[: 1 if large else 3]:
+        add(improved(catalogue, capacity, worth, start))
+    for kind in dict.fromkeys(way.type for way in catalogue.all):
+        wanted = of_types(catalogue, [kind])
+        allowed_N = np.zeros(len(catalogue.all), bool)
+        allowed_N[
+            [
+                first + o
+                for first, options in zip(catalogue.first_U.tolist(), wanted, strict=True)
+                for o in options
+            ]
+        ] = True
+        if (
+            not found
+            or lower_bound(catalogue, world, allowed_N, pieces=False)[0].seconds
+            < min(found, key=lambda f: f[0])[0]
+        ):
+            uniform = greedy(catalogue, capacity, wanted)
+            add(uniform)
+            if uniform is not None and found[-1] == min(found, key=lambda f: f[0]):
+                add(improved(catalogue, capacity, worth, uniform))
+    if not found:
+        add(greedy(catalogue, capacity, worth, by_bytes=True))
+    return min(found, key=lambda f: f[0])[1] if found else None, bounds[0].seconds
+
+
+def _plan(
+    tables: Sequence[EmbeddingBagConfig],
+    units: Sequence[Unit],
+    best: Assignment,
+    setting: Setting,
+    name: str,
+) -> ShardingPlan:
+    made = {option.table: option.sharding(places) for option, places in chosen_options(units, best)}
+    return ShardingPlan({t.name: made[t.name] for t in tables}, setting.topology.world_size, name)
+
+
+def _does_not_fit(
+    tables: Sequence[EmbeddingBagConfig],
+    catalogue: Catalogue,
+    capacity: Floats,
+    setting: Setting,
+    name: str,
+) -> PlanError:
+    """Why: of the plan that comes closest, which spreads bytes as evenly as options allow."""
+    free = np.full(len(capacity), np.inf)
+    closest = greedy(
+        catalogue,
+        free,
+        of_types(catalogue, ["row_wise", "table_row_wise", "column_wise"]),
+        by_bytes=True,
+    )
+    if closest is not None:
+        try:
+            check_memory(
+                tables,
+                _plan(tables, catalogue.units, closest, setting, name),
+                setting.rule,
+                setting.topology,
+            )
+        except PlanError as error:
+            return error
+    total = sum(min(way.bytes for way in ways) for ways in catalogue.ways)
+    return PlanError(
+        f"plan {name}: no plan fits these constraints and {human(float(capacity.sum()))} of "
+        "memory on all ranks "
+        f"(tables and optimiser state need about {human(total)}): allow more types or ranks, or "
+        "tables may not be kept apart "
+        "on so few ranks"
+    )

@@ -1,0 +1,327 @@
+"""Plans from rules: a list in YAML, first match wins, and single tables overridden by name.
+
+    rules:
+      - {type: row_wise, rows_above: 100000, dim_below: 256}
+      - {type: column_wise, dim_at_least: 256}
+      - {type: data_parallel, rows_at_most: 6000, access: frequent}
+      - {type: table_wise}
+    tables: {large_table: row_wise, "C1*": table_wise}
+    deal: balanced
+
+A rule asks for what is known of a table and of the machine (`TableFacts`); what is unknown fulfils
+no condition, and the plan notes it. Each decision names the rule that fired
+(`ShardingPlan.reasons`).
+
+Tables whose place is free (table_wise, column_wise, and the hosts of table_row_wise and grid_shard)
+are dealt in one of two ways. `balanced`: largest first on the ranks that hold the fewest bytes so
+far, ties to the lower rank. `round_robin`: in the model's order, a strip to each rank in turn. So
+equal inputs give equal plans.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Any
+
+from recapp.errors import ConfigError, PlanError, suggest
+from recapp.planner.table_facts import TableFacts, table_facts, weight_bytes
+from recapp.planner.topology import Topology
+from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
+from recapp.sharding.tilings import COLUMN_WIDTH, Places, ShardingType, tile
+from recapp.tables.config import EmbeddingBagConfig
+
+# their place is not a choice
+_FIXED = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
+DEALS = ("balanced", "round_robin")
+
+
+def _named(name: Any, globs: Any) -> bool:
+    return any(fnmatchcase(name, g) for g in globs)
+
+
+# the fact, how it is compared, how people say it
+_CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
+    "rows_above": ("rows", operator.gt, "more than {:,} rows"),
+    "rows_at_most": ("rows", operator.le, "at most {:,} rows"),
+    "rows_below": ("rows", operator.lt, "fewer than {:,} rows"),
+    "dim_above": ("dim", operator.gt, "more than {} columns"),
+    "dim_at_least": ("dim", operator.ge, "at least {} columns"),
+    "dim_below": ("dim", operator.lt, "fewer than {} columns"),
+    "lookups_per_row_above": ("lookups_per_row", operator.gt, "more than {} lookups per row"),
+    "lookups_per_row_at_most": ("lookups_per_row", operator.le, "at most {} lookups per row"),
+    "access": ("access", operator.eq, "{} access"),
+    "memory_share_above": ("memory_share", operator.gt, "more than {:.4g} of a rank's memory"),
+    "memory_share_at_most": ("memory_share", operator.le, "at most {:.4g} of a rank's memory"),
+    "interconnect": ("interconnect", operator.eq, "{} interconnect"),
+    "hosts_at_least": ("hosts", operator.ge, "at least {} hosts"),
+    "hosts_at_most": ("hosts", operator.le, "at most {} hosts"),
+    "tables": ("name", _named, "named {}"),
+}
+_WORDS = {"access": ("frequent", "sparse"), "interconnect": ("fast", "slow")}
+_LEARN = {
+    "lookups_per_row": "the batch size is not known",
+    "access": "the batch size is not known",
+    "memory_share": "no memory is known (topology.memory_bytes)",
+    "interconnect": "no interconnect is known (topology.hardware)",
+}
+
+
+@dataclass(frozen=True)
+class PlanRule:
+    """One line of a rule list; every condition that is set must hold.
+
+    Args:
+        type: a sharding type.
+        rows_above, rows_at_most, rows_below: bounds of the rows.
+        dim_above, dim_at_least, dim_below: bounds of the columns.
+        lookups_per_row_above, lookups_per_row_at_most: mean lookups of a row in a step of all
+            ranks.
+        access: "frequent" (at least 1 lookup per row) or "sparse" (at most 0.01).
+        memory_share_above, memory_share_at_most: the table's weights as a share of what the
+            smallest rank can give.
+        interconnect: "fast" (a rank sends 30 GB/s or more) or "slow".
+        hosts_at_least, hosts_at_most: bounds of the number of hosts.
+        tables: names or globs, one of which must match.
+        mode: "unique", "pooled" or "auto" instead of the plan's mode.
+
+    Raises:
+        ConfigError: a bound that is no number, a word that is not known.
+    """
+
+    type: str
+    rows_above: int | None = None
+    rows_at_most: int | None = None
+    dim_at_least: int | None = None
+    dim_below: int | None = None
+    tables: Sequence[str] | None = None
+    mode: str | None = None
+    rows_below: int | None = None
+    dim_above: int | None = None
+    lookups_per_row_above: float | None = None
+    lookups_per_row_at_most: float | None = None
+    access: str | None = None
+    memory_share_above: float | None = None
+    memory_share_at_most: float | None = None
+    interconnect: str | None = None
+    hosts_at_least: int | None = None
+    hosts_at_most: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.conditions:
+            if name in _WORDS:
+                if value not in _WORDS[name]:
+                    raise ConfigError(f"{name}={value}: {suggest(str(value), _WORDS[name])}")
+            elif name != "tables" and (
+                isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0
+            ):
+                raise ConfigError(f"{name}={value}: must be a number of at least 0")
+
+    @property
+    def conditions(self) -> list[tuple[str, Any]]:
+        """Those that are set, by name."""
+        return [(name, value) for name in _CONDITIONS if (value := getattr(self, name)) is not None]
+
+    def matches(self, facts: TableFacts) -> bool:
+        """Whether every condition holds; none does of what is unknown."""
+        asked = [
+            (getattr(facts, _CONDITIONS[name][0]), _CONDITIONS[name][1], value)
+            for name, value in self.conditions
+        ]
+        return all(fact is not None and holds(fact, value) for fact, holds, value in asked)
+
+    def __str__(self) -> str:
+        told = [
+            _CONDITIONS[name][2].format(" or ".join(value) if name == "tables" else value)
+            for name, value in self.conditions
+        ]
+        return f"{self.type} for {', '.join(told) or 'all that is left'}"
+
+
+PRODUCTION = (
+    PlanRule("row_wise", rows_above=1_000_000),
+    PlanRule("column_wise", dim_above=256),
+    PlanRule("table_wise"),
+)
+
+
+def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
+    """The rules of `+plan=production` on plain sizes: more than 1,000,000 rows row_wise; else wider
+    than 256 column_wise; else table_wise.
+
+    Args:
+        tables: `num_embeddings` and `embedding_dim` by table name.
+
+    Returns:
+        The sharding type by table name.
+
+    Raises:
+        ConfigError: a table without one of its sizes.
+    """
+    for name, sizes in tables.items():
+        for key in ("num_embeddings", "embedding_dim"):
+            if key not in sizes:
+                raise ConfigError(
+                    f"table {name}: {key} must be given; there is "
+                    f"{', '.join(map(str, sizes)) or 'nothing'}"
+                )
+    facts = [
+        TableFacts(name, sizes["num_embeddings"], sizes["embedding_dim"])
+        for name, sizes in tables.items()
+    ]
+    return {f.name: next(rule.type for rule in PRODUCTION if rule.matches(f)) for f in facts}
+
+
+def read_rule(plain: Mapping[str, Any], setting: str) -> PlanRule:
+    """A rule from YAML.
+
+    Raises:
+        ConfigError: a condition that does not exist, a value that it cannot have, or no type.
+    """
+    if not isinstance(plain, Mapping):
+        raise ConfigError(
+            f"{setting}={plain}: a rule is a type and its conditions, e.g. {{type: row_wise, "
+            f"rows_above: 100000}}"
+        )
+    known = [f.name for f in fields(PlanRule)]
+    for key in plain:
+        if key not in known:
+            raise ConfigError(f"{setting}: unknown condition {key}; {suggest(str(key), known)}")
+    if "type" not in plain:
+        raise ConfigError(
+            f"{setting}: a rule needs a type, one of {', '.join(t.value for t in ShardingType)}"
+        )
+    globs = plain.get("tables")
+    try:
+        return PlanRule(**(dict(plain) | {"tables": [globs] if isinstance(globs, str) else globs}))
+    except ConfigError as e:
+        raise ConfigError(f"{setting}.{e}") from None
+
+
+def plan_by_rules(
+    tables: Sequence[EmbeddingBagConfig],
+    topology: Topology,
+    rules: Sequence[PlanRule],
+    *,
+    name: str,
+    overrides: Mapping[str, str] | None = None,
+    mode: str = "unique",
+    column_width: int = COLUMN_WIDTH,
+    deal: str = "balanced",
+    statistics: Mapping[str, Any] | None = None,
+    batch_per_rank: int | None = None,
+) -> ShardingPlan:
+    """Shard every table by the first rule that matches it.
+
+    Args:
+        tables: of the model.
+        topology: the ranks.
+        rules: first match wins.
+        name: of the plan.
+        overrides: sharding type by table name or glob; wins over the rules, and a name over a glob.
+        mode: how tables ask for rows, "unique", "pooled" or "auto".
+        column_width: columns of a vertical strip.
+        deal: "balanced" or "round_robin", for tables whose place is free.
+        statistics, batch_per_rank: as `table_facts` takes them.
+
+    Returns:
+        The plan; its `reasons` name the rule of each table, its `notes` what rules asked for and
+        nobody knew.
+
+    Raises:
+        PlanError: an override names no table, no rule matches a table, or there is no such way to
+            deal.
+    """
+    if deal not in DEALS:
+        raise PlanError(f"plan.deal={deal}: {suggest(deal, DEALS)}")
+    facts = table_facts(tables, topology, statistics=statistics, batch_per_rank=batch_per_rank)
+    chosen = _overridden(tables, overrides or {}, mode)
+    chosen |= {f.name: _choose(f, rules, name, mode) for f in facts if f.name not in chosen}
+    place = _balanced if deal == "balanced" else _round_robin
+    done = place(
+        tables, topology, {n: (kind, how) for n, (kind, how, _) in chosen.items()}, column_width
+    )
+    return ShardingPlan(
+        {t.name: done[t.name] for t in tables},
+        topology.world_size,
+        name,
+        _unknown(facts[0], rules),
+        {t.name: chosen[t.name][2] for t in tables},
+    )
+
+
+Chosen = Mapping[str, tuple[str, str]]  # type and mode by table name
+
+
+def _balanced(
+    tables: Sequence[EmbeddingBagConfig], topology: Topology, chosen: Chosen, column_width: int
+) -> dict[str, TableSharding]:
+    load = [0] * topology.world_size
+    done: dict[str, TableSharding] = {}
+    for t in sorted(tables, key=lambda t: (chosen[t.name][0] not in _FIXED, -weight_bytes(t))):
+        ranks = sorted(range(topology.world_size), key=lambda r: (load[r], r))
+        hosts = sorted(topology.host_ranks(), key=lambda h: (sum(load[r] for r in h), h))
+        kind, how = chosen[t.name]
+        done[t.name] = tile(t, kind, Places(ranks, hosts, column_width), how)
+        for s in done[t.name].shards:
+            load[s.rank] += len(s.rows) * len(s.cols) * t.data_type.dtype.itemsize
+    return done
+
+
+def _round_robin(
+    tables: Sequence[EmbeddingBagConfig], topology: Topology, chosen: Chosen, column_width: int
+) -> dict[str, TableSharding]:
+    ranks = list(range(topology.world_size))
+    hosts = topology.host_ranks()
+    done: dict[str, TableSharding] = {}
+    dealt = 0
+    for t in tables:
+        r = dealt % len(ranks)
+        h = dealt % len(hosts)
+        kind, how = chosen[t.name]
+        done[t.name] = tile(
+            t, kind, Places(ranks[r:] + ranks[:r], hosts[h:] + hosts[:h], column_width), how
+        )
+        dealt += len({s.cols.start for s in done[t.name].shards}) if kind not in _FIXED else 0
+    return done
+
+
+def _choose(
+    facts: TableFacts, rules: Sequence[PlanRule], name: str, mode: str
+) -> tuple[str, str, str]:
+    """Type, mode, and the rule that fired."""
+    for number, rule in enumerate(rules):
+        if rule.matches(facts):
+            return rule.type, rule.mode or mode, f"rules[{number}] of {name}: {rule}"
+    raise PlanError(
+        f"table {facts.name} ({facts.rows:,} x {facts.dim}): no rule of the plan matches; "
+        "end the list with a rule without conditions, e.g. {type: table_wise}"
+    )
+
+
+def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
+    """What rules asked and nobody knew."""
+    asked = {
+        _CONDITIONS[name][0]: name for rule in reversed(list(rules)) for name, _ in rule.conditions
+    }
+    return tuple(
+        f"rules that ask for {name} do not fire: {_LEARN[fact]}"
+        for fact, name in sorted(asked.items())
+        if getattr(facts, fact) is None
+    )
+
+
+def _overridden(
+    tables: Sequence[EmbeddingBagConfig], overrides: Mapping[str, str], mode: str
+) -> dict[str, tuple[str, str, str]]:
+    found: dict[str, tuple[str, str, str]] = {}
+    exact = {t.name for t in tables}
+    for pattern, kind in sorted(overrides.items(), key=lambda o: o[0] in exact):
+        names = [t.name for t in tables if fnmatchcase(t.name, pattern)]
+        if not names:
+            raise PlanError(
+                f"plan.tables.{pattern}: no such table; "
+                f"{suggest(pattern, [t.name for t in tables])}"
+            )
+        found |= dict.fromkeys(names, (str(kind), mode, f"plan.tables.{pattern}={kind}"))
+    return found

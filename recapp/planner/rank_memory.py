@@ -1,0 +1,122 @@
+"""Bytes: what a plan puts on each rank, and whether that fits. Nothing is allocated before this was
+asked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recapp.errors import PlanError
+from recapp.optim.rules import RowRule
+from recapp.planner.topology import Topology
+from recapp.sharding.sharding_plan import Shard, ShardingPlan
+from recapp.tables.config import EmbeddingBagConfig, IdRule
+from recapp.tables.embedding_bag import compute_dtype
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """What one rank holds: bytes of weights and of optimiser state, by table."""
+
+    weights: dict[str, int]
+    state: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.weights.values()) + sum(self.state.values())
+
+
+def shard_bytes(
+    table: EmbeddingBagConfig, shard: Shard, rule: RowRule | None, state_itemsize: int
+) -> tuple[int, int]:
+    """Bytes of a shard's weights and of its optimiser state."""
+    rows = len(shard.rows)
+    elements = len(shard.rows) * len(shard.cols)
+    per_state = {"row": rows, "element": elements}
+    state = sum(per_state[kind] for _, kind in rule.state) * state_itemsize if rule else 0
+    return elements * table.data_type.dtype.itemsize, state
+
+
+def bytes_per_rank(
+    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: RowRule | None
+) -> list[RankBytes]:
+    """What a plan puts on each rank; `rule` None means no optimiser (serving)."""
+    held = [RankBytes({}, {}) for _ in range(plan.world_size)]
+    itemsize = compute_dtype(tables).itemsize
+    for t in tables:
+        for s in plan.tables[t.name].cells(t, plan.world_size):
+            weights, state = shard_bytes(t, s, rule, itemsize)
+            held[s.rank].weights[t.name] = held[s.rank].weights.get(t.name, 0) + weights
+            held[s.rank].state[t.name] = held[s.rank].state.get(t.name, 0) + state
+    return held
+
+
+def check_memory(
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    rule: RowRule | None,
+    topology: Topology,
+) -> None:
+    """Refuse a plan that does not fit, before anything is allocated.
+
+    Raises:
+        PlanError: how many bytes are missing, on which rank, which tables are to blame and what
+            would help.
+    """
+    if topology.memory_bytes is None:
+        return
+    held = bytes_per_rank(tables, plan, rule)
+    missing_W = [
+        h.total + topology.reserve_bytes - free
+        for h, free in zip(held, topology.memory_bytes, strict=True)
+    ]
+    missing = max(missing_W)
+    if missing <= 0:
+        return
+    rank = missing_W.index(missing)
+    worst = sorted(held[rank].weights, key=lambda t: -held[rank].weights[t])[:3]
+    blame = ", ".join(f"{t} ({human(held[rank].weights[t] + held[rank].state[t])})" for t in worst)
+    raise PlanError(
+        f"plan {plan.name} does not fit: rank {rank} lacks {missing:,} bytes ({human(missing)}): "
+        f"it would hold {human(held[rank].total)} "
+        f"of tables and optimiser state beside {human(topology.reserve_bytes)} reserved, and "
+        f"{human(topology.memory_bytes[rank])} "
+        f"are free; largest there: {blame}. What helps: "
+        f"{_what_helps([t for t in tables if t.name in worst], plan, rank)}"
+    )
+
+
+def _what_helps(largest: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank: int) -> str:
+    """What would take bytes off a rank's largest tables and is not in force already."""
+
+    def in_equal_parts(t: EmbeddingBagConfig) -> bool:
+        fair = -(-t.num_embeddings // plan.world_size)
+        return all(
+            len(s.rows) <= fair
+            for s in plan.tables[t.name].cells(t, plan.world_size)
+            if s.rank == rank
+        )
+
+    replicated = all(plan.tables[t.name].mode == "replicated" for t in largest)
+    hashed = any(t.id_rule == IdRule.HASH for t in largest)
+    ways = {
+        "more ranks (trainer.devices)": plan.world_size == 1 or not replicated,
+        "+plan=row_wise": any(
+            plan.tables[t.name].mode == "replicated" or not in_equal_parts(t) for t in largest
+        ),
+        "fewer rows (tables.max_rows)"
+        if hashed
+        else "hashed tables of fewer rows (id_rule hash)": True,
+        "a smaller tables.data_type": any(t.data_type.dtype.itemsize > 2 for t in largest),
+    }
+    *others, last = [way for way, fits in ways.items() if fits]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def human(n: float) -> str:
+    """Bytes as people read them, in powers of ten: 308.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"

@@ -1,0 +1,1 @@
+"""Ranks as processes of an operating system: their start, environment, memory, signals and end."""

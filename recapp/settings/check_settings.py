@@ -1,0 +1,379 @@
+"""Settings are held against `recapp/settings/groups.py` before anything is started: unknown keys,
+missing ones, wrong values.
+
+    composed settings -> unknown keys refused, defaults filled in,
+                         values read by their annotations -> settings
+
+Every command does this with what Hydra composed, and once more with what a checkpoint's settings
+became under the command line. A `_target_` is imported for this only where the command line touched
+its group: importing Lightning takes a second, and a rank checks every one of them before it calls
+it.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from difflib import get_close_matches
+from fractions import Fraction
+from functools import lru_cache
+from importlib import import_module
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from recapp.errors import ConfigError, RecappError, suggest
+from recapp.settings import primaries
+from recapp.settings.groups import ABSENT, Made
+from recapp.settings.values import check_arguments, read, shown, takes
+
+MISSING = "???"  # what Hydra calls a setting that must be given
+TARGET = "_target_"
+# of Hydra's own instantiate, which nobody calls here
+CONVERSIONS = ("_partial_", "_args_", "_recursive_", "_convert_")
+
+
+def checked(
+    config: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Answer the settings of a command, complete and of the types they must have.
+
+    Args:
+        config: Plain settings, resolved. A setting that must be given may still be `???`.
+        command: Whose settings they are.
+        overrides: What the command line says: the constructors in groups that it changes are looked
+            at; None looks at all.
+
+    Raises:
+        ConfigError: A setting that does not exist, is missing, or has a value that is not allowed.
+    """
+    walk = _Walk(command, None if overrides is None else _touched_by(overrides))
+    whole = walk.group(dict(config), primaries.COMMANDS[command], "")
+    _check_together(whole, {_name_of(override) for override in overrides or ()})
+    return whole
+
+
+def known_part(stored: Mapping[str, Any], command: str) -> tuple[dict[str, Any], list[str]]:
+    """Split a checkpoint's settings into those that exist today and the dotted names of those that
+    do not.
+    """
+    dropped: list[str] = []
+    return _known(dict(stored), primaries.COMMANDS[command], "", dropped), dropped
+
+
+def names_of(command: str) -> list[str]:
+    """List the settings of a command, dotted, groups included; below a `_target_` there are
+    none.
+    """
+    return list(_names(primaries.COMMANDS[command], ""))
+
+
+def _name_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _touched_by(overrides: Iterable[str]) -> Collection[str] | None:
+    """Tell which groups a command line changes; None where that may be any of them (an
+    experiment).
+    """
+    names = map(_name_of, overrides)
+    tops = {name.replace("/", ".").partition("@")[0].partition(".")[0] for name in names}
+    return None if "experiment" in tops else tops
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """Say that a setting does not exist, and what is close to it.
+
+    Args:
+        name: Dotted.
+        known: The settings there are, dotted.
+    """
+    known = list(known)
+    home, _, leaf = name.rpartition(".")
+    beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == home}
+    close = [beside[match] for match in get_close_matches(leaf, beside)]
+    same = [key for key in known if key.rpartition(".")[2] == leaf]
+    return f"unknown setting {name}: {suggest(name, close or same or beside.values() or known)}"
+
+
+# ---- one group after the other
+
+
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    """The way through the settings of a command."""
+
+    command: str
+    touched: Collection[str] | None
+
+    def value(self, value: Any, annotation: Any, name: str) -> Any:
+        """Check one setting, or the group that it is."""
+        if value == MISSING:
+            return value
+        groups = [part for part in _parts(annotation) if dataclasses.is_dataclass(part)]
+        if groups and isinstance(value, dict):
+            return self.group(value, _closest(value, groups), name)
+        if groups and not (value is None and type(None) in _parts(annotation)):
+            raise ConfigError(f"{name}={value}: is a group of settings, {name}.NAME=...")
+        if made := _made(annotation):
+            return (
+                value
+                if value is None and type(None) in _parts(annotation)
+                else self.constructor(value, made, name)
+            )
+        if inner := _named(annotation):
+            if not isinstance(value, dict):
+                raise ConfigError(
+                    f"{name}={value}: is a mapping of names to settings, +{name}.NAME._target_=..."
+                )
+            return {
+                str(key): self.value(item, inner, f"{name}.{key}") for key, item in value.items()
+            }
+        if dataclasses.is_dataclass(_item(annotation)) and isinstance(value, list):
+            return [
+                self.value(item, _item(annotation), f"{name}[{number}]")
+                for number, item in enumerate(value)
+            ]
+        return None if groups else read(value, annotation, name)
+
+    def group(self, value: dict[str, Any], kind: type, name: str) -> dict[str, Any]:
+        """Check the settings of a dataclass, and fill in those that are not there."""
+        fields = _fields(kind)
+        prefix = f"{name}." if name else ""
+        for key in value:
+            if key not in fields:
+                value = value | {key: self.other(value[key], kind, str(key), prefix)}
+        for key, (annotation, default) in fields.items():
+            if key in value:
+                value = value | {key: self.value(value[key], annotation, f"{prefix}{key}")}
+            elif default is dataclasses.MISSING:
+                raise ConfigError(f"{prefix}{key} must be given: {prefix}{key}=...")
+            elif default is not ABSENT:
+                value = value | {key: deepcopy(default)}
+        return value
+
+    def other(self, value: Any, kind: type, key: str, prefix: str) -> Any:
+        """Check a setting that the dataclass does not have, but whose constructor takes it."""
+        refused = getattr(kind, "refused", {})
+        if key in refused:
+            raise ConfigError(f"{prefix}{key}={shown(value)}: cannot be set: {refused[key]}")
+        names = [name for name in names_of(self.command) if name.startswith(prefix)]
+        if others := getattr(kind, "others", None):
+            home, _, target = others.rpartition(".")
+            taken = {
+                name: hint
+                for name, hint in takes(getattr(import_module(home), target)).items()
+                if name not in refused
+            }
+            if key in taken:
+                return read(value, taken[key], f"{prefix}{key}")
+            names += [f"{prefix}{name}" for name in taken]
+        raise ConfigError(unknown(f"{prefix}{key}", names if prefix else names_of(self.command)))
+
+    def constructor(self, value: Any, made: Made, name: str) -> Any:
+        """Check a mapping with a `_target_`, and its keys where the command line touched the
+        group.
+        """
+        if not isinstance(value, dict) or not isinstance(value.get(TARGET), str):
+            raise ConfigError(
+                f"{name}={value}: must name a constructor, {name}.{TARGET}=package.module.Class"
+            )
+        for key in value:
+            if key in CONVERSIONS:
+                raise ConfigError(
+                    f"unknown setting {name}.{key}: only {TARGET} and the constructor's "
+                    "arguments "
+                    "are read"
+                )
+        if self.touched is None or name.partition(".")[0] in self.touched:
+            wanted = {key: item for key, item in value.items() if key != TARGET}
+            target = find_constructor(value[TARGET], name)
+            wrong = (
+                f"{name}.{TARGET}={value[TARGET]}: must make a {made.makes}, as {made.such_as} do"
+            )
+            if isinstance(target, type) and not issubclass(target, _named_class(made.makes)):
+                raise ConfigError(wrong)
+            check_arguments(target, wanted, name, given=made.given, positional=made.positional)
+            if made.tried:
+                parameters = [_parameter() for _ in range(made.positional)]
+                found = _try(target, parameters, wanted, f"{name} ({value[TARGET]})")
+                if not isinstance(found, _named_class(made.makes)):
+                    raise ConfigError(wrong)
+        return value
+
+
+def _named_class(dotted: str) -> type:
+    home, _, name = dotted.rpartition(".")
+    found: type = getattr(import_module(home), name)
+    return found
+
+
+def _parameter() -> Any:
+    """What an optimiser is made for."""
+    import torch
+
+    return [torch.zeros(1, requires_grad=True)]
+
+
+def _try(target: Any, given: list[Any], wanted: Mapping[str, Any], name: str) -> Any:
+    try:
+        return target(*given, **wanted)
+    except RecappError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{name}: {' '.join(str(error).split())}") from error
+
+
+def find_constructor(target: str, name: str) -> Any:
+    """Import what a `_target_` names.
+
+    Args:
+        target: A dotted path.
+        name: The setting that holds it.
+
+    Raises:
+        ConfigError: There is no such module, or nothing of that name in it that can be called.
+    """
+    home, _, leaf = target.rpartition(".")
+    try:
+        module = import_module(home)
+    except (ImportError, ValueError):
+        raise ConfigError(
+            f"{name}.{TARGET}={target}: no such constructor: there is no module {home}"
+        ) from None
+    if not callable(getattr(module, leaf, None)):
+        known = [each for each in dir(module) if not each.startswith("_")]
+        raise ConfigError(
+            f"{name}.{TARGET}={target}: no such constructor in {home}; {suggest(leaf, known)}"
+        )
+    return getattr(module, leaf)
+
+
+# ---- settings that belong together
+
+
+def _check_together(config: Mapping[str, Any], said: Collection[str]) -> None:
+    dataset = config.get("dataset")
+    plan = config.get("plan")
+    if isinstance(dataset, Mapping):
+        for key in ("dense", "sparse"):
+            if dataset.get("naming") == "criteo" and (dataset.get(key) or f"dataset.{key}" in said):
+                raise ConfigError(
+                    f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo has columns "
+                    "of its own, all of which are read; "
+                    "set dataset.naming=exact to name others"
+                )
+        if not dataset.get("path", True):
+            raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
+        check_share(dataset.get("val_share", 0))
+    if config.get("metrics") and not config["metrics"]["names"]:
+        raise ConfigError("metrics.names=[]: name at least one, such as [auc]")
+    if (config.get("trainer") or {}).get("precision") == "16-mixed":
+        raise ConfigError(
+            "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
+            "would reach them; use bf16-mixed"
+        )
+    trainer = config.get("trainer") or {}
+    if (
+        type(trainer.get("val_check_interval")) is int
+        and trainer.get("check_val_every_n_epoch", 1) != 1
+    ):
+        raise ConfigError(
+            f"trainer.check_val_every_n_epoch={trainer['check_val_every_n_epoch']}: validations "
+            "are every "
+            f"trainer.val_check_interval={trainer['val_check_interval']} steps, counted across "
+            "epochs; set one of the two"
+        )
+    if isinstance(plan, Mapping) and "path" in plan and len(plan) > 1:
+        other = next(key for key in plan if key != "path")
+        raise ConfigError(
+            f"plan.{other}: cannot be set beside plan.path, which is a whole plan: edit the file"
+        )
+
+
+def check_share(said: object) -> Fraction:
+    """Read `dataset.val_share`.
+
+    Raises:
+        ConfigError: It is no fraction, or leaves nothing to train on.
+    """
+    try:
+        share = Fraction(str(said))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(
+            f"dataset.val_share={said}: must be a fraction such as 1/7 or 0.1"
+        ) from None
+    if not 0 <= share < 1:
+        raise ConfigError(
+            f"dataset.val_share={said}: must be a share of the rows, from 0 to less than 1"
+        )
+    return share
+
+
+# ---- what the dataclasses say
+
+
+@lru_cache
+def _fields(kind: type) -> dict[str, tuple[Any, Any]]:
+    """Each setting's annotation and default."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for each in dataclasses.fields(kind):
+        made = each.default_factory
+        default = each.default if made is dataclasses.MISSING else made()
+        found[each.name.rstrip("_")] = hints[each.name], default
+    return found
+
+
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union, or the annotation alone."""
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def _made(annotation: Any) -> Made | None:
+    found = [
+        more
+        for part in _parts(annotation)
+        if get_origin(part) is Annotated
+        for more in get_args(part)[1:]
+    ]
+    return next((more for more in found if isinstance(more, Made)), None)
+
+
+def _named(annotation: Any) -> Any:
+    """The annotation of the values of a mapping of names to constructors."""
+    inner = get_args(annotation)[1:] if get_origin(annotation) is dict else ()
+    return inner[0] if inner and _made(inner[0]) else None
+
+
+def _item(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is list else None
+
+
+def _closest(value: Mapping[str, Any], groups: list[Any]) -> Any:
+    """Of several dataclasses the one that has most of the keys."""
+    return max(groups, key=lambda kind: len(set(_fields(kind)) & set(value)))
+
+
+def _names(kind: type, prefix: str) -> Iterable[str]:
+    for key, (annotation, _) in _fields(kind).items():
+        yield f"{prefix}{key}"
+        for part in _parts(annotation):
+            if dataclasses.is_dataclass(part):
+                yield from _names(part, f"{prefix}{key}.")  # type: ignore[arg-type]
+
+
+def _known(stored: dict[str, Any], kind: type, prefix: str, dropped: list[str]) -> dict[str, Any]:
+    fields = _fields(kind)
+    kept = {}
+    for key, value in stored.items():
+        if key not in fields and not hasattr(kind, "others"):
+            dropped.append(f"{prefix}{key}")
+            continue
+        groups = (
+            [part for part in _parts(fields[key][0]) if dataclasses.is_dataclass(part)]
+            if key in fields
+            else []
+        )
+        if groups and isinstance(value, dict):
+            value = _known(value, _closest(value, groups), f"{prefix}{key}.", dropped)
+        kept[key] = value
+    return kept

@@ -1,0 +1,295 @@
+"""Every setting there is: a dataclass for each group of `conf/`; those of the commands stand in
+`recapp/settings/primaries.py`.
+
+A field is a setting: its annotation says what it may be (`recapp/settings/values.py`), its default
+is that of the group's first option, and what it means stands as a comment in `conf/`, where people
+look. Keys that no dataclass has are refused, so that no setting is accepted that nothing reads.
+`Made` marks a mapping with a `_target_`: its keys are the arguments of that constructor, whatever
+it is. `ABSENT` marks a setting that some options of a group have and others do not.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from recapp.settings.values import Within
+
+Positive = Annotated[int, Within(1)]
+Natural = Annotated[int, Within(0)]
+Width = Annotated[int, Within(1, 2**31 - 1)]  # of vectors
+Rows = Annotated[int, Within(1, 2**48)]  # of a table: more would not fit anywhere
+Patience = Annotated[float, Within(above=0, most=31_536_000)]  # in seconds, at most a year
+Share = Annotated[float, Within(above=0, most=1)]
+Paths = str | list[str]
+ShardingType = Literal[
+    "data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard"
+]
+Metric = Literal["auc", "log_loss", "normalized_entropy", "calibration"]
+Mode = Literal["auto", "unique", "pooled"]
+Storage = Literal["fp32", "fp64", "fp16", "bf16"]
+IdRule = Literal["error", "hash", "clamp", "drop"]
+
+
+class _Absent:
+    """A setting that is not there unless an option or the command line adds it."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Any = _Absent()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A mapping whose `_target_` names a constructor; the other keys are its arguments.
+
+    Args:
+        given: Arguments that recapp gives by name.
+        positional: How many arguments recapp gives by position.
+        tried: Whether it is called once before ranks start, to hear what it says of the values: of
+            constructors that do nothing but make an object. The arguments that recapp gives by
+            position are a parameter of one number.
+        makes: The class of what it makes, dotted.
+        such_as: Constructors that do.
+    """
+
+    given: tuple[str, ...] = ()
+    positional: int = 0
+    tried: bool = False
+    makes: str = ""
+    such_as: str = ""
+
+
+Model = Annotated[
+    dict[str, Any],
+    Made(
+        ("embedding_bag_collection", "dense_in_features"),
+        makes="torch.nn.Module",
+        such_as="recapp.models.dlrm.DLRM",
+    ),
+]
+DenseOptimizer = Annotated[
+    dict[str, Any],
+    Made(positional=1, tried=True, makes="torch.optim.Optimizer", such_as="torch.optim.Adam"),
+]
+RowRule = Annotated[
+    dict[str, Any],
+    Made(
+        tried=True,
+        makes="recapp.optim.rules.RowRule",
+        such_as="sgd, adagrad, rowwise_adagrad and adam of recapp.optim.rules",
+    ),
+]
+Schedule = Annotated[
+    dict[str, Any],
+    Made(
+        positional=1,
+        makes="torch.optim.lr_scheduler.LRScheduler",
+        such_as="recapp.optim.schedule.warmup_poly",
+    ),
+]
+Callback = Annotated[
+    dict[str, Any],
+    Made(
+        makes="lightning.pytorch.Callback",
+        such_as="lightning.pytorch.callbacks.ModelCheckpoint",
+    ),
+]
+Logger = Annotated[
+    dict[str, Any],
+    Made(
+        ("save_dir",),
+        makes="lightning.pytorch.loggers.Logger",
+        such_as="recapp.trainer.curves.CSVCurves",
+    ),
+]
+
+
+@dataclass
+class Generate:
+    """`dataset.generate`: data that recapp writes itself."""
+
+    kind: Literal["criteo", "sample"] = "criteo"
+    rows: Positive = 200_000
+    seed: Natural = 1
+    separability: Annotated[float, Within(0)] = 1.0
+
+
+@dataclass
+class Dataset:
+    """`dataset`: files, columns, order."""
+
+    path: Paths
+    val_path: Paths | None = None
+    test_path: Paths | None = None
+    val_share: Annotated[float, Within(0)] | str = "1/7"
+    naming: Literal["exact", "criteo"] = "exact"
+    label: str | None = "label"
+    dense: list[str] = field(default_factory=list)
+    sparse: list[str] = field(default_factory=list)
+    hex: list[str] = field(default_factory=list)
+    dense_transform: Literal["log1p", "log3", "none"] = "log1p"
+    id_rule: IdRule = "hash"
+    cardinality: list[Rows] | None = None
+    table_rows: list[Rows] | None = None
+    table_dims: dict[str, Width] | None = None
+    batch_size: Positive = 1024
+    val_batch_size: Positive | None = 4096
+    lanes: Positive = 16
+    shuffle_rows: Natural = 4096
+    num_workers: Natural = 0
+    generate: Generate | None = None
+
+
+@dataclass
+class TablesOfDataset:
+    """`tables=from_dataset`: a table for each sparse column."""
+
+    source: Literal["from_dataset"] = "from_dataset"
+    dim: Width = 16
+    max_rows: Rows = 200_000
+    data_type: Storage = "fp32"
+    pooling: Literal["sum", "mean"] = "sum"
+    id_rule: IdRule | None = None
+    init_range: Annotated[float, Within(0)] | None = None
+
+
+@dataclass
+class ListedTable:
+    """A table that is written out, as `recapp.tables.config.EmbeddingBagConfig` takes it."""
+
+    name: str
+    num_embeddings: Rows
+    embedding_dim: Width
+    feature_names: list[str]
+    pooling: Literal["sum", "mean"] = ABSENT
+    data_type: Storage = ABSENT
+    id_rule: IdRule = ABSENT
+    init_range: Annotated[float, Within(0)] | None = ABSENT
+
+
+@dataclass
+class ListedTables:
+    """`tables=sample`: tables that are written out."""
+
+    source: Literal["list"]
+    tables: list[ListedTable]
+
+
+@dataclass
+class Optimizer:
+    """`optimizer`: of the dense part and of the tables."""
+
+    dense: DenseOptimizer
+    sparse: RowRule
+    schedule: Schedule | None = None
+
+
+@dataclass
+class Metrics:
+    """`metrics`: what is measured."""
+
+    names: list[Metric] = field(
+        default_factory=lambda: ["auc", "log_loss", "normalized_entropy", "calibration"]
+    )
+
+
+@dataclass
+class Trainer:
+    """`trainer`: recapp's own settings and those of Lightning's Trainer, whose others can be added
+    with a plus.
+    """
+
+    others: ClassVar[str] = "lightning.pytorch.Trainer"
+    refused: ClassVar[dict[str, str]] = {
+        "strategy": "recapp's own shards the tables; +plan=... says how, topology=... on what",
+        "logger": "choose loggers by logger=..., or add one by +logger.NAME._target_=...",
+        "callbacks": (
+            "choose callbacks by callbacks=..., or add one by +callbacks.NAME._target_=..."
+        ),
+        "enable_checkpointing": "the last checkpoint is always kept; callbacks=none keeps no other",
+        "enable_model_summary": "layers, plan and ranks are always printed before the first step",
+        "num_sanity_val_steps": "there is no validation before the first step; "
+        "trainer.val_check_interval=1"
+        " trainer.max_steps=1 tries one",
+        "num_nodes": "torchrun or srun say how many hosts there are",
+        "default_root_dir": "hydra.run.dir=DIR says where a run writes",
+        "use_distributed_sampler": "every rank reads its own lanes of the data (dataset.lanes)",
+        "inference_mode": "validation needs no gradients as it is",
+        "accumulate_grad_batches": (
+            "tables are updated in every backward; use a larger dataset.batch_size"
+        ),
+    }
+
+    devices: Positive | Literal["auto"] = "auto"
+    accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
+    precision: Literal[
+        "32-true",
+        "64-true",
+        "bf16-mixed",
+        "bf16-true",
+        "16-true",
+        "16-mixed",
+        "32",
+        "64",
+        "bf16",
+        32,
+        64,
+    ] = "32-true"
+    max_epochs: Positive | Literal[-1] | None = None
+    max_steps: Positive | Literal[-1] | None = None
+    val_check_interval: Positive | Share | None = None
+    check_val_every_n_epoch: Positive = 1
+    limit_train_batches: Positive | Share | None = None
+    limit_val_batches: Natural | Annotated[float, Within(0, 1)] | None = None
+    gradient_clip_val: Annotated[float, Within(0)] | None = None
+    log_every_n_steps: Positive = 20
+    enable_progress_bar: bool = True
+    look_ahead: Natural = 1
+    compile: bool = False
+
+
+@dataclass
+class Launch:
+    """`launch`: how ranks are started."""
+
+    port: Annotated[int, Within(0, 65535)] = 0
+    grace: Annotated[float, Within(0, 31_536_000)] = 60
+    timeout: Patience = 1800
+    keep_freed_memory: bool = True
+
+
+@dataclass
+class Planner:
+    """`planner`: what the planner may decide."""
+
+    mode: Mode = "auto"
+    constraints: dict[str, dict[str, Any]] | None = None
+
+
+@dataclass
+class Plan:
+    """`plan`: rules by hand, single tables, or a file."""
+
+    name: str = ABSENT
+    rules: list[dict[str, Any]] = ABSENT
+    mode: Mode = ABSENT
+    column_width: Positive = ABSENT
+    tables: dict[str, ShardingType] = ABSENT
+    deal: Literal["balanced", "round_robin"] = ABSENT
+    dp_max_rows: Natural = ABSENT
+    path: str = ABSENT
+
+
+@dataclass
+class Topology:
+    """`topology`: the machines."""
+
+    hosts: Positive | None = None
+    memory_bytes: Natural | None = None
+    reserve_bytes: Natural = 134_217_728
+    transport: Literal["auto", "gloo", "shared_memory"] = "auto"
+    backend: Literal["auto", "numba", "triton", "torch"] = "auto"
+    payload: Literal["full", "bf16", "fp16"] = "full"
+    ranks: Positive | None = None
+    hardware: str | dict[str, Any] | None = None

@@ -1,0 +1,286 @@
+"""What `--help` says: a line for each setting, in the words of the comments in `conf/`.
+
+    conf/dataset/custom.yaml     lanes: 16    # the order of rows depends on ...
+    --help dataset               dataset.lanes=16      the order of rows depends on ...
+
+A comment belongs to the setting on its line or, where it stands on lines of its own, to the setting
+below it; lines that go on further right belong to the comment above them. What stands at the top of
+a file tells of the option. Values are those of the command line, so that `--help
+dataset=criteo_kaggle` shows that data set.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from recapp.errors import ConfigError, suggest
+from recapp.settings.check_settings import names_of
+from recapp.settings.option_files import Folders, conf_dir, is_group, option_file, options, places
+from recapp.settings.values import shown
+
+ADDED = ("plan", "experiment")  # groups of which nothing is chosen by default
+LEFT_COLUMNS = 34
+LEAST_WORDS_COLUMNS = 24
+FOOTER = """\
+Settings are key=value (lists: ranks=[8,16]), groups are group=option; \
++plan=OPTION chooses a sharding plan.
+--help GROUP shows one group; --help group=OPTION the settings under that option; \
+--cfg job prints the settings.
+Put -m in front to run one job for each of several values: -m +plan=mixed,row_wise seed=1,2,3
+hydra.run.dir=DIR (with -m: hydra.sweep.dir=DIR) says where a run writes; \
+--config-dir DIR adds options of your own.
+An error is one line and exit code 1; RECAPP_TRACEBACK=1 in the environment shows its traceback \
+as well.
+"""
+
+
+@dataclass(frozen=True)
+class Comments:
+    """The comments of a file of `conf/`.
+
+    Args:
+        about: What stands at its top.
+        of: The words for each setting in it, by its dotted name inside the file.
+        parents: The options of the same group that it starts from.
+    """
+
+    about: str
+    of: dict[str, str]
+    parents: tuple[str, ...]
+
+
+def help_text(
+    command: str,
+    config: Mapping[str, Any],
+    chosen: Mapping[str, str],
+    folders: Folders,
+    *,
+    only: str = "",
+    columns: int = 80,
+) -> str:
+    """Write the help of a command.
+
+    Args:
+        command: Its name.
+        config: Its settings, plain, as its command line composes them.
+        chosen: The option chosen of each group.
+        folders: Where options are looked for beside recapp's own.
+        only: The one group to show; empty shows all.
+        columns: Of the terminal.
+
+    Raises:
+        ConfigError: There is no group of that name.
+    """
+    groups = [
+        name
+        for name in dict.fromkeys([*config, *chosen, *ADDED])
+        if is_group(name, folders) and _known(command, name)
+    ]
+    only = only.partition("/")[0]  # a group inside of a group stands with that
+    if only and only not in groups:
+        raise ConfigError(f"--help {only}: there is no such group; {suggest(only, groups)}")
+    parts = [] if only else list(_opening(command, config, groups, columns))
+    for group in [only] if only else groups:
+        parts += _group(command, group, config.get(group), chosen, folders, columns)
+    wrapped = "".join(
+        textwrap.fill(line, columns, subsequent_indent="  ") + "\n" for line in FOOTER.splitlines()
+    )
+    return "\n".join([*parts, *([] if only else ["", wrapped])]).rstrip() + "\n"
+
+
+def words_for(folders: Folders, group: str, option: str, name: str) -> str:
+    """Find what a setting of a group means: in its option's file, in those that it starts from, in
+    any of the group's.
+
+    Args:
+        folders: Where options are looked for beside recapp's own.
+        group: Of the setting.
+        option: That is chosen of the group.
+        name: The setting, dotted, without the group.
+    """
+    chain = list(_chain(folders, group, option))
+    files = [
+        (place / group, path)
+        for place in places(folders)
+        for path in sorted((place / group).rglob("*.yaml"))
+    ]
+    files.sort(key=lambda each: chain.index(each[1]) if each[1] in chain else len(chain))
+    for home, path in files:
+        inside = path.parent.relative_to(home).parts
+        prefix = ".".join(inside) + "." if inside else ""
+        if name.startswith(prefix) and (
+            words := comments_of(path).of.get(name.removeprefix(prefix))
+        ):
+            return words
+    return ""
+
+
+@lru_cache
+def comments_of(path: Path) -> Comments:
+    """Read the comments of a file."""
+    text = path.read_text()
+    lines = text.splitlines()
+    top = next(
+        (number for number, line in enumerate(lines) if not line.startswith("#")), len(lines)
+    )
+    about = " ".join(_text(line) for line in lines[:top] if "@package" not in line and _text(line))
+    node = yaml.compose(text)
+    found = dict(_of_mapping(node, lines, "")) if isinstance(node, yaml.MappingNode) else {}
+    listed = (yaml.safe_load(text) or {}).get("defaults", [])
+    parents = tuple(str(each) for each in listed if isinstance(each, str) and each != "_self_")
+    return Comments(about, found, parents)
+
+
+# ---- the page
+
+
+def _known(command: str, group: str) -> bool:
+    return group in ("experiment", *names_of(command))
+
+
+def _opening(
+    command: str, config: Mapping[str, Any], groups: Sequence[str], columns: int
+) -> Iterator[str]:
+    conf = conf_dir()
+    file = comments_of(conf / f"{command}.yaml")
+    yield textwrap.fill(file.about or f"python -m recapp.{command}", columns)
+    yield ""
+    parents = [
+        comments_of(conf / f"{name}.yaml")
+        for name in ("command", *_primaries(conf, command))
+        if (conf / f"{name}.yaml").is_file()
+    ]
+    for name, value in config.items():
+        if name in groups or (conf / name).is_dir():
+            continue
+        for key, item in _leaves(name, value):
+            words = next((found for each in (file, *parents) if (found := each.of.get(key))), "")
+            yield _line(key, item, words, columns)
+
+
+def _primaries(conf: Path, command: str) -> list[str]:
+    """The commands whose settings another one has as well: those of train in eval's."""
+    text = yaml.safe_load((conf / f"{command}.yaml").read_text())
+    return [
+        str(each) for each in text.get("defaults", []) if isinstance(each, str) and each != "_self_"
+    ]
+
+
+def _group(
+    command: str, group: str, value: Any, chosen: Mapping[str, str], folders: Folders, columns: int
+) -> Iterator[str]:
+    option = chosen.get(group, "")
+    yield ""
+    yield textwrap.fill(
+        f"{group}: {', '.join(options(group, folders))}",
+        columns,
+        subsequent_indent=" " * (len(group) + 2),
+    )
+    if (
+        option
+        and (file := option_file(group, option, folders))
+        and (about := comments_of(file).about)
+    ):
+        yield textwrap.fill(
+            f"{option}: {about}", columns, initial_indent="  ", subsequent_indent="  "
+        )
+    for inner in sorted(
+        {path.name for place in places(folders) for path in (place / group).glob("*/")}
+    ):
+        below = ", ".join(options(f"{group}/{inner}", folders))
+        yield textwrap.fill(
+            f"{group}/{inner}: {below}", columns, initial_indent="  ", subsequent_indent="    "
+        )
+    if isinstance(value, Mapping):
+        leaves = [leaf for key, item in value.items() for leaf in _leaves(f"{group}.{key}", item)]
+    else:  # not chosen by default: what could be set there
+        leaves = [(f"+{name}", None) for name in names_of(command) if name.startswith(f"{group}.")]
+    for name, item in leaves:
+        yield _line(name, item, words_for(folders, group, option, name.partition(".")[2]), columns)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The settings inside of a value: those of mappings in turn, but for long tables of numbers."""
+    if isinstance(value, Mapping) and value and not name.endswith((".hardware", ".plans")):
+        for key, item in value.items():
+            yield from _leaves(f"{name}.{key}", item)
+    else:
+        yield name, value
+
+
+def _line(name: str, value: Any, words: str, columns: int) -> str:
+    said = name if name.startswith("+") else f"{name}={shown(value)}"
+    width = max(columns - LEFT_COLUMNS, LEAST_WORDS_COLUMNS)
+    left = said if len(said) <= columns - 2 else f"{said[: columns - 5]}..."
+    lines = textwrap.wrap(words, width) or [""]
+    if len(left) + 3 > LEFT_COLUMNS:
+        return "\n".join([f"  {left}", *(" " * LEFT_COLUMNS + line for line in lines if line)])
+    return "\n".join(
+        [
+            f"  {left}".ljust(LEFT_COLUMNS) + lines[0],
+            *(" " * LEFT_COLUMNS + line for line in lines[1:]),
+        ]
+    ).rstrip()
+
+
+# ---- comments in files
+
+
+def _chain(folders: Folders, group: str, option: str) -> Iterator[Path]:
+    """The file of an option and those that it starts from."""
+    path = option_file(group, option, folders) if option else None
+    if path:
+        yield path
+        for parent in comments_of(path).parents:
+            yield from _chain(folders, group, parent)
+
+
+def _of_mapping(node: Any, lines: list[str], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in node.value:
+        name = f"{prefix}{key.value}"
+        if words := _comment(key, value, lines):
+            yield name, words
+        if isinstance(value, yaml.MappingNode):
+            yield from _of_mapping(value, lines, f"{name}.")
+
+
+def _comment(key: Any, value: Any, lines: list[str]) -> str:
+    """The comment behind a setting and the lines that go on, or else the lines above it."""
+    block = isinstance(value, yaml.CollectionNode) and not value.flow_style
+    number, column = (
+        (key.end_mark.line, key.end_mark.column)
+        if block
+        else (value.end_mark.line, value.end_mark.column)
+    )
+    if number < len(lines) and (found := re.search(r"(?:^|\s)#", lines[number][column:])):
+        begin = column + found.end() - 1
+        after = range(number + 1, len(lines))
+        more = _while(
+            after, lambda n: lines[n].lstrip().startswith("#") and lines[n].index("#") >= begin - 4
+        )
+        return " ".join([_text(lines[number][begin:]), *(_text(lines[n]) for n in more)])
+    indent = key.start_mark.column
+    above = _while(
+        range(key.start_mark.line - 1, -1, -1), lambda n: lines[n].startswith(" " * indent + "#")
+    )
+    first_free = above and above[-1] == 0  # what stands at the top tells of the option
+    return "" if first_free else " ".join(_text(lines[n]) for n in reversed(above))
+
+
+def _while(numbers: range, holds: Any) -> list[int]:
+    kept = []
+    for number in numbers:
+        if not holds(number):
+            break
+        kept.append(number)
+    return kept
+
+
+def _text(line: str) -> str:
+    return line.strip().lstrip("#").strip()

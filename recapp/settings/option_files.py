@@ -1,0 +1,58 @@
+"""Where configuration files are looked for: recapp's own `conf/`, and the folders of the command
+line's `--config-dir`.
+
+    conf/model/dlrm.yaml        model=dlrm
+    FOLDER/model/wide.yaml      --config-dir FOLDER model=wide
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+FLAGS = ("--config-dir", "-cd")
+Folders = Sequence[Path]  # those of the command line; recapp's own comes before them
+
+
+def conf_dir() -> Path:
+    """The directory of the configuration: inside the package where recapp is installed, beside it
+    in a checkout.
+    """
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def named_folders(arguments: Sequence[str]) -> tuple[Path, ...]:
+    """Find the folders that `--config-dir FOLDER` names in a command line (absolute); one that is
+    not there is Hydra's error.
+    """
+    behind = [value for flag, value in pairwise(arguments) if flag in FLAGS]
+    joined = [
+        argument.partition("=")[2] for argument in arguments if argument.startswith(f"{FLAGS[0]}=")
+    ]
+    return tuple(
+        path for name in (*behind, *joined) if (path := Path(name).expanduser().absolute()).is_dir()
+    )
+
+
+def places(folders: Folders = ()) -> tuple[Path, ...]:
+    """All directories in which options are looked for, in order."""
+    return conf_dir(), *folders
+
+
+def is_group(name: str, folders: Folders = ()) -> bool:
+    """Tell whether a name is that of a group: a directory in one of the places."""
+    return bool(name) and any((place / name).is_dir() for place in places(folders))
+
+
+def option_file(group: str, option: str, folders: Folders = ()) -> Path | None:
+    """Find the file of an option; the place that comes first wins, as it does in Hydra."""
+    files = (place / group / f"{option}.yaml" for place in places(folders))
+    return next((file for file in files if file.is_file()), None)
+
+
+def options(group: str, folders: Folders = ()) -> list[str]:
+    """List the options that a group has."""
+    return sorted(
+        {file.stem for place in places(folders) for file in (place / group).glob("*.yaml")}
+    )

@@ -1,0 +1,132 @@
+"""The settings of each command: those of its own file in `conf/`, and the groups that it
+composes.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from recapp.settings.groups import (
+    ABSENT,
+    Callback,
+    Dataset,
+    Launch,
+    ListedTables,
+    Logger,
+    Metrics,
+    Model,
+    Optimizer,
+    Plan,
+    Planner,
+    Positive,
+    ShardingType,
+    TablesOfDataset,
+    Topology,
+    Trainer,
+)
+from recapp.settings.values import Within
+
+
+@dataclass
+class Command:
+    """What every command has."""
+
+    format: Literal["text", "json"] = "text"
+
+
+@dataclass
+class Run(Command):
+    """What a run is planned from: all that a plan on paper needs, too."""
+
+    seed: Annotated[int, Within(0, 2**63 - 1)] = 1
+    dataset: Dataset = ABSENT
+    model: Model = ABSENT
+    tables: TablesOfDataset | ListedTables = ABSENT
+    optimizer: Optimizer = ABSENT
+    trainer: Trainer = ABSENT
+    launch: Launch = ABSENT
+    planner: Planner = ABSENT
+    topology: Topology = ABSENT
+    plan: Plan = ABSENT
+
+
+@dataclass
+class Train(Run):
+    """`python -m recapp.train`."""
+
+    ckpt_path: str | None = None
+    trust: list[str] = field(default_factory=list)
+    metrics: Metrics = ABSENT
+    logger: dict[str, Logger] = ABSENT
+    callbacks: dict[str, Callback] = ABSENT
+
+
+@dataclass
+class Eval(Train):
+    """`python -m recapp.eval`."""
+
+    split: Literal["val", "test"] = "val"
+
+
+@dataclass
+class OnPaper(Run):
+    """`python -m recapp.plan`."""
+
+    statistics: Literal["auto", "assumed"] = "auto"
+    out: str | None = None
+    a: str | None = None
+    b: str | None = None
+    as_: Literal["plan", "hugectr"] = "plan"
+    path: str | None = None
+    ranks: list[Positive] = field(default_factory=list)
+    plans: list[Literal["best"] | ShardingType] | Literal["best"] | ShardingType = field(
+        default_factory=list
+    )
+    weak_batch: Positive = 512
+
+
+@dataclass
+class Benchmark:
+    """`bench`: what is measured against what."""
+
+    plan: str | list[str] | None = None
+    model: str | list[str] | None = None
+    torchrec_python: str | None = None
+    plans: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Bench(Command):
+    """`python -m recapp.bench`."""
+
+    workload: str | list[str] | None = None
+    threads: Positive | list[Positive] | None = None
+    transport: str | list[str] = "auto"
+    backend: Literal["auto", "numba", "triton", "torch"] = "auto"
+    ranks: Positive = 2
+    rounds: Positive = 7
+    round_seconds: Annotated[float, Within(above=0)] = 0.5
+    batch_size: Positive | list[Positive] | None = None
+    ids: Literal["uniform", "zipf"] | list[Literal["uniform", "zipf"]] = "uniform"
+    compile: bool = False
+    bag: Positive = 10
+    bench: Benchmark = ABSENT
+    tables: TablesOfDataset | ListedTables = ABSENT
+    dataset: Dataset = ABSENT
+    launch: Launch = ABSENT
+
+
+@dataclass
+class Report(Command):
+    """`python -m recapp.report`."""
+
+    path: str = ABSENT
+
+
+COMMANDS: dict[str, type] = {
+    "train": Train,
+    "eval": Eval,
+    "plan": OnPaper,
+    "bench": Bench,
+    "report": Report,
+}
+"""The settings of each command, by its name."""

@@ -1,0 +1,303 @@
+"""A shard is a rectangle of one table, a plan is rectangles for all tables, and a sharding type is
+only a way to cut them.
+
+    table of 6 rows x 4 columns        a tiling                 what runs it
+    . . . .                            0 0 1 1                  Shard(rank 0, rows 0..3, cols 0..2)
+    . . . .                            0 0 1 1                  Shard(rank 1, rows 0..3, cols 2..4)
+    . . . .            ->              0 0 1 1           ->     Shard(rank 1, rows 3..6, cols 0..4)
+    . . . .                            1 1 1 1
+    . . . .                            1 1 1 1
+    . . . .                            1 1 1 1
+
+Everything that follows (layout, exchange, checkpoint, report) reads rectangles; the type's name is
+a label for people. A plan that no named type covers runs as well. `TableSharding.cells` proves that
+the rectangles tile the table exactly once.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+from recapp.errors import PlanError, suggest
+from recapp.tables.config import EmbeddingBagConfig
+
+Mode = Literal["unique", "pooled", "replicated", "auto"]
+"""How a table asks for rows. `unique`: a vector per distinct row, pooled at home. `pooled`: a
+vector per bag and owner, pooled there. `replicated`: rows are read at home, every rank learns from
+every rank's gradients. `auto`: unique or pooled, to be decided before the plan is used
+(`recapp/planner/choose_modes.py`).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Rows x columns of one table on one rank."""
+
+    rank: int
+    rows: range
+    cols: range
+
+    @property
+    def placement(self) -> str:
+        """Where it lies, as TorchRec's plans say it: `rank:1`."""
+        return f"rank:{self.rank}"
+
+    @property
+    def shard_offsets(self) -> list[int]:
+        """Its first row and column."""
+        return [self.rows.start, self.cols.start]
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        """Its rows and columns."""
+        return [len(self.rows), len(self.cols)]
+
+
+@dataclass(frozen=True, slots=True)
+class TableSharding:
+    """The rectangles of one table and how it asks.
+
+    `sharding_type` is a label for people (table_wise, ..., custom); nothing branches on it.
+    """
+
+    shards: tuple[Shard, ...]
+    mode: Mode = "unique"
+    sharding_type: str = "custom"
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise PlanError(f"mode={self.mode}: {suggest(self.mode, get_args(Mode))}")
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that hold something."""
+        return sorted({s.rank for s in self.shards if len(s.rows) and len(s.cols)})
+
+    def cells(self, table: EmbeddingBagConfig, world: int) -> list[Shard]:
+        """The tiling refined along every edge of every shard, so that all strips share their row
+        cuts; by (column, row, rank).
+
+        Raises:
+            PlanError: a rank that does not exist, a shard that leaves the table, a hole, an
+                overlap.
+        """
+        shards = [s for s in self.shards if len(s.rows) and len(s.cols)]
+        for s in shards:
+            if not 0 <= s.rank < world:
+                raise PlanError(
+                    f"table {table.name}: a shard lies on rank {s.rank}, but there are {world} "
+                    f"ranks (0..{world - 1}): "
+                    f"set trainer.devices={s.rank + 1} or change the plan"
+                )
+        row = sorted(
+            {0, table.num_embeddings, *(e for s in shards for e in (s.rows.start, s.rows.stop))}
+        )
+        col = sorted(
+            {0, table.embedding_dim, *(e for s in shards for e in (s.cols.start, s.cols.stop))}
+        )
+        if (row[0], row[-1], col[0], col[-1]) != (0, table.num_embeddings, 0, table.embedding_dim):
+            raise PlanError(
+                f"table {table.name}: a shard reaches outside its {table.num_embeddings} rows x "
+                f"{table.embedding_dim} columns"
+            )
+        cells = [
+            Shard(s.rank, range(*r), range(*c))
+            for s in shards
+            for c in _between(col, s.cols)
+            for r in _between(row, s.rows)
+        ]
+        self._check_cover(table, cells, row, col, world)
+        return sorted(cells, key=lambda s: (s.cols.start, s.rows.start, s.rank))
+
+    def _check_cover(
+        self,
+        table: EmbeddingBagConfig,
+        cells: list[Shard],
+        row: list[int],
+        col: list[int],
+        world: int,
+    ) -> None:
+        copies = range(world) if self.mode == "replicated" else [-1]
+        held = Counter(
+            (s.rows.start, s.cols.start, s.rank if self.mode == "replicated" else -1) for s in cells
+        )
+        for r in row[:-1]:
+            for c in col[:-1]:
+                for k in copies:
+                    if held[r, c, k] != 1:
+                        where = f" on rank {k}" if k >= 0 else ""
+                        raise PlanError(
+                            f"table {table.name}: the cell that starts at row {r}, column {c} is "
+                            f"held {held[r, c, k]} times"
+                            f"{where}; a plan must tile a table exactly once"
+                        )
+
+
+def _between(cuts: list[int], part: range) -> Iterator[tuple[int, int]]:
+    return pairwise(cuts[bisect_left(cuts, part.start) : bisect_left(cuts, part.stop) + 1])
+
+
+@dataclass(frozen=True)
+class PlannedFor:
+    """What a plan was made for; a plan that carries it can be explained without the model and the
+    data.
+
+    Args:
+        tables: their configs, in the model's order.
+        batch_per_rank: samples of a rank's batch B; None where nobody said.
+        statistics: of ids, by table name, plain types: `ids_per_sample`, `bags_per_sample`,
+            `distinct`, `load`.
+    """
+
+    tables: tuple[EmbeddingBagConfig, ...]
+    batch_per_rank: int | None = None
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    def part(self, names: Sequence[str]) -> "PlannedFor":
+        """Of some of its tables."""
+        return replace(
+            self,
+            tables=tuple(t for t in self.tables if t.name in names),
+            statistics={n: s for n, s in self.statistics.items() if n in names},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types."""
+        tables = [
+            {
+                key: str(value) if isinstance(value, StrEnum) else value
+                for key, value in asdict(t).items()
+            }
+            for t in self.tables
+        ]
+        return {
+            "tables": tables,
+            "batch_per_rank": self.batch_per_rank,
+            "statistics": dict(self.statistics),
+        }
+
+    @staticmethod
+    def from_dict(plain: Mapping[str, Any]) -> "PlannedFor":
+        """The inverse of `to_dict`."""
+        return PlannedFor(
+            tuple(EmbeddingBagConfig(**t) for t in plain["tables"]),
+            plain["batch_per_rank"],
+            plain["statistics"],
+        )
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """What every table's rectangles are, for a number of ranks.
+
+    Args:
+        tables: sharding of each table, by table name.
+        world_size: the ranks W the plan was made for.
+        name: for people and for `metrics.json`.
+        notes: what people should know of the whole plan, a sentence each.
+        reasons: why a table is sharded as it is, by table name: the rule that fired, what the
+            planner compared.
+        made_for: the tables, batch and ids the plan was made for.
+    """
+
+    tables: Mapping[str, TableSharding]
+    world_size: int
+    name: str = "custom"
+    notes: Sequence[str] = field(default=(), compare=False)
+    reasons: Mapping[str, str] = field(default_factory=dict, compare=False)
+    made_for: PlannedFor | None = field(default=None, compare=False)
+
+    def check(self, tables: Sequence[EmbeddingBagConfig]) -> None:
+        """The plan names exactly these tables and tiles each once.
+
+        Raises:
+            PlanError: naming the table.
+        """
+        names = [t.name for t in tables]
+        for name in self.tables:
+            if name not in names:
+                raise PlanError(
+                    f"the plan shards table {name}, which the model does not have; "
+                    f"{suggest(name, names)}"
+                )
+        for t in tables:
+            if t.name not in self.tables:
+                raise PlanError(f"the plan says nothing of table {t.name}")
+            self.tables[t.name].cells(t, self.world_size)
+
+    def items(self) -> ItemsView[str, TableSharding]:
+        """Tables and how they are sharded."""
+        return self.tables.items()
+
+    @property
+    def undecided(self) -> list[str]:
+        """Tables whose mode is still open."""
+        return [name for name, s in self.tables.items() if s.mode == "auto"]
+
+    def with_modes(self, modes: Mapping[str, Mode]) -> "ShardingPlan":
+        """The plan with some tables' modes set."""
+        return replace(
+            self, tables={n: replace(s, mode=modes.get(n, s.mode)) for n, s in self.tables.items()}
+        )
+
+    def part(self, names: Sequence[str]) -> "ShardingPlan":
+        """The plan of some of its tables."""
+        return replace(
+            self,
+            tables={n: s for n, s in self.tables.items() if n in names},
+            reasons={n: why for n, why in self.reasons.items() if n in names},
+            made_for=self.made_for.part(names) if self.made_for else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types: what a checkpoint stores. What is said beside the rectangles is there only
+        where something is said.
+        """
+        beside = {
+            "notes": list(self.notes),
+            "reasons": dict(self.reasons),
+            "made_for": self.made_for and self.made_for.to_dict(),
+        }
+        return {
+            "name": self.name,
+            "world_size": self.world_size,
+            "tables": {
+                name: {
+                    "sharding_type": s.sharding_type,
+                    "mode": s.mode,
+                    "shards": [
+                        [p.rank, p.rows.start, p.rows.stop, p.cols.start, p.cols.stop]
+                        for p in s.shards
+                    ],
+                }
+                for name, s in self.tables.items()
+            },
+        } | {key: value for key, value in beside.items() if value}
+
+    @staticmethod
+    def from_dict(plain: Mapping[str, Any]) -> "ShardingPlan":
+        """The inverse of `to_dict`."""
+
+        def shards(table: Mapping[str, Any]) -> tuple[Shard, ...]:
+            return tuple(
+                Shard(rank, range(r0, r1), range(c0, c1))
+                for rank, r0, r1, c0, c1 in table["shards"]
+            )
+
+        tables = {
+            name: TableSharding(shards(s), s["mode"], s["sharding_type"])
+            for name, s in plain["tables"].items()
+        }
+        made_for = plain.get("made_for")
+        return ShardingPlan(
+            tables,
+            plain["world_size"],
+            plain["name"],
+            plain.get("notes", ()),
+            plain.get("reasons", {}),
+            PlannedFor.from_dict(made_for) if made_for else None,
+        )

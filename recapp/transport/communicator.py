@@ -1,0 +1,199 @@
+"""The one collective of the engine: every rank sends a span of a flat buffer to every other rank
+and fills one from each.
+
+One process is not a special case: with one rank there is nobody to swap with, and the same code
+runs. `calls` and `bytes_sent` count, so that tests and reports state what a step costs instead of
+guessing it.
+"""
+
+import atexit
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recapp.errors import RankError
+from recapp.processes.faults import SILENT, waited_in_vain
+from recapp.transport.side_stream import SideStream, side_stream
+
+Span = tuple[int, int]
+"""Begin and end in a flat buffer, in elements."""
+
+LOOK_S = 0.01  # longer than a thread waits for the GIL before it asks again (5 ms)
+PATIENCE_S = 10.0
+
+
+class Comm:
+    """The ranks of a process group, as the engine sees them.
+
+    Args:
+        group: a process group of its own for embedding traffic (order of messages within it is the
+            engine's); None with no process group at all means one rank.
+        device: where message buffers live: the CPU with gloo, the rank's GPU with NCCL.
+        tag: messages of one tag are in order; gloo tells those of different tags apart, NCCL does
+            not.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        tag: int = 0,
+    ) -> None:
+        self.group = group
+        self.tag = tag
+        alone = group is None and not (dist.is_available() and dist.is_initialized())
+        self.rank, self.world = (
+            (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
+        )
+        self.device = device or torch.device("cpu")
+        self.transport = "none" if self.world == 1 else str(dist.get_backend(group))
+        self.fallback = ""  # why it is not a faster one (`transport.make_comm`)
+        self.calls = 0
+        self.bytes_sent = 0
+
+    @cached_property
+    def side(self) -> SideStream:
+        """The stream of the input exchange."""
+        return side_stream(self.device)
+
+    def swap(
+        self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]
+    ) -> Callable[[], None]:
+        """Start to send `buffer[send_W[r]]` to each other rank r and to fill `buffer[recv_W[r]]`
+        from it.
+
+        Both ends know the lengths. Sends and receives may not overlap. On a GPU the stream that is
+        current when it starts has to be the one on which it is waited for
+        (`recapp/transport/side_stream.py`).
+
+        Returns:
+            A function that waits until every span has arrived and left.
+        """
+        self.calls += 1
+        operations = []
+        for i in range(1, self.world):
+            to = (self.rank + i) % self.world
+            source = (self.rank - i) % self.world
+            if send_W[to][1] > send_W[to][0]:
+                sent = buffer[slice(*send_W[to])]
+                self.bytes_sent += sent.numel() * sent.element_size()
+                operations.append(self._operation(dist.isend, sent, to))
+            if recv_W[source][1] > recv_W[source][0]:
+                operations.append(
+                    self._operation(dist.irecv, buffer[slice(*recv_W[source])], source)
+                )
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+        peers = (
+            [operation.group_peer for operation in operations]
+            if len(works) == len(operations)
+            else []
+        )
+
+        def wait() -> None:
+            for number, work in enumerate(works):
+                try:
+                    work.wait()
+                except RuntimeError as error:
+                    if not (silent := SILENT.search(str(error))) or not peers:
+                        raise
+                    raise RankError(
+                        waited_in_vain(self.rank, peers[number], int(silent[1]) / 1000)
+                    ) from error
+
+        return wait
+
+    def _operation(self, kind: Callable[..., Any], span: Tensor, peer: int) -> dist.P2POp:
+        return dist.P2POp(kind, span, group=self.group, tag=self.tag, group_peer=peer)
+
+    def twin(self) -> "Comm":
+        """The same ranks and the same way for messages that have an order of their own; on CPUs.
+        Every rank calls it.
+        """
+        return Comm(self.group, self.device, self.tag + 1)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world > 1:
+            dist.barrier(self.group)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank. For set-up and checkpoints, not for steps."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        return self.gather(value)[0]
+
+
+def wait_for_all() -> None:
+    """Wait for all ranks of the default process group, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+
+
+def leave_process_group() -> None:
+    """End the default process group and those made of it, if there is one: gloo has no exit hook of
+    its own.
+    """
+    if dist.is_available() and dist.is_initialized():
+        # DDP may hold the last reference, and destroys a group with the GIL in hand
+        let_gloo_finish()
+        dist.destroy_process_group()
+
+
+@atexit.register
+def let_gloo_finish() -> None:
+    """Before the interpreter goes: waits until gloo's threads have let go of the tensors of the
+    last collectives.
+
+    Such a thread wakes us when a collective is done and drops its tensors after that, for which it
+    needs the GIL. Where that falls together with the end of Python, it is unwound below C++ frames
+    that may not throw, and the process aborts after all its work: "terminate called without an
+    active exception" (PyTorch issue 190489). `destroy_process_group` does not join these threads,
+    only the destructor of the last reference to a group does, and models and DDP refer to theirs to
+    the end.
+
+    A thread that has slept from one look to the next, while nobody held the GIL, has let go.
+    """
+    before = [""]
+    now = gloo_threads()
+    late = time.monotonic() + PATIENCE_S
+    while (
+        now
+        and (now != before or not all("S (sleeping)" in t for t in now))
+        and time.monotonic() < late
+    ):
+        time.sleep(LOOK_S)
+        before = now
+        now = gloo_threads()
+
+
+def gloo_threads() -> list[str]:
+    """For each worker thread of gloo groups whether it sleeps, and how often it has left a core."""
+    threads = []
+    for task in Path("/proc/self/task").glob("*/status"):
+        with suppress(OSError):  # it has ended
+            status = task.read_text()
+            if status.startswith("Name:\tpt_gloo"):
+                threads.append(
+                    " ".join(
+                        [
+                            task.parent.name,
+                            *re.findall(r"^(?:State|\w*ctxt_switches):.*", status, re.MULTILINE),
+                        ]
+                    )
+                )
+    return sorted(threads)

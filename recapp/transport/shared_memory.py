@@ -1,0 +1,240 @@
+"""The same `swap` between ranks of one host through memory that they share: a copy in, a copy out,
+no socket and no other thread.
+
+    rank 0's file | counters | ring to 1 | ring to 2 |    each rank owns one and writes its messages
+    rank 1's file | counters | ring to 0 | ring to 2 |    there; the others map its counters and the
+    rank 2's file | counters | ring to 0 | ring to 1 |    ring that leads to them
+
+The file is a `memfd`: it has no name, so nothing is left of it however a rank ends, and it needs no
+room in /dev/shm, which a container often gives 64 MB. Peers open it through /proc while the owner
+is there. Its pages are reserved before they are used: memory that runs out is an error here and not
+a SIGBUS later. Everything but `swap` stays with the process group.
+
+A rank that waits looks for some microseconds, then offers its core to others, then sleeps between
+looks. In between Python handles signals, and peers that have died are noticed.
+"""
+
+import mmap
+import os
+import select
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
+
+from recapp.errors import LaunchError, RankError
+from recapp.processes.faults import waited_in_vain
+from recapp.transport.communicator import Comm, Span
+from recapp.transport.ring import DONE, IDLE, LANE, LEFT, LINE, LOOKS, SWAP, pump
+
+FILE_NAME = "recapp"  # as /proc shows it
+# stays in the caches; with 1 to 8 MiB a swap of 13 MB took the time of its two copies
+RING_BYTES = 8 << 20
+RINGS_BYTES = 32 << 20  # of one rank, at most
+COUNTER_BYTES = 2 * LINE  # apart, as processors fetch lines in pairs
+PATIENCE_SECONDS = default_pg_timeout.total_seconds()  # gloo's; `launch.timeout` replaces it
+LOOK_SECONDS = 1e-3  # in vain, before a rank rests between looks
+REST_SECONDS = (5e-5, 1e-3)  # between looks: a twentieth of the time waited, within these
+
+
+def ring_bytes(world: int) -> int:
+    """Size of the ring from one rank to another."""
+    return min(RING_BYTES, RINGS_BYTES // max(1, world - 1)) // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def file_bytes(world: int) -> int:
+    """What a rank reserves."""
+    return _counters_bytes(world) + (world - 1) * ring_bytes(world)
+
+
+def _counters_bytes(world: int) -> int:
+    return -(-2 * world * COUNTER_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class SharedMemoryComm(Comm):
+    """`Comm` whose `swap` goes through memory that the ranks share.
+
+    Args:
+        group: ranks of one host that see each other's processes, more than one.
+        patience_s: seconds that a rank waits for another one in which nothing moves.
+
+    Raises:
+        LaunchError: on all ranks alike: the memory cannot be had or not be shared.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None = None, patience_s: float = PATIENCE_SECONDS
+    ) -> None:
+        super().__init__(group)
+        self.transport = "shared_memory"
+        self.patience_s = patience_s
+        self._mapped: list[mmap.mmap] = []
+        # file descriptors of the peers' processes, to see them end
+        self._process_W: list[int] = [-1] * self.world
+        weakref.finalize(self, _close, self._process_W)
+        self._lanes_L3 = np.zeros((2 * self.world, 3), np.int64)
+        self._busy_L = np.zeros(2 * self.world, np.int64)
+        self._work_N4 = np.zeros((0, 4), np.int64)
+        # so many begun; the buffers of those under way
+        self._swaps = 0
+        self._buffers = dict[int, Tensor]()
+        self._ring_bytes = ring_bytes(self.world)
+        self._pump(0, looks=0)  # compiles, or reads what was compiled: now and not in a step
+        with ExitStack() as opened:
+            file_W = self._agree(partial(self._reserve, opened))
+            self._agree(partial(self._map, file_W))
+
+    def twin(self) -> "SharedMemoryComm":
+        """See `Comm`."""
+        return SharedMemoryComm(self.group, self.patience_s)
+
+    def _agree(self, step: Callable[..., tuple[int, int]]) -> list[tuple[int, int]]:
+        """Every rank's result of a step of setting up.
+
+        Raises:
+            LaunchError: it failed on one.
+        """
+        result: tuple[int, int] | str
+        try:
+            result = step()
+        except OSError as error:
+            result = f"rank {self.rank}: {error.strerror or error}"
+        result_W = self.gather(result)
+        for answer in result_W:
+            if isinstance(answer, str):
+                raise LaunchError(answer)
+        return result_W
+
+    def _reserve(self, opened: ExitStack) -> tuple[int, int]:
+        """Make this rank's file; process and descriptor, by which the others find it."""
+        file = os.memfd_create(FILE_NAME)
+        opened.callback(os.close, file)
+        os.posix_fallocate(file, 0, file_bytes(self.world))
+        return os.getpid(), file
+
+    def _map(self, file_W: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Map this rank's file and of the others' what concerns it: their counters and the rings
+        that lead here.
+        """
+        me = self.rank
+        counters = _counters_bytes(self.world)
+        own = self._view(file_W[me][1], 0, counters)
+        rings = self._view(file_W[me][1], counters, file_bytes(self.world) - counters)
+        for r, (process, number) in enumerate(file_W):
+            if r == me:
+                continue
+            self._process_W[r] = os.pidfd_open(process)
+            file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
+            try:
+                theirs = self._view(file, 0, counters)
+                ring = self._view(
+                    file, counters + self._ring_bytes * (me - (me > r)), self._ring_bytes
+                )
+            finally:
+                os.close(file)
+            sent = 2 * r * COUNTER_BYTES
+            taken = (2 * r + 1) * COUNTER_BYTES
+            peer_sent = 2 * me * COUNTER_BYTES
+            peer_taken = (2 * me + 1) * COUNTER_BYTES
+            self._lanes_L3[r] = (
+                rings + self._ring_bytes * (r - (r > me)),
+                own + sent,
+                theirs + peer_taken,
+            )
+            self._lanes_L3[self.world + r] = ring, own + taken, theirs + peer_sent
+        return file_W[me]
+
+    def _view(self, file: int, offset: int, length: int) -> int:
+        """Map a part of a file; its address. Children do not get it: a data worker would keep it
+        alive.
+        """
+        mapped = mmap.mmap(file, length, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=offset)
+        mapped.madvise(mmap.MADV_DONTFORK)
+        self._mapped.append(mapped)
+        return int(np.frombuffer(mapped, np.uint8).ctypes.data)
+
+    def swap(
+        self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]
+    ) -> Callable[[], None]:
+        """As of `Comm`. What the rings have room for is sent at once; the rest moves in `wait`, of
+        this swap or of a later one.
+        """
+        self.calls += 1
+        self._swaps += 1
+        assert buffer.is_contiguous() and buffer.device.type == "cpu", "spans are ranges of bytes"
+        place = buffer.data_ptr()
+        size = buffer.element_size()
+        work = []
+        for i in range(1, self.world):
+            to = (self.rank + i) % self.world
+            source = (self.rank - i) % self.world
+            for lane, (begin, end) in ((to, send_W[to]), (self.world + source, recv_W[source])):
+                if end > begin:
+                    work.append((lane, place + begin * size, (end - begin) * size, self._swaps))
+            self.bytes_sent += max(0, send_W[to][1] - send_W[to][0]) * size
+        if work:
+            self._work_N4 = np.concatenate([self._work_N4, np.array(work, np.int64)])
+            self._buffers[self._swaps] = buffer
+            self._pump(self._swaps, looks=0)
+        return partial(self._finish, self._swaps)
+
+    def _pump(self, swap: int, looks: int) -> int:
+        state: int = pump(
+            self._work_N4, self._lanes_L3, self._busy_L, self._ring_bytes, swap, looks
+        )
+        return state
+
+    def _finish(self, swap: int) -> None:
+        """Wait for a swap, moving what lies before it too.
+
+        Raises:
+            RankError: a rank it needs has ended, or nothing has moved for `patience_s`.
+        """
+        since: float | None = None
+        ended: set[int] = set()
+        while (state := self._pump(swap, LOOKS)) != DONE:
+            if state != IDLE:
+                since = None
+                continue
+            needed = self._needed(swap)
+            if needed & ended:  # and what it had sent before is read by now
+                raise RankError(
+                    f"rank {min(needed & ended)} has ended while rank {self.rank} waited for it"
+                )
+            now = time.monotonic()
+            since = since or now
+            if now - since < LOOK_SECONDS:
+                continue
+            if now - since > self.patience_s:
+                raise RankError(waited_in_vain(self.rank, min(needed), self.patience_s))
+            ended = self._ended(needed)
+            if not ended:
+                time.sleep(min(max(REST_SECONDS[0], (now - since) / 20), REST_SECONDS[1]))
+        self._work_N4 = self._work_N4[self._work_N4[:, LEFT] > 0]
+        under_way = set(self._work_N4[:, SWAP].tolist())
+        self._buffers = {n: buffer for n, buffer in self._buffers.items() if n in under_way}
+
+    def _needed(self, swap: int) -> set[int]:
+        """Ranks to or from which something of a swap has still to move."""
+        rest = (self._work_N4[:, SWAP] == swap) & (self._work_N4[:, LEFT] > 0)
+        return set((self._work_N4[rest, LANE] % self.world).tolist())
+
+    def _ended(self, ranks: set[int]) -> set[int]:
+        """Those of the ranks whose process is no more."""
+        poll = select.poll()
+        for r in ranks:
+            poll.register(self._process_W[r], select.POLLIN)
+        gone = {number for number, _ in poll.poll(0)}
+        return {r for r in ranks if self._process_W[r] in gone}
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            os.close(descriptor)

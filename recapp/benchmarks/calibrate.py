@@ -54,9 +54,11 @@ from recapp.planner.hardware import (
 )
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
+from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import lookups_of
 from recapp.transport.choose_transport import check_transport
 from recapp.transport.communicator import Comm
 
@@ -243,6 +245,7 @@ class _Pooled(nn.Module):
     ) -> None:
         super().__init__()
         self.tables = list(tables)
+        self.lookups = lookups_of(tables)
         width = sum(t.embedding_dim for t in tables)
         self.register_buffer(
             "vectors_BK",
@@ -260,9 +263,7 @@ class _Pooled(nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """The same vectors whatever is asked."""
         vectors: Any = self.vectors_BK
-        return KeyedTensor(
-            [t.name for t in self.tables], [t.embedding_dim for t in self.tables], vectors
-        )
+        return KeyedTensor([x.output for x in self.lookups], [x.dim for x in self.lookups], vectors)
 
 
 def _dlrm(model: NamedModel, batch_size: int, device: torch.device) -> DLRM:
@@ -280,13 +281,13 @@ def _dense_seconds(
     optimizer = torch.optim.Adam(dlrm.parameters(), lr=1e-3, fused=True)
     dense_BI = torch.rand(batch_size, DENSE, device=device)
     labels_B = torch.randint(2, (batch_size,), device=device).float()
-    nothing = KeyedJaggedTensor(
-        [], torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(0, dtype=torch.int64)
-    )
+    nothing = torch.zeros(0, dtype=torch.int64)
+    sparse = KeyedJaggedTensor([], nothing, lengths=nothing, stride=batch_size)
+    batch = Batch(dense_BI, sparse, labels_B)
 
     def step() -> None:
         optimizer.zero_grad()
-        logits_B: Tensor = dlrm(dense_BI, nothing)
+        logits_B: Tensor = dlrm(batch)
         loss: Any = nn.functional.binary_cross_entropy_with_logits(logits_B, labels_B)
         loss.backward()
         optimizer.step()

@@ -75,7 +75,7 @@ class TrainingStep:
     def step(self, batch: Batch) -> None:
         """Train on one batch."""
         self.optimizer.zero_grad()
-        logits_B = self.model(batch.dense_BI, batch.sparse)
+        logits_B = self.model(batch)
         loss: Any = nn.functional.binary_cross_entropy_with_logits(logits_B, batch.labels_B)
         loss.backward()
         self.optimizer.step()

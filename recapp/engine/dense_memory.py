@@ -13,6 +13,7 @@ from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
 from recapp.processes.rank_environment import place_of
+from recapp.tables.lookups import collections_in
 
 COPIES = 2  # weights and their gradients; what the optimiser keeps depends on the optimiser
 
@@ -36,12 +37,7 @@ def check_room(make: Callable[[], nn.Module]) -> None:
     except RuntimeError as error:
         note(f"the model's memory is not known beforehand: {' '.join(str(error).split())}")
         return
-    held = {
-        id(p)
-        for m in module.modules()
-        if hasattr(m, "embedding_bag_configs")
-        for p in m.parameters()
-    }
+    held = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
     dense = {name: p for name, p in module.named_parameters() if id(p) not in held}
     needed = COPIES * sum(p.numel() * p.element_size() for p in dense.values())
     place = place_of()

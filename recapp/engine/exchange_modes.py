@@ -43,7 +43,7 @@ def make_routes(layout: Layout, number: int, rank: int, device: torch.device) ->
     def numbers(values: Any) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=device)
 
-    features = [s.feature for s in slots]
+    features = [s.lookup for s in slots]
     wide = max(max(g.rows_W) for g in layout.groups) >= 2**31
     return Routes(
         group.mode,

@@ -95,7 +95,7 @@ class Requests:
         try:
             verdict()
         except OutsideTable as e:
-            status = (OUTSIDE, e.pair, e.number)
+            status = (OUTSIDE, e.lookup, e.number)
             failure = e
             self._route_rows(_no_rows(self.collection))
         self.collection.mark("route")
@@ -255,13 +255,13 @@ def _rows(
         return (
             _no_rows(c),
             nothing_wrong,
-            (OUTSIDE, e.pair, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0),
+            (OUTSIDE, e.lookup, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0),
             e,
         )
 
 
 def _no_rows(c: "ShardedEmbeddingBagCollection") -> Rows:
-    lengths = torch.zeros(len(c.id_rules.pairs), 0, dtype=torch.int64, device=c.comm.device)
+    lengths = torch.zeros(len(c.lookups), 0, dtype=torch.int64, device=c.comm.device)
     return Rows(
         torch.zeros(0, dtype=torch.int64, device=lengths.device), lengths, None, [0] * len(lengths)
     )

@@ -35,7 +35,8 @@ from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.optim.table_rule import check_same_rule, rule_in_backward, table_rule
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.tables.embedding_bag import EmbeddingBagCollection, embedding_tables
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.lookups import embedding_tables
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks
@@ -127,6 +128,7 @@ def _twin(
         backend,
         payload,
         learns,
+        collection.lookups,
     )
     twin.leave_room(collection.room)
     for block in twin.blocks():

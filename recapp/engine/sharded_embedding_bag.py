@@ -35,9 +35,10 @@ from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.sparse.transfer import to_device
-from recapp.tables.config import EmbeddingBagConfig, PoolingType, output_names
+from recapp.tables.config import EmbeddingBagConfig, PoolingType
 from recapp.tables.embedding_bag import compute_dtype
 from recapp.tables.ids import IdRules, Rows
+from recapp.tables.lookups import TableLookup
 from recapp.transport.communicator import Comm
 from recapp.transport.message_layout import Buffers, Header
 from recapp.transport.waits import Sent, Waits
@@ -58,6 +59,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
             there.
         payload: type of vectors and gradients that travel; None takes the compute type.
         learns: whether kernels for updates are compiled ahead; without, at the first update.
+        lookups: What reads the tables, in output order; None takes what the tables declare.
 
     Raises:
         PlanError: the plan does not tile the tables or was made for another number of ranks.
@@ -74,10 +76,12 @@ class ShardedEmbeddingBagCollection(nn.Module):
         backend: str = "auto",
         payload: torch.dtype | None = None,
         learns: bool = True,
+        lookups: Sequence[TableLookup] | None = None,
     ) -> None:
         super().__init__()
         _check_ranks(plan, comm)
-        self.layout = make_layout(tables, plan)
+        self.layout = make_layout(tables, plan, lookups)
+        self.lookups = self.layout.lookups
         self.plan = plan
         self.comm = comm
         self.rule = rule
@@ -85,7 +89,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         device = comm.device
         self.backend = choose_backend(backend, device)
         self.payload = payload or self.dtype
-        self.id_rules = IdRules(tables, self.backend.rows_of_ids)
+        self.id_rules = IdRules(self.lookups, self.backend.rows_of_ids)
         groups = range(len(self.layout.groups))
         self.routes = [make_routes(self.layout, g, comm.rank, device) for g in groups]
         self.stores = nn.ModuleList(
@@ -96,11 +100,11 @@ class ShardedEmbeddingBagCollection(nn.Module):
         )
         self.widths_G = np.array([g.width for g in self.layout.groups])
         self.answered = sum(g.mode != "replicated" for g in self.layout.groups)
-        pairs = [t for t, _ in self.id_rules.pairs]
-        self.width = sum(t.embedding_dim for t in pairs)
+        self.width = sum(x.dim for x in self.lookups)
         self.leave_room(0)
-        self.any_mean = any(t.pooling is PoolingType.MEAN for t in pairs)
-        self.mean_F = torch.tensor([t.pooling is PoolingType.MEAN for t in pairs], device=device)
+        means = [x.pooling is PoolingType.MEAN for x in self.lookups]
+        self.any_mean = any(means)
+        self.mean_F = torch.tensor(means, device=device)
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
         self.agree = (
             SharedState(self.layout, comm, self.backend)
@@ -315,8 +319,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
             "without a gradient the tables would silently not train"
         )
         return KeyedTensor(
-            output_names(self.layout.tables),
-            [t.embedding_dim for t, _ in self.id_rules.pairs],
+            [x.output for x in self.lookups],
+            [x.dim for x in self.lookups],
             values_BD,
             room=self.room,
         )

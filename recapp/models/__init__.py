@@ -1,1 +1,1 @@
-"""Plain modules: forward(dense_BI, KeyedJaggedTensor) -> logits_B. They know no ranks."""
+"""Plain modules: forward(batch) -> logits_B. They know no ranks."""

@@ -16,42 +16,23 @@ Shapes: B batch, I dense features, F features that read tables, D bottom output,
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError
 from recapp.models.layers import MLP, DotInteraction, check_widths, published_linear
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableCollection
 from recapp.tables.module_by_name import ModuleByName
-
-
-class Collection(Protocol):
-    """What a model needs of its tables; sharded and unsharded collections both have it."""
-
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables, in order."""
-        ...
-
-    def leave_room(self, columns: int) -> None:
-        """Leave columns free before the first vector of a sample, if it can
-        (`KeyedTensor.after`).
-        """
-        ...
-
-    def __call__(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pooled vectors, [B, sum of dims], in the order of tables and of the features of each."""
-        ...
 
 
 class DLRM(nn.Module):
     """Click logits from dense numbers and pooled embeddings.
 
     Args:
-        embedding_bag_collection: a module that is a `Collection`.
+        embedding_bag_collection: A module that is a `TableCollection`.
         dense_in_features: dense numbers I of a sample; with 0 there is no bottom MLP, and only the
             embeddings interact.
         bottom_layers: widths of the bottom MLP, a ReLU follows each; the last is the dim D of the
@@ -65,7 +46,7 @@ class DLRM(nn.Module):
 
     def __init__(
         self,
-        embedding_bag_collection: nn.Module,
+        embedding_bag_collection: TableCollection,
         dense_in_features: int,
         bottom_layers: Sequence[int],
         top_layers: Sequence[int],
@@ -76,15 +57,14 @@ class DLRM(nn.Module):
         if dense_in_features:
             self.bottom = MLP(dense_in_features, bottom_layers, setting="model.bottom_layers")
         self.embedding_bag_collection = embedding_bag_collection
-        tables: list[EmbeddingBagConfig] = embedding_bag_collection.embedding_bag_configs()  # type: ignore[operator]
-        odd = {t.name: t.embedding_dim for t in tables if t.embedding_dim != dim}
+        lookups = embedding_bag_collection.lookups
+        odd = {x.table.name: x.dim for x in lookups if x.dim != dim}
         if self.bottom is not None and not odd:  # its output goes there: no copy joins it
-            embedding_bag_collection.leave_room(dim)  # type: ignore[operator]
+            embedding_bag_collection.leave_room(dim)
         self.projections = ModuleByName(
             {name: published_linear(width, dim, bias=False) for name, width in odd.items()}
         )
-        features = sum(len(t.feature_names) for t in tables)
-        self.interaction = DotInteraction(features + (self.bottom is not None))
+        self.interaction = DotInteraction(len(lookups) + (self.bottom is not None))
         if self.bottom is None and not self.interaction.pairs:
             raise ConfigError(
                 "dataset.dense=[] with one sparse feature: a DLRM has nothing to "
@@ -93,7 +73,7 @@ class DLRM(nn.Module):
         inputs = self.interaction.pairs + (dim if self.bottom is not None else 0)
         self.top = MLP(inputs, _check_top(top_layers), last_relu=False, setting="model.top_layers")
         self.dense_in_features = dense_in_features
-        self._tables = [t for t in tables for _ in t.feature_names]
+        self._lookups = lookups
 
     def flops_per_sample(self) -> float:
         """Of the interaction, forward and backward: a product of all its vectors with all of them,
@@ -101,16 +81,16 @@ class DLRM(nn.Module):
         """
         return 4.0 * self.interaction.vectors**2 * self.interaction_dim
 
-    def forward(self, dense_BI: Tensor, features: KeyedJaggedTensor) -> Tensor:
-        """Logits, [B].
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute logits, [B].
 
         Args:
-            dense_BI: [B, I].
-            features: raw ids, stride B.
+            batch: Samples with as many dense numbers as the model was made for.
 
         Raises:
-            ConfigError: another number of dense features than the model was made for.
+            ConfigError: The batch has another number of dense features.
         """
+        dense_BI = batch.dense_BI
         if dense_BI.dim() != 2 or dense_BI.shape[1] != self.dense_in_features:
             raise ConfigError(
                 f"the model was made for {self.dense_in_features} dense features and got a batch "
@@ -119,7 +99,7 @@ class DLRM(nn.Module):
             )
         # Tables first: backward then reaches them last, and DDP reduces all dense gradients while
         # rows are exchanged and updated.
-        pooled: KeyedTensor = self.embedding_bag_collection(features)
+        pooled: KeyedTensor = self.embedding_bag_collection(batch.sparse)
         bottom_BD = self.bottom(dense_BI) if self.bottom is not None else None
         joined_BK = self._joined(bottom_BD, pooled)
         shape = (len(dense_BI), self.interaction.vectors, self.interaction_dim)
@@ -133,10 +113,10 @@ class DLRM(nn.Module):
         if bottom_BD is not None and not self.projections:
             return pooled.after(bottom_BD)
         dtype = next(self.top.parameters()).dtype if bottom_BD is None else bottom_BD.dtype
-        parts = torch.split(pooled.values().to(dtype), [t.embedding_dim for t in self._tables], 1)
+        parts = torch.split(pooled.values().to(dtype), [x.dim for x in self._lookups], 1)
         projected = [
-            self.projections[t.name](part) if t.name in self.projections else part
-            for t, part in zip(self._tables, parts, strict=True)
+            self.projections[x.table.name](part) if x.table.name in self.projections else part
+            for x, part in zip(self._lookups, parts, strict=True)
         ]
         return torch.cat(projected if bottom_BD is None else [bottom_BD, *projected], 1)
 

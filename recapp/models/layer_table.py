@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import output_names
+from recapp.tables.lookups import TableCollection, collections_in
 
 PROBE_ROWS = 2  # a batch of one would hide which dimension is B
 
@@ -25,17 +26,14 @@ def layer_table(model: nn.Module, dense_in_features: int) -> list[dict[str, Any]
     Layers that have no parameters and keep their input's shape (activations, dropout) are left out.
 
     Args:
-        model: forward(dense_BI, features) -> logits_B, its tables in modules that have
-            `embedding_bag_configs`. Left as it was.
+        model: forward(batch) -> logits_B. Left as it was.
         dense_in_features: I.
 
     Returns:
         A record per layer: layer (its name in the model), kind (class), output (shape, B symbolic),
         parameters (of all ranks).
     """
-    collections = {
-        name: m for name, m in model.named_modules() if hasattr(m, "embedding_bag_configs")
-    }
+    collections = dict(collections_in(model))
     inside = tuple(f"{name}." for name in collections)
     layers = {
         name: m
@@ -72,18 +70,15 @@ def layer_table(model: nn.Module, dense_in_features: int) -> list[dict[str, Any]
         # nothing is compiled for the probe's shape
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         dense_BI = torch.zeros(PROBE_ROWS, dense_in_features, dtype=like.dtype, device=like.device)
-        model(
-            dense_BI,
-            KeyedJaggedTensor(
-                [], torch.empty(0, dtype=torch.int64), lengths=torch.empty(0, dtype=torch.int64)
-            ),
-        )
+        nothing = torch.empty(0, dtype=torch.int64)
+        sparse = KeyedJaggedTensor([], nothing, lengths=nothing, stride=PROBE_ROWS)
+        model(Batch(dense_BI, sparse, torch.zeros(PROBE_ROWS, device=like.device)))
     return records
 
 
 def _parameters(module: nn.Module) -> int:
-    if hasattr(module, "embedding_bag_configs"):
-        return sum(t.num_embeddings * t.embedding_dim for t in module.embedding_bag_configs())  # type: ignore[operator]
+    if isinstance(module, TableCollection):
+        return sum(t.num_embeddings * t.embedding_dim for t in module.embedding_bag_configs())
     return sum(p.numel() for p in module.parameters())
 
 
@@ -92,12 +87,11 @@ def _shape(values: Tensor) -> str:
 
 
 @contextmanager
-def _stood_in(collection: nn.Module, like: Tensor) -> Iterator[None]:
+def _stood_in(collection: Any, like: Tensor) -> Iterator[None]:
     """While this lasts the collection answers zeros of its output's shape."""
-    tables = collection.embedding_bag_configs()  # type: ignore[operator]
-    dims = [t.embedding_dim for t in tables for _ in t.feature_names]
+    dims = [x.dim for x in collection.lookups]
     zeros = KeyedTensor(
-        output_names(tables),
+        [x.output for x in collection.lookups],
         dims,
         torch.zeros(PROBE_ROWS, sum(dims), dtype=like.dtype, device=like.device),
     )

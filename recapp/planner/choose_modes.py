@@ -9,6 +9,7 @@ two identical runs stay identical. One-hot features always choose `unique`: dist
 more than bags.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, groupby
 
@@ -20,6 +21,7 @@ from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import IdRules
+from recapp.tables.lookups import lookups_of
 
 ID_BYTES = 4
 LENGTH_BYTES = 4
@@ -39,12 +41,13 @@ def exchanged_bytes(
         features: raw ids of the batch.
     """
     layout = make_layout(tables, plan.with_modes(dict.fromkeys(plan.undecided, "unique")))
-    rules = IdRules(tables)
-    rows = rules(features)
+    lookups = lookups_of(tables)
+    rows = IdRules(lookups)(features)
     parts = torch.split(rows.rows_L.long(), rows.per_F)
     pieces = {strip: list(held) for strip, held in groupby(layout.pieces, key=lambda p: p.strip)}
     found: dict[str, dict[Mode, int]] = {}
-    first = [0, *accumulate(len(t.feature_names) for t in tables)]
+    read = Counter(x.table.name for x in lookups)
+    first = [0, *accumulate(read[t.name] for t in tables)]
     for number, table in enumerate(tables):
         if plan.tables[table.name].mode == "replicated":
             continue

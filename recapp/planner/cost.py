@@ -29,6 +29,7 @@ from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Mode
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import collections_in
 from recapp.tables.statistics import TableStatistics, default_statistics
 
 PHASES = ("input", "lookup", "output", "dense", "gradients", "update")
@@ -65,21 +66,10 @@ def dense_of(module: nn.Module) -> Dense:
     A module that multiplies more than its weights says how much by `flops_per_sample()`, as a DLRM
     does of its interaction.
     """
-    inside = {
-        id(p)
-        for m in module.modules()
-        if hasattr(m, "embedding_bag_configs")
-        for p in m.parameters()
-    }
+    inside = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
     weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
     more = sum(m.flops_per_sample() for m in module.modules() if hasattr(m, "flops_per_sample"))  # type: ignore[operator]
-    tables = [
-        t
-        for m in module.modules()
-        if hasattr(m, "embedding_bag_configs")
-        for t in m.embedding_bag_configs()  # type: ignore[operator]
-    ]
-    width = sum(t.embedding_dim * len(t.feature_names) for t in tables)
+    width = sum(x.dim for _, collection in collections_in(module) for x in collection.lookups)
     return Dense(6.0 * weights + more, NUMBER_BYTES * float(weights), NUMBER_BYTES * float(width))
 
 

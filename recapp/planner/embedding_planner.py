@@ -43,7 +43,7 @@ from recapp.planner.topology import Topology
 from recapp.planner.units import Assignment, Catalogue, Unit
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import embedding_tables
+from recapp.tables.lookups import embedding_tables
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"

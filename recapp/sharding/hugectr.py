@@ -50,6 +50,7 @@ from recapp.sharding.hugectr_matrix import MATRIX, plan_from_matrix, table_shard
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.tilings import cut
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import lookups_of
 
 REQUIRED = ("local_embedding_list", "global_embedding_list", "table_placement_strategy")
 LOCAL, EVERY, PLACED = REQUIRED
@@ -109,7 +110,7 @@ class _Lists:
     def __init__(self, plain: Any, tables: Sequence[EmbeddingBagConfig], source: str) -> None:
         self.tables = tables
         self.source = source
-        self.table_of = [t.name for t in tables for _ in t.feature_names]
+        self.table_of = [x.table.name for x in lookups_of(tables)]
         if not isinstance(plain, list) or not plain:
             raise PlanError(
                 f"{source}: must be a list of GPUs, each with a list of its groups (rule 1)"
@@ -346,8 +347,8 @@ def hugectr_json(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig]) -> st
     """
     plan.check(tables)
     lookups: dict[str, list[int]] = {}
-    for i, name in enumerate(t.name for t in tables for _ in t.feature_names):
-        lookups.setdefault(name, []).append(i)
+    for i, lookup in enumerate(lookups_of(tables)):
+        lookups.setdefault(lookup.table.name, []).append(i)
     # of each mp group: lookups by the GPUs that hold them
     groups: list[dict[tuple[int, ...], list[int]]] = []
     replicated: list[int] = []

@@ -23,6 +23,7 @@ from torch import Tensor
 from recapp.errors import PlanError
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableLookup, lookups_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A feature that reads a strip, and the first output column that it fills."""
+    """The number of a lookup that reads a strip, and the first output column that it fills."""
 
-    feature: int
+    lookup: int
     strip: int
     column: int
 
@@ -72,11 +73,11 @@ class Layout:
     """Strips, pieces (by strip, then row; copies by rank) and groups (replicated ones last: they
     are not answered).
 
-    "Features" here are (table, feature) pairs in output order: a feature that two tables read
-    counts twice.
+    `lookups` are in output order; slots name them by number.
     """
 
     tables: tuple[EmbeddingBagConfig, ...]
+    lookups: tuple[TableLookup, ...]
     world: int
     strips: tuple[Strip, ...]
     pieces: tuple[Piece, ...]
@@ -109,8 +110,17 @@ class Block(NamedTuple):
     owner: bool
 
 
-def make_layout(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> Layout:
-    """The layout of a plan.
+def make_layout(
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    lookups: Sequence[TableLookup] | None = None,
+) -> Layout:
+    """Compute the layout of a plan.
+
+    Args:
+        tables: The tables of the plan.
+        plan: What lies where; all modes are decided.
+        lookups: What reads the tables, in output order; None takes what the tables declare.
 
     Raises:
         PlanError: the plan does not tile a table, names other tables or leaves a mode open.
@@ -142,11 +152,12 @@ def make_layout(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> Lay
             for s in shards:
                 pieces.append(Piece(len(strips) - 1, s.rank, s.rows, stored[g][s.rank]))
                 stored[g][s.rank] += len(s.rows)
+    read = lookups_of(tables) if lookups is None else tuple(lookups)
     groups = tuple(
-        Group(w, mode, dtype, _slots(tables, strips, g), tuple(stored[g]))
+        Group(w, mode, dtype, _slots(read, tables, strips, g), tuple(stored[g]))
         for g, (w, mode, dtype) in enumerate(kinds)
     )
-    return Layout(tuple(tables), world, tuple(strips), tuple(pieces), groups)
+    return Layout(tuple(tables), read, world, tuple(strips), tuple(pieces), groups)
 
 
 Kind = tuple[int, Mode, torch.dtype]
@@ -161,16 +172,19 @@ def _replicated_last(kind: Kind) -> tuple[bool, int, str, str]:
 
 
 def _slots(
-    tables: Sequence[EmbeddingBagConfig], strips: list[Strip], group: int
+    lookups: Sequence[TableLookup],
+    tables: Sequence[EmbeddingBagConfig],
+    strips: list[Strip],
+    group: int,
 ) -> tuple[Slot, ...]:
-    owner = [number for number, t in enumerate(tables) for _ in t.feature_names]
+    number = {t.name: i for i, t in enumerate(tables)}
     slots = []
     column = 0
-    for feature, o in enumerate(owner):
+    for i, lookup in enumerate(lookups):
         slots += [
-            Slot(feature, i, column + s.cols.start)
-            for i, s in enumerate(strips)
-            if s.table == o and s.group == group
+            Slot(i, k, column + s.cols.start)
+            for k, s in enumerate(strips)
+            if s.table == number[lookup.table.name] and s.group == group
         ]
-        column += tables[o].embedding_dim
+        column += lookup.dim
     return tuple(slots)

@@ -8,7 +8,7 @@ an import. Two things are added: the `id_rule`, which says how a raw id of any s
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -132,15 +132,6 @@ def _member(kind: type[E], value: str, setting: str) -> E:
     except ValueError:
         known = [str(m.value) for m in kind]
         raise ConfigError(f"{setting}={value}: {suggest(value, known)}") from None
-
-
-def output_names(tables: Iterable[EmbeddingBagConfig]) -> list[str]:
-    """Key of every (table, feature) in the output, in order: the feature's name, or `feature@table`
-    where several tables share it.
-    """
-    pairs = [(t.name, f) for t in tables for f in t.feature_names]
-    features = [f for _, f in pairs]
-    return [f"{f}@{t}" if features.count(f) > 1 else f for t, f in pairs]
 
 
 def check_tables(tables: Sequence[EmbeddingBagConfig]) -> None:

@@ -11,7 +11,6 @@ strategy; built on `torch.device("meta")` it costs no memory until then. Names a
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +18,10 @@ from torch import Tensor, nn
 
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_tables, output_names
+from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_tables
 from recapp.tables.ids import IdRules
 from recapp.tables.initial import fill_initial
+from recapp.tables.lookups import TableLookup, check_lookups, lookups_of
 from recapp.tables.module_by_name import ModuleByName
 
 
@@ -38,12 +38,14 @@ class EmbeddingBagCollection(nn.Module):
     """Bags of ids to pooled vectors: KeyedJaggedTensor -> KeyedTensor.
 
     Args:
-        tables: their order and the order of their features is the order of the output.
-        device: where the tables are made; `torch.device("meta")` makes none yet.
-        seed: of the start values (`recapp/tables/initial.py`).
+        tables: Their order and the order of their features is the order of the output.
+        device: Where the tables are made; `torch.device("meta")` makes none yet.
+        seed: The seed of the start values (`recapp/tables/initial.py`).
+        lookups: What is looked up, in the order of the output, where that is more than a table's
+            own pooling for each of its features; None takes those.
 
     Raises:
-        ConfigError: no tables, or two of one name.
+        ConfigError: There are no tables, or two of one name, or lookups do not fit them.
     """
 
     def __init__(
@@ -51,10 +53,14 @@ class EmbeddingBagCollection(nn.Module):
         tables: Sequence[EmbeddingBagConfig],
         device: torch.device | None = None,
         seed: int = 0,
+        *,
+        lookups: Sequence[TableLookup] | None = None,
     ) -> None:
         super().__init__()
         check_tables(tables)
         self._tables = list(tables)
+        self.lookups = lookups_of(tables) if lookups is None else tuple(lookups)
+        check_lookups(tables, self.lookups)
         self.seed = seed
         self.room = 0
         self.embedding_bags = ModuleByName(
@@ -72,7 +78,7 @@ class EmbeddingBagCollection(nn.Module):
                 for t in tables
             }
         )
-        self.id_rules = IdRules(tables)
+        self.id_rules = IdRules(self.lookups)
         self.dtype = compute_dtype(tables)
         self.reset_parameters()
 
@@ -119,8 +125,8 @@ class EmbeddingBagCollection(nn.Module):
             else torch.split(rows.weights_L.to(self.dtype), rows.per_F)
         )
         parts = []
-        for (table, _), rows_N, lengths_B, weights_N in zip(
-            self.id_rules.pairs,
+        for lookup, rows_N, lengths_B, weights_N in zip(
+            self.lookups,
             torch.split(rows.rows_L, rows.per_F),
             rows.lengths_FB,
             weights,
@@ -129,28 +135,16 @@ class EmbeddingBagCollection(nn.Module):
             offsets_B1 = F.pad(lengths_B.cumsum(0), (1, 0)).long()
             pooled_BD = F.embedding_bag(
                 rows_N,
-                self.weight(table.name).to(self.dtype),
+                self.weight(lookup.table.name).to(self.dtype),
                 offsets_B1,
                 mode="sum",
                 include_last_offset=True,
                 per_sample_weights=weights_N,
                 sparse=True,
             )
-            if table.pooling is PoolingType.MEAN:
+            if lookup.pooling is PoolingType.MEAN:
                 pooled_BD = pooled_BD * lengths_B.clamp(min=1).to(self.dtype).reciprocal()[:, None]
             parts.append(pooled_BD)
-        dims = [t.embedding_dim for t, _ in self.id_rules.pairs]
-        return KeyedTensor(output_names(self._tables), dims, torch.cat(parts, 1))
-
-
-def embedding_tables(module: nn.Module) -> list[EmbeddingBagConfig]:
-    """All tables of a model, in collections that are sharded or not.
-
-    Raises:
-        ConfigError: two collections have a table of one name.
-    """
-    collections: list[Any] = [m for m in module.modules() if hasattr(m, "embedding_bag_configs")]
-    tables = [t for m in collections for t in m.embedding_bag_configs()]
-    if tables:
-        check_tables(tables)
-    return tables
+        return KeyedTensor(
+            [x.output for x in self.lookups], [x.dim for x in self.lookups], torch.cat(parts, 1)
+        )

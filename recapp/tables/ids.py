@@ -32,17 +32,18 @@ from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import places, to_device, to_host
 from recapp.tables.config import EmbeddingBagConfig, IdRule
+from recapp.tables.lookups import TableLookup
 
 
 @dataclass(slots=True)
 class Rows:
-    """The rows a batch looks up, (table, feature) pair by pair.
+    """The rows a batch looks up, lookup by lookup.
 
     Args:
-        rows_L: integers, pairs-major, samples in order within a pair.
-        lengths_FB: ids per bag; F counts (table, feature) pairs.
-        weights_L: a weight per id, or None.
-        per_F: ids per pair, on the host.
+        rows_L: Integers, lookups-major, samples in order within a lookup.
+        lengths_FB: Ids per bag; F counts lookups.
+        weights_L: A weight per id, or None.
+        per_F: Ids per lookup, on the host.
     """
 
     rows_L: Tensor
@@ -52,12 +53,12 @@ class Rows:
 
 
 class OutsideTable(IdError):
-    """An id outside its table: which (table, feature) pair and which id, so that every rank can be
-    told.
+    """An id outside its table: the number of the lookup and the id, so that every rank can raise
+    the same error.
     """
 
     def __init__(
-        self, table: EmbeddingBagConfig, feature: str, pair: int, number: int, where: str = ""
+        self, table: EmbeddingBagConfig, feature: str, lookup: int, number: int, where: str = ""
     ) -> None:
         super().__init__(
             f"table {table.name}: feature {feature} has the id {number}{where}, which is outside "
@@ -65,7 +66,7 @@ class OutsideTable(IdError):
             f"(0..{table.num_embeddings - 1}): give the table more rows, or set its id_rule to "
             "hash, clamp or drop"
         )
-        self.pair = pair
+        self.lookup = lookup
         self.number = number
 
 
@@ -87,28 +88,29 @@ RULE_NUMBERS = {
 
 
 class IdRules:
-    """Applies the rules of a collection's tables to a batch. Counts what clamp and drop changed, by
-    table, in `changed`.
+    """The id rules of a collection's tables, applied to a batch.
+
+    `changed` counts by table the ids that clamp and drop have changed.
 
     Args:
-        tables: of the collection.
-        kernel: a faster way for ids on the CPU; the torch operations here define the result.
+        lookups: Those of the collection.
+        kernel: A faster way for ids on the CPU; the torch operations here define the result.
     """
 
-    def __init__(self, tables: Sequence[EmbeddingBagConfig], kernel: Kernel | None = None) -> None:
-        self.pairs = [(t, f) for t in tables for f in t.feature_names]
+    def __init__(self, lookups: Sequence[TableLookup], kernel: Kernel | None = None) -> None:
+        self.lookups = tuple(lookups)
         self._kernel = kernel
-        self._sizes = [t.num_embeddings for t, _ in self.pairs]
+        self._sizes = [x.table.num_embeddings for x in self.lookups]
         self._size_F = torch.tensor(self._sizes)
-        self._rule_F = torch.tensor([RULE_NUMBERS[t.id_rule] for t, _ in self.pairs])
-        self.changed = {t.name: 0 for t in tables}
+        self._rule_F = torch.tensor([RULE_NUMBERS[x.table.id_rule] for x in self.lookups])
+        self.changed = {x.table.name: 0 for x in self.lookups}
         self._runs = [
             (rule, [i for i, _ in run])
-            for rule, run in groupby(enumerate(self.pairs), key=lambda p: p[1][0].id_rule)
+            for rule, run in groupby(enumerate(self.lookups), key=lambda p: p[1].table.id_rule)
         ]
 
     def __call__(self, features: KeyedJaggedTensor) -> Rows:
-        """Rows of every (table, feature) pair.
+        """Return the rows of every lookup.
 
         Args:
             features: raw ids; needs every feature of the tables, may hold more, in any order.
@@ -140,7 +142,9 @@ class IdRules:
         ids_L = ids_L.long()
         per_F = features.length_per_key()
         lengths_FB = (
-            features.lengths().view(len(self.pairs), -1) if per_F else features.lengths().view(0, 0)
+            features.lengths().view(len(self.lookups), -1)
+            if per_F
+            else features.lengths().view(0, 0)
         )
         ids = Rows(ids_L, lengths_FB, weights_L, per_F)
         edge = [0, *accumulate(per_F)]
@@ -183,20 +187,20 @@ class IdRules:
         )
         return _drop(rows.rows_L, rows.lengths_FB, rows.weights_L, keep_L), nothing_wrong
 
-    def error(self, pair: int, number: int, where: str) -> OutsideTable:
-        """The error of a pair's id that was found elsewhere; `where` says on which rank."""
-        table, feature = self.pairs[pair]
-        return OutsideTable(table, feature, pair, number, where)
+    def error(self, lookup: int, number: int, where: str) -> OutsideTable:
+        """Make the error of an id that was found elsewhere; `where` says on which rank."""
+        record = self.lookups[lookup]
+        return OutsideTable(record.table, record.feature, lookup, number, where)
 
     def _in_one_pass(self, kernel: Kernel, ids: Rows, edge: list[int]) -> Rows:
-        changed_F = torch.zeros(len(self.pairs), dtype=torch.int64)
+        changed_F = torch.zeros(len(self.lookups), dtype=torch.int64)
         rows_L, first = kernel(ids.rows_L.contiguous(), edge, self._size_F, self._rule_F, changed_F)
         if first >= 0:
             raise self.error(bisect_right(edge, first) - 1, int(ids.rows_L[first]), "")
         dropped = False
-        for (table, _), n in zip(self.pairs, changed_F.tolist(), strict=True):
-            self.changed[table.name] += n
-            dropped |= n > 0 and table.id_rule is IdRule.DROP
+        for x, n in zip(self.lookups, changed_F.tolist(), strict=True):
+            self.changed[x.table.name] += n
+            dropped |= n > 0 and x.table.id_rule is IdRule.DROP
         return (
             _drop(rows_L, ids.lengths_FB, ids.weights_L, rows_L >= 0)
             if dropped
@@ -204,7 +208,7 @@ class IdRules:
         )
 
     def _select(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        wanted = [f for _, f in self.pairs]
+        wanted = [x.feature for x in self.lookups]
         keys = list(features.keys())
         if wanted == keys:
             return features
@@ -215,17 +219,15 @@ class IdRules:
         bags.
         """
         found_F = to_host(outside_F).tolist()
-        for pair, (table, _) in enumerate(self.pairs):
-            if found_F[pair] and table.id_rule is IdRule.ERROR:
+        for i, x in enumerate(self.lookups):
+            if found_F[i] and x.table.id_rule is IdRule.ERROR:
                 # on a GPU it waits: the run is over
-                first = edge[pair] + int(outside_L[edge[pair] : edge[pair + 1]].nonzero()[0])
-                raise self.error(pair, int(ids_L[first]), "")
-        for (table, _), n in zip(self.pairs, found_F, strict=True):
-            self.changed[table.name] += n
+                first = edge[i] + int(outside_L[edge[i] : edge[i + 1]].nonzero()[0])
+                raise self.error(i, int(ids_L[first]), "")
+        for x, n in zip(self.lookups, found_F, strict=True):
+            self.changed[x.table.name] += n
         return any(
-            n
-            for (table, _), n in zip(self.pairs, found_F, strict=True)
-            if table.id_rule is IdRule.DROP
+            n for x, n in zip(self.lookups, found_F, strict=True) if x.table.id_rule is IdRule.DROP
         )
 
 

@@ -30,6 +30,7 @@ from recapp.errors import ConfigError, suggest
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import IdRules
+from recapp.tables.lookups import lookups_of
 
 Points = tuple[tuple[float, float], ...]
 
@@ -221,11 +222,11 @@ def default_statistics(table: EmbeddingBagConfig, pooling_factor: float = 1.0) -
         table: its rows and features.
         pooling_factor: ids of a bag; below 1, the share of bags that have one.
     """
-    features = len(table.feature_names)
+    lookups = len(lookups_of([table]))
     return TableStatistics(
         table.num_embeddings,
-        pooling_factor * features,
-        min(pooling_factor, 1.0) * features,
+        pooling_factor * lookups,
+        min(pooling_factor, 1.0) * lookups,
         *_zipf_curves(table.num_embeddings),
     )
 
@@ -283,18 +284,17 @@ def measured_statistics(
     Raises:
         IdError: an id outside its table.
     """
-    rules = IdRules(tables)
+    lookups = lookups_of(tables)
+    rules = IdRules(lookups)
+    lookups_by_table: dict[str, list[int]] = {t.name: [] for t in tables}
+    for number, lookup in enumerate(lookups):
+        lookups_by_table[lookup.table.name].append(number)
     seen = {t.name: _Seen(t.num_embeddings) for t in tables}
     for features in batches:
         found = rules(features)
         row_F = torch.split(found.rows_L.long(), found.per_F)
-        at = 0
-        for table in tables:
-            pairs = range(at, at + len(table.feature_names))
-            seen[table.name].add(
-                [row_F[i] for i in pairs], found.lengths_FB[pairs.start : pairs.stop]
-            )
-            at = pairs.stop
+        for name, numbers in lookups_by_table.items():
+            seen[name].add([row_F[i] for i in numbers], found.lengths_FB[numbers])
     return {t.name: seen[t.name].statistics(t) for t in tables}
 
 

@@ -69,7 +69,7 @@ class ClickModule(LightningModule):
     def forward(self, batch: Batch) -> Tensor:
         """Logits of a batch, [B]."""
         assert self.model is not None
-        logits_B = self.model(batch.dense_BI, batch.sparse)
+        logits_B = self.model(batch)
         assert isinstance(logits_B, Tensor)
         return logits_B
 

@@ -51,7 +51,7 @@ from recapp.processes.stopping import saving
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import embedding_tables
+from recapp.tables.lookups import embedding_tables
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.environment import RankEnvironment

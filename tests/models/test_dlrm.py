@@ -9,6 +9,7 @@ from torch import nn
 from recapp.errors import ConfigError
 from recapp.models.dlrm import DLRM
 from recapp.models.layer_table import layer_table
+from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -35,6 +36,11 @@ def bags(**bags_of):
     )
 
 
+def batch(dense_BI, **bags_of):
+    """Samples without a click."""
+    return Batch(dense_BI, bags(**bags_of), torch.zeros(len(dense_BI)))
+
+
 def put(layer, weight, bias=None):
     with torch.no_grad():
         layer.weight.copy_(torch.tensor(weight))
@@ -59,7 +65,7 @@ def by_hand():
 def test_a_forward_pass_equals_the_one_written_out_by_hand():
     # bottom: (1 + .5, relu(1 - 3)) = (1.5, 0);  a: rows 0 and 1 = (1, 5);  b: row 0 (1, 0, 2) ->
     # (3, -2) f12 = 1.5 * 1 + 0 * 5 = 1.5;  f13 = 1.5 * 3 + 0 * -2 = 4.5;  f23 = 1 * 3 + 5 * -2 = -7
-    logits = by_hand()(torch.tensor([[1.0, 3.0]]), bags(a=[[0, 1]], b=[[0]]))
+    logits = by_hand()(batch(torch.tensor([[1.0, 3.0]]), a=[[0, 1]], b=[[0]]))
     assert logits.tolist() == [1.5 + 10 * 0 + 100 * 1.5 + 1000 * 4.5 + 10000 * -7 + 0.25]
 
 
@@ -80,7 +86,7 @@ def without_dense(**more):
 def test_without_dense_numbers_only_the_embeddings_interact(more):
     # a: (1, 5);  c: (0, 3);  b: (1, 0, 2) -> (3, -2);   ac = 15, ab = 3 - 10 = -7, cb = -6
     model = without_dense(**more)
-    logits = model(torch.empty(1, 0), bags(a=[[0, 1]], c=[[1]], b=[[0]]))
+    logits = model(batch(torch.empty(1, 0), a=[[0, 1]], c=[[1]], b=[[0]]))
     assert logits.tolist() == [15 + 10 * -7 + 100 * -6 + 0.25]
     assert model.bottom is None and not any(
         name.startswith("bottom") for name, _ in model.named_parameters()
@@ -96,7 +102,7 @@ def test_without_dense_numbers_and_projections_the_embeddings_are_taken_as_they_
         1,
         4.0 * 4 * 4,
     )
-    assert model(torch.empty(2, 0), bags(a=[[1], []], b=[[0], [1, 2]])).shape == (2,)
+    assert model(batch(torch.empty(2, 0), a=[[1], []], b=[[0], [1, 2]])).shape == (2,)
 
 
 def test_the_layers_of_a_model_without_dense_numbers_have_no_bottom():
@@ -111,7 +117,7 @@ def test_the_layers_of_a_model_without_dense_numbers_have_no_bottom():
 
 def test_an_empty_batch_gives_no_logits_and_zero_gradients():
     model = by_hand()
-    logits = model(torch.empty(0, 2), bags(a=[], b=[]))
+    logits = model(batch(torch.empty(0, 2), a=[], b=[]))
     logits.sum().backward()
     assert logits.shape == (0,)
     assert all(p.grad.abs().sum() == 0 for p in model.bottom.parameters())
@@ -122,29 +128,28 @@ def test_only_tables_of_another_dim_are_projected_once_per_table():
     assert [
         (name, m.in_features, m.out_features, m.bias) for name, m in model.projections.items()
     ] == [("wide", 8, 4, None)]
-    assert model(torch.zeros(2, 3), bags(a=[[1], []], b=[[0], [1, 2]], c=[[], []])).shape == (2,)
+    assert model(batch(torch.zeros(2, 3), a=[[1], []], b=[[0], [1, 2]], c=[[], []])).shape == (2,)
 
 
 def test_features_keep_their_place_whether_or_not_any_is_projected():
     torch.manual_seed(0)
     plain = DLRM(collection(table("x", 4, "a"), table("y", 4, "b")), 3, [4], [1])
-    dense = torch.randn(2, 3)
-    ids = bags(a=[[1], [2]], b=[[0], [1, 2]])
-    expected = plain(dense, ids)
+    samples = batch(torch.randn(2, 3), a=[[1], [2]], b=[[0], [1, 2]])
+    expected = plain(samples)
     plain.projections["y"] = nn.Linear(4, 4, bias=False)
     put(plain.projections["y"], torch.eye(4).tolist())
-    assert torch.equal(plain(dense, ids), expected)
+    assert torch.equal(plain(samples), expected)
 
 
 def test_double_precision_is_kept_and_fp64_tables_serve_a_float_model():
     tables = (table("x", 4, "a", data_type="fp64"),)
     assert (
-        DLRM(collection(*tables), 3, [4], [1])(torch.zeros(1, 3), bags(a=[[1]])).dtype
+        DLRM(collection(*tables), 3, [4], [1])(batch(torch.zeros(1, 3), a=[[1]])).dtype
         == torch.float32
     )
     assert (
         DLRM(collection(*tables), 3, [4], [1])
-        .double()(torch.zeros(1, 3).double(), bags(a=[[1]]))
+        .double()(batch(torch.zeros(1, 3).double(), a=[[1]]))
         .dtype
         == torch.float64
     )
@@ -187,7 +192,7 @@ def test_a_batch_of_other_dense_features_is_refused_with_both_numbers():
     with pytest.raises(
         ConfigError, match=r"made for 2 dense features and got a batch of shape \[1, 3\]"
     ):
-        by_hand()(torch.zeros(1, 3), bags(a=[[0]], b=[[0]]))
+        by_hand()(batch(torch.zeros(1, 3), a=[[0]], b=[[0]]))
 
 
 def test_a_fresh_criteo_model_has_small_logits_for_large_dense_values():
@@ -197,7 +202,7 @@ def test_a_fresh_criteo_model_has_small_logits_for_large_dense_values():
         collection(*(table(n, 16, n, rows=100) for n in names)), 13, [256, 64, 16], [256, 128, 1]
     )
     with torch.no_grad():
-        logits = model(torch.full((4, 13), 15.0), bags(**{n: [[1], [2], [3], [4]] for n in names}))
+        logits = model(batch(torch.full((4, 13), 15.0), **{n: [[1], [2], [3], [4]] for n in names}))
     assert logits.abs().max() < 5
 
 
@@ -227,7 +232,7 @@ def test_listing_the_layers_leaves_the_model_as_it_was():
     assert torch.equal(torch.get_rng_state(), random)
     assert model.embedding_bag_collection.__dict__.keys() == before.keys()
     assert not any(m._forward_hooks for m in model.modules())
-    assert model(torch.zeros(1, 3), bags(a=[[1]])).shape == (1,)
+    assert model(batch(torch.zeros(1, 3), a=[[1]])).shape == (1,)
 
 
 def test_columns_may_have_names_that_torch_refuses_for_modules():
@@ -246,10 +251,10 @@ def test_columns_may_have_names_that_torch_refuses_for_modules():
         "projections.type.weight",
         "projections.user/id.weight",
     } <= state.keys()
-    ids = bags(**{name: [[0, 1], [4]] for name in names})
-    logits_B = model(torch.zeros(2, 2), ids)
+    samples = batch(torch.zeros(2, 2), **{name: [[0, 1], [4]] for name in names})
+    logits_B = model(samples)
     for parameter in model.parameters():
         parameter.data.zero_()
-    assert not torch.equal(model(torch.zeros(2, 2), ids), logits_B)
+    assert not torch.equal(model(samples), logits_B)
     model.load_state_dict(state)
-    assert torch.equal(model(torch.zeros(2, 2), ids), logits_B)
+    assert torch.equal(model(samples), logits_B)

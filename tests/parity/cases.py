@@ -33,6 +33,7 @@ class Case:
     batches: list  # [step][rank] -> KeyedJaggedTensor
     head: torch.Tensor
     rule: rules.RowRule
+    lookups: tuple | None = None  # None: those that the tables declare
 
 
 def random_tiling(table, world, rng):
@@ -132,7 +133,7 @@ class Oracle:
 
     def __init__(self, case, seed):
         self.case = case
-        self.model = EmbeddingBagCollection(case.tables, seed=seed)
+        self.model = EmbeddingBagCollection(case.tables, seed=seed, lookups=case.lookups)
         weights = list(self.model.parameters())
         lr = case.rule.lr
         name = case.rule.name

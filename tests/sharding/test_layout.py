@@ -51,7 +51,7 @@ def test_strips_of_one_width_mode_and_type_are_one_group_and_replicas_come_last(
         (3, "unique", torch.float32),
         (2, "replicated", torch.float32),
     ]
-    assert [[(s.feature, s.column) for s in g.slots] for g in layout.groups] == [
+    assert [[(s.lookup, s.column) for s in g.slots] for g in layout.groups] == [
         [(3, 8)],
         [(1, 2), (1, 4), (2, 6)],
         [(4, 10)],

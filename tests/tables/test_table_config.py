@@ -12,9 +12,9 @@ from recapp.tables.config import (
     IdRule,
     PoolingType,
     check_tables,
-    output_names,
 )
 from recapp.tables.embedding_bag import EmbeddingBagCollection, compute_dtype
+from recapp.tables.lookups import lookups_of
 
 
 def table(name="t", **changes):
@@ -75,7 +75,7 @@ def test_tables_have_names_of_their_own_and_there_is_one_at_least():
 
 def test_outputs_are_named_by_feature_and_by_table_where_several_read_one():
     tables = [table("t", feature_names=["a", "b"]), table("u", feature_names=["b", "c"])]
-    assert output_names(tables) == ["a", "b@t", "b@u", "c"]
+    assert [x.output for x in lookups_of(tables)] == ["a", "b@t", "b@u", "c"]
 
 
 def test_a_collection_computes_in_double_precision_where_any_table_is_stored_so():

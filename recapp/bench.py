@@ -39,8 +39,8 @@ from recapp.errors import ConfigError, suggest
 from recapp.processes.rank_environment import outside_rank
 from recapp.processes.rank_process import leave
 from recapp.settings.option_files import option_file, options
+from recapp.settings.primaries import VERBS
 
-VERBS = ("kernels", "memory", "step", "train", "strategies", "data")
 SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
 PLANS = {  # without plan=...
     "step": (
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.note(f"picture {console.short_path(path)}")
 
     arguments = [_spelled_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
-    return run("bench", task, verbs=VERBS, argv=arguments)
+    return run("bench", task, verbs=VERBS["bench"], argv=arguments)
 
 
 def _spelled_out(argument: str) -> str:

@@ -130,3 +130,9 @@ COMMANDS: dict[str, type] = {
     "report": Report,
 }
 """The settings of each command, by its name."""
+
+VERBS = {
+    "plan": ("explain", "types", "compare", "export", "check", "calibrate", "scale"),
+    "bench": ("kernels", "memory", "step", "train", "strategies", "data"),
+}
+"""The verbs of the commands that have some: the first word behind the command."""

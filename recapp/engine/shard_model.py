@@ -75,10 +75,10 @@ def shard_model(
     module: nn.Module,
     plan: ShardingPlan,
     comm: Comm,
-    rule: RowRule,
+    rule: RowRule | None,
     backend: str = "auto",
     payload: torch.dtype | None = None,
-    learns: bool = True,
+    trains: bool = True,
 ) -> None:
     """Replace every collection in a model, in place. What is sharded already stays. From `backend`
     on as of the sharded collection.
@@ -92,7 +92,8 @@ def shard_model(
             another optimiser was applied in backward to its tables.
     """
     found = embedding_collections(module)
-    if in_backward := rule_in_backward(module):
+    in_backward = rule_in_backward(module)
+    if in_backward and rule:
         check_same_rule(in_backward, rule, "the rule that shards them")
     if found:
         plan.check(embedding_tables(module))
@@ -104,7 +105,7 @@ def shard_model(
                 "or use ShardedEmbeddingBagCollection"
             )
         if collection not in twins:
-            twins[collection] = _twin(collection, plan, comm, rule, backend, payload, learns)
+            twins[collection] = _twin(collection, plan, comm, rule, backend, payload, trains)
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, twins[collection])
 
@@ -113,10 +114,10 @@ def _twin(
     collection: EmbeddingBagCollection,
     plan: ShardingPlan,
     comm: Comm,
-    rule: RowRule,
+    rule: RowRule | None,
     backend: str,
     payload: torch.dtype | None,
-    learns: bool,
+    trains: bool,
 ) -> ShardedEmbeddingBagCollection:
     tables = collection.embedding_bag_configs()
     twin = ShardedEmbeddingBagCollection(
@@ -127,8 +128,8 @@ def _twin(
         collection.seed,
         backend,
         payload,
-        learns,
-        collection.lookups,
+        trains,
+        lookups=collection.lookups,
     )
     twin.leave_room(collection.room)
     for block in twin.blocks():
@@ -292,7 +293,7 @@ class DistributedModelParallel(nn.Module):
         )
         self._rate_is_known = said is not None
         for collection in sharded_collections(module):
-            collection.before_first_update = self._tell_rate
+            collection.update.before_first_update = self._say_rate
         self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
 
     @property
@@ -327,12 +328,13 @@ class DistributedModelParallel(nn.Module):
         """
         return self.module.load_state_dict(state_dict, strict, assign)
 
-    def _tell_rate(self) -> None:
+    def _say_rate(self) -> None:
         """Tell who takes `parameters()` for all there is that tables train, and at which rate."""
         collections = sharded_collections(self)
         if not self._rate_is_known and not self.comm.rank:
             rule = collections[0].rule
-            tell_once(
+            assert rule is not None, "an update has a rule"
+            note_once(
                 f"tables are updated in backward by {rule.name} at its default learning rate "
                 f"{rule.lr}; an "
                 "optimizer over model.parameters() does not reach them: pass "
@@ -347,7 +349,7 @@ class DistributedModelParallel(nn.Module):
 
 
 @cache
-def tell_once(text: str) -> None:
+def note_once(text: str) -> None:
     """Say something on standard error the first time only: a script may make many models alike."""
     note(text)
 

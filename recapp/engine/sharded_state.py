@@ -18,7 +18,7 @@ Only weights are meant. The state of the tables' optimiser is in recapp's checkp
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,43 +28,55 @@ from recapp.sharding.layout import Block
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.module_by_name import key_of
 
-if TYPE_CHECKING:
-    from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
-
 Strip = tuple[tuple[int, int], tuple[int, int], Tensor]
 """First row and the one behind the last, the same of columns, and the values."""
 
 
-def put_tables_in_state(collection: "ShardedEmbeddingBagCollection") -> None:
-    """Let `state_dict` and `load_state_dict` of every module that holds a collection know its
-    tables."""
+class HoldsTables(Protocol):
+    """A sharded collection, as its state dict sees it."""
+
+    tables_in_state: bool
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """Return the tables, in order."""
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the rectangles of the tables that this rank holds, as views."""
+
+
+def put_tables_in_state(collection: nn.Module) -> None:
+    """Let `state_dict` and `load_state_dict` of every module around a collection know its tables.
+
+    Args:
+        collection: Has what `HoldsTables` says.
+    """
     collection.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
     collection.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def without_tables(collections: Sequence["ShardedEmbeddingBagCollection"]) -> Iterator[None]:
-    """Inside of it state dicts hold no tables, and one without tables lacks none: they are stored
-    elsewhere."""
+def without_tables(collections: Sequence[HoldsTables]) -> Iterator[None]:
+    """Leave tables out of state dicts for a while, so that one without tables lacks none: they are
+    stored elsewhere.
+    """
+    before = [collection.tables_in_state for collection in collections]
     for collection in collections:
         collection.tables_in_state = False
     try:
         yield
     finally:
-        for collection in collections:
-            collection.tables_in_state = True
+        for collection, in_state in zip(collections, before, strict=True):
+            collection.tables_in_state = in_state
 
 
-def _names(
-    collection: "ShardedEmbeddingBagCollection", prefix: str
-) -> dict[str, EmbeddingBagConfig]:
+def _names(collection: HoldsTables, prefix: str) -> dict[str, EmbeddingBagConfig]:
     return {
         f"{prefix}embedding_bags.{key_of(t.name)}.weight": t
         for t in collection.embedding_bag_configs()
     }
 
 
-def _weights(collection: "ShardedEmbeddingBagCollection") -> dict[str, list[Block]]:
+def _weights(collection: HoldsTables) -> dict[str, list[Block]]:
     held: dict[str, list[Block]] = {t.name: [] for t in collection.embedding_bag_configs()}
     for block in collection.blocks():
         if block.tensor == "weight":

@@ -7,7 +7,7 @@ counts in units of a store's width. Letters: S slots, I strips, K pieces, L ids,
 M output bags, V vectors, U distinct rows, N entries, W ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -157,6 +157,10 @@ class Scratch:
             held = self._held[name] = self._grown(n, dtype)
         return held[:n]
 
+    def tensors(self) -> Iterable[Tensor]:
+        """Return the memory that is held."""
+        return self._held.values()
+
     @staticmethod
     @torch.inference_mode(False)
     def _grown(n: int, dtype: torch.dtype) -> Tensor:
@@ -164,6 +168,6 @@ class Scratch:
         return torch.empty(n + n // 5 + 64, dtype=dtype)
 
 
-def place_type(numel: int) -> torch.dtype:
+def offset_dtype(numel: int) -> torch.dtype:
     """The type of places in a buffer of `numel` elements."""
     return torch.int32 if numel < 2**31 else torch.int64

@@ -140,7 +140,7 @@ def route_bags(
 
 
 @jit
-def place_bags(
+def write_bag_requests(
     rows_L: Any,
     first_S: Any,
     feature_S: Any,
@@ -225,7 +225,7 @@ def group_rows(
     order_N: Any,
     use_T: Any,
     number_N: Any,
-    place_U: Any,
+    hash_slot_U: Any,
 ) -> Any:
     """The distinct rows that were asked for, and for each the places of the gradients it learns
     from, in the order of asking.
@@ -239,7 +239,7 @@ def group_rows(
         if u < 0:
             u = U
             put(slot_H, h, u)
-            put(place_U, u, h)
+            put(hash_slot_U, u, h)
             put(row_U, u, row)
             put(start_U1, u, 0)
             U += 1
@@ -249,7 +249,7 @@ def group_rows(
     for u in range(U):
         count = get(start_U1, u)
         put(start_U1, u, start)
-        put(slot_H, get(place_U, u), -1)
+        put(slot_H, get(hash_slot_U, u), -1)
         start += count
     put(start_U1, U, start)
     n = 0
@@ -293,14 +293,14 @@ def serve(
     word = 0
     for w in range(len(id_first_W)):
         at = id_first_W[w]
-        place = vector_first_W[w]
+        offset = vector_first_W[w]
         for _ in range(rows_W[w]):
             put(row_N, n, get(ids, at))
             n += 1
             at += 1
         for _ in range(vectors_W[w]):
-            put(at_V, v, place)
-            place += width
+            put(at_V, v, offset)
+            offset += width
             if offsets_V1 is not None:
                 put(offsets_V1, v, end)
                 end += get(ids, at)

@@ -40,7 +40,7 @@ def route_strips(
     row_P: Any,
     rank_P: Any,
     count_P: Any,
-    place_P: Any,
+    hash_slot_P: Any,
     first_I: Any,
     found_I: Any,
     vectors_IW: Any,
@@ -67,7 +67,7 @@ def route_strips(
                 if u < 0:
                     u = end
                     put(slot_H, h, u)
-                    put(place_P, u, h)
+                    put(hash_slot_P, u, h)
                     put(row_P, u, row)
                     put(count_P, u, 0)
                     end += 1
@@ -79,7 +79,7 @@ def route_strips(
         _settle(
             row_P,
             rank_P,
-            place_P,
+            hash_slot_P,
             begin,
             end,
             slot_H,
@@ -111,7 +111,7 @@ def route_strips_on_threads(
     row_P: Any,
     rank_P: Any,
     count_P: Any,
-    place_P: Any,
+    hash_slot_P: Any,
     first_I: Any,
     found_I: Any,
     vectors_IW: Any,
@@ -140,7 +140,7 @@ def route_strips_on_threads(
             row_P,
             rank_P,
             count_P,
-            place_P,
+            hash_slot_P,
             first_I,
             found_I,
             vectors_IW,
@@ -167,7 +167,7 @@ def close_up(first_I: Any, found_I: Any, row_P: Any, rank_P: Any, count_P: Any, 
 def _settle(
     row_U: Any,
     rank_U: Any,
-    place_U: Any,
+    hash_slot_U: Any,
     begin: Any,
     end: Any,
     slot_H: Any,
@@ -181,7 +181,7 @@ def _settle(
     """Rows of a strip become rows of their owners' stores."""
     for u in range(begin, end):
         row = get(row_U, u)
-        put(slot_H, get(place_U, u), -1)
+        put(slot_H, get(hash_slot_U, u), -1)
         k = piece_of(row, start_K, first, last)
         rank = get(rank_K, k)
         put(rank_U, u, rank)
@@ -190,7 +190,7 @@ def _settle(
 
 
 @jit
-def place_rows(
+def write_row_requests(
     rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W: Any, ids: Any, at_U: Any
 ) -> None:
     """Vectors and requests go to the next place for their rank; both cursors move."""

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 import torch
-from distributed.engine_cases import batch_of, make_tables
+from engine.engine_cases import batch_of, make_tables
 from jobs import metrics_of, small, validation
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader, IterableDataset
@@ -45,7 +45,7 @@ class Reads(Callback):
         self.ahead = isinstance(trainer.train_dataloader, LookAhead)
 
     def on_fit_end(self, trainer, pl_module):
-        self.left = [len(c._ahead) for c in trainer.strategy.collections()]
+        self.left = [c.waiting_ahead for c in trainer.strategy.collections()]
 
 
 LIMITS = {

@@ -4,7 +4,7 @@ numbers.
 
 import pytest
 import torch
-from engine_cases import batch_of, make_tables, same_bits, sharded, whole_tensors
+from engine.engine_cases import batch_of, make_tables, same_bits, sharded, whole_tensors
 
 TABLES = make_tables(dims=(16, 16, 16))
 WIDTH = 16 * 5

@@ -5,7 +5,7 @@ import io
 
 import pytest
 import torch
-from engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
+from engine.engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
 from torch import nn
 
 from recapp.engine import gathered_state

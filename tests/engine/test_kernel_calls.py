@@ -6,11 +6,12 @@ from collections import Counter
 
 import pytest
 import torch
-from engine_cases import batch_of, make_plan
+from engine.engine_cases import batch_of, make_plan
 
-from recapp.benchmarks.resident import forget_peak, peak_bytes, resident_bytes
+from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.optim.rules import rowwise_adagrad, sgd
+from recapp.processes.process_memory import forget_peak_resident
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -50,15 +51,15 @@ def calls_of_a_step(comm, count, kind, dims, backend):
     collection = ShardedEmbeddingBagCollection(
         tables, make_plan(kind, tables, comm.world), comm, sgd(), backend=backend
     )
-    counting = Counting(collection.backend)
-    collection.backend = counting
+    counting = Counting(collection.state.backend)
+    collection.state.backend = counting
     for g in range(len(collection.stores)):
         collection.store(g).backend = counting
     values = collection(batch_of(tables, 6, comm.rank)).values()
     forward = counting.calls
     counting.calls = Counter()
     values.sum().backward()
-    return collection.answered, len(collection.stores), forward, counting.calls
+    return collection.state.answered, len(collection.stores), forward, counting.calls
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
@@ -101,8 +102,8 @@ def growth_of_a_backward(comm, rule):
     values = collection(KeyedJaggedTensor(["f"], ids, lengths=torch.full((BAGS,), BAG))).values()
     gradient = torch.ones_like(values)
     comm.barrier()
-    before = resident_bytes()
-    forget_peak()
+    before = settled_bytes()
+    forget_peak_resident()
     torch.autograd.backward(values, gradient)
     return len(ids.unique()), peak_bytes() - before
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_cases import RULES, batch_of, make_plan, make_tables, sharded, whole_tensors
+from engine.engine_cases import RULES, batch_of, make_plan, make_tables, sharded, whole_tensors
 from parity.cases import Case, Oracle, loss_of
 
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection

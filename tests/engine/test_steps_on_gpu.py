@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from engine_cases import Head, batch_of, make_plan, make_tables
+from engine.engine_cases import Head, batch_of, make_plan, make_tables
 from parity.cases import RULES
 
 from recapp.benchmarks.kernel_costs import Mirror

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from engine_cases import (
+from engine.engine_cases import (
     KINDS,
     RULES,
     batch_of,
@@ -178,12 +178,12 @@ def test_without_numba_the_reference_runs_and_says_so_once(monkeypatch, capsys):
     sharded(Comm(), make_tables())
     assert "plain torch" not in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert sharded(Comm(), make_tables()).backend.name == "torch"
+    assert sharded(Comm(), make_tables()).state.backend.name == "torch"
     assert capsys.readouterr().err == (
         "numba is not installed (pip install numba): lookup and update run in plain torch, "
         "several times slower\n"
     )
     assert (
-        sharded(Comm(), make_tables(), backend="torch").backend.name == "torch"
+        sharded(Comm(), make_tables(), backend="torch").state.backend.name == "torch"
         and capsys.readouterr().err == ""
     )

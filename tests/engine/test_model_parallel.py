@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
+from engine.engine_cases import Head, batch_of, make_plan, make_tables, same_bits, whole_tensors
 from parity.cases import RowwiseAdagrad
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from engine_cases import Head, batch_of, make_tables, same_bits, sharded, whole_tensors
+from engine.engine_cases import Head, batch_of, make_tables, same_bits, sharded, whole_tensors
 from streams import Streams, watched
 from torch.utils._python_dispatch import TorchDispatchMode
 

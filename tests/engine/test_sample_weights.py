@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_cases import batch_of, make_tables, sharded, whole_tensors
+from engine.engine_cases import batch_of, make_tables, sharded, whole_tensors
 from parity.cases import RULES, Case, Oracle, loss_of
 
 from recapp.errors import ConfigError
@@ -163,7 +163,8 @@ def wide_rows(comm, dtype):
     outputs = []
     for row_dtype in (torch.int32, torch.int64):
         collection = sharded(comm, tables, "random", "sgd", mode="pooled")
-        collection.routes = [replace(routes, row_dtype=row_dtype) for routes in collection.routes]
+        state = collection.state
+        state.routes = [replace(routes, row_dtype=row_dtype) for routes in state.routes]
         collection(batch).values().sum().backward()
         outputs.append(collection(batch).values().detach())
     return torch.equal(*outputs)

@@ -1,4 +1,4 @@
-"""Places in a flat buffer: what one rank calls asked, the other calls served, and nothing
+"""Offsets in a flat buffer: what one rank calls asked, the other calls served, and nothing
 overlaps.
 """
 
@@ -7,25 +7,25 @@ import pytest
 import torch
 
 from recapp.transport.communicator import Comm
-from recapp.transport.message_layout import HEADER, Buffers, Mail, swap_counts
+from recapp.transport.message_layout import HEADER, Buffers, MessageLayout, swap_counts
 
 CPU = torch.device("cpu")
 
 
-def mails(world, groups, answered, seed):
-    """The mail of every rank for one random exchange: asks[a][b] is what rank a asks of rank b, by
-    group.
+def layouts(world, groups, answered, seed):
+    """The layout of every rank's message for one random exchange: asks[a][b] is what rank a asks
+    of rank b, by group.
     """
     asks = np.random.default_rng(seed).integers(0, 5, (world, world, groups))
-    return asks, [Mail(asks[r], asks[:, r], r, answered) for r in range(world)]
+    return asks, [MessageLayout(asks[r], asks[:, r], r, answered) for r in range(world)]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_arrives_is_what_was_sent_in_the_right_place(world, seed):
-    asks, mail = mails(world, 3, 2, seed)
-    buffers = [torch.full((m.numel,), -1) for m in mail]
-    for r, (m, b) in enumerate(zip(mail, buffers, strict=True)):
+    asks, made = layouts(world, 3, 2, seed)
+    buffers = [torch.full((m.numel,), -1) for m in made]
+    for r, (m, b) in enumerate(zip(made, buffers, strict=True)):
         for g in range(3):
             for to, (first, last) in enumerate(m.asked_WG1[:, g : g + 2].tolist()):
                 place = b[first:last]
@@ -33,10 +33,10 @@ def test_what_arrives_is_what_was_sent_in_the_right_place(world, seed):
     for a in range(world):
         for b in range(world):
             if a != b:
-                buffers[b][slice(*mail[b].requests()[1][a])] = buffers[a][
-                    slice(*mail[a].requests()[0][b])
+                buffers[b][slice(*made[b].requests()[1][a])] = buffers[a][
+                    slice(*made[a].requests()[0][b])
                 ]
-    for r, (m, b) in enumerate(zip(mail, buffers, strict=True)):
+    for r, (m, b) in enumerate(zip(made, buffers, strict=True)):
         assert int((b == -1).sum()) == 0
         for g in range(3):
             for source, (first, last) in enumerate(m.served_WG1[:, g : g + 2].tolist()):
@@ -47,8 +47,8 @@ def test_what_arrives_is_what_was_sent_in_the_right_place(world, seed):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_answers_leave_out_the_groups_that_are_not_answered(world):
-    asks, mail = mails(world, 3, 2, 9)
-    for r, m in enumerate(mail):
+    asks, made = layouts(world, 3, 2, 9)
+    for r, m in enumerate(made):
         send, receive = m.answers()
         assert [b - a for a, b in receive] == asks[r, :, :2].sum(1).tolist()
         assert [b - a for a, b in send] == asks[:, r, :2].sum(1).tolist()
@@ -89,4 +89,4 @@ def test_memory_that_became_too_small_is_let_go():
     buffers = Buffers()
     for numel in (10, 1_000, 100_000):
         buffers.give_back(buffers.take(numel, torch.float32, CPU))
-    assert [len(b) >= 100_000 for b in buffers._free] == [True]
+    assert [len(b) >= 100_000 for b in buffers.free()] == [True]

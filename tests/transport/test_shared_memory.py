@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from engine_cases import make_tables, same_bits
+from engine.engine_cases import make_tables, same_bits
+from engine.test_same_run import training_run
 from parity.test_sharded_matches_unsharded import train_and_compare
-from test_same_run import training_run
 
 from recapp.errors import LaunchError
 from recapp.processes.launch import launch

@@ -5,7 +5,7 @@ on all ranks; where they did not, these tests would hang or differ.
 
 import pytest
 import torch
-from engine_cases import Head, batch_of, make_tables, same_bits, sharded, whole_tensors
+from engine.engine_cases import Head, batch_of, make_tables, same_bits, sharded, whole_tensors
 
 from recapp.errors import DataError, IdError, RankError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -170,7 +170,7 @@ def fed_otherwise(comm, depth):
             whole(features).values().square().sum() + part(features.split([3, 1])[1]).values().sum()
         )
         loss.backward()
-        waiting.append((len(whole._ahead), len(part._ahead)))
+        waiting.append((whole.waiting_ahead, part.waiting_ahead))
     seen = {("whole", *key): data for key, data in whole_tensors(comm, whole).items()}
     return waiting, seen | {("part", *key): data for key, data in whole_tensors(comm, part).items()}
 
@@ -198,7 +198,7 @@ def same_again(comm):
         batch = batches_of(tables, comm.rank)[1]
         for features in reader(Loader([batch] * 5), depth, collection):
             step(head, features)
-        assert not collection._ahead
+        assert not collection.waiting_ahead
         ends.append(whole_tensors(comm, collection))
     return all(same_bits(ends[0][key], ends[1][key]) for key in ends[0])
 

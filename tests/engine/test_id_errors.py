@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_cases import RULES, batch_of, make_tables, sharded, whole_tensors
+from engine.engine_cases import RULES, batch_of, make_tables, sharded, whole_tensors
 from parity.cases import Case, Oracle, loss_of
 
 from recapp.errors import ConfigError, DataError, IdError, RankError

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from engine_cases import RULES, batch_of, make_tables, same_bits, sharded, whole_tensors
+from engine.engine_cases import RULES, batch_of, make_tables, same_bits, sharded, whole_tensors
 from parity.cases import Case, Oracle, loss_of
 
 TABLES = make_tables(data_type="fp64")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from engine_cases import batch_of, make_tables, same_bits, sharded, whole_tensors
+from engine.engine_cases import batch_of, make_tables, same_bits, sharded, whole_tensors
 
 from recapp.kernels import numba_cpu, numba_partition
 from recapp.tables.config import EmbeddingBagConfig

@@ -5,7 +5,7 @@ before they travel, so sums are in another order: equal within 1e-5.
 
 import pytest
 import torch
-from engine_cases import (
+from engine.engine_cases import (
     KINDS,
     RULES,
     Head,

@@ -4,7 +4,7 @@ types, widths or tables.
 
 import pytest
 import torch
-from engine_cases import KINDS, batch_of, make_plan, make_tables
+from engine.engine_cases import KINDS, batch_of, make_plan, make_tables
 
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.optim.rules import rowwise_adagrad, sgd

@@ -5,16 +5,16 @@ import inspect
 
 import pytest
 import torch
-from engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
+from engine.engine_cases import Head, batch_of, make_plan, make_tables, whole_tensors
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
 from recapp.engine.shard_model import (
     DistributedModelParallel,
     EmbeddingBagCollectionSharder,
+    note_once,
     shard_model,
     sharded_collections,
-    tell_once,
 )
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
@@ -201,7 +201,7 @@ def said(capsys):
 
 
 def test_that_an_optimiser_of_parameters_leaves_the_tables_out_is_said_once_with_the_rate(capsys):
-    tell_once.cache_clear()
+    note_once.cache_clear()
     models = [DistributedModelParallel(head()) for _ in range(2)]
     optimizer = torch.optim.Adam([p for m in models for p in m.parameters()], 0.01)
     assert said(capsys) == []
@@ -231,13 +231,13 @@ def through_sparse_groups():
     ids=["sparse_groups", "sharder", "in_backward"],
 )
 def test_nothing_is_said_of_a_rate_that_somebody_chose(capsys, make):
-    tell_once.cache_clear()
+    note_once.cache_clear()
     step(make())
     assert said(capsys) == []
 
 
 def test_nothing_is_said_where_nothing_trains(capsys):
-    tell_once.cache_clear()
+    note_once.cache_clear()
     model = DistributedModelParallel(head())
     with torch.no_grad():
         model(batch_of(make_tables(), 6, 0))

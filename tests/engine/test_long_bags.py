@@ -4,7 +4,7 @@ the same bits for any threads.
 
 import pytest
 import torch
-from engine_cases import RULES, batch_of, make_plan, make_tables, same_bits, whole_tensors
+from engine.engine_cases import RULES, batch_of, make_plan, make_tables, same_bits, whole_tensors
 
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.kernels import numba_vectors

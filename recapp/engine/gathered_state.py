@@ -18,7 +18,7 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     Rank 0 needs memory for all tables. The others send their strips in messages of at most 64 MiB.
 
     Args:
-        model: holds sharded collections: a `DistributedModelParallel`, or any module.
+        model: Holds sharded collections: a `DistributedModelParallel`, or any module.
 
     Returns:
         On rank 0 a copy of everything on the CPU, as the unsharded model's `state_dict` would have
@@ -53,8 +53,9 @@ def _copied(value: Any) -> Any:
 
 
 def _gathered(strips: list[Strip], headers_W: list[list[StripHeader]], comm: Comm) -> Tensor:
-    """A whole table on rank 0; elsewhere an empty tensor. A strip that several ranks hold is sent
-    by the first."""
+    """Return a whole table on rank 0; elsewhere an empty tensor. A strip that several ranks hold is
+    sent by the first.
+    """
     described = [
         (rank, number, *strip)
         for rank, held in enumerate(headers_W)

@@ -92,7 +92,7 @@ class RowStore(nn.Module, ABC):
 
     def locate(self, row_N: Tensor) -> Tensor:
         """Return where rows of the layout lie in this store: in their own order, unless a store
-        says otherwise.
+        keeps them elsewhere.
 
         It is called while a batch's requests are exchanged, ahead of the batch's turn, so it may
         make room for rows and may not read or write their values.

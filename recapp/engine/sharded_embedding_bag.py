@@ -154,6 +154,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     @updates.setter
     def updates(self, number: int) -> None:
+        """Set how many updates the rows have had."""
         self.update.updates = number
 
     @property

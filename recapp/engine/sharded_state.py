@@ -108,7 +108,8 @@ def _load(
     errors: list[str],
 ) -> None:
     """Copy the tables of a state dict to where they lie, and take them out, as torch knows no such
-    names."""
+    names.
+    """
     c: Any = collection
     if not c.tables_in_state:
         return
@@ -128,14 +129,14 @@ def _load(
 
 
 def _strips(value: Any) -> list[Strip]:
-    """Strips of either form."""
+    """Return the strips of either form."""
     if isinstance(value, Tensor):
         return [((0, value.shape[0]), (0, value.shape[1]), value)]
     return list(value)
 
 
 def _fault(value: Any, table: EmbeddingBagConfig, held: Sequence[Block]) -> str:
-    """Why a value cannot be loaded into what is held of a table; empty where it can."""
+    """Return why a value cannot be loaded into what is held of a table; empty where it can."""
     shape = (table.num_embeddings, table.embedding_dim)
     if isinstance(value, Tensor) and tuple(value.shape) != shape:
         return f"a tensor of shape {tuple(value.shape)} is stored, the table is {shape}"
@@ -171,8 +172,9 @@ def _is_strip(strip: Any, shape: tuple[int, int]) -> bool:
 
 
 def _covered(block: Block, strips: Sequence[Strip]) -> bool:
-    """Whether strips, which may overlap, hold every value of a block: looked up on the grid of all
-    their edges."""
+    """Return whether strips, which may overlap, hold every value of a block: looked up on the grid
+    of all their edges.
+    """
     parts = [part for strip in strips if all(part := _common(strip, block))]
     rows = sorted(
         {block.rows.start, block.rows.stop, *(edge for r, _ in parts for edge in (r.start, r.stop))}
@@ -189,8 +191,9 @@ def _covered(block: Block, strips: Sequence[Strip]) -> bool:
 
 
 def _common(strip: Strip, block: Block) -> tuple[range, range]:
-    """Rows and columns that a strip and a block have in common; an empty range where there are
-    none."""
+    """Return the rows and columns that a strip and a block have in common; an empty range where
+    there are none.
+    """
     (r0, r1), (c0, c1), _ = strip
     return (
         range(max(r0, block.rows.start), min(r1, block.rows.stop)),

@@ -3,7 +3,7 @@ several times as fast.
 
 Tensors become arrays without a copy; results stand in the caller's `Scratch`, which stays from
 batch to batch. What the functions mean is documented at the reference; how they are fast, in
-`numba_integers.py`, `numba_distinct.py` and `numba_vectors.py`.
+`numba_integers.py`, `numba_unique.py` and `numba_vectors.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_partition as shares
-from recapp.kernels import numba_row_statistics as strips
+from recapp.kernels import numba_row_statistics as statistics
 from recapp.kernels import numba_unique as distinct
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import (
@@ -96,15 +96,15 @@ class NumbaBackend:
     name = "numba"
 
     def __init__(self) -> None:
-        self._slot_H = np.full(1024, -1, np.int32)
+        self._bucket_H = np.full(1024, -1, np.int32)
         self._routes: dict[int, tuple[Routes, tuple[Any, ...]]] = {}
         self._copies = Scratch()
 
-    def _slots(self, n: int) -> Any:
+    def _buckets(self, n: int) -> Any:
         """The hash table for up to n rows, all -1."""
-        if len(self._slot_H) < 4 * n:
-            self._slot_H = np.full(4 << max(n, 1).bit_length(), -1, np.int32)
-        return self._slot_H
+        if len(self._bucket_H) < 4 * n:
+            self._bucket_H = np.full(4 << max(n, 1).bit_length(), -1, np.int32)
+        return self._bucket_H
 
     def _arrays(self, r: Routes) -> tuple[Any, ...]:
         """strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K; slot_I1: strip i has slots
@@ -156,13 +156,13 @@ class NumbaBackend:
         first_I, found_I = np.zeros((2, strips), np.int64)
         row_I1 = np.zeros(strips + 1, np.int64)
         n_IW = np.zeros((strips, world), np.int64)
-        number, rank, count, hash_slot = (
-            take(name, P, torch.int32) for name in ("number", "rank", "count", "hash_slot")
+        number, rank, count, bucket = (
+            take(name, P, torch.int32) for name in ("number", "rank", "count", "bucket")
         )
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
         threads = _threads() if P >= SPREAD_FROM_PAIRS else 1
         thread_I = shares.deal(np.diff(pair_I1), threads)
-        slots = self._slots(threads * int(np.diff(pair_I1).max(initial=1)))
+        buckets = self._buckets(threads * int(np.diff(pair_I1).max(initial=1)))
         whole = (
             _array(b.rows_L),
             b.first_S,
@@ -178,16 +178,16 @@ class NumbaBackend:
             _array(row),
             _array(rank),
             _array(count),
-            _array(hash_slot),
+            _array(bucket),
             first_I,
             found_I,
             n_IW,
         )
         if threads == 1:
-            distinct.route_strips(thread_I, 0, threads, slots, *whole)
+            distinct.route_strips(thread_I, 0, threads, buckets, *whole)
         else:
             numba.set_num_threads(threads)
-            distinct.route_strips_on_threads(thread_I, threads, slots, *whole)
+            distinct.route_strips_on_threads(thread_I, threads, buckets, *whole)
         U = distinct.close_up(first_I, found_I, _array(row), _array(rank), _array(count), row_I1)
         return UniqueRows(
             number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
@@ -389,7 +389,7 @@ class NumbaBackend:
         order = take("grouped_order", N, asked.at_M.dtype)
         use_T = None if asked.weights_N is None else take("grouped_use", N, asked.weights_N.dtype)
         number = take("grouped_number", N, torch.int32)
-        hash_slot = take("grouped_hash_slot", N, torch.int32)
+        bucket = take("grouped_bucket", N, torch.int32)
         U = integers.group_rows(
             _array(asked.index_N),
             _array(asked.offsets_M1),
@@ -397,13 +397,13 @@ class NumbaBackend:
             asked.bags,
             _array(asked.weights_N),
             rows,
-            self._slots(N),
+            self._buckets(N),
             _array(row),
             _array(start),
             _array(order),
             _array(use_T),
             _array(number),
-            _array(hash_slot),
+            _array(bucket),
         )
         return row[:U], Links(order, start, use_T, None, U)
 
@@ -480,14 +480,14 @@ class NumbaBackend:
         """See the reference."""
         piece_U, nth_U = torch.empty(2, len(row_U), dtype=torch.int32).unbind()
         n_K = np.zeros(len(base_K), np.int64)
-        strips.find_pieces(_array(row_U), _array(base_K), _array(piece_U), _array(nth_U), n_K)
+        statistics.find_pieces(_array(row_U), _array(base_K), _array(piece_U), _array(nth_U), n_K)
         return piece_U, nth_U, n_K
 
     def scatter_parts(
         self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor
     ) -> None:
         """See the reference."""
-        strips.scatter_parts(
+        statistics.scatter_parts(
             _array(part_U), _array(first_K), _array(piece_U), _array(nth_U), _array(parts)
         )
 
@@ -502,7 +502,7 @@ class NumbaBackend:
     ) -> Tensor:
         """See the reference."""
         mean_U = torch.empty(len(piece_U), dtype=dtype)
-        strips.mean_of_parts(
+        statistics.mean_of_parts(
             _array(parts),
             _array(begin_JK),
             _array(piece_U),
@@ -625,7 +625,7 @@ def _run(
     arguments: tuple[Any, ...],
     links: Links,
 ) -> None:
-    """On as many threads as torch uses; alone where the work is too small or numba is told to use
+    """On as many threads as torch uses; alone where the work is too small or numba is set to use
     one.
     """
     threads = _threads()

@@ -1,5 +1,5 @@
-"""What strips of one row need to agree on its statistics: the piece of each touched row, and sums
-over the parts of its strips.
+"""Statistics of rows that are cut into strips: the piece of each touched row, and sums over the
+parts of its strips.
 """
 
 from typing import Any

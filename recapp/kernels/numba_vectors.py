@@ -203,7 +203,7 @@ def pool_on_threads(width: int, streamed: bool, bits: int) -> Callable[..., None
 
 @lru_cache(None)
 def stage(width: int) -> Callable[..., None]:
-    """Copy vectors from places in a buffer, side by side."""
+    """Copy vectors from offsets in a buffer, side by side."""
 
     @part(width)
     def stage(source: Any, where_M: Any, first: Any, last: Any, like: Any, copy: Any) -> None:
@@ -547,8 +547,8 @@ def update_staged_on_threads(*made_for: Any) -> Callable[..., None]:
 
 @lru_cache(None)
 def squares(width: int) -> Callable[..., None]:
-    """fp64 sum of squares of each touched row's gradient: what strips of one row tell each
-    other.
+    """fp64 sum of squares of each touched row's gradient: what strips of one row
+    exchange.
     """
     total = summed(width)
 

@@ -14,8 +14,8 @@ from recapp.sparse.transfer import places
 
 
 class Grouped(NamedTuple):
-    """Equal keys brought together: `order[start[u] : start[u + 1]]` are the places of `key[u]` in
-    their original order.
+    """Equal keys brought together: `order[start[u] : start[u + 1]]` are the positions of `key[u]`
+    in their original order.
     """
 
     key_U: Tensor
@@ -67,7 +67,7 @@ def group(key_N: Tensor) -> Grouped:
 
 def gather(source: Tensor, unit: int, width: int, index_N: Tensor, dtype: torch.dtype) -> Tensor:
     """source[index[n] * unit : +width], [N, width]: rows of a store (`unit` is the width) or
-    vectors at places of a buffer (1).
+    vectors at offsets of a buffer (1).
     """
     if not len(index_N):
         return source.new_zeros(0, width, dtype=dtype)

@@ -196,11 +196,11 @@ def _partial_sums(source: _Source, links: Links, dtype: torch.dtype) -> Tensor |
     entries = len(links.index_N)
     if links.offsets_M1 is None or entries <= vectors.RUN:
         return None
-    places = 2 * triton.cdiv(entries, vectors.RUN)
+    positions = 2 * triton.cdiv(entries, vectors.RUN)
     columns = vectors.tile(source.width)[1]
-    partial = torch.empty(places * source.width, dtype=dtype, device=source.memory.device)
+    partial = torch.empty(positions * source.width, dtype=dtype, device=source.memory.device)
     with _current(source.memory.device):
-        vectors.sum_runs[places, triton.cdiv(source.width, columns)](
+        vectors.sum_runs[positions, triton.cdiv(source.width, columns)](
             source.memory,
             source.scales,
             source.biases,

@@ -9,7 +9,7 @@ longer than `RUN` is summed in runs of that many, counted from its own first ent
 run:
 
     entries   0         256        512        768      a run that begins in entries
-    bags      |a|        b           |  c  |           256 w .. 256 w + 255 has place 2 w + 1 where
+    bags      |a|        b           |  c  |           256 w .. 256 w + 255 has position 2 w + 1
     runs        [b0       )[b1       )                 it begins its bag and 2 w where it goes on
                                                        with one: at most one of each can, so the
                                                        host makes room without knowing any length
@@ -432,8 +432,8 @@ def square_sums(
     FOLDS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """fp64 sum of squares of each touched row's gradient: what strips of one row tell each
-    other.
+    """fp64 sum of squares of each touched row's gradient: what strips of one row
+    exchange.
     """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     there_B = bag_B < bags

@@ -24,19 +24,19 @@ STREAMED_BYTES = 8 << 20  # an output of which results are written past the cach
 
 
 @contextmanager
-def report_compilation(speaks: bool) -> Iterator[None]:
+def report_compilation(prints: bool) -> Iterator[None]:
     """Print that kernels are compiled when the first compilation begins, and in the end how long it
     took.
 
     Nothing is printed where numba finds everything on disk, however long the disk takes.
 
     Args:
-        speaks: Whether this process prints it.
+        prints: Whether this process prints.
     """
-    if not speaks:
+    if not prints:
         yield
         return
-    from recapp.kernels.numba_cache import heard_compilations
+    from recapp.kernels.numba_cache import listen_to_compilations
 
     began: list[float] = []
 
@@ -45,7 +45,7 @@ def report_compilation(speaks: bool) -> Iterator[None]:
             note("compiling kernels for this machine (first use; they are kept on disk) ...")
         began.append(time.monotonic())
 
-    with heard_compilations(compiles):
+    with listen_to_compilations(compiles):
         yield
     if began:
         note(f"compiled in {time.monotonic() - began[0]:.1f} s")

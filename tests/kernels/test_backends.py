@@ -620,7 +620,7 @@ def test_rows_of_a_huge_table_are_told_apart_with_little_memory():
         [0, 2999],
         [1, 2998],
     ]
-    assert kernels._slot_H.nbytes < 2**18 and bool((kernels._slot_H == -1).all())
+    assert kernels._bucket_H.nbytes < 2**18 and bool((kernels._bucket_H == -1).all())
 
 
 # ---- pieces of the reference

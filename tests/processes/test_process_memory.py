@@ -118,7 +118,7 @@ def test_the_kernels_older_interface_is_read_too(cgroups):
 
 def test_nothing_that_tells_is_no_limit(cgroups, monkeypatch):
     assert cgroups("", {}) == []
-    monkeypatch.setattr(process_memory, "_kilobytes", lambda file, field: None)
+    monkeypatch.setattr(process_memory, "_bytes_of", lambda file, field: None)
     assert free_memory_bytes([memory_pools(CPU)]) == [None]
 
 

@@ -94,8 +94,7 @@ class DLRM(nn.Module):
         if dense_BI.dim() != 2 or dense_BI.shape[1] != self.dense_in_features:
             raise ConfigError(
                 f"the model was made for {self.dense_in_features} dense features and got a batch "
-                "of shape "
-                f"{list(dense_BI.shape)}: dataset.dense must be the one it was made with"
+                f"of shape {list(dense_BI.shape)}: dataset.dense must be the one it was made with"
             )
         # Tables first: backward then reaches them last, and DDP reduces all dense gradients while
         # rows are exchanged and updated.

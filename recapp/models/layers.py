@@ -31,9 +31,8 @@ def check_widths(setting: str, widths: Sequence[int]) -> list[int]:
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1:
             raise ConfigError(
-                f"{setting}={list(widths)}: {width} is no width; each must be a whole number "
-                "of "
-                "at least 1"
+                f"{setting}={list(widths)}: {width} is no width; each must be a whole number of at "
+                "least 1"
             )
     return list(widths)
 

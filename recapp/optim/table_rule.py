@@ -113,8 +113,7 @@ def rule_in_backward(module: nn.Module) -> RowRule | None:
             raise ConfigError(
                 f"table {first} has {describe(rules[first])} by apply_optimizer_in_backward and "
                 f"table {name} {describe(rule)}: all tables of a model follow one rule, so apply "
-                "it "
-                "to all of them alike"
+                "it to all of them alike"
             )
     return rules[first]
 

@@ -44,8 +44,7 @@ class Batch:
         if not len(self.dense_BI) == self.sparse.stride() == len(self.labels_B):
             raise DataError(
                 f"a batch of {len(self.dense_BI)} dense rows, {self.sparse.stride()} bags per "
-                f"feature and {len(self.labels_B)} "
-                "labels: all three are counted in samples"
+                f"feature and {len(self.labels_B)} labels: all three are counted in samples"
             )
 
     @property

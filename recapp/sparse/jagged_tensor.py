@@ -128,8 +128,7 @@ class JaggedTensor:
         if values.dim() < 2 or len(lengths_B) != len(values):
             raise DataError(
                 f"values have the shape {list(values.shape)} and there are {len(lengths_B)} "
-                "lengths: give values [B, N] "
-                "and B lengths"
+                "lengths: give values [B, N] and B lengths"
             )
         mask_BN = torch.arange(values.shape[1], device=values.device) < lengths_B[:, None]
         return JaggedTensor(

@@ -61,8 +61,7 @@ class KeyedTensor:
         if room + sum(length_per_key) != values.shape[key_dim]:
             raise DataError(
                 f"length_per_key {list(length_per_key)} sum to {sum(length_per_key)}, but "
-                f"dimension {key_dim} of values "
-                f"{list(values.shape)} is {values.shape[key_dim]}"
+                f"dimension {key_dim} of values {list(values.shape)} is {values.shape[key_dim]}"
             )
         self._keys = list(keys)
         self._length_per_key = list(length_per_key)

@@ -110,8 +110,7 @@ class EmbeddingBagConfig:
         if not self.feature_names or len(set(self.feature_names)) < len(self.feature_names):
             raise ConfigError(
                 f"tables.{self.name}.feature_names={list(self.feature_names)}: name at least one "
-                "feature that reads the "
-                "table, each once"
+                "feature that reads the table, each once"
             )
         if self.init_range is not None and not (
             math.isfinite(self.init_range) and self.init_range >= 0

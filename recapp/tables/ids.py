@@ -62,9 +62,8 @@ class OutsideTable(IdError):
     ) -> None:
         super().__init__(
             f"table {table.name}: feature {feature} has the id {number}{where}, which is outside "
-            f"its {table.num_embeddings} rows "
-            f"(0..{table.num_embeddings - 1}): give the table more rows, or set its id_rule to "
-            "hash, clamp or drop"
+            f"its {table.num_embeddings} rows (0..{table.num_embeddings - 1}): give the table more "
+            "rows, or set its id_rule to hash, clamp or drop"
         )
         self.lookup = lookup
         self.number = number
@@ -135,8 +134,7 @@ class IdRules:
         weights_L = features.weights_or_none()
         if ids_L.is_floating_point() or ids_L.dtype == torch.bool:
             raise ConfigError(
-                f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights "
-                "go "
+                f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights go "
                 "into `weights`"
             )
         ids_L = ids_L.long()

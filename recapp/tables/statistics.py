@@ -91,8 +91,7 @@ class TableStatistics:
             )
         if not self.load or min(self.load) < 0 or abs(sum(self.load) - 1) > 1e-3:
             raise ConfigError(
-                f"id statistics: load sums to {sum(self.load):g}: shares must not be negative "
-                "and "
+                f"id statistics: load sums to {sum(self.load):g}: shares must not be negative and "
                 "sum to 1"
             )
 

@@ -90,7 +90,7 @@ def test_nothing_is_said_where_nothing_was_applied():
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "told"),
+    ("kind", "arguments", "message"),
     [
         (torch.optim.SGD, {"lr": 0.3, "momentum": 0.9}, "table users has SGD with momentum=0.9 by"),
         (
@@ -125,11 +125,11 @@ def test_nothing_is_said_where_nothing_was_applied():
         (RowWiseAdagrad, {}, "table users has RowWiseAdagrad by"),
     ],
 )
-def test_what_no_row_rule_computes_is_refused_in_one_line(kind, arguments, told):
+def test_what_no_row_rule_computes_is_refused_in_one_line(kind, arguments, message):
     with pytest.raises(ConfigError) as refused:
         rule_in_backward(applied(kind, **arguments))
     (line,) = str(refused.value).splitlines()
-    assert told in line and "SparseAdam(lr, betas, eps)" in line
+    assert message in line and "SparseAdam(lr, betas, eps)" in line
 
 
 def test_every_argument_of_these_optimisers_is_read_or_known_to_do_nothing():

@@ -27,7 +27,7 @@ from recapp.engine.row_statistics import Pieces
 from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, Links, Routes, place_type
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.ids import IdRules, OutsideTable, Rows, Verdict, nothing_wrong
+from recapp.tables.ids import IdRules, OutsideTable, PendingCheck, Rows, nothing_pending
 from recapp.transport.message_layout import Mail, swap_counts
 from recapp.transport.waits import Sent
 
@@ -90,10 +90,10 @@ class Requests:
         On a GPU ids outside their tables are known with the sizes of the distinct rows, so they are
         routed before they are told of.
         """
-        rows, verdict, status, failure = _rows(features, self.collection)
+        rows, check, status, failure = _rows(features, self.collection)
         self._route_rows(rows)
         try:
-            verdict()
+            check()
         except OutsideTable as e:
             status = (OUTSIDE, e.lookup, e.number)
             failure = e
@@ -242,19 +242,19 @@ def _asker(mode: str, world: int) -> type[RowRequests | BagRequests]:
 
 def _rows(
     features: KeyedJaggedTensor | Exception, c: "ShardedEmbeddingBagCollection"
-) -> tuple[Rows, Verdict, tuple[int, int, int], Exception | None]:
+) -> tuple[Rows, PendingCheck, tuple[int, int, int], Exception | None]:
     """The batch's rows, or none of them and what is wrong."""
     try:
         if isinstance(features, Exception):
             raise features
-        rows, verdict = c.id_rules.begin(features)
+        rows, check = c.id_rules.begin(features)
         if rows.weights_L is not None:
             rows.weights_L = rows.weights_L.to(c.dtype)
-        return rows, verdict, (OK, 0, 0), None
+        return rows, check, (OK, 0, 0), None
     except Exception as e:
         return (
             _no_rows(c),
-            nothing_wrong,
+            nothing_pending,
             (OUTSIDE, e.lookup, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0),
             e,
         )

@@ -169,7 +169,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     def leave_room(self, columns: int) -> None:
         """Leave columns free before the first vector of a sample, from the next lookup on:
-        `KeyedTensor.after` writes there.
+        `KeyedTensor.prepend` writes there.
         """
         self.room = columns
         line = CACHE_LINE_BYTES // self.dtype.itemsize

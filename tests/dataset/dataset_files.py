@@ -29,22 +29,22 @@ def numbered_table(first, rows):
     )
 
 
-def write_numbered(place, files):
+def write_numbered(directory, files):
     """`files`: for every file the sizes of its row groups. Returns the directory."""
-    place.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     first = 0
     for number, groups in enumerate(files):
         with pq.ParquetWriter(
-            place / f"part-{number}.parquet", numbered_table(0, 0).schema
+            directory / f"part-{number}.parquet", numbered_table(0, 0).schema
         ) as writer:
             for rows in groups:
                 writer.write_table(numbered_table(first, rows), row_group_size=max(rows, 1))
                 first += rows
-    return place
+    return directory
 
 
-def numbered_source(place, files):
-    return open_source(str(write_numbered(place, files)), SCHEMA)
+def numbered_source(directory, files):
+    return open_source(str(write_numbered(directory, files)), SCHEMA)
 
 
 def row_numbers(batch):

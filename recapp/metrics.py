@@ -29,8 +29,8 @@ from torchmetrics import Metric
 from recapp.errors import ConfigError, suggest
 
 BINS = 2**18  # a bin near 0 is 6e-5 logits wide; 4 MB of counts
-OCTAVES = 8  # of 1 + |logit|: logits beyond +-255 share the outermost bins
-MANTISSA_BITS = 23  # of an IEEE fp32 number
+OCTAVES = 8  # the octaves of 1 + |logit| with bins; logits beyond +-255 share the outermost bins
+MANTISSA_BITS = 23  # in an IEEE fp32 number
 
 
 def logit_bins(logits_B: Tensor) -> Tensor:

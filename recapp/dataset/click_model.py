@@ -13,9 +13,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 # What a stream of random numbers is for.
 _LABEL, _GAP, _NUMBER, _ID, _DEFAULT, _FOLLOWS, _EFFECT = range(7)
-_DRIFT_SHARE = 0.2  # of the ids of tables of more than 1,000 rows follow a popularity that moves
-_DRIFT_STEPS = 20  # how often it has moved by the end of the log
-_BIAS_ROWS = 20_000  # on which the bias is fitted to the wanted share of clicks, to +-.003
+# The share of ids that follow a moving popularity, in tables of more than 1,000 rows.
+_DRIFT_SHARE = 0.2
+_DRIFT_STEPS = 20  # how often that popularity has moved by the end of the log
+_BIAS_ROWS = 20_000  # rows on which the bias is fitted to the wanted share of clicks, to +-.003
 
 
 class ClickModel:

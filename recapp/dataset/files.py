@@ -25,7 +25,7 @@ _FILE_LIST = "_file_list.txt"
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _PARTITION = re.compile(r"[^=]+=")
-_COUNT = re.compile(r"[0-9]{1,9}")  # of paths in a list
+_COUNT = re.compile(r"[0-9]{1,9}")  # the number of paths, in the first line of a list
 
 
 def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> list[str]:

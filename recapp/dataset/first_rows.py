@@ -11,7 +11,7 @@ from recapp.sparse.batch import MISSING
 
 COUNTED_ROWS = 65_536
 ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share one then, later ones too
-GROWTH = 1.05  # of distinct ids over the second half of the rows: many more are to come then
+GROWTH = 1.05  # where distinct ids grow by this factor over the second half, many are to come
 
 
 def table_rows(source: Source, schema: Schema, most: int) -> list[int]:

@@ -20,11 +20,10 @@ import pyarrow.parquet as pq
 from recapp.dataset.arrow_types import without_views
 from recapp.errors import DataError
 
-CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more no faster
-KEPT_FOOTERS = 64  # a rank has at most one file open per lane, and reads its files in order
-MOST_ROWS = (
-    2**28
-)  # of a row group: writers stay far below, and claimed rows cost before they are read
+CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more not faster
+KEPT_FOOTERS = 64  # enough: a rank has at most one file open per lane, and reads its files in order
+# Allowed in a row group: writers stay far below, and claimed rows cost before they are read.
+MOST_ROWS = 2**28
 # UnicodeDecodeError comes from names in a damaged footer.
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 

@@ -10,7 +10,7 @@ file by file, the one that fits:
 
 Label, dense and sparse part are looked up separately, a part always by one whole naming: a naming
 that starts at zero and one that starts at one share most of their names, and mixing them would
-shift every column by one without a sound.
+shift every column by one unnoticed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,8 +60,8 @@ class Schema:
         sparse: Canonical names in the order of `Batch.sparse`.
         label_names: Other names of the label, in order of preference; the canonical one is always
             tried first.
-        dense_namings: Other namings of the dense columns, likewise in order of preference.
-        sparse_namings: Other namings of the sparse columns, likewise in order of preference.
+        dense_namings: Other namings of the dense columns, also in order of preference.
+        sparse_namings: Other namings of the sparse columns, also in order of preference.
         positional: Whether a file in which no naming finds a feature and that has exactly label,
             dense and sparse columns is read by position, in that order (a label of a known name
             must come first).

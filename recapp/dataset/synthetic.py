@@ -29,7 +29,7 @@ from recapp.errors import ConfigError, DataError, suggest
 
 MANIFEST = "_generated.json"
 TRUTH = "_truth.json"
-VERSION = 1  # of the generator: raised when the same settings give other bytes
+VERSION = 1  # the generator's version, raised when the same settings give other bytes
 # The last 1/7 of the rows, on which the default split validates, is scored separately as well.
 VALIDATION_SHARE = 7
 Progress = Callable[[int, int], None]

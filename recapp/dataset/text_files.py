@@ -16,7 +16,7 @@ from glob import glob
 from pathlib import Path
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".gz")
-_FIRST_BYTES = 65_536  # of a file, in which its first line is looked for
+_FIRST_BYTES = 65_536  # at the beginning of a file, in which its first line is sought
 
 
 def conversion(files: Sequence[Path], pattern: str | None) -> list[str]:

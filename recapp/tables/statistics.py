@@ -34,11 +34,11 @@ from recapp.tables.lookups import lookups_of
 
 Points = tuple[tuple[float, float], ...]
 
-RANGES = 256  # of rows, at most
-REQUESTS_PER_RANGE = 32  # fewer would show chance, not skew: a range's share is then off by a sixth
-WINDOWS = 16  # of the sample, over which a point of the curve is a mean
-EXPONENT = 1.05  # of Zipf's law where nothing is known; real click logs have 1.0 to 1.2
-MOST_IDS = 2.0**30  # up to which an assumed curve goes
+RANGES = 256  # the most ranges of rows for which a load is kept
+REQUESTS_PER_RANGE = 32  # fewer would show chance, not skew: a share is then off by a sixth
+WINDOWS = 16  # the windows of the sample over which a point of the curve is a mean
+EXPONENT = 1.05  # the exponent of Zipf's law without measurement; real click logs have 1.0 to 1.2
+MOST_IDS = 2.0**30  # the number of ids at which an assumed curve ends
 # Popularity beyond the first ranks is summed in bins that grow by a twentieth.
 EXACT_RANKS = 64
 RANKS_RATIO = 1.05
@@ -266,7 +266,7 @@ def _zipf_curves(rows: int) -> tuple[Points, tuple[float, ...], Points]:
     with np.errstate(divide="ignore"):
         missed = np.exp(n[:, None] * np.log1p(-np.minimum(mass / width, 1.0)))
     distinct = np.maximum.accumulate(((1 - missed) * width).sum(1))
-    keep = int(np.searchsorted(distinct, 0.999 * rows)) + 1  # beyond, all rows are there
+    keep = int(np.searchsorted(distinct, 0.999 * rows)) + 1  # behind these points all rows occur
     points = tuple(
         (float(a), min(float(b), a, float(rows)))
         for a, b in zip(n[:keep], distinct[:keep], strict=True)

@@ -23,7 +23,7 @@ from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 
 FILE = ".recapp_statistics.json"
-KEPT = 8  # measurements of one data set: a sweep over tables keeps finding its own
+KEPT = 8  # the measurements kept for a data set, so that each job of a sweep finds its own
 
 
 def read_cached(
@@ -42,7 +42,9 @@ def read_cached(
     key = _key(files, tables)
     for entry in _read(_path(files)) if key else []:
         if entry.get("key") == key and entry.get("samples", 0) >= samples:
-            with suppress(ConfigError, KeyError, AttributeError):  # of another version, or edited
+            with suppress(
+                ConfigError, KeyError, AttributeError
+            ):  # an entry of another version, or an edited one
                 return {t.name: TableStatistics.from_dict(entry["tables"][t.name]) for t in tables}
     return None
 

@@ -1,4 +1,4 @@
-"""Where logs lie as people keep them: partitions, text that is converted first, places that are no
+"""Logs as people keep them: partitions, text that is converted first, paths that are no
 directories.
 """
 
@@ -18,8 +18,9 @@ ROW = Schema("label", ("row",), ("one",))
 
 @pytest.fixture
 def partitions(tmp_path):
-    """dt=2026-1-2, dt=2026-1-10 with hour=2 and hour=10 below, some of them with two files, and
-    things that are no data.
+    """Write dt=2026-1-2 and dt=2026-1-10 with hour=2 and hour=10 below.
+
+    Some of them have two files, and there are things that are no data.
     """
     first = 0
     for day in ("2026-1-10", "2026-1-2"):
@@ -106,7 +107,7 @@ def test_a_file_uri_is_refused_with_the_path_that_it_means():
 
 
 def converted(path, setting="dataset.path", mixed=False):
-    """Run the very lines that the error shows, as a user would; the path that it names then."""
+    """Run the very lines that the error shows, as a user would; return the path that it names."""
     with pytest.raises(DataError) as error:
         file_names(str(path), setting=setting)
     text = str(error.value)
@@ -211,7 +212,7 @@ def test_what_is_no_file_and_what_cannot_be_opened_are_refused_at_once(tmp_path)
 
 
 def refused(path):
-    """The one line that refuses a path."""
+    """Return the one line that refuses a path."""
     with pytest.raises(DataError) as error:
         file_names(str(path))
     assert "\n" not in str(error.value)

@@ -37,7 +37,7 @@ def bags(**bags_of):
 
 
 def batch(dense_BI, **bags_of):
-    """Samples without a click."""
+    """Return samples without a click."""
     return Batch(dense_BI, bags(**bags_of), torch.zeros(len(dense_BI)))
 
 
@@ -49,8 +49,10 @@ def put(layer, weight, bias=None):
 
 
 def by_hand():
-    """Bottom [2] of two numbers, a table of two columns, one of three with a projection, a top of
-    one layer.
+    """Return a model of given weights.
+
+    It has a bottom [2] of two numbers, a table of two columns, one of three with a projection, and
+    a top of one layer.
     """
     tables = collection(table("two", 2, "a", rows=2), table("three", 3, "b", rows=2))
     model = DLRM(tables, 2, [2], [1])
@@ -70,7 +72,7 @@ def test_a_forward_pass_equals_the_one_written_out_by_hand():
 
 
 def without_dense(**more):
-    """Tables of two and of three columns, no dense numbers, an interaction of two columns."""
+    """Return a model of no dense numbers: tables of two and three columns, interaction of two."""
     tables = collection(
         table("two", 2, "a", "c", rows=2, **more), table("three", 3, "b", rows=2, **more)
     )
@@ -173,8 +175,7 @@ def test_double_precision_is_kept_and_fp64_tables_serve_a_float_model():
             {"dense_in_features": 0},
             (
                 "dataset.dense=[] with one sparse feature: a DLRM has nothing to interact; name a "
-                "second "
-                "one, or a number"
+                "second one, or a number"
             ),
         ),
     ],

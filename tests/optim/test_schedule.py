@@ -15,7 +15,7 @@ def optimizer_of(*rates):
 
 
 def rates_of(optimizer, scheduler, steps):
-    """The rates used in steps 1, 2, ..., one list per param group."""
+    """Return the rates used in steps 1, 2, ..., one list per param group."""
     used = []
     for _ in range(steps):
         used.append(list(scheduler.get_last_lr()))

@@ -1,5 +1,6 @@
-"""Optimisers that torch was told to run in backward become the row rule that computes the same, or
-are refused."""
+"""Optimisers that run in torch's backward become the row rule that computes the same, or are
+refused.
+"""
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
-    """Arguments and name of TorchRec's, which is not installed here."""
+    """An optimiser with the arguments and the name of TorchRec's, which is not installed here."""
 
     def __init__(
         self,
@@ -133,8 +134,7 @@ def test_what_no_row_rule_computes_is_refused_in_one_line(kind, arguments, messa
 
 
 def test_every_argument_of_these_optimisers_is_read_or_known_to_do_nothing():
-    """With the defaults nothing is refused, so what torch adds later is refused unless it is left
-    alone."""
+    """With the defaults nothing is refused; an argument added later is refused once it is set."""
     for kind in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam, OF_TORCHREC):
         assert rule_in_backward(applied(kind)) is not None
 

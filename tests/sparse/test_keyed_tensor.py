@@ -1,3 +1,5 @@
+"""Keyed tensors: blocks side by side, regrouped, with room before the first block."""
+
 import pickle
 
 import pytest
@@ -67,7 +69,7 @@ def test_regroup_passes_gradients():
 
 
 def with_room(room):
-    """[3, room + 5] that needs a gradient, its blocks behind the room."""
+    """Return a keyed tensor of [3, room + 5] that needs a gradient; its blocks are at the end."""
     wide = torch.arange(3.0 * (room + 5)).view(3, room + 5).requires_grad_()
     return wide, KeyedTensor(["user", "item"], [2, 3], wide * 1, room=room)
 

@@ -23,7 +23,7 @@ def table(name="t", rows=100, features=("f",), **more):
 
 
 def batch(**bags):
-    """Features of a batch: a list of ids for each sample."""
+    """Return the features of a batch, given a list of ids for each sample."""
     ids = [i for samples in bags.values() for bag in samples for i in bag]
     return KeyedJaggedTensor(
         list(bags),
@@ -153,7 +153,7 @@ def test_a_missing_entry_is_named():
 
 @pytest.fixture
 def data(tmp_path):
-    """A data set of two files."""
+    """Write a data set of two files."""
     files = [tmp_path / f"{i}.parquet" for i in range(2)]
     for file in files:
         file.write_bytes(b"rows")

@@ -23,8 +23,7 @@ from recapp.app.planning_problem import build_plan, priced_for
 from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.first_rows import COUNTED_ROWS
 from recapp.dataset.schema import check_sizes, schema_from
-from recapp.dataset.synthetic import chosen as chosen_set
-from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
+from recapp.dataset.synthetic import read_truth, write_criteo, write_sample, writer_arguments
 from recapp.engine.dense_memory import check_room
 from recapp.errors import ConfigError, DataError, RecappError, suggest
 from recapp.metrics import click_metrics
@@ -301,7 +300,7 @@ def size_on_paper(settings: Settings) -> str:
 
 def write_generated(dataset: Settings) -> None:
     """Write the data set that the settings describe, unless it is there; progress is shown."""
-    kind, wanted = chosen_set(dataset["generate"], dataset["table_rows"])
+    kind, wanted = writer_arguments(dataset["generate"], dataset["table_rows"])
     with console.progress(
         f"writing {console.short_path(dataset['path'])}", wanted["rows"]
     ) as advance:

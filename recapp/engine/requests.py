@@ -28,7 +28,7 @@ from recapp.engine.state import EngineState
 from recapp.errors import ConfigError, RankError
 from recapp.kernels.links import Counts, Routes, offset_dtype
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.ids import IdRules, OutsideTable, Rows, Verdict, nothing_wrong
+from recapp.tables.ids import IdRules, OutsideTable, PendingCheck, Rows, nothing_pending
 from recapp.transport.message_layout import MessageLayout, swap_counts
 from recapp.transport.waits import Sent
 
@@ -77,15 +77,15 @@ class Requests:
         """Find what is requested of whom; nothing where something is wrong.
 
         On a GPU ids outside their tables are known with the sizes of the distinct rows, so they are
-        routed before the verdict on them is read.
+        routed before the check of them is read.
 
         Returns:
             The header's numbers about what is wrong, and the error itself.
         """
-        rows, verdict, status, failure = _rows(features, self.state)
+        rows, check, status, failure = _rows(features, self.state)
         self._route_rows(rows)
         try:
-            verdict()
+            check()
         except OutsideTable as e:
             status = (OUTSIDE, e.lookup, e.number)
             failure = e
@@ -254,19 +254,19 @@ def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequ
 
 def _rows(
     features: KeyedJaggedTensor | Exception, state: EngineState
-) -> tuple[Rows, Verdict, tuple[int, int, int], Exception | None]:
-    """Return the batch's rows and the verdict on them, or no rows and what is wrong."""
+) -> tuple[Rows, PendingCheck, tuple[int, int, int], Exception | None]:
+    """Return the batch's rows and the pending check of them, or no rows and what is wrong."""
     try:
         if isinstance(features, Exception):
             raise features
-        rows, verdict = state.id_rules.begin(features)
+        rows, check = state.id_rules.begin(features)
         if rows.weights_L is not None:
             rows.weights_L = rows.weights_L.to(state.dtype)
-        return rows, verdict, (OK, 0, 0), None
+        return rows, check, (OK, 0, 0), None
     except Exception as e:
         return (
             _no_rows(state),
-            nothing_wrong,
+            nothing_pending,
             (OUTSIDE, e.lookup, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0),
             e,
         )

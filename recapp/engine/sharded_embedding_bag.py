@@ -164,7 +164,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     def leave_room(self, columns: int) -> None:
         """Leave columns free before the first vector of a sample, from the next lookup on:
-        `KeyedTensor.after` writes there.
+        `KeyedTensor.prepend` writes there.
         """
         self.state.leave_room(columns)
 

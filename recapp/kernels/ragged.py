@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recapp.sparse.transfer import places
+from recapp.sparse.transfer import true_indices
 
 
 class Grouped(NamedTuple):
@@ -53,7 +53,7 @@ def group(key_N: Tensor) -> Grouped:
     sorted_N, order_N = torch.sort(key_N, stable=True)
     new_N = torch.ones_like(sorted_N, dtype=torch.bool)
     torch.ne(sorted_N[1:], sorted_N[:-1], out=new_N[1:])
-    first_U = places(new_N)
+    first_U = true_indices(new_N)
     number_N = torch.empty_like(order_N, dtype=torch.int32).index_copy_(
         0, order_N, new_N.cumsum(0, dtype=torch.int32) - 1
     )

@@ -192,7 +192,7 @@ class ClickData(LightningDataModule):
         schema = self.schema
         speaks = self.trainer is None or self.trainer.is_global_zero
         if info.get("ids") is not None:
-            schema.check_reading(info["ids"], str(checkpoint))
+            schema.check_id_encoding(info["ids"], str(checkpoint))
         elif "ids" not in info and set(schema.hex) != set(schema.sparse) and speaks:
             note(
                 f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for "

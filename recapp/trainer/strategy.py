@@ -441,7 +441,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             "metrics": metrics,
             "step": trainer.global_step,
             "position": data.state_dict() if isinstance(data, ClickData) else None,
-            "ids": data.schema.reading() if isinstance(data, ClickData) else None,
+            "ids": data.schema.id_encoding() if isinstance(data, ClickData) else None,
             "updates": [c.updates for c in collections],
             "rule": self.rule.name,
         }

@@ -20,7 +20,7 @@ def trained(comm, kind, mode, room, backend):
     for step in range(2):
         features = batch_of(TABLES, 6, 10 * step + comm.rank, weighted=step == 1)
         first = torch.full((6, 16), step + 1.0, requires_grad=True)
-        joined = collection(features).after(first)
+        joined = collection(features).prepend(first)
         (joined * weight_KK).square().sum().backward()
         told += [joined.detach().clone(), first.grad]
     return told + list(whole_tensors(comm, collection).values())

@@ -324,7 +324,7 @@ def test_a_step_of_one_rank_waits_for_distinct_rows_alone():
     assert (waits, fetched) == ({}, {"places": 3, "route_rows": 3, "_judge": 1, "arrived": 1})
 
 
-def test_hashed_ids_need_no_verdict(ranks):
+def test_hashed_ids_need_no_later_check(ranks):
     for waits, fetched in ranks.run(waited_for_hashed, 2):
         assert waits == {} and "_judge" not in fetched
 
@@ -358,17 +358,17 @@ def test_metrics_and_loss_wait_for_nothing():
 
 def test_places_of_a_mask_are_the_same_with_and_without_a_device(monkeypatch):
     masks = [torch.rand(n) < share for n in (0, 1, 5, 200) for share in (0, 0.3, 2)]
-    plain = [transfer.places(mask) for mask in masks]
+    plain = [transfer.true_indices(mask) for mask in masks]
     monkeypatch.setattr(transfer, "on_host", lambda tensor: False)
     monkeypatch.setattr(transfer, "to_host", lambda tensor: tensor)
     assert all(
-        torch.equal(a, transfer.places(mask)) and a.dtype == torch.int64
+        torch.equal(a, transfer.true_indices(mask)) and a.dtype == torch.int64
         for a, mask in zip(plain, masks, strict=True)
     )
 
 
 class Copied:
-    """A tensor of the host, as `shipped` sees it."""
+    """A tensor of the host, as `copy_to_device` sees it."""
 
     def __init__(self):
         self.device = torch.device("cpu")
@@ -385,10 +385,10 @@ class Copied:
 
 def test_on_the_way_to_a_gpu_memory_is_locked_and_nobody_waits():
     tensor = Copied()
-    transfer.shipped(tensor, torch.device("cuda", 1))
+    transfer.copy_to_device(tensor, torch.device("cuda", 1))
     assert tensor.told == ["locked", ("cuda:1", True)]
     tensor = Copied()
-    transfer.shipped(tensor, torch.device("cpu"))
+    transfer.copy_to_device(tensor, torch.device("cpu"))
     assert tensor.told == [("cpu", True)]
 
 
@@ -397,7 +397,10 @@ def test_on_the_cpu_nothing_is_copied():
     batch = Batch(
         torch.zeros(2, 1), KeyedJaggedTensor(["a"], [1, 2], lengths=[1, 1]), torch.zeros(2)
     )
-    assert transfer.to_host(tensor) is tensor and transfer.shipped(tensor, tensor.device) is tensor
+    assert (
+        transfer.to_host(tensor) is tensor
+        and transfer.copy_to_device(tensor, tensor.device) is tensor
+    )
     assert batch.to("cpu", non_blocking=True) is batch
     assert transfer.to_device(tensor.numpy(), tensor.device).data_ptr() == tensor.data_ptr()
     assert transfer.to_device([3, 1], tensor.device).tolist() == [3, 1]

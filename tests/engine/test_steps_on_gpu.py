@@ -15,7 +15,7 @@ from recapp.benchmarks.kernel_costs import Mirror
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.metrics import click_metrics
 from recapp.sparse.batch import Batch
-from recapp.sparse.transfer import places, to_device, to_host
+from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.trainer.lookahead import LookAhead
 from recapp.transport.communicator import Comm
 from recapp.transport.side_stream import GpuSideStream
@@ -157,7 +157,7 @@ def test_one_function_waits_and_torch_tells_of_the_others():
     mask = torch.rand(1000, device="cuda") < 0.3
     expected = mask.cpu().nonzero().view(-1)
     torch.cuda.set_sync_debug_mode("error")
-    assert torch.equal(to_host(places(mask)), expected)
+    assert torch.equal(to_host(true_indices(mask)), expected)
     assert to_host(to_device([3, 1, 2], mask.device) + 1).tolist() == [4, 2, 3]
     for waits in (
         lambda: mask.nonzero(),

@@ -1,6 +1,7 @@
-"""Reading taken apart: Parquet to Arrow, Arrow to arrays, in file order. Benchmarks time the
-stages; what looks at the first rows of a data set before training uses them too. The whole of it,
-shuffled and in batches, is `BatchStream`.
+"""The rows of a source in file order, chunk by chunk: Parquet to Arrow, Arrow to arrays.
+
+Benchmarks time these two steps by themselves, and whatever looks at the first rows of a data set
+before training reads them so. Training reads shuffled batches: see `BatchStream`.
 """
 
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from recapp.dataset.collate import Collate, Place
+from recapp.dataset.collate import Collate, SourceRows
 from recapp.dataset.parquet import DataFile, chunks, read_footer
 from recapp.dataset.rows import Rows
 from recapp.dataset.schema import Schema
@@ -16,7 +17,7 @@ from recapp.dataset.source import Source
 
 
 def parquet_bytes(source: Source) -> int:
-    """Bytes on disk of the columns that are read, of the row groups that a source takes rows of."""
+    """Return the bytes on disk of the columns that are read, over the row groups of a source."""
     total = 0
     for number, row_group in sorted({(s.file, s.row_group) for s in source.segments}):
         file = source.files[number]
@@ -30,8 +31,10 @@ def parquet_bytes(source: Source) -> int:
 
 
 def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
-    """The rows of a source as Arrow has them, decompressed and nothing converted: the file, the
-    number of a chunk's first row in it.
+    """Yield the rows of a source as Arrow has them: decompressed, nothing converted.
+
+    Yields:
+        The file, the number of a chunk's first row in it, and the chunk.
     """
     for number, row_group, first, rows in source.segments:
         file = source.files[number]
@@ -46,7 +49,9 @@ def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch
 
 
 def decoded_chunks(source: Source, schema: Schema, transform: str = "log1p") -> Iterator[Rows]:
-    """The same rows as arrays of ids, numbers and labels, checked and transformed."""
+    """Yield the rows of a source as arrays of ids, numbers and labels, checked and transformed."""
     collate = Collate(schema, source.bags, transform)
     for file, first, chunk in arrow_chunks(source):
-        yield collate.rows(chunk, file.columns, Place(file.path, first + np.arange(chunk.num_rows)))
+        yield collate.rows(
+            chunk, file.columns, SourceRows(file.path, first + np.arange(chunk.num_rows))
+        )

@@ -390,7 +390,7 @@ def _short_run(settings: Settings, hardware: str, data: Path) -> Settings:
     ) | {"choices": {}, "format": "json"}
     for group, kept in (
         ("trainer", ("devices", "accelerator")),
-        ("topology", ("transport", "backend")),
+        ("engine", ("transport", "backend", "keep_freed_memory")),
         ("launch", settings["launch"]),
     ):
         train[group] |= {key: settings[group][key] for key in kept}

@@ -51,7 +51,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
 
         _quiet(profiles="profiler" in settings["trainer"])
     keep_what_is_loaded()
-    if settings["launch"].get("keep_freed_memory", True):
+    if settings["engine"]["keep_freed_memory"]:
         keep_freed_memory()
     torch.set_float32_matmul_precision("high")
     metrics, stopped = (evaluate(settings), None) if "split" in settings else fit(settings, job_dir)

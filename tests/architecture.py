@@ -13,7 +13,6 @@ COMMANDS = "train, eval, worker, plan, bench, report"
 LAYERS = f"""
 {COMMANDS}
 app
-settings
 benchmarks
 trainer
 engine | checkpoints
@@ -25,6 +24,7 @@ sharding
 optim
 kernels | tables
 sparse
+settings
 console
 errors
 """

@@ -46,7 +46,7 @@ PAYLOADS: dict[str, torch.dtype | None] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""`topology.payload`; other values are refused before ranks start."""
+"""`engine.payload`; other values are refused before ranks start."""
 
 
 def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
@@ -372,7 +372,7 @@ def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingSt
     modes = {
         name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"
     }
-    trainer = settings["trainer"]
+    engine = settings["engine"]
     return EmbeddingShardingStrategy(
         partial(_plan, settings),
         rule,
@@ -380,12 +380,12 @@ def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingSt
         memory_bytes=topology["memory_bytes"],
         reserve_bytes=topology["reserve_bytes"],
         hardware=hardware_of(topology.get("hardware")),
-        transport=topology.get("transport", "auto"),
-        backend=topology.get("backend", "auto"),
-        payload=PAYLOADS[topology.get("payload", "full")],
+        transport=engine["transport"],
+        backend=engine["backend"],
+        payload=PAYLOADS[engine["payload"]],
         modes=modes,
-        look_ahead=trainer.get("look_ahead", 1),
-        compiled=trainer.get("compile", False),
+        look_ahead=engine["look_ahead"],
+        compiled=engine["compile"],
         stored={"config": dict(settings)},
         timeout=timedelta(seconds=settings["launch"]["timeout"])
         if "timeout" in settings.get("launch", {})

@@ -26,7 +26,7 @@ from recapp.tables.statistics import TableStatistics
 
 Settings = Mapping[str, Any]
 PAYLOAD_BYTES = {"full": 4, "bf16": 2, "fp16": 2}
-"""Of a number that travels, by `topology.payload`."""
+"""Of a number that travels, by `engine.payload`."""
 
 
 def priced_for(
@@ -44,9 +44,9 @@ def priced_for(
     be full.
     """
     batch = -(-settings["dataset"]["batch_size"] // topology.world_size)
-    payload = PAYLOAD_BYTES[settings["topology"].get("payload", "full")]
+    payload = PAYLOAD_BYTES[settings["engine"]["payload"]]
     val_batch = _val_batch(settings, topology.world_size, val_rows)
-    look_ahead = (settings.get("trainer") or {}).get("look_ahead", 1)
+    look_ahead = settings["engine"]["look_ahead"]
     return Setting(
         topology,
         batch,

@@ -98,18 +98,19 @@ def settings_for(config: Mapping[str, Any], path: str | None = None) -> dict[str
             f"path={path or PATH}: {why}: name a file in a directory that is there, such as "
             f"path={PATH}"
         )
-    topology = config["topology"]
-    check_transport(topology["transport"])
-    if topology["backend"] not in BACKENDS:
+    engine = config["engine"]
+    check_transport(engine["transport"])
+    if engine["backend"] not in BACKENDS:
         raise ConfigError(
-            f"{SETTING}={topology['backend']}: unknown; "
-            f"{suggest(str(topology['backend']), BACKENDS)}"
+            f"{SETTING}={engine['backend']}: unknown; "
+            f"{suggest(str(engine['backend']), BACKENDS)}"
         )
     return {
         "verb": "calibrate",
         "path": str(place),
-        "transport": topology["transport"],
-        "backend": topology["backend"],
+        "transport": engine["transport"],
+        "backend": engine["backend"],
+        "keep_freed_memory": engine["keep_freed_memory"],
         "rounds": ROUNDS,
         "folder": "",
         **{key: config[key] for key in ("trainer", "launch", "format")},

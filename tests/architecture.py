@@ -32,18 +32,17 @@ errors
 names between bars do not.
 """
 
-HYDRA_HOMES = ("app", *COMMANDS.split(", "))
-
 THIRD_PARTIES = {
     "hydra": ("app",),
-    "omegaconf": HYDRA_HOMES,
+    "omegaconf": ("app",),
     "pyarrow": ("dataset",),
-    "lightning": ("trainer", "app", *COMMANDS.split(", ")),
+    "lightning": ("trainer", "app"),
     "torch.distributed": (
         "transport",
         "processes",
         "engine.shard_model",
         "trainer.strategy",
+        "trainer.found_problem",
         "planner.embedding_planner",
         "benchmarks.ranks",
         "benchmarks.torchrec_worker",

@@ -104,6 +104,11 @@ def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
     }
 
 
+def own_settings(config: DictConfig) -> DictConfig:
+    """Return composed settings without Hydra's own."""
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+
+
 def names_checkpoint(config: DictConfig) -> bool:
     """Whether a checkpoint is named, which knows what the command line leaves open."""
     return (

@@ -42,7 +42,7 @@ from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import BACKENDS, SETTING
 from recapp.kernels.backend import backend as make_backend
 from recapp.models.dlrm import DLRM
-from recapp.planner.cost import VECTOR_PASSES, dense_of
+from recapp.planner.cost import VECTOR_PASSES
 from recapp.planner.hardware import (
     KERNELS,
     Hardware,
@@ -52,6 +52,7 @@ from recapp.planner.hardware import (
     read_hardware,
     write_hardware,
 )
+from recapp.planner.problem import dense_of
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -102,8 +103,7 @@ def settings_for(config: Mapping[str, Any], path: str | None = None) -> dict[str
     check_transport(engine["transport"])
     if engine["backend"] not in BACKENDS:
         raise ConfigError(
-            f"{SETTING}={engine['backend']}: unknown; "
-            f"{suggest(str(engine['backend']), BACKENDS)}"
+            f"{SETTING}={engine['backend']}: unknown; {suggest(str(engine['backend']), BACKENDS)}"
         )
     return {
         "verb": "calibrate",

@@ -22,9 +22,6 @@ SETTINGS = {
 MODULES = {"recapp.trainer.performance": "recapp.trainer.performance_recorder"}
 """The new name of each module that had another one and holds what a `_target_` may name."""
 
-CHOICES = {"engine": "default"}
-"""The option of each group that earlier versions did not have."""
-
 
 def new_name(name: str, known: Collection[str]) -> str | None:
     """Return the name that a setting has today, or None where it never had another one.
@@ -56,14 +53,17 @@ def with_names_of_today(stored: Mapping[str, Any]) -> dict[str, Any]:
     for old, new in SETTINGS.items():
         group, _, key = old.partition(".")
         if isinstance(settings.get(group), dict) and key in settings[group]:
-            _set(settings, new, settings[group].pop(key))
-    if isinstance(settings.get("choices"), dict):
-        settings["choices"] = CHOICES | settings["choices"]
+            _move(settings, settings[group].pop(key), new)
     return settings
 
 
-def _set(settings: dict[str, Any], name: str, value: Any) -> None:
+def _move(settings: dict[str, Any], value: Any, name: str) -> None:
+    """Set a setting that is not there yet; the option of a group that was not there is its
+    default.
+    """
     group, _, key = name.partition(".")
+    if group not in settings and isinstance(settings.get("choices"), dict):
+        settings["choices"].setdefault(group, "default")
     home = settings.setdefault(group, {})
     if isinstance(home, dict):
         home.setdefault(key, value)

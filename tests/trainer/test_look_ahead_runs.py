@@ -166,8 +166,8 @@ class Resumable(Stream):
         pass
 
 
-def whole_tables(tables, topology, *known):
-    return plan_by_rules(tables, topology, [PlanRule("table_wise")], name="whole")
+def whole_tables(problem):
+    return plan_by_rules(problem.tables, problem.topology, [PlanRule("table_wise")], name="whole")
 
 
 def losses_of_others(loader, depth):

@@ -16,7 +16,6 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -30,6 +29,7 @@ from recapp.checkpoints.rectangles import Stored
 from recapp.errors import CheckpointError, PlanError
 from recapp.processes.rank_environment import outside_rank
 from recapp.processes.rank_process import PARENT_PID
+from recapp.settings.renamed import with_names_of_today
 from recapp.sharding.sharding_plan import ShardingPlan
 
 VERSION = 2  # of the format; a reader refuses a later one
@@ -75,8 +75,8 @@ class Manifest:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run that wrote it: plain data, in which nothing may be called
-        unjudged.
+        """The settings of the run that wrote it, under the names of today: plain data, in which
+        nothing may be called unjudged.
 
         `recapp.app.compose.compose_over` and `recapp.checkpoints.trust.refuse_untrusted` judge
         them.
@@ -92,7 +92,7 @@ class Manifest:
         if not isinstance(self.info["config"], dict):
             raise self._wrong("config")
         try:
-            return deepcopy(self.info["config"])
+            return with_names_of_today(self.info["config"])
         except RecursionError:
             raise self._wrong("config") from None
 

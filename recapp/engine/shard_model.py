@@ -214,9 +214,9 @@ def compile_dense(module: nn.Module) -> list[str]:
     compiler = os.environ.get("CXX", "g++")
     if device == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(
-            f"trainer.compile=true: torch.compile needs a C++ compiler and there is no {compiler} "
+            f"engine.compile=true: torch.compile needs a C++ compiler and there is no {compiler} "
             "here: install one, name "
-            "yours in CXX, or leave trainer.compile=false"
+            "yours in CXX, or leave engine.compile=false"
         )
     chosen: list[str] = []
     for path, child in module.named_children():

@@ -8,7 +8,7 @@
 | triton  | GPU    | `triton_cuda.py`: arithmetic in kernels, integers as the reference; checked   |
 |         |        | by Triton's interpreter only, not timed                                       |
 
-`auto` takes the fastest that is there; the setting is `topology.backend`. Faster backends give the
+`auto` takes the fastest that is there; the setting is `engine.backend`. Faster backends give the
 reference's result up to the order of sums; within one backend results are the same bits under every
 plan and for every number of threads.
 """
@@ -25,7 +25,7 @@ Backend = TorchBackend | Any
 """Something with the reference's functions."""
 
 BACKENDS = ("auto", "numba", "torch", "triton")
-SETTING = "topology.backend"
+SETTING = "engine.backend"
 
 
 def backend(name: str, device: torch.device) -> Backend:

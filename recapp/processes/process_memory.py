@@ -187,7 +187,7 @@ def keep_freed_memory() -> bool:
     A tensor of more than a few MB would otherwise be mapped, faulted in page by page (some 2 us per
     4 KB: 27 ms for an output of 55 MB, measured) and unmapped in every step. The price: a process
     keeps what its largest step needed. Never done by importing anything: it is the choice of
-    whoever starts ranks (`launch.keep_freed_memory`), and of a script that calls this before it
+    whoever starts ranks (`engine.keep_freed_memory`), and of a script that calls this before it
     builds its model.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -24,6 +24,7 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.console import Column
 from recapp.reporting.performance import read_document
+from recapp.settings.renamed import name_of_today
 
 METRICS = (
     "ranks",
@@ -216,7 +217,7 @@ def overrides_of(job: Path) -> dict[str, str]:
 
 def _overrides(path: Path) -> dict[str, str]:
     """`{"plan": "mixed", "seed": "2"}` from a job's list of overrides, or from a sweep's own record
-    of its command line.
+    of its command line, under the names of today.
     """
     try:
         content = yaml.safe_load(path.read_text())
@@ -224,7 +225,7 @@ def _overrides(path: Path) -> dict[str, str]:
         return {}
     lines = content["hydra"]["overrides"]["task"] if isinstance(content, dict) else content or []
     parts = (str(line).lstrip("+").partition("=") for line in lines)
-    return {name: value for name, _, value in parts}
+    return {name_of_today(name): value for name, _, value in parts}
 
 
 def _record(

@@ -653,10 +653,10 @@ def test_runs_starts_and_gathers():
 def test_auto_takes_the_compiled_kernels_where_they_are_and_a_wrong_choice_is_explained():
     assert backend("auto", CPU).name == "numba" and isinstance(backend("torch", CPU), TorchBackend)
     assert backend("auto", torch.device("meta")).name == "torch"
-    with pytest.raises(ConfigError, match=r"topology\.backend=nunba: unknown; did you mean numba"):
+    with pytest.raises(ConfigError, match=r"engine\.backend=nunba: unknown; did you mean numba"):
         backend("nunba", CPU)
     with pytest.raises(
-        ConfigError, match=r"topology\.backend=numba: it computes on the CPU, rows live on cuda"
+        ConfigError, match=r"engine\.backend=numba: it computes on the CPU, rows live on cuda"
     ):
         backend("numba", torch.device("cuda"))
 
@@ -667,5 +667,5 @@ def test_without_its_package_a_forced_backend_is_an_error_and_the_reference_runs
     with pytest.raises(ConfigError, match="numba is not installed"):
         backend("numba", CPU)
     assert backend("auto", torch.device("cuda")).name == "torch"
-    with pytest.raises(ConfigError, match=r"topology\.backend=triton: triton is not installed"):
+    with pytest.raises(ConfigError, match=r"engine\.backend=triton: triton is not installed"):
         backend("triton", torch.device("cuda"))

@@ -136,7 +136,7 @@ def test_where_it_is_asked_for_and_cannot_be_had_all_ranks_refuse_in_one_line(ra
     )
     line = answers[0][1]
     assert (
-        line.startswith("topology.transport=shared_memory: ")
+        line.startswith("engine.transport=shared_memory: ")
         and line.endswith("; use auto or gloo")
         and "\n" not in line
     )
@@ -150,7 +150,7 @@ def without_choice(comm):
         with pytest.raises(
             LaunchError,
             match=(
-                r"topology\.transport=shared_memory: rank 0: the device "
+                r"engine\.transport=shared_memory: rank 0: the device "
                 r"is cuda; use auto or gloo"
             ),
         ):
@@ -170,10 +170,10 @@ def test_one_process_has_nobody_to_share_with():
 
 def test_an_unknown_transport_is_refused_with_the_close_match():
     with pytest.raises(
-        ConfigError, match=r"topology\.transport=shared_memroy: did you mean shared_memory\?"
+        ConfigError, match=r"engine\.transport=shared_memroy: did you mean shared_memory\?"
     ):
         check_transport("shared_memroy")
-    with pytest.raises(ConfigError, match=r"topology\.transport=glo: did you mean gloo\?"):
+    with pytest.raises(ConfigError, match=r"engine\.transport=glo: did you mean gloo\?"):
         make_comm(transport="glo")
 
 

@@ -82,7 +82,8 @@ Kernel = Callable[[Tensor, Sequence[int], Tensor, Tensor, Tensor], tuple[Tensor,
 """All rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) -> (rows_L, first).
 
 `rows_L` has -1 where an id is dropped; `first` is the index of the first id that is an error, or
--1. Rules are numbered as in `RULE_NUMBERS`; the ids that were changed are added to `changed_F`.
+-1. Rules are numbered as in `RULE_NUMBERS`; the number of changed ids of each lookup is added to
+`changed_F`.
 """
 
 PendingCheck = Callable[[], object]

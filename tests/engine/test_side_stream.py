@@ -316,17 +316,25 @@ def test_a_step_waits_for_sizes_alone(ranks):
         assert waits == {}
         # Distinct rows here and at the owner, of whom they are, what is asked in return, and
         # whether ids are right.
-        assert fetched == {"places": 2 * groups, "route_rows": groups, "arrived": 1, "_judge": 1}
+        assert fetched == {
+            "true_indices": 2 * groups,
+            "route_rows": groups,
+            "arrived": 1,
+            "_check_outside": 1,
+        }
 
 
 def test_a_step_of_one_rank_waits_for_distinct_rows_alone():
     waits, fetched = waited_for(Comm(), "table_wise")
-    assert (waits, fetched) == ({}, {"places": 3, "route_rows": 3, "_judge": 1, "arrived": 1})
+    assert (waits, fetched) == (
+        {},
+        {"true_indices": 3, "route_rows": 3, "_check_outside": 1, "arrived": 1},
+    )
 
 
 def test_hashed_ids_need_no_later_check(ranks):
     for waits, fetched in ranks.run(waited_for_hashed, 2):
-        assert waits == {} and "_judge" not in fetched
+        assert waits == {} and "_check_outside" not in fetched
 
 
 def waited_for_hashed(comm):

@@ -506,7 +506,7 @@ def test_a_port_that_is_taken_is_named_by_ranks_that_others_started(
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        monkeypatch.setattr(product, "_free_port", lambda: port)
+        monkeypatch.setattr(product, "free_port", lambda: port)
         kind, line = refusal(
             jobs.train, tmp_path / "run", f"dataset.path={place / 'logs'}", *SETTINGS, world=1
         )

@@ -1,6 +1,6 @@
-"""From settings to objects: the only place that knows how `conf/` is laid out.
+"""From settings to objects: tables, schema, rule, data module, model, module.
 
-    settings (plain dict) -> tables, schema, rule, plan, data module, module, strategy, trainer
+    settings (plain dict) -> tables, row rule, statistics, data module, model, module
 
 A `_target_` in the settings is a constructor and its keys are the constructor's arguments.
 """

@@ -56,7 +56,7 @@ def measured_by(
     manifest = read_manifest(best)
     tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
-    told = about(
+    facts = about(
         settings,
         rows=data.rows,
         hosts=[rank["host"] for rank in strategy.ranks],
@@ -84,7 +84,7 @@ def measured_by(
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
         "hidden_model_auc": hidden_model_auc(settings, data.val_rows),
-        **told,
+        **facts,
         "status": "ok",
     }
 

@@ -71,9 +71,9 @@ def check(settings: Settings, job: Job) -> None:
 def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
     """Return name, prediction and measurement of every run that lies somewhere below."""
     found = [
-        (str(d.relative_to(path)) if d != Path(path) else d.name, told, measured)
+        (str(d.relative_to(path)) if d != Path(path) else d.name, prediction, measured)
         for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})
-        if (told := read_document(d / PREDICTED_FILE)) is not None
+        if (prediction := read_document(d / PREDICTED_FILE)) is not None
         and (measured := read_performance(d)) is not None
     ]
     if not found:

@@ -25,23 +25,24 @@ RUN_STEPS = 60
 
 def calibrate(settings: Settings, job: Job) -> None:
     """Time this machine and write its hardware file."""
-    told = settings_for(settings, settings["path"])
+    timing = settings_for(settings, settings["path"])
+    path = Path(timing["path"])
     with TemporaryDirectory(prefix="recapp_calibrate_") as folder:
         rows = run_on_ranks(
-            told, replace(job, directory=Path(folder)), "recapp.benchmarks.bench_worker"
+            timing, replace(job, directory=Path(folder)), "recapp.benchmarks.bench_worker"
         )["rows"]
         if outside_rank() is None:  # ranks that others have started train once
             run = Path(folder) / "run"
             run.mkdir()
             run_on_ranks(
-                short_run(settings, told["path"], Path(folder) / "logs"),
+                short_run(settings, str(path), Path(folder) / "logs"),
                 replace(job, directory=run),
                 "recapp.worker",
             )
             measured = read_performance(run)
             predicted = read_document(run / PREDICTED_FILE)
             assert measured is not None and predicted is not None
-            rows.append(with_overhead(Path(told["path"]), measured, predicted))
+            rows.append(with_overhead(path, measured, predicted))
     if settings["format"] == "json":
         console.emit(rows, "json")
         return
@@ -57,9 +58,9 @@ def calibrate(settings: Settings, job: Job) -> None:
     console.print_table(
         rows,
         columns,
-        title=f"What this machine's steps cost, written to {console.short_path(told['path'])}",
+        title=f"What this machine's steps cost, written to {console.short_path(path)}",
     )
-    print(f"\nPlan with it: topology.hardware={console.short_path(told['path'])}")
+    print(f"\nPlan with it: topology.hardware={console.short_path(path)}")
 
 
 def short_run(settings: Settings, hardware: str, data: Path) -> Settings:

@@ -26,17 +26,17 @@ def explain(settings: Settings, job: Job) -> None:
     """Print a plan: what lies where, what it costs; with `out` draw it."""
     problem = planning_problem(settings)
     plan, bound = chosen_plan(settings, problem)
-    told = explained(plan, problem, lower_bound_seconds=bound)
+    report = explained(plan, problem, lower_bound_seconds=bound)
     if settings["format"] == "json":
-        console.emit_document(told)
+        console.emit_document(report)
     else:
-        tell(told)
+        tell(report)
     if settings["out"]:
         from recapp.reporting.plan_figures import draw_plan
         from recapp.reporting.plan_page import plan_page
 
         folder = Path(settings["out"])
-        for path in [*draw_plan(told, folder), plan_page(told, folder / "plan.html")]:
+        for path in [*draw_plan(report, folder), plan_page(report, folder / "plan.html")]:
             console.note(f"written {console.short_path(path)}")
 
 

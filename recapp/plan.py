@@ -5,7 +5,7 @@ without data.
 |-------------|------------------------------------------------------------------------------------|
 | `explain`   | a plan told: what lies where, what it costs, the next best, who sends what to      |
 |             | whom; with `out=DIR` drawn                                                         |
-| `types`     | the six sharding types: what each is for                                           |
+| `types`     | the sharding types: what each is for                                               |
 | `compare`   | two plans side by side: `a=mixed b=row_wise`, names or files                       |
 | `export`    | the plan as a file to edit and to train with, or `as=hugectr`                      |
 | `check`     | what was predicted against what runs have measured: `path=RUN_OR_SWEEP`            |
@@ -163,7 +163,7 @@ def chosen_plan(
 def explain(settings: Settings, job: Job) -> None:
     """Tell a plan."""
     from recapp.planner.explain import explained
-    from recapp.planner.tell import tell
+    from recapp.reporting.plan_tables import print_plan
 
     tables, setting = paper(settings)
     plan, bound = chosen_plan(settings, tables, setting)
@@ -171,7 +171,7 @@ def explain(settings: Settings, job: Job) -> None:
     if settings["format"] == "json":
         console.emit_document(told)
     else:
-        tell(told)
+        print_plan(told)
     if settings["out"]:
         from recapp.reporting.plan_figures import draw_plan
         from recapp.reporting.plan_page import plan_page
@@ -182,10 +182,21 @@ def explain(settings: Settings, job: Job) -> None:
 
 
 def types(settings: Settings, job: Job) -> None:
-    """What the six types are for."""
-    from recapp.planner.types import TYPES
+    """What the sharding types are for."""
+    from recapp.app.own_types import register_own_types
+    from recapp.sharding.sharding_types import SHARDING_TYPES
 
-    rows = [t._asdict() for t in TYPES]
+    register_own_types(settings)
+    rows = [
+        {
+            "type": record.name,
+            "description": record.description,
+            "best_for": record.best_for,
+            "pros": record.pros,
+            "cons": record.cons,
+        }
+        for record in SHARDING_TYPES.values()
+    ]
     if settings["format"] == "json":
         console.emit(rows, "json")
         return
@@ -206,7 +217,7 @@ def types(settings: Settings, job: Job) -> None:
 def compare(settings: Settings, job: Job) -> None:
     """Two plans side by side."""
     from recapp.planner.explain import explained
-    from recapp.planner.tell import difference, tell_difference
+    from recapp.reporting.plan_tables import difference, print_difference
 
     tables, setting = paper(settings)
     plans = (
@@ -218,7 +229,7 @@ def compare(settings: Settings, job: Job) -> None:
     if settings["format"] == "json":
         console.emit(rows, "json")
     else:
-        tell_difference(a, b, rows)
+        print_difference(a, b, rows)
 
 
 def export(settings: Settings, job: Job) -> None:
@@ -249,7 +260,7 @@ def export(settings: Settings, job: Job) -> None:
 
 def check(settings: Settings, job: Job) -> None:
     """What was predicted of runs against what they measured."""
-    from recapp.planner.check import STEP, compared, order_of_plans, told_apart
+    from recapp.planner.check import STEP, compared, distinct_pairs, order_of_plans
 
     if settings["path"] is None:
         raise ConfigError(
@@ -258,7 +269,7 @@ def check(settings: Settings, job: Job) -> None:
     rows = compared(measured_runs(settings["path"]))
     tau = order_of_plans(rows)
     steps = [row for row in rows if row["what"] == STEP]
-    apart, right = told_apart(rows)
+    apart, right = distinct_pairs(rows)
     if settings["format"] == "json":
         console.emit_document(
             {"rows": rows, "kendall_tau": tau, "pairs_told_apart": apart, "pairs_in_order": right}
@@ -401,16 +412,18 @@ def _short_run(settings: Settings, hardware: str, data: Path) -> Settings:
 def scale(settings: Settings, job: Job) -> None:
     """Step time, memory and bytes as ranks grow."""
     from recapp.app import build
+    from recapp.app.own_types import register_own_types
     from recapp.planner.check import compared_by_ranks
     from recapp.planner.constraints import MODES
     from recapp.planner.hardware import default_hardware
     from recapp.planner.scale import scaled
     from recapp.planner.topology import hardware_of
-    from recapp.sharding.tilings import ShardingType
+    from recapp.sharding.sharding_types import SHARDING_TYPES
 
+    register_own_types(settings)
     ranks = settings["ranks"]
     plans = settings["plans"]
-    known = [BEST, *(t.value for t in ShardingType)]
+    known = [BEST, *SHARDING_TYPES]
     if (
         not isinstance(ranks, list)
         or not ranks

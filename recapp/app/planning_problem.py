@@ -9,6 +9,7 @@ planner decides within `planner.constraints`.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recapp.app.own_types import register_own_types
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.optim.rules import RowRule
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
@@ -20,7 +21,7 @@ from recapp.planner.rank_memory import check_memory
 from recapp.planner.topology import Topology
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
-from recapp.sharding.tilings import ShardingType
+from recapp.sharding.sharding_types import sharding_type
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 
@@ -75,6 +76,7 @@ def build_plan(
     Raises:
         PlanError: it names what does not exist, or does not fit.
     """
+    register_own_types(settings)
     plan = dict(settings.get("plan") or {})
     topology = setting.topology
     if "path" in plan:
@@ -106,6 +108,7 @@ def best_plan(
     Raises:
         PlanError: constraints that cannot hold, or no plan fits.
     """
+    register_own_types(settings)
     plan = settings.get("plan") or {}
     mode = plan.get("mode", settings["planner"]["mode"])
     return plan_tables(
@@ -163,12 +166,7 @@ def build_constraints(
     if mode not in ("auto", *MODES):
         raise PlanError(f"planner.mode={mode}: {suggest(mode, ['auto', *MODES])}")
     for pattern, kind in overrides.items():
-        types = [t.value for t in ShardingType]
-        if kind not in types:
-            raise PlanError(
-                f"plan.tables.{pattern}={kind}: unknown sharding type {kind}; "
-                f"{suggest(kind, types)}"
-            )
+        sharding_type(kind, f"plan.tables.{pattern}={kind}")
         found[pattern] = ParameterConstraints(sharding_types=[kind]).over(
             found.get(pattern, ParameterConstraints())
         )

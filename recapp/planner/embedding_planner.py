@@ -10,7 +10,7 @@ no clock, no chance.
     plan = planner.plan(model, sharders)
 
 Names and arguments as of TorchRec's class. `plan_tables` is the same for tables without a model
-around them. Only `collective_plan` talks to other ranks: rank 0 plans and tells them.
+around them. Only `collective_plan` talks to other ranks: rank 0 plans and broadcasts the plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,6 +42,7 @@ from recapp.planner.search import (
 from recapp.planner.topology import Topology
 from recapp.planner.units import Assignment, Catalogue, Unit
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import embedding_tables
 from recapp.tables.statistics import TableStatistics
@@ -56,13 +57,13 @@ class Outcome:
     """A plan and what the planner knows of it.
 
     Args:
-        plan: where every table lies.
-        cost: its price.
-        lower_bound_seconds: no plan under these constraints has a shorter step by the same prices.
-        exact: whether every combination was weighed.
-        units: what there was to choose from.
-        assignment: what was chosen.
-        setting: what it was priced for.
+        plan: Where every table lies.
+        cost: Its price.
+        lower_bound_seconds: No plan under these constraints has a shorter step by the same prices.
+        exact: Whether every combination was weighed.
+        units: What there was to choose from.
+        assignment: What was chosen.
+        setting: What it was priced for.
     """
 
     plan: ShardingPlan
@@ -90,17 +91,17 @@ def plan_tables(
     *,
     name: str = AUTOMATIC,
 ) -> Outcome:
-    """The best plan that the search finds; on small problems the best there is.
+    """Return the best plan that the search finds; on small problems the best there is.
 
     Args:
-        tables: of the model.
-        setting: machine, batch, optimiser and id statistics.
-        constraints: what a plan must respect, by table name or glob.
-        name: of the plan.
+        tables: Of the model.
+        setting: Machine, batch, optimiser and id statistics.
+        constraints: What a plan must respect, by table name or glob.
+        name: Of the plan.
 
     Raises:
-        PlanError: constraints that cannot hold, or no plan fits: how many bytes are missing, where,
-            and what would help.
+        PlanError: Constraints cannot hold, or no plan fits: how many bytes are missing, where, and
+            what would help.
     """
     if not tables:
         return _nothing(setting, name)
@@ -130,14 +131,13 @@ class EmbeddingShardingPlanner:
     """Plans for the tables of a model.
 
     Args:
-        topology: the ranks; None plans for one CPU rank, `collective_plan` for as many as the
+        topology: The ranks; None plans for one CPU rank, `collective_plan` for as many as the
             process group has.
-        batch_size: samples of a rank, B.
-        constraints: what a plan must respect, by table name or glob.
-        rule: the tables' optimiser, where nobody else names one; None takes row-wise Adagrad.
-        statistics: of ids, by table; a table nobody has looked at is taken for one of Zipf-like
-            ids.
-        dense: the rest of the model.
+        batch_size: Samples of a rank, B.
+        constraints: What a plan must respect, by table name or glob.
+        rule: The tables' optimiser, where nobody else names one; None takes row-wise Adagrad.
+        statistics: Of ids, by table; a table without them is taken to have Zipf-like ids.
+        dense: The rest of the model.
     """
 
     def __init__(
@@ -158,16 +158,16 @@ class EmbeddingShardingPlanner:
         self.dense = dense or Dense()
 
     def plan(self, module: nn.Module, sharders: Sequence[Any] | None = None) -> ShardingPlan:
-        """The best plan for the tables of a model.
+        """Return the best plan for the tables of a model.
 
         Args:
-            module: holds collections of tables, sharded or not, on any device.
-            sharders: as of `DistributedModelParallel`; their rule counts, or an optimiser applied
+            module: Holds collections of tables, sharded or not, on any device.
+            sharders: As of `DistributedModelParallel`; their rule counts, or an optimiser applied
                 in backward to the tables.
 
         Raises:
-            PlanError: constraints that cannot hold, or no plan fits.
-            ConfigError: sharders or optimisers that cannot be used or differ.
+            PlanError: Constraints cannot hold, or no plan fits.
+            ConfigError: Sharders or optimisers cannot be used or differ.
         """
         rule = table_rule(module, sharders) or self.rule or rowwise_adagrad()
         setting = Setting(
@@ -181,12 +181,13 @@ class EmbeddingShardingPlanner:
         sharders: Sequence[Any] | None = None,
         process_group: "dist.ProcessGroup | None" = None,
     ) -> ShardingPlan:
-        """Rank 0 plans, all receive it; every rank calls it. An error of rank 0 is raised by all.
+        """Plan on rank 0 and return that plan on every rank; every rank calls it. An error of rank
+        0 is raised by all.
 
         Args:
-            module: as of `plan`.
-            sharders: as of `plan`.
-            process_group: the ranks; None takes the default group, or this process alone where
+            module: As of `plan`.
+            sharders: As of `plan`.
+            process_group: The ranks; None takes the default group, or this process alone where
                 there is none.
         """
         if not (dist.is_available() and dist.is_initialized()):
@@ -197,17 +198,17 @@ class EmbeddingShardingPlanner:
             if self.topology is not None
             else self._for(Topology(dist.get_world_size(group), compute_device=_device(group)))
         )
-        told: list[Any] = [None]
+        outcome: list[Any] = [None]  # the plan of rank 0, or its error
         if dist.get_rank(group) == 0:
             try:
-                told = [planner.plan(module, sharders)]
+                outcome = [planner.plan(module, sharders)]
             except RecappError as error:
-                told = [error]
-        dist.broadcast_object_list(told, group=group, group_src=0)
-        if isinstance(told[0], RecappError):
-            raise told[0]
-        assert isinstance(told[0], ShardingPlan)
-        return told[0]
+                outcome = [error]
+        dist.broadcast_object_list(outcome, group=group, group_src=0)
+        if isinstance(outcome[0], RecappError):
+            raise outcome[0]
+        assert isinstance(outcome[0], ShardingPlan)
+        return outcome[0]
 
     def _for(self, topology: Topology) -> "EmbeddingShardingPlanner":
         return EmbeddingShardingPlanner(
@@ -240,22 +241,23 @@ def _nothing(setting: Setting, name: str) -> Outcome:
 def _units(
     tables: Sequence[EmbeddingBagConfig], c: Mapping[str, ParameterConstraints], setting: Setting
 ) -> list[Unit]:
-    """One for each table, or for tables that stay together."""
+    """Return a unit for each table, or for tables that lie together."""
     options = options_of(tables, c, setting)
     for name, found in options.items():
         if not found:
-            said = ", ".join(c[name].sharding_types or ())
+            types = ", ".join(c[name].sharding_types or ())
+            everywhere = [record.name for record in SHARDING_TYPES.values() if record.replicated]
             raise PlanError(
                 f"constraints.{name}: nothing is left to choose from: sharding_types "
-                f"{said or 'any'} on ranks "
-                f"{list(c[name].ranks or range(setting.topology.world_size))}; data_parallel "
-                "needs all ranks, a cut needs "
-                "something to cut: allow another type"
+                f"{types or 'any'} on ranks "
+                f"{list(c[name].ranks or range(setting.topology.world_size))}; "
+                f"{', '.join(everywhere)} needs all ranks, a cut needs something to cut: allow "
+                "another type"
             )
     groups: dict[str, list[str]] = {}
     for t in tables:
-        word = c[t.name].together
-        groups.setdefault(f"one {t.name}" if word is None else f"group {word}", []).append(t.name)
+        label = c[t.name].together
+        groups.setdefault(f"one {t.name}" if label is None else f"group {label}", []).append(t.name)
     return [
         Unit(
             tuple(names),
@@ -267,7 +269,9 @@ def _units(
 
 
 def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], ...]:
-    """Options that tables can take together: the same type and mode, placed alike."""
+    """Return the options that tables can take together: of the same type and mode, with the same
+    candidate ranks.
+    """
     if len(options) == 1:
         return tuple((o,) for o in options[0])
     found = []
@@ -277,7 +281,9 @@ def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], 
                 (
                     o
                     for o in others
-                    if o.kind == first.kind and o.mode == first.mode and _same_places(o, first)
+                    if o.sharding_type == first.sharding_type
+                    and o.mode == first.mode
+                    and _same_candidates(o, first)
                 ),
                 None,
             )
@@ -288,11 +294,11 @@ def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], 
     return tuple(found)
 
 
-def _same_places(a: Option, b: Option) -> bool:
+def _same_candidates(a: Option, b: Option) -> bool:
     return (
         len(a.blocks) == 1
         and len(b.blocks) == 1
-        and np.array_equal(a.blocks[0].places, b.blocks[0].places)
+        and np.array_equal(a.blocks[0].candidates, b.blocks[0].candidates)
     )
 
 
@@ -304,15 +310,16 @@ def _capacity(setting: Setting) -> Floats:
 
 
 def _cost(units: Sequence[Unit], assignment: Assignment, setting: Setting) -> PlanCost:
-    return cost_of([o.placed(places) for o, places in chosen_options(units, assignment)], setting)
+    works = [option.on_ranks(chosen) for option, chosen in chosen_options(units, assignment)]
+    return cost_of(works, setting)
 
 
 def chosen_options(
     units: Sequence[Unit], assignment: Assignment
 ) -> list[tuple[Option, tuple[int, ...]]]:
-    """Each table's option and places."""
+    """Return each table's option and the indices of its blocks' candidate ranks."""
     return [
-        (option, choice.places)
+        (option, choice.candidates)
         for unit, choice in zip(units, assignment, strict=True)
         for option in unit.options[choice.option]
     ]
@@ -321,7 +328,7 @@ def chosen_options(
 def _best_found(
     catalogue: Catalogue, capacity: Floats, setting: Setting
 ) -> tuple[Assignment | None, float]:
-    """The best of several starts, improved, by the whole price; and what no plan can beat."""
+    """Return the best of several starts, improved, by the whole price; and a lower bound."""
     world = setting.topology.world_size
     bounds = lower_bound(catalogue, world)
     worth = promising(catalogue, bounds[:2])
@@ -339,9 +346,9 @@ def _best_found(
         add(greedy(catalogue, capacity, worth))
     for _, start in sorted(found, key=lambda f: f[0])[: 1 if large else 3]:
         add(improved(catalogue, capacity, worth, start))
-    for kind in dict.fromkeys(way.type for way in catalogue.all):
-        wanted = of_types(catalogue, [kind])
-        allowed_N = np.zeros(len(catalogue.all), bool)
+    for name in dict.fromkeys(cost.sharding_type for cost in catalogue.all_costs):
+        wanted = of_types(catalogue, [name])
+        allowed_N = np.zeros(len(catalogue.all_costs), bool)
         allowed_N[
             [
                 first + o
@@ -370,7 +377,7 @@ def _plan(
     setting: Setting,
     name: str,
 ) -> ShardingPlan:
-    made = {option.table: option.sharding(places) for option, places in chosen_options(units, best)}
+    made = {option.table: option.sharding(chosen) for option, chosen in chosen_options(units, best)}
     return ShardingPlan({t.name: made[t.name] for t in tables}, setting.topology.world_size, name)
 
 
@@ -381,14 +388,12 @@ def _does_not_fit(
     setting: Setting,
     name: str,
 ) -> PlanError:
-    """Why: of the plan that comes closest, which spreads bytes as evenly as options allow."""
+    """Return the error of the plan that comes closest: it cuts tables, by rows or by columns, and
+    spreads their bytes over the ranks.
+    """
     free = np.full(len(capacity), np.inf)
-    closest = greedy(
-        catalogue,
-        free,
-        of_types(catalogue, ["row_wise", "table_row_wise", "column_wise"]),
-        by_bytes=True,
-    )
+    strips = [r.name for r in SHARDING_TYPES.values() if r.cuts in ("rows", "columns")]
+    closest = greedy(catalogue, free, of_types(catalogue, strips), by_bytes=True)
     if closest is not None:
         try:
             check_memory(
@@ -399,7 +404,7 @@ def _does_not_fit(
             )
         except PlanError as error:
             return error
-    total = sum(min(way.bytes for way in ways) for ways in catalogue.ways)
+    total = sum(min(cost.bytes for cost in costs) for costs in catalogue.costs)
     return PlanError(
         f"plan {name}: no plan fits these constraints and {human(float(capacity.sum()))} of "
         "memory on all ranks "

@@ -12,10 +12,10 @@ A rule asks for what is known of a table and of the machine (`TableFacts`); what
 no condition, and the plan notes it. Each decision names the rule that fired
 (`ShardingPlan.reasons`).
 
-Tables whose place is free (table_wise, column_wise, and the hosts of table_row_wise and grid_shard)
-are dealt in one of two ways. `balanced`: largest first on the ranks that hold the fewest bytes so
-far, ties to the lower rank. `round_robin`: in the model's order, a strip to each rank in turn. So
-equal inputs give equal plans.
+A sharding type that always takes all ranks leaves nothing to choose (row_wise, data_parallel). The
+ranks of other tables are chosen in one of two ways, `deal`. `balanced`: largest first on the ranks
+that hold the fewest bytes so far, ties to the lower rank. `round_robin`: in the model's order, a
+vertical strip to each rank (or host) in turn. So equal inputs give equal plans.
 """
 
 import operator
@@ -28,11 +28,16 @@ from recapp.errors import ConfigError, PlanError, suggest
 from recapp.planner.table_facts import TableFacts, table_facts, weight_bytes
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
-from recapp.sharding.tilings import COLUMN_WIDTH, Places, ShardingType, tile
+from recapp.sharding.sharding_types import (
+    COLUMN_WIDTH,
+    SHARDING_TYPES,
+    CandidateRanks,
+    ShardingTypeRecord,
+    sharding_type,
+)
+from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 
-# their place is not a choice
-_FIXED = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
 DEALS = ("balanced", "round_robin")
 
 
@@ -131,11 +136,11 @@ class PlanRule:
         return all(fact is not None and holds(fact, value) for fact, holds, value in asked)
 
     def __str__(self) -> str:
-        told = [
+        conditions = [
             _CONDITIONS[name][2].format(" or ".join(value) if name == "tables" else value)
             for name, value in self.conditions
         ]
-        return f"{self.type} for {', '.join(told) or 'all that is left'}"
+        return f"{self.type} for {', '.join(conditions) or 'all that is left'}"
 
 
 PRODUCTION = (
@@ -188,9 +193,7 @@ def read_rule(plain: Mapping[str, Any], setting: str) -> PlanRule:
         if key not in known:
             raise ConfigError(f"{setting}: unknown condition {key}; {suggest(str(key), known)}")
     if "type" not in plain:
-        raise ConfigError(
-            f"{setting}: a rule needs a type, one of {', '.join(t.value for t in ShardingType)}"
-        )
+        raise ConfigError(f"{setting}: a rule needs a type, one of {', '.join(SHARDING_TYPES)}")
     globs = plain.get("tables")
     try:
         return PlanRule(**(dict(plain) | {"tables": [globs] if isinstance(globs, str) else globs}))
@@ -221,7 +224,7 @@ def plan_by_rules(
         overrides: sharding type by table name or glob; wins over the rules, and a name over a glob.
         mode: how tables ask for rows, "unique", "pooled" or "auto".
         column_width: columns of a vertical strip.
-        deal: "balanced" or "round_robin", for tables whose place is free.
+        deal: "balanced" or "round_robin", for tables whose ranks are chosen.
         statistics, batch_per_rank: as `table_facts` takes them.
 
     Returns:
@@ -237,9 +240,12 @@ def plan_by_rules(
     facts = table_facts(tables, topology, statistics=statistics, batch_per_rank=batch_per_rank)
     chosen = _overridden(tables, overrides or {}, mode)
     chosen |= {f.name: _choose(f, rules, name, mode) for f in facts if f.name not in chosen}
-    place = _balanced if deal == "balanced" else _round_robin
-    done = place(
-        tables, topology, {n: (kind, how) for n, (kind, how, _) in chosen.items()}, column_width
+    tile_all = _balanced if deal == "balanced" else _round_robin
+    done = tile_all(
+        tables,
+        topology,
+        {n: (type_name, how) for n, (type_name, how, _) in chosen.items()},
+        column_width,
     )
     return ShardingPlan(
         {t.name: done[t.name] for t in tables},
@@ -258,11 +264,12 @@ def _balanced(
 ) -> dict[str, TableSharding]:
     load = [0] * topology.world_size
     done: dict[str, TableSharding] = {}
-    for t in sorted(tables, key=lambda t: (chosen[t.name][0] not in _FIXED, -weight_bytes(t))):
+    for t in sorted(tables, key=lambda t: (_type(t, chosen).chooses_ranks, -weight_bytes(t))):
         ranks = sorted(range(topology.world_size), key=lambda r: (load[r], r))
         hosts = sorted(topology.host_ranks(), key=lambda h: (sum(load[r] for r in h), h))
-        kind, how = chosen[t.name]
-        done[t.name] = tile(t, kind, Places(ranks, hosts, column_width), how)
+        type_name, how = chosen[t.name]
+        candidates = CandidateRanks(ranks, hosts)
+        done[t.name] = tile(t, type_name, candidates, how, column_width=column_width)
         for s in done[t.name].shards:
             load[s.rank] += len(s.rows) * len(s.cols) * t.data_type.dtype.itemsize
     return done
@@ -278,12 +285,16 @@ def _round_robin(
     for t in tables:
         r = dealt % len(ranks)
         h = dealt % len(hosts)
-        kind, how = chosen[t.name]
-        done[t.name] = tile(
-            t, kind, Places(ranks[r:] + ranks[:r], hosts[h:] + hosts[:h], column_width), how
-        )
-        dealt += len({s.cols.start for s in done[t.name].shards}) if kind not in _FIXED else 0
+        type_name, how = chosen[t.name]
+        candidates = CandidateRanks(ranks[r:] + ranks[:r], hosts[h:] + hosts[:h])
+        done[t.name] = tile(t, type_name, candidates, how, column_width=column_width)
+        if _type(t, chosen).chooses_ranks:
+            dealt += len({s.cols.start for s in done[t.name].shards})
     return done
+
+
+def _type(table: EmbeddingBagConfig, chosen: Chosen) -> ShardingTypeRecord:
+    return sharding_type(chosen[table.name][0], f"table {table.name}")
 
 
 def _choose(
@@ -316,12 +327,13 @@ def _overridden(
 ) -> dict[str, tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     exact = {t.name for t in tables}
-    for pattern, kind in sorted(overrides.items(), key=lambda o: o[0] in exact):
+    for pattern, type_name in sorted(overrides.items(), key=lambda o: o[0] in exact):
         names = [t.name for t in tables if fnmatchcase(t.name, pattern)]
         if not names:
             raise PlanError(
                 f"plan.tables.{pattern}: no such table; "
                 f"{suggest(pattern, [t.name for t in tables])}"
             )
-        found |= dict.fromkeys(names, (str(kind), mode, f"plan.tables.{pattern}={kind}"))
+        why = f"plan.tables.{pattern}={type_name}"
+        found |= dict.fromkeys(names, (str(type_name), mode, why))
     return found

@@ -1,11 +1,11 @@
-"""How often everything happens under a way to cut a table, and what that costs: all tables and all
-their ways at once.
+"""How often everything happens under a cut of a table, and what that costs: all cuts of all tables
+at once.
 
     cuts (table, mode, rectangles)
         -> Prices: arrays over all rectangles of all cuts, one after the other
         -> Work of each cut
 
-A thousand tables have six thousand ways to be cut into half a million rectangles. A rectangle's
+A thousand tables have six thousand cuts with half a million rectangles. A rectangle's
 price is a dozen products, so they are priced as arrays of all; a loop over cuts would spend its
 time in numpy's calls.
 
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from recapp.planner.cost import (
     ID_BYTES,
@@ -32,9 +31,8 @@ from recapp.planner.cost import (
     cost_of,
 )
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_types import Ints
 from recapp.tables.config import EmbeddingBagConfig
-
-Ints = npt.NDArray[np.int64]
 
 
 class Cut(NamedTuple):

@@ -88,7 +88,7 @@ def scaled(
         hardware: what steps cost; ranks fill its hosts.
         rule: of the tables' optimiser.
         weak_batch: samples of a rank where every rank keeps its batch.
-        advance: told after each record.
+        advance: Called with 1 after each record.
     """
     found = []
     for growth in ("weak", "strong"):

@@ -24,7 +24,7 @@ from recapp.planner.hardware import (
     read_hardware,
     read_machine,
 )
-from recapp.sharding.tilings import cut
+from recapp.sharding.sharding_types import equal_ranges
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Topology:
 
     def host_ranks(self) -> list[list[int]]:
         """The ranks of each host."""
-        return [list(r) for r in cut(self.world_size, self.hosts)]
+        return [list(r) for r in equal_ranges(self.world_size, self.hosts)]
 
     @property
     def ranks_per_host(self) -> int:
@@ -186,5 +186,7 @@ def hosts_in_blocks(host_W: Sequence[str]) -> int:
     hosts = list(dict.fromkeys(host_W))
     if len(host_W) % len(hosts):
         return 1
-    blocks = [hosts[i] for i, ranks in enumerate(cut(len(host_W), len(hosts))) for _ in ranks]
+    blocks = [
+        hosts[i] for i, ranks in enumerate(equal_ranges(len(host_W), len(hosts))) for _ in ranks
+    ]
     return len(hosts) if blocks == list(host_W) else 1

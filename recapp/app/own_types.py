@@ -1,0 +1,41 @@
+"""The sharding types of a user's own, which `plan.sharding_types` adds to recapp's.
+
+    plan:
+      sharding_types:
+        row_wise_on_two: {_target_: my_package.row_wise_on_two}
+
+The function that `_target_` names returns a `recapp.sharding.sharding_types.ShardingTypeRecord`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from recapp.errors import ConfigError
+from recapp.settings.check_settings import TARGET, find_constructor
+from recapp.sharding.sharding_types import ShardingTypeRecord, register
+
+
+def register_own_types(settings: Mapping[str, Any]) -> None:
+    """Register every sharding type that `plan.sharding_types` names; again in every process, and
+    once more does no harm.
+
+    Raises:
+        ConfigError: A target does not exist or makes no record, or one of another name.
+        PlanError: A name is that of one of recapp's own types.
+    """
+    wanted = (settings.get("plan") or {}).get("sharding_types") or {}
+    for name, made in wanted.items():
+        setting = f"plan.sharding_types.{name}"
+        arguments = {key: value for key, value in made.items() if key != TARGET}
+        record = find_constructor(str(made.get(TARGET)), setting)(**arguments)
+        if not isinstance(record, ShardingTypeRecord):
+            raise ConfigError(
+                f"{setting}.{TARGET}={made[TARGET]}: must make a ShardingTypeRecord of "
+                "recapp.sharding.sharding_types"
+            )
+        if record.name != name:
+            raise ConfigError(
+                f"{setting}: its record is named {record.name}: write "
+                f"plan.sharding_types.{record.name}"
+            )
+        register(record)

@@ -36,6 +36,7 @@ from recapp.errors import ConfigError, suggest
 from recapp.processes.launch import rank_count
 from recapp.processes.rank_process import leave
 from recapp.settings.option_files import Folders, option_file, options
+from recapp.settings.values import shown
 
 if TYPE_CHECKING:
     from recapp.planner.cost import Setting
@@ -434,7 +435,7 @@ def scale(settings: Settings, job: Job) -> None:
         )
     for name in plans if isinstance(plans, list) else [plans]:
         if name not in known:
-            raise ConfigError(f"plans={name}: {suggest(str(name), known)}")
+            raise ConfigError(f"plans={shown(plans)}: {name}: {suggest(str(name), known)}")
     checked = (
         compared_by_ranks(measured_runs(settings["path"])) if settings["path"] is not None else []
     )

@@ -1,4 +1,4 @@
-"""The sharding types of a user's own, which `plan.sharding_types` adds to recapp's.
+"""Sharding types of the user's own, which `plan.sharding_types` adds to the built-in ones.
 
     plan:
       sharding_types:
@@ -16,12 +16,12 @@ from recapp.sharding.sharding_types import ShardingTypeRecord, register
 
 
 def register_own_types(settings: Mapping[str, Any]) -> None:
-    """Register every sharding type that `plan.sharding_types` names; again in every process, and
-    once more does no harm.
+    """Register every sharding type that `plan.sharding_types` names. Every process needs it before
+    it plans; to do it again changes nothing.
 
     Raises:
-        ConfigError: A target does not exist or makes no record, or one of another name.
-        PlanError: A name is that of one of recapp's own types.
+        ConfigError: A target does not exist, makes no record, or makes one of another name.
+        PlanError: A name is that of a built-in type.
     """
     wanted = (settings.get("plan") or {}).get("sharding_types") or {}
     for name, made in wanted.items():

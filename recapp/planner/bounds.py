@@ -11,10 +11,10 @@ plan it is certain that
         calls that one of them needs is paid once
 
 With the weights fixed a sum over tables is left, beside the largest piece and the fees: each table
-takes its cheapest option among those whose pieces are no larger. Which kinds to pay for and how large
-a piece may be is decided by branch and bound (kinds are the facilities of an uncapacitated facility
-location; Erlenkotter, 1978, is the classic). Every choice of weights is a bound, so the largest
-counts.
+takes its cheapest option among those whose pieces are no larger. Which kinds to pay for and how
+large a piece may be is decided by branch and bound (kinds are the facilities of an uncapacitated
+facility location; Erlenkotter, 1978, is the classic). Every choice of weights is a bound, so the
+largest counts.
 
 What it leaves out: that pieces of several tables do not fit together into equal loads, that
 memory is limited, that a host which answers itself sends less. It is never above the best plan

@@ -10,7 +10,7 @@ from typing import Any
 from recapp.errors import PlanError, suggest
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Mode
-from recapp.sharding.sharding_types import SHARDING_TYPES, sharding_type
+from recapp.sharding.sharding_types import BUILT_IN, SHARDING_TYPES, sharding_type
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 
@@ -22,7 +22,7 @@ class ParameterConstraints:
     """What is allowed for a table; None leaves it free.
 
     Args:
-        sharding_types: Names of sharding types.
+        sharding_types: Names of sharding types; None allows those that are built in.
         modes: `unique`, `pooled` or both.
         ranks: Its shards lie on these ranks only.
         hosts: Its shards lie on these hosts only (counted from 0).
@@ -110,6 +110,11 @@ def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
         )
 
 
+def allowed_types(c: ParameterConstraints) -> Sequence[str]:
+    """Return the names of the sharding types that a table may have."""
+    return [record.name for record in BUILT_IN] if c.sharding_types is None else c.sharding_types
+
+
 def allowed_ranks(c: ParameterConstraints, topology: Topology) -> list[int]:
     """Return the ranks a table may lie on, ascending."""
     ranks = set(range(topology.world_size)) if c.ranks is None else set(c.ranks)
@@ -142,10 +147,7 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
         shared = [
             type_name
             for type_name in one_block
-            if all(
-                found[n].sharding_types is None or type_name in (found[n].sharding_types or ())
-                for n in names
-            )
+            if all(type_name in allowed_types(found[n]) for n in names)
         ]
         if not shared:
             raise PlanError(

@@ -24,8 +24,8 @@ SHOWN_SHARDS = 4  # of a table that has more, these and their number are shown
 
 
 def plan_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> list[dict[str, Any]]:
-    """Return a record for each table: name, rows, dim, type, weights of the rank that holds most of it, and
-    which rank holds what.
+    """Return a record for each table: name, rows, dim, type, weights of the rank that holds most of
+    it, and which rank holds what.
 
     The mode stands with the type where the type and the default do not say it: `row_wise (pooled)`.
     """
@@ -52,7 +52,9 @@ def _type(sharding: TableSharding) -> str:
 
 
 def where(table: EmbeddingBagConfig, sharding: TableSharding) -> str:
-    """Say which rank holds what of a table: `0: rows 0-499, 1: rows 500-999`, `0: all`, `all ranks`."""
+    """Say which rank holds what of a table: `0: rows 0-499, 1: rows 500-999`, `0: all`, `all
+    ranks`.
+    """
     if sharding.mode == "replicated":
         return "all ranks"
     shards = [s for s in sharding.shards if len(s.rows) and len(s.cols)]
@@ -74,7 +76,9 @@ def _part(table: EmbeddingBagConfig, s: Shard) -> str:
 def rank_rows(
     tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: RowRule | None
 ) -> list[dict[str, Any]]:
-    """Return a record for each rank: tables held, bytes of weights, of optimiser state, and of both."""
+    """Return a record for each rank: tables held, bytes of weights, of optimiser state, and of
+    both.
+    """
     rows = []
     for rank, held in enumerate(bytes_per_rank(tables, plan, rule)):
         weights = sum(held.weights.values())

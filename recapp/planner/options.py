@@ -31,6 +31,7 @@ from recapp.planner.pricing import Cut, Prices, cut_of, price_all, work_of
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Mode, Shard, TableSharding
 from recapp.sharding.sharding_types import (
+    BUILT_IN,
     COLUMN_WIDTH,
     SHARDING_TYPES,
     Block,
@@ -205,13 +206,12 @@ def _cuts_and_modes(
 
 
 def _sensible(topology: Topology) -> list[ShardingTypeRecord]:
-    """Return the sharding types worth pricing, the simplest first: one rank keeps tables whole, and
+    """Return the built-in types worth pricing, the simplest first: one rank keeps tables whole, and
     on one host those for several hosts are others by another name.
     """
-    records = list(SHARDING_TYPES.values())
     if topology.world_size == 1:
-        return records[:1]
-    return [record for record in records if topology.hosts > 1 or not record.several_hosts]
+        return list(BUILT_IN[:1])
+    return [record for record in BUILT_IN if topology.hosts > 1 or not record.several_hosts]
 
 
 def _cuts(

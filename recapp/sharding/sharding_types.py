@@ -19,7 +19,7 @@ type by name. So another type is one function that cuts and one record:
 
     register(ShardingTypeRecord("row_wise_on_two", ..., cut=row_wise_on_two_ranks))
 
-Commands register the records that `plan.sharding_types` names.
+Commands register the records that `plan.sharding_types` names (`recapp/app/own_types.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class ShardingType(StrEnum):
-    """The names of recapp's own sharding types, as TorchRec spells them."""
+    """The names of the built-in sharding types, as TorchRec spells them."""
 
     TABLE_WISE = "table_wise"
     COLUMN_WISE = "column_wise"
@@ -207,7 +207,7 @@ def _grid_shard(table: TableToCut) -> list[Block]:
 # partial sums are reduced; here a batch's distinct rows are asked for once, wherever they lie (mode
 # `unique`), so that row-wise sends what table-wise sends, and balances it better.
 
-_OWN = (
+BUILT_IN = (
     ShardingTypeRecord(
         ShardingType.TABLE_WISE.value,
         "the whole table on one rank",
@@ -269,21 +269,24 @@ _OWN = (
     ),
 )
 
-SHARDING_TYPES: dict[str, ShardingTypeRecord] = {record.name: record for record in _OWN}
+SHARDING_TYPES: dict[str, ShardingTypeRecord] = {record.name: record for record in BUILT_IN}
 """Every sharding type by name, the simplest first: of types that cost the same the planner takes
-the first. `register` adds to it.
+the first. `register` adds to those that are built in.
 """
 
 
 def register(record: ShardingTypeRecord) -> None:
-    """Add a sharding type, or replace one that was added before, in this process.
+    """Add a sharding type in this process, or replace one that was added before.
+
+    Rules and constraints may then name it. Where no constraint names it the planner does not take
+    it, so that no other plan changes.
 
     Raises:
-        PlanError: The name is that of one of recapp's own types.
+        PlanError: The name is that of a built-in type, or the label of rectangles without a type.
     """
     if record.name in {CUSTOM, *ShardingType}:
         raise PlanError(
-            f"sharding type {record.name}: the name is recapp's own; give the type another one"
+            f"sharding type {record.name}: the name is taken by recapp; give the type another one"
         )
     SHARDING_TYPES[record.name] = record
 

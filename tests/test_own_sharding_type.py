@@ -185,7 +185,7 @@ def test_training_under_it_is_the_run_of_every_other_plan(folder, jobs):
             jobs.train(
                 folder.parent / name,
                 *small(folder.parent / "data"),
-                "trainer.max_epochs=1",
+                "trainer.max_steps=5",
                 f"+plan={name}",
                 world=4,
                 folders=(folder,),

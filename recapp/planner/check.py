@@ -68,7 +68,7 @@ def _of_run(
     rank.
 
     Args:
-        name: of the run.
+        name: Of the run.
         predicted: `predicted.json`: an explained plan.
         measured: `performance.json`.
     """
@@ -110,7 +110,7 @@ def compared_by_ranks(runs: Sequence[Run]) -> list[dict[str, Any]]:
     sent by a rank beside their prediction.
 
     Args:
-        runs: name, `predicted.json` and `performance.json` of each.
+        runs: Name, `predicted.json` and `performance.json` of each.
     """
     rows = []
     for name, predicted, measured in runs:

@@ -135,7 +135,8 @@ class EmbeddingShardingPlanner:
             process group has.
         batch_size: Samples of a rank, B.
         constraints: What a plan must respect, by table name or glob.
-        rule: The tables' optimiser, where nobody else names one; None takes row-wise Adagrad.
+        rule: The tables' optimiser, where neither sharders nor the model name one; None takes
+            row-wise Adagrad.
         statistics: Of ids, by table; a table without them is taken to have Zipf-like ids.
         dense: The rest of the model.
     """

@@ -19,7 +19,7 @@ from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 
-ANALYZED_BATCH = 1024  # samples of a rank, where nobody says how many
+ANALYZED_BATCH = 1024  # samples of a rank, where neither the caller nor the plan says how many
 SHOWN_SHARDS = 4  # of a table that has more, these and their number are shown
 
 

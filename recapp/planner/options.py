@@ -45,7 +45,7 @@ from recapp.tables.statistics import TableStatistics, default_statistics
 
 KERNEL_PHASES = ("input", "lookup", "gradients", "update")
 LANES = len(KERNEL_PHASES) + 2 * len(MESSAGES)
-NARROWEST = 16  # columns of a strip that nobody asked for: one cache line of fp32
+NARROWEST = 16  # columns of a strip unless constraints say less: one cache line of fp32
 UNEVEN_FROM = 1.05  # strips of equal rows whose requests differ by less are left equal
 
 

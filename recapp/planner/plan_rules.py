@@ -8,9 +8,9 @@
     tables: {large_table: row_wise, "C1*": table_wise}
     deal: balanced
 
-A rule asks for what is known of a table and of the machine (`TableFacts`); what is unknown fulfils
-no condition, and the plan notes it. Each decision names the rule that fired
-(`ShardingPlan.reasons`).
+The conditions of a rule are about facts of a table and of the machine (`TableFacts`); a fact that
+is not known fulfils no condition, and the plan's notes say so. Each decision names the rule that
+fired (`ShardingPlan.reasons`).
 
 A sharding type that always takes all ranks leaves nothing to choose (row_wise, data_parallel). The
 ranks of other tables are chosen in one of two ways, `deal`. `balanced`: largest first on the ranks
@@ -45,7 +45,7 @@ def _named(name: Any, globs: Any) -> bool:
     return any(fnmatchcase(name, g) for g in globs)
 
 
-# the fact, how it is compared, how people say it
+# the fact, how it is compared, and the condition in words
 _CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "rows_above": ("rows", operator.gt, "more than {:,} rows"),
     "rows_at_most": ("rows", operator.le, "at most {:,} rows"),
@@ -77,21 +77,21 @@ class PlanRule:
     """One line of a rule list; every condition that is set must hold.
 
     Args:
-        type: a sharding type.
-        rows_above, rows_at_most, rows_below: bounds of the rows.
-        dim_above, dim_at_least, dim_below: bounds of the columns.
-        lookups_per_row_above, lookups_per_row_at_most: mean lookups of a row in a step of all
+        type: A sharding type.
+        rows_above, rows_at_most, rows_below: Bounds of the rows.
+        dim_above, dim_at_least, dim_below: Bounds of the columns.
+        lookups_per_row_above, lookups_per_row_at_most: Mean lookups of a row in a step of all
             ranks.
         access: "frequent" (at least 1 lookup per row) or "sparse" (at most 0.01).
-        memory_share_above, memory_share_at_most: the table's weights as a share of what the
+        memory_share_above, memory_share_at_most: The table's weights as a share of what the
             smallest rank can give.
         interconnect: "fast" (a rank sends 30 GB/s or more) or "slow".
-        hosts_at_least, hosts_at_most: bounds of the number of hosts.
-        tables: names or globs, one of which must match.
+        hosts_at_least, hosts_at_most: Bounds of the number of hosts.
+        tables: Names or globs, one of which must match.
         mode: "unique", "pooled" or "auto" instead of the plan's mode.
 
     Raises:
-        ConfigError: a bound that is no number, a word that is not known.
+        ConfigError: A bound that is no number, a word that is not known.
     """
 
     type: str
@@ -124,11 +124,11 @@ class PlanRule:
 
     @property
     def conditions(self) -> list[tuple[str, Any]]:
-        """Those that are set, by name."""
+        """The conditions that are set: name and value of each."""
         return [(name, value) for name in _CONDITIONS if (value := getattr(self, name)) is not None]
 
     def matches(self, facts: TableFacts) -> bool:
-        """Whether every condition holds; none does of what is unknown."""
+        """Return whether every condition holds; a condition on an unknown fact does not."""
         asked = [
             (getattr(facts, _CONDITIONS[name][0]), _CONDITIONS[name][1], value)
             for name, value in self.conditions
@@ -151,8 +151,8 @@ PRODUCTION = (
 
 
 def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """The rules of `+plan=production` on plain sizes: more than 1,000,000 rows row_wise; else wider
-    than 256 column_wise; else table_wise.
+    """Apply the rules of `+plan=production` to plain sizes: more than 1,000,000 rows row_wise; else
+    wider than 256 column_wise; else table_wise.
 
     Args:
         tables: `num_embeddings` and `embedding_dim` by table name.
@@ -161,7 +161,7 @@ def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
         The sharding type by table name.
 
     Raises:
-        ConfigError: a table without one of its sizes.
+        ConfigError: A table without one of its sizes.
     """
     for name, sizes in tables.items():
         for key in ("num_embeddings", "embedding_dim"):
@@ -178,10 +178,10 @@ def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
 
 
 def read_rule(plain: Mapping[str, Any], setting: str) -> PlanRule:
-    """A rule from YAML.
+    """Return a rule from what YAML made of it.
 
     Raises:
-        ConfigError: a condition that does not exist, a value that it cannot have, or no type.
+        ConfigError: A condition that does not exist, a value that it cannot have, or no type.
     """
     if not isinstance(plain, Mapping):
         raise ConfigError(
@@ -217,22 +217,22 @@ def plan_by_rules(
     """Shard every table by the first rule that matches it.
 
     Args:
-        tables: of the model.
-        topology: the ranks.
-        rules: first match wins.
-        name: of the plan.
-        overrides: sharding type by table name or glob; wins over the rules, and a name over a glob.
-        mode: how tables ask for rows, "unique", "pooled" or "auto".
-        column_width: columns of a vertical strip.
+        tables: Of the model.
+        topology: The ranks.
+        rules: First match wins.
+        name: Of the plan.
+        overrides: Sharding type by table name or glob; wins over the rules, and a name over a glob.
+        mode: How tables ask for rows, "unique", "pooled" or "auto".
+        column_width: Columns of a vertical strip.
         deal: "balanced" or "round_robin", for tables whose ranks are chosen.
-        statistics, batch_per_rank: as `table_facts` takes them.
+        statistics, batch_per_rank: As `table_facts` takes them.
 
     Returns:
-        The plan; its `reasons` name the rule of each table, its `notes` what rules asked for and
-        nobody knew.
+        The plan; its `reasons` name the rule of each table, its `notes` the facts that conditions
+        are about and that are not known.
 
     Raises:
-        PlanError: an override names no table, no rule matches a table, or there is no such way to
+        PlanError: An override names no table, no rule matches a table, or there is no such way to
             deal.
     """
     if deal not in DEALS:
@@ -300,7 +300,7 @@ def _type(table: EmbeddingBagConfig, chosen: Chosen) -> ShardingTypeRecord:
 def _choose(
     facts: TableFacts, rules: Sequence[PlanRule], name: str, mode: str
 ) -> tuple[str, str, str]:
-    """Type, mode, and the rule that fired."""
+    """Return type, mode, and the rule that fired."""
     for number, rule in enumerate(rules):
         if rule.matches(facts):
             return rule.type, rule.mode or mode, f"rules[{number}] of {name}: {rule}"
@@ -311,7 +311,7 @@ def _choose(
 
 
 def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
-    """What rules asked and nobody knew."""
+    """Return a sentence for each fact that rules have conditions on and that is not known."""
     asked = {
         _CONDITIONS[name][0]: name for rule in reversed(list(rules)) for name, _ in rule.conditions
     }

@@ -39,11 +39,11 @@ class Cut(NamedTuple):
     """A table's rectangles, strip after strip, and how it asks.
 
     Args:
-        table: what is cut.
-        mode: how it asks.
-        rank_M: owner of each rectangle; of replicas, every rank.
-        rows_M2: first row of each, and the one behind its last.
-        strips: columns and number of rectangles of each strip.
+        table: What is cut.
+        mode: How it asks.
+        rank_M: Owner of each rectangle; of replicas, every rank.
+        rows_M2: First row of each, and the one behind its last.
+        strips: Columns and number of rectangles of each strip.
     """
 
     table: EmbeddingBagConfig
@@ -72,14 +72,14 @@ class Prices:
     """What cuts cost; `work` has one cut's share.
 
     Args:
-        cuts: in order.
-        first_J: where each cut's rectangles begin.
-        home_JP: as of `Work`.
-        seconds_PM: likewise, of all rectangles.
-        asked_3M: likewise.
-        bytes_M: likewise.
-        everywhere_J3: likewise.
-        agreeing_J: likewise.
+        cuts: In order.
+        first_J: Where each cut's rectangles begin.
+        home_JP: As of `Work`.
+        seconds_PM: Likewise, of all rectangles.
+        asked_3M: Likewise.
+        bytes_M: Likewise.
+        everywhere_J3: Likewise.
+        agreeing_J: Likewise.
     """
 
     cuts: Sequence[Cut]
@@ -175,7 +175,7 @@ class _Counts:
 
 
 def price_all(cuts: Sequence[Cut], setting: Setting) -> Prices:
-    """The work of every cut."""
+    """Price every cut."""
     c = _Counts(cuts, setting)
     world = setting.topology.world_size
     train = setting.rule is not None
@@ -270,5 +270,5 @@ def work_of(table: EmbeddingBagConfig, sharding: TableSharding, setting: Setting
 def plan_cost(
     tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting
 ) -> PlanCost:
-    """The price of a plan as it stands."""
+    """Return the price of a plan as it stands."""
     return cost_of([work_of(t, plan.tables[t.name], setting) for t in tables], setting)

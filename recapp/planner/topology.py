@@ -32,17 +32,17 @@ class Topology:
     """Where shards may go.
 
     Args:
-        world_size: ranks W.
-        hosts: hosts the ranks are spread over, equally, in rank order.
+        world_size: Ranks W.
+        hosts: Hosts the ranks are spread over, equally, in rank order.
         compute_device: "cpu" or "cuda".
-        memory_bytes: what each rank can still give to tables and optimiser state; None where nobody
+        memory_bytes: What each rank can still give to tables and optimiser state; None where nobody
             knows.
-        reserve_bytes: of that, what messages, activations and batches need.
-        hardware: what steps cost there; None: `costs` takes the default of the device.
-        local_world_size: ranks of a host, another way to say `hosts`.
+        reserve_bytes: Of that, what messages, activations and batches need.
+        hardware: What steps cost there; None: `costs` takes the default of the device.
+        local_world_size: Ranks of a host, another way to say `hosts`.
 
     Raises:
-        ConfigError: the ranks cannot be spread over the hosts, or the numbers contradict each
+        ConfigError: The ranks cannot be spread over the hosts, or the numbers contradict each
             other.
     """
 
@@ -112,14 +112,14 @@ def topology_from(settings: Mapping[str, Any], ranks: int, compute_device: str =
     Args:
         settings: `hosts`, `memory_bytes`, `reserve_bytes`, `ranks`, `hardware` (nothing, a path, or
             what a shipped machine says).
-        ranks: where the settings name no number of ranks.
-        compute_device: where the settings name no hardware.
+        ranks: Where the settings name no number of ranks.
+        compute_device: Where the settings name no hardware.
 
     Hosts that are not named follow from the hardware's ranks per host; without hardware all ranks
     are on one.
 
     Raises:
-        ConfigError: the hardware cannot be read, or the ranks do not fill hosts.
+        ConfigError: The hardware cannot be read, or the ranks do not fill hosts.
     """
     hardware = hardware_of(settings.get("hardware"))
     world = settings.get("ranks") or ranks
@@ -143,11 +143,11 @@ def machine(name: str, ranks: int | None = None) -> Topology:
     """A shipped machine: `dgx_h100`.
 
     Args:
-        name: a file of `conf/topology`.
-        ranks: instead of as many as it has.
+        name: A file of `conf/topology`.
+        ranks: Instead of as many as it has.
 
     Raises:
-        ConfigError: there is no such machine.
+        ConfigError: There is no such machine.
     """
     settings = read_machine(name)
     return topology_from(settings | ({} if ranks is None else {"ranks": ranks}), settings["ranks"])

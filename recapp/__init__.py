@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from recapp.planner.topology import Topology
     from recapp.sharding.plan_file import read_plan, write_plan
     from recapp.sharding.sharding_plan import ShardingPlan
-    from recapp.sharding.tilings import ShardingType
+    from recapp.sharding.sharding_types import ShardingType
     from recapp.sparse.batch import Batch
     from recapp.sparse.jagged_tensor import JaggedTensor
     from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -70,7 +70,7 @@ _HOMES = {
     "PoolingType": "recapp.tables.config",
     "ShardedEmbeddingBagCollection": "recapp.engine.sharded_embedding_bag",
     "ShardingPlan": "recapp.sharding.sharding_plan",
-    "ShardingType": "recapp.sharding.tilings",
+    "ShardingType": "recapp.sharding.sharding_types",
     "TableLookup": "recapp.tables.lookups",
     "Topology": "recapp.planner.topology",
     "adagrad": "recapp.optim.rules",

@@ -5,7 +5,7 @@ without data.
 |-------------|------------------------------------------------------------------------------------|
 | `explain`   | a plan told: what lies where, what it costs, the next best, who sends what to      |
 |             | whom; with `out=DIR` drawn                                                         |
-| `types`     | the six sharding types: what each is for                                           |
+| `types`     | the sharding types: what each is for                                               |
 | `compare`   | two plans side by side: `a=mixed b=row_wise`, names or files                       |
 | `export`    | the plan as a file to edit and to train with, or `as=hugectr`                      |
 | `check`     | what was predicted against what runs have measured: `path=RUN_OR_SWEEP`            |

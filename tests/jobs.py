@@ -238,18 +238,18 @@ class Jobs:
     def __init__(self):
         self._workers = []
 
-    def train(self, directory, *overrides, world=2):
+    def train(self, directory, *overrides, world=2, folders=()):
         """Train in `directory`; what `metrics.json` says. Raises Failed."""
-        return self.run("train", directory, overrides, world)
+        return self.run("train", directory, overrides, world, folders)
 
     def evaluate(self, directory, *overrides, world=2):
         """Evaluate in `directory`; what `metrics.json` says. Raises Failed."""
         return self.run("eval", directory, overrides, world)
 
-    def run(self, name, directory, overrides, world):
+    def run(self, name, directory, overrides, world, folders=()):
         """A job of the command `name` on `world` ranks."""
         # the pool may be elsewhere
-        settings = resolved(name, overrides)
+        settings = resolved(name, overrides, folders)
         directory = Path(directory).absolute()
         directory.mkdir(parents=True, exist_ok=True)
         if not self._workers:

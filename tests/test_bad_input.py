@@ -168,7 +168,7 @@ MISTAKES = {
     ),
     "a sharding type that is unknown": Mistake(
         "ConfigError",
-        ("plan.tables={C3: rowwise}: C3: rowwise: did you mean row_wise",),
+        ("plan.tables.C3=rowwise: did you mean row_wise",),
         ("+plan=mixed", "+plan.tables.C3=rowwise"),
     ),
     "a mode that is unknown": Mistake(

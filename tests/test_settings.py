@@ -15,15 +15,21 @@ from recapp.app.compose import compose, to_plain
 from recapp.errors import ConfigError
 from recapp.metrics import click_metrics
 from recapp.settings.check_settings import checked, known_part, names_of
-from recapp.settings.groups import ListedTable, Metric, ShardingType, Trainer
+from recapp.settings.groups import ListedTable, Metric, Trainer
 from recapp.settings.help_text import comments_of
 from recapp.settings.primaries import COMMANDS
 from recapp.settings.values import Within, read
-from recapp.sharding.tilings import ShardingType as Tilings
+from recapp.sharding.sharding_types import SHARDING_TYPES, ShardingType
 from recapp.tables.config import EmbeddingBagConfig
 
 CONF = Path(__file__).parents[1] / "conf"
-MAPPINGS = ("topology.hardware", "bench.plans", "dataset.table_dims", "plan.tables")
+MAPPINGS = (
+    "topology.hardware",
+    "bench.plans",
+    "dataset.table_dims",
+    "plan.tables",
+    "plan.sharding_types",
+)
 FREE = (
     *MAPPINGS,
     "model",
@@ -109,7 +115,7 @@ def test_every_option_is_allowed(group):
 
 def test_words_stand_for_what_the_code_knows():
     assert set(Metric.__args__) == set(click_metrics())
-    assert set(ShardingType.__args__) == {kind.value for kind in Tilings}
+    assert set(SHARDING_TYPES) == {name.value for name in ShardingType}
     assert {field.name for field in dataclasses.fields(ListedTable)} == {
         field.name for field in dataclasses.fields(EmbeddingBagConfig)
     }

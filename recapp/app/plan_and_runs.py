@@ -8,9 +8,10 @@ from typing import Any
 from recapp import console
 from recapp.app.build import build_rule
 from recapp.app.command import Job
+from recapp.app.own_types import register_own_types
 from recapp.app.plan_on_paper import BEST
 from recapp.errors import ConfigError, suggest
-from recapp.planner.check import STEP, compared, compared_by_ranks, order_of_plans, told_apart
+from recapp.planner.check import STEP, compared, compared_by_ranks, distinct_pairs, order_of_plans
 from recapp.planner.constraints import MODES
 from recapp.planner.hardware import default_hardware
 from recapp.planner.scale import scaled
@@ -21,7 +22,8 @@ from recapp.reporting.performance import (
     read_document,
     read_performance,
 )
-from recapp.sharding.tilings import ShardingType
+from recapp.settings.values import shown
+from recapp.sharding.sharding_types import SHARDING_TYPES
 
 Settings = dict[str, Any]
 
@@ -35,7 +37,7 @@ def check(settings: Settings, job: Job) -> None:
     rows = compared(measured_runs(settings["path"]))
     tau = order_of_plans(rows)
     steps = [row for row in rows if row["what"] == STEP]
-    apart, right = told_apart(rows)
+    apart, right = distinct_pairs(rows)
     if settings["format"] == "json":
         console.emit_document(
             {"rows": rows, "kendall_tau": tau, "pairs_told_apart": apart, "pairs_in_order": right}
@@ -87,9 +89,10 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
 
 def scale(settings: Settings, job: Job) -> None:
     """Print step time, memory and bytes as ranks grow."""
+    register_own_types(settings)
     ranks = settings["ranks"]
     plans = settings["plans"]
-    known = [BEST, *(t.value for t in ShardingType)]
+    known = [BEST, *SHARDING_TYPES]
     if (
         not isinstance(ranks, list)
         or not ranks
@@ -100,7 +103,7 @@ def scale(settings: Settings, job: Job) -> None:
         )
     for name in plans if isinstance(plans, list) else [plans]:
         if name not in known:
-            raise ConfigError(f"plans={name}: {suggest(str(name), known)}")
+            raise ConfigError(f"plans={shown(plans)}: {name}: {suggest(str(name), known)}")
     checked = (
         compared_by_ranks(measured_runs(settings["path"])) if settings["path"] is not None else []
     )

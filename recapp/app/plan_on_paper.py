@@ -11,7 +11,7 @@ from recapp.app.planning_problem import best_plan, build_plan, made_for, plannin
 from recapp.errors import ConfigError, suggest
 from recapp.planner.explain import explained
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.tell import difference, tell, tell_difference
+from recapp.reporting.plan_tables import difference, print_difference, print_plan
 from recapp.settings.option_files import Folders, options
 from recapp.sharding.hugectr import hugectr_json
 from recapp.sharding.plan_file import plan_to_yaml
@@ -30,7 +30,7 @@ def explain(settings: Settings, job: Job) -> None:
     if settings["format"] == "json":
         console.emit_document(report)
     else:
-        tell(report)
+        print_plan(report)
     if settings["out"]:
         from recapp.reporting.plan_figures import draw_plan
         from recapp.reporting.plan_page import plan_page
@@ -52,7 +52,7 @@ def compare(settings: Settings, job: Job) -> None:
     if settings["format"] == "json":
         console.emit(rows, "json")
     else:
-        tell_difference(a, b, rows)
+        print_difference(a, b, rows)
 
 
 def export(settings: Settings, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""`recapp.plan types`: what each of the six sharding types is for."""
+"""`recapp.plan types`: what each sharding type is for."""
 
 from shutil import get_terminal_size
 from textwrap import fill
@@ -6,12 +6,23 @@ from typing import Any
 
 from recapp import console
 from recapp.app.command import Job
-from recapp.planner.types import TYPES
+from recapp.app.own_types import register_own_types
+from recapp.sharding.sharding_types import SHARDING_TYPES
 
 
 def types(settings: dict[str, Any], job: Job) -> None:
-    """Print what each of the six sharding types is for."""
-    rows = [t._asdict() for t in TYPES]
+    """Print what each sharding type is for, those of the user's own included."""
+    register_own_types(settings)
+    rows = [
+        {
+            "type": record.name,
+            "description": record.description,
+            "best_for": record.best_for,
+            "pros": record.pros,
+            "cons": record.cons,
+        }
+        for record in SHARDING_TYPES.values()
+    ]
     if settings["format"] == "json":
         console.emit(rows, "json")
         return

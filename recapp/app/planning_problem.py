@@ -14,6 +14,7 @@ from typing import Any
 
 from recapp import console
 from recapp.app import build
+from recapp.app.own_types import register_own_types
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import Outcome, plan_tables
@@ -25,7 +26,7 @@ from recapp.planner.topology import Topology, hardware_of, topology_from
 from recapp.processes.launch import rank_count
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
-from recapp.sharding.tilings import ShardingType
+from recapp.sharding.sharding_types import sharding_type
 
 Settings = Mapping[str, Any]
 
@@ -100,6 +101,7 @@ def build_plan(settings: Settings, problem: PlanningProblem) -> ShardingPlan:
     Raises:
         PlanError: It names what does not exist, or does not fit.
     """
+    register_own_types(settings)
     plan = dict(settings.get("plan") or {})
     topology = problem.topology
     if "path" in plan:
@@ -129,6 +131,7 @@ def best_plan(settings: Settings, problem: PlanningProblem) -> Outcome:
     Raises:
         PlanError: Constraints that cannot hold, or no plan fits.
     """
+    register_own_types(settings)
     plan = settings.get("plan") or {}
     constraints = build_constraints(
         settings["planner"].get("constraints") or {},
@@ -188,12 +191,7 @@ def build_constraints(plain: Settings, overrides: Mapping[str, str], mode: str) 
     if mode not in ("auto", *MODES):
         raise PlanError(f"planner.mode={mode}: {suggest(mode, ['auto', *MODES])}")
     for pattern, kind in overrides.items():
-        types = [t.value for t in ShardingType]
-        if kind not in types:
-            raise PlanError(
-                f"plan.tables.{pattern}={kind}: unknown sharding type {kind}; "
-                f"{suggest(kind, types)}"
-            )
+        sharding_type(kind, f"plan.tables.{pattern}={kind}")
         found[pattern] = ParameterConstraints(sharding_types=[kind]).over(
             found.get(pattern, ParameterConstraints())
         )

@@ -18,7 +18,7 @@ from recapp.planner.initial_plan import initial_plan
 from recapp.planner.plan_rules import plan_by_rules, read_rule
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sharding.tilings import COLUMN_WIDTH
+from recapp.sharding.sharding_types import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.transport.choose_transport import TRANSPORTS

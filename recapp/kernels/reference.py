@@ -28,7 +28,7 @@ from recapp.sparse.transfer import to_device, to_host
 
 # gathered at a time where vectors are scattered over a buffer: 64 MB in fp32
 CHUNK_ELEMENTS = 1 << 24
-SQUARE_BLOCK = 64  # columns; as wide as a vertical strip is by default (recapp/sharding/tilings.py)
+SQUARE_BLOCK = 64  # columns; as wide as a vertical strip is by default (sharding/sharding_types.py)
 
 
 class UniqueRows(NamedTuple):

@@ -1,1 +1,1 @@
-"""Which plan: topology, memory, rules. Pure: a laptop plans for a cluster."""
+"""Choose, price and explain sharding plans. Pure: a laptop plans for a cluster."""

@@ -1,5 +1,5 @@
-"""The road not taken: for every table of a plan the best other type, all other tables staying where
-they are, and what it would change.
+"""The runner-up of every table of a plan: the best other sharding type, all other tables staying
+where they are, and what it would change.
 
 It works for any plan, also for one that rules or a person made: the plan's own rectangles become
 one option beside those the planner knows.
@@ -12,7 +12,7 @@ import numpy as np
 from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.cost import PHASES, Floats, fixed_of
 from recapp.planner.options import option_of, options_of, phases_of
-from recapp.planner.placement import Board
+from recapp.planner.partial_plan import PartialPlan
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.units import Catalogue, Choice, Unit
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -22,15 +22,15 @@ SMALL = 0.001  # of the step: a phase that differs by less is not worth naming
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """The best other type for one table.
+    """The best other sharding type for one table.
 
     Args:
-        kind: sharding type.
-        seconds: of the step with it.
-        why: what it would change, in words.
+        sharding_type: Its name.
+        seconds: Of the step with it; infinite where there is no room for it.
+        why: What it would change, in words.
     """
 
-    kind: str
+    sharding_type: str
     seconds: float
     why: str
 
@@ -38,8 +38,13 @@ class RunnerUp:
 def runner_ups(
     plan: ShardingPlan, problem: PlanningProblem, step: float
 ) -> dict[str, RunnerUp | None]:
-    """For each table of a plan whose step takes so many seconds; None where no other type is
-    possible, as on one rank.
+    """Return the runner-up of each table; None where no other type is possible, as on one rank.
+
+    Args:
+        tables: Of the plan.
+        plan: Any plan of these tables.
+        problem: What it is priced for.
+        step: Seconds of its step.
     """
     tables = problem.tables
     others = options_of(tables, {t.name: ParameterConstraints() for t in tables}, problem)
@@ -56,44 +61,40 @@ def runner_ups(
         if memory is None
         else np.array(memory, float) - problem.topology.reserve_bytes
     )
-    board = Board(Catalogue(units, fixed_of(problem)), capacity)
+    as_planned = Choice(0, (0,))
+    partial = PartialPlan(Catalogue(units, fixed_of(problem)), capacity)
     for number in range(len(units)):
-        board.put(number, Choice(0, (0,)))
+        partial.add(number, as_planned)
     found: dict[str, RunnerUp | None] = {}
     for number, (table, unit) in enumerate(zip(tables, units, strict=True)):
-        before = board.lanes()
-        seconds = board.seconds()
-        board.put(number, Choice(0, (0,)), -1)
-        different = [
-            o for o, (option,) in enumerate(unit.options) if option.kind != unit.options[0][0].kind
-        ]
-        other = board.best(number, different)
+        before = partial.lanes()
+        seconds = partial.seconds()
+        partial.remove(number)
+        types = [option.sharding_type for (option,) in unit.options]
+        different = [o for o, name in enumerate(types) if name != types[0]]
+        other = partial.best(number, different)
         found[table.name] = None
         if other is not None:
-            board.put(number, other)
-            after = board.lanes()
-            change = board.seconds() - seconds
-            found[table.name] = RunnerUp(
-                unit.options[other.option][0].kind, step + change, _why(before, after, change, step)
-            )
-            board.put(number, other, -1)
+            partial.add(number, other)
+            change = partial.seconds() - seconds
+            why = _why(before, partial.lanes(), change, step)
+            found[table.name] = RunnerUp(types[other.option], step + change, why)
+            partial.remove(number)
         elif different:
-            found[table.name] = RunnerUp(
-                unit.options[different[0]][0].kind, float("inf"), "has no room"
-            )
-        board.put(number, Choice(0, (0,)))
+            found[table.name] = RunnerUp(types[different[0]], float("inf"), "has no room")
+        partial.add(number, as_planned)
     return found
 
 
 def _why(before: Floats, after: Floats, change: float, step: float) -> str:
-    """The phases that would differ most: `0.21 ms more: update +0.15, output +0.06`."""
+    """Return the phases that would differ most: `0.21 ms more: update +0.15, output +0.06`."""
     parts = dict(zip(PHASES, phases_of(after) - phases_of(before), strict=True))
     parts["calls of kernels"] = change - sum(parts.values())
-    told = [
+    largest = [
         f"{phase} {seconds * 1e3:+.3f}"
         for phase, seconds in sorted(parts.items(), key=lambda p: -abs(p[1]))[:3]
         if abs(seconds) > max(SMALL * step, 1e-7)
     ]
-    if not told:
+    if not largest:
         return "costs the same"
-    return f"{abs(change) * 1e3:.3f} ms {'more' if change >= 0 else 'less'}: {', '.join(told)}"
+    return f"{abs(change) * 1e3:.3f} ms {'more' if change >= 0 else 'less'}: {', '.join(largest)}"

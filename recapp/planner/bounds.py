@@ -1,5 +1,5 @@
-"""A time that no plan can beat by the model's own prices: the honest end of "how good is this
-plan?".
+"""A time that no plan can beat by the model's own prices: it says how much faster than a given plan
+another one could be at most.
 
 A step is a sum over lanes of what the slowest rank takes, and fees for every kind of calls. Of any
 plan it is certain that
@@ -7,16 +7,16 @@ plan it is certain that
     in a lane the slowest rank takes at least the mean of any set of ranks, at least the largest
         piece, and so at least any mean of the two
     a message takes at least any weighted mean of its two links' times, latencies among them
-    every table takes one of its ways; the largest piece is at least that of each; every kind that
-        one of them needs is paid once
+    every table takes one of its options; the largest piece is at least that of each; every kind of
+        calls that one of them needs is paid once
 
 With the weights fixed a sum over tables is left, beside the largest piece and the fees: each table
-takes its cheapest way among those whose pieces are no larger. Which kinds to pay for and how large
-a piece may be is decided by branch and bound (kinds are the facilities of an uncapacitated facility
-location; Erlenkotter, 1978, is the classic). Every choice of weights is a bound, so the largest
-counts.
+takes its cheapest option among those whose pieces are no larger. Which kinds to pay for and how
+large a piece may be is decided by branch and bound (kinds are the facilities of an uncapacitated
+facility location; Erlenkotter, 1978, is the classic). Every choice of weights is a bound, so the
+largest counts.
 
-What it does not know: that pieces of several tables do not fit together into equal loads, that
+What it leaves out: that pieces of several tables do not fit together into equal loads, that
 memory is limited, that a host which answers itself sends less. It is never above the best plan
 (`tests/planner/test_bounds.py` tries them all), and equal only by luck.
 """
@@ -36,7 +36,8 @@ LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the host's link beside the netw
 PIECE_WEIGHTS = (0.25, 0.5, 1.0)  # of the largest piece beside the mean of ranks
 REGIONS = 4  # sets of ranks beside all of them, those that most tables are bound to
 NODES = 80  # of a branch and bound
-WORTH = 1e-4  # of a largest piece: it is not told apart from one that is smaller by less
+# of a largest piece: one that is smaller by less counts as equal
+SMALLEST_DIFFERENCE = 1e-4
 _K = len(KERNEL_PHASES)
 _M = len(MESSAGES)
 Bools = npt.NDArray[np.bool_]
@@ -44,11 +45,12 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Bound:
-    """Of a step.
+    """A lower bound of the seconds of a step.
 
     Args:
-        seconds: no plan is faster.
-        cost_N: of each way in the relaxed problem, without fees; infinite where it does without.
+        seconds: No plan is faster.
+        cost_N: Cost of each option in the relaxed problem, without fees; infinite where it is
+            barred.
     """
 
     seconds: float
@@ -58,16 +60,20 @@ class Bound:
 def lower_bound(
     catalogue: Catalogue, world: int, allowed_N: Bools | None = None, *, pieces: bool = True
 ) -> list[Bound]:
-    """No placement of these ways is faster than the first of these; the others are lower and come
-    from other relaxed problems.
+    """Return lower bounds of all plans of these units, the highest first, each from another relaxed
+    problem.
 
     Args:
-        catalogue: of all ways.
-        world: ranks.
-        allowed_N: ways that may be taken, at least one of each unit; None allows all.
-        pieces: whether the largest piece is looked at as well; without, it is faster and lower.
+        catalogue: What the options of all units cost.
+        world: Ranks.
+        allowed_N: Options that may be taken, at least one of each unit; None allows all.
+        pieces: Whether the largest piece is looked at as well; without, it is faster and lower.
     """
-    free_N = np.zeros(len(catalogue.all)) if allowed_N is None else np.where(allowed_N, 0.0, np.inf)
+    free_N = (
+        np.zeros(len(catalogue.all_costs))
+        if allowed_N is None
+        else np.where(allowed_N, 0.0, np.inf)
+    )
     found = []
     for mean_NL in _means(catalogue, world):
         near = max(
@@ -85,8 +91,8 @@ def _nothing() -> Floats:
 
 
 def _shares() -> Iterator[Floats]:
-    """Weights of the largest piece by kernel and message: none, one of them, kernels, messages,
-    all.
+    """List weights of the largest piece by kernel and message: none, one of them, kernels,
+    messages, all.
     """
     yield _nothing()
     for weight in PIECE_WEIGHTS:
@@ -96,29 +102,29 @@ def _shares() -> Iterator[Floats]:
 
 
 def _means(c: Catalogue, world: int) -> Iterator[Floats]:
-    """What every way surely adds to the mean of a set of ranks, [N, LANES]: of all, and of those
-    that units are bound to.
+    """List what every option surely adds to the mean of a set of ranks, [N, LANES]: of all ranks,
+    and of those that units are bound to.
     """
     yield c.owned_NL / world
     bound: dict[tuple[int, ...], int] = {}
-    for of_unit in c.ways:
-        if all(len(way.ranks) < world for way in of_unit):
-            ranks = tuple(sorted(frozenset[int]().union(*(way.ranks for way in of_unit))))
+    for of_unit in c.costs:
+        if all(len(cost.ranks) < world for cost in of_unit):
+            ranks = tuple(sorted(frozenset[int]().union(*(cost.ranks for cost in of_unit))))
             if len(ranks) < world:
                 bound[ranks] = bound.get(ranks, 0) + 1
     for ranks in sorted(bound, key=lambda r: (-bound[r], r))[:REGIONS]:
-        yield np.array([way.inside(ranks) for way in c.all]) / len(ranks)
+        yield np.array([cost.least_on(ranks) for cost in c.all_costs]) / len(ranks)
 
 
 class _Relaxed:
-    """What is left with weights fixed: a cost and a piece of each way, and fees.
+    """The problem with weights fixed: a cost and a piece of each option, and fees.
 
     Args:
-        catalogue: of all ways.
-        mean_NL: what each adds to the mean of some ranks.
-        free_N: infinite for ways that may not be taken.
-        near: weight of the host's link.
-        of_piece: weights of the largest piece, of kernels and messages.
+        catalogue: What the options of all units cost.
+        mean_NL: What each adds to the mean of some ranks.
+        free_N: Infinite for options that may not be taken.
+        near: Weight of the host's link.
+        of_piece: Weights of the largest piece, of kernels and messages.
     """
 
     def __init__(
@@ -139,14 +145,14 @@ class _Relaxed:
         self.fee_K = np.array([c.fee(kind) for kind in c.kinds])
 
     def plain(self) -> float:
-        """The sum over units, without fees."""
+        """Return the sum over units, without fees."""
         return self.constant + float(np.minimum.reduceat(self.cost_N, self.c.first_U).sum())
 
     def solved(self) -> Bound:
-        """By branch and bound, or what is certain when that is given up.
+        """Solve by branch and bound, or return what is certain when that is given up.
 
         A node has paid for some kinds, does without others, and has a largest piece within an
-        interval, the lower end of which is paid; units take the cheapest way that is left. It
+        interval, the lower end of which is paid; units take the cheapest option that is left. It
         branches at the kind that most units need unpaid, then at the largest piece. The open node
         that costs least is always the next, so its cost is a bound at any time.
         """
@@ -167,7 +173,7 @@ class _Relaxed:
 
 
 class _Node:
-    """Of a branch and bound: see `_Relaxed.solved`."""
+    """A node of the branch and bound of `_Relaxed.solved`."""
 
     def __init__(
         self, relaxed: _Relaxed, paid_K: Bools, without_K: Bools, least: float, most: float
@@ -189,8 +195,8 @@ class _Node:
         return self.seconds < other.seconds
 
     def children(self) -> "list[_Node]":
-        """The two halves of what it stands for; none where its own choice is as cheap as it
-        says.
+        """Return the two halves of what it stands for; none where what it chooses costs what its
+        bound says.
         """
         r = self.relaxed
         c = self.relaxed.c
@@ -209,7 +215,7 @@ class _Node:
         needed = float(
             np.minimum.reduceat(np.where(cheapest_N, r.piece_N, np.inf), c.first_U).max()
         )
-        if needed <= self.least * (1 + WORTH):
+        if needed <= self.least * (1 + SMALLEST_DIFFERENCE):
             return []
         between = (max(self.least, needed / 4) + needed) / 2
         return self._feasible(

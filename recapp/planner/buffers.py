@@ -3,7 +3,7 @@
     messages     one of vectors (answers and gradients share it), one of ids for each batch in
                  flight
     notes        integers of each batch in flight: where ids, bags and rows stand (kernels' scratch)
-    places       of every bag in the output, for each size of a batch
+    offsets      of every bag in the output, for each size of a batch
 
 In flight are the training batch, those that are looked ahead to, and a validation batch, which may
 be the largest of them. Everything keeps the size of the largest batch it has held.
@@ -29,14 +29,14 @@ class _Batch:
     """Bytes of one batch on each rank, [W].
 
     Args:
-        vectors: of the message of vectors, in which there is room for gradients.
-        noted: its message of ids, and integers.
-        places: of its bags.
+        vectors: Of the message of vectors, in which there is room for gradients.
+        noted: Of its message of ids, and of integers.
+        offsets: Of its bags' offsets in the output.
     """
 
     vectors: Floats
     noted: Floats
-    places: float
+    offsets: float
 
 
 def buffer_bytes(plan: ShardingPlan, problem: PlanningProblem) -> Floats:
@@ -54,13 +54,13 @@ def buffer_bytes(plan: ShardingPlan, problem: PlanningProblem) -> Floats:
     train = _of_batch(plan, problem, problem.batch_per_rank, learns=problem.rule is not None)
     vectors = train.vectors
     noted = (1 + problem.look_ahead) * train.noted
-    places = train.places
+    offsets = train.offsets
     if problem.val_batch_per_rank:
         val = _of_batch(plan, problem, problem.val_batch_per_rank, learns=False)
         vectors = np.maximum(vectors, val.vectors)
         noted = noted + val.noted
-        places += val.places if problem.val_batch_per_rank != problem.batch_per_rank else 0.0
-    found: Floats = BUFFER_SLACK * (vectors + noted) + places
+        offsets += val.offsets if problem.val_batch_per_rank != problem.batch_per_rank else 0.0
+    found: Floats = BUFFER_SLACK * (vectors + noted) + offsets
     return found
 
 
@@ -83,8 +83,8 @@ def _of_batch(plan: ShardingPlan, problem: PlanningProblem, batch: int, *, learn
     of_row = ANSWER_INTEGERS + (LEARN_INTEGERS if learns else 0)
     noted = NUMBER_BYTES * (batch * at_home + of_row * served_W)
     vectors = _message(asked_3W[1:].max(0), float(everywhere[1:].max()))
-    places = float(NUMBER_BYTES * batch * bags)
-    return _Batch(vectors, _message(asked_3W[0], float(everywhere[0])) + noted, places)
+    offsets = float(NUMBER_BYTES * batch * bags)
+    return _Batch(vectors, _message(asked_3W[0], float(everywhere[0])) + noted, offsets)
 
 
 def _message(asked_W: Floats, each: float) -> Floats:

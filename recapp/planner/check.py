@@ -2,8 +2,7 @@
 the order of plans is right.
 
 Runs that repeat one plan (a sweep over seeds and plans takes turns) count as one: their median,
-with the least and the most of them, which is how far two plans must lie apart to be told from each
-other on that machine.
+with the least and the most of them: two plans whose ranges overlap count as equal on that machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,14 +32,14 @@ def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     seen = [r["measured"] for r in rows]
-    told = _row(
+    merged = _row(
         ", ".join(r["run"] for r in rows),
         rows[0]["plan"],
         rows[0]["what"],
         median(r["predicted"] for r in rows),
         median(seen),
     )
-    return told | {"least": min(seen), "most": max(seen), "runs": len(rows)}
+    return merged | {"least": min(seen), "most": max(seen), "runs": len(rows)}
 
 
 def order_of_plans(rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -49,9 +48,9 @@ def order_of_plans(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return kendall_tau([r["predicted"] for r in steps], [r["measured"] for r in steps])
 
 
-def told_apart(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """Pairs of plans whose steps never took equally long in any of their runs, and how many of them
-    come in the predicted order.
+def distinct_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """Count the pairs of plans whose measured ranges do not overlap, and how many of them come in
+    the predicted order.
     """
     steps = [r for r in rows if r["what"] == STEP]
     pairs = [
@@ -69,7 +68,7 @@ def _of_run(
     rank.
 
     Args:
-        name: of the run.
+        name: Of the run.
         predicted: `predicted.json`: an explained plan.
         measured: `performance.json`.
     """
@@ -111,7 +110,7 @@ def compared_by_ranks(runs: Sequence[Run]) -> list[dict[str, Any]]:
     sent by a rank beside their prediction.
 
     Args:
-        runs: name, `predicted.json` and `performance.json` of each.
+        runs: Name, `predicted.json` and `performance.json` of each.
     """
     rows = []
     for name, predicted, measured in runs:

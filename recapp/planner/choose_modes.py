@@ -36,9 +36,9 @@ def exchanged_bytes(
     """What one batch of a rank costs each table that is not replicated, both ways, in either mode.
 
     Args:
-        tables: of the plan.
-        plan: its open modes count as `unique`; modes change no rectangle.
-        features: raw ids of the batch.
+        tables: Of the plan.
+        plan: Its open modes count as `unique`; modes change no rectangle.
+        features: Raw ids of the batch.
     """
     layout = make_layout(tables, plan.with_modes(dict.fromkeys(plan.undecided, "unique")))
     lookups = lookups_of(tables)

@@ -1,5 +1,5 @@
-"""What a plan must respect, table by table or by pattern: names as TorchRec's users know them, and
-a few more.
+"""What a plan must respect, table by table or by pattern. Names are those of TorchRec's
+`ParameterConstraints`, and a few more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,11 @@ from typing import Any
 from recapp.errors import PlanError, suggest
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Mode
-from recapp.sharding.tilings import ShardingType
+from recapp.sharding.sharding_types import BUILT_IN, SHARDING_TYPES, sharding_type
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 
 MODES: tuple[Mode, ...] = ("unique", "pooled")
-IN_ONE_PLACE = (
-    ShardingType.TABLE_WISE.value,
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-    ShardingType.DATA_PARALLEL.value,
-)  # types that tables kept together can share
 
 
 @dataclass(frozen=True)
@@ -28,17 +22,17 @@ class ParameterConstraints:
     """What is allowed for a table; None leaves it free.
 
     Args:
-        sharding_types: values of `ShardingType`.
+        sharding_types: Names of sharding types; None allows those that are built in.
         modes: `unique`, `pooled` or both.
-        ranks: its shards lie on these ranks only.
-        hosts: its shards lie on these hosts only (counted from 0).
-        together: tables with the same word here are cut alike and lie on the same ranks.
-        apart: tables with the same word here share no rank.
-        min_partition: least columns of a vertical strip.
-        pooling_factors: mean ids of a bag, one for all features or one for each; for tables without
+        ranks: Its shards lie on these ranks only.
+        hosts: Its shards lie on these hosts only (counted from 0).
+        together: Tables with the same label here are cut alike and lie on the same ranks.
+        apart: Tables with the same label here share no rank.
+        min_partition: Least columns of a vertical strip.
+        pooling_factors: Mean ids of a bag, one for all features or one for each; for tables without
             statistics.
-        statistics: of its ids, instead of measured ones.
-        data_type: what its rows count as: "fp32", "bf16", ...
+        statistics: Of its ids, instead of measured ones.
+        data_type: What its rows count as: "fp32", "bf16", ...
     """
 
     sharding_types: Sequence[str] | None = None
@@ -53,7 +47,7 @@ class ParameterConstraints:
     data_type: str | None = None
 
     def over(self, other: "ParameterConstraints") -> "ParameterConstraints":
-        """This, and where it leaves something free, what `other` says."""
+        """Return this, and where it leaves something free, what `other` says."""
         mine = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         return replace(other, **mine)
 
@@ -65,12 +59,12 @@ Constraints = Mapping[str, ParameterConstraints]
 def constraints_of(
     tables: Sequence[EmbeddingBagConfig], constraints: Constraints, topology: Topology
 ) -> dict[str, ParameterConstraints]:
-    """What holds for each table, checked.
+    """Return what holds for each table, checked.
 
     Raises:
-        PlanError: a pattern that matches no table, an unknown type or mode, ranks or hosts that are
-            not there, strips narrower than a column, tables together that lie apart or cannot share
-            a type.
+        PlanError: A pattern matches no table, a type or mode is unknown, ranks or hosts are not
+            there, strips are narrower than a column, or tables that are to lie together are to lie
+            apart as well or can share no type.
     """
     names = [t.name for t in tables]
     found = dict.fromkeys(names, ParameterConstraints())
@@ -86,12 +80,8 @@ def constraints_of(
 
 def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
     where = f"constraints.{pattern}"
-    known = [t.value for t in ShardingType]
-    for kind in c.sharding_types or ():
-        if kind not in known:
-            raise PlanError(
-                f"{where}.sharding_types: unknown type {kind}; {suggest(str(kind), known)}"
-            )
+    for name in c.sharding_types or ():
+        sharding_type(str(name), f"{where}.sharding_types")
     for mode in c.modes or ():
         if mode not in MODES:
             raise PlanError(f"{where}.modes: unknown mode {mode}; {suggest(str(mode), MODES)}")
@@ -115,13 +105,18 @@ def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
         raise PlanError(f"{where}.min_partition={c.min_partition}: a strip has at least 1 column")
     if c.sharding_types is not None and not c.sharding_types:
         raise PlanError(
-            f"{where}.sharding_types is empty: name at least one of {', '.join(known)}, or leave "
-            "it out"
+            f"{where}.sharding_types is empty: name at least one of {', '.join(SHARDING_TYPES)}, "
+            "or leave it out"
         )
 
 
+def allowed_types(c: ParameterConstraints) -> Sequence[str]:
+    """Return the names of the sharding types that a table may have."""
+    return [record.name for record in BUILT_IN] if c.sharding_types is None else c.sharding_types
+
+
 def allowed_ranks(c: ParameterConstraints, topology: Topology) -> list[int]:
-    """The ranks a table may lie on."""
+    """Return the ranks a table may lie on, ascending."""
     ranks = set(range(topology.world_size)) if c.ranks is None else set(c.ranks)
     if c.hosts is not None:
         hosts = topology.host_ranks()
@@ -130,6 +125,7 @@ def allowed_ranks(c: ParameterConstraints, topology: Topology) -> list[int]:
 
 
 def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology) -> None:
+    one_block = [name for name, record in SHARDING_TYPES.items() if not record.cuts_columns]
     groups: dict[str, list[str]] = {}
     for name, c in found.items():
         if not allowed_ranks(c, topology):
@@ -140,31 +136,28 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
             )
         if c.together is not None:
             groups.setdefault(c.together, []).append(name)
-    for word, names in groups.items():
-        labels = [found[n].apart for n in names if found[n].apart is not None]
-        if len(labels) > len(set(labels)):
+    for label, names in groups.items():
+        others = [found[n].apart for n in names if found[n].apart is not None]
+        if len(others) > len(set(others)):
             raise PlanError(
-                f"constraints: tables {', '.join(names)} are to lie together ({word}) and apart "
-                f"({labels[0]}) at once: "
+                f"constraints: tables {', '.join(names)} are to lie together ({label}) and apart "
+                f"({others[0]}) at once: "
                 "take one of the two away"
             )
         shared = [
-            k
-            for k in IN_ONE_PLACE
-            if all(
-                found[n].sharding_types is None or k in (found[n].sharding_types or ())
-                for n in names
-            )
+            type_name
+            for type_name in one_block
+            if all(type_name in allowed_types(found[n]) for n in names)
         ]
         if not shared:
             raise PlanError(
-                f"constraints: tables {', '.join(names)} are to lie together ({word}) but have no "
+                f"constraints: tables {', '.join(names)} are to lie together ({label}) but have no "
                 "type in common that allows "
-                f"it ({', '.join(IN_ONE_PLACE)}): give them one in sharding_types"
+                f"it ({', '.join(one_block)}): give them one in sharding_types"
             )
         if not set.intersection(*(set(allowed_ranks(found[n], topology)) for n in names)):
             raise PlanError(
-                f"constraints: tables {', '.join(names)} are to lie together ({word}) but have no "
+                f"constraints: tables {', '.join(names)} are to lie together ({label}) but have no "
                 "rank in common: "
                 "give them one in ranks"
             )

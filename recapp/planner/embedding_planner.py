@@ -10,7 +10,7 @@ no clock, no chance.
     plan = planner.plan(model, sharders)
 
 Names and arguments as of TorchRec's class. `plan_tables` is the same for tables without a model
-around them. Only `collective_plan` talks to other ranks: rank 0 plans and tells them.
+around them. Only `collective_plan` talks to other ranks: rank 0 plans and broadcasts the plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,6 +45,7 @@ from recapp.planner.search import (
 from recapp.planner.topology import Topology
 from recapp.planner.units import Assignment, Catalogue, Unit
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.lookups import embedding_tables
 from recapp.tables.statistics import TableStatistics
@@ -59,13 +60,13 @@ class Outcome:
     """A plan and what the planner knows of it.
 
     Args:
-        plan: where every table lies.
-        cost: its price.
-        lower_bound_seconds: no plan under these constraints has a shorter step by the same prices.
-        exact: whether every combination was weighed.
-        units: what there was to choose from.
-        assignment: what was chosen.
-        problem: what it was priced for.
+        plan: Where every table lies.
+        cost: Its price.
+        lower_bound_seconds: No plan under these constraints has a shorter step by the same prices.
+        exact: Whether every combination was weighed.
+        units: What there was to choose from.
+        assignment: What was chosen.
+        problem: What it was priced for.
     """
 
     plan: ShardingPlan
@@ -132,14 +133,14 @@ class EmbeddingShardingPlanner:
     """Plans for the tables of a model.
 
     Args:
-        topology: the ranks; None plans for one CPU rank, `collective_plan` for as many as the
+        topology: The ranks; None plans for one CPU rank, `collective_plan` for as many as the
             process group has.
-        batch_size: samples of a rank, B.
-        constraints: what a plan must respect, by table name or glob.
-        rule: the tables' optimiser, where nobody else names one; None takes row-wise Adagrad.
-        statistics: of ids, by table; a table nobody has looked at is taken for one of Zipf-like
-            ids.
-        dense: the rest of the model.
+        batch_size: Samples of a rank, B.
+        constraints: What a plan must respect, by table name or glob.
+        rule: The tables' optimiser, where neither sharders nor the model name one; None takes
+            row-wise Adagrad.
+        statistics: Of ids, by table; a table without them is taken to have Zipf-like ids.
+        dense: The rest of the model.
     """
 
     def __init__(
@@ -160,16 +161,16 @@ class EmbeddingShardingPlanner:
         self.dense = dense or Dense()
 
     def plan(self, module: nn.Module, sharders: Sequence[Any] | None = None) -> ShardingPlan:
-        """The best plan for the tables of a model.
+        """Return the best plan for the tables of a model.
 
         Args:
-            module: holds collections of tables, sharded or not, on any device.
-            sharders: as of `DistributedModelParallel`; their rule counts, or an optimiser applied
+            module: Holds collections of tables, sharded or not, on any device.
+            sharders: As of `DistributedModelParallel`; their rule counts, or an optimiser applied
                 in backward to the tables.
 
         Raises:
-            PlanError: constraints that cannot hold, or no plan fits.
-            ConfigError: sharders or optimisers that cannot be used or differ.
+            PlanError: Constraints cannot hold, or no plan fits.
+            ConfigError: Sharders or optimisers cannot be used or differ.
         """
         rule = table_rule(module, sharders) or self.rule or rowwise_adagrad()
         problem = PlanningProblem(
@@ -188,12 +189,13 @@ class EmbeddingShardingPlanner:
         sharders: Sequence[Any] | None = None,
         process_group: "dist.ProcessGroup | None" = None,
     ) -> ShardingPlan:
-        """Rank 0 plans, all receive it; every rank calls it. An error of rank 0 is raised by all.
+        """Plan on rank 0 and return that plan on every rank; every rank calls it. An error of rank
+        0 is raised by all.
 
         Args:
-            module: as of `plan`.
-            sharders: as of `plan`.
-            process_group: the ranks; None takes the default group, or this process alone where
+            module: As of `plan`.
+            sharders: As of `plan`.
+            process_group: The ranks; None takes the default group, or this process alone where
                 there is none.
         """
         if not (dist.is_available() and dist.is_initialized()):
@@ -254,22 +256,23 @@ def _units(
     c: Mapping[str, ParameterConstraints],
     problem: PlanningProblem,
 ) -> list[Unit]:
-    """One for each table, or for tables that stay together."""
+    """Return a unit for each table, or for tables that lie together."""
     options = options_of(tables, c, problem)
     for name, found in options.items():
         if not found:
-            said = ", ".join(c[name].sharding_types or ())
+            types = ", ".join(c[name].sharding_types or ())
+            everywhere = [record.name for record in SHARDING_TYPES.values() if record.replicated]
             raise PlanError(
                 f"constraints.{name}: nothing is left to choose from: sharding_types "
-                f"{said or 'any'} on ranks "
-                f"{list(c[name].ranks or range(problem.topology.world_size))}; data_parallel "
-                "needs all ranks, a cut needs "
-                "something to cut: allow another type"
+                f"{types or 'any'} on ranks "
+                f"{list(c[name].ranks or range(problem.topology.world_size))}; "
+                f"{', '.join(everywhere)} needs all ranks, a cut needs something to cut: allow "
+                "another type"
             )
     groups: dict[str, list[str]] = {}
     for t in tables:
-        word = c[t.name].together
-        groups.setdefault(f"one {t.name}" if word is None else f"group {word}", []).append(t.name)
+        label = c[t.name].together
+        groups.setdefault(f"one {t.name}" if label is None else f"group {label}", []).append(t.name)
     return [
         Unit(
             tuple(names),
@@ -281,7 +284,9 @@ def _units(
 
 
 def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], ...]:
-    """Options that tables can take together: the same type and mode, placed alike."""
+    """Return the options that tables can take together: of the same type and mode, with the same
+    candidate ranks.
+    """
     if len(options) == 1:
         return tuple((o,) for o in options[0])
     found = []
@@ -291,7 +296,9 @@ def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], 
                 (
                     o
                     for o in others
-                    if o.kind == first.kind and o.mode == first.mode and _same_places(o, first)
+                    if o.sharding_type == first.sharding_type
+                    and o.mode == first.mode
+                    and _same_candidates(o, first)
                 ),
                 None,
             )
@@ -302,11 +309,11 @@ def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], 
     return tuple(found)
 
 
-def _same_places(a: Option, b: Option) -> bool:
+def _same_candidates(a: Option, b: Option) -> bool:
     return (
         len(a.blocks) == 1
         and len(b.blocks) == 1
-        and np.array_equal(a.blocks[0].places, b.blocks[0].places)
+        and np.array_equal(a.blocks[0].candidates, b.blocks[0].candidates)
     )
 
 
@@ -318,15 +325,16 @@ def _capacity(problem: PlanningProblem) -> Floats:
 
 
 def _cost(units: Sequence[Unit], assignment: Assignment, problem: PlanningProblem) -> PlanCost:
-    return cost_of([o.placed(places) for o, places in chosen_options(units, assignment)], problem)
+    works = [option.on_ranks(chosen) for option, chosen in chosen_options(units, assignment)]
+    return cost_of(works, problem)
 
 
 def chosen_options(
     units: Sequence[Unit], assignment: Assignment
 ) -> list[tuple[Option, tuple[int, ...]]]:
-    """Each table's option and places."""
+    """Return each table's option and the indices of its blocks' candidate ranks."""
     return [
-        (option, choice.places)
+        (option, choice.candidates)
         for unit, choice in zip(units, assignment, strict=True)
         for option in unit.options[choice.option]
     ]
@@ -335,7 +343,7 @@ def chosen_options(
 def _best_found(
     catalogue: Catalogue, capacity: Floats, problem: PlanningProblem
 ) -> tuple[Assignment | None, float]:
-    """The best of several starts, improved, by the whole price; and what no plan can beat."""
+    """Return the best of several starts, improved, by the whole price; and a lower bound."""
     world = problem.topology.world_size
     bounds = lower_bound(catalogue, world)
     worth = promising(catalogue, bounds[:2])
@@ -353,9 +361,9 @@ def _best_found(
         add(greedy(catalogue, capacity, worth))
     for _, start in sorted(found, key=lambda f: f[0])[: 1 if large else 3]:
         add(improved(catalogue, capacity, worth, start))
-    for kind in dict.fromkeys(way.type for way in catalogue.all):
-        wanted = of_types(catalogue, [kind])
-        allowed_N = np.zeros(len(catalogue.all), bool)
+    for name in dict.fromkeys(cost.sharding_type for cost in catalogue.all_costs):
+        wanted = of_types(catalogue, [name])
+        allowed_N = np.zeros(len(catalogue.all_costs), bool)
         allowed_N[
             [
                 first + o
@@ -380,7 +388,7 @@ def _best_found(
 def _plan(
     units: Sequence[Unit], best: Assignment, problem: PlanningProblem, name: str
 ) -> ShardingPlan:
-    made = {option.table: option.sharding(places) for option, places in chosen_options(units, best)}
+    made = {option.table: option.sharding(chosen) for option, chosen in chosen_options(units, best)}
     return ShardingPlan(
         {t.name: made[t.name] for t in problem.tables}, problem.topology.world_size, name
     )
@@ -392,14 +400,12 @@ def _does_not_fit(
     problem: PlanningProblem,
     name: str,
 ) -> PlanError:
-    """Why: of the plan that comes closest, which spreads bytes as evenly as options allow."""
+    """Return the error of the plan that comes closest: it cuts tables, by rows or by columns, and
+    spreads their bytes over the ranks.
+    """
     free = np.full(len(capacity), np.inf)
-    closest = greedy(
-        catalogue,
-        free,
-        of_types(catalogue, ["row_wise", "table_row_wise", "column_wise"]),
-        by_bytes=True,
-    )
+    strips = [r.name for r in SHARDING_TYPES.values() if r.cuts in ("rows", "columns")]
+    closest = greedy(catalogue, free, of_types(catalogue, strips), by_bytes=True)
     if closest is not None:
         try:
             check_memory(
@@ -410,7 +416,7 @@ def _does_not_fit(
             )
         except PlanError as error:
             return error
-    total = sum(min(way.bytes for way in ways) for ways in catalogue.ways)
+    total = sum(min(cost.bytes for cost in costs) for costs in catalogue.costs)
     return PlanError(
         f"plan {name}: no plan fits these constraints and {human(float(capacity.sum()))} of "
         "memory on all ranks "

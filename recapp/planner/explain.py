@@ -1,4 +1,6 @@
-"""A plan told: what lies where, what each rank carries, what it will cost and why it is so."""
+"""A plan explained: what lies where, what each rank holds, what a step costs and why each table is
+sharded as it is.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,13 +20,13 @@ from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 
-ANALYZED_BATCH = 1024  # samples of a rank, where nobody says how many
-SHOWN_SHARDS = 4  # a table cut into more pieces is told by its first and its count
+ANALYZED_BATCH = 1024  # samples of a rank, where neither the caller nor the plan says how many
+SHOWN_SHARDS = 4  # of a table that has more, these and their number are shown
 
 
 def plan_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> list[dict[str, Any]]:
-    """A record per table: name, rows, dim, type, weights of the rank that holds most of it, and
-    which rank holds what.
+    """Return a record for each table: name, rows, dim, type, weights of the rank that holds most of
+    it, and which rank holds what.
 
     The mode stands with the type where the type and the default do not say it: `row_wise (pooled)`.
     """
@@ -51,17 +53,19 @@ def _type(sharding: TableSharding) -> str:
 
 
 def where(table: EmbeddingBagConfig, sharding: TableSharding) -> str:
-    """Which rank holds what of a table: `0: rows 0-499, 1: rows 500-999`, `0: all`, `all ranks`."""
+    """Say which rank holds what of a table: `0: rows 0-499, 1: rows 500-999`, `0: all`, `all
+    ranks`.
+    """
     if sharding.mode == "replicated":
         return "all ranks"
     shards = [s for s in sharding.shards if len(s.rows) and len(s.cols)]
-    told = [f"{s.rank}: {_part(table, s)}" for s in shards[:SHOWN_SHARDS]]
+    parts = [f"{s.rank}: {_part(table, s)}" for s in shards[:SHOWN_SHARDS]]
     more = (
         [f"... {len(shards)} shards on {len(sharding.ranks)} ranks"]
         if len(shards) > SHOWN_SHARDS
         else []
     )
-    return ", ".join(told + more)
+    return ", ".join(parts + more)
 
 
 def _part(table: EmbeddingBagConfig, s: Shard) -> str:
@@ -73,7 +77,9 @@ def _part(table: EmbeddingBagConfig, s: Shard) -> str:
 def rank_rows(
     tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: RowRule | None
 ) -> list[dict[str, Any]]:
-    """A record per rank: tables held, bytes of weights, of optimiser state, and of both."""
+    """Return a record for each rank: tables held, bytes of weights, of optimiser state, and of
+    both.
+    """
     rows = []
     for rank, held in enumerate(bytes_per_rank(tables, plan, rule)):
         weights = sum(held.weights.values())
@@ -100,8 +106,8 @@ def explained(
     lower_bound_seconds: float | None = None,
     alternatives: bool = True,
 ) -> dict[str, Any]:
-    """All that is known of a plan before it runs, as plain types: what is printed, drawn, compared
-    and answered as JSON.
+    """Return all that is known of a plan before it runs, as plain types: what is printed, drawn,
+    compared and answered as JSON.
 
     Args:
         plan: Any plan of the problem's tables.
@@ -161,12 +167,15 @@ def _row(
         "bytes": round(float(option.work.bytes_M.sum())),
         "predicted_ms": float(seconds.sum()) * 1e3,
         **{f"{phase}_ms": float(s) * 1e3 for phase, s in zip(PHASES, seconds, strict=True)},
-        "runner_up": other.kind if other else None,
+        "runner_up": other.sharding_type if other else None,
         "runner_up_ms": other.seconds * 1e3 if other and known else None,
         "why": "; ".join(
             filter(
                 None,
-                (plan.reasons.get(table.name, ""), f"{other.kind}: {other.why}" if other else ""),
+                (
+                    plan.reasons.get(table.name, ""),
+                    f"{other.sharding_type}: {other.why}" if other else "",
+                ),
             )
         ),
         "shards": shards,
@@ -207,14 +216,14 @@ def analyze_plan(
     batch_size: int | None = None,
     statistics: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What a plan amounts to, counted.
+    """Count what a plan puts on each rank and sends between ranks.
 
     Args:
-        plan: any; one from the planner or a file knows what it was made for, a plan made by hand
-            needs the other arguments.
-        tables: its tables.
-        batch_size: samples of a rank.
-        statistics: of ids, by table: `TableStatistics` or their plain types.
+        plan: Any plan; one from the planner or a file knows what it was made for, a plan made by
+            hand needs the other arguments.
+        tables: Its tables.
+        batch_size: Samples of a rank.
+        statistics: Of ids, by table: `TableStatistics` or their plain types.
 
     Returns:
         `sharding_types`: how many tables have each; `memory_distribution`: bytes of weights on each
@@ -222,7 +231,8 @@ def analyze_plan(
         `communication_patterns`: [from][to] bytes of a training step.
 
     Raises:
-        PlanError: nobody says which tables the plan is of, or it is not a plan of those.
+        PlanError: Neither the plan nor `tables` says which tables it is of, or it is not a plan of
+            those.
     """
     made_for = plan.made_for
     if tables is None and made_for is None:

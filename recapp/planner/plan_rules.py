@@ -8,14 +8,14 @@
     tables: {large_table: row_wise, "C1*": table_wise}
     deal: balanced
 
-A rule asks for what is known of a table and of the machine (`TableFacts`); what is unknown fulfils
-no condition, and the plan notes it. Each decision names the rule that fired
-(`ShardingPlan.reasons`).
+The conditions of a rule are about facts of a table and of the machine (`TableFacts`); a fact that
+is not known fulfils no condition, and the plan's notes say so. Each decision names the rule that
+fired (`ShardingPlan.reasons`).
 
-Tables whose place is free (table_wise, column_wise, and the hosts of table_row_wise and grid_shard)
-are dealt in one of two ways. `balanced`: largest first on the ranks that hold the fewest bytes so
-far, ties to the lower rank. `round_robin`: in the model's order, a strip to each rank in turn. So
-equal inputs give equal plans.
+A sharding type that always takes all ranks leaves nothing to choose (row_wise, data_parallel). The
+ranks of other tables are chosen in one of two ways, `deal`. `balanced`: largest first on the ranks
+that hold the fewest bytes so far, ties to the lower rank. `round_robin`: in the model's order, a
+vertical strip to each rank (or host) in turn. So equal inputs give equal plans.
 """
 
 import operator
@@ -28,11 +28,16 @@ from recapp.errors import ConfigError, PlanError, suggest
 from recapp.planner.table_facts import TableFacts, table_facts, weight_bytes
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
-from recapp.sharding.tilings import COLUMN_WIDTH, Places, ShardingType, tile
+from recapp.sharding.sharding_types import (
+    COLUMN_WIDTH,
+    SHARDING_TYPES,
+    CandidateRanks,
+    ShardingTypeRecord,
+    sharding_type,
+)
+from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 
-# their place is not a choice
-_FIXED = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
 DEALS = ("balanced", "round_robin")
 
 
@@ -40,7 +45,7 @@ def _named(name: Any, globs: Any) -> bool:
     return any(fnmatchcase(name, g) for g in globs)
 
 
-# the fact, how it is compared, how people say it
+# the fact, how it is compared, and the condition in words
 _CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "rows_above": ("rows", operator.gt, "more than {:,} rows"),
     "rows_at_most": ("rows", operator.le, "at most {:,} rows"),
@@ -72,21 +77,21 @@ class PlanRule:
     """One line of a rule list; every condition that is set must hold.
 
     Args:
-        type: a sharding type.
-        rows_above, rows_at_most, rows_below: bounds of the rows.
-        dim_above, dim_at_least, dim_below: bounds of the columns.
-        lookups_per_row_above, lookups_per_row_at_most: mean lookups of a row in a step of all
+        type: A sharding type.
+        rows_above, rows_at_most, rows_below: Bounds of the rows.
+        dim_above, dim_at_least, dim_below: Bounds of the columns.
+        lookups_per_row_above, lookups_per_row_at_most: Mean lookups of a row in a step of all
             ranks.
         access: "frequent" (at least 1 lookup per row) or "sparse" (at most 0.01).
-        memory_share_above, memory_share_at_most: the table's weights as a share of what the
+        memory_share_above, memory_share_at_most: The table's weights as a share of what the
             smallest rank can give.
         interconnect: "fast" (a rank sends 30 GB/s or more) or "slow".
-        hosts_at_least, hosts_at_most: bounds of the number of hosts.
-        tables: names or globs, one of which must match.
+        hosts_at_least, hosts_at_most: Bounds of the number of hosts.
+        tables: Names or globs, one of which must match.
         mode: "unique", "pooled" or "auto" instead of the plan's mode.
 
     Raises:
-        ConfigError: a bound that is no number, a word that is not known.
+        ConfigError: A bound that is no number, a word that is not known.
     """
 
     type: str
@@ -119,11 +124,11 @@ class PlanRule:
 
     @property
     def conditions(self) -> list[tuple[str, Any]]:
-        """Those that are set, by name."""
+        """The conditions that are set: name and value of each."""
         return [(name, value) for name in _CONDITIONS if (value := getattr(self, name)) is not None]
 
     def matches(self, facts: TableFacts) -> bool:
-        """Whether every condition holds; none does of what is unknown."""
+        """Return whether every condition holds; a condition on an unknown fact does not."""
         asked = [
             (getattr(facts, _CONDITIONS[name][0]), _CONDITIONS[name][1], value)
             for name, value in self.conditions
@@ -131,11 +136,11 @@ class PlanRule:
         return all(fact is not None and holds(fact, value) for fact, holds, value in asked)
 
     def __str__(self) -> str:
-        told = [
+        conditions = [
             _CONDITIONS[name][2].format(" or ".join(value) if name == "tables" else value)
             for name, value in self.conditions
         ]
-        return f"{self.type} for {', '.join(told) or 'all that is left'}"
+        return f"{self.type} for {', '.join(conditions) or 'all that is left'}"
 
 
 PRODUCTION = (
@@ -146,8 +151,8 @@ PRODUCTION = (
 
 
 def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """The rules of `+plan=production` on plain sizes: more than 1,000,000 rows row_wise; else wider
-    than 256 column_wise; else table_wise.
+    """Apply the rules of `+plan=production` to plain sizes: more than 1,000,000 rows row_wise; else
+    wider than 256 column_wise; else table_wise.
 
     Args:
         tables: `num_embeddings` and `embedding_dim` by table name.
@@ -156,7 +161,7 @@ def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
         The sharding type by table name.
 
     Raises:
-        ConfigError: a table without one of its sizes.
+        ConfigError: A table without one of its sizes.
     """
     for name, sizes in tables.items():
         for key in ("num_embeddings", "embedding_dim"):
@@ -173,10 +178,10 @@ def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
 
 
 def read_rule(plain: Mapping[str, Any], setting: str) -> PlanRule:
-    """A rule from YAML.
+    """Return a rule from what YAML made of it.
 
     Raises:
-        ConfigError: a condition that does not exist, a value that it cannot have, or no type.
+        ConfigError: A condition that does not exist, a value that it cannot have, or no type.
     """
     if not isinstance(plain, Mapping):
         raise ConfigError(
@@ -188,9 +193,7 @@ def read_rule(plain: Mapping[str, Any], setting: str) -> PlanRule:
         if key not in known:
             raise ConfigError(f"{setting}: unknown condition {key}; {suggest(str(key), known)}")
     if "type" not in plain:
-        raise ConfigError(
-            f"{setting}: a rule needs a type, one of {', '.join(t.value for t in ShardingType)}"
-        )
+        raise ConfigError(f"{setting}: a rule needs a type, one of {', '.join(SHARDING_TYPES)}")
     globs = plain.get("tables")
     try:
         return PlanRule(**(dict(plain) | {"tables": [globs] if isinstance(globs, str) else globs}))
@@ -214,22 +217,22 @@ def plan_by_rules(
     """Shard every table by the first rule that matches it.
 
     Args:
-        tables: of the model.
-        topology: the ranks.
-        rules: first match wins.
-        name: of the plan.
-        overrides: sharding type by table name or glob; wins over the rules, and a name over a glob.
-        mode: how tables ask for rows, "unique", "pooled" or "auto".
-        column_width: columns of a vertical strip.
-        deal: "balanced" or "round_robin", for tables whose place is free.
-        statistics, batch_per_rank: as `table_facts` takes them.
+        tables: Of the model.
+        topology: The ranks.
+        rules: First match wins.
+        name: Of the plan.
+        overrides: Sharding type by table name or glob; wins over the rules, and a name over a glob.
+        mode: How tables ask for rows, "unique", "pooled" or "auto".
+        column_width: Columns of a vertical strip.
+        deal: "balanced" or "round_robin", for tables whose ranks are chosen.
+        statistics, batch_per_rank: As `table_facts` takes them.
 
     Returns:
-        The plan; its `reasons` name the rule of each table, its `notes` what rules asked for and
-        nobody knew.
+        The plan; its `reasons` name the rule of each table, its `notes` the facts that conditions
+        are about and that are not known.
 
     Raises:
-        PlanError: an override names no table, no rule matches a table, or there is no such way to
+        PlanError: An override names no table, no rule matches a table, or there is no such way to
             deal.
     """
     if deal not in DEALS:
@@ -237,9 +240,12 @@ def plan_by_rules(
     facts = table_facts(tables, topology, statistics=statistics, batch_per_rank=batch_per_rank)
     chosen = _overridden(tables, overrides or {}, mode)
     chosen |= {f.name: _choose(f, rules, name, mode) for f in facts if f.name not in chosen}
-    place = _balanced if deal == "balanced" else _round_robin
-    done = place(
-        tables, topology, {n: (kind, how) for n, (kind, how, _) in chosen.items()}, column_width
+    tile_all = _balanced if deal == "balanced" else _round_robin
+    done = tile_all(
+        tables,
+        topology,
+        {n: (type_name, how) for n, (type_name, how, _) in chosen.items()},
+        column_width,
     )
     return ShardingPlan(
         {t.name: done[t.name] for t in tables},
@@ -258,11 +264,12 @@ def _balanced(
 ) -> dict[str, TableSharding]:
     load = [0] * topology.world_size
     done: dict[str, TableSharding] = {}
-    for t in sorted(tables, key=lambda t: (chosen[t.name][0] not in _FIXED, -weight_bytes(t))):
+    for t in sorted(tables, key=lambda t: (_type(t, chosen).chooses_ranks, -weight_bytes(t))):
         ranks = sorted(range(topology.world_size), key=lambda r: (load[r], r))
         hosts = sorted(topology.host_ranks(), key=lambda h: (sum(load[r] for r in h), h))
-        kind, how = chosen[t.name]
-        done[t.name] = tile(t, kind, Places(ranks, hosts, column_width), how)
+        type_name, how = chosen[t.name]
+        candidates = CandidateRanks(ranks, hosts)
+        done[t.name] = tile(t, type_name, candidates, how, column_width=column_width)
         for s in done[t.name].shards:
             load[s.rank] += len(s.rows) * len(s.cols) * t.data_type.dtype.itemsize
     return done
@@ -278,18 +285,22 @@ def _round_robin(
     for t in tables:
         r = dealt % len(ranks)
         h = dealt % len(hosts)
-        kind, how = chosen[t.name]
-        done[t.name] = tile(
-            t, kind, Places(ranks[r:] + ranks[:r], hosts[h:] + hosts[:h], column_width), how
-        )
-        dealt += len({s.cols.start for s in done[t.name].shards}) if kind not in _FIXED else 0
+        type_name, how = chosen[t.name]
+        candidates = CandidateRanks(ranks[r:] + ranks[:r], hosts[h:] + hosts[:h])
+        done[t.name] = tile(t, type_name, candidates, how, column_width=column_width)
+        if _type(t, chosen).chooses_ranks:
+            dealt += len({s.cols.start for s in done[t.name].shards})
     return done
+
+
+def _type(table: EmbeddingBagConfig, chosen: Chosen) -> ShardingTypeRecord:
+    return sharding_type(chosen[table.name][0], f"table {table.name}")
 
 
 def _choose(
     facts: TableFacts, rules: Sequence[PlanRule], name: str, mode: str
 ) -> tuple[str, str, str]:
-    """Type, mode, and the rule that fired."""
+    """Return type, mode, and the rule that fired."""
     for number, rule in enumerate(rules):
         if rule.matches(facts):
             return rule.type, rule.mode or mode, f"rules[{number}] of {name}: {rule}"
@@ -300,7 +311,7 @@ def _choose(
 
 
 def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
-    """What rules asked and nobody knew."""
+    """Return a sentence for each fact that rules have conditions on and that is not known."""
     asked = {
         _CONDITIONS[name][0]: name for rule in reversed(list(rules)) for name, _ in rule.conditions
     }
@@ -316,12 +327,13 @@ def _overridden(
 ) -> dict[str, tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     exact = {t.name for t in tables}
-    for pattern, kind in sorted(overrides.items(), key=lambda o: o[0] in exact):
+    for pattern, type_name in sorted(overrides.items(), key=lambda o: o[0] in exact):
         names = [t.name for t in tables if fnmatchcase(t.name, pattern)]
         if not names:
             raise PlanError(
                 f"plan.tables.{pattern}: no such table; "
                 f"{suggest(pattern, [t.name for t in tables])}"
             )
-        found |= dict.fromkeys(names, (str(kind), mode, f"plan.tables.{pattern}={kind}"))
+        why = f"plan.tables.{pattern}={type_name}"
+        found |= dict.fromkeys(names, (str(type_name), mode, why))
     return found

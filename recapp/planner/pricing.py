@@ -1,11 +1,11 @@
-"""How often everything happens under a way to cut a table, and what that costs: all tables and all
-their ways at once.
+"""How often everything happens under a cut of a table, and what that costs: all cuts of all tables
+at once.
 
     cuts (table, mode, rectangles)
         -> Prices: arrays over all rectangles of all cuts, one after the other
         -> Work of each cut
 
-A thousand tables have six thousand ways to be cut into half a million rectangles. A rectangle's
+A thousand tables have six thousand cuts with half a million rectangles. A rectangle's
 price is a dozen products, so they are priced as arrays of all; a loop over cuts would spend its
 time in numpy's calls.
 
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from recapp.planner.cost import (
     ID_BYTES,
@@ -31,20 +30,19 @@ from recapp.planner.cost import (
 )
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableSharding
+from recapp.sharding.sharding_types import Ints
 from recapp.tables.config import EmbeddingBagConfig
-
-Ints = npt.NDArray[np.int64]
 
 
 class Cut(NamedTuple):
     """A table's rectangles, strip after strip, and how it asks.
 
     Args:
-        table: what is cut.
-        mode: how it asks.
-        rank_M: owner of each rectangle; of replicas, every rank.
-        rows_M2: first row of each, and the one behind its last.
-        strips: columns and number of rectangles of each strip.
+        table: What is cut.
+        mode: How it asks.
+        rank_M: Owner of each rectangle; of replicas, every rank.
+        rows_M2: First row of each, and the one behind its last.
+        strips: Columns and number of rectangles of each strip.
     """
 
     table: EmbeddingBagConfig
@@ -73,14 +71,14 @@ class Prices:
     """What cuts cost; `work` has one cut's share.
 
     Args:
-        cuts: in order.
-        first_J: where each cut's rectangles begin.
-        home_JP: as of `Work`.
-        seconds_PM: likewise, of all rectangles.
-        asked_3M: likewise.
-        bytes_M: likewise.
-        everywhere_J3: likewise.
-        agreeing_J: likewise.
+        cuts: In order.
+        first_J: Where each cut's rectangles begin.
+        home_JP: As of `Work`.
+        seconds_PM: Likewise, of all rectangles.
+        asked_3M: Likewise.
+        bytes_M: Likewise.
+        everywhere_J3: Likewise.
+        agreeing_J: Likewise.
     """
 
     cuts: Sequence[Cut]
@@ -176,7 +174,7 @@ class _Counts:
 
 
 def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
-    """The work of every cut."""
+    """Price every cut."""
     c = _Counts(cuts, problem)
     world = problem.topology.world_size
     train = problem.rule is not None

@@ -1,5 +1,5 @@
-"""Bytes: what a plan puts on each rank, and whether that fits. Nothing is allocated before this was
-asked.
+"""Bytes that a plan puts on each rank, and whether they fit. This is checked before anything is
+allocated.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def check_memory(
     """Refuse a plan that does not fit, before anything is allocated.
 
     Raises:
-        PlanError: how many bytes are missing, on which rank, which tables are to blame and what
+        PlanError: How many bytes are missing, on which rank, which tables are to blame and what
             would help.
     """
     if topology.memory_bytes is None:
@@ -114,7 +114,7 @@ def _what_helps(largest: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank:
 
 
 def human(n: float) -> str:
-    """Bytes as people read them, in powers of ten: 308.5 MB."""
+    """Return bytes as text, in powers of ten: 308.5 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(n) < 1000:
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"

@@ -84,12 +84,12 @@ def scaled(
     """A record for each way to grow, plan, mode and number of ranks.
 
     Args:
-        ranks: how many, ascending.
+        ranks: How many, ascending.
         plans: `best`, the planner's own, or a sharding type for all tables.
-        hardware: what steps cost; ranks fill its hosts.
-        rule: of the tables' optimiser.
-        weak_batch: samples of a rank where every rank keeps its batch.
-        advance: told after each record.
+        hardware: What steps cost; ranks fill its hosts.
+        rule: Of the tables' optimiser.
+        weak_batch: Samples of a rank where every rank keeps its batch.
+        advance: Called with 1 after each record.
     """
     found = []
     for growth in ("weak", "strong"):

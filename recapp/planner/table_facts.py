@@ -1,5 +1,5 @@
-"""What is known of a table before it is sharded: what rules by hand ask for, and what their words
-mean in numbers.
+"""Facts of a table and of the machine before the table is sharded: what the conditions of plan
+rules are about, and what their words mean in numbers.
 
     rows, columns                       of its config
     lookups per row, access             ids per sample x samples of all ranks / rows
@@ -25,16 +25,16 @@ FAST_GB_PER_S = 30.0
 
 @dataclass(frozen=True)
 class TableFacts:
-    """What rules may ask; None is unknown.
+    """Facts that conditions of rules are about; None is unknown.
 
     Args:
-        name: of the table.
+        name: Of the table.
         rows: R.
-        dim: columns D.
-        lookups_per_row: mean lookups of a row in a step of all ranks.
-        memory_share: weights as a share of what the smallest rank can give.
-        interconnect_gb_per_s: what a rank sends per second.
-        hosts: how many.
+        dim: Columns D.
+        lookups_per_row: Mean lookups of a row in a step of all ranks.
+        memory_share: Weights as a share of what the smallest rank can give.
+        interconnect_gb_per_s: What a rank sends per second.
+        hosts: How many.
     """
 
     name: str
@@ -73,14 +73,14 @@ def table_facts(
     statistics: Mapping[str, Any] | None = None,
     batch_per_rank: int | None = None,
 ) -> list[TableFacts]:
-    """What rules may ask about each table.
+    """Return the facts of each table.
 
     Args:
-        tables: of the model.
-        topology: the ranks, their hosts, memory and hardware.
-        statistics: by table name, objects with `ids_per_sample`; without them every feature has one
+        tables: Of the model.
+        topology: The ranks, their hosts, memory and hardware.
+        statistics: By table name, objects with `ids_per_sample`; without them every feature has one
             id in every sample.
-        batch_per_rank: samples of a rank's batch.
+        batch_per_rank: Samples of a rank's batch.
     """
     memory = min(topology.memory_bytes) - topology.reserve_bytes if topology.memory_bytes else None
     batch = batch_per_rank * topology.world_size if batch_per_rank else None
@@ -105,7 +105,7 @@ def table_facts(
 
 
 def weight_bytes(table: EmbeddingBagConfig) -> int:
-    """Bytes of all its weights."""
+    """Return the bytes of a table's weights."""
     return table.num_embeddings * table.embedding_dim * table.data_type.dtype.itemsize
 
 

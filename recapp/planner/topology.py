@@ -24,7 +24,7 @@ from recapp.planner.hardware import (
     read_hardware,
     read_machine,
 )
-from recapp.sharding.tilings import cut
+from recapp.sharding.sharding_types import equal_ranges
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Topology:
     """Where shards may go.
 
     Args:
-        world_size: ranks W.
-        hosts: hosts the ranks are spread over, equally, in rank order.
+        world_size: Ranks W.
+        hosts: Hosts the ranks are spread over, equally, in rank order.
         compute_device: "cpu" or "cuda".
-        memory_bytes: what each rank can still give to tables and optimiser state; None where nobody
+        memory_bytes: What each rank can still give to tables and optimiser state; None where nobody
             knows.
-        reserve_bytes: of that, what messages, activations and batches need.
-        hardware: what steps cost there; None: `costs` takes the default of the device.
-        local_world_size: ranks of a host, another way to say `hosts`.
+        reserve_bytes: Of that, what messages, activations and batches need.
+        hardware: What steps cost there; None: `costs` takes the default of the device.
+        local_world_size: Ranks of a host, another way to say `hosts`.
 
     Raises:
-        ConfigError: the ranks cannot be spread over the hosts, or the numbers contradict each
+        ConfigError: The ranks cannot be spread over the hosts, or the numbers contradict each
             other.
     """
 
@@ -92,7 +92,7 @@ class Topology:
 
     def host_ranks(self) -> list[list[int]]:
         """The ranks of each host."""
-        return [list(r) for r in cut(self.world_size, self.hosts)]
+        return [list(r) for r in equal_ranges(self.world_size, self.hosts)]
 
     @property
     def ranks_per_host(self) -> int:
@@ -112,14 +112,14 @@ def topology_from(settings: Mapping[str, Any], ranks: int, compute_device: str =
     Args:
         settings: `hosts`, `memory_bytes`, `reserve_bytes`, `ranks`, `hardware` (nothing, a path, or
             what a shipped machine says).
-        ranks: where the settings name no number of ranks.
-        compute_device: where the settings name no hardware.
+        ranks: Where the settings name no number of ranks.
+        compute_device: Where the settings name no hardware.
 
     Hosts that are not named follow from the hardware's ranks per host; without hardware all ranks
     are on one.
 
     Raises:
-        ConfigError: the hardware cannot be read, or the ranks do not fill hosts.
+        ConfigError: The hardware cannot be read, or the ranks do not fill hosts.
     """
     hardware = hardware_of(settings.get("hardware"))
     world = settings.get("ranks") or ranks
@@ -143,11 +143,11 @@ def machine(name: str, ranks: int | None = None) -> Topology:
     """A shipped machine: `dgx_h100`.
 
     Args:
-        name: a file of `conf/topology`.
-        ranks: instead of as many as it has.
+        name: A file of `conf/topology`.
+        ranks: Instead of as many as it has.
 
     Raises:
-        ConfigError: there is no such machine.
+        ConfigError: There is no such machine.
     """
     settings = read_machine(name)
     return topology_from(settings | ({} if ranks is None else {"ranks": ranks}), settings["ranks"])
@@ -186,5 +186,7 @@ def hosts_in_blocks(host_W: Sequence[str]) -> int:
     hosts = list(dict.fromkeys(host_W))
     if len(host_W) % len(hosts):
         return 1
-    blocks = [hosts[i] for i, ranks in enumerate(cut(len(host_W), len(hosts))) for _ in ranks]
+    blocks = [
+        hosts[i] for i, ranks in enumerate(equal_ranges(len(host_W), len(hosts))) for _ in ranks
+    ]
     return len(hosts) if blocks == list(host_W) else 1

@@ -1,11 +1,12 @@
-"""What the search moves about: units of tables, and all that it asks of their options, worked out
+"""What the search chooses among: units of tables, and all that it asks of their options, worked out
 once.
 
-    Unit       tables that are placed together, mostly one; its options
-    Way        an option of a unit in numbers: home, owners, the kinds of kernels' calls that it
-               needs, blocks to place
-    Catalogue  the ways of all units, one by one and as arrays [N, LANES] over all of them
-    Choice     a way, and an alternative for each of its blocks
+    Unit        tables that share their ranks, mostly one; its options
+    OptionCost  an option of a unit in numbers: seconds of every rank, seconds of the owners, the
+                kinds of kernel calls that it needs, blocks whose ranks are chosen
+    Catalogue   the costs of the options of all units, one by one and as arrays [N, LANES] over all
+                of them
+    Choice      an option, and candidate ranks for each of its blocks
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from recapp.planner.cost import Fixed, Floats
-from recapp.planner.options import KERNEL_PHASES, LANES, Block, Option, base_lanes
-from recapp.planner.pricing import Ints
+from recapp.planner.options import KERNEL_PHASES, LANES, Option, PricedBlock, base_lanes
+from recapp.sharding.sharding_types import Ints
 
 Kind = tuple[int, str]
 """A width and mode, each of which has calls of its own; or `AGREEMENT`."""
@@ -30,12 +31,13 @@ _M = (LANES - len(KERNEL_PHASES)) // 2
 
 @dataclass(frozen=True)
 class Unit:
-    """Tables that are placed together, mostly one.
+    """Tables whose ranks are chosen together, mostly one.
 
     Args:
-        tables: their names.
-        options: of the unit: for each, an option for each table, with blocks that agree on places.
-        apart: words; units that share one share no rank.
+        tables: Their names.
+        options: For each option of the unit an option of each table; their blocks have the same
+            candidate ranks.
+        apart: Labels; units that have one in common share no rank.
     """
 
     tables: tuple[str, ...]
@@ -45,10 +47,15 @@ class Unit:
 
 @dataclass(frozen=True)
 class Choice:
-    """An option of a unit, and an alternative for each of its blocks."""
+    """An option of a unit, and for each of its blocks one of the block's sets of candidate ranks.
+
+    Args:
+        option: Its index in the unit.
+        candidates: For each block the index of its ranks in `PricedBlock.candidates`.
+    """
 
     option: int
-    places: tuple[int, ...]
+    candidates: tuple[int, ...]
 
 
 Assignment = tuple[Choice, ...]
@@ -56,8 +63,8 @@ Assignment = tuple[Choice, ...]
 
 
 def step_seconds(lanes: Floats) -> Floats:
-    """Lanes' slowest ranks [..., LANES] as a step: kernels add up, a message takes the slower of
-    its two links.
+    """Return the seconds of a step from what the slowest rank of each lane takes, [..., LANES]:
+    kernels add up, a message takes the slower of its two links.
     """
     found: Floats = lanes[..., :_K].sum(-1) + np.maximum(
         lanes[..., _K : _K + _M], lanes[..., _K + _M :]
@@ -66,34 +73,37 @@ def step_seconds(lanes: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Way:
-    """An option of a unit: the tables' options added up.
+class OptionCost:
+    """What an option of a unit costs: the options of its tables added up. A piece is what a rank
+    holds of a block.
 
     Args:
-        type: sharding type.
-        home: seconds of every rank, [LANES].
-        owned: of all owners together, [LANES].
-        largest: of the piece that takes longest, [LANES]; no rank has a part of a piece.
-        kinds: that its calls need.
-        blocks: to be placed, none of them twice on a rank.
+        sharding_type: The name of the type.
+        home: Seconds of every rank, [LANES].
+        owned: Seconds of all owners together, [LANES].
+        largest: Seconds of the piece that takes longest, [LANES].
+        kinds: The kinds of kernel calls that it needs.
+        blocks: What ranks are chosen for; no set of candidate ranks has a rank twice.
     """
 
-    type: str
+    sharding_type: str
     home: Floats
     owned: Floats
     largest: Floats
     kinds: frozenset[Kind]
-    blocks: tuple[Block, ...]
+    blocks: tuple[PricedBlock, ...]
 
     @cached_property
     def ranks(self) -> frozenset[int]:
-        """Where it may lie."""
-        return frozenset(int(r) for b in self.blocks for r in np.unique(b.places))
+        """The ranks on which any of it may lie."""
+        return frozenset(int(r) for b in self.blocks for r in np.unique(b.candidates))
 
-    def inside(self, ranks: Sequence[int]) -> Floats:
-        """What these ranks together take of it wherever it lies, [LANES]."""
+    def least_on(self, ranks: Sequence[int]) -> Floats:
+        """Return what these ranks together take of it at least, whichever candidate ranks are
+        chosen, [LANES].
+        """
         return sum(
-            ((np.isin(b.places, ranks) @ b.lanes).min(0) for b in self.blocks), np.zeros(LANES)
+            ((np.isin(b.candidates, ranks) @ b.lanes).min(0) for b in self.blocks), np.zeros(LANES)
         )
 
     @cached_property
@@ -103,13 +113,13 @@ class Way:
 
     @cached_property
     def bytes(self) -> float:
-        """Of all pieces."""
+        """Bytes of all pieces."""
         return sum(float(b.bytes.sum()) for b in self.blocks)
 
 
-def way_of(chosen: Sequence[Option]) -> Way:
-    """Of one table, or of several side by side: those lie on the same ranks, so their pieces are
-    one piece.
+def option_cost(chosen: Sequence[Option]) -> OptionCost:
+    """Return the cost of an option of each table of a unit; several tables lie on the same ranks,
+    so what a rank holds of them is one piece.
     """
     kinds = frozenset[Kind]().union(*(o.work.kinds for o in chosen)) | {
         AGREEMENT for o in chosen if o.work.agreeing
@@ -117,19 +127,19 @@ def way_of(chosen: Sequence[Option]) -> Way:
     if len(chosen) == 1:
         (o,) = chosen
         blocks = tuple(_once(b) for b in o.blocks)
-        return Way(o.kind, o.home, o.owned, o.largest, kinds, blocks)
+        return OptionCost(o.sharding_type, o.home, o.owned, o.largest, kinds, blocks)
     blocks = tuple(
-        Block(
+        PricedBlock(
             same[0].rows,
             same[0].cols,
             np.sum([b.lanes for b in same], 0),
             np.sum([b.bytes for b in same], 0),
-            same[0].places,
+            same[0].candidates,
         )
         for same in zip(*(o.blocks for o in chosen), strict=True)
     )
-    return Way(
-        chosen[0].kind,
+    return OptionCost(
+        chosen[0].sharding_type,
         np.sum([o.home for o in chosen], 0),
         np.sum([o.owned for o in chosen], 0),
         np.max([b.lanes.max(0) for b in blocks], 0),
@@ -138,57 +148,68 @@ def way_of(chosen: Sequence[Option]) -> Way:
     )
 
 
-def _once(block: Block) -> Block:
-    """A plan made by hand may have several pieces of a table on a rank: together they are one."""
-    if len(block.places) > 1 or len(set(block.places[0].tolist())) == block.places.shape[1]:
+def _once(block: PricedBlock) -> PricedBlock:
+    """Make one piece of the rectangles of a rank: a plan made by hand may have several there."""
+    ranks_Am = block.candidates
+    if len(ranks_Am) > 1 or len(set(ranks_Am[0].tolist())) == ranks_Am.shape[1]:
         return block
-    ranks, piece_m = np.unique(block.places[0], return_inverse=True)
+    ranks, piece_m = np.unique(ranks_Am[0], return_inverse=True)
     lanes = np.zeros((len(ranks), LANES))
     held = np.zeros(len(ranks))
     np.add.at(lanes, piece_m, block.lanes)
     np.add.at(held, piece_m, block.bytes)
-    return Block(block.rows[:0], block.cols[:0], lanes, held, ranks[None])
+    return PricedBlock(block.rows[:0], block.cols[:0], lanes, held, ranks[None])
 
 
 class Catalogue:
-    """The ways of all units.
+    """What the options of all units cost, N of them.
 
     Args:
-        units: what is placed.
-        fixed: what is paid beside their work.
+        units: What ranks are chosen for.
+        fixed: What a step takes beside their work.
+
+    Attributes:
+        costs: By unit and option.
+        all_costs: Those of all units one after the other, N.
+        first_U: Where those of each unit begin.
+        unit_N: The unit of each.
+        home_NL: `OptionCost.home` of each; likewise `owned_NL` and `largest_NL`.
+        kinds: The kinds of kernel calls that any of them needs, K.
+        uses_NK: Which of them each needs.
     """
 
     def __init__(self, units: Sequence[Unit], fixed: Fixed) -> None:
         self.units = units
         self.fixed = fixed
         self.base = base_lanes(fixed)
-        self.ways = [[way_of(chosen) for chosen in u.options] for u in units]
-        self.all = [way for of_unit in self.ways for way in of_unit]
-        counts = np.array([len(of_unit) for of_unit in self.ways])
+        self.costs = [[option_cost(chosen) for chosen in u.options] for u in units]
+        self.all_costs = [cost for of_unit in self.costs for cost in of_unit]
+        counts = np.array([len(of_unit) for of_unit in self.costs])
         self.first_U: Ints = np.cumsum(counts) - counts
         self.unit_N: Ints = np.repeat(np.arange(len(units)), counts)
         self.home_NL, self.owned_NL, self.largest_NL = (
-            np.array([getattr(way, part) for way in self.all])
+            np.array([getattr(cost, part) for cost in self.all_costs])
             for part in ("home", "owned", "largest")
         )
-        self.kinds: list[Kind] = sorted({kind for way in self.all for kind in way.kinds})
+        self.kinds: list[Kind] = sorted({kind for cost in self.all_costs for kind in cost.kinds})
         number = {kind: k for k, kind in enumerate(self.kinds)}
-        self.uses_NK: npt.NDArray[np.bool_] = np.zeros((len(self.all), len(self.kinds)), bool)
-        for n, way in enumerate(self.all):
-            self.uses_NK[n, [number[kind] for kind in way.kinds]] = True
+        self.uses_NK: npt.NDArray[np.bool_] = np.zeros((len(self.all_costs), len(self.kinds)), bool)
+        for n, cost in enumerate(self.all_costs):
+            self.uses_NK[n, [number[kind] for kind in cost.kinds]] = True
 
     def fee(self, kind: Kind) -> float:
-        """Seconds that the first table with a kind adds to a step."""
+        """Return the seconds that the first table with a kind of calls adds to a step."""
         return self.fixed.agreement_seconds if kind == AGREEMENT else self.fixed.kind_seconds
 
     def combinations(self) -> int:
-        """How many assignments there are."""
+        """Count the assignments that there are."""
         return prod(
-            sum(prod(len(b.places) for b in way.blocks) for way in of_unit) for of_unit in self.ways
+            sum(prod(len(b.candidates) for b in cost.blocks) for cost in of_unit)
+            for of_unit in self.costs
         )
 
     def choices(self, unit: int) -> Iterator[Choice]:
-        """All of a unit."""
-        for o, way in enumerate(self.ways[unit]):
-            for places in np.ndindex(*(len(b.places) for b in way.blocks)):
-                yield Choice(o, tuple(int(a) for a in places))
+        """List all choices of a unit."""
+        for option, cost in enumerate(self.costs[unit]):
+            for chosen in np.ndindex(*(len(b.candidates) for b in cost.blocks)):
+                yield Choice(option, tuple(int(a) for a in chosen))

@@ -288,11 +288,24 @@ def _check_together(config: Mapping[str, Any], said: Collection[str]) -> None:
             f"trainer.val_check_interval={trainer['val_check_interval']} steps, counted across "
             "epochs; set one of the two"
         )
-    if isinstance(plan, Mapping) and "path" in plan and len(plan) > 1:
-        other = next(key for key in plan if key != "path")
+    if isinstance(plan, Mapping):
+        _check_plan(plan)
+
+
+def _check_plan(plan: Mapping[str, Any]) -> None:
+    others = [key for key in plan if key not in ("path", "sharding_types")]
+    if "path" in plan and others:
         raise ConfigError(
-            f"plan.{other}: cannot be set beside plan.path, which is a whole plan: edit the file"
+            f"plan.{others[0]}: cannot be set beside plan.path, which is a whole plan: edit the "
+            "file"
         )
+    if plan.get("tables"):
+        from recapp.sharding.sharding_types import SHARDING_TYPES  # imports numpy
+
+        known = [*SHARDING_TYPES, *(plan.get("sharding_types") or {})]
+        for name, type_name in plan["tables"].items():
+            if type_name not in known:
+                raise ConfigError(f"plan.tables.{name}={type_name}: {suggest(type_name, known)}")
 
 
 def check_share(said: object) -> Fraction:

@@ -20,9 +20,6 @@ Rows = Annotated[int, Within(1, 2**48)]  # of a table: more would not fit anywhe
 Patience = Annotated[float, Within(above=0, most=31_536_000)]  # in seconds, at most a year
 Share = Annotated[float, Within(above=0, most=1)]
 Paths = str | list[str]
-ShardingType = Literal[
-    "data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "grid_shard"
-]
 Metric = Literal["auc", "log_loss", "normalized_entropy", "calibration"]
 Mode = Literal["auto", "unique", "pooled"]
 Storage = Literal["fp32", "fp64", "fp16", "bf16"]
@@ -101,6 +98,15 @@ Logger = Annotated[
         ("save_dir",),
         makes="lightning.pytorch.loggers.Logger",
         such_as="recapp.trainer.curves.CSVCurves",
+    ),
+]
+
+OwnShardingType = Annotated[
+    dict[str, Any],
+    Made(
+        tried=True,
+        makes="recapp.sharding.sharding_types.ShardingTypeRecord",
+        such_as="a function that returns one",
     ),
 ]
 
@@ -284,7 +290,8 @@ class Plan:
     rules: list[dict[str, Any]] = ABSENT
     mode: Mode = ABSENT
     column_width: Positive = ABSENT
-    tables: dict[str, ShardingType] = ABSENT
+    tables: dict[str, str] = ABSENT
+    sharding_types: dict[str, OwnShardingType] = ABSENT
     deal: Literal["balanced", "round_robin"] = ABSENT
     dp_max_rows: Natural = ABSENT
     path: str = ABSENT

@@ -19,7 +19,6 @@ from recapp.settings.groups import (
     Plan,
     Planner,
     Positive,
-    ShardingType,
     TablesOfDataset,
     Topology,
     Trainer,
@@ -80,9 +79,7 @@ class OnPaper(Run):
     as_: Literal["plan", "hugectr"] = "plan"
     path: str | None = None
     ranks: list[Positive] = field(default_factory=list)
-    plans: list[Literal["best"] | ShardingType] | Literal["best"] | ShardingType = field(
-        default_factory=list
-    )
+    plans: str | list[str] = field(default_factory=list)
     weak_batch: Positive = 512
 
 

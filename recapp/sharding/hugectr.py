@@ -48,7 +48,7 @@ from typing import Any, NoReturn
 from recapp.errors import PlanError, suggest
 from recapp.sharding.hugectr_matrix import MATRIX, plan_from_matrix, table_sharding
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.sharding.tilings import cut
+from recapp.sharding.sharding_types import equal_ranges
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.lookups import lookups_of
 
@@ -400,7 +400,7 @@ def _holders(table: EmbeddingBagConfig, sharding: TableSharding, world: int) -> 
         whole = gpus + [g for g in range(world) if g not in gpus][: n - len(cells)]
         if len(set(whole)) == n and cells == [
             Shard(g, rows, s.cols)
-            for g, rows, s in zip(gpus, cut(table.num_embeddings, n), cells, strict=False)
+            for g, rows, s in zip(gpus, equal_ranges(table.num_embeddings, n), cells, strict=False)
         ]:
             return tuple(whole)
     raise PlanError(

@@ -22,7 +22,7 @@ from typing import Any
 
 from recapp.errors import PlanError, suggest
 from recapp.sharding.sharding_plan import Mode, Shard, TableSharding
-from recapp.sharding.tilings import cut
+from recapp.sharding.sharding_types import equal_ranges
 from recapp.tables.config import EmbeddingBagConfig
 
 MATRIX = "shard_matrix"
@@ -53,8 +53,10 @@ def table_sharding(
         )
     shards = [
         Shard(g, part, cols)
-        for run, cols in zip(cut(len(gpus), strips), cut(dim, strips), strict=True)
-        for g, part in zip([gpus[i] for i in run], cut(len(rows), len(run)), strict=False)
+        for run, cols in zip(
+            equal_ranges(len(gpus), strips), equal_ranges(dim, strips), strict=True
+        )
+        for g, part in zip([gpus[i] for i in run], equal_ranges(len(rows), len(run)), strict=False)
     ]
     kind = (
         "table_wise"

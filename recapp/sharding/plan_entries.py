@@ -10,14 +10,13 @@ from typing import Any, get_args
 
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.sharding.sharding_plan import Mode, PlannedFor, Shard, ShardingPlan, TableSharding
-from recapp.sharding.tilings import ShardingType
+from recapp.sharding.sharding_types import CUSTOM, SHARDING_TYPES
 from recapp.tables.config import EmbeddingBagConfig
 
 TOP = ("name", "ranks", "batch_per_rank", "notes", "tables", "statistics")
 ENTRY = ("table", "type", "mode", "shards")
 SIZES = ("rows", "dim")
 CONFIG = (*SIZES, "data_type", "features", "pooling", "id_rule", "init_range")
-TYPES = (*(t.value for t in ShardingType), "custom")
 PARTS = ("rows", "cols")
 MOST_RANKS = 65_536  # a replica lies on each, so a line of a file becomes as many shards
 MOST_ROWS = 2**53
@@ -79,11 +78,11 @@ def everywhere(rows: int, dim: int, world: int) -> list[Shard]:
 def _sharding(
     entry: Mapping[str, Any], where: str, rows: int, dim: int, world: int
 ) -> TableSharding:
-    for key, known in (("type", TYPES), ("mode", get_args(Mode))):
+    for key, known in (("type", (*SHARDING_TYPES, CUSTOM)), ("mode", get_args(Mode))):
         if key in entry and entry[key] not in known:
             raise PlanError(f"{where}.{key}={entry[key]}: {suggest(str(entry[key]), known)}")
     mode = entry.get("mode", "auto")
-    kind = entry.get("type", "custom")
+    kind = entry.get("type", CUSTOM)
     if "shards" not in entry and mode == "replicated":
         return TableSharding(tuple(everywhere(rows, dim, world)), mode, kind)
     shards = []

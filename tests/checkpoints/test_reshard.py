@@ -16,7 +16,8 @@ from recapp.checkpoints.directory import load_blocks, load_table, read_manifest,
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sharding.tilings import Places, ShardingType, tile
+from recapp.sharding.sharding_types import CandidateRanks, ShardingType
+from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 
 
@@ -53,8 +54,9 @@ def test_any_tiling_loads_under_any_other(data, rows, cols, ranks_before, ranks_
 
 def held_by(table, kind, rank, world, states):
     """The blocks that a rank holds under a named sharding type, row-wise state beside them."""
-    places = Places(list(range(world)), [list(range(world))], 3)
-    layout = make_layout([table], ShardingPlan({table.name: tile(table, kind, places)}, world))
+    ranks = CandidateRanks(list(range(world)), [list(range(world))])
+    sharding = tile(table, kind, ranks, column_width=3)
+    layout = make_layout([table], ShardingPlan({table.name: sharding}, world))
     found = []
     for piece in (p for p in layout.pieces if p.rank == rank):
         strip = layout.strips[piece.strip]

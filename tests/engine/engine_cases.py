@@ -10,7 +10,8 @@ from torch import nn
 
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sharding.tilings import Places, tile
+from recapp.sharding.sharding_types import CandidateRanks
+from recapp.sharding.tilings import tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -52,7 +53,7 @@ def make_plan(kind, tables, world, *, seed=0, mode="unique", column_width=5):
         if kind in ("mixed", "random"):
             return sharding(kind, table, world, rng, mode)
         rng.shuffle(ranks)
-        return tile(table, kind, Places(ranks, hosts, column_width), mode)
+        return tile(table, kind, CandidateRanks(ranks, hosts), mode, column_width=column_width)
 
     return ShardingPlan({t.name: cut(t) for t in tables}, world, kind)
 

@@ -4,6 +4,7 @@ before they travel, so sums are in another order: equal within 1e-5.
 """
 
 import pytest
+import row_wise_on_two
 import torch
 from engine.engine_cases import (
     KINDS,
@@ -17,6 +18,7 @@ from engine.engine_cases import (
 )
 
 from recapp.engine.shard_model import wrap_dense
+from recapp.sharding.sharding_types import register
 
 STEPS = 3
 ROWS = 12
@@ -110,6 +112,16 @@ def test_a_run_has_the_same_bits_under_every_plan(ranks, world, rule, bags):
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 def test_a_run_has_the_same_bits_in_every_combination(ranks, world, rule, bags, pooling):
     check(ranks, world, rule, bags, pooling=pooling)
+
+
+def test_a_sharding_type_of_ones_own_keeps_the_bits_too(ranks):
+    for found in ranks.run(under_own_type, 4):
+        assert found == {row_wise_on_two.NAME: []}
+
+
+def under_own_type(comm):
+    register(row_wise_on_two.row_wise_on_two())
+    return differing(comm, [row_wise_on_two.NAME], "rowwise_adagrad", False, True)
 
 
 def test_mean_pooling_keeps_the_bits_too(ranks):

@@ -14,7 +14,7 @@ from recapp.kernels.links import Bags, Links, Routes, Scratch
 from recapp.kernels.ragged import gather, group, runs, starts
 from recapp.kernels.reference import SQUARE_BLOCK, TorchBackend
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
-from recapp.sharding.tilings import COLUMN_WIDTH
+from recapp.sharding.sharding_types import COLUMN_WIDTH
 
 CPU = torch.device("cpu")
 R = 50

@@ -12,7 +12,8 @@ from torch import nn
 
 from recapp.optim import rules
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.sharding.tilings import Places, ShardingType, tile
+from recapp.sharding.sharding_types import CandidateRanks, ShardingType
+from recapp.sharding.tilings import tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -66,7 +67,8 @@ def sharding(kind, table, world, rng, mode):
     rng.shuffle(ranks)
     half = max(1, world // 2)
     hosts = [h for h in (list(range(half)), list(range(half, world))) if h]
-    return tile(table, kind, Places(ranks, hosts, column_width=rng.choice([1, 2, 4])), mode)
+    width = rng.choice([1, 2, 4])
+    return tile(table, kind, CandidateRanks(ranks, hosts), mode, column_width=width)
 
 
 def make_batch(tables, rows, rng, generator, weighted):

@@ -86,11 +86,8 @@ def tried(outcome, catalogue):
             least = min(least, cost_of(works, outcome.problem).step_seconds)
             return
         for choice in catalogue.choices(unit):
-            place(
-                unit + 1,
-                works
-                + [p.placed(choice.places) for p in outcome.units[unit].options[choice.option]],
-            )
+            options = outcome.units[unit].options[choice.option]
+            place(unit + 1, works + [o.on_ranks(choice.candidates) for o in options])
 
     place(0, [])
     return least
@@ -121,7 +118,7 @@ def test_types_that_are_left_out_raise_the_bound_and_stay_below_their_own_plans(
     asked = problem(random.Random(seed), 6, 4, 2)
     every = plan_tables(asked)
     catalogue = Catalogue(every.units, fixed_of(asked))
-    allowed_N = np.array([way.type == "row_wise" for way in catalogue.all])
+    allowed_N = np.array([cost.sharding_type == "row_wise" for cost in catalogue.all_costs])
     uniform = plan_tables(asked, {"*": ParameterConstraints(sharding_types=["row_wise"])})
     found = lower_bound(catalogue, 4, allowed_N)[0].seconds
     assert lower_bound(catalogue, 4)[0].seconds <= found <= uniform.cost.step_seconds * (1 + 1e-12)

@@ -11,7 +11,8 @@ from recapp.planner.buffers import buffer_bytes
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sharding.tilings import Places, tile
+from recapp.sharding.sharding_types import CandidateRanks
+from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 
@@ -24,12 +25,12 @@ def held(kind, world=2, rule=sgd, **more):
     problem = PlanningProblem(
         [TABLE], Topology(world), 10, rule() if rule else None, {"t": KNOWN}, **more
     )
-    places = Places(list(range(world)), problem.topology.host_ranks())
-    plan = ShardingPlan({"t": tile(TABLE, kind, places)}, world)
+    ranks = CandidateRanks(list(range(world)), problem.topology.host_ranks())
+    plan = ShardingPlan({"t": tile(TABLE, kind, ranks)}, world)
     return buffer_bytes(plan, problem).tolist()
 
 
-PLACES = 4 * 10
+OFFSETS = 4 * 10
 HOME = 4 * 9 * 10
 
 
@@ -38,26 +39,26 @@ def test_one_message_of_vectors_and_the_notes_of_two_batches_are_held():
     ask for; a fifth more than is asked."""
     owner = (8 * 16 + 8 * 16) + 2 * (8 * 4 + 8 * 4 + HOME + 4 * 7 * 16)
     other = 8 * 16 + 2 * (8 * 4 + HOME)
-    assert held("table_wise") == pytest.approx([1.2 * owner + PLACES, 1.2 * other + PLACES])
+    assert held("table_wise") == pytest.approx([1.2 * owner + OFFSETS, 1.2 * other + OFFSETS])
     copies = 3 * 8 * 16 + 2 * (
         3 * 8 * 4 + HOME + 4 * 7 * 16
     )  # gradients from the other rank, to both
-    assert held("data_parallel") == pytest.approx([1.2 * copies + PLACES] * 2)
+    assert held("data_parallel") == pytest.approx([1.2 * copies + OFFSETS] * 2)
 
 
 def test_without_look_ahead_one_batch_is_noted_and_serving_notes_no_update():
     owner = (8 * 16 + 8 * 16) + (8 * 4 + 8 * 4 + HOME + 4 * 7 * 16)
-    assert held("table_wise", look_ahead=0)[0] == pytest.approx(1.2 * owner + PLACES)
+    assert held("table_wise", look_ahead=0)[0] == pytest.approx(1.2 * owner + OFFSETS)
     assert held("table_wise", look_ahead=0, rule=None)[0] == pytest.approx(
-        1.2 * (owner - 4 * 5 * 16) + PLACES
+        1.2 * (owner - 4 * 5 * 16) + OFFSETS
     )
 
 
 def test_a_validation_batch_is_noted_beside_them_and_may_have_the_largest_message():
     owner = 2 * 12 * 16 + 2 * (2 * 8 * 4 + HOME + 4 * 7 * 16) + (2 * 12 * 4 + 2 * HOME + 4 * 2 * 24)
-    assert held("table_wise", val_batch_per_rank=20)[0] == pytest.approx(1.2 * owner + 3 * PLACES)
+    assert held("table_wise", val_batch_per_rank=20)[0] == pytest.approx(1.2 * owner + 3 * OFFSETS)
     equal = 2 * 8 * 16 + 2 * (2 * 8 * 4 + HOME + 4 * 7 * 16) + (2 * 8 * 4 + HOME + 4 * 2 * 16)
-    assert held("table_wise", val_batch_per_rank=10)[0] == pytest.approx(1.2 * equal + PLACES)
+    assert held("table_wise", val_batch_per_rank=10)[0] == pytest.approx(1.2 * equal + OFFSETS)
 
 
 def test_a_rank_alone_asks_nobody():

@@ -19,7 +19,8 @@ from recapp.planner.pricing import plan_cost, work_of
 from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sharding.tilings import Places, tile
+from recapp.sharding.sharding_types import CandidateRanks
+from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.statistics import TableStatistics
@@ -43,12 +44,11 @@ def price(kind, world=2, hosts=1, mode="unique", rule=None, **more):
         [TABLE], Topology(world, hosts, hardware=MACHINE), 10, rule or sgd(), {"t": KNOWN}, **more
     )
     ranks = list(range(world)) if kind != "table_row_wise" else [2, 3, 0, 1]
-    places = Places(
-        ranks,
-        sorted(problem.topology.host_ranks(), key=lambda h: ranks.index(h[0])),
-        column_width=2,
+    candidates = CandidateRanks(
+        ranks, sorted(problem.topology.host_ranks(), key=lambda h: ranks.index(h[0]))
     )
-    cost = plan_cost(ShardingPlan({"t": tile(TABLE, kind, places, mode)}, world), problem)
+    sharding = tile(TABLE, kind, candidates, mode, column_width=2)
+    cost = plan_cost(ShardingPlan({"t": sharding}, world), problem)
     return {
         phase: seconds.max() * 1e9 for phase, seconds in zip(PHASES, cost.seconds_PW, strict=True)
     }, cost
@@ -146,9 +146,9 @@ def test_pooled_bags_send_ids_and_lengths_there_and_a_vector_a_bag_back():
 
 def test_an_open_mode_is_priced_as_the_one_that_sends_less():
     problem = PlanningProblem([TABLE], Topology(2, hardware=MACHINE), 10, sgd(), {"t": KNOWN})
-    places = Places([0, 1], [[0, 1]])
+    ranks = CandidateRanks([0, 1], [[0, 1]])
     whole = {
-        mode: work_of(TABLE, tile(TABLE, "table_wise", places, mode), problem)
+        mode: work_of(TABLE, tile(TABLE, "table_wise", ranks, mode), problem)
         for mode in ("auto", "unique", "pooled")
     }
     assert (
@@ -238,7 +238,7 @@ def test_calls_are_paid_once_for_each_width_and_mode():
         10,
         sgd(),
     )
-    places = Places([0, 1], [[0, 1]])
+    ranks = CandidateRanks([0, 1], [[0, 1]])
 
     def step(dims):
         tables = [
@@ -248,7 +248,7 @@ def test_calls_are_paid_once_for_each_width_and_mode():
             for k, d in enumerate(dims)
         ]
         return cost_of(
-            [work_of(t, tile(t, "table_wise", places), problem) for t in tables], problem
+            [work_of(t, tile(t, "table_wise", ranks), problem) for t in tables], problem
         ).step_seconds
 
     same = step([4, 4])

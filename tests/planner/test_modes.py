@@ -9,7 +9,8 @@ from recapp.errors import PlanError
 from recapp.planner.choose_modes import decide_modes, exchanged_bytes
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.sharding.tilings import Places, tile
+from recapp.sharding.sharding_types import CandidateRanks
+from recapp.sharding.tilings import tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -21,8 +22,10 @@ def table(name="t", rows=1000, dim=8, features=("f",)):
 
 
 def plan_of(tables, kind="row_wise", mode="auto", world=2, column_width=4):
-    places = Places(list(range(world)), [list(range(world))], column_width)
-    return ShardingPlan({t.name: tile(t, kind, places, mode) for t in tables}, world)
+    ranks = CandidateRanks(list(range(world)), [list(range(world))])
+    return ShardingPlan(
+        {t.name: tile(t, kind, ranks, mode, column_width=column_width) for t in tables}, world
+    )
 
 
 def test_distinct_rows_and_bags_of_each_owner_are_counted():

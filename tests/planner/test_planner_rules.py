@@ -198,7 +198,7 @@ def test_unknown_conditions_and_types_are_refused():
         ConfigError, match=r"plan.rules\[2\]: unknown condition row_above; did you mean rows_above"
     ):
         read_rule({"type": "row_wise", "row_above": 5}, "plan.rules[2]")
-    with pytest.raises(ConfigError, match="a rule needs a type, one of table_wise, column_wise"):
+    with pytest.raises(ConfigError, match="a rule needs a type, one of table_wise, row_wise"):
         read_rule({"rows_above": 5}, "plan.rules[0]")
     with pytest.raises(
         PlanError, match="table large_table: unknown sharding type rowwise; did you mean row_wise"

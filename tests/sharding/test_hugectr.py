@@ -19,7 +19,7 @@ from recapp.planner.topology import Topology
 from recapp.sharding.hugectr import hugectr_json, is_hugectr, plan_from_hugectr
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.sharding.tilings import cut
+from recapp.sharding.sharding_types import equal_ranges
 from recapp.tables.config import EmbeddingBagConfig
 
 SIZES = [
@@ -589,7 +589,10 @@ def test_mixed_placements_share_groups_where_they_can():
     ranks = [(0,), (1, 2, 3, 4), (5,), (0, 1, 2, 3, 4, 5), (5, 0)]
     shards = {
         t.name: TableSharding(
-            tuple(Shard(r, rows, range(16)) for r, rows in zip(own, cut(12, len(own)), strict=True))
+            tuple(
+                Shard(r, rows, range(16))
+                for r, rows in zip(own, equal_ranges(12, len(own)), strict=True)
+            )
         )
         for t, own in zip(tables, ranks, strict=True)
     }

@@ -12,7 +12,8 @@ from parity.cases import KINDS, sharding
 from recapp.engine.exchange_modes import make_routes
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.sharding.tilings import Places, tile
+from recapp.sharding.sharding_types import CandidateRanks
+from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
 
 CPU = torch.device("cpu")
@@ -25,13 +26,12 @@ def table(name, rows, dim, features=("f",), dtype="fp32"):
 
 
 def layout_of(tables, kinds, world, mode="unique", column_width=2):
-    places = Places(list(range(world)), [list(range(world))], column_width)
-    return make_layout(
-        tables,
-        ShardingPlan(
-            {t.name: tile(t, k, places, mode) for t, k in zip(tables, kinds, strict=True)}, world
-        ),
-    )
+    ranks = CandidateRanks(list(range(world)), [list(range(world))])
+    made = {
+        t.name: tile(t, k, ranks, mode, column_width=column_width)
+        for t, k in zip(tables, kinds, strict=True)
+    }
+    return make_layout(tables, ShardingPlan(made, world))
 
 
 def test_strips_of_one_width_mode_and_type_are_one_group_and_replicas_come_last():

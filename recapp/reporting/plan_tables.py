@@ -1,5 +1,5 @@
-"""A plan in words and tables for a terminal of 80 columns: what `explained` knows, said to
-people.
+"""Tables and sentences about a plan for a terminal of 80 columns. They show what
+`recapp.planner.explain.explained` returns.
 """
 
 from collections import Counter
@@ -9,32 +9,37 @@ from textwrap import fill
 from typing import Any
 
 from recapp.console import Column, print_table, readable
-from recapp.planner.cost import PHASES
-from recapp.planner.rank_memory import human
-from recapp.planner.types import TYPES
+from recapp.reporting.drawing import size
+from recapp.reporting.phases import PHASES
+from recapp.sharding.sharding_types import SHARDING_TYPES
 
-# of the longest bar
 BAR = "█"
-WIDTH = 24
+BAR_WIDTH = 12  # characters of the longest bar
 MATRIX_RANKS = 8  # up to which every pair is shown
 MOST_TABLES = 60  # in a list; JSON and the page have all
 
 Explained = Mapping[str, Any]
 
 
-def tell(told: Explained) -> None:
-    """Print a plan: its step, tables, runner-ups, ranks, traffic and types."""
-    _say(_headline(told))
-    for note in told["notes"]:
-        _say(f"note: {note}")
-    rows = told["rows"][:MOST_TABLES]
+def print_plan(explained: Explained) -> None:
+    """Print a plan: its step, tables, runner-ups, ranks, traffic and sharding types.
+
+    Args:
+        explained: The plan, as `recapp.planner.explain.explained` returns it.
+    """
+    _print_wrapped(_headline(explained))
+    for note in explained["notes"]:
+        _print_wrapped(f"note: {note}")
+    rows = explained["rows"][:MOST_TABLES]
     more = (
-        f" (the first {MOST_TABLES} of {len(told['rows']):,}; format=json has all)"
-        if len(told["rows"]) > MOST_TABLES
+        f" (the first {MOST_TABLES} of {len(explained['rows']):,}; format=json has all)"
+        if len(explained["rows"]) > MOST_TABLES
         else ""
     )
     print()
-    print_table([_table_line(r, told["world_size"]) for r in rows], _TABLE, title=f"Tables{more}")
+    print_table(
+        [_table_line(r, explained["world_size"]) for r in rows], _TABLE, title=f"Tables{more}"
+    )
     print()
     print_table(rows, _TIMES, title="Milliseconds by phase, each table as if it were alone")
     if any(r["runner_up"] or r["why"] for r in rows):
@@ -48,11 +53,11 @@ def tell(told: Explained) -> None:
             ],
         )
     print()
-    _tell_ranks(told)
+    _print_ranks(explained)
     print()
-    _tell_traffic(told)
+    _print_traffic(explained)
     print()
-    _tell_types(told)
+    _print_types(explained)
 
 
 _TABLE = [
@@ -70,22 +75,22 @@ _TIMES = [
 ]
 
 
-def _say(text: str, after: str = "") -> None:
-    """A sentence, broken where the terminal ends."""
+def _print_wrapped(text: str, after: str = "") -> None:
+    """Print a sentence, broken where the terminal ends."""
     print(fill(readable(text), get_terminal_size((80, 24)).columns, subsequent_indent=after))
 
 
-def _headline(told: Explained) -> str:
-    world = told["world_size"]
-    hosts = len(told["hosts"])
+def _headline(explained: Explained) -> str:
+    world = explained["world_size"]
+    hosts = len(explained["hosts"])
     said = (
-        f"plan {told['name']} on {world} "
+        f"plan {explained['name']} on {world} "
         f"rank{'s' if world > 1 else ''}{f' of {hosts} hosts' if hosts > 1 else ''} "
-        f"({told['hardware']}), {told['batch_per_rank']:,} samples a rank: step "
-        f"{told['step_ms']:.2f} ms predicted"
+        f"({explained['hardware']}), {explained['batch_per_rank']:,} samples a rank: step "
+        f"{explained['step_ms']:.2f} ms predicted"
     )
-    if told["lower_bound_ms"]:
-        gap = told["step_ms"] / told["lower_bound_ms"] - 1
+    if explained["lower_bound_ms"]:
+        gap = explained["step_ms"] / explained["lower_bound_ms"] - 1
         said += (
             f", at most {gap:.1%} above the least possible"
             if gap > 5e-4
@@ -103,12 +108,12 @@ def _table_line(row: Mapping[str, Any], world: int) -> dict[str, Any]:
         "size": f"{row['rows']:,} x {row['dim']}",
         "type": kind,
         "ranks": ranks_text(row["ranks"], world),
-        "bytes": human(row["bytes"]),
+        "bytes": size(row["bytes"]),
     }
 
 
 def ranks_text(ranks: Sequence[int], world: int) -> str:
-    """`all`, `0-3,6`: ranks as people write them."""
+    """Write ranks as people do: `all`, `0-3,6`."""
     if len(ranks) == world:
         return "all"
     parts = []
@@ -121,8 +126,8 @@ def ranks_text(ranks: Sequence[int], world: int) -> str:
     return ",".join(parts)
 
 
-def _tell_ranks(told: Explained) -> None:
-    ranks = told["ranks"]
+def _print_ranks(explained: Explained) -> None:
+    ranks = explained["ranks"]
     most_bytes = max(r["bytes"] for r in ranks) or 1
     most_ms = max(r["predicted_ms"] for r in ranks) or 1
     shown = (
@@ -131,10 +136,10 @@ def _tell_ranks(told: Explained) -> None:
     lines = [
         {
             "rank": r["rank"],
-            "bytes": human(r["bytes"]),
-            "memory": BAR * max(1, round(WIDTH / 2 * r["bytes"] / most_bytes)),
+            "bytes": size(r["bytes"]),
+            "memory": BAR * max(1, round(BAR_WIDTH * r["bytes"] / most_bytes)),
             "ms": r["predicted_ms"],
-            "time": BAR * max(1, round(WIDTH / 2 * r["predicted_ms"] / most_ms)),
+            "time": BAR * max(1, round(BAR_WIDTH * r["predicted_ms"] / most_ms)),
         }
         for r in shown
     ]
@@ -163,16 +168,16 @@ def _tell_ranks(told: Explained) -> None:
             )
 
 
-def _tell_traffic(told: Explained) -> None:
-    world = told["world_size"]
-    sent = {(b["source"], b["target"]): b["bytes"] for b in told["between_ranks"]}
+def _print_traffic(explained: Explained) -> None:
+    world = explained["world_size"]
+    sent = {(b["source"], b["target"]): b["bytes"] for b in explained["between_ranks"]}
     if not sent:
         print("Nothing travels between ranks.")
     elif world <= MATRIX_RANKS:
         lines = [
             {
                 "from": a,
-                **{str(b): "-" if a == b else human(sent.get((a, b), 0)) for b in range(world)},
+                **{str(b): "-" if a == b else size(sent.get((a, b), 0)) for b in range(world)},
             }
             for a in range(world)
         ]
@@ -185,24 +190,23 @@ def _tell_traffic(told: Explained) -> None:
         out = Counter[int]()
         for (a, _), n in sent.items():
             out[a] += n
-        _say(
-            f"A step sends {human(sum(out.values()))} between ranks, {human(max(out.values()))} "
+        _print_wrapped(
+            f"A step sends {size(sum(out.values()))} between ranks, {size(max(out.values()))} "
             "from the busiest and "
-            f"{human(min(out[a] for a in range(world)))} from the idlest; largest pair "
-            f"{human(max(sent.values()))}."
+            f"{size(min(out[a] for a in range(world)))} from the idlest; largest pair "
+            f"{size(max(sent.values()))}."
         )
 
 
-def _tell_types(told: Explained) -> None:
-    counts = Counter(r["type"] for r in told["rows"])
-    for facts in TYPES:
-        if counts[facts.type]:
-            _say(
-                f"{counts[facts.type]} x {facts.type}: {facts.description}. + {facts.pros}. - "
-                f"{facts.cons}.",
+def _print_types(explained: Explained) -> None:
+    counts = Counter(r["type"] for r in explained["rows"])
+    for name, record in SHARDING_TYPES.items():
+        if counts[name]:
+            _print_wrapped(
+                f"{counts[name]} x {name}: {record.description}. + {record.pros}. - {record.cons}.",
                 "  ",
             )
-    for other in sorted(counts.keys() - {f.type for f in TYPES}):
+    for other in sorted(counts.keys() - SHARDING_TYPES.keys()):
         print(f"{counts[other]} x {other}: rectangles that no named type makes")
 
 
@@ -210,8 +214,8 @@ def _tell_types(told: Explained) -> None:
 
 
 def difference(a: Explained, b: Explained) -> list[dict[str, Any]]:
-    """A record for each table on which two plans differ: type, mode and ranks of each, and by how
-    much its own time changes.
+    """Return a record for each table on which two plans differ: type, mode and ranks of each, and
+    by how much its own time changes.
     """
     others = {r["table"]: r for r in b["rows"]}
     found = []
@@ -235,10 +239,16 @@ def difference(a: Explained, b: Explained) -> list[dict[str, Any]]:
     return found
 
 
-def tell_difference(a: Explained, b: Explained, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print two plans' tables where they differ, then their phases and ranks side by side."""
+def print_difference(a: Explained, b: Explained, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print two plans' tables where they differ, then their phases and ranks side by side.
+
+    Args:
+        a: A plan, as `recapp.planner.explain.explained` returns it.
+        b: Another plan of the same tables.
+        rows: What `difference` says of them.
+    """
     world = a["world_size"]
-    _say(
+    _print_wrapped(
         f"a = {a['name']}: {a['step_ms']:.2f} ms; b = {b['name']}: {b['step_ms']:.2f} ms; "
         f"{len(rows)} of {len(a['rows'])} tables differ"
     )
@@ -287,7 +297,7 @@ def tell_difference(a: Explained, b: Explained, rows: Sequence[Mapping[str, Any]
     fullest = [max(r["bytes"] for r in x["ranks"]) for x in (a, b)]
     sent = [sum(r["bytes"] for r in x["between_ranks"]) for x in (a, b)]
     print()
-    _say(
-        f"fullest rank {human(fullest[0])} and {human(fullest[1])}; sent in a step "
-        f"{human(sent[0])} and {human(sent[1])}"
+    _print_wrapped(
+        f"fullest rank {size(fullest[0])} and {size(fullest[1])}; sent in a step "
+        f"{size(sent[0])} and {size(sent[1])}"
     )

@@ -1,0 +1,156 @@
+"""A plan in the making: what each rank has to do and to hold so far, and which ranks one more unit
+costs least on.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from recapp.planner.cost import Floats
+from recapp.planner.options import LANES, PricedBlock
+from recapp.planner.units import Assignment, Catalogue, Choice, Kind, step_seconds
+
+SMALLEST_GAIN = 1e-7  # seconds of a step: what gains less does not count as faster
+
+
+class PartialPlan:
+    """Units that have their ranks: seconds by rank and lane, bytes by rank.
+
+    Args:
+        catalogue: The units and what each of their options costs.
+        capacity_W: Bytes that each rank has; infinite where nobody knows.
+    """
+
+    def __init__(self, catalogue: Catalogue, capacity_W: Floats) -> None:
+        self.catalogue = catalogue
+        self.capacity_W = capacity_W
+        self.limited = bool(np.isfinite(capacity_W).any())
+        W = len(capacity_W)
+        self.load = np.zeros((W, LANES))
+        self.home = catalogue.base.copy()
+        self.held = np.zeros(W)
+        self.choices: dict[int, Choice] = {}
+        self.kinds: Counter[Kind] = Counter()
+        self.units_apart: dict[str, Counter[int]] = {
+            label: Counter() for u in catalogue.units for label in u.apart
+        }
+        self._peak: Floats | None = None
+
+    @property
+    def peak(self) -> Floats:
+        """Seconds of the slowest rank of each lane, [LANES]."""
+        if self._peak is None:
+            self._peak = self.load.max(0)
+        return self._peak
+
+    def lanes(self) -> Floats:
+        """Return the seconds of each lane, [LANES]."""
+        return self.home + self.peak
+
+    def seconds(self) -> float:
+        """Return the seconds of a step by its lanes, never more than its price."""
+        fees = sum(self.catalogue.fee(kind) for kind, n in self.kinds.items() if n > 0)
+        return float(step_seconds(self.lanes())) + fees + self.catalogue.fixed.seconds
+
+    def add(self, unit: int, choice: Choice) -> None:
+        """Give a unit its ranks."""
+        self._change(unit, choice, 1)
+        self.choices[unit] = choice
+
+    def remove(self, unit: int) -> Choice:
+        """Take a unit away and return what was chosen for it."""
+        choice = self.choices.pop(unit)
+        self._change(unit, choice, -1)
+        return choice
+
+    def _change(self, unit: int, choice: Choice, sign: int) -> None:
+        cost = self.catalogue.costs[unit][choice.option]
+        self.home = self.home + sign * cost.home
+        for kind in cost.kinds:
+            self.kinds[kind] += sign
+        chosen = [
+            (block, block.candidates[a])
+            for block, a in zip(cost.blocks, choice.candidates, strict=True)
+        ]
+        for block, ranks in chosen:
+            self.load[ranks] += sign * block.lanes
+            self.held[ranks] += sign * block.bytes
+        for label in self.catalogue.units[unit].apart:
+            self.units_apart[label].update(
+                dict.fromkeys({int(r) for _, ranks in chosen for r in ranks}, sign)
+            )
+        self._peak = None
+
+    def cheapest(self, unit: int, option: int) -> tuple[float, Choice] | None:
+        """Return the seconds of a step with an option on the candidate ranks on which it costs
+        least now, block by block, and that choice; None where there is no room.
+        """
+        cost = self.catalogue.costs[unit][option]
+        load = self.load
+        held = self.held
+        peak = self.peak
+        home = self.home + cost.home
+        several = len(cost.blocks) > 1
+        taken = [
+            r
+            for label in self.catalogue.units[unit].apart
+            for r, n in self.units_apart[label].items()
+            if n > 0
+        ]
+        if several:
+            load = load.copy()
+            held = held.copy()
+        chosen = []
+        seconds = 0.0
+        for block in cost.blocks:
+            after = load[block.candidates]
+            after += block.lanes
+            top = np.maximum(after.max(1) if after.shape[1] > 1 else after[:, 0], peak)
+            price = step_seconds(top + home)
+            if (self.limited or taken) and not self._allow(price, block, held, taken):
+                return None
+            a = _cheapest_candidates(price, block, held)
+            seconds = float(price[a])
+            chosen.append(a)
+            if several:
+                load[block.candidates[a]] = after[a]
+                held[block.candidates[a]] += block.bytes
+                peak = top[a]
+        fees = sum(self.catalogue.fee(kind) for kind in cost.kinds if self.kinds[kind] == 0)
+        return seconds + fees, Choice(option, tuple(chosen))
+
+    def _allow(self, price: Floats, block: PricedBlock, held: Floats, taken: Sequence[int]) -> bool:
+        """Give candidate ranks without room, or with tables to be kept apart from, an infinite
+        price, and return whether any are left.
+        """
+        ranks = block.candidates
+        barred = (held[ranks] + block.bytes > self.capacity_W[ranks]).any(1)
+        if taken:
+            barred |= np.isin(ranks, taken).any(1)
+        price[barred] = np.inf
+        return not barred.all()
+
+    def best(self, unit: int, options: Sequence[int]) -> Choice | None:
+        """Return the cheapest of some options now; of those that cost the same, the one named
+        first.
+        """
+        found = [f for o in options if (f := self.cheapest(unit, o)) is not None]
+        least = min((seconds for seconds, _ in found), default=0.0)
+        return next((choice for seconds, choice in found if seconds <= least + SMALLEST_GAIN), None)
+
+    def assignment(self) -> Assignment:
+        """Return what was chosen, unit by unit."""
+        return tuple(self.choices[u] for u in range(len(self.catalogue.units)))
+
+
+def _cheapest_candidates(price: Floats, block: PricedBlock, held: Floats) -> int:
+    """Return the index of the cheapest candidate ranks; of those that cost the same, the ones whose
+    fullest rank is least full, then the first.
+    """
+    if len(price) == 1:
+        return 0
+    near_best = np.flatnonzero(price <= price.min() + SMALLEST_GAIN)
+    if len(near_best) == 1:
+        return int(near_best[0])
+    return int(near_best[np.argmin((held[block.candidates[near_best]] + block.bytes).max(1))])

@@ -1,0 +1,306 @@
+"""The sharding types: one record for each says what it is called, how it cuts a table, on which
+ranks the parts may lie, and what people should know of it.
+
+| type           | blocks of a table                           | candidate ranks of a block |
+|----------------|---------------------------------------------|----------------------------|
+| table_wise     | one: the whole table                        | any one rank               |
+| row_wise       | one: horizontal strips, one for each rank   | all ranks                  |
+| data_parallel  | one: the whole table once for each rank     | all ranks                  |
+| column_wise    | a block for each vertical strip             | any one rank               |
+| table_row_wise | one: horizontal strips, one for each rank   | the ranks of any one host  |
+|                | of a host                                   |                            |
+| grid_shard     | a block for each vertical strip: horizontal | the ranks of any one host  |
+|                | strips, one for each rank of a host         |                            |
+
+Tilings, rules, the planner, its constraints and its explanations read these records and know no
+type by name. So another type is one function that cuts and one record:
+
+    def row_wise_on_two_ranks(table: TableToCut) -> list[Block]: ...
+
+    register(ShardingTypeRecord("row_wise_on_two", ..., cut=row_wise_on_two_ranks))
+
+Commands register the records that `plan.sharding_types` names (`recapp/app/own_types.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from recapp.errors import PlanError, suggest
+
+# columns of a vertical strip unless set: 256 columns make four; 64 fp32 are four cache lines
+COLUMN_WIDTH = 64
+CUSTOM = "custom"  # the label of rectangles that no sharding type made
+
+Ints = npt.NDArray[np.int64]
+
+
+class ShardingType(StrEnum):
+    """The names of the built-in sharding types, as TorchRec spells them."""
+
+    TABLE_WISE = "table_wise"
+    COLUMN_WISE = "column_wise"
+    ROW_WISE = "row_wise"
+    TABLE_ROW_WISE = "table_row_wise"
+    GRID_SHARD = "grid_shard"
+    DATA_PARALLEL = "data_parallel"
+
+
+class CandidateRanks:
+    """The ranks on which a table may lie, as sets from which a block takes one.
+
+    Args:
+        ranks: The ranks, the one to be used first in front.
+        hosts: The ranks of each host, the host to be used first in front. Of unequal hosts each
+            counts with as many ranks as the smallest has.
+
+    Attributes:
+        each_rank: Every rank by itself, [W, 1].
+        all_ranks: All ranks at once in ascending order, [1, W].
+        each_host: The ranks of every host in ascending order, [H, ranks of a host].
+    """
+
+    def __init__(self, ranks: Sequence[int], hosts: Sequence[Sequence[int]]) -> None:
+        smallest = min(len(host) for host in hosts)
+        self.each_rank: Ints = np.array(ranks, np.int64)[:, None]
+        self.all_ranks: Ints = np.array([sorted(ranks)], np.int64)
+        self.each_host: Ints = np.array([sorted(host)[:smallest] for host in hosts], np.int64)
+
+
+class TableToCut(NamedTuple):
+    """What a sharding type is asked to cut.
+
+    Args:
+        rows: The table's rows.
+        columns: Its columns.
+        ranks: The ranks on which it may lie.
+        column_width: Columns of a vertical strip.
+        uneven_rows: First row of each horizontal strip and the one behind its last, [m, 2]: to be
+            used instead of equal strips by a type whose record says `uneven_rows`.
+    """
+
+    rows: int
+    columns: int
+    ranks: CandidateRanks
+    column_width: int = COLUMN_WIDTH
+    uneven_rows: Ints | None = None
+
+
+class Block(NamedTuple):
+    """Rectangles of a table whose ranks are chosen together.
+
+    Args:
+        rows: First row of each of m rectangles and the one behind its last, [m, 2].
+        columns: The columns of all of them.
+        candidates: Sets of ranks that could hold the block, the one to be used first in front:
+            a rank for each rectangle, [A, m]. No rank stands twice in a set.
+    """
+
+    rows: Ints
+    columns: range
+    candidates: Ints
+
+
+@dataclass(frozen=True)
+class ShardingTypeRecord:
+    """A sharding type.
+
+    Args:
+        name: As settings, plans and reports spell it.
+        description: What it does with a table.
+        best_for: The tables it is best for.
+        pros: What speaks for it.
+        cons: What speaks against it.
+        cut: Cuts a table into blocks that cover it once; no block where that is not possible on
+            the ranks that there are.
+        cuts: Along what it cuts a table. One that cuts columns is offered several column widths.
+        chooses_ranks: Whether a block has several sets of candidate ranks; False where it always
+            takes all ranks.
+        uneven_rows: Whether it takes `TableToCut.uneven_rows`.
+        replicated: Whether every rank holds the whole table; it then needs all ranks, and its mode
+            is `replicated`.
+        several_hosts: Whether it differs from a simpler type only where there are several hosts.
+    """
+
+    name: str
+    description: str
+    best_for: str
+    pros: str
+    cons: str
+    cut: Callable[[TableToCut], list[Block]]
+    cuts: Literal["nothing", "rows", "columns", "rows and columns"] = "nothing"
+    chooses_ranks: bool = True
+    uneven_rows: bool = False
+    replicated: bool = False
+    several_hosts: bool = False
+
+    @property
+    def cuts_columns(self) -> bool:
+        """Whether it makes vertical strips."""
+        return self.cuts in ("columns", "rows and columns")
+
+
+# ---- how they cut
+
+
+def equal_ranges(total: int, parts: int) -> list[range]:
+    """Return at most `parts` contiguous ranges of equal length, the last one shorter."""
+    length = -(-total // parts)
+    return [range(start, min(start + length, total)) for start in range(0, total, length)]
+
+
+def column_strips(columns: int, width: int) -> list[range]:
+    """Return vertical strips of `width` columns, the last one narrower."""
+    return [range(start, min(start + width, columns)) for start in range(0, columns, width)]
+
+
+def row_strips(rows: int, parts: int) -> Ints:
+    """Return at most `parts` equal horizontal strips: first row of each and the one behind its
+    last, [m, 2].
+    """
+    return np.array([(part.start, part.stop) for part in equal_ranges(rows, parts)], np.int64)
+
+
+def _table_wise(table: TableToCut) -> list[Block]:
+    return [Block(row_strips(table.rows, 1), range(table.columns), table.ranks.each_rank)]
+
+
+def _row_wise(table: TableToCut) -> list[Block]:
+    ranks = table.ranks.all_ranks
+    rows = table.uneven_rows
+    if rows is None:
+        rows = row_strips(table.rows, ranks.shape[1])
+    return [Block(rows, range(table.columns), ranks[:, : len(rows)])]
+
+
+def _data_parallel(table: TableToCut) -> list[Block]:
+    ranks = table.ranks.all_ranks
+    rows = np.repeat(row_strips(table.rows, 1), ranks.shape[1], 0)
+    return [Block(rows, range(table.columns), ranks)]
+
+
+def _column_wise(table: TableToCut) -> list[Block]:
+    rows = row_strips(table.rows, 1)
+    strips = column_strips(table.columns, table.column_width)
+    return [Block(rows, columns, table.ranks.each_rank) for columns in strips]
+
+
+def _table_row_wise(table: TableToCut) -> list[Block]:
+    hosts = table.ranks.each_host
+    rows = row_strips(table.rows, hosts.shape[1])
+    return [Block(rows, range(table.columns), hosts[:, : len(rows)])]
+
+
+def _grid_shard(table: TableToCut) -> list[Block]:
+    hosts = table.ranks.each_host
+    rows = row_strips(table.rows, hosts.shape[1])
+    strips = column_strips(table.columns, table.column_width)
+    return [Block(rows, columns, hosts[:, : len(rows)]) for columns in strips]
+
+
+# ---- the records. Where the usual advice and our measurements differ, their words are ours: the
+# usual advice has row-wise cost more than table-wise, as there every bag asks every rank and
+# partial sums are reduced; here a batch's distinct rows are asked for once, wherever they lie (mode
+# `unique`), so that row-wise sends what table-wise sends, and balances it better.
+
+BUILT_IN = (
+    ShardingTypeRecord(
+        ShardingType.TABLE_WISE.value,
+        "the whole table on one rank",
+        "tables that fit a rank, when there are many more tables than ranks",
+        "one owner per table; no strip has to agree with another",
+        "one hot table makes one hot rank; a rank must have room for all of it",
+        cut=_table_wise,
+    ),
+    ShardingTypeRecord(
+        ShardingType.ROW_WISE.value,
+        "horizontal strips over all ranks",
+        "large tables, and most tables where ids repeat within a batch",
+        "balances bytes, lookups and updates by itself; costs what table-wise costs, as "
+        "distinct rows travel once (mode unique)",
+        "hot neighbours crowd a rank unless strips are uneven; pooled bags of many ids ask "
+        "several ranks each",
+        cut=_row_wise,
+        cuts="rows",
+        chooses_ranks=False,
+        uneven_rows=True,
+    ),
+    ShardingTypeRecord(
+        ShardingType.DATA_PARALLEL.value,
+        "the whole table on every rank",
+        "small tables that are read in every step",
+        "forward asks nobody",
+        "every rank receives every rank's touched rows and updates them all; memory on every rank",
+        cut=_data_parallel,
+        chooses_ranks=False,
+        replicated=True,
+    ),
+    ShardingTypeRecord(
+        ShardingType.COLUMN_WISE.value,
+        "vertical strips, dealt over the ranks",
+        "wide tables (256 columns and more) that are too much for one rank",
+        "spreads bytes and traffic of one table",
+        "every strip asks for the batch's ids again; row-wise Adagrad costs one message more",
+        cut=_column_wise,
+        cuts="columns",
+    ),
+    ShardingTypeRecord(
+        ShardingType.TABLE_ROW_WISE.value,
+        "horizontal strips over the ranks of one host",
+        "large tables on several hosts with a slower network between",
+        "the strips of a row stay on fast links of one host",
+        "hosts must be balanced like ranks; on one host it is row-wise by another name",
+        cut=_table_row_wise,
+        cuts="rows",
+        several_hosts=True,
+    ),
+    ShardingTypeRecord(
+        ShardingType.GRID_SHARD.value,
+        "vertical strips, each cut by rows over one host",
+        "tables that are wide and long at once, on several hosts",
+        "spreads one giant over hosts by columns and inside them by rows",
+        "ids travel once per strip, as column-wise",
+        cut=_grid_shard,
+        cuts="rows and columns",
+    ),
+)
+
+SHARDING_TYPES: dict[str, ShardingTypeRecord] = {record.name: record for record in BUILT_IN}
+"""Every sharding type by name, the simplest first: of types that cost the same the planner takes
+the first. `register` adds to those that are built in.
+"""
+
+
+def register(record: ShardingTypeRecord) -> None:
+    """Add a sharding type in this process, or replace one that was added before.
+
+    Rules and constraints may then name it. Where no constraint names it the planner does not take
+    it, so that no other plan changes.
+
+    Raises:
+        PlanError: The name is that of a built-in type, or the label of rectangles without a type.
+    """
+    if record.name in {CUSTOM, *ShardingType}:
+        raise PlanError(
+            f"sharding type {record.name}: the name is taken by recapp; give the type another one"
+        )
+    SHARDING_TYPES[record.name] = record
+
+
+def sharding_type(name: str, setting: str) -> ShardingTypeRecord:
+    """Return the record of a sharding type.
+
+    Args:
+        name: The type.
+        setting: What names it, for the error.
+
+    Raises:
+        PlanError: There is no such type.
+    """
+    if name not in SHARDING_TYPES:
+        raise PlanError(f"{setting}: unknown sharding type {name}; {suggest(name, SHARDING_TYPES)}")
+    return SHARDING_TYPES[name]

@@ -23,7 +23,7 @@ from recapp.processes.rank_environment import place_of
 from recapp.processes.rank_process import rank_main
 from recapp.processes.startup_and_exit import keep_what_is_loaded, loading
 from recapp.processes.stopping import Stopped, disregard_signals
-from recapp.reporting.record import keep_settings, write_metrics
+from recapp.reporting.record import update_settings, write_metrics
 
 SPLITS = {"val": "validation", "test": "test"}
 
@@ -145,7 +145,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         settings, strategy, callbacks, loggers, ranks=ranks_here()
     )
     place = place_of()
-    keep = None if place and place.rank else partial(keep_settings, settings, job_dir)
+    keep = None if place and place.rank else partial(update_settings, settings, job_dir)
     module = build.build_module(settings)
     data = build.build_data(settings, keep)
     try:

@@ -184,10 +184,10 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
             "fewer are faster"
         )
     written = record.written_at(job.directory)
-    unsettled = record.unsettled(job.directory)
+    pending = record.pending_settings(job.directory)
     try:
         if not rank:
-            unsettled.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+            pending.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
         if rank is None:
             if sys.stderr.isatty():
                 # importing torch takes seconds
@@ -196,7 +196,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
                     f"{short_path(job.directory)}"
                 )
             launch(
-                unsettled,
+                pending,
                 ranks,
                 module=module,
                 port=config["launch"]["port"],
@@ -213,10 +213,10 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
                 "the ranks ended without an error, but wrote no "
                 f"{job.directory / record.METRICS_FILE}"
             )
-        record.settle(job.directory)
+        record.publish_settings(job.directory)
     finally:
         if not rank:
-            unsettled.unlink(missing_ok=True)
+            pending.unlink(missing_ok=True)
     return record.read_metrics(job.directory)
 
 

@@ -36,7 +36,7 @@ from recapp import console
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import with_absolute_paths
 from recapp.errors import ConfigError, suggest
-from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.settings.option_files import option_file, options
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = run_on_ranks(
                 settings | {"folder": folder}, job, "recapp.benchmarks.bench_worker"
             )
-        if outside_rank():
+        if external_rank():
             return
         from recapp.benchmarks import columns
 

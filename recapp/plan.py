@@ -321,7 +321,7 @@ def calibrate(settings: Settings, job: Job) -> None:
     from tempfile import TemporaryDirectory
 
     from recapp.benchmarks.calibrate import settings_for, with_overhead
-    from recapp.processes.rank_environment import outside_rank
+    from recapp.processes.rank_environment import external_rank
     from recapp.reporting.performance import PREDICTED_FILE, read_document, read_performance
 
     told = settings_for(settings, settings["path"])
@@ -329,7 +329,7 @@ def calibrate(settings: Settings, job: Job) -> None:
         rows = run_on_ranks(
             told, replace(job, directory=Path(folder)), "recapp.benchmarks.bench_worker"
         )["rows"]
-        if outside_rank() is None:  # ranks that others have started train once
+        if external_rank() is None:  # ranks that others have started train once
             run = Path(folder) / "run"
             run.mkdir()
             run_on_ranks(

@@ -24,7 +24,7 @@ from recapp import console
 from recapp.app.check_data import as_trained, check_data
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
-from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.reporting import comparison
 from recapp.settings.check_settings import check_share
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
         check_data(settings)
         tell_of_no_validation(settings)
         metrics = run_on_ranks(settings, job, worker)
-        if format == "json" and job.sweep is None and not outside_rank():
+        if format == "json" and job.sweep is None and not external_rank():
             console.emit([metrics], format)
         return metrics.get(OBJECTIVE)
 
@@ -119,7 +119,7 @@ def tell_of_no_validation(settings: dict[str, Any]) -> None:
         else f"trainer.limit_val_batches={limit}"
     )
     nothing = limit == 0 or (dataset["val_path"] is None and check_share(dataset["val_share"]) == 0)
-    if nothing and not outside_rank():
+    if nothing and not external_rank():
         console.note(
             f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
             "checkpoint"

@@ -19,9 +19,9 @@ from typing import Any
 
 from recapp.console import note, print_table, short_path
 from recapp.errors import TrainingError
-from recapp.processes.rank_environment import place_of
+from recapp.processes.rank_environment import rank_info
 from recapp.processes.rank_process import rank_main
-from recapp.processes.startup_and_exit import keep_what_is_loaded, loading
+from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
 from recapp.processes.stopping import Stopped, disregard_signals
 from recapp.reporting.record import update_settings, write_metrics
 
@@ -50,7 +50,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
         from recapp.transport.communicator import leave_process_group, wait_for_all
 
         _quiet(profiles="profiler" in settings["trainer"])
-    keep_what_is_loaded()
+    freeze_loaded_objects()
     if settings["launch"].get("keep_freed_memory", True):
         keep_freed_memory()
     torch.set_float32_matmul_precision("high")
@@ -144,8 +144,8 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     trainer = build_trainer.build_trainer(
         settings, strategy, callbacks, loggers, ranks=ranks_here()
     )
-    place = place_of()
-    keep = None if place and place.rank else partial(update_settings, settings, job_dir)
+    info = rank_info()
+    keep = None if info and info.rank else partial(update_settings, settings, job_dir)
     module = build.build_module(settings)
     data = build.build_data(settings, keep)
     try:
@@ -232,9 +232,9 @@ def _as_it_was(settings: dict[str, Any], reached: str) -> dict[str, Any]:
     """Says that nothing is left to train; the checkpoint's own metrics stand."""
     from recapp.checkpoints.directory import read_manifest
 
-    place = place_of()
+    info = rank_info()
     path = settings["ckpt_path"]
-    if place and place.rank:
+    if info and info.rank:
         return {}
     manifest = read_manifest(path)
     steps = manifest.step
@@ -248,7 +248,7 @@ def _as_it_was(settings: dict[str, Any], reached: str) -> dict[str, Any]:
         "samples_per_second": None,
         "step_ms": None,
         "steps": steps,
-        "ranks": place.world if place else 1,
+        "ranks": info.world if info else 1,
         "plan": manifest.plan.name,
         "checkpoint": path,
         "checkpoint_step": steps,
@@ -296,8 +296,8 @@ def ranks_here() -> tuple[int, int]:
     """Ranks on this host and number of hosts, as whoever started the ranks says (torch elastic,
     torchrun, srun, a person).
     """
-    place = place_of()
-    return (place.local_world, -(-place.world // place.local_world)) if place else (1, 1)
+    info = rank_info()
+    return (info.local_world, -(-info.world // info.local_world)) if info else (1, 1)
 
 
 def _quiet(*, profiles: bool) -> None:

@@ -28,7 +28,7 @@ from recapp import console
 from recapp.checkpoints.plain_types import plain
 from recapp.checkpoints.rectangles import StoredBlock
 from recapp.errors import CheckpointError, PlanError
-from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import PARENT_PID
 from recapp.sharding.sharding_plan import ShardingPlan
 
@@ -241,7 +241,8 @@ def from_json(raw: bytes, folder: Path) -> Manifest:
         raise CheckpointError(
             f"the manifest of checkpoint {folder} is damaged: {reason}; use another checkpoint"
         ) from error
-    if not sealed and not outside_rank() and PARENT_PID not in os.environ:  # a launcher has said it
+    # under a launcher the note was printed there
+    if not sealed and not external_rank() and PARENT_PID not in os.environ:
         console.note(f"{folder} was written by an earlier recapp: its manifest has no checksum")
     return Manifest(folder, info, blocks, files, zlib.crc32(raw))
 

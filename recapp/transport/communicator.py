@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recapp.errors import RankError
-from recapp.processes.faults import SILENT, waited_in_vain
+from recapp.processes.faults import SILENT, timeout_message
 from recapp.transport.side_stream import SideStream, side_stream
 
 Span = tuple[int, int]
@@ -106,7 +106,7 @@ class Comm:
                     if not (silent := SILENT.search(str(error))) or not peers:
                         raise
                     raise RankError(
-                        waited_in_vain(self.rank, peers[number], int(silent[1]) / 1000)
+                        timeout_message(self.rank, peers[number], int(silent[1]) / 1000)
                     ) from error
 
         return wait

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from recapp.errors import LaunchError, RankError
-from recapp.processes.faults import waited_in_vain
+from recapp.processes.faults import timeout_message
 from recapp.transport.communicator import Comm, Span
 from recapp.transport.ring import DONE, IDLE, LANE, LEFT, LINE, LOOKS, SWAP, pump
 
@@ -212,7 +212,7 @@ class SharedMemoryComm(Comm):
             if now - since < LOOK_SECONDS:
                 continue
             if now - since > self.patience_s:
-                raise RankError(waited_in_vain(self.rank, min(needed), self.patience_s))
+                raise RankError(timeout_message(self.rank, min(needed), self.patience_s))
             ended = self._ended(needed)
             if not ended:
                 time.sleep(min(max(REST_SECONDS[0], (now - since) / 20), REST_SECONDS[1]))

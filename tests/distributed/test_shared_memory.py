@@ -133,15 +133,15 @@ def exchange_whole(comm, numel):
 def started(fast, k, numel):
     """The k-th swap, not waited for; the buffer, and what must be in it at the end."""
 
-    def told(source, to):
+    def values(source, to):
         return [(k * 1000 + source * 10 + to) % 251] * numel
 
     me = fast.rank
     world = fast.world
     ends = [(r * numel, (r + 1) * numel if r != me else r * numel) for r in range(2 * world)]
     ends[world + me] = ((world + me) * numel,) * 2
-    out = [x for r in range(world) for x in (told(me, r) if r != me else [0] * numel)]
-    come = [x for r in range(world) for x in (told(r, me) if r != me else [0] * numel)]
+    out = [x for r in range(world) for x in (values(me, r) if r != me else [0] * numel)]
+    come = [x for r in range(world) for x in (values(r, me) if r != me else [0] * numel)]
     buffer = torch.tensor(out + [0] * len(come), dtype=torch.uint8)
     return (
         fast.swap(buffer, ends[:world], ends[world:]),

@@ -1,7 +1,140 @@
 """recapp: from click logs to a trained, evaluated recommender whose embedding tables are sharded
 over ranks.
 
-Commands are modules: `python -m recapp.train`, `recapp.eval`, `recapp.plan`, `recapp.report`,
-`recapp.bench`. Every public name has one import path, the file it lives in; packages export
-nothing. `docs/decisions.md` says why things are as they are.
+The names that a program writes down are here: `from recapp import KeyedJaggedTensor`. Each is
+loaded when it is first asked for, so `import recapp` costs no import of torch. Where TorchRec has
+the same thing, the name is TorchRec's. Files below are private to the house: they move, these names
+do not.
+
+Commands are modules: `python -m recapp.train`, or `recapp train` where the package is installed;
+`python -m recapp` lists them. `docs/` says how all of it works and why it is as it is.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recapp.checkpoints.directory import load_table
+    from recapp.engine.gathered_state import gathered_state_dict
+    from recapp.engine.shard_model import (
+        DistributedModelParallel,
+        EmbeddingBagCollectionSharder,
+        shard_model,
+    )
+    from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+    from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
+    from recapp.models.dlrm import DLRM
+    from recapp.optim.optimizer import HybridOptimizer
+    from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
+    from recapp.planner.constraints import ParameterConstraints
+    from recapp.planner.embedding_planner import EmbeddingShardingPlanner
+    from recapp.planner.explain import analyze_plan
+    from recapp.planner.topology import Topology
+    from recapp.sharding.plan_file import read_plan, write_plan
+    from recapp.sharding.sharding_plan import ShardingPlan
+    from recapp.sharding.tilings import ShardingType
+    from recapp.sparse.batch import Batch
+    from recapp.sparse.jagged_tensor import JaggedTensor
+    from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+    from recapp.sparse.keyed_tensor import KeyedTensor
+    from recapp.tables.config import DataType, EmbeddingBagConfig, IdRule, PoolingType
+    from recapp.tables.embedding_bag import EmbeddingBagCollection
+    from recapp.tables.lookups import TableLookup
+    from recapp.trainer.datamodule import ClickData, DataSettings
+    from recapp.trainer.module import ClickModule
+    from recapp.trainer.strategy import EmbeddingShardingStrategy
+
+_HOMES = {
+    "AUC": "recapp.metrics",
+    "Batch": "recapp.sparse.batch",
+    "Calibration": "recapp.metrics",
+    "ClickData": "recapp.trainer.datamodule",
+    "ClickModule": "recapp.trainer.module",
+    "DLRM": "recapp.models.dlrm",
+    "DataSettings": "recapp.trainer.datamodule",
+    "DataType": "recapp.tables.config",
+    "DistributedModelParallel": "recapp.engine.shard_model",
+    "EmbeddingBagCollection": "recapp.tables.embedding_bag",
+    "EmbeddingBagCollectionSharder": "recapp.engine.shard_model",
+    "EmbeddingBagConfig": "recapp.tables.config",
+    "EmbeddingShardingPlanner": "recapp.planner.embedding_planner",
+    "EmbeddingShardingStrategy": "recapp.trainer.strategy",
+    "HybridOptimizer": "recapp.optim.optimizer",
+    "IdRule": "recapp.tables.config",
+    "JaggedTensor": "recapp.sparse.jagged_tensor",
+    "KeyedJaggedTensor": "recapp.sparse.keyed_jagged_tensor",
+    "KeyedTensor": "recapp.sparse.keyed_tensor",
+    "LogLoss": "recapp.metrics",
+    "NormalizedEntropy": "recapp.metrics",
+    "ParameterConstraints": "recapp.planner.constraints",
+    "PoolingType": "recapp.tables.config",
+    "ShardedEmbeddingBagCollection": "recapp.engine.sharded_embedding_bag",
+    "ShardingPlan": "recapp.sharding.sharding_plan",
+    "ShardingType": "recapp.sharding.tilings",
+    "TableLookup": "recapp.tables.lookups",
+    "Topology": "recapp.planner.topology",
+    "adagrad": "recapp.optim.rules",
+    "adam": "recapp.optim.rules",
+    "analyze_plan": "recapp.planner.explain",
+    "gathered_state_dict": "recapp.engine.gathered_state",
+    "load_table": "recapp.checkpoints.directory",
+    "read_plan": "recapp.sharding.plan_file",
+    "rowwise_adagrad": "recapp.optim.rules",
+    "sgd": "recapp.optim.rules",
+    "shard_model": "recapp.engine.shard_model",
+    "write_plan": "recapp.sharding.plan_file",
+}
+
+__all__ = [
+    "AUC",
+    "DLRM",
+    "Batch",
+    "Calibration",
+    "ClickData",
+    "ClickModule",
+    "DataSettings",
+    "DataType",
+    "DistributedModelParallel",
+    "EmbeddingBagCollection",
+    "EmbeddingBagCollectionSharder",
+    "EmbeddingBagConfig",
+    "EmbeddingShardingPlanner",
+    "EmbeddingShardingStrategy",
+    "HybridOptimizer",
+    "IdRule",
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "LogLoss",
+    "NormalizedEntropy",
+    "ParameterConstraints",
+    "PoolingType",
+    "ShardedEmbeddingBagCollection",
+    "ShardingPlan",
+    "ShardingType",
+    "TableLookup",
+    "Topology",
+    "adagrad",
+    "adam",
+    "analyze_plan",
+    "gathered_state_dict",
+    "load_table",
+    "read_plan",
+    "rowwise_adagrad",
+    "sgd",
+    "shard_model",
+    "write_plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its file when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'recapp' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

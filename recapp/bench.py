@@ -30,17 +30,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from recapp import console
+from recapp.app.chosen_options import option_settings
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import with_absolute_paths
 from recapp.errors import ConfigError, suggest
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
-from recapp.settings.option_files import option_file, options
+from recapp.settings.option_files import options
+from recapp.settings.primaries import VERBS
 
-VERBS = ("kernels", "memory", "step", "train", "strategies", "data")
 SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
 PLANS = {  # without plan=...
     "step": (
@@ -59,33 +58,32 @@ PLANS = {  # without plan=...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and answers its exit code.
+    """Run the command and return its exit code.
 
     Args:
         argv: The arguments, by default those of the process.
     """
-
-    def task(config: dict[str, Any], job: Job) -> None:
-        settings = settings_of(config, job)
-        with TemporaryDirectory(prefix="recapp_bench_") as folder:
-            found = run_on_ranks(
-                settings | {"folder": folder}, job, "recapp.benchmarks.bench_worker"
-            )
-        if external_rank():
-            return
-        from recapp.benchmarks import columns
-
-        rows = found["rows"]
-        console.emit(
-            rows if config["format"] == "json" else columns.shown(job.verb, rows),
-            config["format"],
-            columns.COLUMNS[job.verb],
-        )
-        for path in found["pictures"]:
-            console.note(f"picture {console.short_path(path)}")
-
     arguments = [_spelled_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
-    return run("bench", task, verbs=VERBS, argv=arguments)
+    return run("bench", measure, verbs=VERBS["bench"], argv=arguments)
+
+
+def measure(config: dict[str, Any], job: Job) -> None:
+    """Measure what the verb says on the ranks of one job, and print it."""
+    settings = settings_of(config, job)
+    with TemporaryDirectory(prefix="recapp_bench_") as folder:
+        found = run_on_ranks(settings | {"folder": folder}, job, "recapp.benchmarks.bench_worker")
+    if external_rank():
+        return
+    from recapp.benchmarks import columns
+
+    rows = found["rows"]
+    console.emit(
+        rows if config["format"] == "json" else columns.shown(job.verb, rows),
+        config["format"],
+        columns.COLUMNS[job.verb],
+    )
+    for path in found["pictures"]:
+        console.note(f"picture {console.short_path(path)}")
 
 
 def _spelled_out(argument: str) -> str:
@@ -107,8 +105,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         bench["plan"], PLANS.get(job.verb, ()), [*options("plan", job.folders), *bench["plans"]]
     )
     plans = {
-        name: bench["plans"].get(name)
-        or OmegaConf.to_container(OmegaConf.load(str(option_file("plan", name, job.folders))))
+        name: bench["plans"].get(name) or option_settings("plan", name, job.folders)
         for name in chosen
     }
     settings = with_absolute_paths(config) | {

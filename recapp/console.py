@@ -23,7 +23,7 @@ from typing import Any
 from recapp.errors import ConfigError
 
 FORMATS = ("text", "json")
-# of progress, where the output is no terminal: often enough to see that it lives
+# Between lines of progress where the output is no terminal: often enough to see that it lives.
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -44,7 +44,7 @@ class Column:
     scale: float = 1.0
 
     def show(self, value: Any) -> str:
-        """`value` as the text of a cell; what is absent is a dash."""
+        """Return `value` as the text of a cell; what is absent is a dash."""
         if value is None:
             return "-"
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -55,7 +55,7 @@ class Column:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """A column for each key of the rows, in the order of their first appearance."""
+    """Return a column for each key of the rows, in the order of their first appearance."""
     return [
         Column(key, key.replace("_", " "))
         for key in dict.fromkeys(key for row in rows for key in row)
@@ -68,7 +68,7 @@ def print_table(
     *,
     title: str | None = None,
 ) -> None:
-    """Prints rows on standard output as a table; numbers stand at the right, long texts wrap.
+    """Print rows on standard output as a table; numbers stand at the right, long texts wrap.
 
     Args:
         rows: A record for each line.
@@ -83,7 +83,7 @@ def print_table(
 
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     pretty = console.is_terminal
-    # two blanks and one: a box draws one itself
+    # Two blanks between columns, or one where the table is too wide; a box draws one itself.
     apart, close = ((0, 1, 0, 0), (0, 0)) if pretty else ((0, 1), (0, 1, 0, 0))
     table = Table(
         box=box.SIMPLE_HEAD if pretty else None,
@@ -107,7 +107,7 @@ def print_table(
         Measurement.get(console, console.options.update(width=sys.maxsize), table).maximum
         > console.width
     ):
-        table.padding = close  # before texts are broken
+        table.padding = close  # before long texts wrap
     if title:
         console.print(Text(readable(title), style="bold"), soft_wrap=True)
     if pretty:
@@ -126,7 +126,7 @@ def emit(
     *,
     title: str | None = None,
 ) -> None:
-    """Prints the answer of a command on standard output.
+    """Print the answer of a command on standard output.
 
     Args:
         rows: A flat record for each line of the table.
@@ -147,67 +147,74 @@ def emit(
 
 
 def emit_document(document: Mapping[str, Any]) -> None:
-    """Prints one JSON document: the answer of a command that has more to say than rows."""
-    print(json.dumps(_plain(document), allow_nan=False), flush=True)
+    """Print one JSON document: the answer of a command that consists of more than rows."""
+    print(json.dumps(_json_value(document), allow_nan=False), flush=True)
 
 
 def check_format(format: object) -> None:
-    """Raises ConfigError where `format` is not one that `emit` knows."""
+    """Check that `emit` knows a format.
+
+    Raises:
+        ConfigError: It does not.
+    """
     if format not in FORMATS:
         raise ConfigError(f"format={format}: choose one of {', '.join(FORMATS)}")
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN, no infinity, no paths and no numpy scalars."""
+def _json_value(value: Any) -> Any:
+    """Return a value as JSON can hold it: without NaN, infinity, paths and numpy scalars."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_json_value(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
-    return _plain(value.item()) if hasattr(value, "item") else str(value)
+    return _json_value(value.item()) if hasattr(value, "item") else str(value)
 
 
 def short_path(path: str | Path) -> str:
-    """A path to copy from the screen: seen from here, where that is shorter."""
+    """Return a path relative to the working directory, or as it is where that is shorter."""
     return min(str(path), os.path.relpath(path), key=len)
 
 
 def tracebacks_wanted() -> bool:
-    """Whether the user asked for tracebacks beside the one-line errors: `RECAPP_TRACEBACK=1`."""
+    """Return whether the user asked for tracebacks too, by `RECAPP_TRACEBACK=1`."""
     return os.environ.get("RECAPP_TRACEBACK") == "1"
 
 
 def stop_printing() -> None:
-    """Sends what is still printed nowhere: whoever read standard output has ended."""
+    """Discard what is printed from now on, because whoever read standard output has ended."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def readable(text: str) -> str:
-    """A text as a screen may show it: what a file names may hold control characters, which would
-    move its cursor, recolour it or hide what else is said. Lines and tabs stay.
+    """Return a text as a screen may show it, with `?` for control characters.
+
+    Names in a file may hold such characters, which would move the cursor, recolour the screen or
+    hide other output. Lines and tabs stay.
     """
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
 
 
 def note(text: str) -> None:
-    """Says something on the way, on standard error."""
+    """Print a line about the progress of a command on standard error."""
     print(readable(text), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows how far something is, on standard error: a bar on a terminal, else a line every few
-    seconds.
+    """Show how far something is, on standard error.
+
+    On a terminal that is a bar, elsewhere a line every few seconds.
 
     Args:
         title: What is being done.
         total: How many steps that takes.
 
     Yields:
-        `advance(n)`: n more steps are done.
+        `advance(n)`, to be called when n more steps are done.
     """
     if not sys.stderr.isatty():
         yield _progress_in_lines(title, total)
@@ -231,7 +238,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     task = bar.add_task(readable(title), total=total)
 
     def advance(steps: int) -> None:
-        bar.start()  # at the first step: what turns out to be done already shows nothing
+        bar.start()  # at the first step: work that turns out to be done already shows no bar
         bar.advance(task, steps)
 
     try:
@@ -241,6 +248,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _progress_in_lines(title: str, total: int) -> Callable[[int], None]:
+    """Return an `advance` that prints a line every few seconds."""
     done = 0
     last_line = time.monotonic()
 

@@ -21,10 +21,10 @@ from difflib import get_close_matches
 
 
 class RecappError(Exception):
-    """An error a user can act on; its text is one line.
+    """An error that a user can act on; its text is one line.
 
-    `secondhand`: another rank told this one, so that rank has the traceback that helps and is let
-    speak first.
+    `secondhand` is true where the error repeats what another rank reported. That rank has the
+    traceback that helps, so its own error is printed instead of this one where there is one.
     """
 
     secondhand = False
@@ -65,7 +65,7 @@ class TrainingError(RecappError, ArithmeticError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """What to add to 'unknown NAME': the close matches if there are any, else all that is known."""
+    """Return what to add to 'unknown NAME': the close matches, or else all known names."""
     names = sorted(
         known,
         key=lambda name: [

@@ -29,21 +29,22 @@ SPLITS = ("val", "test")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and answers its exit code.
+    """Run the command and return its exit code.
 
     Args:
         argv: The arguments, by default those of the process.
     """
+    return run("eval", evaluate, argv=argv)
 
-    def task(config: dict[str, Any], job: Job) -> float | None:
-        settings = settings_of(config, job)
-        check_data(settings)
-        metrics = run_on_ranks(settings, job, "recapp.worker")
-        if config["format"] == "json" and not external_rank():
-            console.emit([metrics], "json")
-        return metrics.get(f"{settings['split']}_auc")
 
-    return run("eval", task, argv=argv)
+def evaluate(config: dict[str, Any], job: Job) -> float | None:
+    """Measure the checkpoint of one job on its ranks, and return the AUC."""
+    settings = settings_of(config, job)
+    check_data(settings)
+    metrics = run_on_ranks(settings, job, "recapp.worker")
+    if config["format"] == "json" and not external_rank():
+        console.emit([metrics], "json")
+    return metrics.get(f"{settings['split']}_auc")
 
 
 def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:

@@ -29,12 +29,12 @@ from torchmetrics import Metric
 from recapp.errors import ConfigError, suggest
 
 BINS = 2**18  # a bin near 0 is 6e-5 logits wide; 4 MB of counts
-OCTAVES = 8  # of 1 + |logit|: logits beyond +-255 share the outermost bins
-MANTISSA_BITS = 23  # of an IEEE fp32 number
+OCTAVES = 8  # the octaves of 1 + |logit| with bins; logits beyond +-255 share the outermost bins
+MANTISSA_BITS = 23  # in an IEEE fp32 number
 
 
 def logit_bins(logits_B: Tensor) -> Tensor:
-    """The bin of each logit, int64 in 0..BINS; BINS itself is for what is not a number.
+    """Return the bin of each logit, int64 in 0..BINS, [B]; that of nan is BINS.
 
     A bin is some leading bits of 1 + |logit| as an fp32 number, so bins are equally wide up to 1
     and widen by the octave from there on. Bits are the same on every device; no logarithm is
@@ -52,12 +52,11 @@ def _bits_of_one() -> int:
 
 
 class AUC(Metric):
-    """Area under the ROC curve: the share of (click, non-click) pairs in the right order, ties
-    counting half.
+    """Area under the ROC curve: the share of (click, non-click) pairs in the right order.
 
-    From counts in `BINS` bins of the logit, so it differs from the exact value by at most
-    `error_bound()`; for the logits of a trained click model that is about 1e-5, and the difference
-    itself far less. nan with one class only, or if a logit was nan.
+    Ties count half. It is computed from counts in `BINS` bins of the logit, so it differs from the
+    exact value by at most `error_bound()`; for the logits of a trained click model that is about
+    1e-5, and the difference itself far less. It is nan with one class only, or if a logit was nan.
     """
 
     higher_is_better = True
@@ -73,29 +72,28 @@ class AUC(Metric):
         """Count a batch.
 
         Args:
-            logits_B: of any float dtype.
-            labels_B: 0 or 1, of any dtype.
+            logits_B: Logits of any float dtype, [B].
+            labels_B: 0 or 1, of any dtype, [B].
         """
-        place_B = logit_bins(logits_B.detach()) + (labels_B > 0.5) * (BINS + 1)
+        bin_B = logit_bins(logits_B.detach()) + (labels_B > 0.5) * (BINS + 1)
         # Not bincount: it would make and add 4 MB per batch.
-        self.counts.view(-1).index_add_(0, place_B, torch.ones_like(place_B))
+        self.counts.view(-1).index_add_(0, bin_B, torch.ones_like(bin_B))
 
     def compute(self) -> Tensor:
-        """The area, an fp64 scalar."""
+        """Return the area, an fp64 scalar."""
         others_K, clicks_K, pairs = self._pairs()
         below_K = others_K.cumsum(0) - others_K
         return (clicks_K * (below_K + others_K / 2)).sum() / pairs
 
     def error_bound(self) -> Tensor:
-        """By how much `compute` on these counts can differ from the exact area at most, an fp64
-        scalar.
-        """
+        """Return how far `compute` can be from the exact area at most, an fp64 scalar."""
         others_K, clicks_K, pairs = self._pairs()
         return (clicks_K * others_K).sum() / 2 / pairs
 
     def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts of non-clicks and clicks by bin and the number of pairs; fp64, because a product
-        of counts outgrows int64.
+        """Return the counts of non-clicks and clicks by bin, and the number of pairs.
+
+        They are fp64, because a product of counts outgrows int64.
         """
         others_K, clicks_K = self.counts[:, :-1].double()
         pairs = others_K.sum() * clicks_K.sum()
@@ -136,8 +134,8 @@ class _Sums(Metric):
         """Add a batch.
 
         Args:
-            logits_B: of any float dtype.
-            labels_B: 0 or 1, of any dtype.
+            logits_B: Logits of any float dtype, [B].
+            labels_B: 0 or 1, of any dtype, [B].
         """
         logits_B = logits_B.detach().double()
         labels_B = labels_B.double()
@@ -146,46 +144,47 @@ class _Sums(Metric):
 
 
 class LogLoss(_Sums):
-    """Mean cross entropy in nats: -mean(y ln p + (1 - y) ln(1 - p)). Computed from the logit, so p
-    = 0 and 1 need no clipping.
+    """Mean cross entropy in nats: -mean(y ln p + (1 - y) ln(1 - p)).
+
+    It is computed from the logit, so p = 0 and 1 need no clipping.
     """
 
     higher_is_better = False
     needs = ("loss", "samples")
 
     def compute(self) -> Tensor:
-        """The mean, an fp64 scalar."""
+        """Return the mean, an fp64 scalar."""
         return self.loss / self.samples
 
 
 class NormalizedEntropy(_Sums):
-    """Log loss divided by that of always predicting the share of clicks; below 1 a model knows more
-    than that share.
+    """Log loss divided by that of always predicting the share of clicks.
 
-    He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook". nan with one
-    class only.
+    Below 1 a model knows more than that share. He et al. 2014, "Practical Lessons from Predicting
+    Clicks on Ads at Facebook". It is nan with one class only.
     """
 
     higher_is_better = False
     needs = ("loss", "samples", "clicks")
 
     def compute(self) -> Tensor:
-        """The ratio, an fp64 scalar."""
+        """Return the ratio, an fp64 scalar."""
         share = self.clicks / self.samples
         entropy = torch.special.entr(share) + torch.special.entr(1 - share)
         return self.loss / self.samples / torch.where(entropy == 0, torch.nan, entropy)
 
 
 class Calibration(_Sums):
-    """Mean prediction / mean label; 1 is right, above 1 the model promises too many clicks. nan
-    without a click.
+    """Mean prediction / mean label.
+
+    1 is right; above 1 the model predicts too many clicks. It is nan without a click.
     """
 
     higher_is_better = None
     needs = ("predicted", "clicks")
 
     def compute(self) -> Tensor:
-        """The ratio, an fp64 scalar."""
+        """Return the ratio, an fp64 scalar."""
         return self.predicted / torch.where(self.clicks == 0, torch.nan, self.clicks)
 
 
@@ -200,15 +199,18 @@ _METRICS: dict[str, type[Metric]] = {
 def click_metrics(
     names: Sequence[str] = tuple(_METRICS), sync_on_compute: bool = True
 ) -> dict[str, Metric]:
-    """Fresh metrics by name.
+    """Make fresh metrics.
 
     Args:
-        names: some of auc, log_loss, normalized_entropy, calibration.
-        sync_on_compute: whether `compute` is of all ranks' batches, and all of them have to call
+        names: Some of auc, log_loss, normalized_entropy, calibration.
+        sync_on_compute: Whether `compute` covers all ranks' batches, and all of them have to call
             it.
 
+    Returns:
+        The metrics by name.
+
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: An unknown name.
     """
     for name in names:
         if name not in _METRICS:

@@ -16,17 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from recapp import console
+from recapp.app.chosen_options import default_settings
 from recapp.app.command import Job, run
-from recapp.app.compose import (
-    choices,
-    compose,
-    overrides_that_choose,
-    to_plain,
-    with_absolute_paths,
-)
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 
@@ -34,26 +26,31 @@ COLUMNS = (console.Column("what", "what"), console.Column("file", "file"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and answers its exit code.
+    """Run the command and return its exit code.
 
     Args:
         argv: The arguments, by default those of the process.
     """
+    return run("report", report, writes=False, argv=argv)
 
-    def task(config: dict[str, Any], job: Job) -> None:
-        from recapp.reporting.sweep_report import write_report
 
-        try:
-            rows = write_report(Path(str(config["path"])).expanduser(), _defaults)
-        except OSError as error:
-            raise ConfigError(
-                f"path={config['path']}: {error.filename} cannot be written ({error.strerror})"
-            ) from error
-        if config["format"] == "text":
-            rows = [{**row, "file": _file_or_why(row)} for row in rows]
-        console.emit(rows, config["format"], COLUMNS)
+def report(config: dict[str, Any], job: Job) -> None:
+    """Write the report of a directory, and print which files it has.
 
-    return run("report", task, writes=False, argv=argv)
+    Raises:
+        ConfigError: There is no run, or a file cannot be written.
+    """
+    from recapp.reporting.sweep_report import write_report
+
+    try:
+        rows = write_report(Path(str(config["path"])).expanduser(), default_settings)
+    except OSError as error:
+        raise ConfigError(
+            f"path={config['path']}: {error.filename} cannot be written ({error.strerror})"
+        ) from error
+    if config["format"] == "text":
+        rows = [{**row, "file": _file_or_why(row)} for row in rows]
+    console.emit(rows, config["format"], COLUMNS)
 
 
 def _file_or_why(row: Mapping[str, Any]) -> str:
@@ -61,16 +58,6 @@ def _file_or_why(row: Mapping[str, Any]) -> str:
     of files.
     """
     return console.short_path(row["file"]) if row["file"] else f"left out: {row['left_out']}"
-
-
-def _defaults(chosen: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of a training run that is told nothing but some options, as a run leaves
-    them.
-    """
-    config = compose("train", overrides_that_choose(chosen, "train"))
-    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
-    settings = to_plain(own, whole=False)
-    return with_absolute_paths(settings) | {"choices": choices(config.hydra)}
 
 
 if __name__ == "__main__":

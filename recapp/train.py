@@ -15,8 +15,8 @@ if __name__ == "__main__":
 
     end_on_signals()  # what follows takes its time to import
 
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from recapp import console
 from recapp.app.check_data import as_trained, check_data
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
+from recapp.app.sweep_progress import SweepProgress
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
-from recapp.reporting import comparison
 from recapp.settings.check_settings import check_share
 
 LENGTH = ("max_epochs", "max_steps")
@@ -36,53 +36,38 @@ OBJECTIVE = "val_auc"  # of a sweeper that looks for the best settings
 
 
 def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") -> int:
-    """Runs the command and answers its exit code.
+    """Run the command and return its exit code.
 
     Args:
         argv: The arguments, by default those of the process.
         worker: The module that the ranks run.
     """
-    format = "text"
-    compared: list[dict[str, Any]] = []
-    jobs: list[Path] = []  # of this sweep: an earlier one in the same directory may have had more
-    sweep: Path | None = None
-
-    def task(config: dict[str, Any], job: Job) -> float | None:
-        nonlocal format
-        format = config["format"]
-        if job.sweep is not None:
-            jobs.append(job.directory)
-            keep_comparison(comparison.compare(job.sweep, jobs, running=True), job.sweep)
-        settings = settings_of(config, job)
-        check_data(settings)
-        tell_of_no_validation(settings)
-        metrics = run_on_ranks(settings, job, worker)
-        if format == "json" and job.sweep is None and not external_rank():
-            console.emit([metrics], format)
-        return metrics.get(OBJECTIVE)
-
-    def after(job: Job) -> None:
-        nonlocal sweep
-        sweep = job.sweep
-        if job.sweep is not None:
-            if job.directory not in jobs:  # its settings were refused before it began
-                jobs.append(job.directory)
-            compared[:] = comparison.compare(job.sweep, jobs)
-            keep_comparison(compared, job.sweep)
-            if format == "text":
-                print_comparison(compared, job.sweep)
-
-    code = run("train", task, after=after, argv=argv)
-    if sweep is not None and code < FIRST_CODE_OF_SIGNALS:
-        report_of(sweep)
-    if compared and format == "json":
-        console.emit(compared, format)
+    sweep = SweepProgress()
+    train = partial(train_job, worker=worker, sweep=sweep)
+    code = run("train", train, after=sweep.job_ended, argv=argv)
+    if code < FIRST_CODE_OF_SIGNALS:
+        sweep.report()
+    sweep.emit()
     return code
 
 
+def train_job(
+    config: dict[str, Any], job: Job, *, worker: str, sweep: SweepProgress
+) -> float | None:
+    """Train one job on its ranks, and return what a sweeper looks for the best of."""
+    sweep.job_begins(job, config["format"])
+    settings = settings_of(config, job)
+    check_data(settings)
+    note_no_validation_rows(settings)
+    metrics = run_on_ranks(settings, job, worker)
+    if config["format"] == "json" and job.sweep is None and not external_rank():
+        console.emit([metrics], "json")
+    return metrics.get(OBJECTIVE)
+
+
 def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
-    """The settings of a run: those of the command line; with `ckpt_path` those of the checkpoint
-    and what the command line replaces.
+    """Return the settings of a run: those of the command line; with `ckpt_path` those of the
+    checkpoint and what the command line replaces.
 
     How long to train is one decision: who says one of trainer.max_epochs and trainer.max_steps
     lifts the checkpoint's other one. Paths are absolute, so that a checkpoint can be evaluated from
@@ -109,8 +94,8 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     return settings
 
 
-def tell_of_no_validation(settings: dict[str, Any]) -> None:
-    """Says so where no row validates: a run then has no metrics, and no checkpoint is the best."""
+def note_no_validation_rows(settings: dict[str, Any]) -> None:
+    """Say so where no row validates: a run then has no metrics, and no checkpoint is the best."""
     dataset = settings["dataset"]
     limit = settings["trainer"]["limit_val_batches"]
     named = (
@@ -124,44 +109,6 @@ def tell_of_no_validation(settings: dict[str, Any]) -> None:
             f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
             "checkpoint"
         )
-
-
-def keep_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
-    """Writes the table of the jobs so far into the sweep's directory; a full disk is a remark."""
-    path = sweep / comparison.COMPARISON_FILE
-    try:
-        comparison.write_csv(compared, path)
-    except OSError as error:
-        console.note(f"no {console.short_path(path)}: {error.strerror}")
-
-
-def report_of(sweep: Path) -> None:
-    """Writes the sweep's report beside its comparison, which does not depend on it: a full disk is
-    a remark.
-    """
-    from recapp.reporting.sweep_report import REPORT_FILE, write_report
-
-    try:
-        write_report(sweep)
-        console.note(f"report {console.short_path(sweep / REPORT_FILE)}")
-    except OSError as error:
-        console.note(
-            f"no report: {error.filename}: {error.strerror}; python -m recapp.report "
-            f"path={console.short_path(sweep)} makes it"
-        )
-
-
-def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
-    """Prints the jobs of a sweep so far. Why one failed was said when it did, and stands in
-    `comparison.csv`.
-    """
-    print()
-    console.print_table(
-        comparison.lines_of_table(compared),
-        comparison.TABLE,
-        title=console.short_path(sweep / comparison.COMPARISON_FILE),
-    )
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

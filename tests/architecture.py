@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-COMMANDS = "train, eval, worker, plan, bench, report"
+COMMANDS = "__main__, train, eval, worker, plan, bench, report"
 
 LAYERS = f"""
 {COMMANDS}
 app
-settings
 benchmarks
 trainer
 engine | checkpoints
@@ -25,6 +24,7 @@ sharding
 optim
 kernels | tables
 sparse
+settings
 console
 errors
 """
@@ -32,18 +32,17 @@ errors
 names between bars do not.
 """
 
-HYDRA_HOMES = ("app", *COMMANDS.split(", "))
-
 THIRD_PARTIES = {
     "hydra": ("app",),
-    "omegaconf": HYDRA_HOMES,
+    "omegaconf": ("app",),
     "pyarrow": ("dataset",),
-    "lightning": ("trainer", "app", *COMMANDS.split(", ")),
+    "lightning": ("trainer", "app"),
     "torch.distributed": (
         "transport",
         "processes",
         "engine.shard_model",
         "trainer.strategy",
+        "trainer.found_problem",
         "planner.embedding_planner",
         "benchmarks.ranks",
         "benchmarks.torchrec_worker",
@@ -203,7 +202,9 @@ def wrong_rooms(files: list[File]) -> list[str]:
     found = [
         f"{file.name}/__init__.py holds more than a docstring"
         for file in files
-        if file.is_room and (len(file.tree.body) > 1 or ast.get_docstring(file.tree) is None)
+        if file.is_room
+        and file.name  # the package's own shows the public names
+        and (len(file.tree.body) > 1 or ast.get_docstring(file.tree) is None)
     ]
     return found + [
         f"{file.name} lies deeper than one room" for file in files if file.name.count(".") > 1
@@ -294,3 +295,62 @@ def _public(
             yield child
             if isinstance(child, ast.ClassDef):
                 yield from _public(child)
+
+
+def repeated_names(files: list[File]) -> list[str]:
+    """Names of files that stand in more than one room."""
+    rooms: dict[str, list[str]] = {}
+    for file in files:
+        if not file.is_room:
+            home, _, name = file.name.rpartition(".")
+            rooms.setdefault(name, []).append(home or "the package itself")
+    return [f"{name} stands in {', '.join(homes)}" for name, homes in rooms.items() if homes[1:]]
+
+
+def import_cycles(files: list[File], package: str) -> list[list[str]]:
+    """Sets of files that import each other in a circle, wherever in a file the imports stand:
+    those inside of functions and for type checking count.
+    """
+    names = {file.name for file in files}
+    imports = {file.name: sorted(files_imported_by(file, package, names)) for file in files}
+    return _strong_components(imports)
+
+
+def files_imported_by(file: File, package: str, names: set[str]) -> set[str]:
+    """Return which files of the package a file imports, in whichever of its parts."""
+    found = set()
+    for _, module, name in imported(file):
+        if _inside(module, package):
+            inner = module.removeprefix(package).removeprefix(".")
+            whole = f"{inner}.{name}".removeprefix(".") if name else inner
+            found.add(whole if whole in names else inner)
+    return (found & names) - {file.name, ""}
+
+
+def _strong_components(graph: dict[str, list[str]]) -> list[list[str]]:
+    """The strong components of a graph that have more than one node (Tarjan), sorted."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph[node]:
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            position = stack.index(node)
+            component = stack[position:]
+            del stack[position:]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return sorted(found)

@@ -254,9 +254,9 @@ class Jobs:
         directory.mkdir(parents=True, exist_ok=True)
         if not self._workers:
             self._start()
-        port = _free_port()
+        port = free_port()
         for rank, (_, pipe) in enumerate(self._workers[:world]):
-            pipe.send((settings, str(directory), _environment_of_rank(rank, world, port)))
+            pipe.send((settings, str(directory), environment_of_rank(rank, world, port)))
         failures = {}
         for rank, (_, pipe) in enumerate(self._workers[:world]):
             answered = pipe.poll(TIMEOUT_S if not failures else 10)
@@ -284,7 +284,7 @@ class Jobs:
         stop(self._workers, kill)
 
 
-def _environment_of_rank(rank, world, port):
+def environment_of_rank(rank, world, port):
     """As torchrun sets it on one machine."""
     numbers = {
         "RANK": rank,
@@ -301,7 +301,7 @@ def _environment_of_rank(rank, world, port):
     }
 
 
-def _free_port():
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

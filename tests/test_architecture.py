@@ -1,12 +1,17 @@
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from architecture import (
     File,
+    files_imported_by,
+    import_cycles,
     missing_docstrings,
     packed_assignments,
     read_package,
+    repeated_names,
     wrong_layers,
     wrong_paths,
     wrong_rooms,
@@ -27,6 +32,11 @@ TOP_LEVEL = {
     "CONTRIBUTING.md",
     "docs",
 }
+
+
+def imported_files(file: File) -> set[str]:
+    """The files of the package that a file imports, in whichever of its parts."""
+    return files_imported_by(file, "recapp", {each.name for each in FILES})
 
 
 def layers(name: str, text: str) -> list[str]:
@@ -119,6 +129,56 @@ def test_a_third_party_away_from_home_is_found(name, text):
 )
 def test_a_third_party_at_home_is_fine(name, text):
     assert wrong_third_parties([File(name, text)]) == []
+
+
+def test_what_a_rank_runs_does_without_hydra():
+    """Whatever `recapp.worker` imports in its functions counts as well."""
+    root = Path(__file__).parents[1]
+    names = {file.name: file for file in FILES}
+    todo = ["worker"]
+    for name in todo:
+        todo += [found for found in imported_files(names[name]) if found not in todo]
+    modules = [f"recapp.{name}" for name in todo if names[name].name]
+    loading = f"""
+import sys
+for name in {modules}:
+    try:
+        __import__(name)
+    except ImportError:  # kernels for what is not installed here
+        assert "kernels" in name, name
+print(*sys.modules)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", loading],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = set(ran.stdout.split())
+    assert {"recapp.app.build_trainer", "recapp.trainer.strategy", "torch"} <= loaded
+    assert not {"hydra", "omegaconf"} & loaded
+
+
+def test_no_file_name_stands_twice():
+    assert repeated_names(FILES) == []
+    twice = [File("plan", ""), File("sharding.plan", ""), File("sharding", "", True)]
+    assert repeated_names(twice) == ["plan stands in the package itself, sharding"]
+
+
+def test_no_files_import_each_other_in_a_circle():
+    cycles = import_cycles(FILES, "recapp")
+    # the rooms of the engine are being taken apart; nothing else may join them
+    assert [c for c in cycles if not all(name.startswith("engine.") for name in c)] == []
+
+
+def test_a_circle_of_imports_is_found_wherever_they_stand():
+    a = File("a", "if TYPE_CHECKING:\n    from recapp.room.b import B")
+    b = File("room.b", "def f():\n    from recapp.room import c")
+    c = File("room.c", "import recapp.a")
+    room = File("room", "", True)
+    assert import_cycles([a, b, c, room], "recapp") == [["a", "room.b", "room.c"]]
+    assert import_cycles([a, b, room, File("room.c", "")], "recapp") == []
 
 
 def test_every_name_has_one_import_path():

@@ -431,7 +431,7 @@ def say(tmp_path, monkeypatch, capfd):
         (["trainer.max_epochs=0"], "trainer.max_epochs=0: must be a whole number of at least 1"),
         (["dataset.batch_size=1.5"], "dataset.batch_size=1.5: must be a whole number"),
         (["trainer.accelerator=gpuu"], "trainer.accelerator=gpuu: did you mean gpu"),
-        (["topology.transport=shm"], "topology.transport=shm: known: auto, gloo, shared_memory"),
+        (["engine.transport=shm"], "engine.transport=shm: known: auto, gloo, shared_memory"),
         (
             ["launch.port=70000"],
             "launch.port=70000: must be a whole number of at least 0 and at most 65535",

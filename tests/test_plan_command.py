@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from readme import commands, fenced
 
 from recapp import plan
+from recapp.app import plan_calibrate
 from recapp.app.compose import compose, to_plain
 from recapp.planner.explain import analyze_plan
 from recapp.planner.hardware import read_hardware
@@ -206,16 +207,19 @@ def test_runs_are_compared_with_what_was_predicted(answer, place):
 
 
 def test_calibration_ends_with_a_short_run_priced_with_its_file(place):
-    composed = compose("plan", ["trainer.devices=3", "topology.transport=gloo"])
-    asked = to_plain(OmegaConf.masked_copy(composed, ["trainer", "topology", "launch"]))
-    told = plan._short_run(asked, "mine.yaml", place / "logs")
+    composed = compose("plan", ["trainer.devices=3", "engine.transport=gloo"])
+    asked = to_plain(OmegaConf.masked_copy(composed, ["trainer", "engine", "launch"]))
+    told = plan_calibrate.short_run(asked, "mine.yaml", place / "logs")
     choices = told.pop("choices")
     assert checked(told, "train") == told and choices == {}
     assert (
         told["topology"]["hardware"] == str(place / "mine.yaml")
-        and told["topology"]["transport"] == "gloo"
+        and told["engine"]["transport"] == "gloo"
     )
-    assert told["trainer"]["devices"] == 3 and told["dataset"]["batch_size"] == 3 * plan.RUN_BATCH
+    assert (
+        told["trainer"]["devices"] == 3
+        and told["dataset"]["batch_size"] == 3 * plan_calibrate.RUN_BATCH
+    )
     assert (
         told["dataset"]["generate"]["rows"]
         > told["dataset"]["batch_size"] * told["trainer"]["max_steps"]

@@ -265,7 +265,7 @@ def test_under_torchrun_the_mark_and_the_summary_tell_of_the_stop(place):
 @pytest.mark.parametrize("transport", ["shared_memory", "gloo"])
 def test_a_rank_that_is_frozen_is_named_after_launch_timeout(place, transport):
     run, told = training(
-        place, f"frozen_{transport}", "launch.timeout=5", f"topology.transport={transport}"
+        place, f"frozen_{transport}", "launch.timeout=5", f"engine.transport={transport}"
     )
     os.kill(ranks_of(run.pid)[1], signal.SIGSTOP)
     assert run.wait(timeout=120) == 1

@@ -157,7 +157,7 @@ def test_without_a_plan_recapp_decides_and_the_model_stays_the_same(train):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_dense_part_trains_the_same_model_up_to_rounding(train, place):
     plain = train("not_compiled", "+plan=row_wise")
-    compiled = train("compiled", "+plan=row_wise", "trainer.compile=true")
+    compiled = train("compiled", "+plan=row_wise", "engine.compile=true")
     assert compiled["val_log_loss"] == pytest.approx(plain["val_log_loss"], abs=1e-4)
     (said,) = [
         line

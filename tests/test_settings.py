@@ -271,7 +271,7 @@ def test_what_lightning_takes_can_be_added(argument):
 
 def test_a_setting_that_a_checkpoint_lacks_has_its_default_and_one_that_is_gone_is_named():
     stored = composed("train")
-    del stored["topology"]["payload"]
+    del stored["engine"]["payload"]
     stored["tables"]["l2"] = 0.1
     stored["gone"] = {"a": 1}
     kept, dropped = known_part(stored, "train")

@@ -6,7 +6,6 @@ A `_target_` in the settings is a constructor and its keys are the constructor's
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -19,26 +18,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from recapp import console
-from recapp.app.planning_problem import build_plan, priced_for
-from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.first_rows import COUNTED_ROWS
 from recapp.dataset.schema import check_sizes, schema_from
-from recapp.dataset.synthetic import chosen as chosen_set
-from recapp.dataset.synthetic import read_truth, write_criteo, write_sample
+from recapp.dataset.synthetic import read_truth, write_criteo, write_sample, writer_arguments
 from recapp.engine.dense_memory import check_room
 from recapp.errors import ConfigError, DataError, RecappError, suggest
 from recapp.metrics import click_metrics
-from recapp.optim import rules as row_rules
 from recapp.optim.rules import RowRule
-from recapp.planner.cost import Dense
-from recapp.planner.topology import Topology, hardware_of
-from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.datamodule import ClickData, DataSettings
 from recapp.trainer.module import ClickModule
-from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 Settings = Mapping[str, Any]
 PAYLOADS: dict[str, torch.dtype | None] = {
@@ -46,7 +37,7 @@ PAYLOADS: dict[str, torch.dtype | None] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""`topology.payload`; other values are refused before ranks start."""
+"""`engine.payload`; other values are refused before ranks start."""
 
 
 def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
@@ -301,7 +292,7 @@ def size_on_paper(settings: Settings) -> str:
 
 def write_generated(dataset: Settings) -> None:
     """Write the data set that the settings describe, unless it is there; progress is shown."""
-    kind, wanted = chosen_set(dataset["generate"], dataset["table_rows"])
+    kind, wanted = writer_arguments(dataset["generate"], dataset["table_rows"])
     with console.progress(
         f"writing {console.short_path(dataset['path'])}", wanted["rows"]
     ) as advance:
@@ -362,43 +353,3 @@ def _schedule(settings: Settings | None) -> Callable[[Optimizer], LRScheduler] |
     if settings is None:
         return None
     return partial(make, settings, "optimizer.schedule")
-
-
-def build_strategy(settings: Settings, *, training: bool) -> EmbeddingShardingStrategy:
-    """How tables are sharded. Evaluation holds no optimiser state."""
-    rule = build_rule(settings) if training else row_rules.sgd(0.0)
-    topology = settings["topology"]
-    stored = read_manifest(settings["ckpt_path"]).plan.tables if settings["ckpt_path"] else {}
-    modes = {
-        name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"
-    }
-    trainer = settings["trainer"]
-    return EmbeddingShardingStrategy(
-        partial(_plan, settings),
-        rule,
-        hosts=topology["hosts"],
-        memory_bytes=topology["memory_bytes"],
-        reserve_bytes=topology["reserve_bytes"],
-        hardware=hardware_of(topology.get("hardware")),
-        transport=topology.get("transport", "auto"),
-        backend=topology.get("backend", "auto"),
-        payload=PAYLOADS[topology.get("payload", "full")],
-        modes=modes,
-        look_ahead=trainer.get("look_ahead", 1),
-        compiled=trainer.get("compile", False),
-        stored={"config": dict(settings)},
-        timeout=timedelta(seconds=settings["launch"]["timeout"])
-        if "timeout" in settings.get("launch", {})
-        else None,
-    )
-
-
-def _plan(
-    settings: Settings,
-    tables: Sequence[EmbeddingBagConfig],
-    topology: Topology,
-    rule: RowRule,
-    statistics: Mapping[str, TableStatistics],
-    dense: Dense,
-) -> ShardingPlan:
-    return build_plan(settings, tables, priced_for(settings, topology, rule, statistics, dense))

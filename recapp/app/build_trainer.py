@@ -33,8 +33,8 @@ from recapp.metrics import click_metrics
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
 
-# of `trainer`: recapp reads them itself
-NOT_LIGHTNINGS = ("devices", "accelerator", "enable_progress_bar", "look_ahead", "compile")
+SAID_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar")
+"""Of `trainer`: what Lightning is given follows from the ranks that run and the callbacks."""
 _AVERAGES = "it averages parameters, and tables are none: half of the model would be an average"
 NOT_OF_TABLES = {  # of Lightning's callbacks: why
     "StochasticWeightAveraging": _AVERAGES,
@@ -234,7 +234,7 @@ def build_trainer(
 ) -> Trainer:
     """Lightning's Trainer for one of `ranks`: so many on each host, so many hosts."""
     wanted = {
-        k: v for k, v in settings["trainer"].items() if v is not None and k not in NOT_LIGHTNINGS
+        k: v for k, v in settings["trainer"].items() if v is not None and k not in SAID_BY_RECAPP
     }
     wanted["max_epochs"], wanted["max_steps"] = length(wanted)
     if isinstance(wanted.get("val_check_interval"), int):

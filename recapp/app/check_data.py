@@ -49,10 +49,10 @@ def check_data(config: Mapping[str, Any]) -> None:
         if dataset[key] is not None and dataset["generate"] is None:
             _check_files(dataset[key], schema, f"dataset.{key}")
     if not test and dataset["generate"]:
-        from recapp.dataset.synthetic import check_place, chosen
+        from recapp.dataset.synthetic import check_directory, writer_arguments
 
-        kind, wanted = chosen(dataset["generate"], dataset["table_rows"])
-        check_place(dataset["path"], kind, **wanted)
+        kind, wanted = writer_arguments(dataset["generate"], dataset["table_rows"])
+        check_directory(dataset["path"], kind, **wanted)
     plan = (config.get("plan") or {}).get("path")
     if plan is not None and not Path(plan).is_file():
         raise ConfigError(
@@ -102,7 +102,7 @@ def as_trained(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]
                 "it was as hexadecimal, so it is now"
             )
     if stored is not None:
-        schema_from(settings).check_reading(stored, str(manifest.folder))
+        schema_from(settings).check_id_encoding(stored, str(manifest.folder))
     rows = {
         table: blocks[0].shape[0]
         for (table, tensor), blocks in manifest.tensors.items()

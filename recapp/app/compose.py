@@ -33,6 +33,7 @@ from recapp.settings import option_files
 from recapp.settings.check_settings import checked, known_part, names_of, unknown
 from recapp.settings.groups import Trainer
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
+from recapp.settings.renamed import new_name
 
 HYDRA_VERSION_BASE = "1.3"
 PATHS = (
@@ -101,6 +102,11 @@ def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
         for group, option in chosen
         if option and not str(group).startswith("hydra/")
     }
+
+
+def own_settings(config: DictConfig) -> DictConfig:
+    """Return composed settings without Hydra's own."""
+    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def names_checkpoint(config: DictConfig) -> bool:
@@ -369,14 +375,19 @@ def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[
     for pattern, advice in ADVICE:
         if found := re.search(pattern, text):
             return advice.format(*found.groups())
+    known = list(known)
     if found := re.search(r"Could not override '([^']+)'\.", text):
-        return _unknown(found[1], list(known))
+        return _unknown(found[1], known)
+    if (found := re.search(r"Could not delete .* '([^']+)' does not", text)) and (
+        new_name(found[1], known) is not None
+    ):
+        return unknown(found[1], known)
     if (
         isinstance(cause, OmegaConfBaseException)
         and cause.full_key
         and "is not in struct" in str(cause)
     ):
-        return _unknown(str(cause.full_key), list(known))
+        return _unknown(str(cause.full_key), known)
     return _first_line(cause if str(error) == "" else error)
 
 
@@ -389,6 +400,8 @@ def _unknown(name: str, known: Sequence[str]) -> str:
         return f"{name}: cannot be set: {Trainer.refused[name.rpartition('.')[2]]}"
     if not name.startswith("hydra."):
         known = [key for key in known if key.partition(".")[0] != "hydra"]
+    if new_name(name, known) is not None:
+        return unknown(name, known)
     plus = (
         "; a setting of Lightning's Trainer that is not listed by --help trainer needs a plus: "
         f"+{name}=..."

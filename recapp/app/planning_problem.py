@@ -1,87 +1,112 @@
-"""From settings to plans: what training and `python -m recapp.plan` share.
+"""From settings to a plan: the one way that training and `python -m recapp.plan` go.
 
-    settings, tables, machine, ids -> Setting (what plans are priced for) -> ShardingPlan
+    settings                          -> PlanningProblem, on paper
+    settings, what the ranks found    -> PlanningProblem, of a run
+    settings, PlanningProblem         -> ShardingPlan
 
 `plan.path` names a file, `plan.rules` are rules by hand; where the settings have neither, the
 planner decides within `planner.constraints`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from recapp import console
+from recapp.app import build
 from recapp.errors import ConfigError, PlanError, suggest
-from recapp.optim.rules import RowRule
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
-from recapp.planner.cost import Dense, Setting
 from recapp.planner.embedding_planner import Outcome, plan_tables
 from recapp.planner.explain import explained
 from recapp.planner.plan_rules import PlanRule, plan_by_rules, read_rule
+from recapp.planner.problem import NUMBER_BYTES, PlanningProblem, dense_of
 from recapp.planner.rank_memory import check_memory
-from recapp.planner.topology import Topology
+from recapp.planner.topology import Topology, hardware_of, topology_from
+from recapp.processes.launch import rank_count
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
 from recapp.sharding.tilings import ShardingType
-from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.statistics import TableStatistics
 
 Settings = Mapping[str, Any]
-PAYLOAD_BYTES = {"full": 4, "bf16": 2, "fp16": 2}
-"""Of a number that travels, by `topology.payload`."""
 
 
-def priced_for(
-    settings: Settings,
-    topology: Topology,
-    rule: RowRule | None,
-    statistics: Mapping[str, TableStatistics] | None = None,
-    dense: Dense | None = None,
-    val_rows: int | None = None,
-) -> Setting:
-    """What plans are priced for: the machine, a rank's share of the global batch, the tables'
-    optimiser, ids, the rest of the model.
+def planning_problem(
+    settings: Settings, found: PlanningProblem | None = None, *, val_rows: int | None = None
+) -> PlanningProblem:
+    """Return what a plan is made for: tables, ranks, batches, optimiser, ids, the rest of the
+    model.
 
-    `val_rows` are those of the data set; where they are not known, validation batches are taken to
-    be full.
+    Args:
+        settings: Those of a command.
+        found: Tables, topology, rule, statistics and dense part as the ranks of a run found them;
+            None takes those of the settings, on paper.
+        val_rows: Rows that validate; None takes validation batches to be full.
     """
-    batch = -(-settings["dataset"]["batch_size"] // topology.world_size)
-    payload = PAYLOAD_BYTES[settings["topology"].get("payload", "full")]
-    val_batch = _val_batch(settings, topology.world_size, val_rows)
-    look_ahead = (settings.get("trainer") or {}).get("look_ahead", 1)
-    return Setting(
-        topology,
-        batch,
-        rule,
-        dict(statistics or {}),
-        dense or Dense(),
-        payload,
-        val_batch,
-        look_ahead,
+    problem = _on_paper(settings) if found is None else found
+    world = problem.topology.world_size
+    payload = build.PAYLOADS[settings["engine"]["payload"]]
+    return replace(
+        problem,
+        batch_per_rank=-(-settings["dataset"]["batch_size"] // world),
+        payload_bytes=NUMBER_BYTES if payload is None else payload.itemsize,
+        val_batch_per_rank=_val_batch(settings, world, val_rows),
+        look_ahead=settings["engine"]["look_ahead"],
     )
+
+
+def _on_paper(settings: Settings) -> PlanningProblem:
+    """Nothing is started; ids are looked at where the data are there and `statistics` allows it."""
+    if assumed := build.size_on_paper(settings):
+        console.note(assumed)
+    tables = build.build_tables(settings, of_dataset=False)
+    looked = settings["statistics"] != "assumed"
+    return PlanningProblem(
+        tables,
+        _topology_on_paper(settings),
+        rule=build.build_rule(settings),
+        statistics=build.build_statistics(settings, tables) if looked else {},
+        dense=dense_of(build.build_model(settings, tables, on_paper=True)),
+    )
+
+
+def _topology_on_paper(settings: Settings) -> Topology:
+    """The machine of the settings, with as many ranks as `topology` or `trainer` say."""
+    machine = dict(settings["topology"])
+    hardware = hardware_of(machine["hardware"])
+    on = hardware.compute_device if hardware else settings["trainer"]["accelerator"]
+    devices = settings["trainer"]["devices"]
+    world = machine["ranks"] or (
+        devices if isinstance(devices, int) and devices > 0 else rank_count(devices)
+    )
+    device = "cuda" if on in ("cuda", "gpu") else "cpu"
+    return topology_from(machine | {"ranks": world}, world, device)
 
 
 def _val_batch(settings: Settings, world: int, rows: int | None) -> int:
     """A rank's share of the largest validation batch; 0 where nothing validates."""
-    if (settings.get("trainer") or {}).get("limit_val_batches") == 0:
+    if settings["trainer"].get("limit_val_batches") == 0:
         return 0
     size = int(settings["dataset"].get("val_batch_size") or settings["dataset"]["batch_size"])
     return -(-(size if rows is None else min(size, rows)) // world)
 
 
-def build_plan(
-    settings: Settings, tables: Sequence[EmbeddingBagConfig], setting: Setting
-) -> ShardingPlan:
-    """The plan that the settings ask for, or the planner's.
+def build_plan(settings: Settings, problem: PlanningProblem) -> ShardingPlan:
+    """Return the plan that the settings ask for, or the planner's.
+
+    Args:
+        settings: `plan` and `planner` of a command.
+        problem: What `planning_problem` returned.
 
     Raises:
-        PlanError: it names what does not exist, or does not fit.
+        PlanError: It names what does not exist, or does not fit.
     """
     plan = dict(settings.get("plan") or {})
-    topology = setting.topology
+    topology = problem.topology
     if "path" in plan:
-        made = load_plan(plan["path"], tables, topology.world_size)
+        made = load_plan(plan["path"], problem.tables, topology.world_size)
     elif "rules" in plan:
         made = plan_by_rules(
-            tables,
+            problem.tables,
             topology,
             _rules(plan),
             name=plan.get("name", "custom"),
@@ -89,62 +114,62 @@ def build_plan(
             mode=plan.get("mode", "auto"),
             column_width=plan.get("column_width", 64),
             deal=plan.get("deal", "balanced"),
-            statistics=setting.statistics,
-            batch_per_rank=setting.batch_per_rank,
+            statistics=problem.statistics,
+            batch_per_rank=problem.batch_per_rank,
         )
     else:
-        return best_plan(settings, tables, setting).plan
-    check_memory(tables, made, setting.rule, topology)
+        return best_plan(settings, problem).plan
+    check_memory(problem.tables, made, problem.rule, topology)
     return made
 
 
-def best_plan(
-    settings: Settings, tables: Sequence[EmbeddingBagConfig], setting: Setting
-) -> Outcome:
-    """The planner's own plan, whatever `plan` says beside single tables.
+def best_plan(settings: Settings, problem: PlanningProblem) -> Outcome:
+    """Return the planner's own plan, whatever `plan` says beside single tables.
 
     Raises:
-        PlanError: constraints that cannot hold, or no plan fits.
+        PlanError: Constraints that cannot hold, or no plan fits.
     """
     plan = settings.get("plan") or {}
-    mode = plan.get("mode", settings["planner"]["mode"])
-    return plan_tables(
-        tables,
-        setting,
-        build_constraints(
-            settings["planner"].get("constraints") or {}, tables, _overrides(plan), mode
-        ),
+    constraints = build_constraints(
+        settings["planner"].get("constraints") or {},
+        _overrides(plan),
+        plan.get("mode", settings["planner"]["mode"]),
     )
+    return plan_tables(problem, constraints if problem.tables else {})
 
 
-def made_for(
-    plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig], setting: Setting
-) -> PlannedFor:
-    """What a plan should carry, so that it can be explained elsewhere."""
-    return PlannedFor(
-        tuple(tables), setting.batch_per_rank, {t.name: setting.of(t).to_dict() for t in tables}
-    )
+def plan_of_run(settings: Settings, found: PlanningProblem) -> ShardingPlan:
+    """Return the plan of a run for what its ranks found; rank 0 calls it.
+
+    Raises:
+        PlanError: As of `build_plan`.
+    """
+    return build_plan(settings, planning_problem(settings, found))
+
+
+def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
+    """Return what a plan should carry, so that it can be explained elsewhere."""
+    ids = {table.name: problem.of(table).to_dict() for table in problem.tables}
+    return PlannedFor(tuple(problem.tables), problem.batch_per_rank, ids)
 
 
 def predicted(
-    settings: Settings,
-    tables: Sequence[EmbeddingBagConfig],
-    plan: ShardingPlan,
-    topology: Topology,
-    rule: RowRule,
-    statistics: Mapping[str, TableStatistics],
-    dense: Dense,
-    val_rows: int,
+    settings: Settings, plan: ShardingPlan, found: PlanningProblem, val_rows: int
 ) -> dict[str, Any]:
-    """What is expected of a run: its plan explained, without the roads not taken."""
-    setting = priced_for(settings, topology, rule, statistics, dense, val_rows)
-    return explained(tables, plan, setting, alternatives=False)
+    """Return what is expected of a run: its plan explained, without other types for its tables.
+
+    Args:
+        settings: Of the run.
+        plan: Its plan.
+        found: What its ranks found when the plan was made.
+        val_rows: Rows that validate.
+    """
+    problem = planning_problem(settings, found, val_rows=val_rows)
+    return explained(plan, problem, alternatives=False)
 
 
-def build_constraints(
-    plain: Settings, tables: Sequence[EmbeddingBagConfig], overrides: Mapping[str, str], mode: str
-) -> Constraints:
-    """Constraints from `planner.constraints`, with the types of single tables
+def build_constraints(plain: Settings, overrides: Mapping[str, str], mode: str) -> Constraints:
+    """Return constraints from `planner.constraints`, with the types of single tables
     (`+plan.tables.C3=row_wise`) and the mode of all.
 
     Raises:
@@ -175,7 +200,7 @@ def build_constraints(
     if mode != "auto":
         every = ParameterConstraints(modes=[mode])
         found = {"*": every.over(found.pop("*", ParameterConstraints()))} | found
-    return found if tables else {}
+    return found
 
 
 def _overrides(plan: Settings) -> dict[str, str]:

@@ -5,7 +5,6 @@ misspelt number.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
@@ -66,6 +65,6 @@ def _values(override: Override, text: str) -> list[str]:
 
 
 def _check(command: str, composed: DictConfig, overrides: Sequence[str]) -> None:
-    config: Any = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
+    config = compose.own_settings(composed)
     whole = not compose.names_checkpoint(config)
     checked(compose.to_plain(config, whole=whole), command, overrides)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.benchmarks.resident import forget_peak, peak_bytes, resident_bytes
+from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import make_plan
 from recapp.benchmarks.strategies import workload_of
@@ -27,6 +27,7 @@ from recapp.benchmarks.workloads import Workload
 from recapp.console import progress
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.optim.rules import sgd
+from recapp.processes.process_memory import forget_peak_resident
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -123,8 +124,8 @@ def _measure(
     for i in range(rounds):
         pooled_BD = way.forward(batches[i % len(batches)])
         gradient_BD = torch.ones_like(pooled_BD)
-        before = resident_bytes()
-        forget_peak()
+        before = settled_bytes()
+        forget_peak_resident()
         times += time_steps(
             [
                 ("backward", partial(torch.autograd.backward, pooled_BD, gradient_BD)),

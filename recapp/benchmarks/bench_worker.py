@@ -40,7 +40,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     from recapp.processes.process_memory import keep_freed_memory
     from recapp.transport.communicator import leave_process_group
 
-    if settings["launch"]["keep_freed_memory"]:
+    if settings["keep_freed_memory"]:
         keep_freed_memory()  # as the product's own worker does
     comm = join()
     session = Session(settings, comm, Path(settings["folder"]), job_dir)

@@ -42,7 +42,7 @@ from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import BACKENDS, SETTING
 from recapp.kernels.backend import backend as make_backend
 from recapp.models.dlrm import DLRM
-from recapp.planner.cost import VECTOR_PASSES, dense_of
+from recapp.planner.cost import VECTOR_PASSES
 from recapp.planner.hardware import (
     KERNELS,
     Hardware,
@@ -52,6 +52,7 @@ from recapp.planner.hardware import (
     read_hardware,
     write_hardware,
 )
+from recapp.planner.problem import dense_of
 from recapp.planner.topology import hosts_in_blocks
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.sparse.batch import Batch
@@ -100,18 +101,18 @@ def settings_for(config: Mapping[str, Any], path: str | None = None) -> dict[str
             f"path={path or PATH}: {why}: name a file in a directory that is there, such as "
             f"path={PATH}"
         )
-    topology = config["topology"]
-    check_transport(topology["transport"])
-    if topology["backend"] not in BACKENDS:
+    engine = config["engine"]
+    check_transport(engine["transport"])
+    if engine["backend"] not in BACKENDS:
         raise ConfigError(
-            f"{SETTING}={topology['backend']}: unknown; "
-            f"{suggest(str(topology['backend']), BACKENDS)}"
+            f"{SETTING}={engine['backend']}: unknown; {suggest(str(engine['backend']), BACKENDS)}"
         )
     return {
         "verb": "calibrate",
         "path": str(place),
-        "transport": topology["transport"],
-        "backend": topology["backend"],
+        "transport": engine["transport"],
+        "backend": engine["backend"],
+        "keep_freed_memory": engine["keep_freed_memory"],
         "rounds": ROUNDS,
         "folder": "",
         **{key: config[key] for key in ("trainer", "launch", "format")},

@@ -23,8 +23,8 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import make_plan
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.whole_step import InMemory, TrainingStep
-from recapp.dataset.reader_stages import arrow_chunks, decoded_chunks, parquet_bytes
 from recapp.dataset.schema import criteo_schema
+from recapp.dataset.sequential_chunks import arrow_chunks, decoded_chunks, parquet_bytes
 from recapp.dataset.source import Source, open_source
 from recapp.dataset.stream import BatchStream, make_loader
 from recapp.errors import ConfigError

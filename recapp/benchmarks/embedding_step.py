@@ -16,6 +16,7 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import make_collection, make_plan, pooled_tables, torchrec_sharding
 from recapp.benchmarks.timing import Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.workloads import WORKLOADS, Workload
+from recapp.engine.observer import EngineObserver
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.reporting.phases import PhaseClock
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -69,14 +70,15 @@ class EmbeddingStep:
     def phases(self) -> dict[str, float]:
         """Where a step's milliseconds go on this rank; `rest` comes after the last phase."""
         clock = PhaseClock()
-        quiet = self.collection.mark
-        self.collection.mark = clock
+        state = self.collection.state
+        quiet = state.observer
+        state.observer = EngineObserver(ends=clock)
         for _ in range(PHASE_STEPS):
             self.comm.barrier()
             clock.start()
             self.step()
             clock.end("rest")
-        self.collection.mark = quiet
+        state.observer = quiet
         return clock.means()
 
 

@@ -31,6 +31,7 @@ import torch
 from recapp.benchmarks.fit import fit, typical
 from recapp.benchmarks.setup import rule
 from recapp.benchmarks.workloads import Workload
+from recapp.engine.observer import EngineObserver
 from recapp.engine.requests import Requests
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.planner.hardware import KERNELS, WITHOUT_BYTES, Work
@@ -173,12 +174,13 @@ class Steps:
         clock = PhaseClock()
         wait = synchroniser(self.collection.comm.device)
 
-        def mark(name: str) -> None:
+        def ends(part: str) -> None:
             wait()
-            clock(name)
+            clock(part)
 
-        quiet = self.collection.mark
-        self.collection.mark = mark
+        state = self.collection.state
+        quiet = state.observer
+        state.observer = EngineObserver(ends=ends)
         for i in range(WARM + steps):
             self.other[: len(self.other) // OTHER_PART] += 1
             wait()
@@ -188,7 +190,7 @@ class Steps:
             pooled_BK.backward(self.gradient_BK)
             clock.end("rest")
         self.done += WARM + steps
-        self.collection.mark = quiet
+        state.observer = quiet
         parts = clock.parts_ms(WARM)
         for kernel, marks in PARTS.items():
             self.seconds.setdefault(kernel, []).append(sum(parts.get(m, 0.0) for m in marks) / 1e3)
@@ -214,7 +216,7 @@ def _counts(
     """Calls, items and bytes of every kernel in a step."""
     q = c.input_dist(features)
     q.finish()
-    parts = [_group_counts(c, q, g) for g in range(len(c.routes))]
+    parts = [_group_counts(c, q, g) for g in range(len(c.stores))]
     q.release()
     return {
         kernel: (
@@ -236,18 +238,16 @@ def _group_counts(
     served.group(store.rows)
     number = c.dtype.itemsize
     width = store.width
-    stored = store.weights.dtype.itemsize
+    stored = store.nbytes.rows // max(1, store.rows)  # of a row
     touched = len(served.row_U)
-    reads = len(asked.combine.index_N)
-    bags = asked.combine.bags
+    reads = len(asked.combine_links.index_N)
+    bags = asked.combine_links.bags
     pairs = asked.bags.pairs
     rows, vectors = (int(q.in_WG3[:, g, i].sum()) for i in (0, 1))
-    written = asked.learn.bags * (c.comm.world if asked.everywhere else 1)
-    learned = len(served.learn.index_N)
-    state = sum(width if kind == "element" else 1 for _, kind in c.rule.state) * number
-    answers = (
-        (0, 0) if asked.everywhere else (rows, rows * width * stored + vectors * width * number)
-    )
+    written = asked.gradient_links.bags * (c.comm.world if asked.everywhere else 1)
+    gradients = len(served.gradient_links.index_N)
+    state = store.nbytes.state // max(1, store.rows)  # of a row
+    answers = (0, 0) if asked.everywhere else (rows, rows * stored + vectors * width * number)
     return {
         "route": (pairs, 0),
         "link": (pairs, 0),
@@ -256,7 +256,7 @@ def _group_counts(
         "answer": answers,
         "combine": (reads, (reads + bags) * width * number),
         "spread": (reads, (reads + written) * width * number),
-        "update": (touched, learned * width * number + 2 * touched * (width * stored + state)),
+        "update": (touched, gradients * width * number + 2 * touched * (stored + state)),
     }
 
 

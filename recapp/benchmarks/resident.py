@@ -1,29 +1,18 @@
-"""Memory of this process as Linux counts it, now and at its highest."""
+"""Memory of this process as numbers that benchmarks subtract; zero where the system is silent."""
 
-import ctypes
-import gc
-from pathlib import Path
-
-
-def resident_bytes() -> int:
-    """What is resident now, once what is unused was given back."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return _status("VmRSS")
+from recapp.processes.process_memory import (
+    give_back_unused,
+    peak_resident_bytes,
+    resident_bytes,
+)
 
 
-def forget_peak() -> None:
-    """Let `peak_bytes` begin anew."""
-    Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak
+def settled_bytes() -> int:
+    """Return what is resident now, once what is unused was given back."""
+    give_back_unused()
+    return resident_bytes() or 0
 
 
 def peak_bytes() -> int:
-    """The most that was resident since `forget_peak`."""
-    return _status("VmHWM")
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    return 0
+    """Return the most that was resident since `forget_peak_resident`."""
+    return peak_resident_bytes() or 0

@@ -4,6 +4,7 @@ names on the command line -> ShardingPlan, Comm, ShardedEmbeddingBagCollection
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import backend as make_backend
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
+from recapp.planner.initial_plan import initial_plan
 from recapp.planner.plan_rules import plan_by_rules, read_rule
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -74,7 +76,8 @@ def make_plan(
     rules = [read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plain["rules"])]
     widest = max(t.embedding_dim for t in tables)
     width = min(plain.get("column_width", COLUMN_WIDTH), -(-widest // comm.world))
-    plan = plan_by_rules(
+    make = partial(
+        plan_by_rules,
         tables,
         Topology(comm.world),
         rules,
@@ -82,12 +85,9 @@ def make_plan(
         mode=plain.get("mode", "auto"),
         column_width=width,
     )
-    if comm.world > 1:
-        decided = decide_modes(tables, plan, batches[:SAMPLE_BATCHES]) if comm.rank == 0 else plan
-        plan = plan.with_modes(
-            comm.broadcast({table: decided.tables[table].mode for table in plan.undecided})
-        )
-    return plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
+    return initial_plan(
+        make, comm, count=lambda plan: decide_modes(tables, plan, batches[:SAMPLE_BATCHES])
+    )
 
 
 def pooled_tables(plan: ShardingPlan) -> int:

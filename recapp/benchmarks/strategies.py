@@ -11,11 +11,12 @@ import torch
 
 from recapp.benchmarks.embedding_step import EmbeddingStep
 from recapp.benchmarks.ranks import open_transports
-from recapp.benchmarks.resident import forget_peak, peak_bytes, resident_bytes
+from recapp.benchmarks.resident import peak_bytes, settled_bytes
 from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import make_collection, make_plan
 from recapp.benchmarks.timing import Times, spread, time_steps
 from recapp.benchmarks.workloads import Workload
+from recapp.processes.process_memory import forget_peak_resident
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.transport.communicator import Comm
 
@@ -86,7 +87,7 @@ def run(session: Session) -> None:
     memory: dict[tuple[str, str], dict[str, float]] = {}
     for name, plain in settings["plans"].items():
         session.say(f"{name}: tables are made")
-        before = resident_bytes()
+        before = settled_bytes()
         plan = make_plan(name, plain, tables, session.comm, batches[largest])
         collection = make_collection(tables, plan, comm, settings["backend"])
         for w in workloads:
@@ -133,9 +134,9 @@ def _measure(
 
 def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:
     """GB of the rank that has most: tables and buffers as they stay, and the peak of some steps."""
-    forget_peak()
+    forget_peak_resident()
     step.run(MEMORY_STEPS)
-    told = comm.gather((resident_bytes() - before, peak_bytes() - before))
+    told = comm.gather((settled_bytes() - before, peak_bytes() - before))
     return {
         "memory_gb": max(now for now, _ in told) / 1e9,
         "memory_peak_gb": max(peak for _, peak in told) / 1e9,

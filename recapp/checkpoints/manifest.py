@@ -16,7 +16,6 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -30,6 +29,7 @@ from recapp.checkpoints.rectangles import StoredBlock
 from recapp.errors import CheckpointError, PlanError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import PARENT_PID
+from recapp.settings.renamed import with_names_of_today
 from recapp.sharding.sharding_plan import ShardingPlan
 
 VERSION = 2  # of the format; a reader refuses a later one
@@ -75,8 +75,9 @@ class Manifest:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run that wrote it. They are plain data: nothing that they name may be
-        called before it is checked.
+        """The settings of the run that wrote it, under the names of today.
+
+        They are plain data: nothing that they name may be called before it is checked.
 
         `recapp.app.compose.compose_over` and `recapp.checkpoints.trust.refuse_untrusted` check
         them.
@@ -92,7 +93,7 @@ class Manifest:
         if not isinstance(self.info["config"], dict):
             raise self._wrong("config")
         try:
-            return deepcopy(self.info["config"])
+            return with_names_of_today(self.info["config"])
         except RecursionError:
             raise self._wrong("config") from None
 

@@ -1,3 +1,3 @@
-"""Parquet in, batches out. The only room that knows pyarrow; it knows no ranks' tables and no table
-sizes.
+"""Parquet in, batches out. The only room that knows pyarrow; it knows neither ranks' tables nor
+table sizes.
 """

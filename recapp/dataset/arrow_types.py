@@ -1,4 +1,4 @@
-"""What Arrow's types are good for here."""
+"""Which uses an Arrow type allows: list, text, number, id."""
 
 import numpy as np
 import pyarrow as pa
@@ -7,7 +7,7 @@ import pyarrow.types as pt
 
 
 def is_list(arrow_type: pa.DataType) -> bool:
-    """Whether a column holds a list (a bag of ids) per row."""
+    """Return whether a column holds a list (a bag of ids) per row."""
     return bool(
         pt.is_list(arrow_type)
         or pt.is_large_list(arrow_type)
@@ -18,8 +18,9 @@ def is_list(arrow_type: pa.DataType) -> bool:
 
 
 def is_text(arrow_type: pa.DataType) -> bool:
-    """Whether a column holds text, also where its writer did not mark it as such (Parquet's
-    BYTE_ARRAY without UTF8).
+    """Return whether a column holds text.
+
+    Bytes count as text too: a writer may leave Parquet's BYTE_ARRAY without the mark UTF8.
     """
     return bool(
         pt.is_string(arrow_type)
@@ -32,7 +33,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 
 def has_views(arrow_type: pa.DataType) -> bool:
-    """Whether `without_views` makes another type of this one."""
+    """Return whether `without_views` makes another type of this one."""
     inner = arrow_type.value_type if is_list(arrow_type) else arrow_type
     return bool(
         pt.is_list_view(arrow_type)
@@ -43,10 +44,10 @@ def has_views(arrow_type: pa.DataType) -> bool:
 
 
 def without_views(column: pa.Array) -> pa.Array:
-    """A column without views of text or lists, out of which Arrow cannot pick rows.
+    """Return a column without views of text or lists, out of which Arrow cannot pick rows.
 
-    Lists are counted out, not cast: Arrow's cast of list views gives other lists (pyarrow 26). A
-    null list becomes an empty one, which is the same bag of ids.
+    The lists are rebuilt from their lengths, not cast: Arrow's cast of list views gives other lists
+    (pyarrow 26). A null list becomes an empty one, which is the same bag of ids.
     """
     kind = column.type
     if pt.is_string_view(kind):
@@ -64,24 +65,24 @@ def without_views(column: pa.Array) -> pa.Array:
 
 
 def value_type(arrow_type: pa.DataType) -> pa.DataType:
-    """The type of the values themselves, whether dictionary-encoded or not."""
+    """Return the type of the values themselves, whether dictionary-encoded or not."""
     return arrow_type.value_type if pt.is_dictionary(arrow_type) else arrow_type
 
 
 def id_type(arrow_type: pa.DataType) -> pa.DataType:
-    """The type of the ids of a column, whether it has one a row or lists of them."""
+    """Return the type of the ids of a column that holds one id per row, or lists of them."""
     inner = value_type(arrow_type)
     return value_type(inner.value_type) if is_list(inner) else inner
 
 
 def is_number(arrow_type: pa.DataType) -> bool:
-    """Whether a column holds numbers, or booleans."""
+    """Return whether a column holds numbers or booleans."""
     return bool(
         pt.is_integer(arrow_type) or pt.is_floating(arrow_type) or pt.is_boolean(arrow_type)
     )
 
 
 def is_id(arrow_type: pa.DataType) -> bool:
-    """Whether values of this type can be ids: integers, floats that may be whole, text, nulls."""
+    """Return whether values of this type can be ids: integers, whole floats, text, nulls."""
     whole = pt.is_integer(arrow_type) or pt.is_floating(arrow_type)
     return bool(whole or is_text(arrow_type) or pt.is_null(arrow_type))

@@ -1,41 +1,47 @@
-"""The hidden model behind generated logs: it draws rows, and it knows why they were clicked."""
+"""The click model behind generated logs: it draws rows, and it knows why they were clicked."""
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from recapp.dataset.column_shapes import IdColumn, NumberColumn, Shape
+from recapp.dataset.column_shapes import ColumnShapes, IdColumn, NumberColumn
 from recapp.dataset.counter_random import normal, uniform
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-# what a stream of random numbers is for
+# What a stream of random numbers is for.
 _LABEL, _GAP, _NUMBER, _ID, _DEFAULT, _FOLLOWS, _EFFECT = range(7)
-_DRIFT_SHARE = 0.2  # of draws from tables of more than 1,000 rows follow a popularity that moves
-_DRIFT_STEPS = 20  # how often it has moved by the end of the log
-_BIAS_ROWS = 20_000  # rows on which the bias is fitted to the wanted share of clicks; +-.003 of it
+# The share of ids that follow a moving popularity, in tables of more than 1,000 rows.
+_DRIFT_SHARE = 0.2
+_DRIFT_STEPS = 20  # how often that popularity has moved by the end of the log
+_BIAS_ROWS = 20_000  # rows on which the bias is fitted to the wanted share of clicks, to +-.003
 
 
-class HiddenModel:
-    """Rows and labels of a shape, each a function of (seed, row).
+class ClickModel:
+    """A model that draws rows and labels of given column shapes as functions of (seed, row).
 
-    rows: in all; popularity drifts over them. separability: factor on all effects. positives: share
-    of clicks wanted.
+    Args:
+        shapes: How every column is distributed.
+        seed: The seed of all random numbers.
+        separability: A factor on the effects of all ids and numbers.
+        positives: The wanted share of clicks, between 0 and 1.
+        rows: The number of rows of the whole log, over which the popularity of ids drifts.
     """
 
     def __init__(
-        self, shape: Shape, seed: int, separability: float, positives: float, rows: int
+        self, shapes: ColumnShapes, seed: int, separability: float, positives: float, rows: int
     ) -> None:
-        self._shape = shape
+        self._shapes = shapes
         self._seed = seed
         self._scale = separability
         self._rows = rows
         fields = [pa.field("label", pa.int32(), nullable=False)]
-        fields += [pa.field(column.name, pa.int32()) for column in shape.numbers]
+        fields += [pa.field(column.name, pa.int32()) for column in shapes.numbers]
         fields += [
-            pa.field(ids.name, pa.list_(pa.int64()) if ids.bag else pa.int64()) for ids in shape.ids
+            pa.field(ids.name, pa.list_(pa.int64()) if ids.bag else pa.int64())
+            for ids in shapes.ids
         ]
         self.arrow_schema = pa.schema(fields)
         self._bias = 0.0
@@ -43,19 +49,24 @@ class HiddenModel:
         self._bias = _fit_bias(self.generate(sample_N)[1], positives)
 
     def generate(self, rows_N: Int64Array) -> tuple[list[pa.Array], Float64Array, Int64Array]:
-        """Columns of the given rows in the order of `arrow_schema`, the hidden logits [N] and the
-        labels [N].
+        """Generate the given rows.
+
+        Args:
+            rows_N: Row numbers within the log, [N].
+
+        Returns:
+            Columns in the order of `arrow_schema`, the logits of a click [N], and the labels [N].
         """
         logits_N = np.full(len(rows_N), self._bias)
         columns = []
         gaps = self._gaps(rows_N)
-        for index, number in enumerate(self._shape.numbers):
+        for index, number in enumerate(self._shapes.numbers):
             column, effect_N = self._number(
                 index, number, rows_N, gaps[number.block] < number.missing
             )
             columns.append(column)
             logits_N += effect_N
-        for index, ids in enumerate(self._shape.ids):
+        for index, ids in enumerate(self._shapes.ids):
             make = self._bags if ids.bag else self._ids
             column, effect_N = make(index, ids, rows_N, gaps[ids.block] < ids.missing)
             columns.append(column)
@@ -66,11 +77,13 @@ class HiddenModel:
         return [pa.array(labels_N, pa.int32()), *columns], logits_N, labels_N
 
     def _gaps(self, rows_N: Int64Array) -> dict[int, Float64Array]:
-        """A uniform number per row and block: where it is below a column's share of gaps, the
-        column is missing.
+        """Draw a uniform number per row and block, [N] for each block.
+
+        A column is missing in the rows where its block's number is below the column's share of
+        gaps.
         """
-        blocks = {number.block for number in self._shape.numbers} | {
-            ids.block for ids in self._shape.ids
+        blocks = {number.block for number in self._shapes.numbers} | {
+            ids.block for ids in self._shapes.ids
         }
         return {block: uniform((self._seed, _GAP, block), rows_N) for block in blocks}
 
@@ -108,8 +121,10 @@ class HiddenModel:
     def _draw(
         self, index: int, column: IdColumn, counters_N: Int64Array, rows_N: Int64Array, count: int
     ) -> Int64Array:
-        """Ids 0 .. count - 1 [N]: a power law over ranks, then ranks to ids by a fixed bijection,
-        so that popular ids lie scattered.
+        """Draw ids from 0 to count - 1, [N].
+
+        Ranks of popularity follow a power law; a fixed bijection makes ids of them, so that popular
+        ids lie scattered.
         """
         chance_N = uniform((self._seed, _ID, index), counters_N)
         power = 1 - column.exponent
@@ -132,10 +147,10 @@ class HiddenModel:
 
 
 class Score:
-    """AUC, log loss and normalised entropy of the hidden logits themselves, in bounded memory.
+    """AUC, log loss and normalised entropy of the click model's own logits, in bounded memory.
 
-    AUC is that of logits rounded to 1/4,096 within +-16, an error far below that of the labels' own
-    luck.
+    The AUC is that of logits rounded to 1/4,096 within +-16: an error far below the variation that
+    comes from drawing the labels.
     """
 
     def __init__(self) -> None:
@@ -143,7 +158,12 @@ class Score:
         self._loss = 0.0
 
     def update(self, logits_N: Float64Array, labels_N: Int64Array) -> None:
-        """Add rows."""
+        """Add rows.
+
+        Args:
+            logits_N: The logits of a click, [N].
+            labels_N: 0 or 1, [N].
+        """
         bins_N = np.clip((logits_N + 16) * 4096, 0, self._counts.shape[1] - 1).astype(np.int64)
         for label in (0, 1):
             self._counts[label] += np.bincount(
@@ -152,9 +172,7 @@ class Score:
         self._loss += float((np.logaddexp(0, logits_N) - labels_N * logits_N).sum())
 
     def compute(self) -> dict[str, float | None]:
-        """The metrics of the rows added so far; None where the labels are all the same or there are
-        none.
-        """
+        """Return the metrics of the rows added so far, None where not both labels occur."""
         negatives, positives = (int(count) for count in self._counts.sum(axis=1))
         rows = negatives + positives
         if not negatives or not positives:
@@ -178,6 +196,7 @@ class Score:
 
 
 def _fit_bias(logits_N: Float64Array, positives: float) -> float:
+    """Return the bias with which the mean probability of a click is `positives`, by bisection."""
     low = -60.0
     high = 60.0
     for _ in range(60):
@@ -190,8 +209,9 @@ def _fit_bias(logits_N: Float64Array, positives: float) -> float:
 
 
 def _multiplier(count: int) -> int:
-    """A number near count * .618 without a common factor with count: multiplying by it scatters
-    neighbours.
+    """Return a number near count * .618 that has no common factor with count.
+
+    Multiplying by it modulo count scatters neighbours.
     """
     multiplier = max(1, int(count * 0.6180339887))
     while np.gcd(multiplier, count) != 1:

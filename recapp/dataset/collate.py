@@ -53,7 +53,11 @@ DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {
 
 
 def check_transform(name: str) -> None:
-    """ConfigError with the close matches when no dense transform has this name."""
+    """Check that a dense transform has this name.
+
+    Raises:
+        ConfigError: No transform has it; the message offers the close matches.
+    """
     if name not in DENSE_TRANSFORMS:
         raise ConfigError(
             f"dataset.dense_transform={name}: unknown; {suggest(name, DENSE_TRANSFORMS)}"
@@ -61,8 +65,13 @@ def check_transform(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the rows of a record batch come from: the file and each one's row number there."""
+class SourceRows:
+    """Where the rows of a record batch come from.
+
+    Args:
+        path: The file.
+        rows_N: The number of each row in that file, [N].
+    """
 
     path: str
     rows_N: npt.NDArray[np.int64]
@@ -70,9 +79,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Collate:
-    """Turns record batches into `Rows` and lists of `Rows` into a `Batch`, by one schema.
+    """Turns record batches into `Rows`, and lists of `Rows` into a `Batch`, by one schema.
 
-    bags: the sparse features that are lists. transform: a key of DENSE_TRANSFORMS.
+    Args:
+        schema: Which columns are read, and as what.
+        bags: The sparse features that are lists.
+        transform: A key of DENSE_TRANSFORMS.
     """
 
     schema: Schema
@@ -84,9 +96,18 @@ class Collate:
         """The single-valued sparse features, in schema order."""
         return tuple(name for name in self.schema.sparse if name not in self.bags)
 
-    def rows(self, record_batch: pa.RecordBatch, columns: dict[str, str], place: Place) -> Rows:
-        """Decode a record batch whose columns have the file's own names (`columns`: canonical ->
-        own).
+    def rows(
+        self, record_batch: pa.RecordBatch, columns: dict[str, str], source: SourceRows
+    ) -> Rows:
+        """Decode a record batch.
+
+        Args:
+            record_batch: Columns under the file's own names.
+            columns: Canonical name -> the file's own name.
+            source: Where the rows come from, for error messages.
+
+        Raises:
+            DataError: A value that cannot be read; it names file, column and row.
         """
         count = record_batch.num_rows
 
@@ -94,9 +115,9 @@ class Collate:
             try:
                 return decode(record_batch.column(columns[name]))
             except BadValue as error:
-                row = int(place.rows_N[error.index])
+                row = int(source.rows_N[error.index])
                 raise DataError(
-                    f"{place.path}: column {columns[name]}, row {row} {error.problem}"
+                    f"{source.path}: column {columns[name]}, row {row} {error.problem}"
                 ) from None
 
         dense_NI = np.empty((count, len(self.schema.dense)), dtype=np.float32)
@@ -117,7 +138,7 @@ class Collate:
         return Rows(DENSE_TRANSFORMS[self.transform](dense_NI), labels_N, ids_NS, bags)
 
     def no_rows(self) -> Rows:
-        """Zero rows, for the empty batches that pad an evaluation."""
+        """Return zero rows, for the empty batches that pad an evaluation."""
         empty = np.zeros(0, dtype=np.int64)
         return Rows(
             np.zeros((0, len(self.schema.dense)), dtype=np.float32),
@@ -127,7 +148,7 @@ class Collate:
         )
 
     def batch(self, parts: list[Rows]) -> Batch:
-        """One `Batch` of all rows of `parts`, in their order; no part makes an empty batch."""
+        """Return one `Batch` of all rows of `parts`, in their order; without parts it is empty."""
         rows = join(parts) if parts else self.no_rows()
         # A part may be a view of a whole chunk that is kept for other lanes; torch must own what
         # it gets.
@@ -144,6 +165,7 @@ class Collate:
         )
 
     def _keys_major(self, rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return ids [L] and lengths [F * B], feature after feature."""
         count = len(rows)
         if not self.bags:
             return np.array(rows.ids_NS.T, order="C", copy=True).reshape(-1), np.ones(
@@ -166,8 +188,9 @@ class Collate:
 
 
 def join_batches(parts: list[Batch]) -> Batch:
-    """The rows of several batches of the same features behind each other, e.g. the parts that
-    loader workers made.
+    """Return one batch with the rows of several batches of the same features, in their order.
+
+    The rank joins the parts that its loader workers made.
     """
     if len(parts) == 1:
         return parts[0]

@@ -1,9 +1,9 @@
-"""What generated click logs look like: how often each id occurs, what is missing together, what
-drives the clicks.
+"""How the columns of generated click logs are distributed: how often each id occurs, what is
+missing together, what drives the clicks.
 
-The numbers of `criteo_shape` describe Criteo's 1TB logs (measured on 10,000 rows of its first day):
-ids follow a power law, the giant columns give a quarter of all rows to one default id, and columns
-go missing in blocks, because one upstream system failed to answer for all of them.
+The numbers of `criteo_columns` describe Criteo's 1TB logs (measured on 10,000 rows of the first
+day): ids follow a power law, the giant columns give a quarter of all rows to one default id, and
+columns go missing in blocks, because one upstream system failed to answer for all of them.
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,9 @@ CRITEO_SIZES = (
     71,
     34,
 )
-"""Table sizes of the 26 columns in HugeCTR's DCN sample (first 5 M rows of a day, rarer than 6
-times removed).
+"""Table sizes of the 26 columns in HugeCTR's DCN sample.
+
+It has the first 5 million rows of a day, without the ids that occur fewer than 6 times.
 """
 
 SAMPLE_SIZES = {"large_table": 1_000_000, "wide_table": 100_000, "small_table": 10_000}
@@ -50,11 +51,16 @@ SAMPLE_BAG = 10
 class IdColumn:
     """How the ids of one feature are drawn.
 
-    rows: ids are 1 .. rows - 1 for a single-valued feature (0 is the table's row for missing), 0 ..
-    rows - 1 in bags. bag: ids per row, 0 for a single-valued feature. exponent: of the power law.
-    default_mass: share of rows that carry one id. missing, block: share of rows without an id;
-    columns of one block number are missing in the same rows. effect: standard deviation of the ids'
-    effects on the hidden model's logit.
+    Args:
+        name: The column's name.
+        rows: Ids are 1 to rows - 1 in a single-valued feature (row 0 of its table is for missing
+            ids), 0 to rows - 1 in bags.
+        bag: Ids per row; 0 for a single-valued feature.
+        exponent: The exponent of the power law.
+        default_mass: The share of rows that carry one default id.
+        missing: The share of rows without an id.
+        block: Columns of one block number are missing in the same rows.
+        effect: The standard deviation of the ids' effects on the click model's logit.
     """
 
     name: str
@@ -69,11 +75,16 @@ class IdColumn:
 
 @dataclass(frozen=True, slots=True)
 class NumberColumn:
-    """How an integer is drawn: exp(centre + spread * normal) - 1, rounded down; `negative` of them
-    are -1.
+    """How an integer column is drawn: exp(centre + spread * normal) - 1, rounded down.
 
-    missing, block: as for ids. effect: of one standard deviation of log1p(max(x, 0)) on the hidden
-    model's logit.
+    Args:
+        name: The column's name.
+        centre: The mean of the logarithms.
+        spread: The standard deviation of the logarithms.
+        negative: The share of rows whose number is -1 instead.
+        missing: The share of rows without a number.
+        block: Columns of one block number are missing in the same rows.
+        effect: The effect of one standard deviation of log1p(max(x, 0)) on the click model's logit.
     """
 
     name: str
@@ -86,8 +97,13 @@ class NumberColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """All columns of a generated data set; the label column is `label`."""
+class ColumnShapes:
+    """All columns of a generated data set beside the label column, which is called `label`.
+
+    Args:
+        numbers: The dense columns.
+        ids: The sparse columns.
+    """
 
     numbers: tuple[NumberColumn, ...]
     ids: tuple[IdColumn, ...]
@@ -126,24 +142,28 @@ _NUMBER_CENTRES = (1.0, 1.5, 2.0, 1.5, 7.0, 3.5, 2.0, 2.0, 4.0, 0.5, 1.0, 2.5, 2
 _GIANT_ROWS = 50_000
 
 
-def criteo_shape(sizes: tuple[int, ...] = CRITEO_SIZES) -> Shape:
-    """Criteo's columns label, I1..I13, C1..Cn, with a table size for each of the n id columns.
+def criteo_columns(sizes: tuple[int, ...] = CRITEO_SIZES) -> ColumnShapes:
+    """Return Criteo's columns I1 to I13 and C1 to Cn.
 
-    Raises ConfigError for a table of fewer than two rows (row 0 is for missing ids).
+    Args:
+        sizes: The table size of each of the n id columns.
+
+    Raises:
+        ConfigError: A table of fewer than two rows (row 0 is for missing ids), or no table.
     """
     if not sizes or min(sizes) < 2:
         raise ConfigError(
             f"dataset.table_rows={list(sizes)}: each table needs at least 2 rows, row 0 being "
             "that of missing ids"
         )
-    return Shape(
+    return ColumnShapes(
         _numbers(),
         tuple(_criteo_column(number, rows) for number, rows in enumerate(sizes, start=1)),
     )
 
 
-def sample_shape() -> Shape:
-    """The columns of the three sample tables: ten ids a row in each, beside I1..I13."""
+def sample_columns() -> ColumnShapes:
+    """Return I1 to I13 and the columns of the three sample tables, each with ten ids per row."""
     columns = (
         IdColumn(
             name,
@@ -157,7 +177,7 @@ def sample_shape() -> Shape:
         )
         for (name, rows), effect in zip(SAMPLE_SIZES.items(), (0.8, 1.2, 1.6), strict=True)
     )
-    return Shape(_numbers(), tuple(columns))
+    return ColumnShapes(_numbers(), tuple(columns))
 
 
 def _numbers() -> tuple[NumberColumn, ...]:
@@ -181,8 +201,8 @@ def _criteo_column(number: int, rows: int) -> IdColumn:
     gap, block = _ID_GAPS.get(number, (0.0, 0))
     giant = rows >= _GIANT_ROWS
     exponent = 1.05 if rows > 2_000 else 1.3 if rows > 100 else 1.6
-    # Rare ids cannot be learnt from a few hundred thousand rows, so a large table explains less of
-    # the clicks.
+    # A few hundred thousand rows do not suffice to train rare ids, so a large table explains less
+    # of the clicks.
     effect = 0.2 if giant else 0.25 if rows > 2_000 else 0.3
     return IdColumn(
         f"C{number}", rows, 0, exponent, 0.26 if giant else 0.0, gap / 100, block, effect

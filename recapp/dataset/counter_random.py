@@ -1,5 +1,5 @@
-"""Random numbers as a function of where they are used: a hash of (seed, stream, counter), no state
-to carry or to skip.
+"""Random numbers as a function of where they are used: a hash of (seed, stream, counter), so there
+is no generator state to carry along or to skip ahead.
 
 The numbers are the same on every machine, in any order and in any number of pieces, and do not
 change with numpy's version.
@@ -15,7 +15,12 @@ Float64Array = npt.NDArray[np.float64]
 
 
 def hashes(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Uint64Array:
-    """64 hashed bits per counter [N]; every tuple of integers names an independent stream."""
+    """Return 64 hashed bits per counter, [N].
+
+    Args:
+        stream: Integers that name a stream; every tuple is a stream independent of the others.
+        counters_N: The counters, [N].
+    """
     state = np.zeros(1, dtype=_U64)
     for part in stream:
         state = _mix(state + np.array([part & (2**64 - 1)], dtype=_U64))
@@ -23,14 +28,15 @@ def hashes(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Uint64
 
 
 def uniform(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
-    """Uniform numbers in [0, 1) [N], of 53 bits."""
+    """Return uniform numbers in [0, 1) of 53 bits, one per counter, [N]."""
     numbers: Float64Array = (hashes(stream, counters_N) >> _U64(11)).astype(np.float64) * 2.0**-53
     return numbers
 
 
 def normal(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float64Array:
-    """Numbers of mean 0 and variance 1 [N], nearly normal: the sum of the four 16-bit parts of a
-    hash (Irwin-Hall).
+    """Return nearly normal numbers of mean 0 and variance 1, one per counter, [N].
+
+    Each is the sum of the four 16-bit parts of a hash (Irwin-Hall).
     """
     bits = hashes(stream, counters_N)
     total = sum(
@@ -41,8 +47,9 @@ def normal(stream: tuple[int, ...], counters_N: npt.NDArray[np.int64]) -> Float6
 
 
 def _mix(values: Uint64Array) -> Uint64Array:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014): every input bit reaches every output
-    bit.
+    """Mix the bits of each value, so that each input bit reaches each output bit.
+
+    This is SplitMix64's finaliser (Steele, Lea and Flood 2014).
     """
     values = values + _GOLDEN
     values = (values ^ (values >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)

@@ -48,8 +48,17 @@ _NO_ENTRY = (
 
 
 def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
-    """Ids [N] of a column of integers or text, which is read as `text` says; MISSING where it is
-    null or empty.
+    """Return the ids of a column of integers or text, [N].
+
+    Args:
+        column: One id per row.
+        text: How text becomes an id.
+
+    Returns:
+        Ids, MISSING where a row is null or empty.
+
+    Raises:
+        BadValue: A value that is no id.
     """
     if pt.is_dictionary(column.type):
         return _ids_through_dictionary(column, text)
@@ -80,10 +89,16 @@ def decode_ids(column: pa.Array, text: TextIds = TextIds.HASHED) -> Int64Array:
 
 
 def decode_bags(column: pa.Array, text: TextIds = TextIds.HASHED) -> tuple[Int64Array, Int64Array]:
-    """Ids [L] and lengths [N] of a column of lists; a null list is an empty bag, a null or empty
-    element no id.
+    """Return the ids [L] and lengths [N] of a column of lists.
 
-    A bad value is told by the index of its row, not of the element.
+    A null list is an empty bag; a null or empty element is no id.
+
+    Args:
+        column: A list of ids per row.
+        text: How text becomes an id.
+
+    Raises:
+        BadValue: A value that is no id, with the index of its row (not of the element).
     """
     if pt.is_fixed_size_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
@@ -107,8 +122,13 @@ def decode_bags(column: pa.Array, text: TextIds = TextIds.HASHED) -> tuple[Int64
 
 
 def decode_numbers(column: pa.Array) -> tuple[Float32Array, BoolArray | None]:
-    """Numbers [N] of a column of numbers or of text that spells them, and which are missing (None:
-    none); those are 0.
+    """Return the numbers of a column of numbers or of text that spells them, [N].
+
+    Returns:
+        The numbers, 0 where they are missing, and which are missing (None where none is).
+
+    Raises:
+        BadValue: A value that is no finite number in 32 bits.
     """
     values, missing = _numbers(column)
     with np.errstate(over="ignore"):  # 1e300 becomes infinity, which is refused below
@@ -121,12 +141,16 @@ def decode_numbers(column: pa.Array) -> tuple[Float32Array, BoolArray | None]:
 
 
 def decode_labels(column: pa.Array) -> Float32Array:
-    """Labels [N], each exactly 0 or 1.
+    """Return labels, each exactly 0 or 1, [N].
 
-    Text is judged as it is written, because other text is rounded to 0 or 1 ("1e-400").
+    Text is judged as it is written, because converting it would round other text to 0 or 1
+    ("1e-400").
+
+    Raises:
+        BadValue: A value that is neither 0 nor 1.
     """
     if is_text(value_type(column.type)):
-        column = _plain(column) if pt.is_dictionary(column.type) else column
+        column = _without_dictionary(column) if pt.is_dictionary(column.type) else column
         zero, one = (
             pc.match_substring_regex(column, rf"\A{label}(\.0+)?\z")
             .fill_null(False)
@@ -148,7 +172,7 @@ def decode_labels(column: pa.Array) -> Float32Array:
 
 
 def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
-    """Numbers [N] in the type that the column has them in, and which are missing; those are 0."""
+    """Return numbers [N] in the column's own type, 0 where missing, and which are missing."""
     if pt.is_dictionary(column.type):
         return _numbers_through_dictionary(column)
     if pt.is_null(column.type):
@@ -163,26 +187,29 @@ def _numbers(column: pa.Array) -> tuple[npt.NDArray[Any], BoolArray | None]:
 
 
 def _ids_through_dictionary(column: pa.DictionaryArray, text: TextIds) -> Int64Array:
-    """Decode the dictionary and look ids up, unless it is longer than the column: a large row group
-    read in parts.
+    """Decode the dictionary and look the ids up.
+
+    A dictionary that is longer than the column (of a large row group that is read in parts) is not
+    decoded: the column itself is.
     """
     if len(column.dictionary) <= len(column):
         try:
             return _looked_up(decode_ids(column.dictionary, text), MISSING, column)
         except BadValue:
-            pass  # the plain column below knows which row it is, and whether any row here has it
-    return decode_ids(_plain(column), text)
+            pass  # decoded below, the column shows which row has the value, or that none has it
+    return decode_ids(_without_dictionary(column), text)
 
 
 def _numbers_through_dictionary(
     column: pa.DictionaryArray,
 ) -> tuple[npt.NDArray[Any], BoolArray | None]:
+    """Return what `_numbers` does, by decoding the dictionary where it is not the longer one."""
     if len(column.dictionary) > len(column):
-        return _numbers(_plain(column))
+        return _numbers(_without_dictionary(column))
     try:
         values, missing = _numbers(column.dictionary)
     except BadValue:
-        return _numbers(_plain(column))
+        return _numbers(_without_dictionary(column))
     absent = np.zeros(len(values), dtype=np.bool_) if missing is None else missing
     absent_N = _looked_up(absent, True, column)
     return _looked_up(values, 0, column), absent_N if absent_N.any() else None
@@ -191,10 +218,18 @@ def _numbers_through_dictionary(
 def _looked_up(
     values: npt.NDArray[Any], absent: int, column: pa.DictionaryArray
 ) -> npt.NDArray[Any]:
-    """The value of each row [N] by those of the dictionary's entries; `absent` for a null.
+    """Return the value of each row, [N].
 
     A damaged page may hold any index. Arrow compares none with the dictionary; numpy does, and what
     is negative is large when it is read without a sign.
+
+    Args:
+        values: The values of the dictionary's entries.
+        absent: The value of a null.
+        column: Whose indices are looked up.
+
+    Raises:
+        BadValue: An index beyond the dictionary.
     """
     codes = _codes(column)
     if column.indices.null_count:
@@ -206,8 +241,12 @@ def _looked_up(
         raise BadValue(int(codes.argmax()), _NO_ENTRY) from None
 
 
-def _plain(column: pa.DictionaryArray) -> pa.Array:
-    """The column without its dictionary."""
+def _without_dictionary(column: pa.DictionaryArray) -> pa.Array:
+    """Return the column without its dictionary.
+
+    Raises:
+        BadValue: An index beyond the dictionary.
+    """
     codes = _codes(column)
     if len(codes) and int(codes.max()) >= len(column.dictionary) + bool(column.indices.null_count):
         raise BadValue(int(codes.argmax()), _NO_ENTRY)
@@ -215,7 +254,7 @@ def _plain(column: pa.DictionaryArray) -> pa.Array:
 
 
 def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
-    """Indices into the dictionary [N], unsigned; a null becomes the entry behind the last."""
+    """Return unsigned indices into the dictionary, [N]; a null is the entry behind the last."""
     indices = column.indices
     if indices.null_count:
         indices = indices.fill_null(len(column.dictionary))
@@ -224,7 +263,7 @@ def _codes(column: pa.DictionaryArray) -> npt.NDArray[Any]:
 
 
 def _from_whole_floats(column: pa.Array) -> Int64Array:
-    """Integers that a tool stored as floats because some were missing (NaN or null)."""
+    """Return the integers that a tool stored as floats because some were missing (NaN or null)."""
     values = column.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
     missing = np.isnan(values)
     whole = np.where(missing, 0.0, values)

@@ -3,13 +3,12 @@ list of those.
 
     logs/                                     its *.parquet, in natural order: day_2 before day_10
     logs/dt=2026-01-01/*.parquet, dt=...      the files of all partitions, partition by partition
-    logs/day_*.parquet, logs/dt=2026-01-*     matching files; where there are none, matching
-    directories
+    logs/day_*.parquet, logs/dt=2026-01-*     matching files; where none match, matching directories
 
 Names beginning with `_` or `.` are no data. What a partition is called (`dt`) is not a column.
-Other formats than Parquet and other places than mounted directories are refused with what to do,
-and so is what would be left out or read twice without a word: text beside Parquet files that were
-not made of it, directories of data among partitions, links to directories that are read already.
+Formats other than Parquet and paths that are no mounted directories are refused with what to do,
+and so is what would be left out or read twice in silence: text beside Parquet files that were not
+made of it, directories of data among partitions, links to directories that are read already.
 Nothing is opened here but text that is to be converted, for its first line.
 """
 
@@ -26,14 +25,19 @@ _FILE_LIST = "_file_list.txt"
 _SUFFIXES = (".parquet", ".parq", ".pq")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 _PARTITION = re.compile(r"[^=]+=")
-_COUNT = re.compile(r"[0-9]{1,9}")  # of paths in a list
+_COUNT = re.compile(r"[0-9]{1,9}")  # the number of paths, in the first line of a list
 
 
 def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> list[str]:
-    """The files that `paths` names, none of them opened.
+    """List the files that `paths` names, without opening them.
 
-    Raises DataError for a path that is not there, holds nothing, is no path but a URI, or holds
-    text instead of Parquet; that error carries the lines of Python that convert the text as notes.
+    Args:
+        paths: A path, or a list of them.
+        setting: The setting's name, for error messages.
+
+    Raises:
+        DataError: A path that is not there, holds nothing, is a URI, or holds text instead of
+            Parquet. The last carries the lines of Python that convert the text as notes.
     """
     given = given_paths(paths)
     if not given:
@@ -48,39 +52,40 @@ def file_names(paths: str | Sequence[str], *, setting: str = "dataset.path") -> 
 
 
 def given_paths(paths: str | Sequence[str]) -> list[str]:
-    """The paths of a setting that is one path or a list of them."""
+    """Return a setting that is one path or a list of paths as a list."""
     return [paths] if isinstance(paths, str) else [str(path) for path in paths]
 
 
 def _expand(path: str, setting: str) -> list[str]:
-    """The files behind one path, in natural order."""
+    """List the files behind one path, in natural order."""
     _refuse_uri(path, setting)
-    place = Path(path)
+    named = Path(path)
     known, rest = _literal(path)
-    if has_magic(rest) and not place.exists():
+    if has_magic(rest) and not named.exists():
         pattern = escape(known) + rest
         return _parquet(_matching(path, pattern, setting), setting, path, pattern)
-    if place.name == _FILE_LIST and place.is_file():
-        return _parquet(_listed(place, setting), setting, path)
-    if place.is_dir():
-        return _parquet(_in_directory(place, setting, {}), setting, path)
-    if not place.exists():
+    if named.name == _FILE_LIST and named.is_file():
+        return _parquet(_listed(named, setting), setting, path)
+    if named.is_dir():
+        return _parquet(_in_directory(named, setting, {}), setting, path)
+    if not named.exists():
         near = (
-            suggest(place.name, [entry.name for entry in place.parent.iterdir()])
-            if place.parent.is_dir()
+            suggest(named.name, [entry.name for entry in named.parent.iterdir()])
+            if named.parent.is_dir()
             else ""
         )
         raise DataError(
             f"{setting}={path}: no such file or directory{f'; {near}' if 'did you' in near else ''}"
         )
-    if not place.is_file():
+    if not named.is_file():
         raise DataError(f"{setting}={path}: is neither a file nor a directory")
     return _parquet([path], setting, path)
 
 
 def _literal(path: str) -> tuple[str, str]:
-    """The directories that a path begins with as far as they are there by these very names, and the
-    rest: `b[1]` may be the name of a directory, which then is not a pattern that means `b1`.
+    """Split a path into the directories that are there by these very names, and the rest.
+
+    `b[1]` may be the name of a directory, which then is not a pattern that means `b1`.
     """
     parts = path.split("/")
     for count in range(len(parts) - 1, 0, -1):
@@ -91,6 +96,7 @@ def _literal(path: str) -> tuple[str, str]:
 
 
 def _refuse_uri(path: str, setting: str) -> None:
+    """Raise DataError where a path is a URI."""
     found = _URI.match(path)
     if not found:
         return
@@ -103,9 +109,16 @@ def _refuse_uri(path: str, setting: str) -> None:
 
 
 def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") -> list[str]:
-    """Data without the text of which Parquet files were made; where some was not converted: how.
+    """Return the Parquet files among `files`; text of which Parquet files were made is left out.
 
-    given: the setting's value. pattern: what it means to `glob`, where it is a pattern.
+    Args:
+        files: Parquet and text files.
+        setting: The setting's name.
+        given: The setting's value.
+        pattern: What it means to `glob`, where it is a pattern.
+
+    Raises:
+        DataError: Text that was not converted; it says how to convert it.
     """
     made = {str(Path(file).with_suffix("")) for file in files if _is_parquet(file)}
     texts = [Path(file) for file in files if _is_text(file)]
@@ -116,20 +129,20 @@ def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") 
     mixed = len(left) < len(files)
     alike = [text for text in left if text.suffix == first.suffix]
     written = given
-    place = Path(given)
-    if place == first:
+    named = Path(given)
+    if named == first:
         lines = conversion(alike, None)
         written = converted_name(first)
-    elif place.is_dir():
-        depth = len(first.relative_to(place).parts)
-        partitions = "/".join([escape(str(place)), *["*=*"] * (depth - 1), f"*{first.suffix}"])
+    elif named.is_dir():
+        depth = len(first.relative_to(named).parts)
+        partitions = "/".join([escape(str(named)), *["*=*"] * (depth - 1), f"*{first.suffix}"])
         lines = conversion(alike, partitions)
     else:
         lines = conversion(alike, pattern)
         if first in map(Path, glob(pattern)) and not mixed:
             written = f"{given.removesuffix(first.suffix)}.parquet"
     then = f"set {setting}={written}"
-    if place.name == _FILE_LIST:
+    if named.name == _FILE_LIST:
         then = f"name the .parquet files in {given}"
     error = DataError(
         f"{setting}={given}: {first.name} is read after it is converted to Parquet: "
@@ -142,7 +155,7 @@ def _parquet(files: Sequence[str], setting: str, given: str, pattern: str = "") 
 
 
 def _matching(path: str, pattern: str, setting: str) -> list[str]:
-    """What a glob finds: files, or else the data of the directories that it finds."""
+    """List what a glob finds: files, or else the data of the directories that it finds."""
     found = [name for name in glob(pattern) if not _hidden(name)]
     files = _naturally(name for name in found if Path(name).is_file())
     if files:
@@ -151,25 +164,33 @@ def _matching(path: str, pattern: str, setting: str) -> list[str]:
     if not directories:
         raise DataError(f"{setting}={path}: no file matches; check the pattern")
     seen: dict[str, Path] = {}
-    return [name for place in directories for name in _in_directory(Path(place), setting, seen)]
+    return [
+        name for directory in directories for name in _in_directory(Path(directory), setting, seen)
+    ]
 
 
-def _in_directory(place: Path, setting: str, seen: dict[str, Path]) -> list[str]:
-    """The data of a directory or of its partitions. seen: those whose data are read."""
-    _enter(place, place, setting, seen)
-    entries = _entries(place)
+def _in_directory(directory: Path, setting: str, seen: dict[str, Path]) -> list[str]:
+    """List the data of a directory or of its partitions.
+
+    Args:
+        directory: The directory.
+        setting: The setting's name.
+        seen: The directories whose data are read already, by their real paths; this one is added.
+    """
+    _enter(directory, directory, setting, seen)
+    entries = _entries(directory)
     found = _data(entries)
     partitions = _partitions(entries)
     if found and partitions:
         raise DataError(
-            f"{setting}={place}: holds {Path(found[0]).name} beside partitions such as "
-            f"{partitions[0].name}; name what is meant, {place}/*{Path(found[0]).suffix} or "
-            f"{place}/{partitions[0].name.partition('=')[0]}=*"
+            f"{setting}={directory}: holds {Path(found[0]).name} beside partitions such as "
+            f"{partitions[0].name}; name what is meant, {directory}/*{Path(found[0]).suffix} or "
+            f"{directory}/{partitions[0].name.partition('=')[0]}=*"
         )
-    found = found or _of_partitions(place, partitions, setting, seen)
+    found = found or _of_partitions(directory, partitions, setting, seen)
     if found:
         if partitions:
-            _refuse_others(place, entries, setting)
+            _refuse_others(directory, entries, setting)
         return found
     below = sorted(
         entry.name
@@ -178,21 +199,21 @@ def _in_directory(place: Path, setting: str, seen: dict[str, Path]) -> list[str]
     )
     if below:
         raise DataError(
-            f"{setting}={place}: no Parquet files here, but in {', '.join(below)}; "
+            f"{setting}={directory}: no Parquet files here, but in {', '.join(below)}; "
             "name one of those directories"
         )
     has = f"has {', '.join(sorted(entry.name for entry in entries)[:5])}" if entries else "is empty"
     raise DataError(
-        f"{setting}={place}: no Parquet files ({', '.join(_SUFFIXES)}); the directory {has}"
+        f"{setting}={directory}: no Parquet files ({', '.join(_SUFFIXES)}); the directory {has}"
     )
 
 
-def _entries(place: Path) -> list[Path]:
-    return [entry for entry in place.iterdir() if not _hidden(entry.name)]
+def _entries(directory: Path) -> list[Path]:
+    return [entry for entry in directory.iterdir() if not _hidden(entry.name)]
 
 
 def _data(entries: Iterable[Path]) -> list[str]:
-    """The Parquet and text files among some entries, in natural order."""
+    """List the Parquet and text files among some entries, in natural order."""
     return _naturally(
         str(entry)
         for entry in entries
@@ -201,7 +222,7 @@ def _data(entries: Iterable[Path]) -> list[str]:
 
 
 def _partitions(entries: Iterable[Path]) -> list[Path]:
-    """The `key=value` directories among some entries, in natural order."""
+    """List the `key=value` directories among some entries, in natural order."""
     names = _naturally(
         str(entry) for entry in entries if _PARTITION.match(entry.name) and entry.is_dir()
     )
@@ -211,7 +232,7 @@ def _partitions(entries: Iterable[Path]) -> list[Path]:
 def _of_partitions(
     top: Path, partitions: Sequence[Path], setting: str, seen: dict[str, Path]
 ) -> list[str]:
-    """The data of partitions and of the partitions within them."""
+    """List the data of partitions and of the partitions within them."""
     found = []
     for partition in partitions:
         _enter(partition, top, setting, seen)
@@ -222,19 +243,19 @@ def _of_partitions(
     return found
 
 
-def _enter(place: Path, top: Path, setting: str, seen: dict[str, Path]) -> None:
+def _enter(directory: Path, top: Path, setting: str, seen: dict[str, Path]) -> None:
     """Refuse a directory whose data are read already: a link to it, which may lead in a circle."""
-    real = os.path.realpath(place)
+    real = os.path.realpath(directory)
     if real in seen:
         raise DataError(
-            f"{setting}={top}: {seen[real]} and {place} are one directory, whose files would be "
-            "read twice; remove the link, or name the files that are meant"
+            f"{setting}={top}: {seen[real]} and {directory} are one directory, whose files would "
+            "be read twice; remove the link, or name the files that are meant"
         )
-    seen[real] = place
+    seen[real] = directory
 
 
 def _refuse_others(top: Path, entries: Iterable[Path], setting: str) -> None:
-    """Where data would be left out because they lie in no partition: which."""
+    """Refuse data that would be left out because they lie in no partition."""
     for entry in entries:
         if not _PARTITION.match(entry.name) and entry.is_dir() and _holds_data(entry):
             raise DataError(
@@ -244,43 +265,44 @@ def _refuse_others(top: Path, entries: Iterable[Path], setting: str) -> None:
             )
 
 
-def _holds_data(place: Path) -> bool:
-    """Whether there are data in a directory or in those below it."""
-    for _, directories, files in os.walk(place):
+def _holds_data(directory: Path) -> bool:
+    """Return whether there are data in a directory or in those below it."""
+    for _, directories, files in os.walk(directory):
         directories[:] = [name for name in directories if not _hidden(name)]
         if any(not _hidden(name) and (_is_parquet(name) or _is_text(name)) for name in files):
             return True
     return False
 
 
-def _listed(place: Path, setting: str) -> list[str]:
-    """The files of a `_file_list.txt`: a count, then paths, often those of the machine that wrote
-    it.
+def _listed(listing: Path, setting: str) -> list[str]:
+    """List the files that a `_file_list.txt` names.
+
+    It holds a count, then paths, which are often those of the machine that wrote it.
     """
-    text = place.read_text(encoding="utf-8-sig", errors="replace")  # an editor may leave a mark
+    text = listing.read_text(encoding="utf-8-sig", errors="replace")  # some editors write a BOM
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines or not _COUNT.fullmatch(lines[0]) or int(lines[0]) != len(lines) - 1:
         raise DataError(
-            f"{setting}={place}: the first line must be the number of paths that follow; "
+            f"{setting}={listing}: the first line must be the number of paths that follow; "
             f"{max(len(lines) - 1, 0)} follow"
         )
     named: dict[str, str] = {}
     names = []
     for line in lines[1:]:
-        beside = place.parent / Path(line).name
+        beside = listing.parent / Path(line).name
         found = [
             candidate
-            for candidate in (Path(line), place.parent / line, beside)
+            for candidate in (Path(line), listing.parent / line, beside)
             if candidate.is_file()
         ]
         if not found:
             raise DataError(
-                f"{setting}={place}: names {line}, which is neither there nor beside the list"
+                f"{setting}={listing}: names {line}, which is neither there nor beside the list"
             )
         real = os.path.realpath(found[0])
         if real in named:
             raise DataError(
-                f"{setting}={place}: names {named[real]} and {line}, which are one file here, "
+                f"{setting}={listing}: names {named[real]} and {line}, which are one file here, "
                 f"{found[0]}, and would be read twice; leave one line, or put both files here"
             )
         named[real] = line
@@ -301,6 +323,7 @@ def _hidden(name: str) -> bool:
 
 
 def _naturally(names: Iterable[str]) -> list[str]:
+    """Sort names as people count: day_2 before day_10."""
     return sorted(
         names,
         key=lambda name: [

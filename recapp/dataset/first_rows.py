@@ -1,25 +1,30 @@
-"""What the first rows of a data set tell: how many rows tables need, whether text can be ids."""
+"""What the first rows of a data set show: how many rows tables need, whether text can be ids."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from recapp.dataset.reader_stages import decoded_chunks
 from recapp.dataset.schema import Schema
+from recapp.dataset.sequential_chunks import decoded_chunks
 from recapp.dataset.source import Source
 from recapp.sparse.batch import MISSING
 
 COUNTED_ROWS = 65_536
-ROOM = 4  # rows of a table for each distinct id: few ids then share one, also those that come later
-GROWTH = 1.05  # of distinct ids over the second half of the counted rows: many more are to come
+ROWS_PER_ID = 4  # rows of a table for each distinct id: few ids share one then, later ones too
+GROWTH = 1.05  # where distinct ids grow by this factor over the second half, many are to come
 
 
 def table_rows(source: Source, schema: Schema, most: int) -> list[int]:
-    """Rows that the hashed table of each sparse feature should have, in the schema's order.
+    """Return the number of rows of each sparse feature's hashed table, in schema order.
 
-    The next power of two of 4 times the distinct ids of the first 65,536 rows (of all, where there
-    are fewer), at least 2 and at most `most`; `most` where distinct ids still grow by 5 % over the
-    second half of those.
+    It is the next power of two of 4 times the distinct ids of the first 65,536 rows (of all rows,
+    where there are fewer), at least 2 and at most `most`; it is `most` where the distinct ids still
+    grow by 5 % over the second half of those rows.
+
+    Args:
+        source: The rows.
+        schema: Their columns.
+        most: The largest allowed number of table rows.
     """
     counted = min(source.rows, COUNTED_ROWS)
     seen = {name: np.zeros(0, dtype=np.int64) for name in schema.sparse}
@@ -31,13 +36,20 @@ def table_rows(source: Source, schema: Schema, most: int) -> list[int]:
     ]
 
 
-def rows_for(distinct: int) -> int:
-    """The next power of two of 4 times so many ids; 2, one of them for missing ids, without any."""
-    return 1 << max(ROOM * distinct - 1, 1).bit_length()
+def rows_for(ids: int) -> int:
+    """Return the table rows for so many distinct ids: the next power of two of 4 times as many.
+
+    Without any id it is 2, one of them for missing ids.
+    """
+    return 1 << max(ROWS_PER_ID * ids - 1, 1).bit_length()
 
 
 def check_ids(source: Source, schema: Schema, features: list[str]) -> None:
-    """Decode some features of the first row group. Raises DataError for a value that is no id."""
+    """Decode some features of the first row group.
+
+    Raises:
+        DataError: A value that is no id.
+    """
     first = Source(source.files, source.segments[:1], source.bags).only(features)
     for _ in decoded_chunks(
         first, replace(schema, label=None, dense=(), sparse=tuple(features), hex=())
@@ -46,7 +58,11 @@ def check_ids(source: Source, schema: Schema, features: list[str]) -> None:
 
 
 def _add(seen: dict[str, np.ndarray], source: Source, schema: Schema) -> list[int]:
-    """Add the ids of some rows to those seen; how many each feature has, a missing one aside."""
+    """Add the ids of some rows to those seen.
+
+    Returns:
+        The number of distinct ids of each feature so far, a missing id aside.
+    """
     ids_only = replace(schema, label=None, dense=())
     for rows in decoded_chunks(source.only(schema.sparse), ids_only):
         single = iter(rows.ids_NS.T)

@@ -20,14 +20,21 @@ import pyarrow.parquet as pq
 from recapp.dataset.arrow_types import without_views
 from recapp.errors import DataError
 
-CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more no faster
-KEPT_FOOTERS = 64  # a rank has at most one file open for each of its lanes, and reads them in order
-MOST_ROWS = 2**28  # of a row group: writers stay far below, and a claimed row costs unread
-UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # the last: of names in a footer
+CHUNK_ROWS = 8192  # measured: fewer are slower (Arrow's cost per column and call), more not faster
+KEPT_FOOTERS = 64  # enough: a rank has at most one file open per lane, and reads its files in order
+# Allowed in a row group: writers stay far below, and claimed rows cost before they are read.
+MOST_ROWS = 2**28
+# UnicodeDecodeError comes from names in a damaged footer.
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class Stamp(NamedTuple):
-    """What tells whether a file was written since: bytes, and nanoseconds of its last change."""
+    """What shows whether a file was written since.
+
+    Args:
+        size: Its bytes.
+        changed: The time of its last change, in nanoseconds.
+    """
 
     size: int
     changed: int
@@ -36,8 +43,13 @@ class Stamp(NamedTuple):
 class DataFile(NamedTuple):
     """One Parquet file as it was when its footer was read.
 
-    columns: canonical name -> column. texts: the columns to decode as dictionaries. starts: the
-    first row of each row group, and the end. views: the columns of Arrow's view types.
+    Args:
+        path: The file.
+        stamp: Its size and time of change at that moment.
+        columns: Canonical name -> the file's own column name.
+        texts: The columns to decode as dictionaries.
+        starts: The first row of each row group, and the number of rows.
+        views: The columns of Arrow's view types.
     """
 
     path: str
@@ -49,24 +61,41 @@ class DataFile(NamedTuple):
 
 
 def stamp_of(path: str) -> Stamp:
-    """The stamp of the file as it is now. Raises OSError."""
+    """Return the stamp of the file as it is now.
+
+    Raises:
+        OSError: The file is not there or cannot be read.
+    """
     found = os.stat(path)
     return Stamp(found.st_size, found.st_mtime_ns)
 
 
 @lru_cache(KEPT_FOOTERS)
 def read_footer(path: str, stamp: Stamp) -> pq.FileMetaData:
-    """The footer of the file that had this stamp. Raises what `UNREADABLE` lists."""
+    """Return the footer of the file that had this stamp.
+
+    Raises what `UNREADABLE` lists where there is no footer to be read.
+    """
     with pq.ParquetFile(path) as file:
         return file.metadata
 
 
 def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The first `rows` rows of a row group as Arrow has them: (number of the first, chunk).
+    """Yield the first `rows` rows of a row group as Arrow has them.
 
-    The last chunk may end later. Text columns are dictionaries where they can be; checksums of
-    pages are verified where the writer left some. The file is closed at the end.
-    Raises DataError for what cannot be read.
+    Text columns are dictionaries where they can be; checksums of pages are verified where the
+    writer left some. The file is closed at the end.
+
+    Args:
+        file: The file.
+        row_group: The number of the row group.
+        rows: How many rows are wanted; the last chunk may end later.
+
+    Yields:
+        The number of a chunk's first row within the row group, and the chunk.
+
+    Raises:
+        DataError: What cannot be read.
     """
     if stamp_of(file.path) != file.stamp:
         raise DataError(
@@ -84,7 +113,7 @@ def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.
                         return
                 break
             except UNREADABLE as error:
-                # Arrow reads no text in delta encodings as dictionaries, and says so with OSError.
+                # Arrow reads no text in delta encodings as dictionaries, and raises OSError.
                 if not texts or "Not yet implemented" not in str(error):
                     raise
     except UNREADABLE as error:
@@ -102,7 +131,7 @@ def chunks(file: DataFile, row_group: int, rows: int) -> Iterator[tuple[int, pa.
 def _batches(
     file: DataFile, row_group: int, texts: Sequence[str], skip: int
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group behind the first `skip`; what is in `texts` as dictionaries."""
+    """Yield the rows of a row group behind the first `skip`, columns in `texts` as dictionaries."""
     footer = read_footer(file.path, file.stamp)
     columns = list(file.columns.values())
     with pq.ParquetFile(
@@ -125,7 +154,11 @@ def _batches(
 
 
 def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
-    """The rows of each row group. Raises DataError for numbers that cannot be."""
+    """Return the number of rows of each row group.
+
+    Raises:
+        DataError: Numbers that cannot be right.
+    """
     groups = [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
     for index, rows in enumerate(groups):
         if not 0 <= rows <= MOST_ROWS:
@@ -142,7 +175,7 @@ def row_counts(footer: pq.FileMetaData, path: str) -> list[int]:
 
 
 def reason(error: Exception) -> str:
-    """What a library says of a file that it cannot read, as part of a line."""
+    """Return what a library says of a file that it cannot read, as part of a line."""
     text = next(
         (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
     )

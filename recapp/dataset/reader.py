@@ -18,23 +18,28 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from recapp.dataset.collate import Collate, Place
+from recapp.dataset.collate import Collate, SourceRows
 from recapp.dataset.order import Deal, IntArray, after
 from recapp.dataset.parquet import DataFile, chunks
 from recapp.dataset.rows import Rows, join
 from recapp.dataset.source import Source
 
-# a row group up to this size is decoded once even where lanes read separate stretches of it
+# A row group up to this size is decoded once even where lanes read separate stretches of it.
 SHARED_ROWS = 65_536
 _EVERY_LANE = -1
 
 
 class Reader:
-    """Rows of some lanes of a deal, from a position on.
+    """Reads the rows of some lanes of a deal, from a position on.
 
-    lanes: the lanes that are read. position: rows already taken from each of them (the same for
-    all). Raises DataError, from `take`, for values that cannot be used and files that cannot be
-    read.
+    Args:
+        source: The rows of all lanes.
+        deal: Which of them every lane reads.
+        lanes: The lanes that are read.
+        position: The number of rows already taken from each of them (the same for all).
+        collate: Decodes the rows.
+
+    `take` raises DataError for values that cannot be used and files that cannot be read.
     """
 
     def __init__(
@@ -53,8 +58,10 @@ class Reader:
         }
 
     def take(self, lane: int, count: int) -> Rows:
-        """The next `count` rows of a lane; fewer (at least one) at its end. ValueError when the
-        lane has none left.
+        """Return the next `count` rows of a lane; fewer (at least one) at its end.
+
+        Raises:
+            ValueError: The lane has no rows left.
         """
         plan = self._plans[lane]
         parts = []
@@ -72,17 +79,19 @@ class Reader:
 
     @property
     def held_rows(self) -> int:
-        """Rows decoded and not yet taken."""
+        """The number of rows decoded and not yet taken."""
         return sum(len(rows) for inbox in self._inboxes.values() for rows in inbox)
 
     @property
     def open_row_groups(self) -> int:
-        """Row groups that are being read."""
+        """The number of row groups that are being read."""
         return len(self._cursors)
 
     def _owned(self, left: dict[int, IntArray]) -> dict[tuple[int, int], IntArray]:
-        """Cursor key -> the stretches [P, 3] (first row, end, lane) that its lanes need of the
-        segment, in row order.
+        """Return the stretches that lanes need of each segment, in row order, by cursor.
+
+        Returns:
+            Cursor key -> [P, 3], a row per stretch: (first row, end, lane).
         """
         pieces = np.concatenate(
             [np.insert(own, 3, lane, axis=1) for lane, own in left.items()]
@@ -103,10 +112,12 @@ class Reader:
         return owned
 
     def _key(self, lane: int, segment: int) -> tuple[int, int]:
+        """Return the key of the cursor that reads a segment for a lane: its own or a shared one."""
         shared = self._deal.cut[segment] or self._source.segments[segment].rows <= SHARED_ROWS
         return segment, _EVERY_LANE if shared else lane
 
     def _next_part(self, lane: int, segment: int, count: int) -> Rows:
+        """Return up to `count` rows of a lane from one segment, at least one."""
         inbox = self._inboxes.get((lane, segment))
         while not inbox:
             self._advance(self._key(lane, segment))
@@ -120,7 +131,7 @@ class Reader:
         return rows
 
     def _advance(self, key: tuple[int, int]) -> None:
-        """Decode one more chunk of a row group and hand its rows out."""
+        """Decode one more chunk of a row group and hand its rows out to the lanes."""
         if key not in self._cursors:
             self._cursors[key] = _stream(
                 self._source, key[0], self._stretches.pop(key), self._collate
@@ -129,11 +140,11 @@ class Reader:
             self._inboxes.setdefault((lane, key[0]), deque()).append(rows)
             self._due[key] -= len(rows)
         if not self._due[key]:
-            del self._cursors[key]  # ends the generator, which closes the file
+            del self._cursors[key]  # this ends the generator, which closes the file
 
 
 def _by_segment(pieces: IntArray) -> list[tuple[int, int]]:
-    """A lane's pieces as (segment, rows), neighbours of one segment joined."""
+    """Return a lane's pieces as (segment, rows), neighbours of one segment joined."""
     if not len(pieces):
         return []
     starts = np.flatnonzero(np.diff(pieces[:, 0], prepend=-1))
@@ -145,8 +156,9 @@ def _by_segment(pieces: IntArray) -> list[tuple[int, int]]:
 def _stream(
     source: Source, segment: int, stretches: IntArray, collate: Collate
 ) -> Iterator[list[tuple[int, Rows]]]:
-    """Chunk after chunk of a segment: the rows of each lane that has some in it. Files are opened
-    here and closed at the end.
+    """Yield, chunk after chunk of a segment, the rows of each lane that has some in it.
+
+    Files are opened here and closed at the end.
     """
     number, row_group, first, _ = source.segments[segment]
     file = source.files[number]
@@ -165,9 +177,7 @@ def _hand_out(
     file: DataFile,
     collate: Collate,
 ) -> list[tuple[int, Rows]]:
-    """Decode the wanted rows of a chunk, lane by lane behind each other, and cut them into the
-    lanes' parts.
-    """
+    """Decode the wanted rows of a chunk, lane after lane, and cut them into the lanes' parts."""
     end = begin + chunk.num_rows
     inside = wanted[
         np.searchsorted(wanted[:, 1], begin, side="right") : np.searchsorted(wanted[:, 0], end)
@@ -184,7 +194,7 @@ def _hand_out(
         chunk = chunk.slice(int(rows_N[0]) - begin, len(rows_N))
     else:
         chunk = chunk.take(pa.array(rows_N - begin))
-    decoded = collate.rows(chunk, file.columns, Place(file.path, rows_N + file_row))
+    decoded = collate.rows(chunk, file.columns, SourceRows(file.path, rows_N + file_row))
     lanes, starts = np.unique(inside[:, 2], return_index=True)
     bounds = np.append(np.concatenate(([0], np.cumsum(lengths)))[starts], len(decoded)).tolist()
     return [
@@ -194,7 +204,7 @@ def _hand_out(
 
 
 def _ranges(starts: IntArray, lengths: IntArray) -> npt.NDArray[np.int64]:
-    """arange(start, start + length) of each, behind each other."""
+    """Return arange(start, start + length) of each, one behind the other."""
     offsets = np.cumsum(lengths) - lengths
     ranges: npt.NDArray[np.int64] = np.arange(int(lengths.sum())) + np.repeat(
         starts - offsets, lengths

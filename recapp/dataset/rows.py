@@ -2,8 +2,8 @@
 
     dense_NI    [N, I]  numbers, transformed
     labels_N    [N]
-    ids_NS      [N, S]  the one id a row of each single-valued feature
-    bags                values_L, lengths_N of each multi-valued feature
+    ids_NS      [N, S]  the one id per row of each single-valued feature
+    bags                values_L, offsets_N1 of each multi-valued feature
 
 N rows of a chunk, I dense columns, S single-valued features, L ids of a bag feature. Row-major,
 because lanes gather rows.
@@ -21,8 +21,11 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Bags:
-    """The bags of one feature: their ids behind each other, and where each row's begin (offsets_N1
-    [N + 1]).
+    """The bags of one feature.
+
+    Args:
+        values_L: The ids of all rows, one bag behind the other, [L].
+        offsets_N1: Where the bag of each row begins, and L at the end, [N + 1].
     """
 
     values_L: Int64Array
@@ -30,29 +33,34 @@ class Bags:
 
     @staticmethod
     def of(values_L: Int64Array, lengths_N: Int64Array) -> "Bags":
-        """Bags from lengths."""
+        """Make bags from the number of ids of each row, [N]."""
         return Bags(
             values_L, np.concatenate(([0], np.cumsum(lengths_N))).astype(np.int64, copy=False)
         )
 
     def slice(self, first: int, last: int) -> "Bags":
-        """Rows [first, last), without a copy of the ids."""
+        """Return rows [first, last), without a copy of the ids."""
         offsets = self.offsets_N1[first : last + 1]
         return Bags(self.values_L[offsets[0] : offsets[-1]], offsets - offsets[0])
 
     def take(self, rows_M: Int64Array) -> "Bags":
-        """The given rows, in the given order."""
+        """Return the given rows, in the given order."""
         starts = self.offsets_N1[rows_M]
         lengths = np.diff(self.offsets_N1)[rows_M]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-        return Bags(self.values_L[places], offsets)
+        position_L = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Bags(self.values_L[position_L], offsets)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some decoded rows; see the module. `bags` has one entry per multi-valued feature, in schema
-    order.
+    """Some decoded rows; the module says what each array holds.
+
+    Args:
+        dense_NI: Transformed numbers, [N, I].
+        labels_N: Labels, [N].
+        ids_NS: Ids of single-valued features, [N, S].
+        bags: One entry per multi-valued feature, in schema order.
     """
 
     dense_NI: Float32Array
@@ -64,7 +72,7 @@ class Rows:
         return len(self.labels_N)
 
     def slice(self, first: int, last: int) -> "Rows":
-        """Rows [first, last) as far as there are so many, without a copy."""
+        """Return rows [first, last) as far as there are so many, without a copy."""
         last = min(last, len(self))
         bags = tuple(bag.slice(first, last) for bag in self.bags)
         return Rows(
@@ -72,17 +80,17 @@ class Rows:
         )
 
     def skip(self, count: int) -> "Rows":
-        """All but the first `count` rows, without a copy."""
+        """Return all but the first `count` rows, without a copy."""
         return self.slice(min(count, len(self)), len(self))
 
     def take(self, rows_M: Int64Array) -> "Rows":
-        """The given rows, in the given order."""
+        """Return the given rows, in the given order."""
         bags = tuple(bag.take(rows_M) for bag in self.bags)
         return Rows(self.dense_NI[rows_M], self.labels_N[rows_M], self.ids_NS[rows_M], bags)
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """The rows of several chunks behind each other (at least one chunk)."""
+    """Return the rows of several chunks (at least one) behind each other."""
     if len(parts) == 1:
         return parts[0]
     bags = tuple(

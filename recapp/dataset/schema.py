@@ -10,7 +10,7 @@ file by file, the one that fits:
 
 Label, dense and sparse part are looked up separately, a part always by one whole naming: a naming
 that starts at zero and one that starts at one share most of their names, and mixing them would
-shift every column by one without a sound.
+shift every column by one unnoticed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ Naming = tuple[str, ...]
 class TextIds(StrEnum):
     """How the text of a column of ids becomes an id (`recapp/dataset/decode.py`).
 
-    hex: at most 16 hexadecimal digits are their value.
-    hashed: a canonical decimal is its integer, any other text the XXH64 hash of its bytes.
-    integers: a canonical decimal is its integer, any other text an error.
+    hex         at most 16 hexadecimal digits are their value
+    hashed      a canonical decimal is its integer, any other text the XXH64 hash of its bytes
+    integers    a canonical decimal is its integer, any other text an error
     """
 
     HEX = "hex"
@@ -46,24 +46,32 @@ NO_LABEL = (
     "dataset.label=null: training and evaluation need the column that says 0 or 1; "
     "rows without it can only be predicted"
 )
-TEXT_HASH = "xxh64"  # the name under which checkpoints keep which hash of text their ids are
+TEXT_HASH = "xxh64"  # how checkpoints name the hash that makes ids of text
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
     """The columns a model uses, by canonical name.
 
-    label: name of the 0/1 column, or None for rows without labels, which are NaN in batches.
-    dense, sparse: canonical names, in the order of `Batch.dense_BI` and of `Batch.sparse`.
-    label_names, dense_namings, sparse_namings: other namings, in order of preference; the canonical
-        one is always tried first.
-    positional: a file in which no naming finds a feature and that has exactly label, dense and
-        sparse columns is read by position, in that order (a label of a known name must come first).
-    hex: the sparse features whose text is hexadecimal.
-    integers: those whose text must spell integers, because a table takes their ids for rows;
-        where a feature is in both, its text is hexadecimal.
-    Raises ConfigError for names that occur twice, a schema without a sparse feature, or a name in
-        `hex` that is no sparse feature.
+    Args:
+        label: The name of the 0/1 column, or None for rows without labels, which are NaN in
+            batches.
+        dense: Canonical names in the order of `Batch.dense_BI`.
+        sparse: Canonical names in the order of `Batch.sparse`.
+        label_names: Other names of the label, in order of preference; the canonical one is always
+            tried first.
+        dense_namings: Other namings of the dense columns, also in order of preference.
+        sparse_namings: Other namings of the sparse columns, also in order of preference.
+        positional: Whether a file in which no naming finds a feature and that has exactly label,
+            dense and sparse columns is read by position, in that order (a label of a known name
+            must come first).
+        hex: The sparse features whose text is hexadecimal.
+        integers: Those whose text must spell integers, because a table takes their ids for rows;
+            where a feature is in both, its text is hexadecimal.
+
+    Raises:
+        ConfigError: Names that occur twice, a schema without a sparse feature, or a name in `hex`
+            that is no sparse feature.
     """
 
     label: str | None
@@ -96,20 +104,27 @@ class Schema:
                 )
 
     def text_ids(self, feature: str) -> TextIds:
-        """How text in the column of a sparse feature becomes ids."""
+        """Return how text in the column of a sparse feature becomes ids."""
         if feature in self.hex:
             return TextIds.HEX
         return TextIds.INTEGERS if feature in self.integers else TextIds.HASHED
 
-    def reading(self) -> dict[str, Any]:
-        """How text becomes ids, as a checkpoint keeps it: the hash, and the columns that are
-        hexadecimal.
+    def id_encoding(self) -> dict[str, Any]:
+        """Return how text becomes ids, as a checkpoint stores it.
+
+        The entries are the hash of text and the columns whose text is hexadecimal.
         """
         return {"text": TEXT_HASH, "hex": [name for name in self.sparse if name in self.hex]}
 
-    def check_reading(self, stored: object, checkpoint: str) -> None:
-        """Raises CheckpointError where a model was trained on ids that were read otherwise;
-        `stored` is what its `reading` was.
+    def check_id_encoding(self, stored: object, checkpoint: str) -> None:
+        """Check that a model was trained on ids that were read as this schema reads them.
+
+        Args:
+            stored: What `id_encoding` returned when the model was trained.
+            checkpoint: The checkpoint's name, for error messages.
+
+        Raises:
+            CheckpointError: The ids were read differently, or the stored record is damaged.
         """
         hex = stored.get("hex") if isinstance(stored, Mapping) else None
         if (
@@ -129,16 +144,24 @@ class Schema:
         if others:
             trained = "as hexadecimal" if others[0] in hex else "as plain text"
             raise CheckpointError(
-                f"checkpoint {checkpoint} was trained on ids of {others[0]} "
-                f"that were read {trained}: set dataset.naming and dataset.hex "
-                f"as it was trained, dataset.hex=[{','.join(str(name) for name in hex)}]"
+                f"checkpoint {checkpoint} was trained on ids of {others[0]} that were read "
+                f"{trained}: set dataset.naming and dataset.hex as it was trained, "
+                f"dataset.hex=[{','.join(str(name) for name in hex)}]"
             )
 
     def resolve(self, arrow_schema: pa.Schema, file: str) -> dict[str, str]:
-        """Canonical name -> the file's own column name.
+        """Find the file's own name of every column.
 
-        Raises DataError, naming the namings tried and the close matches, when a column is missing,
-        is there more than once or has a type that cannot be read as what it is used for.
+        Args:
+            arrow_schema: The columns of the file.
+            file: The file's name, for error messages.
+
+        Returns:
+            Canonical name -> the file's own name.
+
+        Raises:
+            DataError: A column is missing, is there more than once or has a type that cannot be
+                read as what it is used for. It names the namings tried and the close matches.
         """
         present = arrow_schema.names
         parts = [
@@ -167,6 +190,7 @@ class Schema:
         return columns
 
     def _by_position(self, present: Sequence[str]) -> dict[str, str]:
+        """Return the columns by position; nothing where schema or file do not allow that."""
         features = self.dense + self.sparse
         names = features if self.label is None else (self.label, *features)
         known = {
@@ -185,6 +209,7 @@ class Schema:
         return dict(zip(names, present, strict=True))
 
     def _check_types(self, arrow_schema: pa.Schema, columns: dict[str, str], file: str) -> None:
+        """Raise DataError for a column whose type cannot be read as what it is used for."""
         for name, column in columns.items():
             arrow_type = value_type(arrow_schema.field(column).type)
             if name in self.sparse:
@@ -213,10 +238,12 @@ class Schema:
 
 
 def schema_from(settings: Mapping[str, Any]) -> Schema:
-    """The schema that the settings `dataset` and `tables` describe.
+    """Return the schema that the settings `dataset` and `tables` describe.
 
     Columns whose table takes ids for rows (any id rule but `hash`) must hold integers.
-    Raises ConfigError for an unknown naming and for columns that cannot be a schema.
+
+    Raises:
+        ConfigError: An unknown naming, or columns that cannot be a schema.
     """
     dataset = settings["dataset"]
     hex = tuple(settings["dataset"].get("hex") or ())
@@ -242,7 +269,7 @@ def check_sizes(dataset: Mapping[str, Any], features: Sequence[str]) -> None:
     """Check that the settings that size tables fit the sparse columns.
 
     Raises:
-        ConfigError: A list with fewer or more numbers (an empty or absent one says nothing), or a
+        ConfigError: A list with fewer or more numbers (an empty or absent one is ignored), or a
             width for a column that is none.
     """
     for key in ("table_rows", "cardinality"):
@@ -261,7 +288,7 @@ def check_sizes(dataset: Mapping[str, Any], features: Sequence[str]) -> None:
 
 
 def _is_row(feature: str, dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> bool:
-    """Whether some table takes the ids of a feature for rows."""
+    """Return whether some table takes the ids of a feature for rows."""
     if tables["source"] == "from_dataset":
         return bool((tables["id_rule"] or dataset["id_rule"]) != "hash")
     return any(
@@ -271,11 +298,13 @@ def _is_row(feature: str, dataset: Mapping[str, Any], tables: Mapping[str, Any])
 
 
 def criteo_schema(label: str | None = "label") -> Schema:
-    """The schema of Criteo's logs, 13 dense and 26 sparse columns of hexadecimal ids, under every
-    naming they are found with.
+    """Return the schema of Criteo's logs under every naming that they are found with.
 
-    label: another name than the default is looked for alone. Source of the namings: torchrec,
-    TorchEasyRec, Merlin/HugeCTR, reczoo, Spark, pandas and NVIDIA's DLRM write them so.
+    They have 13 dense columns and 26 sparse ones of hexadecimal ids. The namings are those of
+    torchrec, TorchEasyRec, Merlin/HugeCTR, reczoo, Spark, pandas and NVIDIA's DLRM.
+
+    Args:
+        label: The label's name; one that is not the default is the only one tried.
     """
     return Schema(
         label=label,
@@ -312,9 +341,7 @@ def criteo_schema(label: str | None = "label") -> Schema:
 
 
 def sample_schema() -> Schema:
-    """The schema of generated `sample` data: label, I1..I13 and the bags of the three sample
-    tables.
-    """
+    """Return the schema of generated `sample` data: label, I1 to I13 and the three tables' bags."""
     return Schema(label="label", dense=_numbered("I", 1, 13), sparse=tuple(SAMPLE_SIZES))
 
 
@@ -325,6 +352,13 @@ def _numbered(prefix: str, first: int, count: int) -> Naming:
 def _find(
     names: Naming, namings: tuple[Naming, ...], present: Sequence[str], file: str
 ) -> dict[str, str]:
+    """Find one part's columns: canonical name -> own name.
+
+    Of the namings that one counts of which the file has most columns.
+
+    Raises:
+        DataError: A column is missing.
+    """
     if not names:
         return {}
     here = set(present)

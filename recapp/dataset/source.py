@@ -1,11 +1,11 @@
 """Where the rows lie: files, their row groups and how many rows each has, from the footers alone.
 
     Source  =  segments in file order
-               file 0: row group 0 [0, 1718) file 1: row group 0 [0, 1655)      a segment is a row
-               group, or the part of one that a cut left
+               file 0: row group 0 [0, 1718)    file 1: row group 0 [0, 1655)    ..
 
-Nothing here reads a value. A source can be cut at any row (`slice`, `split`), so that "the first
-6/7" of a log is exact although nobody rewrote its files.
+A segment is a row group, or the part of one that a cut left. Nothing here reads a value. A source
+can be cut at any row (`slice`, `split`), so that "the first 6/7" of a log is exact although nobody
+rewrote its files.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,8 +22,13 @@ from recapp.errors import ConfigError, DataError
 
 
 class Segment(NamedTuple):
-    """Consecutive rows of one row group: rows [first, first + rows) of row group `row_group` of
-    file number `file`.
+    """Consecutive rows of one row group.
+
+    Args:
+        file: The number of the file.
+        row_group: The number of the row group in it.
+        first: The first row within the row group.
+        rows: The number of rows.
     """
 
     file: int
@@ -34,8 +39,12 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The rows of some files, in file order. `bags`: the sparse features that are lists (many ids a
-    row).
+    """The rows of some files, in file order.
+
+    Args:
+        files: The files.
+        segments: The parts of their row groups that belong to the source.
+        bags: The sparse features that are lists (many ids per row).
     """
 
     files: tuple[DataFile, ...]
@@ -44,12 +53,13 @@ class Source:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return sum(segment.rows for segment in self.segments)
 
     def slice(self, first: int, last: int) -> "Source":
-        """The rows [first, last) of this source; a row group that is cut becomes a shorter
-        segment.
+        """Return the rows [first, last) of this source.
+
+        A row group that is cut becomes a shorter segment.
         """
         kept = []
         seen = 0
@@ -62,7 +72,11 @@ class Source:
         return Source(self.files, tuple(kept), self.bags)
 
     def only(self, features: Collection[str]) -> "Source":
-        """The same rows, of which only some columns are read (canonical names)."""
+        """Return the same rows, of which only the columns of some features are read.
+
+        Args:
+            features: Canonical names.
+        """
         narrowed = (
             file._replace(
                 columns={name: column for name, column in file.columns.items() if name in features},
@@ -82,9 +96,14 @@ def open_source(
 ) -> Source:
     """Read the footers of the Parquet files that `paths` names.
 
-    paths: what `recapp.dataset.files` finds files by; a list keeps its order. setting: the name
-    that error messages give the user. Raises DataError for a path that is not there, holds nothing,
-    is no whole Parquet file or lacks a column of `schema`.
+    Args:
+        paths: A path or a list of them, as in `recapp.dataset.files`; a list keeps its order.
+        schema: The columns that every file must have.
+        setting: The setting's name, for error messages.
+
+    Raises:
+        DataError: A path that is not there, holds nothing, is no whole Parquet file or lacks a
+            column of `schema`.
     """
     names = file_names(paths, setting=setting)
     source = open_files(names, schema, setting=setting)
@@ -98,7 +117,13 @@ def open_source(
 def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.path") -> Source:
     """Read the footers of these Parquet files; there may be no row in them.
 
-    Raises DataError for a file that is no whole Parquet file or lacks a column of `schema`.
+    Args:
+        names: The files.
+        schema: The columns that every file must have.
+        setting: The setting's name, for error messages.
+
+    Raises:
+        DataError: A file that is no whole Parquet file or lacks a column of `schema`.
     """
     files: list[DataFile] = []
     segments: list[Segment] = []
@@ -119,8 +144,9 @@ def open_files(names: Sequence[str], schema: Schema, *, setting: str = "dataset.
 
 
 def text_that_must_be_integers(source: Source, schema: Schema) -> list[str]:
-    """The sparse features whose ids must be integers, but whose column in the first file holds
-    text.
+    """List the sparse features whose ids must be integers but whose column holds text.
+
+    The first file decides.
     """
     file = source.files[0]
     arrow_schema = read_footer(file.path, file.stamp).schema.to_arrow_schema()
@@ -130,13 +156,20 @@ def text_that_must_be_integers(source: Source, schema: Schema) -> list[str]:
     ]
 
 
-def split(source: Source, val_share: Fraction, said: object = None) -> tuple[Source, Source]:
-    """Cut in file order: the first floor(rows * (1 - val_share)) rows to train on, the rest to
-    validate. said: the share as the user wrote it, for errors.
+def split(source: Source, val_share: Fraction, written: object = None) -> tuple[Source, Source]:
+    """Cut a source in file order into the rows to train on and the rows to validate on.
 
-    Raises ConfigError when the share is outside [0, 1) or leaves nothing to train on.
+    Training gets the first floor(rows * (1 - val_share)) rows.
+
+    Args:
+        source: The rows.
+        val_share: The share of rows to validate on.
+        written: The share as the user wrote it, for errors.
+
+    Raises:
+        ConfigError: The share is outside [0, 1) or leaves nothing to train on.
     """
-    named = f"dataset.val_share={val_share if said is None else said}"
+    named = f"dataset.val_share={val_share if written is None else written}"
     if not 0 <= val_share < 1:
         raise ConfigError(f"{named}: a share of the rows, from 0 to less than 1, is allowed")
     rows_train = int(source.rows * (1 - val_share))
@@ -150,6 +183,7 @@ def split(source: Source, val_share: Fraction, said: object = None) -> tuple[Sou
 def _open_file(
     name: str, schema: Schema, setting: str
 ) -> tuple[DataFile, frozenset[str], list[int]]:
+    """Read one footer: the file, its features that are lists, the rows of each row group."""
     try:
         stamp = stamp_of(name)
         footer = read_footer(name, stamp)

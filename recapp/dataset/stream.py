@@ -28,16 +28,27 @@ from recapp.sparse.batch import Batch
 class BatchStream(IterableDataset[Any]):
     """The batches of one rank, in the order that `recapp.dataset.order` defines.
 
-    batch_size: rows of a GLOBAL batch, a multiple of `lanes`. lanes: V, at least `world`.
-    shuffle_rows: rows within which the order is shuffled, over all lanes; 0 keeps file order within
-    a lane. training: skip the short last batch; otherwise every row is yielded once and every rank
-    yields the same number of batches, empty ones at the end where it has no rows left.
-    dense_transform: a key of `collate.DENSE_TRANSFORMS`.
-
-    Iterating yields `Batch`es of epoch and position as last set by `set_position` (epoch 0, batch 0
+    Iterating yields the `Batch`es from the position that `set_position` set last (epoch 0, batch 0
     before). Inside a worker of a DataLoader it yields the parts of the worker's own lanes: use
-    `make_loader`, which joins them. Raises ConfigError for numbers that do not fit together,
-    DataError while iterating for values that cannot be used.
+    `make_loader`, which joins them. While iterating, values that cannot be used raise DataError.
+
+    Args:
+        source: The rows of all ranks.
+        schema: Their columns.
+        batch_size: The rows of a GLOBAL batch, a multiple of `lanes`.
+        lanes: The number of lanes V, at least `world`.
+        shuffle_rows: Rows within which the order is shuffled, over all lanes; 0 keeps file order
+            within a lane.
+        seed: The seed of the order.
+        rank: The number of this rank.
+        world: The number of ranks.
+        training: Whether the short last batch is skipped. Otherwise every row is yielded once and
+            every rank yields the same number of batches, empty ones at the end where it has no rows
+            left.
+        dense_transform: A key of `collate.DENSE_TRANSFORMS`.
+
+    Raises:
+        ConfigError: Numbers that do not fit together.
     """
 
     def __init__(
@@ -85,11 +96,11 @@ class BatchStream(IterableDataset[Any]):
         self._collate = Collate(schema, source.bags, dense_transform)
 
     def __len__(self) -> int:
-        """Global batches of a whole epoch, wherever iteration starts."""
+        """Return the number of global batches of a whole epoch, wherever iteration starts."""
         return batches(self.source.rows, self.batch_size, self.training)
 
     def set_position(self, epoch: int, batches: int) -> None:
-        """Where the next iteration begins: in `epoch`, after its first `batches` global batches."""
+        """Begin the next iteration in `epoch`, after its first `batches` global batches."""
         self.epoch = epoch
         self.first_batch = batches
 
@@ -98,9 +109,10 @@ class BatchStream(IterableDataset[Any]):
         if worker is None:
             return self._batches(self.lanes)
         own = rank_lanes(worker.id, worker.num_workers, len(self.lanes))
-        return _told(self._batches(self.lanes[own.start : own.stop]))
+        return _with_failures(self._batches(self.lanes[own.start : own.stop]))
 
     def _batches(self, lanes: range) -> Iterator[Batch]:
+        """Yield the parts of the batches that come from some lanes, from the position on."""
         begin = self.first_batch * self._share // self._block * self._block
         reader = Reader(self.source, self._deal, lanes, begin, self._collate)
         shares = [self._shares(reader, lane) for lane in lanes]
@@ -109,13 +121,16 @@ class BatchStream(IterableDataset[Any]):
 
     @property
     def _block(self) -> int:
-        """Rows of a lane that are shuffled together."""
+        """The number of rows of a lane that are shuffled together."""
         return (
             max(1, self.shuffle_rows // len(self._deal.lanes)) if self.shuffle_rows else self._share
         )
 
     def _shares(self, reader: Reader, lane: int) -> Iterator[list[Rows]]:
-        """A lane's part of batch after batch, in pieces: `_share` rows each, fewer in the last."""
+        """Yield a lane's part of batch after batch, in pieces.
+
+        A part has `_share` rows, fewer in the last batch.
+        """
         total = self._deal.rows(lane)
         position = self.first_batch * self._share
         blocks = self._blocks(reader, lane, total)
@@ -133,7 +148,7 @@ class BatchStream(IterableDataset[Any]):
             yield parts
 
     def _blocks(self, reader: Reader, lane: int, total: int) -> Iterator[Rows]:
-        """A lane's shuffle blocks, from the one that holds the position."""
+        """Yield a lane's shuffled blocks, beginning with the one that holds the position."""
         block = self.first_batch * self._share // self._block
         for first in range(block * self._block, total, self._block):
             rows = reader.take(lane, min(self._block, total - first))
@@ -145,12 +160,14 @@ class BatchStream(IterableDataset[Any]):
 
 
 class _Failure(str):
-    """An error's one line, on its way from a worker to its rank: DataLoader would wrap it in the
-    worker's traceback.
+    """An error's one line on its way from a worker to its rank.
+
+    An exception would be wrapped in the worker's traceback by DataLoader.
     """
 
 
-def _told(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
+def _with_failures(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
+    """Yield batches, and in the place of a DataError its one line."""
     try:
         yield from batches
     except DataError as error:
@@ -158,13 +175,15 @@ def _told(batches: Iterator[Batch]) -> Iterator[Batch | _Failure]:
 
 
 class BatchLoader(DataLoader[Any]):
-    """A DataLoader over a `BatchStream` whose workers read some lanes each; it joins their parts to
-    the rank's batch.
+    """A DataLoader over a `BatchStream` whose workers read some lanes each.
+
+    It joins the workers' parts to the rank's batch.
     """
 
     def __len__(self) -> int:
-        """Batches of a whole epoch. Asked of the stream itself: DataLoader would count the workers'
-        parts against it.
+        """Return the number of batches of a whole epoch.
+
+        The stream itself is asked: DataLoader would count the workers' parts against it.
         """
         return len(self.dataset)  # type: ignore[arg-type]
 
@@ -181,16 +200,23 @@ class BatchLoader(DataLoader[Any]):
                         raise DataError(str(part))
                 yield join_batches(parts)
         finally:
-            # ends the workers now: an error's traceback would keep them until the garbage collector
-            # gives up on them
+            # This ends the workers now: an error's traceback would keep them until the garbage
+            # collector removes it.
             del items
 
 
 def make_loader(stream: BatchStream, num_workers: int = 0) -> BatchLoader:
-    """A loader of `stream` with up to `num_workers` worker processes (no more than the rank has
-    lanes); 0 reads in this process.
+    """Return a loader of `stream`.
 
     `stream.set_position` before an iteration's first batch takes effect in the workers as well.
+
+    Args:
+        stream: The batches of this rank.
+        num_workers: The number of worker processes, of which no more are started than the rank has
+            lanes; 0 reads in this process.
+
+    Raises:
+        ConfigError: A negative number of workers.
     """
     if num_workers < 0:
         raise ConfigError(

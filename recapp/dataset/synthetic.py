@@ -2,13 +2,13 @@
 
     every value = hash(seed, column, row)    nothing depends on how the work is cut, the same seed
                                              gives the same bytes
-    logit  = bias + sum of the hidden effects of a row's ids and numbers
+    logit  = bias + sum of the effects of a row's ids and numbers
     label ~ Bernoulli(sigmoid(logit))        so no model can beat the AUC and log loss of these
-                                             logits, up to luck
+                                             logits, but for chance
 
-What they score on the very rows that were written lies beside the data in `_truth.json`: a trained
-model shows how much of it was learnt. The popular ids move slowly through the log, as in real ones,
-so later rows hold ids that earlier ones do not.
+`_truth.json` beside the data holds what these logits score on the very rows that were written: a
+trained model shows how much of that it reaches. The popular ids move slowly through the log, as in
+real ones, so later rows hold ids that earlier ones do not.
 """
 
 import json
@@ -23,14 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recapp.dataset.click_model import HiddenModel, Score
-from recapp.dataset.column_shapes import CRITEO_SIZES, Shape, criteo_shape, sample_shape
+from recapp.dataset.click_model import ClickModel, Score
+from recapp.dataset.column_shapes import CRITEO_SIZES, ColumnShapes, criteo_columns, sample_columns
 from recapp.errors import ConfigError, DataError, suggest
 
 MANIFEST = "_generated.json"
 TRUTH = "_truth.json"
-VERSION = 1  # of the generator: the same settings give other bytes when it changes
-# the last 1/7 of the rows is scored by itself as well: what the default split validates on
+VERSION = 1  # the generator's version, raised when the same settings give other bytes
+# The last 1/7 of the rows, on which the default split validates, is scored separately as well.
 VALIDATION_SHARE = 7
 Progress = Callable[[int, int], None]
 
@@ -45,19 +45,29 @@ def write_criteo(
     positives: float = 0.257,
     progress: Progress | None = None,
 ) -> Path:
-    """Write Criteo-shaped Parquet (label, I1..I13, C1..Cn) into the directory `path`, unless it is
-    there already.
+    """Write Criteo-shaped Parquet (label, I1 to I13, C1 to Cn), unless it is there already.
 
-    sizes: rows of each id column's table; ids are 1 .. size - 1, null where missing. separability:
-    factor on the hidden effects; 1 gives an AUC like that of real clicks, more makes an easier set.
-    positives: share of clicks. progress: called with (rows written, rows in all). Returns the
-    directory; a complete set of the same settings is left as it is. Raises DataError when `path`
-    holds anything else, ConfigError for impossible settings.
+    Args:
+        path: The directory. A complete set of the same settings is left as it is.
+        rows: The number of rows.
+        seed: The seed of all values.
+        sizes: The rows of each id column's table; ids are 1 to size - 1, null where missing.
+        separability: A factor on the effects of ids and numbers; 1 gives an AUC like that of real
+            clicks, more makes an easier set.
+        positives: The share of clicks.
+        progress: Called with the number of rows written and the number of all rows.
+
+    Returns:
+        The directory.
+
+    Raises:
+        DataError: `path` holds anything else.
+        ConfigError: Impossible settings.
     """
     return _write(
         Path(path),
         "criteo",
-        criteo_shape(tuple(sizes)),
+        criteo_columns(tuple(sizes)),
         rows,
         seed,
         separability,
@@ -75,22 +85,31 @@ def write_sample(
     positives: float = 0.257,
     progress: Progress | None = None,
 ) -> Path:
-    """Write clicks on the three sample tables (label, I1..I13, ten ids a row each of large_table,
-    wide_table, small_table).
+    """Write clicks on the three sample tables, unless they are there already.
 
-    As `write_criteo`; the ids of a table of R rows are 0 .. R - 1, in list columns.
+    Columns are label, I1 to I13 and ten ids per row of each of large_table, wide_table and
+    small_table. The ids of a table of R rows are 0 to R - 1, in list columns. Arguments and errors
+    are those of `write_criteo`.
     """
     return _write(
-        Path(path), "sample", sample_shape(), rows, seed, separability, positives, progress
+        Path(path), "sample", sample_columns(), rows, seed, separability, positives, progress
     )
 
 
-def chosen(generate: Mapping[str, Any], sizes: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
-    """What the settings `dataset.generate` ask for: the kind, and the arguments of `write_criteo`
-    or `write_sample`.
+def writer_arguments(
+    generate: Mapping[str, Any], sizes: Sequence[int] | None
+) -> tuple[str, dict[str, Any]]:
+    """Read the settings `dataset.generate`.
+
+    Args:
+        generate: The settings.
+        sizes: The rows of each id column's table, which only `criteo` needs.
+
+    Returns:
+        The kind, and the arguments of `write_criteo` or `write_sample`.
 
     Raises:
-        ConfigError: an unknown kind, or no sizes.
+        ConfigError: An unknown kind, or no sizes.
     """
     wanted = dict(generate)
     kind = str(wanted.pop("kind"))
@@ -105,7 +124,7 @@ def chosen(generate: Mapping[str, Any], sizes: Sequence[int] | None) -> tuple[st
     return kind, wanted | {"sizes": tuple(sizes)}
 
 
-def check_place(
+def check_directory(
     path: str | Path,
     kind: str,
     *,
@@ -115,17 +134,27 @@ def check_place(
     separability: float = 1.0,
     positives: float = 0.257,
 ) -> None:
-    """Raises what writing a set to `path` would raise at once: DataError where something else is
-    there, ConfigError for what cannot be.
+    """Check that a set could be written to `path`, without writing it.
+
+    Arguments are the kind and those of `write_criteo`.
+
+    Raises:
+        DataError: Something else is there.
+        ConfigError: Impossible settings.
     """
-    shape = criteo_shape(sizes) if kind == "criteo" else sample_shape()
-    _is_complete(Path(path), _settings(kind, shape, rows, seed, separability, positives))
+    shapes = criteo_columns(sizes) if kind == "criteo" else sample_columns()
+    _is_complete(Path(path), _settings(kind, shapes, rows, seed, separability, positives))
 
 
 def read_truth(path: str | Path) -> dict[str, Any]:
-    """What the hidden model scores on a generated set: auc, log_loss, normalized_entropy,
-    positives, rows; for the last 1/7 of the rows the same under `validation`. Raises DataError
-    where no such file is.
+    """Return what the click model itself scores on a generated set.
+
+    Returns:
+        auc, log_loss, normalized_entropy, positives, rows; `validation` holds the same entries for
+        the last 1/7 of the rows.
+
+    Raises:
+        DataError: The directory holds no readable scores.
     """
     try:
         truth: dict[str, Any] = json.loads((Path(path) / TRUTH).read_text())
@@ -135,9 +164,9 @@ def read_truth(path: str | Path) -> dict[str, Any]:
 
 
 def _settings(
-    kind: str, shape: Shape, rows: int, seed: int, separability: float, positives: float
+    kind: str, shapes: ColumnShapes, rows: int, seed: int, separability: float, positives: float
 ) -> dict[str, Any]:
-    """What a set's manifest says."""
+    """Return the content of a set's manifest."""
     if rows < 1:
         raise ConfigError(f"dataset.generate.rows={rows}: at least 1 row is needed")
     if not 0 < positives < 1:
@@ -151,21 +180,21 @@ def _settings(
         "seed": seed,
         "separability": separability,
         "positives": positives,
-        "tables": {column.name: column.rows for column in shape.ids},
+        "tables": {column.name: column.rows for column in shapes.ids},
     }
 
 
 def _write(
     path: Path,
     kind: str,
-    shape: Shape,
+    shapes: ColumnShapes,
     rows: int,
     seed: int,
     separability: float,
     positives: float,
     progress: Progress | None,
 ) -> Path:
-    settings = _settings(kind, shape, rows, seed, separability, positives)
+    settings = _settings(kind, shapes, rows, seed, separability, positives)
     if _is_complete(path, settings):
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +202,7 @@ def _write(
     try:
         unfinished.chmod(0o755)
         truth = _write_files(
-            unfinished, HiddenModel(shape, seed, separability, positives, rows), rows, progress
+            unfinished, ClickModel(shapes, seed, separability, positives, rows), rows, progress
         )
         (unfinished / TRUTH).write_text(json.dumps(truth, indent=2) + "\n")
         (unfinished / MANIFEST).write_text(json.dumps(settings, indent=2) + "\n")
@@ -189,8 +218,10 @@ def _write(
 
 
 def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
-    """Whether `path` holds this very set. DataError when it holds something else, which is never
-    overwritten.
+    """Return whether `path` holds this very set.
+
+    Raises:
+        DataError: It holds something else, which is never overwritten.
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return False
@@ -224,22 +255,26 @@ def _is_complete(path: Path, settings: dict[str, Any]) -> bool:
 
 
 def _layout(rows: int) -> tuple[int, int]:
-    """Rows per file and per row group: eight files of four row groups, but files of at most a
-    million rows.
+    """Return rows per file and per row group.
+
+    There are eight files of four row groups, or more where a file would have over a million rows.
     """
     per_file = min(-(-rows // 8), 2**20)
     return per_file, max(1, min(-(-per_file // 4), 2**17))
 
 
 def _write_files(
-    place: Path, model: HiddenModel, rows: int, progress: Progress | None
+    directory: Path, model: ClickModel, rows: int, progress: Progress | None
 ) -> dict[str, Any]:
+    """Write the Parquet files of a set and return what the click model scores on them."""
     per_file, per_group = _layout(rows)
     scores = (Score(), Score())
     first_validated = rows * (VALIDATION_SHARE - 1) // VALIDATION_SHARE
     for number, first in enumerate(range(0, rows, per_file)):
         last = min(first + per_file, rows)
-        with pq.ParquetWriter(place / f"part-{number:05d}.parquet", model.arrow_schema) as writer:
+        with pq.ParquetWriter(
+            directory / f"part-{number:05d}.parquet", model.arrow_schema
+        ) as writer:
             for start in range(first, last, per_group):
                 rows_N = np.arange(start, min(start + per_group, last), dtype=np.int64)
                 columns, logits_N, labels_N = model.generate(rows_N)

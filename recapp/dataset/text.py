@@ -1,4 +1,4 @@
-"""Text columns of Arrow -> ids and numbers, and what is said of values that are neither.
+"""Text columns of Arrow -> ids and numbers, and the errors for values that are neither.
 
 Text means strings, and bytes that their writer did not mark as such. Whole columns are read where
 Arrow keeps their characters: one value behind the other, with the bounds between them.
@@ -34,7 +34,12 @@ _HEX_ONLY = (
 
 
 class BadValue(Exception):
-    """A value that cannot be read: its index in the column, and what is wrong with it."""
+    """A value that cannot be read.
+
+    Args:
+        index: Its index in the column.
+        problem: What is wrong with it.
+    """
 
     def __init__(self, index: int, problem: str) -> None:
         super().__init__(problem)
@@ -43,7 +48,11 @@ class BadValue(Exception):
 
 
 def refuse_missing(ids: Int64Array, column: pa.Array) -> None:
-    """Raise BadValue where an id is the number that stands for missing ones."""
+    """Refuse ids that are the number that stands for missing ones.
+
+    Raises:
+        BadValue: An id is MISSING.
+    """
     if len(ids) and int(ids.min()) == MISSING:
         raise BadValue(
             int(np.argmin(ids)), f"holds {shown(column[int(np.argmin(ids))])}, {_RESERVED}"
@@ -51,7 +60,17 @@ def refuse_missing(ids: Int64Array, column: pa.Array) -> None:
 
 
 def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
-    """Ids of text that is not hexadecimal; bytes that are no UTF-8 are hashed as they are."""
+    """Return the ids of text that is not hexadecimal, [N].
+
+    Bytes that are no UTF-8 are hashed as they are.
+
+    Args:
+        column: Text; a null is an empty text.
+        text: Whether text that spells no integer is hashed or refused.
+
+    Raises:
+        BadValue: Text that must spell an integer and does not, or that spells MISSING.
+    """
     if column.null_count:
         column = column.fill_null(pa.scalar(b"", pa.binary()).cast(column.type))
     ids = np.empty(len(column), dtype=np.int64)
@@ -66,7 +85,7 @@ def ids_of_text(column: pa.Array, text: TextIds) -> Int64Array:
 
 @lru_cache(None)
 def _kernel() -> Callable[..., int]:
-    """What gives text its ids, loaded where there is text: integers are read without numba."""
+    """Import the compiled loop that makes ids of text; integers are read without numba."""
     if not find_spec("numba"):
         raise DataError("columns of text ids need numba, which is not there: pip install numba")
     from recapp.kernels.numba_text import ids_of_texts
@@ -75,7 +94,10 @@ def _kernel() -> Callable[..., int]:
 
 
 def shown(value: pa.Scalar) -> str:
-    """A value for a message; of text at most 40 characters, as bytes where it is no UTF-8."""
+    """Return a value as text for a message.
+
+    Text is cut to 40 characters; it is shown as bytes where it is no UTF-8.
+    """
     if not value.is_valid or not is_text(value.type):
         return repr(value.as_py())
     content: bytes = value.as_buffer().to_pybytes()
@@ -86,7 +108,7 @@ def shown(value: pa.Scalar) -> str:
 
 
 def as_text(column: pa.Array) -> pa.Array:
-    """Take bytes that were not marked as text for text; what is none spells no number and no id."""
+    """Return a column of unmarked bytes as text; what is no UTF-8 spells no number and no id."""
     if pt.is_binary(column.type) or pt.is_large_binary(column.type):
         return column.cast(
             pa.large_string() if pt.is_large_binary(column.type) else pa.string(), safe=False
@@ -95,8 +117,9 @@ def as_text(column: pa.Array) -> pa.Array:
 
 
 def _hex_pairs() -> npt.NDArray[np.int16]:
-    """Value of two hexadecimal digits, by the 16-bit word they make in memory; -1 for any other two
-    bytes.
+    """Return the value of two hexadecimal digits by the 16-bit word of their bytes, [65536].
+
+    The value is -1 for any other two bytes.
     """
     digits = np.full(256, -1, dtype=np.int16)
     for value, (lower, upper) in enumerate(
@@ -113,8 +136,12 @@ _HEX_PAIRS = _hex_pairs()
 
 
 def ids_of_hex(column: pa.Array) -> Int64Array:
-    """Ids of hexadecimal strings of at most 16 digits; eight digits each, as Criteo writes them,
-    need no copy of the text.
+    """Return the ids of hexadecimal strings of at most 16 digits, [N].
+
+    Eight digits each, as Criteo writes them, need no copy of the text.
+
+    Raises:
+        BadValue: A string that is not hexadecimal or is longer, or that spells MISSING.
     """
     if column.null_count:
         column = column.fill_null("")
@@ -136,8 +163,8 @@ def ids_of_hex(column: pa.Array) -> Int64Array:
         )
     ids = np.full(len(column), MISSING, dtype=np.int64)
     number = np.zeros(len(pairs), dtype=np.int64)
-    for place in range(width // 2):
-        number = (number << 8) | pairs[:, place]
+    for pair in range(width // 2):
+        number = (number << 8) | pairs[:, pair]
     if width > 8 and len(number) and int(number.min()) == MISSING:
         index = int(np.flatnonzero(present)[int(np.argmin(number))])
         raise BadValue(index, f"holds {shown(column[index])}, {_RESERVED}")
@@ -146,14 +173,15 @@ def ids_of_hex(column: pa.Array) -> Int64Array:
 
 
 def _text_bytes(column: pa.Array) -> npt.NDArray[np.uint8]:
-    """The characters of a text column, one value behind the other, where Arrow keeps them."""
+    """Return the characters of a text column, one value behind the other, without a copy."""
     data, bounds = _bytes_and_bounds(column)
     return data[int(bounds[0]) : int(bounds[-1])]
 
 
 def _bytes_and_bounds(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]:
-    """The buffer of a text column's characters, and where each value begins and the last one ends
-    in it [N + 1]; both read-only.
+    """Return the buffer of a text column's characters and the values' bounds in it, [N + 1].
+
+    Both are read-only.
     """
     _, offsets, data = column.buffers()
     kind = (
@@ -163,9 +191,9 @@ def _bytes_and_bounds(column: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDAr
         offsets, dtype=kind, count=len(column) + 1, offset=column.offset * np.dtype(kind).itemsize
     )
     values = np.frombuffer(data or b"", dtype=np.uint8)
-    bounds.flags.writeable = values.flags.writeable = (
-        False  # the kernel is compiled for one kind of array
-    )
+    # The kernel is compiled for read-only arrays alone.
+    bounds.flags.writeable = False
+    values.flags.writeable = False
     return values, bounds
 
 
@@ -174,7 +202,11 @@ def _not_hex(column: pa.Array, index: int) -> BadValue:
 
 
 def spelled_numbers(column: pa.Array) -> pa.Array:
-    """Strings to float64, "" to null."""
+    """Return strings as float64, and null for an empty string.
+
+    Raises:
+        BadValue: A string that is no number.
+    """
     filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
     try:
         return filled.cast(pa.float64())
@@ -184,7 +216,7 @@ def spelled_numbers(column: pa.Array) -> pa.Array:
 
 
 def _first_unspelled(column: pa.Array) -> int:
-    """Index of the first string that is no number, by halving."""
+    """Return the index of the first string that is no number, by bisection."""
     first = 0
     last = len(column)
     while last - first > 1:

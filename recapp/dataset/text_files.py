@@ -4,7 +4,7 @@ Every column stays text, from which recapp reads ids, numbers and labels. Types 
 guess change ids: "007" becomes 7, and hexadecimal words that happen to be of digits alone become
 other numbers.
 
-Delimiter and header are judged by the first line. A header has no repeated name, none that is empty
+Delimiter and header are recognised by the first line. A header has no repeated name, no empty one
 (but the first, of an index that pandas wrote) and no numbers, unless they are the 0, 1, 2, .. that
 pandas gives to columns without names. Without a header pyarrow calls the columns f0, f1, ..
 """
@@ -16,14 +16,16 @@ from glob import glob
 from pathlib import Path
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".gz")
-_FIRST_BYTES = 65_536  # of a file, in which its first line is looked for
+_FIRST_BYTES = 65_536  # at the beginning of a file, in which its first line is sought
 
 
 def conversion(files: Sequence[Path], pattern: str | None) -> list[str]:
-    """The three lines that convert text files to Parquet beside them.
+    """Return the three lines that convert text files to Parquet beside them.
 
-    files: at least one, all alike. pattern: a glob to show instead of their names, where it finds
-    these files and no others; None for a file that was named itself.
+    Args:
+        files: At least one file, all with the same suffix.
+        pattern: A glob to show instead of their names, where it finds these files and no others;
+            None for a file that was named itself.
     """
     options = _options(_first_line(files[0]))
     one = len(files) == 1 and pattern is None
@@ -47,12 +49,12 @@ def conversion(files: Sequence[Path], pattern: str | None) -> list[str]:
 
 
 def converted_name(file: Path) -> str:
-    """Where the Parquet file that is made of a text file lies."""
+    """Return the path of the Parquet file that is made of a text file."""
     return f"{str(file).rpartition('.')[0]}.parquet"
 
 
 def _first_line(file: Path) -> str:
-    """The first line of a text file, compressed or not; nothing where there is none to be had."""
+    """Return the first line of a text file, compressed or not; nothing where it cannot be read."""
     try:
         with gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb") as content:
             return (
@@ -66,9 +68,7 @@ def _first_line(file: Path) -> str:
 
 
 def _options(line: str) -> str:
-    """What pyarrow has to be told about a file with this first line, as further arguments of
-    `read_csv`.
-    """
+    """Return the arguments that `read_csv` needs for a file with this first line."""
     delimiter = "\t" if "\t" in line else ";" if line.count(";") > line.count(",") else ","
     names = [name.strip('"') for name in line.split(delimiter)]
     without_gaps = all(names[1:]) and len(set(names)) == len(names)
@@ -76,11 +76,13 @@ def _options(line: str) -> str:
         _is_number(name) for name in names
     )
     header = without_gaps and (named or names == [str(index) for index in range(len(names))])
-    told = "" if delimiter == "," else f", parse_options=csv.ParseOptions(delimiter={delimiter!r})"
+    arguments = (
+        "" if delimiter == "," else f", parse_options=csv.ParseOptions(delimiter={delimiter!r})"
+    )
     return (
-        told
+        arguments
         if header or not line
-        else f"{told}, read_options=csv.ReadOptions(autogenerate_column_names=True)"
+        else f"{arguments}, read_options=csv.ReadOptions(autogenerate_column_names=True)"
     )
 
 

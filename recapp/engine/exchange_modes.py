@@ -1,5 +1,5 @@
-"""How a group of tables asks: three ways to split `out = A . S . rows` between home (A) and owner
-(S). Local arithmetic, no collectives.
+"""How a group of tables is requested: three ways to split `out = A . S . rows` between the home of
+a batch (A) and the owners of rows (S). Local arithmetic, no collectives.
 
 | mode       | a requested vector is              | the owner (S)  | home (A)       |
 |------------|------------------------------------|----------------|----------------|
@@ -7,27 +7,30 @@
 | pooled     | what one bag wants of one owner    | sums rows      | sums owners    |
 | replicated | one distinct row, read from the own store; its gradient goes to all ranks |
 
-At home a batch goes through `route` (how much is asked of whom), `place` (where it stands in the
-messages: fills the requests) and `link` (which vectors make which bag, while the requests travel);
-at the owner through `serve` and, if it trains, `group`. A single rank is home and owner at once: it
-reads its store and learns from the output's gradient, with no vector between.
+At home a batch goes through `route` (how much is requested of whom), `write_requests` (fills the
+message of ids and fixes the offset of each vector in the message of vectors) and `link` (which
+vectors make which bag, while the requests travel); at the owner through `serve` and, if it trains,
+`group`. A single rank is home and owner at once: it reads its store and updates rows with the
+output's gradient, with no vector between.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recapp.kernels.backend import Backend
 from recapp.kernels.links import Bags, Counts, Links, Routes, Scratch
 from recapp.sharding.layout import Layout
 
-if TYPE_CHECKING:
-    from recapp.kernels.backend import Backend
+Locate = Callable[[Tensor], Tensor]
+"""`RowStore.locate` of the group's store."""
 
 
 def make_routes(layout: Layout, number: int, rank: int, device: torch.device) -> Routes:
-    """A group as arrays on a device; of replicas, those of this rank."""
+    """Return a group as arrays on a device; of replicas, those of this rank."""
     group = layout.groups[number]
     slots = sorted(group.slots, key=lambda s: s.strip)
     strips = [i for i, s in enumerate(layout.strips) if s.group == number]
@@ -61,90 +64,102 @@ def make_routes(layout: Layout, number: int, rank: int, device: torch.device) ->
     )
 
 
-class RowRequests:
-    """Modes unique and replicated, at home.
+class UniqueRequests:
+    """Requests of modes unique and replicated, at home: one vector per distinct row.
 
     Args:
-        backend: the kernels.
-        routes: the group.
-        world: ranks W.
-        me: this rank.
-        take: memory of this batch and group.
+        backend: Kernels.
+        routes: The group.
+        world: Number of ranks W.
+        take: Memory of this batch and group.
+
+    `combine_links` is the matrix A. `gradient_links` is its transpose: it sums the output's
+    gradient to the gradients of the requested vectors, at their offsets in the message; on one rank
+    alone to the gradients of the rows themselves.
     """
 
     found: Any
-    combine: Links
-    # spread: gradients of the asked vectors, placed in the message; one rank alone: of the rows
-    # themselves
-    learn: Links
+    combine_links: Links
+    gradient_links: Links
 
-    def __init__(
-        self, backend: "Backend", routes: Routes, world: int, me: int, take: Scratch
-    ) -> None:
+    def __init__(self, backend: Backend, routes: Routes, world: int, take: Scratch) -> None:
         self.backend = backend
         self.routes = routes
         self.world = world
-        self.me = me
         self.take = take
         self.everywhere = routes.mode == "replicated"
         self.alone = world == 1
-        self.local = self.everywhere or self.alone  # combine reads the store, not a message
+        self.local = self.everywhere or self.alone  # bags are summed from the store, not a message
 
     def route(self, bags: Bags) -> Counts:
-        """Rows, vectors and words asked of each rank: [W, 3]."""
+        """Return how many rows, vectors and words are requested of each rank: [W, 3]."""
         self.bags = bags
         self.found, n_W = self.backend.route_rows(self.routes, bags, self.world, self.take)
         if self.local:
             n_W[:] = 0 if self.alone else len(self.found.row_U)
         return np.repeat(n_W[:, None], 3, 1)
 
-    def place(
-        self, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, place: torch.dtype
+    def write_requests(
+        self, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, offset_dtype: torch.dtype
     ) -> None:
-        """Fill the requests; fix where each vector will stand."""
+        """Fill the requests and fix the offset of each vector.
+
+        Args:
+            ids: The message of ids.
+            id_first_W: Offset of each rank's request in it.
+            vector_first_W: Offset of each rank's first vector in the message of vectors.
+            offset_dtype: Type of the vectors' offsets.
+        """
         if self.alone:
             return
-        self.at_U = self.backend.place_rows(
+        self.at_U = self.backend.write_row_requests(
             self.routes,
             self.found,
             ids,
             np.ascontiguousarray(id_first_W),
             np.ascontiguousarray(vector_first_W),
-            place,
+            offset_dtype,
             self.take,
         )
         if self.everywhere:
             for first in id_first_W.tolist():
                 ids[first : first + len(self.found.row_U)] = self.found.row_U
 
-    def link(self, dtype: torch.dtype) -> None:
-        """The matrix A and its transpose."""
-        source_U = self.found.row_U if self.local else self.at_U
-        self.combine, learn = self.backend.link_rows(
+    def link(self, dtype: torch.dtype, locate: Locate) -> None:
+        """Make the matrix A and its transpose.
+
+        Args:
+            dtype: Type of their entries.
+            locate: Says where rows lie in the own store.
+        """
+        source_U = locate(self.found.row_U) if self.local else self.at_U
+        self.combine_links, gradient_links = self.backend.link_rows(
             self.routes, self.bags, self.found, source_U, dtype, self.take
         )
-        self.learn = learn if self.alone else learn._replace(at_M=self.at_U)
+        self.gradient_links = (
+            gradient_links if self.alone else gradient_links._replace(at_M=self.at_U)
+        )
 
 
-class BagRequests:
-    """Mode pooled, at home; arguments as of `RowRequests`."""
+class PooledRequests:
+    """Requests of mode pooled, at home: one vector per bag and owner. Arguments and methods as of
+    `UniqueRequests`.
+    """
 
     everywhere = local = alone = False
     found: Any
-    combine: Links
-    learn: Links
+    combine_links: Links
+    gradient_links: Links
 
-    def __init__(
-        self, backend: "Backend", routes: Routes, world: int, me: int, take: Scratch
-    ) -> None:
+    def __init__(self, backend: Backend, routes: Routes, world: int, take: Scratch) -> None:
         self.backend = backend
         self.routes = routes
         self.world = world
         self.take = take
 
     def route(self, bags: Bags) -> Counts:
-        """Rows, vectors and words asked of each rank: [W, 3]. Words: a row each, a length per bag,
-        the bits of the sample weights.
+        """Return how many rows, vectors and words are requested of each rank: [W, 3]. Words: each
+        row, a length per bag, the bits of the sample weights.
         """
         self.bags = bags
         self.words_L = weight_words(bags.weights_L, self.routes.row_dtype)
@@ -152,11 +167,11 @@ class BagRequests:
         words = 1 if self.words_L is None else 1 + self.words_L.shape[1]
         return np.concatenate([counts_W2, counts_W2[:, :1] * words + counts_W2[:, 1:]], 1)
 
-    def place(
-        self, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, place: torch.dtype
+    def write_requests(
+        self, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, offset_dtype: torch.dtype
     ) -> None:
-        """Fill the requests; fix where each vector will stand."""
-        self.combine, self.learn = self.backend.place_bags(
+        """Fill the requests, fix the offset of each vector, and make both matrices."""
+        self.combine_links, self.gradient_links = self.backend.write_bag_requests(
             self.routes,
             self.bags,
             self.found,
@@ -164,30 +179,34 @@ class BagRequests:
             np.ascontiguousarray(id_first_W),
             np.ascontiguousarray(vector_first_W),
             self.words_L,
-            place,
+            offset_dtype,
             self.take,
         )
 
-    def link(self, dtype: torch.dtype) -> None:
-        """Nothing is left."""
+    def link(self, dtype: torch.dtype, locate: Locate) -> None:
+        """Do nothing: the matrices were made with the requests."""
 
 
-class Served:
-    """The owner of a group: the matrix S for the answers; the distinct rows and its transpose for
-    the update.
+class ServedRequests:
+    """What all ranks request of one group's store here.
 
     Args:
-        backend: the kernels.
-        routes: the group.
-        mode: as its askers say: sample weights that need a gradient make `unique` of `pooled`.
-        take: memory of this batch and group.
+        backend: Kernels.
+        routes: The group.
+        mode: How it is requested: sample weights that need a gradient make `unique` of `pooled`.
+        take: Memory of this batch and group.
+
+    `request_links` is the matrix S over rows as the layout numbers them, `answer_links` the same
+    over located rows, by which the store pools the requested vectors. `row_U` are the distinct rows
+    requested, `gradient_links` sums the vectors' gradients to theirs.
     """
 
-    answer: Links
+    request_links: Links
+    answer_links: Links
     row_U: Tensor
-    learn: Links
+    gradient_links: Links
 
-    def __init__(self, backend: "Backend", routes: Routes, mode: str, take: Scratch) -> None:
+    def __init__(self, backend: Backend, routes: Routes, mode: str, take: Scratch) -> None:
         self.backend = backend
         self.width = routes.width
         self.pooled = mode == "pooled"
@@ -200,13 +219,24 @@ class Served:
         vector_first_W: Counts,
         counts_W3: Counts,
         weights: torch.dtype,
-        place: torch.dtype,
+        offset_dtype: torch.dtype,
+        locate: Locate,
     ) -> None:
-        """Read the requests of all ranks."""
+        """Read the requests of all ranks.
+
+        Args:
+            ids: The message of ids.
+            id_first_W: Offset of each rank's request in it.
+            vector_first_W: Offset of each rank's first answer in the message of vectors.
+            counts_W3: Rows, vectors and words of each request.
+            weights: Type of the sample weights.
+            offset_dtype: Type of the answers' offsets.
+            locate: Says where rows lie in the store.
+        """
         rows, vectors, words = counts_W3.sum(0).tolist()
         extra = (words - rows - vectors) // max(rows, 1) if self.pooled else 0
         wire = weights_on_wire(weights, ids.dtype)
-        self.answer = self.backend.serve(
+        links = self.backend.serve(
             ids,
             np.ascontiguousarray(id_first_W),
             np.ascontiguousarray(counts_W3),
@@ -215,19 +245,27 @@ class Served:
             self.pooled,
             extra,
             wire,
-            place,
+            offset_dtype,
             self.take,
         )
-        if self.answer.weights_N is not None and wire != weights:
-            self.answer = self.answer._replace(weights_N=self.answer.weights_N.to(weights))
+        if links.weights_N is not None and wire != weights:
+            links = links._replace(weights_N=links.weights_N.to(weights))
+        self.request_links = links
+        self.answer_links = links._replace(index_N=locate(links.index_N))
 
     def group(self, rows: int) -> None:
-        """Bring equal rows together; `rows` are those of the store."""
-        self.row_U, self.learn = self.backend.group_rows(rows, self.answer, self.take)
+        """Bring equal rows together.
+
+        Args:
+            rows: Rows of the store.
+        """
+        self.row_U, self.gradient_links = self.backend.group_rows(
+            rows, self.request_links, self.take
+        )
 
 
 def weight_words(weights_L: Tensor | None, row_dtype: torch.dtype) -> Tensor | None:
-    """[L, words]: the bits of sample weights as integers of a request."""
+    """Return the bits of sample weights as integers of a request, [L, words]."""
     if weights_L is None:
         return None
     wire = weights_L.to(weights_on_wire(weights_L.dtype, row_dtype)).contiguous()
@@ -235,5 +273,7 @@ def weight_words(weights_L: Tensor | None, row_dtype: torch.dtype) -> Tensor | N
 
 
 def weights_on_wire(weights: torch.dtype, rows: torch.dtype) -> torch.dtype:
-    """Sample weights travel as bits among the row numbers, so they may not be narrower than one."""
+    """Return the type in which sample weights travel: as bits among the row numbers, so they may
+    not be narrower than one.
+    """
     return torch.float64 if rows == torch.int64 else weights

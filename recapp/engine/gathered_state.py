@@ -18,7 +18,7 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     Rank 0 needs memory for all tables. The others send their strips in messages of at most 64 MiB.
 
     Args:
-        model: holds sharded collections: a `DistributedModelParallel`, or any module.
+        model: Holds sharded collections: a `DistributedModelParallel`, or any module.
 
     Returns:
         On rank 0 a copy of everything on the CPU, as the unsharded model's `state_dict` would have
@@ -28,11 +28,11 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     comm = collections[0].comm if collections else Comm()
     state = model.state_dict()
     tables = {name: value for name, value in state.items() if isinstance(value, list)}
-    told_W = comm.gather(
-        {name: [_told(strip) for strip in strips] for name, strips in tables.items()}
+    headers_W = comm.gather(
+        {name: [_header(strip) for strip in strips] for name, strips in tables.items()}
     )
     whole = {
-        name: _gathered(strips, [told[name] for told in told_W], comm)
+        name: _gathered(strips, [headers[name] for headers in headers_W], comm)
         for name, strips in tables.items()
     }
     if comm.rank:
@@ -40,10 +40,10 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     return {name: whole[name] if name in whole else _copied(value) for name, value in state.items()}
 
 
-Told = tuple[tuple[int, int], tuple[int, int], torch.dtype]
+StripHeader = tuple[tuple[int, int], tuple[int, int], torch.dtype]
 
 
-def _told(strip: Strip) -> Told:
+def _header(strip: Strip) -> StripHeader:
     rows, cols, tensor = strip
     return rows, cols, tensor.dtype
 
@@ -52,18 +52,22 @@ def _copied(value: Any) -> Any:
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
-def _gathered(strips: list[Strip], told_W: list[list[Told]], comm: Comm) -> Tensor:
-    """A whole table on rank 0; elsewhere an empty tensor. A strip that several ranks hold is sent
-    by the first."""
-    told = [
+def _gathered(strips: list[Strip], headers_W: list[list[StripHeader]], comm: Comm) -> Tensor:
+    """Return a whole table on rank 0; elsewhere an empty tensor. A strip that several ranks hold is
+    sent by the first.
+    """
+    described = [
         (rank, number, *strip)
-        for rank, held in enumerate(told_W)
+        for rank, held in enumerate(headers_W)
         for number, strip in enumerate(held)
     ]
-    shape = (max(rows[1] for *_, rows, _, _ in told), max(cols[1] for *_, cols, _ in told))
-    whole = torch.empty(shape if comm.rank == 0 else (0, 0), dtype=told[0][-1])
+    shape = (
+        max(rows[1] for *_, rows, _, _ in described),
+        max(cols[1] for *_, cols, _ in described),
+    )
+    whole = torch.empty(shape if comm.rank == 0 else (0, 0), dtype=described[0][-1])
     seen = set()
-    for rank, number, rows, cols, dtype in told:
+    for rank, number, rows, cols, dtype in described:
         if (rows, cols) in seen:
             continue
         seen.add((rows, cols))

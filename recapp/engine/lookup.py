@@ -2,7 +2,7 @@
 
     out = A . exchange(S . rows)                  answers: one collective (counts and ids went
                                                   before, in `Requests`)
-    rows learn from S^T . exchange(A^T . grad)    gradients: one collective; no gradient tensor of
+    update(S^T . exchange(A^T . grad))            gradients: one collective; no gradient tensor of
                                                   a table ever exists
 
 A rank sums a row's gradient over its own batch in sample order, owners add the ranks' sums in rank
@@ -11,25 +11,28 @@ ends in the update of the stores. What can be done while a message travels is do
 local rows are summed, requested rows are brought together.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from recapp.engine.fused_update import FusedUpdate
 from recapp.engine.requests import Requests
+from recapp.engine.row_store import RowStore
+from recapp.engine.state import EngineState
+from recapp.kernels.links import Links
 from recapp.kernels.ragged import gather
-
-if TYPE_CHECKING:
-    from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 
 
 class Lookup(torch.autograd.Function):
     """[B, room + sum of dims] of a batch whose requests were exchanged.
 
     Inputs: an anchor that requires a gradient (else autograd would never call `backward` and the
-    tables would silently not train), the sample weights (they may want a gradient), the collection
-    and the batch's requests.
+    tables would silently not train), the sample weights (they may want a gradient), the batch's
+    requests, the update of the rows, and what goes on with exchanges of later batches: `backward`
+    calls it.
     """
 
     @staticmethod
@@ -37,138 +40,166 @@ class Lookup(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor,
         weights_L: Tensor | None,
-        collection: "ShardedEmbeddingBagCollection",
         requests: Requests,
+        update: FusedUpdate,
+        advance_ahead: Callable[[], None],
     ) -> Tensor:
-        """Answer what was asked, swap vectors, combine."""
-        ctx.collection = collection
+        """Answer what was requested, swap vectors, combine."""
         ctx.requests = requests
+        ctx.update = update
+        ctx.advance_ahead = advance_ahead
         keep = weights_L is not None and weights_L.requires_grad
-        out_BD, ctx.vectors_G = answer_and_combine(collection, requests, keep)
+        out_BD, ctx.vectors_G = answer_and_combine(requests.state, requests, keep)
         return out_BD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BD: Tensor) -> tuple[Tensor | None, ...]:
         """Send gradients of the requested vectors to their owners, who update."""
-        collection = ctx.collection
         requests = ctx.requests
+        state = requests.state
         if requests.spent:
             raise RuntimeError(
                 "the lookup was already differentiated: its rows were updated in that backward "
                 "and would be updated twice"
             )
         requests.spent = True
-        gradient = grad_BD.to(collection.dtype).contiguous().view(-1)
-        collection.mark("autograd")
+        gradient = grad_BD.to(state.dtype).contiguous().view(-1)
+        state.observer.ends("autograd")
         weight_grad = (
-            weights_gradient(collection, requests, gradient, ctx.vectors_G)
+            weights_gradient(state, requests, gradient, ctx.vectors_G)
             if ctx.needs_input_grad[1]
             else None
         )
-        collection.advance_ahead()
-        if collection.comm.world == 1:
+        ctx.advance_ahead()
+        if state.comm.world == 1:
             requests.group()
-            collection.learn(requests, gradient, requests.lessons)
+            ctx.update.take(requests, gradient, requests.row_gradients_G)
         else:
-            message = send_back(collection, requests, gradient)
-            collection.learn(requests, message, requests.lessons)
-            collection.messages.give_back(message)
+            message = send_back(state, requests, gradient)
+            ctx.update.take(requests, message, requests.row_gradients_G)
+            state.messages.give_back(message)
         requests.release()
-        collection.mark("update")
-        return None, weight_grad, None, None
+        state.observer.ends("update")
+        return None, weight_grad, None, None, None
 
 
 def answer_and_combine(
-    c: "ShardedEmbeddingBagCollection", q: Requests, keep: bool
+    state: EngineState, requests: Requests, keep: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """output_dist: [B, room + sum of dims], and the vector of each (slot, id) pair by group if they
-    are kept.
+    """output_dist: pool for the other ranks, swap vectors, sum bags.
+
+    Args:
+        state: Of the collection.
+        requests: Of the batch, finished.
+        keep: Whether the vector of each (slot, id) pair is wanted as well.
+
+    Returns:
+        [B, room + sum of dims], and the vectors of the pairs by group, where they are kept.
     """
-    message = c.messages.take(q.vectors.numel, c.payload, c.comm.device)
-    if c.comm.world > 1:
-        for g in range(q.vectors.answered):
-            c.backend.pool(
-                c.store(g).flat,
-                c.store(g).width,
-                c.store(g).width,
-                q.served[g].answer,
-                message,
-                c.dtype,
-            )
-    c.mark("answer")
-    sent = c.waits.sent(c.comm.swap(message, *q.vectors.answers()))
-    out_BD = torch.empty(q.B, c.room + c.width, dtype=c.dtype, device=c.comm.device)
+    message = state.messages.take(requests.vectors.numel, state.payload, state.comm.device)
+    if state.comm.world > 1:
+        for g in range(requests.vectors.answered):
+            state.stores[g].pool(requests.served[g].answer_links, message)
+    state.observer.ends("answer")
+    sent = state.waits.sent(state.comm.swap(message, *requests.vectors.answers()))
+    columns = state.room + state.width
+    out_BD = torch.empty(requests.B, columns, dtype=state.dtype, device=state.comm.device)
     kept: dict[int, Tensor] = {}
     for local in (True, False):
-        for g, asked in enumerate(q.asked):
+        if not local:
+            state.wait("vectors", sent)
+        for g, asked in enumerate(requests.asked):
             if asked.local is local:
-                width = c.store(g).width
-                source, unit = (c.store(g).flat, width) if local else (message, 1)
-                c.backend.pool(
-                    source,
-                    unit,
-                    width,
-                    asked.combine,
-                    out_BD.view(-1),
-                    c.dtype,
-                    in_lines=c.in_lines_G[g],
-                )
-                if keep:
-                    kept[g] = gather(source, unit, width, asked.combine.index_N, c.dtype)
-        c.mark("combine")
-        if local:
-            c.wait("vectors", sent)
-    c.messages.give_back(message)
+                source = state.stores[g] if local else message
+                vectors_PD = _combine(state, source, asked.combine_links, g, out_BD, keep)
+                if vectors_PD is not None:
+                    kept[g] = vectors_PD
+        state.observer.ends("combine")
+    state.messages.give_back(message)
     return out_BD, [kept[g] for g in sorted(kept)]
 
 
-def send_back(c: "ShardedEmbeddingBagCollection", q: Requests, gradient: Tensor) -> Tensor:
-    """Gradients of the asked vectors go to the owners: the message in which `served` finds them.
+def _combine(
+    state: EngineState, source: RowStore | Tensor, links: Links, g: int, out_BD: Tensor, keep: bool
+) -> Tensor | None:
+    """Sum the bags of group g from its store or from the message of vectors; return the summed
+    vectors one by one if they are kept.
+    """
+    width = state.stores[g].width
+    in_lines = state.in_lines_G[g]
+    entries = len(links.index_N)
+    if isinstance(source, RowStore):
+        source.pool(links, out_BD.view(-1), in_lines=in_lines)
+        if keep:
+            vectors_PD = torch.empty(entries, width, dtype=state.dtype, device=out_BD.device)
+            each = Links(links.index_N, None, None, None, entries)
+            source.pool(each, vectors_PD.view(-1))
+            return vectors_PD
+    else:
+        state.backend.pool(source, 1, width, links, out_BD.view(-1), state.dtype, in_lines=in_lines)
+        if keep:
+            return gather(source, 1, width, links.index_N, state.dtype)
+    return None
+
+
+def send_back(state: EngineState, requests: Requests, gradient: Tensor) -> Tensor:
+    """Send gradients of the requested vectors to the owners.
 
     A rank divides its own sum by the number of ranks before it leaves, as DDP does with dense
     gradients.
+
+    Args:
+        state: Of the collection.
+        requests: Of the batch.
+        gradient: Of the output, flat.
+
+    Returns:
+        The message in which the gradients for this rank's rows stand.
     """
-    message = c.messages.take(q.vectors.numel, c.payload, c.comm.device)
-    for g, asked in enumerate(q.asked):
-        c.backend.pool(
-            gradient, 1, c.store(g).width, asked.learn, message, c.dtype, 1 / c.comm.world
-        )
+    comm = state.comm
+    vectors = requests.vectors
+    message = state.messages.take(vectors.numel, state.payload, comm.device)
+    for g, asked in enumerate(requests.asked):
+        width = state.stores[g].width
+        links = asked.gradient_links
+        state.backend.pool(gradient, 1, width, links, message, state.dtype, 1 / comm.world)
         if asked.everywhere:
-            spans = q.vectors.asked_WG1[:, g : g + 2].tolist()
-            own = message[slice(*spans[c.comm.rank])]
+            spans = vectors.asked_WG1[:, g : g + 2].tolist()
+            own = message[slice(*spans[comm.rank])]
             for rank, (first, last) in enumerate(spans):
-                if rank != c.comm.rank:
+                if rank != comm.rank:
                     message[first:last] = own
-    c.mark("spread")
-    sent = c.waits.sent(c.comm.swap(message, *q.vectors.requests()))
-    q.group()
-    c.mark("group")
-    c.wait("gradients", sent)
+    state.observer.ends("spread")
+    sent = state.waits.sent(comm.swap(message, *vectors.requests()))
+    requests.group()
+    state.observer.ends("group")
+    state.wait("gradients", sent)
     return message
 
 
 def weights_gradient(
-    c: "ShardedEmbeddingBagCollection", q: Requests, gradient: Tensor, vectors_G: list[Tensor]
+    state: EngineState, requests: Requests, gradient: Tensor, vectors_G: list[Tensor]
 ) -> Tensor:
-    """A sample weight's gradient is its bag's gradient times the vector it scaled, summed over the
-    strips of its table.
+    """Return the gradient of the sample weights: the gradient of a weight's bag times the vector
+    that the weight scaled, summed over the strips of its table.
     """
-    parts = [torch.zeros(n, dtype=c.dtype, device=gradient.device) for n in q.rows.per_F]
-    for routes, asked, vectors_PD in zip(c.routes, q.asked, vectors_G, strict=True):
+    rows = requests.rows
+    parts = [torch.zeros(n, dtype=state.dtype, device=gradient.device) for n in rows.per_F]
+    for routes, asked, vectors_PD in zip(state.routes, requests.asked, vectors_G, strict=True):
         bags = asked.bags
-        ends = asked.combine.offsets_M1
+        ends = asked.combine_links.offsets_M1
         assert ends is not None and bags.scale_M is not None
         bag_P = torch.repeat_interleave(
-            torch.arange(asked.combine.bags, device=gradient.device),
+            torch.arange(asked.combine_links.bags, device=gradient.device),
             ends.diff().long(),
             output_size=len(vectors_PD),
         )
-        grad_PD = gather(gradient, 1, routes.width, bags.where_M[bag_P], c.dtype)
+        grad_PD = gather(gradient, 1, routes.width, bags.where_M[bag_P], state.dtype)
         dot_P = (grad_PD * vectors_PD).sum(1) * bags.scale_M[bag_P]
         for feature, dot in zip(
             routes.features,
-            torch.split(dot_P, [q.rows.per_F[f] for f in routes.features]),
+            torch.split(dot_P, [rows.per_F[f] for f in routes.features]),
             strict=True,
         ):
             parts[feature] += dot

@@ -2,219 +2,222 @@
 batch's turn has come.
 
     made        ids become rows, equal rows meet, counts leave           (with a header per rank)
-    advance()   counts have arrived: ids are placed and leave; links are made while they travel
-    finish()    ids have arrived: what is asked of this rank
+    advance()   counts have arrived: ids are written and leave; links are made while they travel
+    finish()    ids have arrived: what is requested of this rank
 
 Two messages: the counts, with a header per rank, and the ids. An error on one rank (an id outside
-its table) rides in the header, so all ranks raise it, with the guilty rank's name, before anything
-else is sent.
+its table) travels in the header, so all ranks raise it, with the guilty rank's name, before
+anything else is sent.
 
 On a GPU all of it runs on a stream of its own, and the host waits there for sizes: of distinct
-rows, of what others ask, and of the distinct rows that learn here, which therefore meet in `finish`
-already.
+rows, of what others request, and of the distinct rows that are updated here, which therefore meet
+in `finish` already.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recapp.engine.exchange_modes import BagRequests, RowRequests, Served
-from recapp.engine.row_statistics import Pieces
+from recapp.engine.exchange_modes import PooledRequests, ServedRequests, UniqueRequests
+from recapp.engine.fused_update import RowGradients
+from recapp.engine.state import EngineState
 from recapp.errors import ConfigError, RankError
-from recapp.kernels.links import Counts, Links, Routes, place_type
+from recapp.kernels.links import Counts, Routes, offset_dtype
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.ids import IdRules, OutsideTable, Rows, Verdict, nothing_wrong
-from recapp.transport.message_layout import Mail, swap_counts
+from recapp.tables.ids import IdRules, OutsideTable, PendingCheck, Rows, nothing_pending
+from recapp.transport.message_layout import MessageLayout, swap_counts
 from recapp.transport.waits import Sent
 
-if TYPE_CHECKING:
-    from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
-
 OK, OUTSIDE, FAILED = range(3)  # status in the header
-NO_IDS, UNWEIGHTED, WEIGHTED, LEARNED_WEIGHTS = range(4)  # sample weights in the header
-
-
-class Lesson(NamedTuple):
-    """Touched rows of a group's store, and what each learns from; their pieces where strips of a
-    row have to agree.
-    """
-
-    row_U: Tensor
-    links: Links
-    pieces: Pieces | None = None
+NO_IDS, UNWEIGHTED, WEIGHTED, TRAINED_WEIGHTS = range(4)  # sample weights in the header
 
 
 class Requests:
-    """The exchange of one batch: what this rank asked, what it was asked, and where the vectors
-    will stand.
+    """The exchange of one batch: what this rank requested, what was requested of it, and the
+    offsets at which the vectors will stand.
 
-    It belongs to its batch, not to a module: several may be in flight. It leases the collection's
-    scratch memory until `release`.
+    It belongs to its batch, not to a module: several may be in flight. It leases scratch memory
+    until `release`.
 
     Args:
-        features: the batch's raw ids, or why this rank has none.
-        collection: whose tables they mean.
+        features: Raw ids of the batch, or why this rank has none.
+        state: Of the collection whose tables they mean.
 
     Weights that need a gradient are pooled at home even where the mode is `pooled`.
     """
 
-    def __init__(
-        self, features: KeyedJaggedTensor | Exception, collection: "ShardedEmbeddingBagCollection"
-    ) -> None:
-        c = self.collection = collection
-        self.learns = torch.is_grad_enabled()
-        self.lease = c.lease(self.learns)
-        c.comm.side.follow()
-        with c.comm.side.beside():
+    def __init__(self, features: KeyedJaggedTensor | Exception, state: EngineState) -> None:
+        self.state = state
+        state.observer.begins()
+        self.trains = torch.is_grad_enabled()
+        self.lease = state.lease(self.trains)
+        side = state.comm.side
+        side.follow()
+        with side.beside():
             status, self.failure = self._route(features)
             self.B = self.rows.lengths_FB.shape[1]
             self.weights_L = self.rows.weights_L
-            weighting = _weighting(self.rows)
-            told = [status[0], self.B, c.header.wanted, weighting, *status[1:]]
-            self._counts = c.waits.sent(swap_counts(c.comm, told, self.counts_WG3))
-        self._ids: Sent[None] | None = None
-        self.heads: Counts = np.zeros((0, 0), np.int64)
-        self.lessons: list[Lesson] = []
-        self.finished = self.spent = self.released = False
+            header = [status[0], self.B, state.header.wanted, _weighting(self.rows), *status[1:]]
+            self._counts = state.waits.sent(swap_counts(state.comm, header, self.counts_WG3))
+        self._sent_ids: Sent[None] | None = None
+        self.ids: Tensor | None = None
+        self.headers_W: Counts = np.zeros((0, 0), np.int64)
+        self.row_gradients_G: list[RowGradients] = []
+        self.finished = False
+        self.spent = False
+        self.released = False
 
     def _route(
         self, features: KeyedJaggedTensor | Exception
     ) -> tuple[tuple[int, int, int], Exception | None]:
-        """What is asked of whom; nothing where something is wrong. Returns the header's part of it,
-        and what it is.
+        """Find what is requested of whom; nothing where something is wrong.
 
         On a GPU ids outside their tables are known with the sizes of the distinct rows, so they are
-        routed before they are told of.
+        routed before the check of them is read.
+
+        Returns:
+            The header's numbers about what is wrong, and the error itself.
         """
-        rows, verdict, status, failure = _rows(features, self.collection)
+        rows, check, status, failure = _rows(features, self.state)
         self._route_rows(rows)
         try:
-            verdict()
+            check()
         except OutsideTable as e:
             status = (OUTSIDE, e.lookup, e.number)
             failure = e
-            self._route_rows(_no_rows(self.collection))
-        self.collection.mark("route")
+            self._route_rows(_no_rows(self.state))
+        self.state.observer.ends("route")
         return status, failure
 
     def _route_rows(self, rows: Rows) -> None:
-        c = self.collection
+        state = self.state
+        world = state.comm.world
         self.rows = rows
         plain = rows if rows.weights_L is None else replace(rows, weights_L=rows.weights_L.detach())
         self.asked = [
-            _asker(mode, c.comm.world)(c.backend, r, c.comm.world, c.comm.rank, take)
+            _kind_of_requests(mode, world)(state.backend, r, world, take)
             for mode, r, take in zip(
-                _modes(c.routes, _weighting(rows)), c.routes, self.lease, strict=False
+                _modes(state.routes, _weighting(rows)), state.routes, self.lease, strict=False
             )
         ]
         self.counts_WG3 = np.stack(
-            [a.route(b) for a, b in zip(self.asked, c.bags(plain), strict=True)], 1
+            [a.route(b) for a, b in zip(self.asked, state.bags(plain), strict=True)], 1
         )
 
     def advance(self) -> None:
         """Go on as soon as the counts are there; every rank calls it at the same point of its
         program.
 
-        An error that the headers tell is kept for `finish`, which belongs to the batch's own turn.
+        An error in the headers is kept for `finish`, which belongs to the batch's own turn.
         """
-        if not len(self.heads):
-            with self.collection.comm.side.beside():
+        if not len(self.headers_W):
+            with self.state.comm.side.beside():
                 self._advance()
 
     def _advance(self) -> None:
-        c = self.collection
+        state = self.state
+        comm = state.comm
         out_WG3 = self.counts_WG3
-        self.heads, self.in_WG3 = c.wait("counts", self._counts)
-        if self.heads[:, 0].any() or _weights_differ(self.heads[:, 3].tolist()):
+        self.headers_W, self.in_WG3 = state.wait("counts", self._counts)
+        if self.headers_W[:, 0].any() or _weights_differ(self.headers_W[:, 3].tolist()):
             return
-        words = self.words = Mail(out_WG3[..., 2], self.in_WG3[..., 2], c.comm.rank, c.answered)
-        self.vectors = Mail(
-            out_WG3[..., 1] * c.widths_G, self.in_WG3[..., 1] * c.widths_G, c.comm.rank, c.answered
+        self.words = MessageLayout(out_WG3[..., 2], self.in_WG3[..., 2], comm.rank, state.answered)
+        self.vectors = MessageLayout(
+            out_WG3[..., 1] * state.widths_G,
+            self.in_WG3[..., 1] * state.widths_G,
+            comm.rank,
+            state.answered,
         )
-        self.place = place_type(self.vectors.numel)
-        self.ids = c.messages.take(words.numel, c.routes[0].row_dtype, c.comm.device)
+        self.offset_dtype = offset_dtype(self.vectors.numel)
+        self.ids = ids = state.messages.take(
+            self.words.numel, state.routes[0].row_dtype, comm.device
+        )
         for g, a in enumerate(self.asked):
-            a.place(self.ids, words.asked_WG1[:, g], self.vectors.asked_WG1[:, g], self.place)
-        c.mark("place")
-        self._ids = c.waits.sent(c.comm.swap(self.ids, *words.requests()))
-        for a in self.asked:
-            a.link(c.dtype)
-        c.mark("link")
+            a.write_requests(
+                ids, self.words.asked_WG1[:, g], self.vectors.asked_WG1[:, g], self.offset_dtype
+            )
+        state.observer.ends("place")
+        self._sent_ids = state.waits.sent(comm.swap(ids, *self.words.requests()))
+        for a, store in zip(self.asked, state.stores, strict=True):
+            a.link(state.dtype, store.locate)
+        state.observer.ends("link")
 
     def finish(self) -> None:
-        """Wait for what the others ask.
+        """Wait for what the others request.
 
         Raises:
-            IdError: an id outside its table on any rank.
-            ConfigError: sample weights on some ranks only.
-            RankError: another rank could not read its batch.
+            IdError: An id is outside its table, on any rank.
+            ConfigError: Some ranks only have sample weights.
+            RankError: Another rank could not read its batch.
         """
         if self.finished:
             return
         self.advance()
-        c = self.collection
-        _raise_together(self.heads, c.id_rules, c.comm.rank, self.failure)
-        with c.comm.side.beside():
+        state = self.state
+        side = state.comm.side
+        _raise_together(self.headers_W, state.id_rules, state.comm.rank, self.failure)
+        with side.beside():
             self._finish()
-        c.comm.side.hand_over(self._made())
+        side.hand_over(self._made())
         self.finished = True
 
     def _finish(self) -> None:
-        c = self.collection
+        state = self.state
         # a rank without ids serves those that have some
-        modes = _modes(c.routes, max(self.heads[:, 3].tolist()))
-        assert self._ids is not None
-        c.wait("ids", self._ids)
+        modes = _modes(state.routes, max(self.headers_W[:, 3].tolist()))
+        assert self._sent_ids is not None and self.ids is not None
+        state.wait("ids", self._sent_ids)
         self.served = [
-            Served(c.backend, r, mode, take)
-            for r, mode, take in zip(c.routes, modes, self.lease, strict=False)
+            ServedRequests(state.backend, r, mode, take)
+            for r, mode, take in zip(state.routes, modes, self.lease, strict=False)
         ]
-        if c.comm.world > 1:
-            for g, s in enumerate(self.served):
+        if state.comm.world > 1:
+            for g, (s, store) in enumerate(zip(self.served, state.stores, strict=True)):
                 s.serve(
                     self.ids,
                     self.words.served_WG1[:, g],
                     self.vectors.served_WG1[:, g],
                     self.in_WG3[:, g],
-                    c.dtype,
-                    self.place,
+                    state.dtype,
+                    self.offset_dtype,
+                    store.locate,
                 )
-        c.messages.give_back(self.ids)
-        del self.ids
-        c.mark("serve")
-        if c.comm.side.overlaps and torch.is_grad_enabled():
+        state.messages.give_back(self.ids)
+        self.ids = None
+        state.observer.ends("serve")
+        if state.comm.side.overlaps and torch.is_grad_enabled():
             self.group()
-            c.mark("group")
+            state.observer.ends("group")
 
     def _made(self) -> Iterator[Any]:
-        """What lookup and update read."""
+        """Yield what lookup and update read."""
         yield self.rows
         yield from map(vars, self.asked)
         yield from map(vars, self.served)
-        yield self.lessons
+        yield self.row_gradients_G
 
     def group(self) -> None:
-        """Bring together equal rows that were asked of this rank: `lessons`, by which the update
-        goes. Once, whoever asks first.
+        """Bring together equal rows that were requested of this rank: `row_gradients_G`, by which
+        the update goes. Once, whoever calls it first.
         """
-        if self.lessons:
+        if self.row_gradients_G:
             return
-        c = self.collection
-        if c.comm.world == 1:  # a row learns from the output's gradient, no vector between
-            lessons = [Lesson(a.found.row_U, a.learn) for a in self.asked]
+        state = self.state
+        if state.comm.world == 1:  # rows are updated with the output's gradient, no vector between
+            found = [RowGradients(a.found.row_U, a.gradient_links) for a in self.asked]
         else:
-            for g, s in enumerate(self.served):
-                s.group(c.store(g).rows)
-            lessons = [Lesson(s.row_U, s.learn) for s in self.served]
-        agree = c.agree
-        self.lessons = (
-            [x._replace(pieces=agree.find(g, x.row_U)) for g, x in enumerate(lessons)]
-            if agree
-            else lessons
+            for s, store in zip(self.served, state.stores, strict=True):
+                s.group(store.rows)
+            found = [RowGradients(s.row_U, s.gradient_links) for s in self.served]
+        statistics = state.row_statistics
+        self.row_gradients_G = (
+            [x._replace(pieces=statistics.find(g, x.row_U)) for g, x in enumerate(found)]
+            if statistics
+            else found
         )
 
     def abandon(self) -> None:
@@ -222,49 +225,57 @@ class Requests:
         memory is used again.
         """
         self.advance()
-        if self._ids is not None and not self.finished:
-            with self.collection.comm.side.beside():
-                self._ids.arrive()
-            self.collection.messages.give_back(self.ids)
-        self.collection.comm.side.hand_over(())  # its batch's memory may be used again
+        side = self.state.comm.side
+        if self._sent_ids is not None and self.ids is not None:
+            with side.beside():
+                self._sent_ids.arrive()
+            self.state.messages.give_back(self.ids)
+            self.ids = None
+        side.hand_over(())  # its batch's memory may be used again
         self.release()
 
     def release(self) -> None:
         """Give the scratch memory back: nothing of this exchange is used any more."""
         if not self.released:
             self.released = True
-            self.collection.give_back(self.lease, self.learns)
+            self.state.give_back(self.lease, self.trains)
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Yield the memory that this exchange holds until it is released."""
+        for scratch in self.lease:
+            yield from scratch.tensors()
+        if self.ids is not None:
+            yield self.ids
 
 
-def _asker(mode: str, world: int) -> type[RowRequests | BagRequests]:
-    return BagRequests if mode == "pooled" and world > 1 else RowRequests
+def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequests]:
+    return PooledRequests if mode == "pooled" and world > 1 else UniqueRequests
 
 
 def _rows(
-    features: KeyedJaggedTensor | Exception, c: "ShardedEmbeddingBagCollection"
-) -> tuple[Rows, Verdict, tuple[int, int, int], Exception | None]:
-    """The batch's rows, or none of them and what is wrong."""
+    features: KeyedJaggedTensor | Exception, state: EngineState
+) -> tuple[Rows, PendingCheck, tuple[int, int, int], Exception | None]:
+    """Return the batch's rows and the pending check of them, or no rows and what is wrong."""
     try:
         if isinstance(features, Exception):
             raise features
-        rows, verdict = c.id_rules.begin(features)
+        rows, check = state.id_rules.begin(features)
         if rows.weights_L is not None:
-            rows.weights_L = rows.weights_L.to(c.dtype)
-        return rows, verdict, (OK, 0, 0), None
+            rows.weights_L = rows.weights_L.to(state.dtype)
+        return rows, check, (OK, 0, 0), None
     except Exception as e:
         return (
-            _no_rows(c),
-            nothing_wrong,
+            _no_rows(state),
+            nothing_pending,
             (OUTSIDE, e.lookup, e.number) if isinstance(e, OutsideTable) else (FAILED, 0, 0),
             e,
         )
 
 
-def _no_rows(c: "ShardedEmbeddingBagCollection") -> Rows:
-    lengths = torch.zeros(len(c.lookups), 0, dtype=torch.int64, device=c.comm.device)
-    return Rows(
-        torch.zeros(0, dtype=torch.int64, device=lengths.device), lengths, None, [0] * len(lengths)
-    )
+def _no_rows(state: EngineState) -> Rows:
+    device = state.comm.device
+    lengths = torch.zeros(len(state.layout.lookups), 0, dtype=torch.int64, device=device)
+    return Rows(torch.zeros(0, dtype=torch.int64, device=device), lengths, None, [0] * len(lengths))
 
 
 def _weighting(rows: Rows) -> int:
@@ -272,12 +283,12 @@ def _weighting(rows: Rows) -> int:
         return NO_IDS
     if rows.weights_L is None:
         return UNWEIGHTED
-    return LEARNED_WEIGHTS if rows.weights_L.requires_grad and torch.is_grad_enabled() else WEIGHTED
+    return TRAINED_WEIGHTS if rows.weights_L.requires_grad and torch.is_grad_enabled() else WEIGHTED
 
 
 def _modes(routes: list[Routes], weighting: int) -> list[str]:
     return [
-        "unique" if weighting == LEARNED_WEIGHTS and r.mode == "pooled" else r.mode for r in routes
+        "unique" if weighting == TRAINED_WEIGHTS and r.mode == "pooled" else r.mode for r in routes
     ]
 
 
@@ -285,18 +296,21 @@ def _weights_differ(weighting_W: list[int]) -> bool:
     return any(weighting not in (NO_IDS, max(weighting_W)) for weighting in weighting_W)
 
 
-def _raise_together(heads: Counts, rules: IdRules, me: int, failure: Exception | None) -> None:
-    for rank, (status, _, _, _, pair, number) in enumerate(heads.tolist()):
+def _raise_together(
+    headers_W: Counts, rules: IdRules, own_rank: int, failure: Exception | None
+) -> None:
+    """Raise on all ranks what the headers say is wrong on one."""
+    for rank, (status, _, _, _, pair, number) in enumerate(headers_W.tolist()):
         if status == OUTSIDE:
-            error = rules.error(pair, number, f" on rank {rank}" if len(heads) > 1 else "")
+            error = rules.error(pair, number, f" on rank {rank}" if len(headers_W) > 1 else "")
             error.secondhand = failure is None
             raise error from failure
         if status == FAILED:
-            if failure is not None and rank == me:
+            if failure is not None and rank == own_rank:
                 raise failure
             raise RankError(f"rank {rank} could not look up its batch; its own message says why")
     names = ["no ids", "no sample weights", "sample weights", "sample weights that need a gradient"]
-    weighting_W = heads[:, 3].tolist()
+    weighting_W = headers_W[:, 3].tolist()
     most = max(weighting_W)
     for rank, weighting in enumerate(weighting_W):
         if weighting not in (NO_IDS, most):

@@ -1,50 +1,57 @@
-"""Strips of one row agree on the mean square of its gradient, so that row-wise Adagrad is exact
-under column cuts.
+"""Mean squares of gradients over whole table rows that are cut into column strips, so that row-wise
+Adagrad is exact under column cuts.
 
-Each strip's owner sums the squares of its columns in fp64 and tells the owners of the row's other
-strips: 8 bytes per touched row, one small collective, and only where a table is cut by columns and
-the rule asks for a row-wide statistic. All strips of a row were asked for by the same ranks and
-share their row cuts, so they hold the same touched rows in the same order: the message needs
-neither ids nor counts. Every strip adds the parts in column order, so all copies of the state stay
-equal bit for bit.
+Each strip's owner sums the squares of its columns in fp64 and sends the sums to the owners of the
+row's other strips: 8 bytes per touched row, one small collective, and only where a table is cut by
+columns and the rule asks for a row-wide statistic. All strips of a row were requested by the same
+ranks and share their row cuts, so they hold the same touched rows in the same order: the message
+needs neither ids nor counts. Every strip adds the parts in column order, so all copies of the state
+stay equal bit for bit.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from recapp.kernels.backend import Backend
 from recapp.kernels.links import Counts
 from recapp.sharding.layout import Layout, Piece
 from recapp.sparse.transfer import to_device
 from recapp.transport.communicator import Comm
-from recapp.transport.message_layout import Mail
+from recapp.transport.message_layout import MessageLayout
 
-if TYPE_CHECKING:
-    from recapp.kernels.backend import Backend
-
-Place = tuple[int, int]
-"""A strip and its first row: one piece, wherever it lies."""
-
-Pieces = tuple[Tensor, Tensor, Counts]
-"""Of touched rows: the piece of each, its number among that piece's, and how many there are of each
-piece.
-"""
+StripRows = tuple[int, int]
+"""Number of a strip and the first row of one of its pieces: names that piece, wherever it lies."""
 
 
-class SharedState:
-    """Sums of squares over whole rows of the pieces on this rank.
+class RowPieces(NamedTuple):
+    """To which pieces of tables the touched rows of a store belong.
 
     Args:
-        layout: of all tables.
-        comm: the ranks.
-        backend: the kernels.
+        piece_U: The piece of each row, numbered within the store.
+        nth_U: The row's number among the touched rows of its piece.
+        rows_K: How many touched rows each piece has.
     """
 
-    def __init__(self, layout: Layout, comm: Comm, backend: "Backend") -> None:
+    piece_U: Tensor
+    nth_U: Tensor
+    rows_K: Counts
+
+
+class RowStatistics:
+    """Sums squares over whole rows, for the pieces on this rank.
+
+    Args:
+        layout: Where the rows of all tables lie.
+        comm: Communicator of the ranks.
+        backend: Kernels.
+    """
+
+    def __init__(self, layout: Layout, comm: Comm, backend: Backend) -> None:
         self.layout = layout
         self.comm = comm
         self.backend = backend
@@ -84,7 +91,9 @@ class SharedState:
         into = sorted({(q.rank, q.rows.start, q.strip): i for i, _, q in siblings}.items())
         self.into_rank = [rank for (rank, _, _), _ in into]
         self.into_piece = np.array([i for _, i in into], np.int64)  # an own piece of the same rows
-        arrival: dict[Place, int] = {(strip, row): n for n, ((_, row, strip), _) in enumerate(into)}
+        arrival: dict[StripRows, int] = {
+            (strip, row): n for n, ((_, row, strip), _) in enumerate(into)
+        }
         depth = max((len(b) for b in band_P), default=0)
         self.sources = [
             [self._source(band, j, number, arrival) for band in band_P] for j in range(depth)
@@ -94,37 +103,38 @@ class SharedState:
         return self.layout.groups[self.layout.strips[p.strip].group].mode == "replicated"
 
     def _source(
-        self, band: list[Piece], j: int, number: dict[Place, int], arrival: dict[Place, int]
+        self,
+        band: list[Piece],
+        j: int,
+        number: dict[StripRows, int],
+        arrival: dict[StripRows, int],
     ) -> tuple[str, int]:
-        """Where strip j of a band comes from: an own piece, an arrived part, or nowhere."""
+        """Return where the sums of strip j of a band come from: an own piece, an arrived part, or
+        nowhere.
+        """
         if j >= len(band):
             return "none", 0
-        place = band[j].strip, band[j].rows.start
+        name = (band[j].strip, band[j].rows.start)
         return (
-            ("own", number[place])
-            if band[j].rank == self.comm.rank
-            else ("arrived", arrival[place])
+            ("own", number[name]) if band[j].rank == self.comm.rank else ("arrived", arrival[name])
         )
 
-    def find(self, group: int, row_U: Tensor) -> Pieces:
-        """The pieces of touched rows of a group's store, which are in the order in which they were
-        asked for.
-        """
-        piece_U, nth_U, n_K = self.backend.find_pieces(row_U, self.base_G[group])
-        return piece_U, nth_U, n_K
+    def find(self, group: int, row_U: Tensor) -> RowPieces:
+        """Return the pieces of touched rows of a group, which are in the order of the requests."""
+        return RowPieces(*self.backend.find_pieces(row_U, self.base_G[group]))
 
-    def __call__(
-        self, found_G: Sequence[Pieces], squares_GU: list[Tensor], dtype: torch.dtype
+    def mean_squares(
+        self, found_G: Sequence[RowPieces], squares_GU: Sequence[Tensor], dtype: torch.dtype
     ) -> list[Tensor]:
-        """Mean squares over whole rows.
+        """Return mean squares over whole rows; every rank calls it, and it costs one collective.
 
         Args:
-            found_G: the touched rows' pieces, by group.
-            squares_GU: fp64 sums of squares over the strip's columns.
-            dtype: of the result.
+            found_G: The touched rows' pieces, by group.
+            squares_GU: The fp64 sums of squares over the strip's columns.
+            dtype: Type of the result.
 
         Returns:
-            Means over the whole row of each touched row of each group.
+            The mean over the whole row, for each touched row of each group.
         """
         n_P = np.concatenate([n_K for _, _, n_K in found_G])
         first_P = n_P.cumsum() - n_P
@@ -132,7 +142,7 @@ class SharedState:
         pieces = 0
         for (piece_U, nth_U, n_K), squares_U in zip(found_G, squares_GU, strict=True):
             first_K = to_device(first_P[pieces : pieces + len(n_K)], part.device)
-            self.backend.place_parts(squares_U, first_K, piece_U, nth_U, part)
+            self.backend.scatter_parts(squares_U, first_K, piece_U, nth_U, part)
             pieces += len(n_K)
         arrived, first_A = self._exchange(part, n_P, first_P)
         parts = torch.cat([part, arrived])
@@ -148,8 +158,8 @@ class SharedState:
         return means
 
     def _begins(self, first_P: Counts, first_A: Counts, own: int) -> Counts:
-        """Where the part of each strip of each own piece's band begins among own and arrived parts;
-        -1: there is no such strip.
+        """Return where the part of each strip of each own piece's band begins among own and arrived
+        parts; -1: there is no such strip.
         """
         begin_JP = np.full((len(self.sources), len(first_P)), -1, np.int64)
         for j, level in enumerate(self.sources):
@@ -159,7 +169,7 @@ class SharedState:
         return begin_JP
 
     def _exchange(self, part: Tensor, n_P: Counts, first_P: Counts) -> tuple[Tensor, Counts]:
-        """Parts of the siblings on other ranks, and where each begins."""
+        """Return the parts of the siblings on other ranks, and where each begins."""
         world = self.comm.world
         asked = np.zeros((world, 1), np.int64)
         served = np.zeros((world, 1), np.int64)
@@ -169,17 +179,17 @@ class SharedState:
             asked[rank] += size[i]
         for rank, i in zip(self.into_rank, self.into_piece, strict=True):
             served[rank] += size[i]
-        mail = Mail(asked, served, self.comm.rank, 1)
-        buffer = torch.empty(mail.numel, dtype=part.dtype, device=part.device)
-        at = mail.asked_WG1[:, 0].tolist()
+        layout = MessageLayout(asked, served, self.comm.rank, 1)
+        buffer = torch.empty(layout.numel, dtype=part.dtype, device=part.device)
+        at = layout.asked_WG1[:, 0].tolist()
         for rank, _, _, i in self.out:
             buffer[at[rank] : at[rank] + size[i]] = part[first[i] : first[i] + size[i]]
             at[rank] += size[i]
-        self.comm.swap(buffer, *mail.requests())()
+        self.comm.swap(buffer, *layout.requests())()
         arrived = torch.cat(
             [
                 buffer[c[0] : c[1]]
-                for r, c in enumerate(mail.served_WG1.tolist())
+                for r, c in enumerate(layout.served_WG1.tolist())
                 if r != self.comm.rank
             ]
             or [buffer[:0]]

@@ -1,141 +1,252 @@
-"""The rows of one group on this rank, with their optimiser state, behind one small interface.
+"""The rows of one group of tables on one rank, behind one interface.
 
-A dynamic table, a quantised table or a table on another tier replaces this class and nothing else:
-the engine asks a store to pool rows and to update them, a checkpoint asks it for its rectangles.
+Everything that the engine knows of rows is `RowStore`: requests ask a store where rows lie, lookup
+asks it to pool them, the fused update asks it to change them, a checkpoint asks it for its
+rectangles. So a quantised table (`recapp/engine/quantised_store.py`), a table of keys without a
+fixed range or a table on slower memory is another store and nothing else.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from recapp.kernels.backend import Backend
 from recapp.kernels.links import Links
+from recapp.kernels.quantised import QuantisedRows
 from recapp.optim.rules import RowRule
-from recapp.sharding.layout import Block, Layout
+from recapp.sharding.layout import Block, Layout, Piece
 from recapp.tables.initial import fill_initial
 
-if TYPE_CHECKING:
-    from recapp.kernels.backend import Backend
 
-
-class RowStore(nn.Module):
-    """Weights [R, width] of a group's pieces on a rank and the state of its rule.
+@dataclass(frozen=True)
+class StoredGroup:
+    """Which rows a store holds, and what computes with them.
 
     Args:
-        layout: of all tables.
-        group: number of the group.
-        rank: this one.
-        rule: the optimiser's.
-        dtype: what is computed in; weights may be stored narrower.
-        device: where the rows live.
-        backend: the kernels.
+        layout: Where the rows of all tables lie.
+        number: Number of the group in the layout.
+        rank: Rank that holds the store.
+        dtype: Type that is computed in; rows may be stored narrower.
+        device: Device of the rows.
+        backend: Kernels for that device.
+    """
+
+    layout: Layout
+    number: int
+    rank: int
+    dtype: torch.dtype
+    device: torch.device
+    backend: Backend
+
+    @property
+    def width(self) -> int:
+        """Return how many columns a row has."""
+        return self.layout.groups[self.number].width
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows the rank holds of this group."""
+        return self.layout.groups[self.number].rows_W[self.rank]
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """Return the pieces of tables whose rows these are, in the order of the rows."""
+        return self.layout.pieces_of(self.rank, self.number)
+
+    @property
+    def writes_blocks(self) -> bool:
+        """Return whether this rank writes the group's blocks: of copies on all ranks one does."""
+        return self.layout.groups[self.number].mode != "replicated" or self.rank == 0
+
+
+class StoreBytes(NamedTuple):
+    """Bytes of memory that a store holds: its rows, and the state of their optimiser."""
+
+    rows: int
+    state: int
+
+
+class RowStore(nn.Module, ABC):
+    """Rows of one group on one rank, numbered as the layout numbers them.
+
+    Args:
+        group: Which rows, and what computes with them.
+    """
+
+    def __init__(self, group: StoredGroup) -> None:
+        super().__init__()
+        self.group = group
+        self.backend = group.backend
+        self.width = group.width
+        self.rows = group.rows
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowStore":
+        """Leave the rows as the plan made them: `model.half()` or Lightning's `bf16-true` is meant
+        for the dense part.
+        """
+        return self
+
+    def locate(self, row_N: Tensor) -> Tensor:
+        """Return where rows of the layout lie in this store: in their own order, unless a store
+        keeps them elsewhere.
+
+        It is called while a batch's requests are exchanged, ahead of the batch's turn, so it may
+        make room for rows and may not read or write their values.
+
+        Args:
+            row_N: Rows as the layout numbers them.
+
+        Returns:
+            The rows by which `pool` and `update` know them.
+        """
+        return row_N
+
+    @abstractmethod
+    def pool(
+        self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
+    ) -> None:
+        """Sum rows along a sparse matrix: `pool` of the kernels, with this store as the source.
+
+        Args:
+            links: The sparse matrix; its `index_N` holds located rows.
+            target: Flat buffer, written in its own type.
+            scale: Factor of all sums.
+            in_lines: Hint that results fill whole cache lines and are not read soon.
+        """
+
+    @abstractmethod
+    def update(
+        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: float
+    ) -> None:
+        """Sum the gradients of touched rows and apply the optimiser's rule to each row, once.
+
+        Args:
+            gradients: Flat buffer of gradients.
+            links: The sparse matrix whose result is the gradient of each touched row.
+            row_U: Touched rows, located and distinct.
+            mean_U: Mean square of the gradient of the whole table row, where the row here is a
+                strip of it; None where rows are whole.
+            lr: Learning rate of this update.
+
+        Raises:
+            ConfigError: The store is read-only.
+        """
+
+    @abstractmethod
+    def blocks(self) -> Iterator[Block]:
+        """Yield the rectangles held here, as views: what a checkpoint reads and writes."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> StoreBytes:
+        """Return the memory that the store holds."""
+
+    @property
+    @abstractmethod
+    def example(self) -> Tensor | QuantisedRows:
+        """Return one row as the kernels see rows of this store: kernels are compiled with it."""
+
+
+class FloatStore(RowStore):
+    """Rows of floating-point numbers, [R, width], and the state of the rule that trains them.
+
+    Args:
+        group: Which rows, and what computes with them.
+        rule: Optimiser of the rows; None for rows that are only read.
+        seed: Seed of the start values; None leaves them undefined, for rows that are loaded.
     """
 
     weights: Tensor
 
-    def __init__(
-        self,
-        layout: Layout,
-        group: int,
-        rank: int,
-        rule: RowRule,
-        dtype: torch.dtype,
-        device: torch.device,
-        backend: "Backend",
-    ) -> None:
-        super().__init__()
-        self.backend = backend
-        self.layout = layout
-        self.rank = rank
+    def __init__(self, group: StoredGroup, rule: RowRule | None, seed: int | None = None) -> None:
+        super().__init__(group)
         self.rule = rule
-        self.dtype = dtype
-        self.width = layout.groups[group].width
-        self.pieces = layout.pieces_of(rank, group)
-        rows = layout.groups[group].rows_W[rank]
-        self.register_buffer(
-            "weights",
-            torch.empty(rows, self.width, dtype=layout.groups[group].dtype, device=device),
-            persistent=False,
-        )
-        for name, kind in rule.state:
-            held = torch.zeros(
-                rows, self.width if kind == "element" else 1, dtype=dtype, device=device
-            )
+        stored = group.layout.groups[group.number].dtype
+        weights_RD = torch.empty(self.rows, self.width, dtype=stored, device=group.device)
+        self.register_buffer("weights", weights_RD, persistent=False)
+        for name, kind in self._kinds:
+            columns = self.width if kind == "element" else 1
+            held = torch.zeros(self.rows, columns, dtype=group.dtype, device=group.device)
             self.register_buffer(name, held, persistent=False)
+        if seed is not None:
+            self._fill(seed)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RowStore":
-        """Rows stay as the plan made them: `model.half()` or Lightning's `bf16-true` is meant for
-        the dense part.
-        """
-        return self
+    @property
+    def _kinds(self) -> tuple[tuple[str, str], ...]:
+        return () if self.rule is None else self.rule.state
+
+    def _fill(self, seed: int) -> None:
+        """Write the start values of every piece."""
+        layout = self.group.layout
+        for p in self.group.pieces:
+            strip = layout.strips[p.strip]
+            here = self.weights[p.base : p.base + len(p.rows)]
+            fill_initial(here, layout.tables[strip.table], seed, p.rows, strip.cols)
 
     @property
     def state(self) -> list[Tensor]:
-        """The rule's state tensors, in its order."""
-        return [getattr(self, name) for name, _ in self.rule.state]
-
-    def reset(self, seed: int) -> None:
-        """Write the start values of every piece; state becomes zero."""
-        for p in self.pieces:
-            strip = self.layout.strips[p.strip]
-            fill_initial(
-                self.weights[p.base : p.base + len(p.rows)],
-                self.layout.tables[strip.table],
-                seed,
-                p.rows,
-                strip.cols,
-            )
-        for held in self.state:
-            held.zero_()
+        """Return the rule's state tensors, in its order."""
+        return [getattr(self, name) for name, _ in self._kinds]
 
     @property
-    def flat(self) -> Tensor:
-        """All rows behind each other."""
-        return self.weights.view(-1)
+    def nbytes(self) -> StoreBytes:
+        """Return the memory of the weights and of the rule's state."""
+        return StoreBytes(self.weights.nbytes, sum(held.nbytes for held in self.state))
 
     @property
-    def rows(self) -> int:
-        """R, rows held here."""
-        return len(self.weights)
+    def example(self) -> Tensor:
+        """Return a row of zeros in the stored type."""
+        return torch.zeros(1, self.width, dtype=self.weights.dtype)
+
+    def pool(
+        self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
+    ) -> None:
+        """Sum rows along a sparse matrix (`RowStore.pool`)."""
+        self.backend.pool(
+            self.weights.view(-1),
+            self.width,
+            self.width,
+            links,
+            target,
+            self.group.dtype,
+            scale,
+            in_lines,
+        )
 
     def update(
-        self, gradients: Tensor, learn: Links, row_U: Tensor, mean_U: Tensor | None, lr: float
+        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: float
     ) -> None:
-        """Sum the touched rows' gradients along `learn` and apply the rule, once each; `mean_U`
-        where a row here is a strip.
-        """
+        """Train touched rows (`RowStore.update`)."""
+        assert self.rule is not None, "the fused update refuses tables without a rule"
+        dtype = self.group.dtype
         self.backend.update(
-            gradients, learn, row_U, mean_U, self.weights, self.state, self.dtype, lr, self.rule
+            gradients, links, row_U, mean_U, self.weights, self.state, dtype, lr, self.rule
         )
 
     def blocks(self) -> Iterator[Block]:
-        """The rectangles held here, as views: what a checkpoint reads and writes."""
-        for p in self.pieces:
-            strip = self.layout.strips[p.strip]
-            table = self.layout.tables[strip.table]
+        """Yield the weights and the rule's state of every piece."""
+        layout = self.group.layout
+        owner = self.group.writes_blocks
+        for p in self.group.pieces:
+            strip = layout.strips[p.strip]
+            table = layout.tables[strip.table]
             shape = (table.num_embeddings, table.embedding_dim)
             here = slice(p.base, p.base + len(p.rows))
-            replicated = self.layout.groups[strip.group].mode == "replicated"
-            owner = not replicated or self.rank == 0
             yield Block(table.name, "weight", shape, p.rows, strip.cols, self.weights[here], owner)
-            for (name, kind), held in zip(self.rule.state, self.state, strict=True):
+            for (name, kind), held in zip(self._kinds, self.state, strict=True):
                 if kind == "element":
                     yield Block(table.name, name, shape, p.rows, strip.cols, held[here], owner)
                 else:
-                    yield Block(
-                        table.name,
-                        name,
-                        (shape[0], 1),
-                        p.rows,
-                        range(1),
-                        held[here],
-                        owner and strip.cols.start == 0,
-                    )
+                    first = owner and strip.cols.start == 0
+                    row_shape = (shape[0], 1)
+                    yield Block(table.name, name, row_shape, p.rows, range(1), held[here], first)
 
     def extra_repr(self) -> str:
-        """Rows, width and rule."""
-        return (
-            f"{len(self.weights):,} rows x {self.width}, "
-            f"{str(self.weights.dtype).removeprefix('torch.')}, {self.rule.name}"
-        )
+        """Return the number of rows, their width, type and rule."""
+        dtype = str(self.weights.dtype).removeprefix("torch.")
+        rule = "read-only" if self.rule is None else self.rule.name
+        return f"{self.rows:,} rows x {self.width}, {dtype}, {rule}"

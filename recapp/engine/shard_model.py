@@ -47,7 +47,7 @@ class EmbeddingBagCollectionSharder:
     """How collections become sharded ones.
 
     Args:
-        rule: what happens to touched rows (`recapp/optim/rules.py`); None takes the optimiser that
+        rule: What happens to touched rows (`recapp/optim/rules.py`); None takes the optimiser that
             was applied in backward to the tables (`recapp/optim/table_rule.py`), or else row-wise
             Adagrad at its default rate.
     """
@@ -56,7 +56,7 @@ class EmbeddingBagCollectionSharder:
 
 
 def embedding_collections(module: nn.Module) -> list[tuple[str, EmbeddingBagCollection]]:
-    """Every unsharded collection in a model, by path; one that stands in two places is listed
+    """Return every unsharded collection in a model, by path; one that a model holds twice is listed
     twice.
     """
     return [
@@ -67,7 +67,7 @@ def embedding_collections(module: nn.Module) -> list[tuple[str, EmbeddingBagColl
 
 
 def sharded_collections(module: nn.Module) -> list[ShardedEmbeddingBagCollection]:
-    """Every sharded collection in a model."""
+    """Return every sharded collection in a model."""
     return [m for m in module.modules() if isinstance(m, ShardedEmbeddingBagCollection)]
 
 
@@ -75,24 +75,33 @@ def shard_model(
     module: nn.Module,
     plan: ShardingPlan,
     comm: Comm,
-    rule: RowRule,
+    rule: RowRule | None,
     backend: str = "auto",
     payload: torch.dtype | None = None,
-    learns: bool = True,
+    trains: bool = True,
 ) -> None:
-    """Replace every collection in a model, in place. What is sharded already stays. From `backend`
-    on as of the sharded collection.
+    """Replace every collection in a model, in place. What is sharded already stays.
+
+    Args:
+        module: The model.
+        plan: Where its tables lie.
+        comm: Communicator of the ranks.
+        rule: Optimiser of the rows; None for tables that are only read.
+        backend: As of the sharded collection.
+        payload: As of the sharded collection.
+        trains: As of the sharded collection.
 
     Rows of a collection that was built on a real device are taken over; on the meta device there
     are none, and the start values are those of the collection's seed, the same under every plan.
 
     Raises:
-        PlanError: the plan does not cover the model's tables or is for another number of ranks.
-        ConfigError: the model itself is a collection, which has no parent to hold its twin; or
+        PlanError: The plan does not cover the model's tables or is for another number of ranks.
+        ConfigError: The model itself is a collection, which has no parent to hold its twin; or
             another optimiser was applied in backward to its tables.
     """
     found = embedding_collections(module)
-    if in_backward := rule_in_backward(module):
+    in_backward = rule_in_backward(module)
+    if in_backward and rule:
         check_same_rule(in_backward, rule, "the rule that shards them")
     if found:
         plan.check(embedding_tables(module))
@@ -104,7 +113,7 @@ def shard_model(
                 "or use ShardedEmbeddingBagCollection"
             )
         if collection not in twins:
-            twins[collection] = _twin(collection, plan, comm, rule, backend, payload, learns)
+            twins[collection] = _twin(collection, plan, comm, rule, backend, payload, trains)
         parent, _, name = path.rpartition(".")
         setattr(module.get_submodule(parent), name, twins[collection])
 
@@ -113,10 +122,10 @@ def _twin(
     collection: EmbeddingBagCollection,
     plan: ShardingPlan,
     comm: Comm,
-    rule: RowRule,
+    rule: RowRule | None,
     backend: str,
     payload: torch.dtype | None,
-    learns: bool,
+    trains: bool,
 ) -> ShardedEmbeddingBagCollection:
     tables = collection.embedding_bag_configs()
     twin = ShardedEmbeddingBagCollection(
@@ -127,8 +136,8 @@ def _twin(
         collection.seed,
         backend,
         payload,
-        learns,
-        collection.lookups,
+        trains,
+        lookups=collection.lookups,
     )
     twin.leave_room(collection.room)
     for block in twin.blocks():
@@ -143,8 +152,8 @@ def _twin(
 
 
 def sharded_names(module: nn.Module) -> list[str]:
-    """Parameters and buffers of sharded collections, by path: what DDP must neither broadcast nor
-    reduce.
+    """Return the names of parameters and buffers of sharded collections: what DDP must neither
+    broadcast nor reduce.
     """
     return [
         f"{path}.{name}"
@@ -155,14 +164,15 @@ def sharded_names(module: nn.Module) -> list[str]:
 
 
 def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
-    """DDP over everything that is not sharded; the module itself where there is nothing to reduce.
+    """Wrap everything that is not sharded in DDP; return the module itself where nothing has to be
+    reduced.
 
     DDP would broadcast rank 0's shards over the others without a word, so their names are on its
     ignore list. On CPUs gradients travel as the tables' messages do and are added in rank order
     (`recapp/transport/dense_gradients.py`), on GPUs by DDP's all-reduce.
 
     Raises:
-        ConfigError: dense parameters of several CPU ranks have an optimiser in backward.
+        ConfigError: Dense parameters of several CPU ranks have an optimiser in backward.
     """
     names = sharded_names(module)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)  # type: ignore[no-untyped-call]
@@ -188,8 +198,8 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
 
 
 def compile_dense(module: nn.Module) -> list[str]:
-    """Let `torch.compile` have every part of a model that holds no table, in place; names and start
-    values stay. Metrics are no part.
+    """Compile every part of a model that holds no table with `torch.compile`, in place; names and
+    start values stay. Metrics are no part.
 
     Call it once the tables are sharded and before DDP. A part is compiled when it is first called,
     for minutes where it is large.
@@ -198,15 +208,15 @@ def compile_dense(module: nn.Module) -> list[str]:
         The paths of those parts.
 
     Raises:
-        ConfigError: there is no C++ compiler, which torch needs for the CPU.
+        ConfigError: There is no C++ compiler, which torch needs for the CPU.
     """
     device = next((p.device.type for p in module.parameters()), "cpu")
     compiler = os.environ.get("CXX", "g++")
     if device == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(
-            f"trainer.compile=true: torch.compile needs a C++ compiler and there is no {compiler} "
+            f"engine.compile=true: torch.compile needs a C++ compiler and there is no {compiler} "
             "here: install one, name "
-            "yours in CXX, or leave trainer.compile=false"
+            "yours in CXX, or leave engine.compile=false"
         )
     chosen: list[str] = []
     for path, child in module.named_children():
@@ -224,22 +234,22 @@ class DistributedModelParallel(nn.Module):
     """A model with sharded tables and a replicated dense part, outside of Lightning.
 
     Args:
-        module: holds `EmbeddingBagCollection`s, best built on `torch.device("meta")`.
-        env: the ranks: a process group, or an object that has one as `process_group` (TorchRec's
+        module: Holds `EmbeddingBagCollection`s, best built on `torch.device("meta")`.
+        env: The ranks: a process group, or an object that has one as `process_group` (TorchRec's
             `ShardingEnv`); None takes the default group, or this process alone where there is none.
             A group that is handed in carries the tables' messages: use it for no messages of your
             own.
-        device: of this rank; None takes the rank's GPU where the process group is NCCL, else the
-            CPU.
-        plan: where tables lie; None lets recapp decide.
-        sharders: a list of one `EmbeddingBagCollectionSharder`, which says what happens to touched
-            rows. None takes the optimiser that
+        device: Device of this rank; None takes the rank's GPU where the process group is NCCL,
+            else the CPU.
+        plan: Where tables lie; None lets recapp decide.
+        sharders: A list of one `EmbeddingBagCollectionSharder`, which names the optimiser of
+            touched rows. None takes the optimiser that
             `torch.distributed.optim._apply_optimizer_in_backward` has left on the tables, or else
             row-wise Adagrad at its default rate.
-        transport: which way the tables' messages go (`recapp/transport/choose_transport.py`).
+        transport: Which way the tables' messages go (`recapp/transport/choose_transport.py`).
 
     Raises:
-        ConfigError: `env` or `sharders` cannot be used, or sharders contradict the optimiser
+        ConfigError: Either `env` or `sharders` cannot be used, or sharders contradict the optimiser
             applied in backward.
 
     Scale the loss so that its mean over ranks is the loss of the global batch, as for DDP.
@@ -269,8 +279,8 @@ class DistributedModelParallel(nn.Module):
     ) -> None:
         super().__init__()
         ranks = _process_group(env)
-        said = table_rule(module, sharders)
-        rule = said or rowwise_adagrad()
+        chosen = table_rule(module, sharders)
+        rule = chosen or rowwise_adagrad()
         self.device = device or _own_device(ranks)
         self.comm = make_comm(_tables_group(ranks), self.device, transport)
         planner = EmbeddingShardingPlanner(rule=rule)
@@ -290,49 +300,54 @@ class DistributedModelParallel(nn.Module):
             gradient_as_bucket_view=True,
             process_group=ranks,
         )
-        self._rate_is_known = said is not None
+        self._rate_is_known = chosen is not None
         for collection in sharded_collections(module):
-            collection.before_first_update = self._tell_rate
+            collection.update.before_first_update = self._note_rate
         self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
 
     @property
     def module(self) -> nn.Module:
-        """The model itself, without DDP around it."""
+        """Return the model itself, without DDP around it."""
         wrapped = self._wrapped
         return wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's."""
+        """Call the module."""
         return self._wrapped(*args, **kwargs)
 
     def sparse_groups(self) -> list[dict[str, Any]]:
-        """The param groups of the tables, for `HybridOptimizer` or to set their learning rate by
-        hand.
+        """Return the param groups of the tables, for `HybridOptimizer` or to set their learning
+        rate by hand.
         """
         self._rate_is_known = True
         return [c.param_group for c in sharded_collections(self)]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's, under the names that it has without wrappers. Every rank calls it."""
+        """Return the module's state, under the names that it has without wrappers. Every rank calls
+        it.
+        """
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take a `state_dict`, of this class or of the unsharded model. Every rank calls it.
+        """Load a `state_dict`, of this class or of the unsharded model. Every rank calls it.
 
         Raises:
-            RuntimeError: as of any module: names that are missing or unknown, and tables that do
+            RuntimeError: As of any module: names that are missing or unknown, and tables that do
                 not fit, a line for each.
         """
         return self.module.load_state_dict(state_dict, strict, assign)
 
-    def _tell_rate(self) -> None:
-        """Tell who takes `parameters()` for all there is that tables train, and at which rate."""
+    def _note_rate(self) -> None:
+        """Note for users whose optimiser has `parameters()` alone that tables train, and at which
+        rate.
+        """
         collections = sharded_collections(self)
         if not self._rate_is_known and not self.comm.rank:
             rule = collections[0].rule
-            tell_once(
+            assert rule is not None, "an update has a rule"
+            note_once(
                 f"tables are updated in backward by {rule.name} at its default learning rate "
                 f"{rule.lr}; an "
                 "optimizer over model.parameters() does not reach them: pass "
@@ -342,13 +357,13 @@ class DistributedModelParallel(nn.Module):
         self._rate_is_known = True
 
     def extra_repr(self) -> str:
-        """The plan in one line; the collections below say which tables lie where."""
+        """Return the plan in one line; the collections below show which tables lie where."""
         return f"plan={self.plan.name}, rank {self.comm.rank} of {self.comm.world}, {self.device}"
 
 
 @cache
-def tell_once(text: str) -> None:
-    """Say something on standard error the first time only: a script may make many models alike."""
+def note_once(text: str) -> None:
+    """Print a note on standard error the first time only: a script may make many models alike."""
     note(text)
 
 

@@ -18,7 +18,7 @@ Only weights are meant. The state of the tables' optimiser is in recapp's checkp
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,43 +28,55 @@ from recapp.sharding.layout import Block
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.module_by_name import key_of
 
-if TYPE_CHECKING:
-    from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
-
 Strip = tuple[tuple[int, int], tuple[int, int], Tensor]
 """First row and the one behind the last, the same of columns, and the values."""
 
 
-def put_tables_in_state(collection: "ShardedEmbeddingBagCollection") -> None:
-    """Let `state_dict` and `load_state_dict` of every module that holds a collection know its
-    tables."""
+class HoldsTables(Protocol):
+    """A sharded collection, as its state dict sees it."""
+
+    tables_in_state: bool
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """Return the tables, in order."""
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the rectangles of the tables that this rank holds, as views."""
+
+
+def put_tables_in_state(collection: nn.Module) -> None:
+    """Let `state_dict` and `load_state_dict` of every module around a collection know its tables.
+
+    Args:
+        collection: Has what `HoldsTables` says.
+    """
     collection.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
     collection.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def without_tables(collections: Sequence["ShardedEmbeddingBagCollection"]) -> Iterator[None]:
-    """Inside of it state dicts hold no tables, and one without tables lacks none: they are stored
-    elsewhere."""
+def without_tables(collections: Sequence[HoldsTables]) -> Iterator[None]:
+    """Leave tables out of state dicts for a while, so that one without tables lacks none: they are
+    stored elsewhere.
+    """
+    before = [collection.tables_in_state for collection in collections]
     for collection in collections:
         collection.tables_in_state = False
     try:
         yield
     finally:
-        for collection in collections:
-            collection.tables_in_state = True
+        for collection, in_state in zip(collections, before, strict=True):
+            collection.tables_in_state = in_state
 
 
-def _names(
-    collection: "ShardedEmbeddingBagCollection", prefix: str
-) -> dict[str, EmbeddingBagConfig]:
+def _names(collection: HoldsTables, prefix: str) -> dict[str, EmbeddingBagConfig]:
     return {
         f"{prefix}embedding_bags.{key_of(t.name)}.weight": t
         for t in collection.embedding_bag_configs()
     }
 
 
-def _weights(collection: "ShardedEmbeddingBagCollection") -> dict[str, list[Block]]:
+def _weights(collection: HoldsTables) -> dict[str, list[Block]]:
     held: dict[str, list[Block]] = {t.name: [] for t in collection.embedding_bag_configs()}
     for block in collection.blocks():
         if block.tensor == "weight":
@@ -96,7 +108,8 @@ def _load(
     errors: list[str],
 ) -> None:
     """Copy the tables of a state dict to where they lie, and take them out, as torch knows no such
-    names."""
+    names.
+    """
     c: Any = collection
     if not c.tables_in_state:
         return
@@ -116,14 +129,14 @@ def _load(
 
 
 def _strips(value: Any) -> list[Strip]:
-    """Strips of either form."""
+    """Return the strips of either form."""
     if isinstance(value, Tensor):
         return [((0, value.shape[0]), (0, value.shape[1]), value)]
     return list(value)
 
 
 def _fault(value: Any, table: EmbeddingBagConfig, held: Sequence[Block]) -> str:
-    """Why a value cannot be loaded into what is held of a table; empty where it can."""
+    """Return why a value cannot be loaded into what is held of a table; empty where it can."""
     shape = (table.num_embeddings, table.embedding_dim)
     if isinstance(value, Tensor) and tuple(value.shape) != shape:
         return f"a tensor of shape {tuple(value.shape)} is stored, the table is {shape}"
@@ -159,8 +172,9 @@ def _is_strip(strip: Any, shape: tuple[int, int]) -> bool:
 
 
 def _covered(block: Block, strips: Sequence[Strip]) -> bool:
-    """Whether strips, which may overlap, hold every value of a block: looked up on the grid of all
-    their edges."""
+    """Return whether strips, which may overlap, hold every value of a block: looked up on the grid
+    of all their edges.
+    """
     parts = [part for strip in strips if all(part := _common(strip, block))]
     rows = sorted(
         {block.rows.start, block.rows.stop, *(edge for r, _ in parts for edge in (r.start, r.stop))}
@@ -177,8 +191,9 @@ def _covered(block: Block, strips: Sequence[Strip]) -> bool:
 
 
 def _common(strip: Strip, block: Block) -> tuple[range, range]:
-    """Rows and columns that a strip and a block have in common; an empty range where there are
-    none."""
+    """Return the rows and columns that a strip and a block have in common; an empty range where
+    there are none.
+    """
     (r0, r1), (c0, c1), _ = strip
     return (
         range(max(r0, block.rows.start), min(r1, block.rows.stop)),

@@ -8,37 +8,35 @@
 | triton  | GPU    | `triton_cuda.py`: arithmetic in kernels, integers as the reference; checked   |
 |         |        | by Triton's interpreter only, not timed                                       |
 
-`auto` takes the fastest that is there; the setting is `topology.backend`. Faster backends give the
+`auto` takes the fastest that is there; the setting is `engine.backend`. Faster backends give the
 reference's result up to the order of sums; within one backend results are the same bits under every
 plan and for every number of threads.
 """
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from recapp.errors import ConfigError, suggest
+from recapp.kernels.reference import TorchBackend
 
-if TYPE_CHECKING:
-    import torch
-
-    from recapp.kernels.reference import TorchBackend
-
-    Backend = TorchBackend | Any
-    """Something with the reference's functions."""
+Backend = TorchBackend | Any
+"""Something with the reference's functions."""
 
 BACKENDS = ("auto", "numba", "torch", "triton")
-SETTING = "topology.backend"
+SETTING = "engine.backend"
 
 
-def backend(name: str, device: "torch.device") -> "Backend":
-    """Kernels for tensors of a device.
+def backend(name: str, device: torch.device) -> Backend:
+    """Return kernels for tensors of a device.
 
     Args:
         name: `auto`, or one of the table above to force it.
-        device: where rows and messages live.
+        device: Device of rows and messages.
 
     Raises:
-        ConfigError: the name is unknown, or what was forced is not there.
+        ConfigError: The name is unknown, or what was forced is not there.
     """
     if name not in BACKENDS:
         raise ConfigError(f"{SETTING}={name}: unknown; {suggest(name, BACKENDS)}")
@@ -53,14 +51,12 @@ def backend(name: str, device: "torch.device") -> "Backend":
         from recapp.kernels.numba_cpu import NumbaBackend
 
         return NumbaBackend()
-    from recapp.kernels.reference import TorchBackend
-
     return TorchBackend()
 
 
-def missed(name: str, device: "torch.device") -> str:
-    """What `auto` had to do without on a device, to be told; empty where it has the fast kernels or
-    was not asked.
+def missed(name: str, device: torch.device) -> str:
+    """Return a line for people about the kernels that `auto` had to do without on a device; empty
+    where it has the fast ones or was not asked.
     """
     why = _no_triton(device) if device.type == "cuda" else _no_numba(device)
     return (
@@ -70,15 +66,15 @@ def missed(name: str, device: "torch.device") -> str:
     )
 
 
-def _no_numba(device: "torch.device") -> str:
-    """Why numba's kernels cannot be had; empty if they can."""
+def _no_numba(device: torch.device) -> str:
+    """Return why numba's kernels cannot be had; empty if they can."""
     if device.type != "cpu":
         return f"it computes on the CPU, rows live on {device}"
     return "" if find_spec("numba") else "numba is not installed (pip install numba)"
 
 
-def _no_triton(device: "torch.device") -> str:
-    """Why Triton's kernels cannot be had; its interpreter takes tensors of the CPU as well."""
+def _no_triton(device: torch.device) -> str:
+    """Return why Triton's kernels cannot be had; its interpreter takes CPU tensors as well."""
     if not find_spec("triton"):
         return "triton is not installed (torch for CUDA brings it; pip install triton)"
     from triton import knobs

@@ -1,13 +1,13 @@
 """What the two halves of a kernel backend hand to each other: a group as arrays, a batch as a group
 sees it, and sparse matrices.
 
-A *place* is an element offset in a flat buffer (a message, the output, its gradient): vectors of
-every width lie behind each other in one buffer, and nothing has to be moved or aligned. A *row*
-counts in units of a store's width. Letters: S slots, I strips, K pieces, L ids, P (slot, id) pairs,
+An *offset* counts elements of a flat buffer (a message, the output, its gradient): vectors of every
+width lie behind each other in one buffer, and nothing has to be moved or aligned. A *row* counts in
+units of a store's width. Letters: S slots, I strips, K pieces, L ids, P (slot, id) pairs,
 M output bags, V vectors, U distinct rows, N entries, W ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -29,20 +29,20 @@ class Staged(NamedTuple):
     fits the cache halves the gathering (measured).
     """
 
-    where_M: Tensor  # places of all bags in the source
-    # strip i has bags bag[i] .. bag[i + 1]; entries of the matrix are places in the copy of its
+    where_M: Tensor  # offsets of all bags in the source
+    # strip i has bags bag[i] .. bag[i + 1]; entries of the matrix are offsets in the copy of its
     # bags
     bag_I1: Counts
     row_I1: Counts  # and rows of the matrix row[i] .. row[i + 1]
 
 
 class Links(NamedTuple):
-    """A sparse matrix in CSR between places: bag m sums `weights[k] * source[index[k]]` over k in
-    offsets[m] .. offsets[m + 1].
+    """A sparse matrix in CSR between flat buffers: bag m sums `weights[k] * source[index[k]]` over
+    its entries k in offsets[m] .. offsets[m + 1].
 
-    No offsets: one entry per bag. No weights: ones. Its result stands at place `at[m]` of the
-    target; without, bags stand side by side. `index` holds places, or rows where the source is a
-    store. `staged`: or places in copies that are made strip by strip.
+    No `offsets_M1`: one entry per bag. No weights: ones. The result of bag m stands at offset
+    `at[m]` of the target; without, bags stand side by side. `index` holds offsets in the source, or
+    rows where the source is a store. `staged`: or offsets in copies that are made strip by strip.
     """
 
     index_N: Tensor
@@ -59,19 +59,19 @@ class Routes:
     Integers are int64, on the group's device.
 
     Args:
-        mode: how it asks.
-        width: columns of its strips.
-        features: of each slot, on the host.
-        feature_S: the same, on the device.
-        column_S: the first output column of each slot, on the host.
-        strip_S: each slot's strip, numbered within the group.
-        rows_I: rows of each strip.
-        piece_I1: strip i is made of pieces piece[i] .. piece[i + 1].
-        start_K: first row of each piece within its strip.
-        rank_K: its owner.
-        base_K: its first row in the owner's store.
-        row_dtype: int32 where all stores' rows fit, for all groups of a collection alike: ids
-            travel in one message.
+        mode: How its rows are requested.
+        width: Columns of its strips.
+        features: Feature of each slot, on the host.
+        feature_S: The same, on the device.
+        column_S: First output column of each slot, on the host.
+        strip_S: Strip of each slot, numbered within the group.
+        rows_I: Rows of each strip.
+        piece_I1: Strip i is made of pieces piece[i] .. piece[i + 1].
+        start_K: First row of each piece within its strip.
+        rank_K: Owner of each piece.
+        base_K: First row of each piece in the owner's store.
+        row_dtype: Type of rows in requests; int32 where all stores' rows fit, for all groups of a
+            collection alike, because ids travel in one message.
     """
 
     mode: str
@@ -93,14 +93,13 @@ class Bags:
     """A batch as a group sees it.
 
     Args:
-        rows_L: rows of the whole batch, pair by pair.
-        lengths_FB: ids per bag.
-        first_S: where the ids of each slot begin, on the host.
-        last_S: where they end.
-        where_M: place of each bag in the output, slots first.
-        scale_M: what each bag is multiplied by (means); None: nothing, and there are no weights
-            either.
-        weights_L: a weight per id, or None.
+        rows_L: Rows of the whole batch, pair by pair.
+        lengths_FB: Ids per bag.
+        first_S: Where the ids of each slot begin, on the host.
+        last_S: Where they end.
+        where_M: Offset of each bag in the output, slots first.
+        scale_M: Factor of each bag (means); None: there is none, and there are no weights either.
+        weights_L: A weight per id, or None.
     """
 
     rows_L: Tensor
@@ -113,7 +112,7 @@ class Bags:
 
     @property
     def pairs(self) -> int:
-        """P: ids that the group looks up."""
+        """Return P: how many ids the group looks up."""
         return int((self.last_S - self.first_S).sum())
 
 
@@ -149,13 +148,17 @@ class Scratch:
         self._held: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
-        """An array of n elements on the CPU, contents undefined; the same memory for the same
-        name.
+        """Return an array of n elements on the CPU, contents undefined; the same memory for the
+        same name.
         """
         held = self._held.get(name)
         if held is None or held.numel() < n or held.dtype != dtype:
             held = self._held[name] = self._grown(n, dtype)
         return held[:n]
+
+    def tensors(self) -> Iterable[Tensor]:
+        """Return the memory that is held."""
+        return self._held.values()
 
     @staticmethod
     @torch.inference_mode(False)
@@ -164,6 +167,6 @@ class Scratch:
         return torch.empty(n + n // 5 + 64, dtype=dtype)
 
 
-def place_type(numel: int) -> torch.dtype:
-    """The type of places in a buffer of `numel` elements."""
+def offset_dtype(numel: int) -> torch.dtype:
+    """Return the type of offsets in a buffer of `numel` elements."""
     return torch.int32 if numel < 2**31 else torch.int64

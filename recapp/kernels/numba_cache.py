@@ -73,19 +73,19 @@ def part(*made_for: Any) -> Callable[[Function], Function]:
     return name
 
 
-class _Heard(event.Listener):  # type: ignore[misc]
-    def __init__(self, heard: Callable[[], None]) -> None:
-        self._heard = heard
+class _CompilationListener(event.Listener):  # type: ignore[misc]
+    def __init__(self, begins: Callable[[], None]) -> None:
+        self._begins = begins
 
     def on_start(self, event: object) -> None:
-        self._heard()
+        self._begins()
 
     def on_end(self, event: object) -> None:
         pass
 
 
-def heard_compilations(heard: Callable[[], None]) -> AbstractContextManager[Any]:
+def listen_to_compilations(begins: Callable[[], None]) -> AbstractContextManager[Any]:
     """Call a function whenever numba begins to compile a kernel, while this lasts; not when it
     reads one from disk.
     """
-    return event.install_listener("numba:compile", _Heard(heard))  # type: ignore[no-any-return]
+    return event.install_listener("numba:compile", _CompilationListener(begins))  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@ several times as fast.
 
 Tensors become arrays without a copy; results stand in the caller's `Scratch`, which stays from
 batch to batch. What the functions mean is documented at the reference; how they are fast, in
-`numba_integers.py`, `numba_distinct.py` and `numba_vectors.py`.
+`numba_integers.py`, `numba_unique.py` and `numba_vectors.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_partition as shares
-from recapp.kernels import numba_row_statistics as strips
+from recapp.kernels import numba_row_statistics as statistics
 from recapp.kernels import numba_unique as distinct
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import (
@@ -29,6 +29,7 @@ from recapp.kernels.links import (
     Scratch,
     Staged,
 )
+from recapp.kernels.quantised import QuantisedRows
 
 # Torch's libgomp is in the process already and serves numba's OpenMP layer too: one pool. TBB's or
 # numba's own would fight for the cores.
@@ -41,7 +42,7 @@ SPREAD_FROM_ROWS = 2048
 SPREAD_FROM_PAIRS = 16384  # likewise ids, of which one takes 10 ns
 
 
-class _Distinct(NamedTuple):
+class UniqueRows(NamedTuple):
     """Distinct rows of a group in one batch, strip by strip: pairs' numbers within their strip,
     rows in the owners' stores, owners, uses.
 
@@ -95,15 +96,15 @@ class NumbaBackend:
     name = "numba"
 
     def __init__(self) -> None:
-        self._slot_H = np.full(1024, -1, np.int32)
+        self._bucket_H = np.full(1024, -1, np.int32)
         self._routes: dict[int, tuple[Routes, tuple[Any, ...]]] = {}
         self._copies = Scratch()
 
-    def _slots(self, n: int) -> Any:
+    def _buckets(self, n: int) -> Any:
         """The hash table for up to n rows, all -1."""
-        if len(self._slot_H) < 4 * n:
-            self._slot_H = np.full(4 << max(n, 1).bit_length(), -1, np.int32)
-        return self._slot_H
+        if len(self._bucket_H) < 4 * n:
+            self._bucket_H = np.full(4 << max(n, 1).bit_length(), -1, np.int32)
+        return self._bucket_H
 
     def _arrays(self, r: Routes) -> tuple[Any, ...]:
         """strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K; slot_I1: strip i has slots
@@ -144,7 +145,9 @@ class NumbaBackend:
         )
         return rows_L, first
 
-    def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_Distinct, Counts]:
+    def route_rows(
+        self, r: Routes, b: Bags, world: int, take: Scratch
+    ) -> tuple[UniqueRows, Counts]:
         """See the reference."""
         _, _, rows_I, piece_I1, start_K, rank_K, base_K, slot_I1 = self._arrays(r)
         P = b.pairs
@@ -153,13 +156,13 @@ class NumbaBackend:
         first_I, found_I = np.zeros((2, strips), np.int64)
         row_I1 = np.zeros(strips + 1, np.int64)
         n_IW = np.zeros((strips, world), np.int64)
-        number, rank, count, place = (
-            take(name, P, torch.int32) for name in ("number", "rank", "count", "place")
+        number, rank, count, bucket = (
+            take(name, P, torch.int32) for name in ("number", "rank", "count", "bucket")
         )
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
         threads = _threads() if P >= SPREAD_FROM_PAIRS else 1
         thread_I = shares.deal(np.diff(pair_I1), threads)
-        slots = self._slots(threads * int(np.diff(pair_I1).max(initial=1)))
+        buckets = self._buckets(threads * int(np.diff(pair_I1).max(initial=1)))
         whole = (
             _array(b.rows_L),
             b.first_S,
@@ -175,34 +178,34 @@ class NumbaBackend:
             _array(row),
             _array(rank),
             _array(count),
-            _array(place),
+            _array(bucket),
             first_I,
             found_I,
             n_IW,
         )
         if threads == 1:
-            distinct.route_strips(thread_I, 0, threads, slots, *whole)
+            distinct.route_strips(thread_I, 0, threads, buckets, *whole)
         else:
             numba.set_num_threads(threads)
-            distinct.route_strips_on_threads(thread_I, threads, slots, *whole)
+            distinct.route_strips_on_threads(thread_I, threads, buckets, *whole)
         U = distinct.close_up(first_I, found_I, _array(row), _array(rank), _array(count), row_I1)
-        return _Distinct(
+        return UniqueRows(
             number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
         ), n_IW.sum(0)
 
-    def place_rows(
+    def write_row_requests(
         self,
         r: Routes,
-        d: _Distinct,
+        d: UniqueRows,
         ids: Tensor,
         id_first_W: Counts,
         vector_first_W: Counts,
-        place: torch.dtype,
+        offset_dtype: torch.dtype,
         take: Scratch,
     ) -> Tensor:
         """See the reference."""
-        at = take("at", len(d.row_U), place)
-        distinct.place_rows(
+        at = take("at", len(d.row_U), offset_dtype)
+        distinct.write_row_requests(
             _array(d.rank_U),
             _array(d.row_U),
             len(d.row_U),
@@ -215,7 +218,7 @@ class NumbaBackend:
         return at
 
     def link_rows(
-        self, r: Routes, b: Bags, d: _Distinct, source_U: Tensor, dtype: torch.dtype, take: Scratch
+        self, r: Routes, b: Bags, d: UniqueRows, source_U: Tensor, dtype: torch.dtype, take: Scratch
     ) -> tuple[Links, Links]:
         """See the reference."""
         P = b.pairs
@@ -259,7 +262,7 @@ class NumbaBackend:
             distinct.link_strips_on_threads(d.thread_I, d.threads, *whole)
         return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
 
-    def _stages(self, r: Routes, b: Bags, d: _Distinct) -> tuple[Staged | None, Counts]:
+    def _stages(self, r: Routes, b: Bags, d: UniqueRows) -> tuple[Staged | None, Counts]:
         """Whether gradients are copied strip by strip first, and in which bag of its strip's copy
         each slot begins.
         """
@@ -293,7 +296,7 @@ class NumbaBackend:
         counts_W2 = np.stack([rows_W, vectors_W], 1)
         return (V, counts_W2), counts_W2
 
-    def place_bags(
+    def write_bag_requests(
         self,
         r: Routes,
         b: Bags,
@@ -302,7 +305,7 @@ class NumbaBackend:
         id_first_W: Counts,
         vector_first_W: Counts,
         words_L: Tensor | None,
-        place: torch.dtype,
+        offset_dtype: torch.dtype,
         take: Scratch,
     ) -> tuple[Links, Links]:
         """See the reference."""
@@ -310,11 +313,11 @@ class NumbaBackend:
         V, counts_W2 = found
         M = len(b.where_M)
         offsets = take("offsets", M + 1, torch.int32)
-        index = take("index", V, place)
+        index = take("index", V, offset_dtype)
         source = take("source", V, b.where_M.dtype)
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
         length_W = id_first_W + counts_W2[:, 0]
-        integers.place_bags(
+        integers.write_bag_requests(
             _array(b.rows_L),
             b.first_S,
             feature_S,
@@ -351,14 +354,14 @@ class NumbaBackend:
         pooled: bool,
         words: int,
         weights: torch.dtype,
-        place: torch.dtype,
+        offset_dtype: torch.dtype,
         take: Scratch,
     ) -> Links:
         """See the reference."""
         N = int(counts_W3[:, 0].sum())
         V = int(counts_W3[:, 1].sum())
         row = take("served_row", N, ids.dtype)
-        at = take("served_at", V, place)
+        at = take("served_at", V, offset_dtype)
         use = None
         offsets = take("served_offsets", V + 1, torch.int32) if pooled else None
         if words:
@@ -380,13 +383,13 @@ class NumbaBackend:
     def group_rows(self, rows: int, asked: Links, take: Scratch) -> tuple[Tensor, Links]:
         """See the reference."""
         N = len(asked.index_N)
-        row = take("learn_row", N, asked.index_N.dtype)
-        start = take("learn_start", N + 1, torch.int32)
+        row = take("grouped_row", N, asked.index_N.dtype)
+        start = take("grouped_start", N + 1, torch.int32)
         assert asked.at_M is not None
-        order = take("learn_order", N, asked.at_M.dtype)
-        use_T = None if asked.weights_N is None else take("learn_use", N, asked.weights_N.dtype)
-        number = take("learn_number", N, torch.int32)
-        place = take("learn_place", N, torch.int32)
+        order = take("grouped_order", N, asked.at_M.dtype)
+        use_T = None if asked.weights_N is None else take("grouped_use", N, asked.weights_N.dtype)
+        number = take("grouped_number", N, torch.int32)
+        bucket = take("grouped_bucket", N, torch.int32)
         U = integers.group_rows(
             _array(asked.index_N),
             _array(asked.offsets_M1),
@@ -394,13 +397,13 @@ class NumbaBackend:
             asked.bags,
             _array(asked.weights_N),
             rows,
-            self._slots(N),
+            self._buckets(N),
             _array(row),
             _array(start),
             _array(order),
             _array(use_T),
             _array(number),
-            _array(place),
+            _array(bucket),
         )
         return row[:U], Links(order, start, use_T, None, U)
 
@@ -416,22 +419,12 @@ class NumbaBackend:
         in_lines: bool = False,
     ) -> None:
         """See the reference."""
-        streamed = (
-            in_lines
-            and target.nbytes >= STREAM_FROM_BYTES
-            and target.data_ptr() % CACHE_LINE_BYTES == 0
-        )
-        matrix = (
-            _array(links.index_N),
-            _given(links.offsets_M1, torch.int32),
-            _given(links.weights_N, dtype),
-        )
-        result = (_array(target), _given(links.at_M, torch.int32), _number(dtype, scale))
+        matrix, result = _matrix_and_result(links, target, dtype, scale)
         if links.staged is None:
             _run(
                 vectors.pool,
                 vectors.pool_on_threads,
-                (width, streamed),
+                (width, _streams(in_lines, target), 0),
                 (_array(source), unit, *matrix, *result),
                 links,
             )
@@ -446,18 +439,39 @@ class NumbaBackend:
                 dtype,
             )
 
+    def pool_quantised(
+        self,
+        rows: QuantisedRows,
+        links: Links,
+        target: Tensor,
+        dtype: torch.dtype,
+        scale: float = 1.0,
+        in_lines: bool = False,
+    ) -> None:
+        """See the reference."""
+        matrix, result = _matrix_and_result(links, target, dtype, scale)
+        packed_RK = rows.packed_RK
+        source = (_array(packed_RK.view(-1)), _array(rows.scale_R), _array(rows.bias_R))
+        _run(
+            vectors.pool,
+            vectors.pool_on_threads,
+            (rows.width, _streams(in_lines, target), rows.bits),
+            (source, packed_RK.shape[1], *matrix, *result),
+            links,
+        )
+
     def square_sums(
-        self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype
+        self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
     ) -> Tensor:
         """See the reference."""
-        total_U = torch.empty(learn.bags, dtype=torch.float64)
+        total_U = torch.empty(links.bags, dtype=torch.float64)
         vectors.squares(width)(
             _array(gradients),
-            _array(learn.index_N),
-            _array(learn.offsets_M1),
-            _given(learn.weights_N, dtype),
+            _array(links.index_N),
+            _array(links.offsets_M1),
+            _given(links.weights_N, dtype),
             _number(dtype, 0),
-            learn.bags,
+            links.bags,
             _array(total_U),
         )
         return total_U
@@ -466,14 +480,14 @@ class NumbaBackend:
         """See the reference."""
         piece_U, nth_U = torch.empty(2, len(row_U), dtype=torch.int32).unbind()
         n_K = np.zeros(len(base_K), np.int64)
-        strips.find_pieces(_array(row_U), _array(base_K), _array(piece_U), _array(nth_U), n_K)
+        statistics.find_pieces(_array(row_U), _array(base_K), _array(piece_U), _array(nth_U), n_K)
         return piece_U, nth_U, n_K
 
-    def place_parts(
+    def scatter_parts(
         self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor
     ) -> None:
         """See the reference."""
-        strips.place_parts(
+        statistics.scatter_parts(
             _array(part_U), _array(first_K), _array(piece_U), _array(nth_U), _array(parts)
         )
 
@@ -488,7 +502,7 @@ class NumbaBackend:
     ) -> Tensor:
         """See the reference."""
         mean_U = torch.empty(len(piece_U), dtype=dtype)
-        strips.mean_of_parts(
+        statistics.mean_of_parts(
             _array(parts),
             _array(begin_JK),
             _array(piece_U),
@@ -501,7 +515,7 @@ class NumbaBackend:
     def update(
         self,
         gradients: Tensor,
-        learn: Links,
+        links: Links,
         row_U: Tensor,
         mean_U: Tensor | None,
         weights_RD: Tensor,
@@ -515,9 +529,9 @@ class NumbaBackend:
         made_for = rule.step, tuple(rule.constants), kinds, rule.needs_row, weights_RD.shape[1]
         held = [*(_array(s.view(-1)) for s in state), *[_given(None, dtype)] * (2 - len(kinds))]
         arguments = (
-            _array(learn.index_N),
-            _array(learn.offsets_M1),
-            _given(learn.weights_N, dtype),
+            _array(links.index_N),
+            _array(links.offsets_M1),
+            _given(links.weights_N, dtype),
             _array(row_U),
             _given(mean_U, dtype),
             _array(weights_RD.view(-1)),
@@ -525,13 +539,13 @@ class NumbaBackend:
             float(lr),
             _number(dtype, 0),
         )
-        if learn.staged is None:
+        if links.staged is None:
             _run(
                 vectors.update,
                 vectors.update_on_threads,
                 made_for,
                 (_array(gradients), *arguments),
-                learn,
+                links,
             )
         else:
             self._run_staged(
@@ -539,7 +553,7 @@ class NumbaBackend:
                 vectors.update_staged_on_threads,
                 made_for,
                 gradients,
-                learn,
+                links,
                 arguments,
                 dtype,
             )
@@ -579,6 +593,27 @@ class NumbaBackend:
         on_threads(*made_for)(*whole, threads)
 
 
+def _streams(in_lines: bool, target: Tensor) -> bool:
+    """Return whether results are written past the caches."""
+    return (
+        in_lines
+        and target.nbytes >= STREAM_FROM_BYTES
+        and target.data_ptr() % CACHE_LINE_BYTES == 0
+    )
+
+
+def _matrix_and_result(
+    links: Links, target: Tensor, dtype: torch.dtype, scale: float
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return a sparse matrix and where its result goes, as the kernels take them."""
+    matrix = (
+        _array(links.index_N),
+        _given(links.offsets_M1, torch.int32),
+        _given(links.weights_N, dtype),
+    )
+    return matrix, (_array(target), _given(links.at_M, torch.int32), _number(dtype, scale))
+
+
 def _threads() -> int:
     return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
 
@@ -590,7 +625,7 @@ def _run(
     arguments: tuple[Any, ...],
     links: Links,
 ) -> None:
-    """On as many threads as torch uses; alone where the work is too small or numba is told to use
+    """On as many threads as torch uses; alone where the work is too small or numba is set to use
     one.
     """
     threads = _threads()

@@ -1,18 +1,18 @@
 """The integer half of the compiled backend: which rows a batch needs, of whom, and where their
 vectors will stand.
 
-Nothing here sorts. Equal rows meet in a small hash table, `slot_H`, whose size follows the batch
-and not the table (a table of a billion rows costs nothing here); one that has a place for every row
-of a table is used without hashing. It is all -1 between calls: who fills it notes the places and
-clears those. Distinct rows so come in the order of first appearance.
+Nothing here sorts. Equal rows meet in a small hash table, `bucket_H`, whose size follows the batch
+and not the table (a table of a billion rows costs nothing here); one that has a bucket for every
+row of a table is used without hashing. It is all -1 between calls: who fills it notes the buckets
+and clears those. Distinct rows so come in the order of first appearance.
 
-A *place* is an element offset in a flat buffer (a message, the output, its gradient); a *row*
-counts in units of a width. Letters: S slots, I strips, K pieces, P (slot, id) pairs, M output bags,
-V vectors, U distinct rows, W ranks, H places of the hash table.
+An *offset* counts elements of a flat buffer (a message, the output, its gradient); a *row* counts
+in units of a width. Letters: S slots, I strips, K pieces, P (slot, id) pairs, M output bags, V
+vectors, U distinct rows, W ranks, H buckets of the hash table.
 
 The step in which equal rows meet is written out in both kernels that take it: as a function of its
 own, inlined by numba, by LLVM or not, it makes routing five to ten times as slow (1.0 against 5.5
-ms for 106,000 ids, measured). Distinct rows at home have a file of their own, `numba_distinct.py`.
+ms for 106,000 ids, measured). Distinct rows at home have a file of their own, `numba_unique.py`.
 """
 
 from typing import Any
@@ -30,8 +30,8 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplic
 
 @jit
 def hashing(rows: Any, n: Any) -> Any:
-    """(multiplier, shift, mask) for n rows of a table: a quarter to half of the places are used, or
-    each row has its own.
+    """(multiplier, shift, mask) for n rows of a table: a quarter to half of the buckets are used,
+    or each row has its own.
     """
     bits = 1
     while 1 << bits < 2 * n:
@@ -42,11 +42,11 @@ def hashing(rows: Any, n: Any) -> Any:
 
 
 @jit
-def find(row: Any, slot_H: Any, row_U: Any, multiplier: Any, shift: Any, mask: Any) -> Any:
-    """The place of a row, or the free place where it belongs."""
+def find(row: Any, bucket_H: Any, row_U: Any, multiplier: Any, shift: Any, mask: Any) -> Any:
+    """Return the bucket of a row, or the free bucket where it belongs."""
     h = ((np.uint64(row) * multiplier) >> shift) & mask
     while True:
-        u = get(slot_H, np.int64(h))
+        u = get(bucket_H, np.int64(h))
         if u < 0 or get(row_U, u) == row:
             return np.int64(h)
         h = (h + np.uint64(1)) & mask
@@ -71,7 +71,7 @@ def piece_of(row: Any, start_K: Any, first: Any, last: Any) -> Any:
 def rows_of_ids(
     ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: Any, rows_L: Any
 ) -> Any:
-    """Rows by the rules of `recapp/tables/ids.py`; returns the place of the first id that is an
+    """Rows by the rules of `recapp/tables/ids.py`; returns the number of the first id that is an
     error, or -1.
     """
     for f in range(len(size_F)):
@@ -140,7 +140,7 @@ def route_bags(
 
 
 @jit
-def place_bags(
+def write_bag_requests(
     rows_L: Any,
     first_S: Any,
     feature_S: Any,
@@ -166,7 +166,7 @@ def place_bags(
     use_V: Any,
 ) -> None:
     """Fill the requests (rows, bag lengths, bits of the weights); vector v of a bag stands at
-    index[v] and learns from source[v].
+    index[v] and its gradient is summed from source[v].
 
     The entries of A are the scales of the bags alone: sample weights go to the owner, who sums.
     """
@@ -219,27 +219,27 @@ def group_rows(
     V: Any,
     use_N: Any,
     rows: Any,
-    slot_H: Any,
+    bucket_H: Any,
     row_U: Any,
     start_U1: Any,
     order_N: Any,
     use_T: Any,
     number_N: Any,
-    place_U: Any,
+    bucket_U: Any,
 ) -> Any:
-    """The distinct rows that were asked for, and for each the places of the gradients it learns
-    from, in the order of asking.
+    """The distinct rows that were requested, and for each the offsets of its gradients, in the
+    order of the requests.
     """
     U = 0
     multiplier, shift, mask = hashing(rows, len(row_N))
     for n in range(len(row_N)):
         row = get(row_N, n)
-        h = find(row, slot_H, row_U, multiplier, shift, mask)
-        u = int(get(slot_H, h))
+        h = find(row, bucket_H, row_U, multiplier, shift, mask)
+        u = int(get(bucket_H, h))
         if u < 0:
             u = U
-            put(slot_H, h, u)
-            put(place_U, u, h)
+            put(bucket_H, h, u)
+            put(bucket_U, u, h)
             put(row_U, u, row)
             put(start_U1, u, 0)
             U += 1
@@ -249,7 +249,7 @@ def group_rows(
     for u in range(U):
         count = get(start_U1, u)
         put(start_U1, u, start)
-        put(slot_H, get(place_U, u), -1)
+        put(bucket_H, get(bucket_U, u), -1)
         start += count
     put(start_U1, U, start)
     n = 0
@@ -285,7 +285,7 @@ def serve(
     word_N: Any,
 ) -> None:
     """The requests of all ranks behind each other: rows, and for each vector its entries and the
-    place of its answer.
+    offset of its answer.
     """
     n = 0
     v = 0
@@ -293,14 +293,14 @@ def serve(
     word = 0
     for w in range(len(id_first_W)):
         at = id_first_W[w]
-        place = vector_first_W[w]
+        offset = vector_first_W[w]
         for _ in range(rows_W[w]):
             put(row_N, n, get(ids, at))
             n += 1
             at += 1
         for _ in range(vectors_W[w]):
-            put(at_V, v, place)
-            place += width
+            put(at_V, v, offset)
+            offset += width
             if offsets_V1 is not None:
                 put(offsets_V1, v, end)
                 end += get(ids, at)

@@ -1,5 +1,5 @@
-"""What strips of one row need to agree on its statistics: the piece of each touched row, and sums
-over the parts of its strips.
+"""Statistics of rows that are cut into strips: the piece of each touched row, and sums over the
+parts of its strips.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def find_pieces(row_U: Any, base_K: Any, piece_U: Any, nth_U: Any, n_K: Any) -> 
 
 
 @jit
-def place_parts(part_U: Any, first_K: Any, piece_U: Any, nth_U: Any, parts: Any) -> None:
+def scatter_parts(part_U: Any, first_K: Any, piece_U: Any, nth_U: Any, parts: Any) -> None:
     """Parts piece by piece."""
     for u in range(len(part_U)):
         put(parts, get(first_K, get(piece_U, u)) + get(nth_U, u), get(part_U, u))

@@ -2,7 +2,7 @@
 vectors make which bag.
 
 Strips of tables have no row in common, so threads take them as they are dealt: each strip numbers
-its distinct rows from 0 and keeps what is told of them where its pairs begin; then they move
+its distinct rows from 0 and keeps their properties where its pairs begin; then they move
 together (a thread that is alone leaves no gaps). The order is that of strips, whatever the number
 of threads. Letters are those of `numba_integers.py`.
 """
@@ -25,7 +25,7 @@ def route_strips(
     thread_I: Any,
     mine: Any,
     threads: Any,
-    slot_H: Any,
+    bucket_H: Any,
     rows_L: Any,
     first_S: Any,
     last_S: Any,
@@ -40,7 +40,7 @@ def route_strips(
     row_P: Any,
     rank_P: Any,
     count_P: Any,
-    place_P: Any,
+    bucket_P: Any,
     first_I: Any,
     found_I: Any,
     vectors_IW: Any,
@@ -48,7 +48,7 @@ def route_strips(
     """Number the distinct rows of the strips of thread `mine`, each strip's from 0; count their
     uses and find their owners.
 
-    What is told of a strip's distinct rows stands from first[i] on, found[i] of them.
+    The properties of a strip's distinct rows stand from first[i] on, found[i] of them.
     """
     end = 0
     for i in range(len(thread_I)):
@@ -62,12 +62,12 @@ def route_strips(
         for slot in range(slot_I1[i], slot_I1[i + 1]):
             for at in range(first_S[slot], last_S[slot]):
                 row = get(rows_L, at)
-                h = find(row, slot_H, row_P, multiplier, shift, mask)
-                u = int(get(slot_H, h))
+                h = find(row, bucket_H, row_P, multiplier, shift, mask)
+                u = int(get(bucket_H, h))
                 if u < 0:
                     u = end
-                    put(slot_H, h, u)
-                    put(place_P, u, h)
+                    put(bucket_H, h, u)
+                    put(bucket_P, u, h)
                     put(row_P, u, row)
                     put(count_P, u, 0)
                     end += 1
@@ -79,10 +79,10 @@ def route_strips(
         _settle(
             row_P,
             rank_P,
-            place_P,
+            bucket_P,
             begin,
             end,
-            slot_H,
+            bucket_H,
             start_K,
             rank_K,
             base_K,
@@ -96,7 +96,7 @@ def route_strips(
 def route_strips_on_threads(
     thread_I: Any,
     threads: Any,
-    slot_H: Any,
+    bucket_H: Any,
     rows_L: Any,
     first_S: Any,
     last_S: Any,
@@ -111,13 +111,13 @@ def route_strips_on_threads(
     row_P: Any,
     rank_P: Any,
     count_P: Any,
-    place_P: Any,
+    bucket_P: Any,
     first_I: Any,
     found_I: Any,
     vectors_IW: Any,
 ) -> None:
     """`route_strips` on every thread, which has its part of the hash table."""
-    size = len(slot_H) // threads
+    size = len(bucket_H) // threads
     for t in prange(threads):
         # numba counts unsigned, and would compile another `route_strips` than the one that a thread
         # alone has
@@ -125,7 +125,7 @@ def route_strips_on_threads(
             thread_I,
             np.int64(t),
             threads,
-            slot_H[t * size : (t + 1) * size],
+            bucket_H[t * size : (t + 1) * size],
             rows_L,
             first_S,
             last_S,
@@ -140,7 +140,7 @@ def route_strips_on_threads(
             row_P,
             rank_P,
             count_P,
-            place_P,
+            bucket_P,
             first_I,
             found_I,
             vectors_IW,
@@ -167,10 +167,10 @@ def close_up(first_I: Any, found_I: Any, row_P: Any, rank_P: Any, count_P: Any, 
 def _settle(
     row_U: Any,
     rank_U: Any,
-    place_U: Any,
+    bucket_U: Any,
     begin: Any,
     end: Any,
-    slot_H: Any,
+    bucket_H: Any,
     start_K: Any,
     rank_K: Any,
     base_K: Any,
@@ -181,7 +181,7 @@ def _settle(
     """Rows of a strip become rows of their owners' stores."""
     for u in range(begin, end):
         row = get(row_U, u)
-        put(slot_H, get(place_U, u), -1)
+        put(bucket_H, get(bucket_U, u), -1)
         k = piece_of(row, start_K, first, last)
         rank = get(rank_K, k)
         put(rank_U, u, rank)
@@ -190,10 +190,10 @@ def _settle(
 
 
 @jit
-def place_rows(
+def write_row_requests(
     rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W: Any, ids: Any, at_U: Any
 ) -> None:
-    """Vectors and requests go to the next place for their rank; both cursors move."""
+    """Vectors and requests go to the next offset for their rank; both cursors move."""
     for u in range(U):
         rank = get(rank_U, u)
         put(at_U, u, get(vector_W, rank))
@@ -227,8 +227,8 @@ def link_strips(
     staged_S: Any,
     width: Any,
 ) -> None:
-    """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; vector u learns
-    from order[start[u]:start[u+1]].
+    """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; the
+    gradient of vector u is summed from order[start[u]:start[u+1]].
 
     Only those of the strips of thread `mine`; where two strips meet, their threads write the same
     number. Where copies are made strip by strip, `staged_S` says in which bag of its strip's copy a

@@ -15,11 +15,14 @@ from numba import prange
 from numba.extending import register_jitable
 
 from recapp.kernels.numba_cache import compiled, part
+from recapp.kernels.quantised import bytes_of_row
 from recapp.kernels.simd import (
+    broadcast,
     cast,
     fence,
     get,
     load,
+    load_packed,
     prefetch,
     put,
     sqrt,
@@ -80,7 +83,39 @@ def summed(width: int) -> Callable[..., Any]:
 
 
 @lru_cache(None)
-def pooling(width: int, streamed: bool) -> Callable[..., None]:
+def summed_packed(width: int, bits: int) -> Callable[..., Any]:
+    """The same sum of packed rows: `source` is (bytes, scales, biases), `unit` the bytes of a row,
+    and a row's values are computed where it is added (`recapp/kernels/quantised.py`).
+    """
+    size = bytes_of_row(width, bits)
+
+    @part(width, bits)
+    def summed_packed(
+        source: Any, unit: Any, index_N: Any, weights_N: Any, begin: Any, end: Any, like: Any
+    ) -> Any:
+        packed, scales, biases = source
+        row = zeros(like, width)
+        weighted = len(weights_N) > 0
+        N = len(index_N)
+        for k in range(begin, end):
+            if k + AHEAD < N:
+                soon = get(index_N, k + AHEAD)
+                prefetch(packed, soon * unit, size)
+                prefetch(scales, soon, 1)
+                prefetch(biases, soon, 1)
+            r = get(index_N, k)
+            here = load_packed(packed, r * unit, like, width, bits)
+            here = here * broadcast(scales, r, like, width) + broadcast(biases, r, like, width)
+            if weighted:
+                here = here * get(weights_N, k)
+            row = row + here
+        return row
+
+    return summed_packed
+
+
+@lru_cache(None)
+def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
     """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over k
     in offsets[m] .. offsets[m + 1].
 
@@ -88,11 +123,11 @@ def pooling(width: int, streamed: bool) -> Callable[..., None]:
     bag; empty weights: ones; empty `at`: bags side by side. (None instead of empty would compile a
     kernel for each combination.) Returns what does bags first..last. `streamed`: results go past
     the caches, 2 times as fast where the target is larger than they are (measured; 4 times on a
-    busy machine).
+    busy machine). `bits`: of packed rows; 0 where the source holds floats.
     """
-    total = summed(width)
+    total = summed_packed(width, bits) if bits else summed(width)
 
-    @part(width, streamed)
+    @part(width, streamed, bits)
     def pooling(
         source: Any,
         unit: Any,
@@ -133,9 +168,9 @@ pool = alone(pooling)
 
 
 @lru_cache(None)
-def pool_on_threads(width: int, streamed: bool) -> Callable[..., None]:
+def pool_on_threads(width: int, streamed: bool, bits: int) -> Callable[..., None]:
     """`pooling` of bags edge[t] .. edge[t + 1] on each thread."""
-    serial = pooling(width, streamed)
+    serial = pooling(width, streamed, bits)
 
     @spread
     def pool_on_threads(
@@ -168,7 +203,7 @@ def pool_on_threads(width: int, streamed: bool) -> Callable[..., None]:
 
 @lru_cache(None)
 def stage(width: int) -> Callable[..., None]:
-    """Copy vectors from places in a buffer, side by side."""
+    """Copy vectors from offsets in a buffer, side by side."""
 
     @part(width)
     def stage(source: Any, where_M: Any, first: Any, last: Any, like: Any, copy: Any) -> None:
@@ -183,7 +218,7 @@ def stage(width: int) -> Callable[..., None]:
 @lru_cache(None)
 def pooling_staged(width: int) -> Callable[..., None]:
     """`pooling` from copies of the bags of the strips that are thread `mine`'s."""
-    serial = pooling(width, False)
+    serial = pooling(width, False, 0)
     copied = stage(width)
 
     @part(width)
@@ -512,8 +547,8 @@ def update_staged_on_threads(*made_for: Any) -> Callable[..., None]:
 
 @lru_cache(None)
 def squares(width: int) -> Callable[..., None]:
-    """fp64 sum of squares of each touched row's gradient: what strips of one row tell each
-    other.
+    """fp64 sum of squares of each touched row's gradient: what strips of one row
+    exchange.
     """
     total = summed(width)
 

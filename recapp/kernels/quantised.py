@@ -5,7 +5,8 @@ stores them.
                                     scale its range / (2^bits - 1)
 
 Two 4-bit numbers share a byte, the even column in the low half; an odd width leaves the last high
-half zero. These torch functions define the result that faster kernels reproduce.
+half zero. These torch functions define the result that faster kernels (`pool_quantised` of the
+backends) reproduce.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recapp.kernels.links import Links
-from recapp.kernels.reference import TorchBackend
+BITS = (8, 4)
+"""Bits in which a value can be kept."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +23,11 @@ class QuantisedRows:
     """Rows of a store, packed.
 
     Args:
-        packed_RK: uint8, [R, D] of 8 bits or [R, (D + 1) // 2] of 4.
-        scale_R: fp16 or fp32.
-        bias_R: of the same type.
-        width: D.
-        bits: 8 or 4.
+        packed_RK: Bytes of the rows (uint8), [R, D] with 8 bits or [R, (D + 1) // 2] with 4.
+        scale_R: Scale of each row, fp16 or fp32.
+        bias_R: Bias of each row, in the same type.
+        width: Number of columns D.
+        bits: Bits of a value, 8 or 4.
     """
 
     packed_RK: Tensor
@@ -36,21 +37,33 @@ class QuantisedRows:
     bits: int
 
 
+def bytes_of_row(width: int, bits: int) -> int:
+    """Return how many bytes a packed row of so many columns takes, without scale and bias."""
+    return -(-width * bits // 8)
+
+
+def check_bits(bits: int) -> None:
+    """Raise ValueError for bits in which rows are not kept."""
+    if bits not in BITS:
+        raise ValueError(f"bits={bits}: rows are kept in 4 or 8 bits")
+
+
 def quantise(weights_RD: Tensor, bits: int, dtype: torch.dtype = torch.float32) -> QuantisedRows:
     """Pack rows; each value moves by at most half a step of its row, and by the rounding of scale
     and bias.
 
     Args:
-        weights_RD: finite floats.
-        bits: 8 or 4.
-        dtype: of scale and bias, fp32 or fp16.
+        weights_RD: Rows of finite floats.
+        bits: Bits of a value, 8 or 4.
+        dtype: Type of scale and bias, fp32 or fp16.
 
     Raises:
-        ValueError: other bits, or rows that are not finite in `dtype`.
+        ValueError: Other bits, or rows that are not finite in `dtype`.
     """
-    if bits not in (4, 8):
-        raise ValueError(f"bits={bits}: rows are kept in 4 or 8 bits")
-    weights_RD, width, top = weights_RD.float(), weights_RD.shape[1], 2**bits - 1
+    check_bits(bits)
+    weights_RD = weights_RD.float()
+    width = weights_RD.shape[1]
+    top = 2**bits - 1
     bias_R = weights_RD.amin(1).to(dtype)
     scale_R = ((weights_RD.amax(1) - bias_R.float()) / top).clamp(min=0).to(dtype)
     if not bool((bias_R.isfinite() & scale_R.isfinite()).all()):
@@ -73,20 +86,9 @@ def quantise(weights_RD: Tensor, bits: int, dtype: torch.dtype = torch.float32) 
 
 
 def dequantise(rows: QuantisedRows, row_N: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values of some rows, [N, D], computed in `dtype`."""
+    """Return the values of some rows, [N, D], computed in `dtype`."""
     row_N = row_N.long()
     q_ND = rows.packed_RK[row_N]
     if rows.bits == 4:
         q_ND = torch.stack([q_ND & 15, q_ND >> 4], 2).flatten(1)[:, : rows.width]
     return q_ND.to(dtype) * rows.scale_R[row_N, None].to(dtype) + rows.bias_R[row_N, None].to(dtype)
-
-
-def pool_quantised(
-    rows: QuantisedRows, links: Links, target: Tensor, dtype: torch.dtype, scale: float = 1.0
-) -> None:
-    """`pool` of the reference with packed rows as its source: `links.index_N` holds rows; sums are
-    made in `dtype`, as there.
-    """
-    values_ND = dequantise(rows, links.index_N, dtype)
-    each = links._replace(index_N=torch.arange(len(values_ND), device=values_ND.device))
-    TorchBackend().pool(values_ND.view(-1), rows.width, rows.width, each, target, dtype, scale)

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recapp.sparse.transfer import places
+from recapp.sparse.transfer import true_indices
 
 
 class Grouped(NamedTuple):
-    """Equal keys brought together: `order[start[u] : start[u + 1]]` are the places of `key[u]` in
-    their original order.
+    """Equal keys brought together: `order[start[u] : start[u + 1]]` are the positions of `key[u]`
+    in their original order.
     """
 
     key_U: Tensor
@@ -53,7 +53,7 @@ def group(key_N: Tensor) -> Grouped:
     sorted_N, order_N = torch.sort(key_N, stable=True)
     new_N = torch.ones_like(sorted_N, dtype=torch.bool)
     torch.ne(sorted_N[1:], sorted_N[:-1], out=new_N[1:])
-    first_U = places(new_N)
+    first_U = true_indices(new_N)
     number_N = torch.empty_like(order_N, dtype=torch.int32).index_copy_(
         0, order_N, new_N.cumsum(0, dtype=torch.int32) - 1
     )
@@ -67,7 +67,7 @@ def group(key_N: Tensor) -> Grouped:
 
 def gather(source: Tensor, unit: int, width: int, index_N: Tensor, dtype: torch.dtype) -> Tensor:
     """source[index[n] * unit : +width], [N, width]: rows of a store (`unit` is the width) or
-    vectors at places of a buffer (1).
+    vectors at offsets of a buffer (1).
     """
     if not len(index_N):
         return source.new_zeros(0, width, dtype=dtype)

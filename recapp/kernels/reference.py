@@ -1,9 +1,9 @@
 """The local functions of the engine in torch: they define the result that every faster backend must
 reproduce, and run on any device.
 
-    integers    route, place, link      home: which rows a batch needs, of whom, and which vectors
+    integers    route, write, link      home: which rows a batch needs, of whom, and which vectors
                                         make which bag
-                serve, group            owner: what was asked, and the distinct rows that learn
+                serve, group            owner: what was requested, and the distinct rows to update
     arithmetic  pool                    sums of vectors along a sparse matrix: lookup, combine,
                                         segment sums of backward
                 update                  weights and state of each touched row, once
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recapp.kernels.links import Bags, Counts, Links, Routes, Rule, Scratch
+from recapp.kernels.quantised import QuantisedRows, dequantise
 from recapp.kernels.ragged import Grouped, gather, group, numbered, runs, starts
 from recapp.sparse.transfer import to_device, to_host
 
@@ -30,9 +31,9 @@ CHUNK_ELEMENTS = 1 << 24
 SQUARE_BLOCK = 64  # columns; as wide as a vertical strip is by default (recapp/sharding/tilings.py)
 
 
-class _Distinct(NamedTuple):
-    """Distinct rows of a group in one batch: rows in their owners' stores, owners, how many the
-    owner has before, the pairs of each.
+class UniqueRows(NamedTuple):
+    """Distinct rows of a group in one batch: their numbers in their owners' stores, the owners, how
+    many rows the owner has before each, the pairs of each.
     """
 
     row_U: Tensor
@@ -63,84 +64,88 @@ class _BagRows(NamedTuple):
 
 class TorchBackend:
     """The reference. Functions take a `Scratch` for results that stay from batch to batch; this
-    backend makes fresh ones.
+    backend allocates fresh ones.
     """
 
     name = "torch"
     rows_of_ids = None  # id rules have their own torch operations
 
     def sizes(self) -> list[tuple[int, int]]:
-        """(bags or touched rows, ids) of the smallest batch of each kind that has kernels of its
-        own.
+        """Return (bags or touched rows, ids) of the smallest batch of each kind that has kernels of
+        its own.
         """
         return [(1, 1)]
 
-    def route_rows(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_Distinct, Counts]:
-        """The distinct rows that a group needs, and how many of each rank.
+    def route_rows(
+        self, r: Routes, b: Bags, world: int, take: Scratch
+    ) -> tuple[UniqueRows, Counts]:
+        """Return the distinct rows that a group needs, and how many of each rank.
 
         Args:
-            r: the group.
-            b: the batch.
-            world: ranks W.
+            r: The group.
+            b: The batch.
+            world: Number of ranks W.
+            take: Memory for results.
 
         Returns:
-            What `place_rows` and `link_rows` of this backend go on with (its `row_U`: rows in their
-            owners' stores), and counts [W].
+            What `write_row_requests` and `link_rows` of this backend go on with (its `row_U`: rows
+            in their owners' stores), and counts [W].
         """
         row_P, strip_P, _ = _pairs(r, b)
         distinct = group(row_P + _keys(r)[strip_P])
         strip_U = strip_P[distinct.order_N[distinct.start_U1[:-1].long()]]
         rank_U, row_U = _locate(r, distinct.key_U - _keys(r)[strip_U], strip_U)
         nth_U, n_W = numbered(rank_U, world)
-        return _Distinct(row_U, rank_U, nth_U, distinct), to_host(n_W).numpy()
+        return UniqueRows(row_U, rank_U, nth_U, distinct), to_host(n_W).numpy()
 
-    def place_rows(
+    def write_row_requests(
         self,
         r: Routes,
-        d: _Distinct,
+        d: UniqueRows,
         ids: Tensor,
         id_first_W: Counts,
         vector_first_W: Counts,
-        place: torch.dtype,
+        offset_dtype: torch.dtype,
         take: Scratch,
     ) -> Tensor:
-        """Write the requests of distinct rows into a message and say where their vectors will
-        stand.
+        """Write the requests of distinct rows into a message and fix the offsets of their vectors.
 
         Args:
-            r: the group.
-            d: from `route_rows`.
-            ids: the message of ids, written at each rank's first place.
-            id_first_W: those places.
-            vector_first_W: first place of the group's vectors of each rank in the message of
+            r: The group.
+            d: From `route_rows`.
+            ids: The message of ids; each rank's request is written at its offset.
+            id_first_W: Those offsets.
+            vector_first_W: Offset of each rank's first vector of the group in the message of
                 vectors.
-            place: type of places.
+            offset_dtype: Type of the offsets.
+            take: Memory for results.
 
         Returns:
-            Places of the vectors, [U].
+            Offsets of the vectors, [U].
         """
         first_W, first_vector_W = to_device(
             np.stack([id_first_W, vector_first_W]), ids.device
         ).unbind()
         ids[first_W[d.rank_U] + d.nth_U] = d.row_U.to(ids.dtype)
-        return (first_vector_W[d.rank_U] + d.nth_U * r.width).to(place)
+        return (first_vector_W[d.rank_U] + d.nth_U * r.width).to(offset_dtype)
 
     def link_rows(
-        self, r: Routes, b: Bags, d: _Distinct, source_U: Tensor, dtype: torch.dtype, take: Scratch
+        self, r: Routes, b: Bags, d: UniqueRows, source_U: Tensor, dtype: torch.dtype, take: Scratch
     ) -> tuple[Links, Links]:
-        """The matrix A and its transpose.
+        """Return the matrix A and its transpose.
 
         Args:
-            r: the group.
-            b: the batch.
-            d: from `route_rows`.
-            source_U: where each distinct row's vector stands: places in a message, or rows of the
-                store.
-            dtype: of the matrices' entries.
+            r: The group.
+            b: The batch.
+            d: From `route_rows`.
+            source_U: Where each distinct row's vector stands: its offset in a message, or its row
+                of the store.
+            dtype: Type of the matrices' entries.
+            take: Memory for results.
 
         Returns:
-            Links of the bags to vectors, placed in the output, and of the distinct rows to places
-            in the output's gradient.
+            Links of the bags to vectors, with the bags' offsets in the output, and of the distinct
+            rows to offsets in the output's gradient.
         """
         offsets_M1 = starts(_lengths(r, b)).int()
         bag_P = torch.repeat_interleave(
@@ -156,7 +161,7 @@ class TorchBackend:
                 else b.scale_M[bag_P] * b.weights_L[_pairs(r, b)[2]]
             )
         order = d.grouped.order_N
-        learn = Links(
+        gradient_links = Links(
             b.where_M[bag_P[order]],
             d.grouped.start_U1,
             None if use_P is None else use_P[order],
@@ -165,14 +170,14 @@ class TorchBackend:
         )
         return Links(
             source_U[d.grouped.number_N], offsets_M1, use_P, b.where_M, len(b.where_M)
-        ), learn
+        ), gradient_links
 
     def route_bags(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_BagRows, Counts]:
-        """What each bag of a group wants of each rank.
+        """Find what each bag of a group wants of each rank; arguments as of `route_rows`.
 
         Returns:
-            What `place_bags` of this backend goes on with, and rows and vectors asked of each rank,
-            [W, 2].
+            What `write_bag_requests` of this backend goes on with, and rows and vectors requested
+            of each rank, [W, 2].
         """
         row_P, strip_P, pair_P = _pairs(r, b)
         rank_P, local_P = _locate(r, row_P, strip_P)
@@ -196,7 +201,7 @@ class TorchBackend:
         )
         return found, to_host(count_W2).numpy()
 
-    def place_bags(
+    def write_bag_requests(
         self,
         r: Routes,
         b: Bags,
@@ -205,26 +210,27 @@ class TorchBackend:
         id_first_W: Counts,
         vector_first_W: Counts,
         words_L: Tensor | None,
-        place: torch.dtype,
+        offset_dtype: torch.dtype,
         take: Scratch,
     ) -> tuple[Links, Links]:
         """Write the requests of bags into a message: to each rank its rows, bag lengths and the
         bits of the sample weights.
 
         Args:
-            r: the group.
-            b: the batch.
-            found: from `route_bags`.
-            ids: the message, written at each rank's first place.
-            id_first_W: those places.
-            vector_first_W: first place of the group's vectors of each rank in the message of
+            r: The group.
+            b: The batch.
+            found: From `route_bags`.
+            ids: The message of ids; each rank's request is written at its offset.
+            id_first_W: Those offsets.
+            vector_first_W: Offset of each rank's first vector of the group in the message of
                 vectors.
-            words_L: [L, words] sample weights as integers of the message's type, or None.
-            place: type of places.
+            words_L: Sample weights as integers of the message's type, [L, words], or None.
+            offset_dtype: Type of the offsets.
+            take: Memory for results.
 
         Returns:
-            Links of the bags to vectors, and of the vectors to places in the output's gradient,
-            placed in the message.
+            Links of the bags to vectors, and of the vectors, with their offsets in the message, to
+            offsets in the output's gradient.
         """
         device = ids.device
         rank_P, row_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2 = found
@@ -235,7 +241,7 @@ class TorchBackend:
         if words_L is not None:
             first = (first_W + rows_W + vectors_W)[rank_P] + nth_P * words_L.shape[1]
             ids[first[:, None] + torch.arange(words_L.shape[1], device=device)] = words_L[pair_P]
-        index_V = (first_vector_W[rank_V] + nth_V * r.width).to(place)
+        index_V = (first_vector_W[rank_V] + nth_V * r.width).to(offset_dtype)
         offsets_M1 = torch.searchsorted(
             bag_V, torch.arange(len(b.where_M) + 1, device=device), out_int32=True
         )
@@ -253,22 +259,23 @@ class TorchBackend:
         pooled: bool,
         words: int,
         weights: torch.dtype,
-        place: torch.dtype,
+        offset_dtype: torch.dtype,
         take: Scratch,
     ) -> Links:
-        """What all ranks ask of a group's store here, in rank order: the matrix S, its answers
-        placed in the message of vectors.
+        """Return the matrix S: what all ranks request of a group's store here, in rank order, with
+        the offsets of the answers in the message of vectors.
 
         Args:
-            ids: the message of ids.
-            id_first_W: where each rank's request begins in it.
-            counts_W3: rows, vectors and words of it.
-            vector_first_W: where each rank's answers begin in the message of vectors.
-            width: of the group.
-            pooled: whether requests carry bag lengths.
-            words: integers per sample weight, 0 without.
-            weights: type of the weights.
-            place: type of places.
+            ids: The message of ids.
+            id_first_W: Offset of each rank's request in it.
+            counts_W3: Rows, vectors and words of each request.
+            vector_first_W: Offset of each rank's first answer in the message of vectors.
+            width: Of the group.
+            pooled: Whether requests carry bag lengths.
+            words: Integers per sample weight, 0 without.
+            weights: Type of the weights.
+            offset_dtype: Type of the offsets.
+            take: Memory for results.
         """
         requests = [
             ids[first : first + n]
@@ -288,21 +295,22 @@ class TorchBackend:
                 first + width * torch.arange(v, device=ids.device)
                 for first, v in zip(vector_first_W.tolist(), counts_W3[:, 1].tolist(), strict=True)
             ]
-        ).to(place)
+        ).to(offset_dtype)
         offsets = starts(torch.cat([lengths for _, lengths, _ in parts])).int() if pooled else None
         use_N = torch.cat([bits for _, _, bits in parts]).view(weights) if words else None
         return Links(row_N, offsets, use_N, at_V, len(at_V))
 
     def group_rows(self, rows: int, asked: Links, take: Scratch) -> tuple[Tensor, Links]:
-        """The distinct rows that were asked for, and what each learns from.
+        """Return the distinct rows that were requested, and the links that sum their gradients.
 
         Args:
-            rows: of the store.
-            asked: from `serve`: rows, and where each vector's gradient will stand.
+            rows: How many the store has.
+            asked: From `serve`: rows, and the offset of each vector's gradient.
+            take: Memory for results.
 
         Returns:
-            Rows [U] in an order that depends on the requests alone, and links of each to places of
-            gradients, in the order of asking.
+            Rows [U] in an order that depends on the requests alone, and links of each to offsets of
+            gradients, in the order of the requests.
         """
         assert asked.at_M is not None
         distinct = group(asked.index_N)
@@ -331,14 +339,14 @@ class TorchBackend:
         over k in offsets[m] .. offsets[m + 1].
 
         Args:
-            source: flat; 16-bit floats are read as fp32.
-            unit: the width where `index` holds rows, 1 where it holds places.
-            width: of a vector.
-            links: the sparse matrix.
-            target: flat, written in its own type.
-            dtype: what is computed in, fp32 or fp64.
-            scale: of all sums.
-            in_lines: every result fills whole cache lines of a target that begins with one, and is
+            source: Flat buffer; 16-bit floats are read as fp32.
+            unit: The width where `index` holds rows, 1 where it holds offsets.
+            width: Of a vector.
+            links: The sparse matrix.
+            target: Flat buffer, written in its own type.
+            dtype: Type that is computed in, fp32 or fp64.
+            scale: Factor of all sums.
+            in_lines: Every result fills whole cache lines of a target that begins with one, and is
                 not read soon: a hint.
         """
         step = max(1, CHUNK_ELEMENTS // width)
@@ -351,29 +359,53 @@ class TorchBackend:
                 column_D = torch.arange(width, device=target.device)
                 target[links.at_M[first:last, None].long() + column_D] = rows_MD.to(target.dtype)
 
+    def pool_quantised(
+        self,
+        rows: QuantisedRows,
+        links: Links,
+        target: Tensor,
+        dtype: torch.dtype,
+        scale: float = 1.0,
+        in_lines: bool = False,
+    ) -> None:
+        """Sum packed rows along a sparse matrix: `pool` with rows in 8 or 4 bits as its source.
+
+        Args:
+            rows: Packed rows of a store.
+            links: The sparse matrix; its `index_N` holds rows.
+            target: Flat buffer, written in its own type.
+            dtype: Type that values and sums are computed in, fp32 or fp64.
+            scale: Factor of all sums.
+            in_lines: As of `pool`.
+        """
+        values_ND = dequantise(rows, links.index_N, dtype)
+        each = torch.arange(len(values_ND), device=values_ND.device)
+        links = links._replace(index_N=each)
+        self.pool(values_ND.view(-1), rows.width, rows.width, links, target, dtype, scale)
+
     def square_sums(
-        self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype
+        self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
     ) -> Tensor:
-        """fp64 sum of squares of every touched row's gradient, [U]: within blocks of `SQUARE_BLOCK`
-        columns, then block by block.
+        """Return the fp64 sum of squares of every touched row's gradient, [U]: within blocks of
+        `SQUARE_BLOCK` columns, then block by block.
 
         So a table cut into such strips, whose owners add each other's sums, gets the bits of an
         uncut one.
         """
-        return _squares(_sums(gradients, 1, width, learn, dtype, 0, learn.bags))
+        return _squares(_sums(gradients, 1, width, links, dtype, 0, links.bags))
 
     def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
-        """The piece of each row of a store (`base_K`: first row of each), its number among the
-        piece's rows here, and rows per piece.
+        """Return the piece of each row of a store (`base_K`: first row of each piece), the row's
+        number among the piece's rows here, and rows per piece.
         """
         piece_U = torch.bucketize(row_U, base_K, right=True) - 1
         nth_U, n_K = numbered(piece_U, len(base_K))
         return piece_U, nth_U, to_host(n_K).numpy()
 
-    def place_parts(
+    def scatter_parts(
         self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor
     ) -> None:
-        """parts[first of the row's piece + the row's number in it] = its own part."""
+        """Write each row's own part: parts[first of the row's piece + the row's number in it]."""
         parts[first_K[piece_U] + nth_U] = part_U
 
     def mean_of_parts(
@@ -385,8 +417,8 @@ class TorchBackend:
         dim_K: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:
-        """The parts of each row added in the order J of its strips (-1: no such strip), over the
-        columns of the whole row.
+        """Return the parts of each row, added in the order J of its strips (-1: no such strip),
+        over the columns of the whole row.
         """
         total_U = torch.zeros(len(piece_U), dtype=torch.float64, device=parts.device)
         for begin_K in begin_JK:
@@ -399,7 +431,7 @@ class TorchBackend:
     def update(
         self,
         gradients: Tensor,
-        learn: Links,
+        links: Links,
         row_U: Tensor,
         mean_U: Tensor | None,
         weights_RD: Tensor,
@@ -411,22 +443,22 @@ class TorchBackend:
         """Sum each touched row's gradient and apply a rule (`recapp/optim/rules.py`) to it, once.
 
         Args:
-            gradients: flat message or output gradient.
-            learn: what each touched row learns from.
-            row_U: distinct rows of the store.
-            mean_U: mean of the squared gradient over the whole logical row where the row here is a
+            gradients: Flat message or output gradient.
+            links: The sparse matrix that sums the gradient of each touched row.
+            row_U: Distinct rows of the store.
+            mean_U: Mean of the squared gradient over the whole logical row where the row here is a
                 strip of it; else None.
-            weights_RD: the store, changed in place; half types are read as `dtype` and rounded
+            weights_RD: The store, changed in place; half types are read as `dtype` and rounded
                 back.
-            state: its state tensors, [R, 1] or [R, D], changed in place.
-            dtype: what is computed in.
-            lr: learning rate of this update.
-            rule: its expression, constants and kinds of state.
+            state: Its state tensors, [R, 1] or [R, D], changed in place.
+            dtype: Type that is computed in.
+            lr: Learning rate of this update.
+            rule: Its expression, constants and kinds of state.
         """
         row_U = row_U.long()
         held = [weights_RD, *state]
         width = weights_RD.shape[1]
-        grad_UD = _sums(gradients, 1, width, learn, dtype, 0, learn.bags)
+        grad_UD = _sums(gradients, 1, width, links, dtype, 0, links.bags)
         mean_U1 = (_squares(grad_UD) / width if mean_U is None else mean_U).to(dtype)[:, None]
         w_UD, *s = (x.index_select(0, row_U).to(dtype) for x in held)
         new = rule.step(w_UD, grad_UD, mean_U1, lr, torch.sqrt, *rule.constants, *s)

@@ -6,6 +6,8 @@ width works: LLVM splits it into machine registers.
 
     zeros(like, width)                an empty accumulator in the type of the number `like`
     load(array, at, like, width)      width elements of a flat array from element `at` on, as a row
+    load_packed(.., width, bits)      the same of unsigned integers of 8 or 4 bits, in bytes
+    broadcast(array, at, like, width) one element, as a row of equal numbers
     store(array, at, row)             and back
     stream(array, at, row), fence()   and back past the caches
     prefetch(array, at, width)        ask the cache for them
@@ -35,6 +37,7 @@ from numba.extending import intrinsic, models, overload, register_model
 from recapp.kernels.links import CACHE_LINE_BYTES
 from recapp.kernels.reference import SQUARE_BLOCK
 
+I8 = ir.IntType(8)
 I32 = ir.IntType(32)
 
 
@@ -133,6 +136,48 @@ def load(typingctx: Any, array: Any, offset: Any, like: Any, width: Any) -> Any:
         raw.align = size
         return _widen(
             builder, raw, signature.args[0].dtype, context.get_value_type(row.element), row.width
+        )
+
+    return row(array, types.int64, like, width), codegen
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def load_packed(typingctx: Any, array: Any, offset: Any, like: Any, width: Any, bits: Any) -> Any:
+    """`width` unsigned integers of 8 or 4 bits from byte `offset` on, as a row of the type of
+    `like`; of 4 bits two share a byte, the even one in the low half.
+    """
+    row = Row(like, width.literal_value)
+    halves = bits.literal_value == 4
+    count = (row.width + 1) // 2 if halves else row.width
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at, size = _vector_address(context, builder, signature.args[0], args[0], args[1], count)
+        raw = builder.load(at)
+        raw.align = size
+        if halves:
+            low = builder.and_(raw, _splat(I8(15), count))
+            high = builder.lshr(raw, _splat(I8(4), count))
+            lanes = [column // 2 + column % 2 * count for column in range(row.width)]
+            raw = builder.shuffle_vector(low, high, _mask(lanes))
+        element = context.get_value_type(row.element)
+        return builder.uitofp(raw, ir.VectorType(element, row.width))
+
+    return row(array, types.int64, like, width, bits), codegen
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def broadcast(typingctx: Any, array: Any, offset: Any, like: Any, width: Any) -> Any:
+    """The element at `offset`, as a row of equal numbers of the type of `like`."""
+    row = Row(like, width.literal_value)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = signature.args[0].dtype
+        at, size = _vector_address(context, builder, signature.args[0], args[0], args[1], 1)
+        raw = builder.load(at)
+        raw.align = size
+        one = _widen(builder, raw, kind, context.get_value_type(row.element), 1)
+        return builder.shuffle_vector(
+            one, ir.Constant(one.type, ir.Undefined), _mask([0] * row.width)
         )
 
     return row(array, types.int64, like, width), codegen

@@ -63,8 +63,9 @@ class TritonBackend(TorchBackend):
         target: Tensor,
         dtype: torch.dtype,
         scale: float = 1.0,
+        in_lines: bool = False,
     ) -> None:
-        """See `quantised.py`."""
+        """See the reference."""
         packed_RK = rows.packed_RK
         _pool(
             _Source(
@@ -74,26 +75,26 @@ class TritonBackend(TorchBackend):
             target,
             dtype,
             scale,
-            False,
+            in_lines,
         )
 
     def square_sums(
-        self, gradients: Tensor, width: int, learn: Links, dtype: torch.dtype
+        self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
     ) -> Tensor:
         """See the reference."""
-        total_U = torch.empty(learn.bags, dtype=torch.float64, device=gradients.device)
-        if learn.bags:
+        total_U = torch.empty(links.bags, dtype=torch.float64, device=gradients.device)
+        if links.bags:
             bags, columns = vectors.tile(width)
-            partial = _partial_sums(_Source(gradients, 1, width), learn, dtype)
+            partial = _partial_sums(_Source(gradients, 1, width), links, dtype)
             with _current(gradients.device):
-                vectors.square_sums[triton.cdiv(learn.bags, bags),](
+                vectors.square_sums[triton.cdiv(links.bags, bags),](
                     gradients,
-                    learn.index_N,
-                    learn.offsets_M1,
-                    learn.weights_N,
+                    links.index_N,
+                    links.offsets_M1,
+                    links.weights_N,
                     partial,
                     total_U,
-                    learn.bags,
+                    links.bags,
                     TYPES[dtype],
                     width,
                     vectors.RUN,
@@ -108,7 +109,7 @@ class TritonBackend(TorchBackend):
     def update(
         self,
         gradients: Tensor,
-        learn: Links,
+        links: Links,
         row_U: Tensor,
         mean_U: Tensor | None,
         weights_RD: Tensor,
@@ -118,20 +119,20 @@ class TritonBackend(TorchBackend):
         rule: Rule,
     ) -> None:
         """See the reference. A rule has two state tensors at most."""
-        if not learn.bags:
+        if not links.bags:
             return
         width = weights_RD.shape[1]
         kind0, kind1, *_ = [*(kind for _, kind in rule.state), None, None]
         bags, columns = vectors.tile(width)
-        partial = _partial_sums(_Source(gradients, 1, width), learn, dtype)
+        partial = _partial_sums(_Source(gradients, 1, width), links, dtype)
         state0, state1, *_ = [*state, None, None]
         constants = tuple(tl.constexpr(c) for c in rule.constants)
         with _current(weights_RD.device):
-            vectors.update[triton.cdiv(learn.bags, bags),](
+            vectors.update[triton.cdiv(links.bags, bags),](
                 gradients,
-                learn.index_N,
-                learn.offsets_M1,
-                learn.weights_N,
+                links.index_N,
+                links.offsets_M1,
+                links.weights_N,
                 partial,
                 row_U,
                 mean_U,
@@ -139,7 +140,7 @@ class TritonBackend(TorchBackend):
                 state0,
                 state1,
                 constants,
-                learn.bags,
+                links.bags,
                 lr,
                 vectors.device_function(rule.step),
                 vectors.sqrt,
@@ -195,11 +196,11 @@ def _partial_sums(source: _Source, links: Links, dtype: torch.dtype) -> Tensor |
     entries = len(links.index_N)
     if links.offsets_M1 is None or entries <= vectors.RUN:
         return None
-    places = 2 * triton.cdiv(entries, vectors.RUN)
+    positions = 2 * triton.cdiv(entries, vectors.RUN)
     columns = vectors.tile(source.width)[1]
-    partial = torch.empty(places * source.width, dtype=dtype, device=source.memory.device)
+    partial = torch.empty(positions * source.width, dtype=dtype, device=source.memory.device)
     with _current(source.memory.device):
-        vectors.sum_runs[places, triton.cdiv(source.width, columns)](
+        vectors.sum_runs[positions, triton.cdiv(source.width, columns)](
             source.memory,
             source.scales,
             source.biases,

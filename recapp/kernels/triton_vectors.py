@@ -9,7 +9,7 @@ longer than `RUN` is summed in runs of that many, counted from its own first ent
 run:
 
     entries   0         256        512        768      a run that begins in entries
-    bags      |a|        b           |  c  |           256 w .. 256 w + 255 has place 2 w + 1 where
+    bags      |a|        b           |  c  |           256 w .. 256 w + 255 has position 2 w + 1
     runs        [b0       )[b1       )                 it begins its bag and 2 w where it goes on
                                                        with one: at most one of each can, so the
                                                        host makes room without knowing any length
@@ -211,10 +211,10 @@ def _sums(
         if partial is not None:
             runs_B = tl.where(long_B, tl.cdiv(length_B, RUN), 0)
             for run in range(tl.max(runs_B, 0)):
-                place_B = ((begin_B // RUN + run) * 2 + (run == 0)).to(tl.int64) * WIDTH
+                offset_B = ((begin_B // RUN + run) * 2 + (run == 0)).to(tl.int64) * WIDTH
                 here_BC = (run < runs_B)[:, None] & inside_C[None, :]
                 total_BC = total_BC + tl.load(
-                    partial + place_B[:, None] + column_C[None, :], mask=here_BC, other=0.0
+                    partial + offset_B[:, None] + column_C[None, :], mask=here_BC, other=0.0
                 )
         return total_BC
 
@@ -240,9 +240,9 @@ def sum_runs(
     """Partial sums of bags longer than `RUN`: program 2 w + 1 the run that begins such a bag in
     window w, 2 w one that goes on.
     """
-    place = tl.program_id(0)
-    window = (place // 2) * RUN
-    begins = place % 2 == 1
+    position = tl.program_id(0)
+    window = (position // 2) * RUN
+    begins = position % 2 == 1
     # an entry that only the bag in question can hold
     look = tl.where(begins, window + RUN - 1, window - 1)
     low = 0
@@ -277,7 +277,7 @@ def sum_runs(
             AT_ONCE,
         )
         tl.store(
-            partial + place.to(tl.int64) * WIDTH + column_C[None, :],
+            partial + position.to(tl.int64) * WIDTH + column_C[None, :],
             total_BC,
             mask=inside_C[None, :],
         )
@@ -339,15 +339,15 @@ def pool(
         AT_ONCE,
     )
     if at is None:
-        place_B = bag_B.to(tl.int64) * WIDTH
+        offset_B = bag_B.to(tl.int64) * WIDTH
     else:
-        place_B = tl.load(at + bag_B, mask=there_B, other=0).to(tl.int64)
+        offset_B = tl.load(at + bag_B, mask=there_B, other=0).to(tl.int64)
         if IN_LINES:
             # at least 8 elements to 64 bytes: stores of 16 bytes instead of one element
-            place_B = tl.multiple_of(place_B, 8)
+            offset_B = tl.multiple_of(offset_B, 8)
     total_BC = total_BC * tl.full([1, 1], scale, DTYPE)
     tl.store(
-        target + place_B[:, None] + column_C[None, :],
+        target + offset_B[:, None] + column_C[None, :],
         total_BC,
         mask=there_B[:, None] & inside_C[None, :],
     )
@@ -432,8 +432,8 @@ def square_sums(
     FOLDS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """fp64 sum of squares of each touched row's gradient: what strips of one row tell each
-    other.
+    """fp64 sum of squares of each touched row's gradient: what strips of one row
+    exchange.
     """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     there_B = bag_B < bags

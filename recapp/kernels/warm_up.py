@@ -4,41 +4,39 @@ numba's cache on disk.
 Kernels are compiled for the types and widths they are called with, and anew for work that is dealt
 to threads. So each function is called here for each width, the way the engine calls it: with one
 row and, where a rank has several threads, with as many as they share. A step that finds something
-new still compiles it then: sample weights do, and bags of many ids, of which a collection hears
-from batches only.
+new still compiles it then: sample weights do, and bags of many ids, which only batches show.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from recapp.console import note
+from recapp.kernels.backend import Backend
 from recapp.kernels.links import Bags, Links, Routes, Rule, Scratch
-
-if TYPE_CHECKING:
-    from recapp.kernels.backend import Backend
+from recapp.kernels.quantised import QuantisedRows
 
 STREAMED_BYTES = 8 << 20  # an output of which results are written past the caches
 
 
 @contextmanager
-def told(speaks: bool) -> Iterator[None]:
-    """Say that kernels are compiled when the first compilation begins, and in the end how long it
+def report_compilation(prints: bool) -> Iterator[None]:
+    """Print that kernels are compiled when the first compilation begins, and in the end how long it
     took.
 
-    Nothing is said where numba finds everything on disk, however long the disk takes.
+    Nothing is printed where numba finds everything on disk, however long the disk takes.
 
     Args:
-        speaks: whether this process says it.
+        prints: Whether this process prints.
     """
-    if not speaks:
+    if not prints:
         yield
         return
-    from recapp.kernels.numba_cache import heard_compilations
+    from recapp.kernels.numba_cache import listen_to_compilations
 
     began: list[float] = []
 
@@ -47,37 +45,37 @@ def told(speaks: bool) -> Iterator[None]:
             note("compiling kernels for this machine (first use; they are kept on disk) ...")
         began.append(time.monotonic())
 
-    with heard_compilations(compiles):
+    with listen_to_compilations(compiles):
         yield
     if began:
         note(f"compiled in {time.monotonic() - began[0]:.1f} s")
 
 
 def warm_up(
-    kernels: "Backend",
+    kernels: Backend,
     routes: list[Routes],
     world: int,
-    stored: list[torch.dtype],
+    stored: Sequence[Tensor | QuantisedRows],
     in_lines: list[bool],
     dtype: torch.dtype,
     payload: torch.dtype,
     scales: bool,
     rule: Rule | None,
-    shares_state: bool,
+    exchanges_squares: bool,
 ) -> None:
     """Call every function once, and once more on threads.
 
     Args:
-        kernels: the backend.
-        routes: of each group: its width and mode.
-        world: ranks.
-        stored: type of each group's rows.
-        in_lines: whether each group's results may be written past the caches.
-        dtype: what is computed in.
-        payload: what travels.
-        scales: whether bags are scaled (means).
-        rule: what happens to touched rows; None where none will be.
-        shares_state: whether strips of one row tell each other their sums of squares.
+        kernels: The backend.
+        routes: Of each group: its width and mode.
+        world: Number of ranks.
+        stored: One row of each group's store (`RowStore.example`).
+        in_lines: Whether each group's results may be written past the caches.
+        dtype: Type that is computed in.
+        payload: Type that travels.
+        scales: Whether bags are scaled (means).
+        rule: Optimiser of the rows; None where they are not updated.
+        exchanges_squares: Whether strips of one row exchange their sums of squares.
     """
     if kernels.rows_of_ids is not None:
         kernels.rows_of_ids(
@@ -88,52 +86,74 @@ def warm_up(
             _zero(),
         )
     if world == 1:
-        payload = dtype  # nothing travels: rows learn from the output's gradient
+        payload = dtype  # nothing travels: rows are updated with the output's gradient
     for r, held, lines in zip(routes, stored, in_lines, strict=True):
         for n, ids in kernels.sizes():
             _requests(kernels, r, world, ids, dtype, scales, rule is not None)
-            bags = Links(
+            links = Links(
                 torch.zeros(n, dtype=torch.int32),
                 torch.arange(n + 1, dtype=torch.int32),
                 None,
                 None,
                 n,
             )
-            for source, target in {
-                (held, payload),
-                (held, dtype),
-                (payload, dtype),
-                (dtype, payload),
-            }:
-                kernels.pool(
-                    torch.zeros(r.width, dtype=source),
-                    1,
-                    r.width,
-                    bags,
-                    torch.zeros(n * r.width, dtype=target),
-                    dtype,
-                )
-            big = torch.empty(
-                max(STREAMED_BYTES // dtype.itemsize, n * r.width) if lines else 0, dtype=dtype
-            )
-            for source in {held, payload} if lines else ():
-                kernels.pool(
-                    torch.zeros(r.width, dtype=source), 1, r.width, bags, big, dtype, in_lines=True
-                )
-            if rule is not None:
-                _learn(kernels, r, bags, held, dtype, payload, rule, shares_state)
+            _pools(kernels, held, links, lines, dtype, payload)
+            if rule is not None and isinstance(held, Tensor):
+                _update(kernels, r, links, held.dtype, dtype, payload, rule, exchanges_squares)
+
+
+def _pools(
+    kernels: Backend,
+    held: Tensor | QuantisedRows,
+    links: Links,
+    in_lines: bool,
+    dtype: torch.dtype,
+    payload: torch.dtype,
+) -> None:
+    """Pool rows of the store, vectors of a message and gradients, in the types they have."""
+    width = held.width if isinstance(held, QuantisedRows) else held.shape[1]
+    travelling = torch.zeros(1, width, dtype=payload)
+    computed = torch.zeros(1, width, dtype=dtype)
+    calls = ((held, payload), (held, dtype), (travelling, dtype), (computed, payload))
+    for source, written in {(_kind(s), t): (s, t) for s, t in calls}.values():
+        target = torch.zeros(links.bags * width, dtype=written)
+        _pool(kernels, source, links, target, dtype)
+    if in_lines:
+        size = max(STREAMED_BYTES // dtype.itemsize, links.bags * width)
+        big = torch.empty(size, dtype=dtype)
+        for source in {_kind(s): s for s in (held, travelling)}.values():
+            _pool(kernels, source, links, big, dtype, in_lines=True)
+
+
+def _kind(source: Tensor | QuantisedRows) -> torch.dtype | int:
+    """Return what kernels are compiled for, of a source of vectors."""
+    return source.bits if isinstance(source, QuantisedRows) else source.dtype
+
+
+def _pool(
+    kernels: Backend,
+    source: Tensor | QuantisedRows,
+    links: Links,
+    target: Tensor,
+    dtype: torch.dtype,
+    in_lines: bool = False,
+) -> None:
+    if isinstance(source, QuantisedRows):
+        kernels.pool_quantised(source, links, target, dtype, in_lines=in_lines)
+    else:
+        kernels.pool(source.view(-1), 1, source.shape[1], links, target, dtype, in_lines=in_lines)
 
 
 def _requests(
-    kernels: "Backend",
+    kernels: Backend,
     r: Routes,
     world: int,
     ids: int,
     dtype: torch.dtype,
     scales: bool,
-    learns: bool,
+    trains: bool,
 ) -> None:
-    """One row asked, placed, linked, served and grouped, which one bag names so many times."""
+    """Route, write, link, serve and group one row, which one bag names so many times."""
     take = Scratch()
     one = np.zeros(1, np.int64)
     pooled = r.mode == "pooled" and world > 1
@@ -163,46 +183,46 @@ def _requests(
     request = torch.ones(ids + 1, dtype=r.row_dtype)
     if pooled:
         found, _ = kernels.route_bags(tiny, bag, 1, take)
-        kernels.place_bags(tiny, bag, found, request, one, one, None, torch.int32, take)
+        kernels.write_bag_requests(tiny, bag, found, request, one, one, None, torch.int32, take)
     else:
         distinct, _ = kernels.route_rows(tiny, bag, 1, take)
-        at = kernels.place_rows(tiny, distinct, request, one, one, torch.int32, take)
+        at = kernels.write_row_requests(tiny, distinct, request, one, one, torch.int32, take)
         kernels.link_rows(tiny, bag, distinct, at, dtype, take)
         kernels.link_rows(tiny, bag, distinct, distinct.row_U, dtype, take)
     counts = np.array([[ids, 1, ids + 1] if pooled else [1, 1, 1]])
     served = kernels.serve(request, one, counts, one, r.width, pooled, 0, dtype, torch.int32, take)
-    if learns:
+    if trains:
         kernels.group_rows(1, served, take)
 
 
-def _learn(
-    kernels: "Backend",
+def _update(
+    kernels: Backend,
     r: Routes,
-    bags: Links,
+    links: Links,
     held: torch.dtype,
     dtype: torch.dtype,
     payload: torch.dtype,
     rule: Rule,
-    shares_state: bool,
+    exchanges_squares: bool,
 ) -> None:
-    """As many rows updated as there are bags of gradients."""
-    if shares_state:
-        squares = kernels.square_sums(torch.zeros(r.width, dtype=dtype), r.width, bags, dtype)
-        piece, nth, _ = kernels.find_pieces(torch.zeros(bags.bags, dtype=r.row_dtype), _zero())
-        kernels.place_parts(squares, _zero(), piece, nth, squares)
+    """Update as many rows as there are bags of gradients."""
+    if exchanges_squares:
+        squares = kernels.square_sums(torch.zeros(r.width, dtype=dtype), r.width, links, dtype)
+        piece, nth, _ = kernels.find_pieces(torch.zeros(links.bags, dtype=r.row_dtype), _zero())
+        kernels.scatter_parts(squares, _zero(), piece, nth, squares)
         kernels.mean_of_parts(squares, _zero()[None], piece, nth, _zero() + 1, dtype)
     state = [
-        torch.zeros(bags.bags, r.width if kind == "element" else 1, dtype=dtype)
+        torch.zeros(links.bags, r.width if kind == "element" else 1, dtype=dtype)
         for _, kind in rule.state
     ]
     # those were brought together for their squares
-    gradients = torch.zeros(r.width, dtype=dtype if shares_state else payload)
+    gradients = torch.zeros(r.width, dtype=dtype if exchanges_squares else payload)
     kernels.update(
         gradients,
-        bags,
-        torch.arange(bags.bags, dtype=r.row_dtype),
+        links,
+        torch.arange(links.bags, dtype=r.row_dtype),
         None,
-        torch.zeros(bags.bags, r.width, dtype=held),
+        torch.zeros(links.bags, r.width, dtype=held),
         state,
         dtype,
         0.0,

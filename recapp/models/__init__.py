@@ -1,1 +1,1 @@
-"""Plain modules: forward(batch) -> logits_B. They know no ranks."""
+"""Models: plain modules, forward(batch) -> logits_B. They know no ranks."""

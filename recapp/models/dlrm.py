@@ -8,11 +8,11 @@ Systems", arXiv 1906.00091.
 Without dense numbers (I = 0) there is no bottom MLP and no x: the top MLP gets the dots of all
 pairs of embeddings and nothing else.
 
-It is a plain module and knows no ranks: the collection of tables may be sharded behind its back.
+It is a plain module and knows no ranks: the collection of tables may be replaced by a sharded one.
 Published DLRM has one dim everywhere; here a table of another dim than the bottom MLP's output gets
 a linear map without bias to it.
 
-Shapes: B batch, I dense features, F features that read tables, D bottom output, P pairs.
+Shapes: B batch, I dense features, F lookups, D bottom output, P pairs, K columns of all vectors.
 """
 
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ class DLRM(nn.Module):
 
     Args:
         embedding_bag_collection: A module that is a `TableCollection`.
-        dense_in_features: dense numbers I of a sample; with 0 there is no bottom MLP, and only the
+        dense_in_features: Dense numbers I of a sample; with 0 there is no bottom MLP, and only the
             embeddings interact.
-        bottom_layers: widths of the bottom MLP, a ReLU follows each; the last is the dim D of the
+        bottom_layers: Widths of the bottom MLP, a ReLU follows each; the last is the dim D of the
             interaction, also without a bottom MLP.
-        top_layers: widths of the top MLP; the last is the logit and must be 1, a ReLU follows each
+        top_layers: Widths of the top MLP; the last is the logit and must be 1, a ReLU follows each
             other one.
 
     Raises:
-        ConfigError: shapes that do not fit; the message names the setting.
+        ConfigError: Widths that do not fit; the message names the setting.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class DLRM(nn.Module):
         self.embedding_bag_collection = embedding_bag_collection
         lookups = embedding_bag_collection.lookups
         odd = {x.table.name: x.dim for x in lookups if x.dim != dim}
-        if self.bottom is not None and not odd:  # its output goes there: no copy joins it
+        if self.bottom is not None and not odd:
+            # The bottom's output is written there, so that no copy joins it with the vectors.
             embedding_bag_collection.leave_room(dim)
         self.projections = ModuleByName(
             {name: published_linear(width, dim, bias=False) for name, width in odd.items()}
@@ -67,8 +68,8 @@ class DLRM(nn.Module):
         self.interaction = DotInteraction(len(lookups) + (self.bottom is not None))
         if self.bottom is None and not self.interaction.pairs:
             raise ConfigError(
-                "dataset.dense=[] with one sparse feature: a DLRM has nothing to "
-                "interact; name a second one, or a number"
+                "dataset.dense=[] with one sparse feature: a DLRM has nothing to interact; name a "
+                "second one, or a number"
             )
         inputs = self.interaction.pairs + (dim if self.bottom is not None else 0)
         self.top = MLP(inputs, _check_top(top_layers), last_relu=False, setting="model.top_layers")
@@ -76,8 +77,9 @@ class DLRM(nn.Module):
         self._lookups = lookups
 
     def flops_per_sample(self) -> float:
-        """Of the interaction, forward and backward: a product of all its vectors with all of them,
-        and one of as much with the gradient.
+        """Return the floating-point operations of the interaction per sample, with backward.
+
+        Forward multiplies all its vectors with all of them; backward costs one such product more.
         """
         return 4.0 * self.interaction.vectors**2 * self.interaction_dim
 
@@ -94,8 +96,7 @@ class DLRM(nn.Module):
         if dense_BI.dim() != 2 or dense_BI.shape[1] != self.dense_in_features:
             raise ConfigError(
                 f"the model was made for {self.dense_in_features} dense features and got a batch "
-                "of shape "
-                f"{list(dense_BI.shape)}: dataset.dense must be the one it was made with"
+                f"of shape {list(dense_BI.shape)}: dataset.dense must be the one it was made with"
             )
         # Tables first: backward then reaches them last, and DDP reduces all dense gradients while
         # rows are exchanged and updated.
@@ -109,9 +110,9 @@ class DLRM(nn.Module):
         return logits_B1.squeeze(1)
 
     def _joined(self, bottom_BD: Tensor | None, pooled: KeyedTensor) -> Tensor:
-        """All vectors side by side, each of the interaction's width."""
+        """Return all vectors side by side, [B, K], each of the interaction's width."""
         if bottom_BD is not None and not self.projections:
-            return pooled.after(bottom_BD)
+            return pooled.prepend(bottom_BD)
         dtype = next(self.top.parameters()).dtype if bottom_BD is None else bottom_BD.dtype
         parts = torch.split(pooled.values().to(dtype), [x.dim for x in self._lookups], 1)
         projected = [
@@ -122,6 +123,7 @@ class DLRM(nn.Module):
 
 
 def _check_top(top_layers: Sequence[int]) -> Sequence[int]:
+    """Return the widths of the top MLP, of which the last must be 1."""
     if isinstance(top_layers, list | tuple) and top_layers and top_layers[-1] != 1:
         raise ConfigError(
             f"model.top_layers={list(top_layers)}: the last layer is the logit and must be 1, "

@@ -1,8 +1,8 @@
-"""A model's layers with the shapes they put out, for the print before the first step.
+"""A model's layers with the shapes of their outputs, for the print before the first step.
 
-The model runs once on a made-up batch with its tables stood in for by zeros of their output's
-shape, so that no id is looked up, nothing is exchanged between ranks and tables may still be on the
-meta device.
+The model runs once on a made-up batch, with zeros of the right shape in place of its tables'
+outputs, so that no id is looked up, nothing is exchanged between ranks and tables may still be on
+the meta device.
 """
 
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.lookups import TableCollection, collections_in
 
-PROBE_ROWS = 2  # a batch of one would hide which dimension is B
+PROBE_ROWS = 2  # with a batch of one, B could not be told apart from dimensions of size 1
 
 
 def layer_table(model: nn.Module, dense_in_features: int) -> list[dict[str, Any]]:
-    """The layers of a model in the order in which they run.
+    """List the layers of a model in the order in which they run.
 
     Layers that have no parameters and keep their input's shape (activations, dropout) are left out.
 
     Args:
-        model: forward(batch) -> logits_B. Left as it was.
-        dense_in_features: I.
+        model: A module forward(batch) -> logits_B; it is left as it was.
+        dense_in_features: Dense numbers of a sample, I.
 
     Returns:
         A record per layer: layer (its name in the model), kind (class), output (shape, B symbolic),
@@ -60,14 +60,14 @@ def layer_table(model: nn.Module, dense_in_features: int) -> list[dict[str, Any]
 
     with ExitStack() as stack, torch.no_grad():
         for collection in collections.values():
-            stack.enter_context(_stood_in(collection, like))
+            stack.enter_context(_zeros_as_output(collection, like))
         for name, module in layers.items():
             hook = module.register_forward_hook(
                 lambda m, inputs, output, name=name: note(name, m, inputs, output)
             )
             stack.callback(hook.remove)
         stack.enter_context(_evaluating(model))
-        # nothing is compiled for the probe's shape
+        # Nothing is to be compiled for the probe's shape.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         dense_BI = torch.zeros(PROBE_ROWS, dense_in_features, dtype=like.dtype, device=like.device)
         nothing = torch.empty(0, dtype=torch.int64)
@@ -83,12 +83,13 @@ def _parameters(module: nn.Module) -> int:
 
 
 def _shape(values: Tensor) -> str:
+    """Return an output's shape as text, with B for the batch."""
     return " x ".join(["B", *map(str, values.shape[1:])])
 
 
 @contextmanager
-def _stood_in(collection: Any, like: Tensor) -> Iterator[None]:
-    """While this lasts the collection answers zeros of its output's shape."""
+def _zeros_as_output(collection: Any, like: Tensor) -> Iterator[None]:
+    """Make a collection return zeros of its output's shape while this lasts."""
     dims = [x.dim for x in collection.lookups]
     zeros = KeyedTensor(
         [x.output for x in collection.lookups],
@@ -107,7 +108,9 @@ def _stood_in(collection: Any, like: Tensor) -> Iterator[None]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """While this lasts no layer learns from what it sees (batch statistics) or draws random numbers
+    """Put a model into evaluation mode while this lasts.
+
+    So no layer changes its state by what it sees (batch statistics) or draws random numbers
     (dropout).
     """
     training = [m for m in model.modules() if m.training]

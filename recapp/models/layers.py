@@ -17,29 +17,28 @@ from recapp.errors import ConfigError
 
 
 def check_widths(setting: str, widths: Sequence[int]) -> list[int]:
-    """The widths of a stack of layers, as a list.
+    """Return the widths of a stack of layers as a list.
 
     Args:
-        setting: its full name, for the message.
-        widths: outputs of each layer, first to last.
+        setting: The setting's full name, for the message.
+        widths: Outputs of each layer, first to last.
 
     Raises:
-        ConfigError: no layer, or a width that is no whole number of at least 1.
+        ConfigError: There is no layer, or a width is no whole number of at least 1.
     """
     if not isinstance(widths, list | tuple) or not widths:
         raise ConfigError(f"{setting}={widths}: must be a list of at least one width, e.g. [64,16]")
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1:
             raise ConfigError(
-                f"{setting}={list(widths)}: {width} is no width; each must be a whole number "
-                "of "
-                "at least 1"
+                f"{setting}={list(widths)}: {width} is no width; each must be a whole number of at "
+                "least 1"
             )
     return list(widths)
 
 
 def published_linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
-    """A linear layer with the start values of the published DLRM.
+    """Return a linear layer with the start values of the published DLRM.
 
     Weights are normal with standard deviation sqrt(2 / (in + out)), biases with sqrt(1 / out)
     (facebookresearch/dlrm, `dlrm_s_pytorch.py: create_mlp`).
@@ -52,17 +51,18 @@ def published_linear(in_features: int, out_features: int, bias: bool = True) -> 
 
 
 class MLP(nn.Sequential):
-    """Linear layers with a ReLU behind each, or behind each but the last: [B, in_features] -> [B,
-    layers[-1]].
+    """Linear layers with a ReLU behind each, or behind each but the last.
+
+    The input is [B, in_features], the output [B, layers[-1]].
 
     Args:
-        in_features: columns of the input.
-        layers: outputs of each linear layer, first to last.
-        last_relu: whether there is a ReLU behind the last layer too.
-        setting: the name of `layers` in the configuration, for messages.
+        in_features: Columns of the input.
+        layers: Outputs of each linear layer, first to last.
+        last_relu: Whether there is a ReLU behind the last layer too.
+        setting: The name of `layers` in the configuration, for messages.
 
     Raises:
-        ConfigError: widths that cannot be.
+        ConfigError: Widths that are no whole numbers of at least 1.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class MLP(nn.Sequential):
         widths = [in_features, *check_widths(setting, layers)]
         modules: list[nn.Module] = []
         for width_in, width_out in pairwise(widths):
-            # backward needs the result alone
+            # ReLU works in place, because backward needs its result alone.
             modules += [published_linear(width_in, width_out), nn.ReLU(inplace=True)]
         super().__init__(*(modules if last_relu else modules[:-1]))
 
@@ -91,7 +91,7 @@ class DotInteraction(nn.Module):
         f3    f13  f23  .
 
     Args:
-        vectors: F.
+        vectors: The number of vectors, F.
     """
 
     pair_P: Tensor
@@ -101,8 +101,8 @@ class DotInteraction(nn.Module):
         super().__init__()
         self.vectors = vectors
         row_P, col_P = torch.tril_indices(vectors, vectors, -1)
-        # The inverse map: which pair an entry of the full product belongs to; the diagonal belongs
-        # to one behind the last, which is zero.
+        # The inverse map: which pair an entry of the full product belongs to. The diagonal belongs
+        # to one entry behind the last pair, which is zero.
         entry_FF = torch.full((vectors, vectors), len(row_P))
         entry_FF[row_P, col_P] = entry_FF[col_P, row_P] = torch.arange(len(row_P))
         self.register_buffer("pair_P", row_P * vectors + col_P, persistent=False)
@@ -110,26 +110,27 @@ class DotInteraction(nn.Module):
 
     @property
     def pairs(self) -> int:
-        """Columns of the output."""
+        """The number of pairs, which is that of the output's columns."""
         return self.vectors * (self.vectors - 1) // 2
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
-        """All pairs' dot products, [B, F (F - 1) / 2]."""
+        """Return the dot products of all pairs, [B, F (F - 1) / 2]."""
         dots_BP = _PairDots.apply(vectors_BFD, self.pair_P, self.entry_FF)  # type: ignore[no-untyped-call]
         assert isinstance(dots_BP, Tensor)
         return dots_BP
 
     def extra_repr(self) -> str:
-        """Vectors and pairs."""
+        """Return the numbers of vectors and pairs as text."""
         return f"{self.vectors} vectors, {self.pairs} pairs"
 
 
 class _PairDots(torch.autograd.Function):
-    """Backward reads the pairs' gradients as the symmetric matrix they stand for: one product
-    instead of a scatter and two products.
+    """Computes the dot products of pairs, and their gradients by a single product.
 
-    At B = 1024, F = 27, D = 16 on one core forward and backward take 1.3 ms; bmm and `gather` left
-    to autograd take 2.5 ms, indexing with the triangle's rows and columns 4.4 ms.
+    Backward reads the pairs' gradients as the symmetric matrix they stand for: one product instead
+    of a scatter and two products. At B = 1024, F = 27, D = 16 on one core forward and backward take
+    1.3 ms; bmm and `gather` left to autograd take 2.5 ms, indexing with the triangle's rows and
+    columns 4.4 ms.
     """
 
     @staticmethod

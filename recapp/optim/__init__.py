@@ -1,3 +1,3 @@
-"""What happens to a touched row, the one optimiser object that Lightning sees, and learning-rate
-schedules.
+"""Row rules (what an update does to a touched row), the one optimiser object that Lightning
+sees, and learning-rate schedules.
 """

@@ -17,8 +17,8 @@ class HybridOptimizer(Optimizer):
     """A dense optimiser plus groups of tables that were updated in backward already.
 
     Args:
-        dense: optimiser of the dense parameters.
-        sparse_groups: the `param_group` of each sharded collection; names are made unique.
+        dense: The optimiser of the dense parameters.
+        sparse_groups: The `param_group` of each sharded collection; their names are made unique.
     """
 
     def __init__(self, dense: Optimizer, sparse_groups: Sequence[dict[str, Any]]) -> None:
@@ -27,21 +27,20 @@ class HybridOptimizer(Optimizer):
         for number, group in enumerate(dense.param_groups):
             group.setdefault("name", "dense" if len(dense.param_groups) == 1 else f"dense/{number}")
         for number, group in enumerate(self.sparse_groups):
-            # as the collection named it, whoever numbered it before
+            # The name that the collection gave, without the number that another optimiser added.
             rule = "/".join(group["name"].split("/")[:2])
             group["name"] = rule if len(self.sparse_groups) == 1 else f"{rule}/{number}"
         super().__init__(dense.param_groups + self.sparse_groups, dense.defaults)
         self.state = dense.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take a group as it is: the same dict that the dense optimiser or the fused update
-        reads.
-        """
+        """Add the very dict that the dense optimiser or the fused update reads, not a copy."""
         self.param_groups.append(param_group)
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Run the closure once (forward, backward and with it the tables' update), then update the
-        dense part.
+        """Run the closure once, then update the dense part.
+
+        The closure runs forward and backward, and with backward the update of the tables.
         """
         loss = None
         if closure is not None:
@@ -51,12 +50,13 @@ class HybridOptimizer(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop dense gradients; tables have none."""
+        """Drop the dense gradients; tables have none."""
         self.dense.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The dense optimiser's state and the tables' hyper-parameters; the tables' state is stored
-        with the tables.
+        """Return the dense optimiser's state and the tables' hyper-parameters.
+
+        The tables' state is stored with the tables.
         """
         return {
             "dense": self.dense.state_dict(),
@@ -64,7 +64,7 @@ class HybridOptimizer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`; the fused updates keep reading the same group dicts."""
+        """Load what `state_dict` returned; the fused updates keep reading the same group dicts."""
         self.dense.load_state_dict(state_dict["dense"])
         for group, stored in zip(self.sparse_groups, state_dict["sparse"], strict=True):
             group.update(stored)
@@ -73,5 +73,10 @@ class HybridOptimizer(Optimizer):
 
 
 def hybrid(dense: Optimizer, collections: Iterable[Any]) -> HybridOptimizer:
-    """The optimiser of a model: its dense part's, and the groups of its sharded collections."""
+    """Return the optimiser of a model.
+
+    Args:
+        dense: The optimiser of its dense part.
+        collections: Its sharded collections, each with a `param_group`.
+    """
     return HybridOptimizer(dense, [c.param_group for c in collections])

@@ -29,15 +29,19 @@ class RowRule:
     """One optimiser for table rows.
 
     Args:
-        name: for people, param groups and checkpoints.
-        step: the expression above.
-        lr: start value of the learning rate; the live one is read from the optimiser's param group
+        name: The name that people, param groups and checkpoints use.
+        step: The expression that the module describes.
+        lr: Start value of the learning rate; the live one is read from the optimiser's param group
             at every update.
-        constants: handed to `step` before the state.
-        state: name and kind of every state tensor.
-        needs_row: strips of one row must agree on `mean_square`.
-        rate: what the learning rate becomes in update number t = 1, 2, ... (bias corrections); it
-            follows from name and constants, by which rules are equal.
+        constants: Numbers that `step` gets before the state.
+        state: Name and kind of every state tensor.
+        needs_row: Whether `step` reads `mean_square`, for which strips of one row exchange row
+            statistics.
+        rate: The learning rate in update number t = 1, 2, ... (bias corrections); it follows from
+            name and constants, so it does not count when rules are compared.
+
+    Raises:
+        ConfigError: A learning rate that is negative or no number.
     """
 
     name: str
@@ -54,8 +58,10 @@ class RowRule:
 
 
 def _check(**constants: float) -> None:
-    """Raises ConfigError for constants that no update can have: betas from 0 to less than 1, others
-    of at least 0.
+    """Check that betas are from 0 to less than 1 and other constants at least 0.
+
+    Raises:
+        ConfigError: A constant that no update can have.
     """
     for name, value in constants.items():
         most = 1.0 if name.startswith("beta") else math.inf
@@ -100,21 +106,23 @@ def _adam(
 
 
 def sgd(lr: float = 0.1) -> RowRule:
-    """w -= lr g. Equals `torch.optim.SGD` on sparse gradients."""
+    """Return the rule w -= lr g. It equals `torch.optim.SGD` on sparse gradients."""
     return RowRule("sgd", _sgd, lr)
 
 
 def adagrad(lr: float = 0.05, eps: float = 1e-10) -> RowRule:
-    """s += g^2; w -= lr g / (sqrt(s) + eps), per weight. Equals `torch.optim.Adagrad` on sparse
-    gradients.
+    """Return the rule s += g^2; w -= lr g / (sqrt(s) + eps), per weight.
+
+    It equals `torch.optim.Adagrad` on sparse gradients.
     """
     _check(eps=eps)
     return RowRule("adagrad", _adagrad, lr, (eps,), (("sum", "element"),))
 
 
 def rowwise_adagrad(lr: float = 0.05, eps: float = 1e-8) -> RowRule:
-    """s += mean(g^2) over the row; w -= lr g / (sqrt(s) + eps). One number of state per row; exact
-    under column strips too.
+    """Return the rule s += mean(g^2) over the row; w -= lr g / (sqrt(s) + eps).
+
+    State is one number per row. The rule is exact under column strips too.
     """
     _check(eps=eps)
     return RowRule(
@@ -123,8 +131,9 @@ def rowwise_adagrad(lr: float = 0.05, eps: float = 1e-8) -> RowRule:
 
 
 def adam(lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> RowRule:
-    """Adam on touched rows only. Equals `torch.optim.SparseAdam`: the step number is the table's,
-    not the row's.
+    """Return the rule of Adam on touched rows only.
+
+    It equals `torch.optim.SparseAdam`: the step number is the table's, not the row's.
     """
     _check(beta1=beta1, beta2=beta2, eps=eps)
 

@@ -28,22 +28,22 @@ def warmup_poly(
     decay_power: float = 2.0,
     end_lr: float = 0.0,
 ) -> LambdaLR:
-    """Linear warm-up, then constant, then polynomial decay, as HugeCTR's solver defines them.
+    """Return a schedule of linear warm-up, then constant, then polynomial decay.
 
-    In step s a group of rate lr has s lr / warmup_steps while s <= warmup_steps; lr until
-    decay_start; then lr ((decay_start + decay_steps - s) / decay_steps)^decay_power, at least
-    end_lr; then end_lr.
+    As HugeCTR's solver defines it: in step s a group of rate lr has s lr / warmup_steps while s <=
+    warmup_steps; lr until decay_start; then lr ((decay_start + decay_steps - s) /
+    decay_steps)^decay_power, at least end_lr; then end_lr.
 
     Args:
-        optimizer: all of whose param groups follow.
-        warmup_steps: 0 and 1 mean no warm-up.
-        decay_start: step at which decay begins; 0 means never.
-        decay_steps: how many steps it lasts.
-        decay_power: 1 is linear.
-        end_lr: the rate that is left, the same for every group.
+        optimizer: The optimiser, all of whose param groups follow.
+        warmup_steps: Steps of warm-up; 0 and 1 mean none.
+        decay_start: The step at which decay begins; 0 means never.
+        decay_steps: The number of steps that decay lasts.
+        decay_power: The exponent of decay; 1 is linear.
+        end_lr: The rate that is left in the end, the same for every group.
 
     Raises:
-        ConfigError: naming the setting.
+        ConfigError: A value out of range; it names the setting.
     """
     where = "optimizer.schedule"
     for name, value, least in (
@@ -86,8 +86,9 @@ def warmup_poly(
 
 
 def _from_one(factor: Callable[[int], float]) -> Callable[[int], float]:
-    """LambdaLR counts the steps that are done; a factor is defined on the number of the step to
-    come.
+    """Return a factor of the steps that are done, as LambdaLR wants it.
+
+    The given factor is defined on the number of the step to come.
     """
     return lambda done: factor(done + 1)
 
@@ -100,6 +101,7 @@ def _factor(
     decay_power: float,
     least: float,
 ) -> float:
+    """Return the factor on the rate in step number `step` = 1, 2, ..."""
     if step <= warmup_steps:
         return step / warmup_steps
     if not decay_start or step <= decay_start:

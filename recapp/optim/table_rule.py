@@ -1,11 +1,11 @@
-"""Which rule the tables of a model train with, of all who may say one.
+"""Which rule the tables of a model train with. A user names it in one of two ways:
 
     sharders=[EmbeddingBagCollectionSharder(rule)]
     _apply_optimizer_in_backward(torch.optim.Adagrad, collection.parameters(), {"lr": 0.1})
 
 The second comes before the collection is sharded. Tables are updated inside of backward by a row
 rule (`recapp/optim/rules.py`), so an optimiser of torch becomes the rule that computes the same, or
-is refused. Nothing that was said is left out in silence.
+is refused. Nothing that a user has named is ignored in silence.
 """
 
 import inspect
@@ -21,21 +21,21 @@ from recapp.optim.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 _WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "differentiable")
-"""Entries of a param group that change no result: dampening is one of momentum."""
+"""Entries of a param group that change no result: dampening acts on momentum alone."""
 
 
 def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> RowRule | None:
-    """Find the rule that somebody has asked for.
+    """Find the row rule that the user has named.
 
     Args:
-        module: a model whose collections are not sharded yet.
-        sharders: as of `DistributedModelParallel`.
+        module: A model whose collections are not sharded yet.
+        sharders: The argument of `DistributedModelParallel`.
 
     Returns:
-        The rule of all tables; None where nobody has said one.
+        The rule of all tables; None where none was named.
 
     Raises:
-        ConfigError: sharders that cannot be used, an optimiser that is no row rule, or two that
+        ConfigError: Sharders that cannot be used, an optimiser that is no row rule, or two that
             differ.
     """
     from_sharders = rule_of_sharders(sharders)
@@ -46,10 +46,15 @@ def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> RowR
 
 
 def check_same_rule(in_backward: RowRule, other: RowRule, who: str) -> None:
-    """Refuse a rule that contradicts the optimiser applied in backward.
+    """Check that a rule does not contradict the optimiser applied in backward.
+
+    Args:
+        in_backward: The rule of the optimiser applied in backward.
+        other: The rule named elsewhere.
+        who: Where it was named, for the message.
 
     Raises:
-        ConfigError: naming both.
+        ConfigError: The rules differ; it names both.
     """
     if in_backward != other:
         raise ConfigError(
@@ -59,10 +64,10 @@ def check_same_rule(in_backward: RowRule, other: RowRule, who: str) -> None:
 
 
 def rule_of_sharders(sharders: Sequence[Any] | None) -> RowRule | None:
-    """Read the one rule that sharders name; None where they name none.
+    """Return the one rule that sharders name; None where they name none.
 
     Raises:
-        ConfigError: no list, an empty one, something that is no sharder, or sharders that differ.
+        ConfigError: No list, an empty one, something that is no sharder, or sharders that differ.
     """
     if sharders is None:
         return None
@@ -89,15 +94,16 @@ def rule_of_sharders(sharders: Sequence[Any] | None) -> RowRule | None:
 
 
 def rule_in_backward(module: nn.Module) -> RowRule | None:
-    """Read the optimiser that `_apply_optimizer_in_backward` has left on the weights of a model's
-    tables.
+    """Return the rule that `_apply_optimizer_in_backward` asks for.
+
+    It leaves an optimiser on the weights of a model's tables.
 
     Returns:
         The row rule that computes the same on touched rows; None where no table has such an
         optimiser.
 
     Raises:
-        ConfigError: an optimiser or argument that no row rule has, or tables that differ.
+        ConfigError: An optimiser or argument that no row rule has, or tables that differ.
     """
     collections = [m for m in module.modules() if isinstance(m, EmbeddingBagCollection)]
     rules = {
@@ -113,13 +119,13 @@ def rule_in_backward(module: nn.Module) -> RowRule | None:
             raise ConfigError(
                 f"table {first} has {describe(rules[first])} by apply_optimizer_in_backward and "
                 f"table {name} {describe(rule)}: all tables of a model follow one rule, so apply "
-                "it "
-                "to all of them alike"
+                "it to all of them alike"
             )
     return rules[first]
 
 
 def _rule_on(table: str, weight: Tensor) -> RowRule | None:
+    """Return the rule of the optimiser on one table's weight; None where there is no optimiser."""
     optimizers: list[Optimizer] = getattr(weight, "_in_backward_optimizers", [])
     if not optimizers:
         return None
@@ -147,14 +153,14 @@ def _rule_on(table: str, weight: Tensor) -> RowRule | None:
 
 
 def _default(kind: type[Optimizer], name: str) -> Any:
-    """Of an optimiser's argument: with it the argument has no effect."""
+    """Return the default of an optimiser's argument, with which the argument has no effect."""
     known = inspect.signature(kind).parameters
     return known[name].default if name in known else None
 
 
 Given = Mapping[str, Any]
 _Kind = tuple[Callable[[Given], RowRule], tuple[str, ...]]
-"""What makes the rule, and the arguments it is made of."""
+"""A function that makes the rule, and the arguments that it reads."""
 
 _ALLOWED = (
     "use SGD(lr), Adagrad(lr, eps) or SparseAdam(lr, betas, eps) of torch.optim, "
@@ -180,15 +186,18 @@ _KINDS: dict[type[Optimizer], _Kind] = {
 
 
 def _of_torchrec(kind: type[Optimizer]) -> _Kind | None:
-    """Its row-wise Adagrad, which its sharded tables compute as FBGEMM does. By name: it is not
-    imported here."""
+    """Return how TorchRec's row-wise Adagrad is read; None for any other optimiser.
+
+    TorchRec's sharded tables compute it as FBGEMM does. It is recognised by name, because TorchRec
+    is not imported here.
+    """
     if kind.__name__ != "RowWiseAdagrad" or kind.__module__.split(".")[0] != "torchrec":
         return None
     return lambda given: rowwise_adagrad(float(given["lr"]), float(given["eps"])), ("lr", "eps")
 
 
 def describe(rule: RowRule | None) -> str:
-    """A rule and its numbers for people."""
+    """Return a rule and its numbers as text for people."""
     if rule is None:
         return "no rule"
     constants = "".join(f", {number:g}" for number in rule.constants)

@@ -5,18 +5,17 @@ It works for any plan, also for one that rules or a person made: the plan's own 
 one option beside those the planner knows.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from recapp.planner.constraints import ParameterConstraints
-from recapp.planner.cost import PHASES, Floats, Setting, fixed_of
+from recapp.planner.cost import PHASES, Floats, fixed_of
 from recapp.planner.options import option_of, options_of, phases_of
 from recapp.planner.placement import Board
+from recapp.planner.problem import PlanningProblem
 from recapp.planner.units import Catalogue, Choice, Unit
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.tables.config import EmbeddingBagConfig
 
 SMALL = 0.001  # of the step: a phase that differs by less is not worth naming
 
@@ -37,26 +36,27 @@ class RunnerUp:
 
 
 def runner_ups(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, step: float
+    plan: ShardingPlan, problem: PlanningProblem, step: float
 ) -> dict[str, RunnerUp | None]:
     """For each table of a plan whose step takes so many seconds; None where no other type is
     possible, as on one rank.
     """
-    others = options_of(tables, {t.name: ParameterConstraints() for t in tables}, setting)
+    tables = problem.tables
+    others = options_of(tables, {t.name: ParameterConstraints() for t in tables}, problem)
     units = [
         Unit(
             (t.name,),
-            tuple((o,) for o in [option_of(t, plan.tables[t.name], setting), *others[t.name]]),
+            tuple((o,) for o in [option_of(t, plan.tables[t.name], problem), *others[t.name]]),
         )
         for t in tables
     ]
-    memory = setting.topology.memory_bytes
+    memory = problem.topology.memory_bytes
     capacity = (
         np.full(plan.world_size, np.inf)
         if memory is None
-        else np.array(memory, float) - setting.topology.reserve_bytes
+        else np.array(memory, float) - problem.topology.reserve_bytes
     )
-    board = Board(Catalogue(units, fixed_of(setting)), capacity)
+    board = Board(Catalogue(units, fixed_of(problem)), capacity)
     for number in range(len(units)):
         board.put(number, Choice(0, (0,)))
     found: dict[str, RunnerUp | None] = {}

@@ -9,15 +9,14 @@ In flight are the training batch, those that are looked ahead to, and a validati
 be the largest of them. Everything keeps the size of the largest batch it has held.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recapp.planner.cost import ID_BYTES, NUMBER_BYTES, Floats, Setting, by_rank
+from recapp.planner.cost import ID_BYTES, Floats, by_rank
 from recapp.planner.pricing import work_of
+from recapp.planner.problem import NUMBER_BYTES, PlanningProblem
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.tables.config import EmbeddingBagConfig
 
 BUFFER_SLACK = 1.2  # buffers grow by more than is asked, so as not to grow again
 HOME_INTEGERS = {"unique": 9, "replicated": 9, "pooled": 3}  # kept for each id at home, by mode
@@ -40,54 +39,43 @@ class _Batch:
     places: float
 
 
-def buffer_bytes(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting
-) -> Floats:
+def buffer_bytes(plan: ShardingPlan, problem: PlanningProblem) -> Floats:
     """Predict what each rank keeps for its exchange, [W]; nothing where a rank is alone and asks
     nobody.
 
     Args:
-        tables: of the plan.
-        plan: any plan of these tables.
-        setting: batches of training and validation, how many are looked ahead to, and id
+        plan: Any plan of the problem's tables.
+        problem: Tables, batches of training and validation, how many are looked ahead to, and id
             statistics.
     """
-    world = setting.topology.world_size
-    if world == 1 or not tables:
+    world = problem.topology.world_size
+    if world == 1 or not problem.tables:
         return np.zeros(world)
-    train = _of_batch(
-        tables, plan, setting, setting.batch_per_rank, learns=setting.rule is not None
-    )
+    train = _of_batch(plan, problem, problem.batch_per_rank, learns=problem.rule is not None)
     vectors = train.vectors
-    noted = (1 + setting.look_ahead) * train.noted
+    noted = (1 + problem.look_ahead) * train.noted
     places = train.places
-    if setting.val_batch_per_rank:
-        val = _of_batch(tables, plan, setting, setting.val_batch_per_rank, learns=False)
+    if problem.val_batch_per_rank:
+        val = _of_batch(plan, problem, problem.val_batch_per_rank, learns=False)
         vectors = np.maximum(vectors, val.vectors)
         noted = noted + val.noted
-        places += val.places if setting.val_batch_per_rank != setting.batch_per_rank else 0.0
+        places += val.places if problem.val_batch_per_rank != problem.batch_per_rank else 0.0
     found: Floats = BUFFER_SLACK * (vectors + noted) + places
     return found
 
 
-def _of_batch(
-    tables: Sequence[EmbeddingBagConfig],
-    plan: ShardingPlan,
-    setting: Setting,
-    batch: int,
-    *,
-    learns: bool,
-) -> _Batch:
-    world = setting.topology.world_size
-    setting = replace(setting, batch_per_rank=batch)
-    works = [work_of(t, plan.tables[t.name], setting) for t in tables]
+def _of_batch(plan: ShardingPlan, problem: PlanningProblem, batch: int, *, learns: bool) -> _Batch:
+    world = problem.topology.world_size
+    tables = problem.tables
+    problem = replace(problem, batch_per_rank=batch)
+    works = [work_of(t, plan.tables[t.name], problem) for t in tables]
     asked_3W = by_rank(
         np.concatenate([w.rank_M for w in works]), [w.asked_3M for w in works], world
     )
     everywhere = np.sum([w.everywhere for w in works], 0)
     strips_T = [len({s.cols.start for s in plan.tables[t.name].cells(t, world)}) for t in tables]
     at_home = sum(
-        HOME_INTEGERS[w.mode] * n * setting.of(t).ids_per_sample
+        HOME_INTEGERS[w.mode] * n * problem.of(t).ids_per_sample
         for t, n, w in zip(tables, strips_T, works, strict=True)
     )
     bags = sum(n * len(t.feature_names) for t, n in zip(tables, strips_T, strict=True))

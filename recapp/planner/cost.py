@@ -16,116 +16,24 @@ W ranks, P phases, n ids of a rank's batch, U distinct rows among them, rho the 
 that falls into a piece's rows.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
 
-from recapp.optim.rules import RowRule
-from recapp.planner.hardware import Hardware
-from recapp.planner.topology import Topology
+from recapp.planner.problem import PlanningProblem
 from recapp.sharding.sharding_plan import Mode
-from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.lookups import collections_in
-from recapp.tables.statistics import TableStatistics, default_statistics
 
 PHASES = ("input", "lookup", "output", "dense", "gradients", "update")
 MESSAGES = ("ids", "vectors", "gradients")
 PHASE_OF_MESSAGE = {"ids": "input", "vectors": "output", "gradients": "gradients"}
 ID_BYTES = 4
-NUMBER_BYTES = 4
 STATISTIC_BYTES = 8
 VECTOR_PASSES = 3  # in training: read, read again backward, gradients written; serving reads once
 HEADER_BYTES = 64  # of the counts message, from each rank to each
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Dense:
-    """The part of the model that is not sharded.
-
-    Args:
-        flops: of a sample's forward and backward.
-        bytes: of its gradients, which all ranks sum.
-        vector_bytes: of a sample's pooled vectors, which it reads forward and backward and answers
-            with as many gradients.
-    """
-
-    flops: float = 0.0
-    bytes: float = 0.0
-    vector_bytes: float = 0.0
-
-
-def dense_of(module: nn.Module) -> Dense:
-    """Of any model: two operations for each weight and sample forward and four backward, as linear
-    layers do; tables do not count.
-
-    A module that multiplies more than its weights says how much by `flops_per_sample()`, as a DLRM
-    does of its interaction.
-    """
-    inside = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
-    weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
-    more = sum(m.flops_per_sample() for m in module.modules() if hasattr(m, "flops_per_sample"))  # type: ignore[operator]
-    width = sum(x.dim for _, collection in collections_in(module) for x in collection.lookups)
-    return Dense(6.0 * weights + more, NUMBER_BYTES * float(weights), NUMBER_BYTES * float(width))
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What plans are compared for.
-
-    Args:
-        topology: the ranks; its hardware prices the work.
-        batch_per_rank: samples, B.
-        rule: what happens to touched rows; None prices serving, which has no backward.
-        statistics: of ids, by table; a table nobody has looked at gets `default_statistics`.
-        dense: the rest of the model.
-        payload_bytes: of a number that travels.
-        val_batch_per_rank: samples of a validation batch, which takes memory and is no part of a
-            step; 0 for no validation.
-        look_ahead: training batches whose ids are exchanged before their turn, which take memory.
-    """
-
-    topology: Topology
-    batch_per_rank: int = 1024
-    rule: RowRule | None = None
-    statistics: Mapping[str, TableStatistics] = field(default_factory=dict)
-    dense: Dense = Dense()
-    payload_bytes: int = NUMBER_BYTES
-    val_batch_per_rank: int = 0
-    look_ahead: int = 1
-
-    @cached_property
-    def hardware(self) -> Hardware:
-        """What work costs."""
-        return self.topology.costs
-
-    @cached_property
-    def seconds_per_byte(self) -> tuple[float, float]:
-        """What a byte asked by each home costs the busiest rank: inside its host, and beyond it."""
-        topology = self.topology
-        links = self.hardware.all_to_all
-        W = topology.world_size
-        mates = topology.ranks_per_host
-        hosts = topology.hosts
-        near = (
-            (links["host"].seconds(mates, 1e9) - links["host"].seconds(mates, 0)) / 1e9
-            if mates > 1
-            else 0.0
-        )
-        far = (
-            (links["network"].seconds(hosts, 1e9) - links["network"].seconds(hosts, 0)) / 1e9
-            if hosts > 1
-            else 0.0
-        )
-        return float(near * (mates - 1)), float(far * (W - mates))
-
-    def of(self, table: EmbeddingBagConfig) -> TableStatistics:
-        """A table's id statistics."""
-        return self.statistics.get(table.name) or default_statistics(table)
 
 
 @dataclass(frozen=True)
@@ -197,9 +105,9 @@ class PlanCost:
         return float((W - 1) * (self.asked_3W.sum() + W * self.each))
 
 
-def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
+def cost_of(works: Sequence[Work], problem: PlanningProblem) -> PlanCost:
     """Price all tables of a plan together."""
-    W = setting.topology.world_size
+    W = problem.topology.world_size
     phase = {p: i for i, p in enumerate(PHASES)}
     seconds = np.zeros((len(PHASES), W))
     held = np.zeros(W)
@@ -213,20 +121,20 @@ def cost_of(works: Sequence[Work], setting: Setting) -> PlanCost:
         held = by_rank(rank_M, [w.bytes_M[None] for w in works], W)[0]
         asked = by_rank(rank_M, [w.asked_3M for w in works], W)
     kinds = len(set().union(*(w.kinds for w in works))) if works else 0
-    for at, spent in _calls(setting, kinds):
+    for at, spent in _calls(problem, kinds):
         seconds[phase[at]] += spent
     told = STATISTIC_BYTES * sum(w.agreeing for w in works) / W
     if W > 1:
         nothing = np.zeros(W)
-        seconds[phase["input"]] += message_seconds(nothing, HEADER_BYTES, setting)
+        seconds[phase["input"]] += message_seconds(nothing, HEADER_BYTES, problem)
         for m, message in enumerate(MESSAGES):
-            if message != "gradients" or setting.rule is not None:
+            if message != "gradients" or problem.rule is not None:
                 seconds[phase[PHASE_OF_MESSAGE[message]]] += message_seconds(
-                    asked[m], float(everywhere[m]), setting
+                    asked[m], float(everywhere[m]), problem
                 )
         if told:
-            seconds[phase["update"]] += message_seconds(nothing, told, setting)
-    seconds[phase["dense"]] += _dense_seconds(setting)
+            seconds[phase["update"]] += message_seconds(nothing, told, problem)
+    seconds[phase["dense"]] += _dense_seconds(problem)
     beside = float(everywhere.sum()) + HEADER_BYTES + told
     return PlanCost(seconds, asked, beside if W > 1 else 0.0, held)
 
@@ -243,12 +151,12 @@ _CALLS = {
 }
 
 
-def _calls(setting: Setting, kinds: int) -> list[tuple[str, float]]:
+def _calls(problem: PlanningProblem, kinds: int) -> list[tuple[str, float]]:
     """Phase and seconds of every kernel's calls for so many widths and modes, with nothing to
     do.
     """
-    kernels = setting.hardware.kernels
-    alone = setting.topology.world_size == 1
+    kernels = problem.hardware.kernels
+    alone = problem.topology.world_size == 1
     return [
         (at, float(kernels[name].seconds(kinds, 0, 0)))
         for name, at in _CALLS.items()
@@ -256,9 +164,9 @@ def _calls(setting: Setting, kinds: int) -> list[tuple[str, float]]:
     ]
 
 
-def call_seconds(setting: Setting) -> tuple[float, float]:
+def call_seconds(problem: PlanningProblem) -> tuple[float, float]:
     """What kernels' calls cost a step at all, and what each width or mode adds."""
-    first, second = (sum(spent for _, spent in _calls(setting, kinds)) for kinds in (1, 2))
+    first, second = (sum(spent for _, spent in _calls(problem, kinds)) for kinds in (1, 2))
     return 2 * first - second, second - first
 
 
@@ -282,11 +190,11 @@ class Fixed:
     agreement_row_seconds: float
 
 
-def fixed_of(setting: Setting) -> Fixed:
+def fixed_of(problem: PlanningProblem) -> Fixed:
     """Of any plan that is priced for this."""
-    first, each = call_seconds(setting)
-    topology = setting.topology
-    links = setting.hardware.all_to_all
+    first, each = call_seconds(problem)
+    topology = problem.topology
+    links = problem.hardware.all_to_all
     messages = len(MESSAGES)
     W = topology.world_size
     L = topology.ranks_per_host
@@ -295,13 +203,13 @@ def fixed_of(setting: Setting) -> Fixed:
         float(links[p].seconds(n, 0)) if n > 1 else 0.0 for p, n in (("host", L), ("network", H))
     )
     latency = np.repeat([[near], [far]], messages, 1)
-    if setting.rule is None:
+    if problem.rule is None:
         latency[:, MESSAGES.index("gradients")] = 0.0
-    counts = message_seconds(np.zeros(W), HEADER_BYTES, setting) if W > 1 else 0.0
+    counts = message_seconds(np.zeros(W), HEADER_BYTES, problem) if W > 1 else 0.0
     # of the link that is slower with nothing to carry
-    slope = setting.seconds_per_byte[int(H > 1 and far >= near)]
+    slope = problem.seconds_per_byte[int(H > 1 and far >= near)]
     return Fixed(
-        _dense_seconds(setting) + counts + first,
+        _dense_seconds(problem) + counts + first,
         latency,
         each,
         max(near, far),
@@ -314,17 +222,17 @@ def by_rank(rank_M: npt.NDArray[np.int64], values_KM: Sequence[Floats], world: i
     return np.stack([np.bincount(rank_M, of_M, world) for of_M in np.concatenate(values_KM, 1)])
 
 
-def message_seconds(asked_W: Floats, each: float, setting: Setting) -> float:
+def message_seconds(asked_W: Floats, each: float, problem: PlanningProblem) -> float:
     """One all-to-all: the busiest rank's bytes within its host and beyond it, which travel at the
     same time.
 
     Args:
         asked_W: bytes that every rank exchanges with each owner; the way they go does not matter.
         each: bytes that every rank sends to each other beside them.
-        setting: the ranks and their links.
+        problem: the ranks and their links.
     """
-    topology = setting.topology
-    links = setting.hardware.all_to_all
+    topology = problem.topology
+    links = problem.hardware.all_to_all
     W = topology.world_size
     L = topology.ranks_per_host
     H = topology.hosts
@@ -338,21 +246,21 @@ def message_seconds(asked_W: Floats, each: float, setting: Setting) -> float:
     )
 
 
-def _dense_seconds(setting: Setting) -> float:
+def _dense_seconds(problem: PlanningProblem) -> float:
     """Products, vectors, in training the rest of a step's Python, and what of the gradients' sum
     tables' backward does not hide.
     """
-    topology = setting.topology
-    hardware = setting.hardware
+    topology = problem.topology
+    hardware = problem.hardware
     # forward is a third of either
-    dense = setting.dense
-    share = 1 if setting.rule is not None else 1 / 3
+    dense = problem.dense
+    share = 1 if problem.rule is not None else 1 / 3
     products = dense.flops / hardware.flops_per_s
     moved = VECTOR_PASSES * dense.vector_bytes / (hardware.kernels["combine"].gb_per_s * 1e9)
-    spent = share * (products + moved) * setting.batch_per_rank
-    if setting.rule is not None:
+    spent = share * (products + moved) * problem.batch_per_rank
+    if problem.rule is not None:
         spent += hardware.step_overhead_us * 1e-6
-    if topology.world_size > 1 and setting.rule is not None and dense.bytes:
+    if topology.world_size > 1 and problem.rule is not None and dense.bytes:
         link, ranks = (
             ("network", topology.hosts) if topology.hosts > 1 else ("host", topology.world_size)
         )

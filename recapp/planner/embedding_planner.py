@@ -15,19 +15,22 @@ around them. Only `collective_plan` talks to other ranks: rank 0 plans and tells
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 from torch import nn
 
-from recapp.errors import PlanError, RecappError
+from recapp.errors import PlanError
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.optim.table_rule import table_rule
 from recapp.planner.bounds import lower_bound
 from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
-from recapp.planner.cost import Dense, Floats, PlanCost, Setting, cost_of, fixed_of
+from recapp.planner.cost import Floats, PlanCost, cost_of, fixed_of
+from recapp.planner.initial_plan import initial_plan
 from recapp.planner.options import Option, options_of, seen_statistics, seen_table
+from recapp.planner.problem import Dense, PlanningProblem
 from recapp.planner.rank_memory import check_memory, human
 from recapp.planner.search import (
     EXACT_COMBINATIONS,
@@ -62,7 +65,7 @@ class Outcome:
         exact: whether every combination was weighed.
         units: what there was to choose from.
         assignment: what was chosen.
-        setting: what it was priced for.
+        problem: what it was priced for.
     """
 
     plan: ShardingPlan
@@ -71,7 +74,7 @@ class Outcome:
     exact: bool
     units: tuple[Unit, ...]
     assignment: Assignment
-    setting: Setting
+    problem: PlanningProblem
 
     @property
     def gap(self) -> float:
@@ -84,45 +87,44 @@ class Outcome:
 
 
 def plan_tables(
-    tables: Sequence[EmbeddingBagConfig],
-    setting: Setting,
+    problem: PlanningProblem,
     constraints: Constraints | None = None,
     *,
     name: str = AUTOMATIC,
 ) -> Outcome:
-    """The best plan that the search finds; on small problems the best there is.
+    """Return the best plan that the search finds; on small problems the best there is.
 
     Args:
-        tables: of the model.
-        setting: machine, batch, optimiser and id statistics.
-        constraints: what a plan must respect, by table name or glob.
-        name: of the plan.
+        problem: Tables, machine, batch, optimiser and id statistics.
+        constraints: What a plan must respect, by table name or glob.
+        name: The name of the plan.
 
     Raises:
-        PlanError: constraints that cannot hold, or no plan fits: how many bytes are missing, where,
+        PlanError: Constraints that cannot hold, or no plan fits: how many bytes are missing, where,
             and what would help.
     """
+    tables = problem.tables
     if not tables:
-        return _nothing(setting, name)
-    c = constraints_of(tables, constraints or {}, setting.topology)
+        return _nothing(problem, name)
+    c = constraints_of(tables, constraints or {}, problem.topology)
     seen = {t.name: seen_table(t, c[t.name]) for t in tables}
-    known = {t.name: seen_statistics(t, c[t.name], setting.statistics.get(t.name)) for t in tables}
-    setting = replace(setting, statistics=known)
-    catalogue = Catalogue(_units([seen[t.name] for t in tables], c, setting), fixed_of(setting))
+    known = {t.name: seen_statistics(t, c[t.name], problem.statistics.get(t.name)) for t in tables}
+    problem = replace(problem, statistics=known)
+    catalogue = Catalogue(_units([seen[t.name] for t in tables], c, problem), fixed_of(problem))
     units = catalogue.units
-    capacity = _capacity(setting)
+    capacity = _capacity(problem)
     exact = catalogue.combinations() <= EXACT_COMBINATIONS
-    best, bound = _best_found(catalogue, capacity, setting)
+    best, bound = _best_found(catalogue, capacity, problem)
     if exact:
         best = exhaustive(
-            catalogue, capacity, lambda found: _cost(units, found, setting).step_seconds, best
+            catalogue, capacity, lambda found: _cost(units, found, problem).step_seconds, best
         )
     if best is None:
-        raise _does_not_fit(tables, catalogue, capacity, setting, name)
-    cost = _cost(units, best, setting)
+        raise _does_not_fit(catalogue, capacity, problem, name)
+    cost = _cost(units, best, problem)
     bound = cost.step_seconds if exact else min(bound, cost.step_seconds)  # a rounding error apart
     return Outcome(
-        _plan(tables, units, best, setting, name), cost, bound, exact, tuple(units), best, setting
+        _plan(units, best, problem, name), cost, bound, exact, tuple(units), best, problem
     )
 
 
@@ -170,10 +172,15 @@ class EmbeddingShardingPlanner:
             ConfigError: sharders or optimisers that cannot be used or differ.
         """
         rule = table_rule(module, sharders) or self.rule or rowwise_adagrad()
-        setting = Setting(
-            self.topology or Topology(1), self.batch_size, rule, self.statistics, self.dense
+        problem = PlanningProblem(
+            embedding_tables(module),
+            self.topology or Topology(1),
+            self.batch_size,
+            rule,
+            self.statistics,
+            self.dense,
         )
-        return plan_tables(embedding_tables(module), setting, self.constraints).plan
+        return plan_tables(problem, self.constraints).plan
 
     def collective_plan(
         self,
@@ -197,17 +204,7 @@ class EmbeddingShardingPlanner:
             if self.topology is not None
             else self._for(Topology(dist.get_world_size(group), compute_device=_device(group)))
         )
-        told: list[Any] = [None]
-        if dist.get_rank(group) == 0:
-            try:
-                told = [planner.plan(module, sharders)]
-            except RecappError as error:
-                told = [error]
-        dist.broadcast_object_list(told, group=group, group_src=0)
-        if isinstance(told[0], RecappError):
-            raise told[0]
-        assert isinstance(told[0], ShardingPlan)
-        return told[0]
+        return initial_plan(partial(planner.plan, module, sharders), _Group(group))
 
     def _for(self, topology: Topology) -> "EmbeddingShardingPlanner":
         return EmbeddingShardingPlanner(
@@ -220,35 +217,52 @@ class EmbeddingShardingPlanner:
         )
 
 
+class _Group:
+    """The ranks of a process group that carries nothing else."""
+
+    def __init__(self, group: "dist.ProcessGroup | None") -> None:
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.world = dist.get_world_size(group)
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's value on every rank; every rank calls it."""
+        values = [value]
+        dist.broadcast_object_list(values, group=self.group, group_src=0)
+        return values[0]
+
+
 def _device(group: Any) -> str:
     return "cuda" if dist.get_backend(group) == "nccl" else "cpu"
 
 
-def _nothing(setting: Setting, name: str) -> Outcome:
-    cost = cost_of([], setting)
+def _nothing(problem: PlanningProblem, name: str) -> Outcome:
+    cost = cost_of([], problem)
     return Outcome(
-        ShardingPlan({}, setting.topology.world_size, name),
+        ShardingPlan({}, problem.topology.world_size, name),
         cost,
         cost.step_seconds,
         True,
         (),
         (),
-        setting,
+        problem,
     )
 
 
 def _units(
-    tables: Sequence[EmbeddingBagConfig], c: Mapping[str, ParameterConstraints], setting: Setting
+    tables: Sequence[EmbeddingBagConfig],
+    c: Mapping[str, ParameterConstraints],
+    problem: PlanningProblem,
 ) -> list[Unit]:
     """One for each table, or for tables that stay together."""
-    options = options_of(tables, c, setting)
+    options = options_of(tables, c, problem)
     for name, found in options.items():
         if not found:
             said = ", ".join(c[name].sharding_types or ())
             raise PlanError(
                 f"constraints.{name}: nothing is left to choose from: sharding_types "
                 f"{said or 'any'} on ranks "
-                f"{list(c[name].ranks or range(setting.topology.world_size))}; data_parallel "
+                f"{list(c[name].ranks or range(problem.topology.world_size))}; data_parallel "
                 "needs all ranks, a cut needs "
                 "something to cut: allow another type"
             )
@@ -296,15 +310,15 @@ def _same_places(a: Option, b: Option) -> bool:
     )
 
 
-def _capacity(setting: Setting) -> Floats:
-    topology = setting.topology
+def _capacity(problem: PlanningProblem) -> Floats:
+    topology = problem.topology
     if topology.memory_bytes is None:
         return np.full(topology.world_size, np.inf)
     return np.array(topology.memory_bytes, float) - topology.reserve_bytes
 
 
-def _cost(units: Sequence[Unit], assignment: Assignment, setting: Setting) -> PlanCost:
-    return cost_of([o.placed(places) for o, places in chosen_options(units, assignment)], setting)
+def _cost(units: Sequence[Unit], assignment: Assignment, problem: PlanningProblem) -> PlanCost:
+    return cost_of([o.placed(places) for o, places in chosen_options(units, assignment)], problem)
 
 
 def chosen_options(
@@ -319,17 +333,17 @@ def chosen_options(
 
 
 def _best_found(
-    catalogue: Catalogue, capacity: Floats, setting: Setting
+    catalogue: Catalogue, capacity: Floats, problem: PlanningProblem
 ) -> tuple[Assignment | None, float]:
     """The best of several starts, improved, by the whole price; and what no plan can beat."""
-    world = setting.topology.world_size
+    world = problem.topology.world_size
     bounds = lower_bound(catalogue, world)
     worth = promising(catalogue, bounds[:2])
     found: list[tuple[float, Assignment]] = []
 
     def add(start: Assignment | None) -> None:
         if start is not None:
-            found.append((_cost(catalogue.units, start, setting).step_seconds, start))
+            found.append((_cost(catalogue.units, start, problem).step_seconds, start))
 
     for bound in bounds[:ROUNDED]:
         add(greedy(catalogue, capacity, taken(catalogue, bound)))
@@ -364,21 +378,18 @@ def _best_found(
 
 
 def _plan(
-    tables: Sequence[EmbeddingBagConfig],
-    units: Sequence[Unit],
-    best: Assignment,
-    setting: Setting,
-    name: str,
+    units: Sequence[Unit], best: Assignment, problem: PlanningProblem, name: str
 ) -> ShardingPlan:
     made = {option.table: option.sharding(places) for option, places in chosen_options(units, best)}
-    return ShardingPlan({t.name: made[t.name] for t in tables}, setting.topology.world_size, name)
+    return ShardingPlan(
+        {t.name: made[t.name] for t in problem.tables}, problem.topology.world_size, name
+    )
 
 
 def _does_not_fit(
-    tables: Sequence[EmbeddingBagConfig],
     catalogue: Catalogue,
     capacity: Floats,
-    setting: Setting,
+    problem: PlanningProblem,
     name: str,
 ) -> PlanError:
     """Why: of the plan that comes closest, which spreads bytes as evenly as options allow."""
@@ -392,10 +403,10 @@ def _does_not_fit(
     if closest is not None:
         try:
             check_memory(
-                tables,
-                _plan(tables, catalogue.units, closest, setting, name),
-                setting.rule,
-                setting.topology,
+                problem.tables,
+                _plan(catalogue.units, closest, problem, name),
+                problem.rule,
+                problem.topology,
             )
         except PlanError as error:
             return error

@@ -8,9 +8,10 @@ from recapp.errors import PlanError
 from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.planner.alternatives import RunnerUp, runner_ups
 from recapp.planner.buffers import buffer_bytes
-from recapp.planner.cost import PHASES, PlanCost, Setting, cost_of
+from recapp.planner.cost import PHASES, PlanCost, cost_of
 from recapp.planner.options import Option, option_of, own_seconds, phases_of
 from recapp.planner.pricing import plan_cost
+from recapp.planner.problem import PlanningProblem
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
@@ -93,9 +94,8 @@ def rank_rows(
 
 
 def explained(
-    tables: Sequence[EmbeddingBagConfig],
     plan: ShardingPlan,
-    setting: Setting,
+    problem: PlanningProblem,
     *,
     lower_bound_seconds: float | None = None,
     alternatives: bool = True,
@@ -104,33 +104,33 @@ def explained(
     and answered as JSON.
 
     Args:
-        tables: of the plan.
-        plan: any plan of these tables.
-        setting: machine, batch, optimiser and ids it is priced for.
-        lower_bound_seconds: of a step, where the planner knows one.
-        alternatives: whether the best other type of every table is looked for.
+        plan: Any plan of the problem's tables.
+        problem: Tables, machine, batch, optimiser and ids it is priced for.
+        lower_bound_seconds: The least time of a step, where the planner knows it.
+        alternatives: Whether the best other type of every table is looked for.
 
     Returns:
         `name`, `world_size`, `hosts`, `batch_per_rank`, `step_ms`, `lower_bound_ms`, `notes`;
         `rows`, a record for each table; `ranks`, a record for each rank; `between_ranks`, who sends
         how many bytes to whom in a step.
     """
-    options = [option_of(t, plan.tables[t.name], setting) for t in tables]
-    cost = cost_of([o.work for o in options], setting)
-    others = runner_ups(tables, plan, setting, cost.step_seconds) if alternatives else {}
+    tables = problem.tables
+    options = [option_of(t, plan.tables[t.name], problem) for t in tables]
+    cost = cost_of([o.work for o in options], problem)
+    others = runner_ups(plan, problem, cost.step_seconds) if alternatives else {}
     rows = [_row(t, plan, others.get(t.name), o) for t, o in zip(tables, options, strict=True)]
     sent = cost.bytes_WW
     return {
         "name": plan.name,
         "world_size": plan.world_size,
-        "hosts": setting.topology.host_ranks(),
-        "batch_per_rank": setting.batch_per_rank,
-        "hardware": setting.hardware.name,
+        "hosts": problem.topology.host_ranks(),
+        "batch_per_rank": problem.batch_per_rank,
+        "hardware": problem.hardware.name,
         "step_ms": cost.step_seconds * 1e3,
         "lower_bound_ms": None if lower_bound_seconds is None else lower_bound_seconds * 1e3,
         "notes": list(plan.notes),
         "rows": rows,
-        "ranks": _ranks(tables, plan, setting, cost),
+        "ranks": _ranks(plan, problem, cost),
         "between_ranks": [
             {"source": a, "target": b, "bytes": round(float(sent[a, b]))}
             for a in range(len(sent))
@@ -173,16 +173,14 @@ def _row(
     }
 
 
-def _ranks(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting, cost: PlanCost
-) -> list[dict[str, Any]]:
+def _ranks(plan: ShardingPlan, problem: PlanningProblem, cost: PlanCost) -> list[dict[str, Any]]:
     hosts = {
-        rank: number for number, ranks in enumerate(setting.topology.host_ranks()) for rank in ranks
+        rank: number for number, ranks in enumerate(problem.topology.host_ranks()) for rank in ranks
     }
-    memory = setting.topology.memory_bytes
+    memory = problem.topology.memory_bytes
     rows = []
-    buffers_W = buffer_bytes(tables, plan, setting)
-    for rank, held in enumerate(bytes_per_rank(tables, plan, setting.rule)):
+    buffers_W = buffer_bytes(plan, problem)
+    for rank, held in enumerate(bytes_per_rank(problem.tables, plan, problem.rule)):
         weights = sum(held.weights.values())
         state = sum(held.state.values())
         seconds = cost.seconds_PW[:, rank]
@@ -241,8 +239,8 @@ def analyze_plan(
         else TableStatistics.from_dict(s, f"statistics.{name}")
         for name, s in given.items()
     }
-    setting = Setting(Topology(plan.world_size), batch, rowwise_adagrad(), ids)
-    cost = plan_cost(known, plan, setting)
+    problem = PlanningProblem(known, Topology(plan.world_size), batch, rowwise_adagrad(), ids)
+    cost = plan_cost(plan, problem)
     return {
         "sharding_types": dict(Counter(s.sharding_type for s in plan.tables.values())),
         "memory_distribution": [

@@ -23,11 +23,11 @@ from recapp.planner.cost import (
     PHASES,
     Fixed,
     Floats,
-    Setting,
     Work,
     fixed_of,
 )
 from recapp.planner.pricing import Cut, Ints, Prices, cut_of, price_all, work_of
+from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Mode, Shard, TableSharding
 from recapp.sharding.tilings import COLUMN_WIDTH, ShardingType, cut, strips
@@ -142,7 +142,9 @@ class _Part:
 
 
 def options_of(
-    tables: Sequence[EmbeddingBagConfig], c: Mapping[str, ParameterConstraints], setting: Setting
+    tables: Sequence[EmbeddingBagConfig],
+    c: Mapping[str, ParameterConstraints],
+    setting: PlanningProblem,
 ) -> dict[str, list[Option]]:
     """Every option of every table that its constraints allow, in a fixed order."""
     free: dict[tuple[int, ...], _Places] = {}
@@ -179,7 +181,7 @@ def _repeated(cols: range, times: int) -> Ints:
 
 
 def _ways(
-    table: EmbeddingBagConfig, c: ParameterConstraints, places: "_Places", setting: Setting
+    table: EmbeddingBagConfig, c: ParameterConstraints, places: "_Places", setting: PlanningProblem
 ) -> Iterator[tuple[str, Mode, list[_Part]]]:
     """Types, modes and cuts that are allowed."""
     kinds = (
@@ -228,7 +230,7 @@ def _cuts(
     table: EmbeddingBagConfig,
     c: ParameterConstraints,
     places: _Places,
-    setting: Setting,
+    setting: PlanningProblem,
 ) -> list[list[_Part]]:
     """The ways to cut a table as a type does: blocks of each."""
     R = table.num_embeddings
@@ -285,7 +287,7 @@ def _widths(table: EmbeddingBagConfig, c: ParameterConstraints, count: int) -> l
     return [parts for parts in found if len(parts) > 1]
 
 
-def _row_cuts(table: EmbeddingBagConfig, count: int, setting: Setting) -> list[Ints]:
+def _row_cuts(table: EmbeddingBagConfig, count: int, setting: PlanningProblem) -> list[Ints]:
     """Equal strips; where ids are known to crowd, also strips of equal requests."""
     known = setting.of(table)
     equal = _equal(table.num_embeddings, count)
@@ -300,7 +302,7 @@ class _Priced:
     through the network; homes likewise.
     """
 
-    def __init__(self, prices: Prices, setting: Setting) -> None:
+    def __init__(self, prices: Prices, setting: PlanningProblem) -> None:
         kernels = [PHASES.index(p) for p in KERNEL_PHASES]
         near, far = setting.seconds_per_byte
         self.prices = prices
@@ -337,7 +339,9 @@ class _Priced:
         )
 
 
-def option_of(table: EmbeddingBagConfig, sharding: TableSharding, setting: Setting) -> Option:
+def option_of(
+    table: EmbeddingBagConfig, sharding: TableSharding, setting: PlanningProblem
+) -> Option:
     """A sharding as it stands: one block, one alternative. An open mode counts as `work_of` counts
     it.
     """

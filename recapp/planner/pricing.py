@@ -23,14 +23,13 @@ import numpy.typing as npt
 from recapp.planner.cost import (
     ID_BYTES,
     MESSAGES,
-    NUMBER_BYTES,
     PHASES,
     Floats,
     PlanCost,
-    Setting,
     Work,
     cost_of,
 )
+from recapp.planner.problem import NUMBER_BYTES, PlanningProblem
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -118,14 +117,14 @@ class _Counts:
     (M).
     """
 
-    def __init__(self, cuts: Sequence[Cut], setting: Setting) -> None:
-        self.setting = setting
-        rule = setting.rule
-        batch = setting.batch_per_rank
-        world = setting.topology.world_size
+    def __init__(self, cuts: Sequence[Cut], problem: PlanningProblem) -> None:
+        self.problem = problem
+        rule = problem.rule
+        batch = problem.batch_per_rank
+        world = problem.topology.world_size
         facts: dict[str, tuple[float, ...]] = {}
         for table in {c.table.name: c.table for c in cuts}.values():
-            known = setting.of(table)
+            known = problem.of(table)
             n = batch * known.ids_per_sample
             facts[table.name] = (
                 n,
@@ -153,7 +152,7 @@ class _Counts:
         self.job_M = job_M
         self.rows_M = (rows_M2[:, 1] - rows_M2[:, 0]).astype(float)
         self.width_M = np.repeat(self.width_S, count_S)
-        self.share_M = np.concatenate([setting.of(c.table).shares(c.rows_M2) for c in cuts])
+        self.share_M = np.concatenate([problem.of(c.table).shares(c.rows_M2) for c in cuts])
         self.touched_M = np.minimum(self.U_of_all_J[job_M] * self.share_M, self.rows_M)
         self.pairs_M = self.bags_J[job_M] * (
             1.0 - (1.0 - np.minimum(self.share_M, 1.0)) ** (self.n_J / self.bags_J)[job_M]
@@ -176,16 +175,16 @@ class _Counts:
         return found
 
 
-def price_all(cuts: Sequence[Cut], setting: Setting) -> Prices:
+def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
     """The work of every cut."""
-    c = _Counts(cuts, setting)
-    world = setting.topology.world_size
-    train = setting.rule is not None
+    c = _Counts(cuts, problem)
+    world = problem.topology.world_size
+    train = problem.rule is not None
     seconds_PM, asked_3M = _owners(c)
     everywhere_J3 = np.stack(
-        [ID_BYTES * c.U_J, np.zeros(len(cuts)), train * c.U_J * c.dim_J * setting.payload_bytes], 1
+        [ID_BYTES * c.U_J, np.zeros(len(cuts)), train * c.U_J * c.dim_J * problem.payload_bytes], 1
     )
-    agree = setting.rule is not None and setting.rule.needs_row
+    agree = problem.rule is not None and problem.rule.needs_row
     return Prices(
         cuts,
         np.cumsum([0, *(len(j.rank_M) for j in cuts[:-1])]),
@@ -202,7 +201,7 @@ def _home(c: _Counts) -> Floats:
     """Kernels of each strip at home, summed by cut and phase, [J, P]. Vectors read: one per id;
     pooled, one per bag and owner.
     """
-    kernels = c.setting.hardware.kernels
+    kernels = c.problem.hardware.kernels
     number_S = NUMBER_BYTES * c.width_S
     n_S = c.n_J[c.job_S]
     U_S = c.U_J[c.job_S]
@@ -214,7 +213,7 @@ def _home(c: _Counts) -> Floats:
     spent["lookup"] = kernels["combine"].seconds(
         0, vectors_S, (vectors_S + c.samples_J[c.job_S]) * number_S
     )
-    if c.setting.rule is not None and c.setting.topology.world_size > 1:
+    if c.problem.rule is not None and c.problem.topology.world_size > 1:
         spent["gradients"] = kernels["spread"].seconds(
             0, vectors_S, (vectors_S + np.where(pooled_S, pairs_S, U_S)) * number_S
         )
@@ -225,9 +224,9 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
     """Kernels [P, M] and bytes asked by one home [3, M]. An owner serves all ranks, itself among
     them; a rank alone asks nobody.
     """
-    setting = c.setting
-    kernels = c.setting.hardware.kernels
-    world = c.setting.topology.world_size
+    problem = c.problem
+    kernels = c.problem.hardware.kernels
+    world = c.problem.topology.world_size
     pooled_M = c.pooled_J[c.job_M]
     replicated_M = c.replicated_J[c.job_M]
     number_M = NUMBER_BYTES * c.width_M
@@ -240,7 +239,7 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
             kernels["answer"].seconds(0, world * rows_M, world * (rows_M + vectors_M) * number_M)
             * ~replicated_M
         )
-    if setting.rule is not None:
+    if problem.rule is not None:
         learned_M = world * rows_M if world > 1 else c.n_J[c.job_M]
         if world > 1:
             spent["gradients"] = kernels["group"].seconds(0, learned_M)
@@ -248,29 +247,27 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
         spent["update"] = kernels["update"].seconds(0, c.touched_M, moved_M)
     asked_3M = np.zeros((len(MESSAGES), len(number_M)))
     if world > 1:
-        message_M = vectors_M * c.width_M * setting.payload_bytes * ~replicated_M
+        message_M = vectors_M * c.width_M * problem.payload_bytes * ~replicated_M
         asked_3M[0] = (
             rows_M * ID_BYTES + np.where(pooled_M, vectors_M * ID_BYTES, 0.0)
         ) * ~replicated_M
         asked_3M[1] = message_M
-        asked_3M[2] = message_M * (setting.rule is not None)
+        asked_3M[2] = message_M * (problem.rule is not None)
     return np.stack([spent[p] for p in PHASES]), asked_3M
 
 
-def work_of(table: EmbeddingBagConfig, sharding: TableSharding, setting: Setting) -> Work:
+def work_of(table: EmbeddingBagConfig, sharding: TableSharding, problem: PlanningProblem) -> Work:
     """Count and price a table's work; `auto` counts as whichever of `unique` and `pooled` exchanges
     fewer bytes.
     """
-    cells = sharding.cells(table, setting.topology.world_size)
+    cells = sharding.cells(table, problem.topology.world_size)
     modes: tuple[Mode, ...] = ("unique", "pooled") if sharding.mode == "auto" else (sharding.mode,)
-    prices = price_all([cut_of(table, cells, mode) for mode in modes], setting)
+    prices = price_all([cut_of(table, cells, mode) for mode in modes], problem)
     return min(
         (prices.work(j) for j in range(len(modes))), key=lambda work: float(work.asked_3M.sum())
     )
 
 
-def plan_cost(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, setting: Setting
-) -> PlanCost:
-    """The price of a plan as it stands."""
-    return cost_of([work_of(t, plan.tables[t.name], setting) for t in tables], setting)
+def plan_cost(plan: ShardingPlan, problem: PlanningProblem) -> PlanCost:
+    """Return the price of a plan for the problem's tables as it stands."""
+    return cost_of([work_of(t, plan.tables[t.name], problem) for t in problem.tables], problem)

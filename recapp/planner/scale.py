@@ -15,9 +15,10 @@ from typing import Any
 from recapp.errors import PlanError
 from recapp.optim.rules import RowRule
 from recapp.planner.constraints import MODES, ParameterConstraints
-from recapp.planner.cost import ID_BYTES, Dense, Setting
+from recapp.planner.cost import ID_BYTES
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.hardware import Hardware
+from recapp.planner.problem import Dense, PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig, IdRule
 from recapp.tables.statistics import default_statistics
@@ -129,7 +130,8 @@ def _one(
     topology = Topology(world, hosts, hardware.compute_device, memory, hardware=hardware)
     tables = mlperf_tables()
     known = {t.name: default_statistics(t, bag) for t, bag in zip(tables, MLPERF_BAGS, strict=True)}
-    setting = Setting(
+    problem = PlanningProblem(
+        tables,
         topology,
         batch,
         rule,
@@ -142,7 +144,7 @@ def _one(
         else ParameterConstraints(modes=[mode], sharding_types=[plan])
     )
     try:
-        outcome = plan_tables(tables, setting, {"*": wanted})
+        outcome = plan_tables(problem, {"*": wanted})
     except PlanError:
         return {
             "step_ms": None,
@@ -158,23 +160,23 @@ def _one(
         "samples_per_second": world * batch / step,
         "bytes_per_rank": float(cost.bytes_W.max()),
         "sent_per_rank": cost.sent_bytes / world,
-        "least_sent_per_rank": least_sent(tables, setting),
+        "least_sent_per_rank": least_sent(problem),
     }
 
 
-def least_sent(tables: Sequence[EmbeddingBagConfig], setting: Setting) -> float:
+def least_sent(problem: PlanningProblem) -> float:
     """Bytes a rank sends at least in a step, on average, if no table is on every rank.
 
     Of each table the fewer of two: its distinct rows named, fetched and taught once; or its ids
     named and its bags fetched and taught.
     """
-    world = setting.topology.world_size
+    world = problem.topology.world_size
     total = 0.0
-    for t in tables:
-        known = setting.of(t)
-        vector = 2 * t.embedding_dim * setting.payload_bytes
-        ids = setting.batch_per_rank * known.ids_per_sample
-        bags = setting.batch_per_rank * known.bags_per_sample
+    for t in problem.tables:
+        known = problem.of(t)
+        vector = 2 * t.embedding_dim * problem.payload_bytes
+        ids = problem.batch_per_rank * known.ids_per_sample
+        bags = problem.batch_per_rank * known.bags_per_sample
         total += min(
             known.distinct_rows(ids) * (ID_BYTES + vector),
             ids * ID_BYTES + bags * (ID_BYTES + vector),

@@ -12,6 +12,7 @@ Memory comes from pools, and ranks share some of them:
 """
 
 import ctypes
+import gc
 import os
 import resource
 import socket
@@ -29,6 +30,7 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
 NEVER = -1
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_OWN_STATUS = Path("/proc/self/status")
 _MAPPED = {resource.RLIMIT_AS: "VmSize:", resource.RLIMIT_DATA: "VmData:"}
 
 
@@ -92,13 +94,13 @@ def free_memory_bytes(pools_W: Sequence[Sequence[Pool]]) -> list[int | None]:
 def _rlimits() -> Iterator[Pool]:
     for which, field in _MAPPED.items():
         limit = resource.getrlimit(which)[0]
-        mapped = _kilobytes(Path("/proc/self/status"), field)
+        mapped = _bytes_of(_OWN_STATUS, field)
         if limit != resource.RLIM_INFINITY and mapped is not None:
             yield Pool("", max(0, limit - mapped))
 
 
 def _machine() -> Iterator[Pool]:
-    available = _kilobytes(Path("/proc/meminfo"), "MemAvailable:")
+    available = _bytes_of(Path("/proc/meminfo"), "MemAvailable:")
     if available is not None:
         yield Pool(f"machine {machine_id()}", available)
 
@@ -152,7 +154,31 @@ def _cgroup_folders() -> list[Path]:
     return [folder for folder in dict.fromkeys(found) if folder.is_dir()]
 
 
-def _kilobytes(file: Path, field: str) -> int | None:
+def resident_bytes() -> int | None:
+    """Return how much memory of this process is resident; None where the system does not say."""
+    return _bytes_of(_OWN_STATUS, "VmRSS:")
+
+
+def peak_resident_bytes() -> int | None:
+    """Return the most memory of this process that was ever resident, or since
+    `forget_peak_resident`; None where the system does not say.
+    """
+    return _bytes_of(_OWN_STATUS, "VmHWM:")
+
+
+def forget_peak_resident() -> None:
+    """Let `peak_resident_bytes` begin anew."""
+    Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak
+
+
+def give_back_unused() -> None:
+    """Give memory that is not used back to the system: Python's and the allocator's."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def _bytes_of(file: Path, field: str) -> int | None:
+    """Return a field of a file in /proc, which counts kilobytes, in bytes; None where it lacks."""
     try:
         lines = file.read_text().splitlines()
     except OSError:
@@ -166,7 +192,7 @@ def keep_freed_memory() -> bool:
     A tensor of more than a few MB would otherwise be mapped, faulted in page by page (some 2 us per
     4 KB: 27 ms for an output of 55 MB, measured) and unmapped in every step. The price: a process
     keeps what its largest step needed. No import does this: whoever starts ranks decides it
-    (`launch.keep_freed_memory`), or a script that calls it before it builds its model.
+    (`engine.keep_freed_memory`), or a script that calls it before it builds its model.
 
     Returns:
         Whether glibc will do so.

@@ -24,6 +24,7 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.console import Column
 from recapp.reporting.performance import read_document
+from recapp.settings.renamed import name_of_today
 
 METRICS = (
     "ranks",
@@ -213,14 +214,17 @@ def overrides_of(job: Path) -> dict[str, str]:
 
 
 def _overrides(path: Path) -> dict[str, str]:
-    """Return `{"plan": "mixed", "seed": "2"}` from the file of a job's or a sweep's overrides."""
+    """Return `{"plan": "mixed", "seed": "2"}` from the file of a job's or a sweep's overrides.
+
+    Settings have the names of today.
+    """
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError):
         return {}
     lines = content["hydra"]["overrides"]["task"] if isinstance(content, dict) else content or []
     parts = (str(line).lstrip("+").partition("=") for line in lines)
-    return {name: value for name, _, value in parts}
+    return {name_of_today(name): value for name, _, value in parts}
 
 
 def _record(

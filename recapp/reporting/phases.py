@@ -1,7 +1,6 @@
 """The phases of a training step, and a clock that measures them between a collection's marks.
 
-| phase       | what it holds                           | marks of                                 |
-|             |                                         | `ShardedEmbeddingBagCollection.mark`     |
+| phase       | what it holds                           | parts that `EngineObserver.ends` names   |
 |-------------|-----------------------------------------|------------------------------------------|
 | `input`     | ids become rows, counts and ids travel, | route, counts, place, ids, link, serve   |
 |             | what is asked here is linked            |                                          |
@@ -51,7 +50,7 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 class PhaseClock:
-    """Milliseconds between the marks of steps, on the host: give it to a collection as its `mark`.
+    """Milliseconds between the marks of steps, on the host: a collection's observer calls it.
 
     A mark costs some 200 ns. A batch whose exchange starts ahead of its turn (look-ahead) has its
     first marks inside the step before its own: they count there, under their own names, which is

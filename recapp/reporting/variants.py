@@ -20,6 +20,7 @@ from recapp.errors import ConfigError
 from recapp.reporting import comparison
 from recapp.reporting.comparison import FIXED, SEED, finite
 from recapp.reporting.performance import read_document, read_performance, read_predicted
+from recapp.settings.renamed import with_names_of_today
 
 SAME_SPEED = (  # settings that do not change the length of a step
     SEED,
@@ -102,8 +103,10 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings as the ranks read them; empty where the run has left none."""
-        return _read_yaml(self.directory / "resolved.yaml")
+        """The settings as the ranks read them, under the names of today; empty where the run has
+        left none.
+        """
+        return with_names_of_today(_read_yaml(self.directory / "resolved.yaml"))
 
     @cached_property
     def performance(self) -> dict[str, Any] | None:

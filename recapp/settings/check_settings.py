@@ -23,6 +23,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from recapp.errors import ConfigError, RecappError, suggest
 from recapp.settings import primaries
 from recapp.settings.groups import ABSENT, Made
+from recapp.settings.renamed import new_name
 from recapp.settings.values import check_arguments, read, shown, takes
 
 MISSING = "???"  # what Hydra calls a setting that must be given
@@ -87,6 +88,8 @@ def unknown(name: str, known: Iterable[str]) -> str:
         known: The settings there are, dotted.
     """
     known = list(known)
+    if (new := new_name(name, known)) is not None:
+        return f"{name}: is {new} now"
     home, _, leaf = name.rpartition(".")
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == home}
     close = [beside[match] for match in get_close_matches(leaf, beside)]
@@ -155,7 +158,8 @@ class _Walk:
         refused = getattr(kind, "refused", {})
         if key in refused:
             raise ConfigError(f"{prefix}{key}={shown(value)}: cannot be set: {refused[key]}")
-        names = [name for name in names_of(self.command) if name.startswith(prefix)]
+        every = names_of(self.command)
+        names = [name for name in every if name.startswith(prefix)]
         if others := getattr(kind, "others", None):
             home, _, target = others.rpartition(".")
             taken = {
@@ -166,7 +170,9 @@ class _Walk:
             if key in taken:
                 return read(value, taken[key], f"{prefix}{key}")
             names += [f"{prefix}{name}" for name in taken]
-        raise ConfigError(unknown(f"{prefix}{key}", names if prefix else names_of(self.command)))
+        if new_name(f"{prefix}{key}", every) is not None:
+            names = every
+        raise ConfigError(unknown(f"{prefix}{key}", names if prefix else every))
 
     def constructor(self, value: Any, made: Made, name: str) -> Any:
         """Check a mapping with a `_target_`, and its keys where the command line touched the

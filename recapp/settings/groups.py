@@ -196,8 +196,8 @@ class Metrics:
 
 @dataclass
 class Trainer:
-    """`trainer`: recapp's own settings and those of Lightning's Trainer, whose others can be added
-    with a plus.
+    """`trainer`: settings of Lightning's Trainer; those that are not listed can be added with a
+    plus.
     """
 
     others: ClassVar[str] = "lightning.pytorch.Trainer"
@@ -245,8 +245,18 @@ class Trainer:
     gradient_clip_val: Annotated[float, Within(0)] | None = None
     log_every_n_steps: Positive = 20
     enable_progress_bar: bool = True
+
+
+@dataclass
+class Engine:
+    """`engine`: how tables are looked up and updated, and how ranks exchange what that takes."""
+
+    backend: Literal["auto", "numba", "triton", "torch"] = "auto"
+    transport: Literal["auto", "gloo", "shared_memory"] = "auto"
+    payload: Literal["full", "bf16", "fp16"] = "full"
     look_ahead: Natural = 1
     compile: bool = False
+    keep_freed_memory: bool = True
 
 
 @dataclass
@@ -256,7 +266,6 @@ class Launch:
     port: Annotated[int, Within(0, 65535)] = 0
     grace: Annotated[float, Within(0, 31_536_000)] = 60
     timeout: Patience = 1800
-    keep_freed_memory: bool = True
 
 
 @dataclass
@@ -288,8 +297,5 @@ class Topology:
     hosts: Positive | None = None
     memory_bytes: Natural | None = None
     reserve_bytes: Natural = 134_217_728
-    transport: Literal["auto", "gloo", "shared_memory"] = "auto"
-    backend: Literal["auto", "numba", "triton", "torch"] = "auto"
-    payload: Literal["full", "bf16", "fp16"] = "full"
     ranks: Positive | None = None
     hardware: str | dict[str, Any] | None = None

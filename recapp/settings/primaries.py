@@ -9,6 +9,7 @@ from recapp.settings.groups import (
     ABSENT,
     Callback,
     Dataset,
+    Engine,
     Launch,
     ListedTables,
     Logger,
@@ -43,6 +44,7 @@ class Run(Command):
     tables: TablesOfDataset | ListedTables = ABSENT
     optimizer: Optimizer = ABSENT
     trainer: Trainer = ABSENT
+    engine: Engine = ABSENT
     launch: Launch = ABSENT
     planner: Planner = ABSENT
     topology: Topology = ABSENT
@@ -102,6 +104,7 @@ class Bench(Command):
     threads: Positive | list[Positive] | None = None
     transport: str | list[str] = "auto"
     backend: Literal["auto", "numba", "triton", "torch"] = "auto"
+    keep_freed_memory: bool = True
     ranks: Positive = 2
     rounds: Positive = 7
     round_seconds: Annotated[float, Within(above=0)] = 0.5
@@ -130,3 +133,9 @@ COMMANDS: dict[str, type] = {
     "report": Report,
 }
 """The settings of each command, by its name."""
+
+VERBS = {
+    "plan": ("explain", "types", "compare", "export", "check", "calibrate", "scale"),
+    "bench": ("kernels", "memory", "step", "train", "strategies", "data"),
+}
+"""The verbs of the commands that have some: the first word behind the command."""

@@ -1,1 +1,1 @@
-"""Jagged data: what travels from a data set to a model."""
+"""Jagged data: the batches that a data set hands to a model."""

@@ -1,9 +1,9 @@
 """What the jagged tensors share: taking numbers as people have them, checking that counts fit
 together, showing bags as text.
 
-Everything that would read a tensor's contents is done on CPU only: on an accelerator it would wait
-for the device in every step. The exceptions are inputs that cannot be understood unread, and that
-no training step makes: float counts, and offsets of a single key without a stride.
+Whatever reads a tensor's contents is done on CPU only: on an accelerator it would wait for the
+device in every step. The exceptions are inputs that cannot be understood unread and that no
+training step makes: float counts, and offsets of a single key without a stride.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,12 @@ SHOWN_VALUES = 8
 
 
 class UnknownKeyError(DataError, KeyError):
-    """A key that a keyed tensor does not hold; the text offers the close matches."""
+    """A key that a keyed tensor does not hold; the text offers the close matches.
+
+    Args:
+        key: The unknown key.
+        known: The keys that the tensor holds.
+    """
 
     def __init__(self, key: object, known: Sequence[str]) -> None:
         super().__init__(f"unknown key {key!r}: {suggest(str(key), known)}")
@@ -33,11 +38,16 @@ class UnknownKeyError(DataError, KeyError):
 def as_tensor(
     name: str, data: Numbers, device: torch.device | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """A tensor as it is; a list as a tensor of `dtype` (None: int64 or float32 by its contents,
-    int64 if it is empty).
+    """Return numbers as a tensor.
+
+    Args:
+        name: What the numbers are, for error messages.
+        data: A tensor, which is returned as it is, or a list.
+        device: The device of a tensor made of a list.
+        dtype: Its dtype; None takes int64 or float32 by its contents, int64 if it is empty.
 
     Raises:
-        DataError: no tensor can be made of it.
+        DataError: No tensor can be made of the list.
     """
     if isinstance(data, Tensor):
         return data
@@ -52,10 +62,15 @@ def as_tensor(
 
 
 def as_counts(name: str, data: Numbers, device: torch.device) -> Tensor:
-    """Lengths or offsets as a flat tensor of integers; floats are taken if they are whole numbers.
+    """Return lengths or offsets as a flat tensor of integers.
+
+    Args:
+        name: What the numbers are, for error messages.
+        data: Integers, or floats that are whole numbers.
+        device: The device that they must be on.
 
     Raises:
-        DataError: another shape, another dtype, a number that is not whole.
+        DataError: Another shape, device or dtype, or a number that is not whole.
     """
     counts_N = as_tensor(name, data, device)
     if counts_N.dim() != 1:
@@ -79,10 +94,10 @@ def as_counts(name: str, data: Numbers, device: torch.device) -> Tensor:
 
 
 def check_values(values: Numbers, weights: Numbers | None) -> tuple[Tensor, Tensor | None]:
-    """Values and their weights as tensors.
+    """Return values and their weights as tensors.
 
     Raises:
-        DataError: a scalar, or weights that are not one per value.
+        DataError: A scalar, or weights that are not one per value.
     """
     values_L = as_tensor("values", values)
     if not values_L.dim():
@@ -96,8 +111,7 @@ def check_values(values: Numbers, weights: Numbers | None) -> tuple[Tensor, Tens
     if weights_L.shape[:1] != values_L.shape[:1]:
         raise DataError(
             f"there are {weights_L.shape[0] if weights_L.dim() else 1} weights and "
-            f"{len(values_L)} values: "
-            "give one weight per value"
+            f"{len(values_L)} values: give one weight per value"
         )
     if weights_L.device != values_L.device:
         raise DataError(
@@ -114,18 +128,19 @@ def check_bags(
     keys: int = 1,
     stride: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Lengths, and offsets where they were given, as tensors of as many bags; their contents are
-    checked on CPU.
+    """Return lengths as a tensor, and offsets where they were given.
+
+    Their contents are checked on CPU.
 
     Args:
-        values_L: what they cut.
+        values_L: The values that are cut into bags.
         lengths: [bags], or None.
         offsets: [bags + 1], or starts only, [bags], or None.
-        keys: bags are a multiple of this.
-        stride: bags per key where it is known.
+        keys: The number of bags is a multiple of this.
+        stride: Bags per key where it is known.
 
     Raises:
-        DataError: counts that do not fit, with the numbers.
+        DataError: Counts that do not fit; it names the numbers.
     """
     if lengths is None and offsets is None:
         raise DataError("neither lengths nor offsets are given: give one of them")
@@ -154,10 +169,10 @@ def check_bags(
 
 
 def check_distinct(keys: Sequence[str]) -> None:
-    """Refuse a key that is there twice.
+    """Check that no key is there twice.
 
     Raises:
-        DataError: naming it.
+        DataError: It names such a key.
     """
     if len(set(keys)) != len(keys):
         twice = next(key for key in keys if list(keys).count(key) > 1)
@@ -165,10 +180,10 @@ def check_distinct(keys: Sequence[str]) -> None:
 
 
 def check_total(total: int, values_L: Tensor) -> None:
-    """Refuse lengths whose sum is not the number of values.
+    """Check that the sum of the lengths is the number of values.
 
     Raises:
-        DataError: with both numbers.
+        DataError: It is not; the message has both numbers.
     """
     if total != len(values_L):
         raise DataError(
@@ -178,21 +193,26 @@ def check_total(total: int, values_L: Tensor) -> None:
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Whether reading the tensor's contents costs nothing."""
+    """Return whether a tensor's contents can be read without waiting for a device."""
     return tensor.device.type == "cpu"
 
 
 def offsets_of(lengths_N: Tensor) -> Tensor:
-    """Where each bag starts, and the end of the last: int64, one more than there are bags."""
+    """Return where each bag starts, and the end of the last: int64, [bags + 1]."""
     return F.pad(lengths_N.cumsum(0), (1, 0))
 
 
 def concatenate(name: str, parts: Sequence[Tensor]) -> Tensor:
-    """Tensors one behind the other. Empty ones do not count: an empty float tensor would turn ids
-    into floats.
+    """Return tensors one behind the other.
+
+    Empty ones do not count: an empty float tensor would turn ids into floats.
+
+    Args:
+        name: What the tensors are, for error messages.
+        parts: The tensors.
 
     Raises:
-        DataError: integers and floats together.
+        DataError: There are integers and floats among them.
     """
     full = [p for p in parts if len(p)]
     if len({p.is_floating_point() for p in full}) > 1:
@@ -206,7 +226,7 @@ def concatenate(name: str, parts: Sequence[Tensor]) -> Tensor:
 
 
 def values_text(values_L: Tensor) -> str:
-    """Such as `6 values int64 on cpu`."""
+    """Return a text such as `6 values int64 on cpu`."""
     each = f" of {list(values_L.shape[1:])}" if values_L.dim() > 1 else ""
     return (
         f"{len(values_L)} values{each} {str(values_L.dtype).removeprefix('torch.')} on "
@@ -215,8 +235,9 @@ def values_text(values_L: Tensor) -> str:
 
 
 def bags_text(values_L: Tensor, weights_L: Tensor | None, lengths_B: Tensor) -> str:
-    """The first bags and the first values of each, such as `[101 102] [] [301:0.5]` with a weight
-    behind the colon.
+    """Return the first bags and the first values of each as text.
+
+    It reads `[101 102] [] [301:0.5]`, with a weight behind the colon.
     """
     if values_L.is_meta or lengths_B.is_meta:
         return "not read"
@@ -242,7 +263,7 @@ def _number(value: object) -> str:
 
 
 def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, stride: int | None) -> Tensor:
-    """Offsets that end with the number of values, appended to starts only."""
+    """Return checked offsets, with the number of values appended to those that are starts only."""
     count = len(offsets_N)
     rows = len(values_L)
     if _are_starts(offsets_N, rows, keys, stride):
@@ -253,8 +274,8 @@ def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, stride: int | 
     last = int(offsets_N[-1])
     falls = offsets_N.diff() < 0
     if bool(falls.any()):
-        place = int(falls.nonzero()[0])
-        fault = f"fall from {int(offsets_N[place])} to {int(offsets_N[place + 1])}"
+        index = int(falls.nonzero()[0])
+        fault = f"fall from {int(offsets_N[index])} to {int(offsets_N[index + 1])}"
     elif (first, last) != (0, rows):
         fault = f"run from {first} to {last}"
     else:
@@ -266,8 +287,10 @@ def _full_offsets(values_L: Tensor, offsets_N: Tensor, keys: int, stride: int | 
 
 
 def _are_starts(offsets_N: Tensor, rows: int, keys: int, stride: int | None) -> bool:
-    """By count where that decides; else by the last entry, which is the number of values in full
-    offsets.
+    """Return whether offsets are starts only, without the end of the last bag.
+
+    Their count decides where it can. Otherwise the last entry does: in full offsets it is the
+    number of values.
     """
     count = len(offsets_N)
     if not count or stride is not None:

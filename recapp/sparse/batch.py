@@ -15,11 +15,12 @@ from torch import Tensor
 
 from recapp.errors import DataError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.transfer import shipped
+from recapp.sparse.transfer import copy_to_device
 
 MISSING = -(2**63)
-"""The id of a sample that has none for a single-valued feature. A table gives it row 0; a
-multi-valued feature has an empty bag.
+"""The id of a sample that has none for a single-valued feature.
+
+A table gives it row 0. A multi-valued feature has an empty bag instead.
 """
 
 
@@ -28,12 +29,12 @@ class Batch:
     """Samples of one rank.
 
     Args:
-        dense_BI: float32 [B, I].
-        sparse: raw ids, stride B.
-        labels_B: float32 [B].
+        dense_BI: Transformed numbers, float32 [B, I].
+        sparse: Raw ids, of stride B.
+        labels_B: Labels, float32 [B].
 
     Raises:
-        DataError: parts of different B.
+        DataError: The parts have different B.
     """
 
     dense_BI: Tensor
@@ -44,24 +45,27 @@ class Batch:
         if not len(self.dense_BI) == self.sparse.stride() == len(self.labels_B):
             raise DataError(
                 f"a batch of {len(self.dense_BI)} dense rows, {self.sparse.stride()} bags per "
-                f"feature and {len(self.labels_B)} "
-                "labels: all three are counted in samples"
+                f"feature and {len(self.labels_B)} labels: all three are counted in samples"
             )
 
     @property
     def rows(self) -> int:
-        """Samples, B."""
+        """The number of samples, B."""
         return len(self.labels_B)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
-        """The same samples on a device; as with tensors the batch itself where they are there.
+        """Return the samples on a device.
 
-        `non_blocking` goes through page-locked memory on the way to a GPU: from any other the host
-        would wait all the same.
+        As with tensors, that is the batch itself where they are there already.
+
+        Args:
+            device: The device.
+            non_blocking: Whether to copy through page-locked memory on the way to a GPU, so that
+                the host does not wait.
         """
         device = torch.device(device)
         dense_BI, labels_B = (
-            shipped(t, device) if non_blocking else t.to(device)
+            copy_to_device(t, device) if non_blocking else t.to(device)
             for t in (self.dense_BI, self.labels_B)
         )
         sparse = self.sparse.to(device, non_blocking)
@@ -69,9 +73,7 @@ class Batch:
         return self if same else Batch(dense_BI, sparse, labels_B)
 
     def pin_memory(self) -> "Batch":
-        """The same samples in page-locked memory, from where copies to a GPU can be
-        asynchronous.
-        """
+        """Return the samples in page-locked memory, from which copies to a GPU need not wait."""
         return Batch(
             self.dense_BI.pin_memory(), self.sparse.pin_memory(), self.labels_B.pin_memory()
         )

@@ -46,19 +46,19 @@ from recapp.sparse.bags import (
 class JaggedTensor:
     """Bags of values, with a weight per value or without.
 
+    Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are not
+    checked, because reading them would wait for the device.
+
     Args:
         values: [L, ...] of any dtype, bag after bag; a Python list makes int64 or float32.
-        weights: one per value (same first dimension), or None.
-        lengths: [B] values per bag; floats if they are whole numbers.
-        offsets: [B + 1] cumulated lengths from 0 to L, or [B] starts only, as `nn.EmbeddingBag`
+        weights: One per value (same first dimension), or None.
+        lengths: [B], values per bag; floats if they are whole numbers.
+        offsets: [B + 1], cumulated lengths from 0 to L, or [B], starts only, as `nn.EmbeddingBag`
             takes them: recognised by a last entry that is not L. One of lengths and offsets is
             needed.
 
-    Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are taken on
-    trust, for reading them would wait.
-
     Raises:
-        DataError: counts that do not fit together.
+        DataError: Counts that do not fit together.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class JaggedTensor:
     def unchecked(
         cls, values: Tensor, weights: Tensor | None, lengths: Tensor, offsets: Tensor | None = None
     ) -> "JaggedTensor":
-        """A jagged tensor of parts that are known to fit, such as a slice of a checked one."""
+        """Make a jagged tensor of parts that are known to fit, such as a slice of a checked one."""
         made = cls.__new__(cls)
         made._values = values
         made._weights = weights
@@ -89,14 +89,14 @@ class JaggedTensor:
     def from_dense(
         values: Sequence[Numbers], weights: Sequence[Numbers] | None = None
     ) -> "JaggedTensor":
-        """One bag per element of a list.
+        """Make one bag of each element of a list.
 
         Args:
             values: B tensors or lists, of [n, ...] each; n may be 0.
-            weights: as many, of the same lengths.
+            weights: As many, of the same lengths.
 
         Raises:
-            DataError: a bag whose weights are not as many as its values.
+            DataError: A bag whose weights are not as many as its values.
         """
         bags = [as_tensor("values", bag) for bag in values]
         sizes = [len(bag) for bag in bags]
@@ -114,7 +114,7 @@ class JaggedTensor:
     def from_dense_lengths(
         values: Tensor, lengths: Numbers, weights: Tensor | None = None
     ) -> "JaggedTensor":
-        """The first `lengths[b]` columns of each row b of a padded matrix.
+        """Make a bag of the first `lengths[b]` columns of each row b of a padded matrix.
 
         Args:
             values: [B, N, ...].
@@ -122,14 +122,13 @@ class JaggedTensor:
             weights: [B, N], or None.
 
         Raises:
-            DataError: lengths that are not one per row, or above N (on CPU).
+            DataError: Lengths that are not one per row, or above N (on CPU).
         """
         lengths_B = as_counts("lengths", lengths, values.device)
         if values.dim() < 2 or len(lengths_B) != len(values):
             raise DataError(
                 f"values have the shape {list(values.shape)} and there are {len(lengths_B)} "
-                "lengths: give values [B, N] "
-                "and B lengths"
+                "lengths: give values [B, N] and B lengths"
             )
         mask_BN = torch.arange(values.shape[1], device=values.device) < lengths_B[:, None]
         return JaggedTensor(
@@ -137,24 +136,24 @@ class JaggedTensor:
         )
 
     def values(self) -> Tensor:
-        """All values, [L, ...]."""
+        """Return all values, [L, ...]."""
         return self._values
 
     def lengths(self) -> Tensor:
-        """Values per bag, [B]."""
+        """Return the number of values of each bag, [B]."""
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """Where each bag starts, and L at the end, [B + 1]."""
+        """Return where each bag starts, and L at the end, [B + 1]."""
         if self._offsets is None:
             self._offsets = offsets_of(self._lengths)
         return self._offsets
 
     def weights(self) -> Tensor:
-        """One weight per value, [L, ...].
+        """Return one weight per value, [L, ...].
 
         Raises:
-            DataError: there are none.
+            DataError: There are none.
         """
         if self._weights is None:
             raise DataError(
@@ -164,45 +163,45 @@ class JaggedTensor:
         return self._weights
 
     def weights_or_none(self) -> Tensor | None:
-        """One weight per value, [L, ...], or None."""
+        """Return one weight per value, [L, ...], or None."""
         return self._weights
 
     def device(self) -> torch.device:
-        """Where the values are."""
+        """Return the device that the values are on."""
         return self._values.device
 
     def to_dense(self) -> list[Tensor]:
-        """B tensors, one per bag: views of the values. Reads the lengths."""
+        """Return B tensors, one per bag: views of the values. This reads the lengths."""
         return list(torch.split(self._values, self._lengths.tolist()))
 
     def to_dense_weights(self) -> list[Tensor]:
-        """B tensors of weights, one per bag: views. Reads the lengths."""
+        """Return B tensors of weights, one per bag: views. This reads the lengths."""
         return list(torch.split(self.weights(), self._lengths.tolist()))
 
     def to_padded_dense(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor:
-        """The bags as rows of a matrix, [B, N, ...].
+        """Return the bags as rows of a matrix, [B, N, ...].
 
         Args:
-            desired_length: N; longer bags lose their tail. None: the longest bag (read from the
-                device).
-            padding_value: what fills shorter bags.
+            desired_length: N; longer bags lose their tail. None takes the longest bag (read from
+                the device).
+            padding_value: The number that fills shorter bags.
         """
         return self._padded(self._values, desired_length, padding_value)
 
     def to_padded_dense_weights(
         self, desired_length: int | None = None, padding_value: float = 0.0
     ) -> Tensor:
-        """The weights, laid out as `to_padded_dense` lays out the values."""
+        """Return the weights, arranged as `to_padded_dense` arranges the values."""
         return self._padded(self.weights(), desired_length, padding_value)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "JaggedTensor":
-        """The same bags on a device."""
+        """Return the bags on a device."""
         return self._each(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "JaggedTensor":
-        """The same bags in page-locked memory, from where copies to a GPU can be asynchronous."""
+        """Return the bags in page-locked memory, from which copies to a GPU need not wait."""
         return self._each(lambda t: t.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:

@@ -52,7 +52,7 @@ from recapp.sparse.bags import (
     values_text,
 )
 from recapp.sparse.jagged_tensor import JaggedTensor
-from recapp.sparse.transfer import shipped, to_device, to_host
+from recapp.sparse.transfer import copy_to_device, to_device, to_host
 
 SHOWN_KEYS = 30
 
@@ -60,20 +60,20 @@ SHOWN_KEYS = 30
 class KeyedJaggedTensor:
     """Bags of ids by feature, with a weight per id or without.
 
+    Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are not
+    checked, because reading them would wait for the device.
+
     Args:
         keys: F feature names, each once.
         values: [L, ...] of any dtype, keys-major; a Python list makes int64 or float32.
-        weights: one per value (same first dimension), or None.
-        lengths: [F * B] values per bag; floats if they are whole numbers.
-        offsets: [F * B + 1] cumulated lengths from 0 to L, or [F * B] starts only, as
+        weights: One per value (same first dimension), or None.
+        lengths: [F * B], values per bag; floats if they are whole numbers.
+        offsets: [F * B + 1], cumulated lengths from 0 to L, or [F * B], starts only, as
             `nn.EmbeddingBag` takes them. One of lengths and offsets is needed.
         stride: B; needed only where there are no keys to count by.
 
-    Nothing is copied. Contents are checked on CPU; on an accelerator integer lengths are taken on
-    trust, for reading them would wait.
-
     Raises:
-        DataError: counts that do not fit together, with the numbers; a key twice.
+        DataError: Counts that do not fit together, with the numbers; a key that is there twice.
     """
 
     def __init__(
@@ -106,8 +106,9 @@ class KeyedJaggedTensor:
         length_per_key: list[int] | None = None,
         offsets: Tensor | None = None,
     ) -> "KeyedJaggedTensor":
-        """One made of parts that are known to fit, such as a run of keys of a checked one; keys may
-        repeat.
+        """Make a keyed jagged tensor of parts that are known to fit, such as a run of keys.
+
+        Keys may repeat.
         """
         made = cls.__new__(cls)
         made._keys = keys
@@ -127,8 +128,9 @@ class KeyedJaggedTensor:
         weights: Numbers | None = None,
         stride: int | None = None,
     ) -> "KeyedJaggedTensor":
-        """As the constructor, by lengths; the counts per key are read now, wherever the lengths
-        are.
+        """Make a keyed jagged tensor by lengths and count the values per key now.
+
+        Where the lengths are on an accelerator, this waits for it.
         """
         return KeyedJaggedTensor(keys, values, weights, lengths, None, stride)._counted()
 
@@ -140,17 +142,18 @@ class KeyedJaggedTensor:
         weights: Numbers | None = None,
         stride: int | None = None,
     ) -> "KeyedJaggedTensor":
-        """As the constructor, by offsets; the counts per key are read now, wherever the offsets
-        are.
+        """Make a keyed jagged tensor by offsets and count the values per key now.
+
+        Where the offsets are on an accelerator, this waits for it.
         """
         return KeyedJaggedTensor(keys, values, weights, None, offsets, stride)._counted()
 
     @staticmethod
     def from_jt_dict(jt_dict: Mapping[str, JaggedTensor]) -> "KeyedJaggedTensor":
-        """One key per entry, in the mapping's order.
+        """Make a key of each entry of a mapping, in its order.
 
         Raises:
-            DataError: another number of bags, or weights in some only.
+            DataError: The numbers of bags differ, or only some have weights.
         """
         keys = list(jt_dict)
         parts = list(jt_dict.values())
@@ -170,11 +173,11 @@ class KeyedJaggedTensor:
 
     @staticmethod
     def concat(kjt_list: Sequence["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
-        """The keys of all, one behind the other. Those without keys do not count.
+        """Return the keys of all, one behind the other. Those without keys do not count.
 
         Raises:
-            DataError: none to concatenate, strides that differ, weights in some only, a key in two
-                of them.
+            DataError: There is none, strides differ, only some have weights, or a key is in two of
+                them.
         """
         if not kjt_list:
             raise DataError("there is nothing to concatenate: give one KeyedJaggedTensor or more")
@@ -196,28 +199,28 @@ class KeyedJaggedTensor:
         )
 
     def keys(self) -> list[str]:
-        """The feature names, in order."""
+        """Return the feature names, in order."""
         return self._keys
 
     def values(self) -> Tensor:
-        """All values, keys-major, [L, ...]."""
+        """Return all values, keys-major, [L, ...]."""
         return self._values
 
     def lengths(self) -> Tensor:
-        """Values per bag, keys-major, [F * B]."""
+        """Return the number of values of each bag, keys-major, [F * B]."""
         return self._lengths
 
     def offsets(self) -> Tensor:
-        """Where each bag starts, and L at the end, [F * B + 1]."""
+        """Return where each bag starts, and L at the end, [F * B + 1]."""
         if self._offsets is None:
             self._offsets = offsets_of(self._lengths)
         return self._offsets
 
     def weights(self) -> Tensor:
-        """One weight per value, [L, ...].
+        """Return one weight per value, [L, ...].
 
         Raises:
-            DataError: there are none.
+            DataError: There are none.
         """
         if self._weights is None:
             raise DataError(
@@ -227,16 +230,17 @@ class KeyedJaggedTensor:
         return self._weights
 
     def weights_or_none(self) -> Tensor | None:
-        """One weight per value, [L, ...], or None."""
+        """Return one weight per value, [L, ...], or None."""
         return self._weights
 
     def stride(self) -> int:
-        """Samples, B."""
+        """Return the number of samples, B."""
         return self._stride
 
     def length_per_key(self) -> list[int]:
-        """Values of each key, on the host. Waits for the device the first time, unless the counts
-        came along from the CPU.
+        """Return the number of values of each key, on the host.
+
+        The first call waits for the device, unless the counts came along from the CPU.
         """
         if self._length_per_key is None:
             self._length_per_key = to_host(
@@ -245,18 +249,18 @@ class KeyedJaggedTensor:
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Where the values of each key start, and L at the end, on the host: F + 1 numbers."""
+        """Return where each key's values start, and L at the end: F + 1 numbers on the host."""
         return [0, *accumulate(self.length_per_key())]
 
     def device(self) -> torch.device:
-        """Where the values are."""
+        """Return the device that the values are on."""
         return self._values.device
 
     def index_of(self, key: str) -> int:
-        """The place of a key in `keys()`.
+        """Return the index of a key in `keys()`.
 
         Raises:
-            UnknownKeyError: there is no such key.
+            UnknownKeyError: There is no such key.
         """
         try:
             return self._keys.index(key)
@@ -267,23 +271,22 @@ class KeyedJaggedTensor:
         return self._run(self.index_of(key), 1, self.offset_per_key())._single()
 
     def to_dict(self) -> dict[str, JaggedTensor]:
-        """A jagged tensor per key: views."""
+        """Return a jagged tensor for each key: views."""
         return {part._keys[0]: part._single() for part in self.split([1] * len(self._keys))}
 
     def split(self, segments: Sequence[int]) -> list["KeyedJaggedTensor"]:
-        """Runs of keys: views.
+        """Return runs of keys: views.
 
         Args:
-            segments: how many keys each takes; 0 gives one without keys and of the same stride.
+            segments: How many keys each run takes; 0 gives one without keys and of the same stride.
 
         Raises:
-            DataError: segments that do not sum to the number of keys.
+            DataError: Segments that do not sum to the number of keys.
         """
         if sum(segments) != len(self._keys) or any(n < 0 for n in segments):
             raise DataError(
                 f"segments {list(segments)} sum to {sum(segments)}, but there are "
-                f"{len(self._keys)} keys: "
-                "give each key to one segment"
+                f"{len(self._keys)} keys: give each key to one segment"
             )
         edge = self.offset_per_key()
         return [
@@ -292,14 +295,14 @@ class KeyedJaggedTensor:
         ]
 
     def permute(self, indices: Sequence[int]) -> "KeyedJaggedTensor":
-        """Keys in another order.
+        """Return keys in another order.
 
         Args:
-            indices: places in `keys()`; may leave keys out and repeat them. Consecutive ones cost
-                no copy.
+            indices: Indices in `keys()`; they may leave keys out and repeat them. Consecutive ones
+                cost no copy.
 
         Raises:
-            DataError: an index that is no key's.
+            DataError: An index that is no key's.
         """
         taken = list(indices)
         count = len(self._keys)
@@ -325,14 +328,18 @@ class KeyedJaggedTensor:
         )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedJaggedTensor":
-        """The same bags on a device; as with tensors the object itself where they are there. Counts
-        per key stay on the host.
+        """Return the bags on a device.
 
-        `non_blocking` goes through page-locked memory on the way to a GPU: from any other the host
-        would wait all the same.
+        As with tensors, that is the object itself where they are there already. Counts per key stay
+        on the host.
+
+        Args:
+            device: The device.
+            non_blocking: Whether to copy through page-locked memory on the way to a GPU, so that
+                the host does not wait.
         """
         moved = self._each(
-            lambda t: shipped(t, torch.device(device)) if non_blocking else t.to(device)
+            lambda t: copy_to_device(t, torch.device(device)) if non_blocking else t.to(device)
         )
         return (
             self
@@ -341,7 +348,7 @@ class KeyedJaggedTensor:
         )
 
     def pin_memory(self) -> "KeyedJaggedTensor":
-        """The same bags in page-locked memory, from where copies to a GPU can be asynchronous."""
+        """Return the bags in page-locked memory, from which copies to a GPU need not wait."""
         return self._each(lambda t: t.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -355,11 +362,12 @@ class KeyedJaggedTensor:
         ]
 
     def _counted(self) -> "KeyedJaggedTensor":
+        """Return this tensor after its counts per key were read and checked."""
         check_total(sum(self.length_per_key()), self._values)
         return self
 
     def _run(self, first: int, count: int, edge: list[int]) -> "KeyedJaggedTensor":
-        """Keys `first` to `first + count`, as views; `edge` is `offset_per_key`."""
+        """Return the keys from `first` to `first + count`, as views; `edge` is `offset_per_key`."""
         last = first + count
         start = edge[first]
         size = edge[last] - edge[first]
@@ -374,9 +382,11 @@ class KeyedJaggedTensor:
         )
 
     def _single(self) -> JaggedTensor:
+        """Return the bags of the only key as a jagged tensor."""
         return JaggedTensor.unchecked(self._values, self._weights, self._lengths)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "KeyedJaggedTensor":
+        """Return a keyed jagged tensor with `change` applied to each of its tensors."""
         weights, offsets = (
             None if t is None else change(t) for t in (self._weights, self._offsets)
         )

@@ -29,14 +29,16 @@ class KeyedTensor:
     """Named blocks along one dimension of a tensor.
 
     Args:
-        keys: names of the blocks, each once.
-        length_per_key: their widths.
-        values: all blocks; nothing is copied.
-        key_dim: the dimension they lie along.
-        room: places along it before the first block that hold nothing yet: `after` writes there.
+        keys: Names of the blocks, each once.
+        length_per_key: Their widths.
+        values: All blocks; nothing is copied.
+        key_dim: The dimension that they lie along.
+        room: How many entries along it, before the first block, hold nothing yet; `prepend` writes
+            there.
 
     Raises:
-        DataError: widths that do not sum to the dimension, or are not one per key; a key twice.
+        DataError: Widths that do not sum to the dimension, or are not one per key; a key that is
+            there twice.
     """
 
     def __init__(
@@ -61,8 +63,7 @@ class KeyedTensor:
         if room + sum(length_per_key) != values.shape[key_dim]:
             raise DataError(
                 f"length_per_key {list(length_per_key)} sum to {sum(length_per_key)}, but "
-                f"dimension {key_dim} of values "
-                f"{list(values.shape)} is {values.shape[key_dim]}"
+                f"dimension {key_dim} of values {list(values.shape)} is {values.shape[key_dim]}"
             )
         self._keys = list(keys)
         self._length_per_key = list(length_per_key)
@@ -76,16 +77,16 @@ class KeyedTensor:
     def from_tensor_list(
         keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1
     ) -> "KeyedTensor":
-        """One block per tensor.
+        """Make one block of each tensor.
 
         Args:
-            keys: names of the blocks.
-            tensors: of the same shape but for `cat_dim`.
-            key_dim: the dimension whose sizes are the widths.
-            cat_dim: the dimension they are put one behind the other along.
+            keys: Names of the blocks.
+            tensors: Tensors of one shape but for `cat_dim`.
+            key_dim: The dimension whose sizes are the widths.
+            cat_dim: The dimension along which they are concatenated.
 
         Raises:
-            DataError: as many tensors as keys are wanted, one or more.
+            DataError: There are not as many tensors as keys, or none.
         """
         if len(keys) != len(tensors) or not tensors:
             raise DataError(
@@ -100,62 +101,62 @@ class KeyedTensor:
     def regroup(
         keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]
     ) -> list[Tensor]:
-        """Blocks of several keyed tensors in other arrangements.
+        """Arrange blocks of several keyed tensors in groups.
 
         Args:
-            keyed_tensors: of one key_dim, with no key in two of them that a group names.
-            groups: the keys of each result, which may be in several.
+            keyed_tensors: Tensors of one key_dim, with no key in two of them that a group names.
+            groups: The keys of each result; a key may be in several groups.
 
         Returns:
             A tensor per group, its keys' blocks side by side.
 
         Raises:
-            UnknownKeyError: a key that none of them holds.
-            DataError: a key that several hold, key_dims that differ, an empty group.
+            UnknownKeyError: A key that none of them holds.
+            DataError: A key that several hold, key_dims that differ, or an empty group.
         """
         dims = sorted({t.key_dim() for t in keyed_tensors})
         if len(dims) > 1:
             raise DataError(f"key_dims differ: {dims}: regroup wants keyed tensors of one key_dim")
         holders: dict[str, list[int]] = {}
-        for place, tensor in enumerate(keyed_tensors):
+        for index, tensor in enumerate(keyed_tensors):
             for key in tensor._keys:
-                holders.setdefault(key, []).append(place)
+                holders.setdefault(key, []).append(index)
         return [_group(keyed_tensors, holders, group) for group in groups]
 
     def keys(self) -> list[str]:
-        """The names of the blocks, in order."""
+        """Return the names of the blocks, in order."""
         return self._keys
 
     def values(self) -> Tensor:
-        """All blocks."""
+        """Return all blocks in one tensor."""
         return self._values
 
     def key_dim(self) -> int:
-        """The dimension that the blocks lie along."""
+        """Return the dimension that the blocks lie along."""
         return self._key_dim
 
     def length_per_key(self) -> list[int]:
-        """The widths of the blocks."""
+        """Return the widths of the blocks."""
         return self._length_per_key
 
     def offset_per_key(self) -> list[int]:
-        """Where each block starts, and the end of the last: one more than there are keys."""
+        """Return where each block starts, and the end of the last: one more than there are keys."""
         return [0, *accumulate(self._length_per_key)]
 
     def device(self) -> torch.device:
-        """Where the values are."""
+        """Return the device that the values are on."""
         return self._values.device
 
     def __getitem__(self, key: str) -> Tensor:
         if key not in self._keys:
             raise UnknownKeyError(key, self._keys)
-        place = self._keys.index(key)
+        index = self._keys.index(key)
         return self._values.narrow(
-            self._key_dim, sum(self._length_per_key[:place]), self._length_per_key[place]
+            self._key_dim, sum(self._length_per_key[:index]), self._length_per_key[index]
         )
 
     def to_dict(self) -> dict[str, Tensor]:
-        """A tensor per key: views."""
+        """Return a tensor for each key: views."""
         return dict(
             zip(
                 self._keys,
@@ -164,20 +165,23 @@ class KeyedTensor:
             )
         )
 
-    def after(self, first: Tensor) -> Tensor:
-        """A tensor and all blocks behind it, along the dimension of the keys. Where there is room
-        for just this tensor it is written there, and the blocks are not copied; once."""
+    def prepend(self, first: Tensor) -> Tensor:
+        """Return `first` and all blocks behind it, along the dimension of the keys.
+
+        Where there is `room` for just this tensor, it is written there and the blocks are not
+        copied. That works once; afterwards, or without room, everything is copied.
+        """
         wide = self._with_room
         self._with_room = None
         whole = first.shape[self._key_dim] + self._values.shape[self._key_dim]
         if wide is None or wide.dtype != first.dtype or wide.shape[self._key_dim] != whole:
             return torch.cat([first, self._values.to(first.dtype)], self._key_dim)
-        joined = _Written.apply(first, wide, self._key_dim)  # type: ignore[no-untyped-call]
+        joined = _WriteFirst.apply(first, wide, self._key_dim)  # type: ignore[no-untyped-call]
         assert isinstance(joined, Tensor)
         return joined
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedTensor":
-        """The same blocks on a device."""
+        """Return the blocks on a device."""
         return KeyedTensor(
             self._keys,
             self._length_per_key,
@@ -200,9 +204,12 @@ class KeyedTensor:
         )
 
 
-class _Written(torch.autograd.Function):
-    """Write a tensor over the first places of another. Its gradient is that part of the result's;
-    the other's is the result's as it is, of which nobody reads that part."""
+class _WriteFirst(torch.autograd.Function):
+    """Writes a tensor over the first entries of another.
+
+    The gradient of the written tensor is that part of the result's gradient. The gradient of the
+    other is the result's as a whole, because nobody reads the overwritten part of it.
+    """
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, wide: Tensor, dim: int) -> Tensor:
@@ -221,6 +228,13 @@ class _Written(torch.autograd.Function):
 def _group(
     keyed_tensors: Sequence[KeyedTensor], holders: dict[str, list[int]], group: Sequence[str]
 ) -> Tensor:
+    """Return the blocks of one group side by side.
+
+    Args:
+        keyed_tensors: The tensors that hold the blocks.
+        holders: The indices of the tensors that hold each key.
+        group: The keys.
+    """
     if not group:
         raise DataError("a group is empty: name one key or more in each")
     parts = []

@@ -1,17 +1,16 @@
-"""Where the host and a GPU meet: numbers and batches go down without waiting, and one function
+"""Copies between the host and a GPU: numbers and batches go down without waiting, and one function
 waits for what comes up.
 
-    to_device, shipped     down, through page-locked memory: from any other the driver copies first
-                           and holds the host up
-    to_host                up: THE place where the host waits for a device, and only until the
-                           current stream has come here
-    places                 where a mask is true: as many as `to_host` says
+    to_device, copy_to_device    down, through page-locked memory: from any other the driver copies
+                                 first and holds the host up
+    to_host                      up: the ONE function in which the host waits for a device, and only
+                                 until the current stream has come here
+    true_indices                 where a mask is true; their number comes up by `to_host`
 
-Whatever a training step does on a GPU beside these queues work and goes on;
-`torch.cuda.set_sync_debug_mode("error")` tells of anything else. torch has operations that wait
-unasked: `nonzero` and masks as indices, `bincount`, `repeat_interleave` without `output_size`,
-`torch.tensor(..., device=)`, reading a number. On the CPU, where nothing is far, the functions here
-hand their argument on.
+Whatever else a training step does on a GPU queues work and goes on;
+`torch.cuda.set_sync_debug_mode("error")` finds anything that does not. torch has operations that
+wait unasked: `nonzero` and masks as indices, `bincount`, `repeat_interleave` without `output_size`,
+`torch.tensor(..., device=)`, reading a number. On the CPU the functions here return their argument.
 
 torch lends page-locked memory again only when copies from it are done, so nobody has to hold it.
 """
@@ -27,27 +26,32 @@ from recapp.sparse.bags import on_host
 
 
 def to_device(numbers: NDArray[np.int64] | Sequence[int], device: torch.device) -> Tensor:
-    """Integers of the host on a device, int64 of the same shape; an array's own memory on the
-    CPU.
+    """Return integers of the host on a device, int64 of the same shape.
+
+    On the CPU the tensor shares an array's memory.
     """
     held = (
         torch.from_numpy(numbers)
         if isinstance(numbers, np.ndarray)
         else torch.tensor(numbers, dtype=torch.int64)
     )
-    return shipped(held, device)
+    return copy_to_device(held, device)
 
 
-def shipped(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device, without waiting for the copy; the tensor itself where it is there."""
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device, without waiting for the copy.
+
+    That is the tensor itself where it is there already.
+    """
     if device.type == "cuda" and on_host(tensor):
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """A tensor where the host can read it, [same shape]. Waits for the work that the current stream
-    has by now, for no other stream's.
+    """Return a tensor where the host can read it, of the same shape.
+
+    This waits for the work that the current stream has by now, and for no other stream's.
     """
     if on_host(tensor):
         return tensor
@@ -56,13 +60,16 @@ def to_host(tensor: Tensor) -> Tensor:
     return copy
 
 
-def places(mask_N: Tensor) -> Tensor:
-    """Where a mask is true, int64, ascending. On a GPU their number is read back, once."""
+def true_indices(mask_N: Tensor) -> Tensor:
+    """Return the indices at which a mask is true, int64, ascending.
+
+    On a GPU their number is read back, once.
+    """
     if on_host(mask_N):
         return mask_N.nonzero().view(-1)
     number_N = mask_N.cumsum(0)
     count = sum(to_host(number_N[-1:]).tolist())
-    # Every other place is written to one behind the last.
+    # What is not at a true index is written to one entry behind the last.
     found = torch.empty(count + 1, dtype=torch.int64, device=mask_N.device)
     return found.index_copy_(
         0, torch.where(mask_N, number_N - 1, count), torch.arange(len(mask_N), device=mask_N.device)

@@ -1,5 +1,5 @@
-"""What an embedding table is: a name, a shape, the features that read it, how a bag of rows becomes
-one vector.
+"""What an embedding table is: a name, a size, the features that read it, and how a bag of rows
+becomes one vector.
 
 Names and defaults follow TorchRec (`torchrec/modules/embedding_configs.py`), so porting is changing
 an import. Two things are added: the `id_rule`, which says how a raw id of any size becomes a row
@@ -21,8 +21,9 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class PoolingType(StrEnum):
-    """How the rows of a bag become one vector. A mean divides by the length of the whole bag; an
-    empty bag gives zeros.
+    """How the rows of a bag become one vector.
+
+    A mean divides by the length of the whole bag; an empty bag gives zeros.
     """
 
     SUM = "sum"
@@ -30,8 +31,9 @@ class PoolingType(StrEnum):
 
 
 class DataType(StrEnum):
-    """How a table is stored. Arithmetic is done in fp64 if any table of a collection is fp64, else
-    in fp32.
+    """How a table is stored.
+
+    Arithmetic is done in fp64 if any table of a collection is fp64, else in fp32.
     """
 
     FP64 = "fp64"
@@ -67,18 +69,18 @@ class EmbeddingBagConfig:
     """One table of an `EmbeddingBagCollection`.
 
     Args:
-        name: unique among the tables of a model.
-        num_embeddings: rows R, at least 1.
-        embedding_dim: columns D, at least 1, any number.
-        feature_names: the features that look rows up here; a feature may read several tables and a
+        name: The name, unique among the tables of a model.
+        num_embeddings: Rows R, at least 1.
+        embedding_dim: Columns D, at least 1, any number.
+        feature_names: The features that look rows up here; a feature may read several tables and a
             table serve several features.
         pooling: "sum" or "mean".
-        data_type: how rows are stored: "fp64", "fp32", "fp16" or "bf16".
+        data_type: How rows are stored: "fp64", "fp32", "fp16" or "bf16".
         id_rule: "error", "hash", "clamp" or "drop".
-        init_range: start values are uniform in +-init_range; None means 1/sqrt(num_embeddings).
+        init_range: Start values are uniform in +-init_range; None means 1/sqrt(num_embeddings).
 
     Raises:
-        ConfigError: a field is out of range; the message names the table and the field.
+        ConfigError: A field is out of range; the message names the table and the field.
     """
 
     name: str
@@ -110,8 +112,7 @@ class EmbeddingBagConfig:
         if not self.feature_names or len(set(self.feature_names)) < len(self.feature_names):
             raise ConfigError(
                 f"tables.{self.name}.feature_names={list(self.feature_names)}: name at least one "
-                "feature that reads the "
-                "table, each once"
+                "feature that reads the table, each once"
             )
         if self.init_range is not None and not (
             math.isfinite(self.init_range) and self.init_range >= 0
@@ -127,6 +128,11 @@ class EmbeddingBagConfig:
 
 
 def _member(kind: type[E], value: str, setting: str) -> E:
+    """Return the member of an enumeration that a setting names.
+
+    Raises:
+        ConfigError: There is none; the message offers the close matches.
+    """
     try:
         return kind(value)
     except ValueError:
@@ -135,10 +141,10 @@ def _member(kind: type[E], value: str, setting: str) -> E:
 
 
 def check_tables(tables: Sequence[EmbeddingBagConfig]) -> None:
-    """Table names are unique and there is at least one table.
+    """Check that there is at least one table and that table names are unique.
 
     Raises:
-        ConfigError: naming the table.
+        ConfigError: They are not; it names the table.
     """
     if not tables:
         raise ConfigError("tables is empty: an embedding collection needs at least one table")

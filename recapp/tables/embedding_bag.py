@@ -5,9 +5,9 @@ of every parity test.
     C1: [7] [2 9] []    t1 (dim 4) reads C1          | t1(C1)  | t2(C1) | t2(C2) |
     C2: [5] []    [1]   t2 (dim 3) reads C1 and C2
 
-It knows no ranks. A sharded twin takes its place under `DistributedModelParallel` or the trainer's
-strategy; built on `torch.device("meta")` it costs no memory until then. Names as in TorchRec's
-`EmbeddingBagCollection`.
+It knows no ranks. `DistributedModelParallel` or the trainer's strategy replaces it by a sharded
+collection; built on `torch.device("meta")` it costs no memory until then. Names are as in
+TorchRec's `EmbeddingBagCollection`.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,9 @@ from recapp.tables.module_by_name import ModuleByName
 
 
 def compute_dtype(tables: Sequence[EmbeddingBagConfig]) -> torch.dtype:
-    """What a collection computes in and hands out: fp64 if any of its tables is stored so, else
-    fp32.
+    """Return the dtype that a collection computes in and returns.
+
+    It is fp64 if any of its tables is stored so, else fp32.
     """
     return (
         torch.float64 if any(t.data_type.dtype == torch.float64 for t in tables) else torch.float32
@@ -35,11 +36,11 @@ def compute_dtype(tables: Sequence[EmbeddingBagConfig]) -> torch.dtype:
 
 
 class EmbeddingBagCollection(nn.Module):
-    """Bags of ids to pooled vectors: KeyedJaggedTensor -> KeyedTensor.
+    """Pools bags of ids to vectors: KeyedJaggedTensor -> KeyedTensor.
 
     Args:
         tables: Their order and the order of their features is the order of the output.
-        device: Where the tables are made; `torch.device("meta")` makes none yet.
+        device: The device of the tables; `torch.device("meta")` allocates none yet.
         seed: The seed of the start values (`recapp/tables/initial.py`).
         lookups: What is looked up, in the order of the output, where that is more than a table's
             own pooling for each of its features; None takes those.
@@ -92,15 +93,18 @@ class EmbeddingBagCollection(nn.Module):
                 )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables, in order."""
+        """Return the tables, in order."""
         return list(self._tables)
 
     def leave_room(self, columns: int) -> None:
-        """What its sharded twin is told; nothing here is written where it is wanted."""
+        """Remember the number of columns for the sharded collection that replaces this one.
+
+        This collection leaves no room: its output is concatenated from the lookups' vectors.
+        """
         self.room = columns
 
     def weight(self, table: str) -> Tensor:
-        """A table's rows, [R, D]."""
+        """Return a table's rows, [R, D]."""
         bag = self.embedding_bags[table]
         assert isinstance(bag, nn.EmbeddingBag)
         return bag.weight
@@ -109,14 +113,14 @@ class EmbeddingBagCollection(nn.Module):
         """Pool every bag.
 
         Args:
-            features: raw ids of at least the tables' features, with weights or without.
+            features: Raw ids of at least the tables' features, with weights or without.
 
         Returns:
             [B, sum of dims], keyed by feature (`feature@table` where several tables read one), in
             the collection's compute dtype.
 
         Raises:
-            IdError: an id outside a table whose rule is `error`.
+            IdError: An id outside a table whose rule is `error`.
         """
         rows = self.id_rules(features)
         weights = (

@@ -13,8 +13,9 @@ table's rule makes a row of each:
 
 So a hashed table keeps row 0 for missing ids alone (measured on Criteo: sharing it costs .003 AUC).
 
-What was outside has to be known on the host, and a GPU answers late: `begin` gives rows at once and
-a verdict for later. Only ids that leave their bags make it wait, because sizes change.
+Which ids were outside has to be known on the host, and reading that from a GPU waits for it. So
+`begin` returns rows at once, and a check to call later. Only where ids leave their bags does it
+wait itself, because sizes change.
 """
 
 from bisect import bisect_right
@@ -30,7 +31,7 @@ from recapp.errors import ConfigError, IdError
 from recapp.sparse.bags import offsets_of
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.sparse.transfer import places, to_device, to_host
+from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.tables.config import EmbeddingBagConfig, IdRule
 from recapp.tables.lookups import TableLookup
 
@@ -53,8 +54,16 @@ class Rows:
 
 
 class OutsideTable(IdError):
-    """An id outside its table: the number of the lookup and the id, so that every rank can raise
-    the same error.
+    """An id outside its table.
+
+    It keeps the number of the lookup and the id, so that every rank can raise the same error.
+
+    Args:
+        table: The table.
+        feature: The feature that had the id.
+        lookup: The index of the lookup in its collection.
+        number: The id.
+        where: A text such as the rank that had it, to stand behind the id.
     """
 
     def __init__(
@@ -62,23 +71,24 @@ class OutsideTable(IdError):
     ) -> None:
         super().__init__(
             f"table {table.name}: feature {feature} has the id {number}{where}, which is outside "
-            f"its {table.num_embeddings} rows "
-            f"(0..{table.num_embeddings - 1}): give the table more rows, or set its id_rule to "
-            "hash, clamp or drop"
+            f"its {table.num_embeddings} rows (0..{table.num_embeddings - 1}): give the table more "
+            "rows, or set its id_rule to hash, clamp or drop"
         )
         self.lookup = lookup
         self.number = number
 
 
 Kernel = Callable[[Tensor, Sequence[int], Tensor, Tensor, Tensor], tuple[Tensor, int]]
-"""All rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) to rows, -1 where an id is
-dropped, and the place of the first id that is an error, or -1. Rules are numbered as in
-`RULE_NUMBERS`; `changed_F` is added to.
+"""All rules in one pass: (ids_L, edges, sizes_F, rules_F, changed_F) -> (rows_L, first).
+
+`rows_L` has -1 where an id is dropped; `first` is the index of the first id that is an error, or
+-1. Rules are numbered as in `RULE_NUMBERS`; the ids that were changed are added to `changed_F`.
 """
 
-Verdict = Callable[[], object]
-"""Waits for what the device found in a batch's ids, counts it, and raises OutsideTable; called
-once.
+PendingCheck = Callable[[], object]
+"""Waits for what the device found in a batch's ids, counts it, and raises OutsideTable.
+
+It is called once for each batch.
 """
 
 RULE_NUMBERS = {
@@ -93,8 +103,9 @@ class IdRules:
     `changed` counts by table the ids that clamp and drop have changed.
 
     Args:
-        lookups: Those of the collection.
-        kernel: A faster way for ids on the CPU; the torch operations here define the result.
+        lookups: The lookups of the collection.
+        kernel: A faster implementation for ids on the CPU; the torch operations here define the
+            result.
     """
 
     def __init__(self, lookups: Sequence[TableLookup], kernel: Kernel | None = None) -> None:
@@ -113,30 +124,34 @@ class IdRules:
         """Return the rows of every lookup.
 
         Args:
-            features: raw ids; needs every feature of the tables, may hold more, in any order.
+            features: Raw ids; needs every feature of the tables, may hold more, in any order.
 
         Raises:
-            OutsideTable: rule `error` and an id outside its table.
-            ConfigError: ids that are not integers.
+            OutsideTable: An id is outside a table whose rule is `error`.
+            ConfigError: Ids that are not integers.
         """
-        rows, verdict = self.begin(features)
-        verdict()
+        rows, check = self.begin(features)
+        check()
         return rows
 
-    def begin(self, features: KeyedJaggedTensor) -> tuple[Rows, Verdict]:
-        """Rows, and what tells whether they count: until then an id outside its table is some row
-        of it.
+    def begin(self, features: KeyedJaggedTensor) -> tuple[Rows, PendingCheck]:
+        """Return the rows of every lookup, and a check that must be called before they count.
 
-        Args and errors as of a call; OutsideTable comes from the verdict, or at once where that
-        costs nothing.
+        Until then an id outside its table is some row of it.
+
+        Args:
+            features: Raw ids, as for a call.
+
+        Raises:
+            OutsideTable: At once where that costs no waiting, otherwise from the check.
+            ConfigError: Ids that are not integers.
         """
         features = self._select(features)
         ids_L = features.values()
         weights_L = features.weights_or_none()
         if ids_L.is_floating_point() or ids_L.dtype == torch.bool:
             raise ConfigError(
-                f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights "
-                "go "
+                f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights go "
                 "into `weights`"
             )
         ids_L = ids_L.long()
@@ -149,10 +164,11 @@ class IdRules:
         ids = Rows(ids_L, lengths_FB, weights_L, per_F)
         edge = [0, *accumulate(per_F)]
         if self._kernel is not None:
-            return self._in_one_pass(self._kernel, ids, edge), nothing_wrong
+            return self._in_one_pass(self._kernel, ids, edge), nothing_pending
         return self._rule_by_rule(ids, edge)
 
-    def _rule_by_rule(self, ids: Rows, edge: list[int]) -> tuple[Rows, Verdict]:
+    def _rule_by_rule(self, ids: Rows, edge: list[int]) -> tuple[Rows, PendingCheck]:
+        """Apply the rules by torch operations, one run of lookups with equal rules at a time."""
         ids_L = ids.rows_L
         parts = list[Tensor]()
         outside = list[Tensor]()
@@ -172,20 +188,20 @@ class IdRules:
             outside.append(parts[-1] != row_N)
         rows = replace(ids, rows_L=parts[0] if len(parts) == 1 else torch.cat(parts))
         if all(rule is IdRule.HASH for rule, _ in self._runs):
-            return rows, nothing_wrong
+            return rows, nothing_pending
         outside_L = torch.cat(outside)
         outside_F = offsets_of(outside_L)[offsets_of(count_F)].diff()
         if all(rule is not IdRule.DROP for rule, _ in self._runs):
-            return rows, lambda: self._judge(outside_F, outside_L, ids_L, edge)
-        if not self._judge(outside_F, outside_L, ids_L, edge):
-            return rows, nothing_wrong
+            return rows, lambda: self._check_outside(outside_F, outside_L, ids_L, edge)
+        if not self._check_outside(outside_F, outside_L, ids_L, edge):
+            return rows, nothing_pending
         keep_L = torch.cat(
             [
                 ~outside_N if rule is IdRule.DROP else torch.ones_like(outside_N)
                 for (rule, _), outside_N in zip(self._runs, outside, strict=True)
             ]
         )
-        return _drop(rows.rows_L, rows.lengths_FB, rows.weights_L, keep_L), nothing_wrong
+        return _drop(rows.rows_L, rows.lengths_FB, rows.weights_L, keep_L), nothing_pending
 
     def error(self, lookup: int, number: int, where: str) -> OutsideTable:
         """Make the error of an id that was found elsewhere; `where` says on which rank."""
@@ -193,6 +209,7 @@ class IdRules:
         return OutsideTable(record.table, record.feature, lookup, number, where)
 
     def _in_one_pass(self, kernel: Kernel, ids: Rows, edge: list[int]) -> Rows:
+        """Apply the rules by the kernel."""
         changed_F = torch.zeros(len(self.lookups), dtype=torch.int64)
         rows_L, first = kernel(ids.rows_L.contiguous(), edge, self._size_F, self._rule_F, changed_F)
         if first >= 0:
@@ -208,20 +225,25 @@ class IdRules:
         )
 
     def _select(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Return the features of the lookups, in their order."""
         wanted = [x.feature for x in self.lookups]
         keys = list(features.keys())
         if wanted == keys:
             return features
         return features.permute([features.index_of(f) for f in wanted])
 
-    def _judge(self, outside_F: Tensor, outside_L: Tensor, ids_L: Tensor, edge: list[int]) -> bool:
-        """Raise for the first id that is an error, or count by table; whether ids leave their
-        bags.
+    def _check_outside(
+        self, outside_F: Tensor, outside_L: Tensor, ids_L: Tensor, edge: list[int]
+    ) -> bool:
+        """Raise for the first id that is an error, or count by table.
+
+        Returns:
+            Whether ids leave their bags.
         """
         found_F = to_host(outside_F).tolist()
         for i, x in enumerate(self.lookups):
             if found_F[i] and x.table.id_rule is IdRule.ERROR:
-                # on a GPU it waits: the run is over
+                # Waiting for the GPU does no harm here: the run is over.
                 first = edge[i] + int(outside_L[edge[i] : edge[i + 1]].nonzero()[0])
                 raise self.error(i, int(ids_L[first]), "")
         for x, n in zip(self.lookups, found_F, strict=True):
@@ -231,13 +253,13 @@ class IdRules:
         )
 
 
-def nothing_wrong() -> None:
-    """The verdict on ids of which no more is to be told."""
+def nothing_pending() -> None:
+    """Do nothing: the check of ids about which everything is known."""
 
 
 def _drop(rows_L: Tensor, lengths_FB: Tensor, weights_L: Tensor | None, keep_L: Tensor) -> Rows:
-    """The ids that stay; bags get shorter."""
-    kept_K = places(keep_L)
+    """Return the ids that stay, in bags that got shorter."""
+    kept_K = true_indices(keep_L)
     lengths = offsets_of(keep_L)[offsets_of(lengths_FB.flatten())].diff().view_as(lengths_FB)
     return Rows(
         rows_L[kept_K],

@@ -1,10 +1,9 @@
-"""Start values of any rectangle of a table, the same bits whoever writes them.
+"""Start values of any rectangle of a table: the same bits, whichever rank writes them.
 
-A value is a hash of (seed, table name, row, column) in 32-bit integer arithmetic, so a shard is
-filled where it lies: no rank draws numbers for another, and one process, two ranks and a hundred
-hold the same model. The mixing step is the two-multiply integer hash found by Chris Wellon's
-prospector search (public domain, "lowbias32"); torch has no unsigned arithmetic, so int64 with
-masks is used.
+A value is a hash of (seed, table name, row, column) in 32-bit integer arithmetic, so each rank
+fills its own shards: none draws numbers for another, and one process, two ranks and a hundred hold
+the same model. The mixing step is the two-multiply integer hash found by Chris Wellon's prospector
+search (public domain, "lowbias32"); torch has no unsigned arithmetic, so int64 with masks is used.
 """
 
 import math
@@ -15,14 +14,14 @@ from torch import Tensor
 
 from recapp.tables.config import EmbeddingBagConfig
 
-# 8 MB of int64 scratch: stays in a last-level cache, bounds the memory beside the shard
+# 8 MB of int64 scratch: it stays in a last-level cache and bounds the memory beside the shard.
 CHUNK_ELEMENTS = 1 << 20
 _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: neighbouring columns differ in half of their bits
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The hash of 32-bit integers held in int64; in place."""
+    """Hash 32-bit integers held in int64, in place."""
     x ^= x >> 16
     x *= 0x7FEB352D
     x &= _MASK
@@ -43,10 +42,10 @@ def fill_initial(
 
     Args:
         out: [len(rows), len(cols)], any floating dtype, any strides.
-        table: whose start values.
-        seed: of the run.
-        rows: rows of the logical table.
-        cols: columns of the logical table.
+        table: The table whose start values they are.
+        seed: The seed of the run.
+        rows: Rows of the logical table.
+        cols: Columns of the logical table.
     """
     scale = (
         1 / math.sqrt(table.num_embeddings) if table.init_range is None else table.init_range

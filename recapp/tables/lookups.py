@@ -55,7 +55,9 @@ class TableCollection(Protocol):
         ...
 
     def leave_room(self, columns: int) -> None:
-        """Leave columns free before the first vector of a sample, if it can (`KeyedTensor.after`).
+        """Leave columns free before the first vector of a sample, for `KeyedTensor.prepend`.
+
+        A collection that cannot do so leaves none.
 
         Args:
             columns: The number of columns.
@@ -122,9 +124,9 @@ def check_lookups(tables: Sequence[EmbeddingBagConfig], lookups: Sequence[TableL
 
 
 def collections_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Walk a model and yield its collections of tables, sharded or not, by path.
+    """Walk a model and yield its collections of tables, sharded or not, with their paths.
 
-    A collection that stands in two places is met once.
+    A collection that is a submodule under two paths is yielded once.
     """
     for path, part in module.named_modules():
         if isinstance(part, TableCollection):

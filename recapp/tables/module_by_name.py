@@ -15,7 +15,7 @@ class ModuleByName(nn.ModuleDict):
     """`torch.nn.ModuleDict` for any names without slashes."""
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
-        """Take a module in, whatever its name."""
+        """Add a module, whatever its name."""
         modules: dict[str, nn.Module | None] = self._modules  # type: ignore[assignment]
         modules[key_of(name)] = module
 
@@ -27,5 +27,5 @@ class ModuleByName(nn.ModuleDict):
 
 
 def key_of(name: str) -> str:
-    """A name as it stands in the state dict."""
+    """Return a name as it stands in the state dict."""
     return name.replace(".", "/")

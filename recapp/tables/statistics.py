@@ -3,15 +3,15 @@ rows they fall.
 
     ids_per_sample   1.0                     mean ids of a sample, over all features that read the
                                              table
-    distinct         (1, 1) (64, 41) ...     n ids drawn from consecutive samples have U distinct
-                                             rows: a curve, read in log-log
+    distinct         (1, 1) (64, 41) ...     n ids of consecutive samples have U distinct rows: a
+                                             curve, interpolated in log-log
     load             .12 .08 ... .01         share of a batch's distinct rows in each of up to 256
                                              equal ranges of rows
     hot              (1, .21) (8, .48) ...   the k most frequent rows take that share of the ids
 
 Real ids repeat (11 to 27 % of a Criteo batch's are distinct), so what a batch costs is a point on
-the curve, not a count of ids. A table that nobody has looked at counts as Zipf 1.05 with popular
-rows scattered (`recapp/benchmarks/workloads.py` draws such ids).
+the curve, not a count of ids. A table that was not measured counts as Zipf 1.05 with popular rows
+scattered (`recapp/benchmarks/workloads.py` draws such ids).
 """
 
 import math
@@ -34,31 +34,32 @@ from recapp.tables.lookups import lookups_of
 
 Points = tuple[tuple[float, float], ...]
 
-RANGES = 256  # of rows, at most
-REQUESTS_PER_RANGE = 32  # fewer would show chance, not skew: a range's share is then off by a sixth
-WINDOWS = 16  # of the sample, over which a point of the curve is a mean
-EXPONENT = 1.05  # of Zipf's law where nothing is known; real click logs have 1.0 to 1.2
-MOST_IDS = 2.0**30  # up to which an assumed curve goes
-# popularity beyond the first ranks is summed in bins that grow by a twentieth
+RANGES = 256  # the most ranges of rows for which a load is kept
+REQUESTS_PER_RANGE = 32  # fewer would show chance, not skew: a share is then off by a sixth
+WINDOWS = 16  # the windows of the sample over which a point of the curve is a mean
+EXPONENT = 1.05  # the exponent of Zipf's law without measurement; real click logs have 1.0 to 1.2
+MOST_IDS = 2.0**30  # the number of ids at which an assumed curve ends
+# Popularity beyond the first ranks is summed in bins that grow by a twentieth.
 EXACT_RANKS = 64
 RANKS_RATIO = 1.05
 
 
 @dataclass(frozen=True)
 class TableStatistics:
-    """The ids of one table.
+    """The statistics of the ids of one table.
 
     Args:
-        rows: of the table.
-        ids_per_sample: mean ids of a sample, over the table's features.
-        bags_per_sample: mean bags of a sample that have an id.
-        distinct: (ids, distinct rows among them), both rising; from 1 up to the ids of the sample.
-        load: share of the distinct rows of a batch in each of equal ranges of rows; sums to 1. One
-            range: evenly spread.
-        hot: (rows, share of the ids that the most frequent ones take), both rising.
+        rows: Rows of the table.
+        ids_per_sample: Mean ids of a sample, over the table's features.
+        bags_per_sample: Mean bags of a sample that have an id.
+        distinct: Pairs (ids, distinct rows among them), both rising; from 1 up to the ids of the
+            sample.
+        load: Share of the distinct rows of a batch in each of equal ranges of rows; sums to 1. One
+            range means evenly spread.
+        hot: Pairs (rows, share of the ids that the most frequent ones take), both rising.
 
     Raises:
-        ConfigError: numbers that no ids have.
+        ConfigError: Numbers that no ids can have.
     """
 
     rows: int
@@ -72,8 +73,7 @@ class TableStatistics:
         if self.rows < 1 or self.ids_per_sample < 0 or self.bags_per_sample < 0:
             raise ConfigError(
                 f"id statistics: rows={self.rows}, ids_per_sample={self.ids_per_sample}, "
-                f"bags_per_sample={self.bags_per_sample}: must not be negative, and "
-                "rows at least 1"
+                f"bags_per_sample={self.bags_per_sample}: must not be negative, and rows at least 1"
             )
         for name, points in (("distinct", self.distinct), ("hot", self.hot)):
             if any(x <= 0 or y <= 0 for x, y in points) or any(
@@ -85,27 +85,25 @@ class TableStatistics:
                 )
         if not self.distinct:
             raise ConfigError(
-                "id statistics: distinct is empty: give at least one pair [ids, distinct "
-                "rows], "
+                "id statistics: distinct is empty: give at least one pair [ids, distinct rows], "
                 "[[1, 1]]"
             )
         if not self.load or min(self.load) < 0 or abs(sum(self.load) - 1) > 1e-3:
             raise ConfigError(
-                f"id statistics: load sums to {sum(self.load):g}: shares must not be negative "
-                "and "
+                f"id statistics: load sums to {sum(self.load):g}: shares must not be negative and "
                 "sum to 1"
             )
 
     @cached_property
     def _curve(self) -> tuple[list[float], list[float]]:
-        """The logarithms of the points; the last slope goes on."""
+        """The logarithms of the points of `distinct`; behind the last point its slope goes on."""
         x, y = (np.log([p[i] for p in self.distinct]).tolist() for i in (0, 1))
         slope = (y[-1] - y[-2]) / (x[-1] - x[-2]) if len(x) > 1 else 1.0
         far = x[-1] + 60.0
         return [*x, far], [*y, y[-1] + slope * 60.0]
 
     def distinct_rows(self, ids: float) -> float:
-        """How many rows so many ids of consecutive samples have, never more than there are."""
+        """Return how many distinct rows so many ids of consecutive samples have."""
         if ids <= self.distinct[0][0]:
             return min(max(ids, 0.0), self.distinct[0][1])
         return min(
@@ -114,28 +112,33 @@ class TableStatistics:
 
     @cached_property
     def _load_up_to(self) -> NDArray[np.float64]:
-        """The share of requests below each range's first row, and 1."""
+        """The share of requests below each range's first row, and 1 at the end."""
         return np.concatenate([[0.0], np.cumsum(self.load)]) / sum(self.load)
 
     @cached_property
     def _edges(self) -> NDArray[np.float64]:
-        """The ranges' first rows, and the number of rows."""
+        """The ranges' first rows, and the number of rows at the end."""
         return np.linspace(0, self.rows, len(self.load) + 1)
 
     def share(self, rows: range) -> float:
-        """The part of a batch's distinct rows that falls into these rows."""
+        """Return the share of a batch's distinct rows that falls into these rows."""
         return float(self.shares(np.array([[rows.start, max(rows.start, rows.stop)]]))[0])
 
     def shares(self, rows_M2: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The same of many ranges at once, each from its first row to the one behind its last."""
+        """Return the share of a batch's distinct rows that falls into each of many ranges, [M].
+
+        Args:
+            rows_M2: The first row of each range and the one behind its last, [M, 2].
+        """
         if len(self.load) == 1:
             return (rows_M2[:, 1] - rows_M2[:, 0]) / self.rows
         up_to = np.interp(rows_M2, self._edges, self._load_up_to)
         return np.asarray(up_to[:, 1] - up_to[:, 0])
 
     def equal_shares(self, parts: int) -> list[range]:
-        """Rows cut into as many contiguous parts as asked, with equal shares of the requests:
-        uneven strips. Parts may be empty.
+        """Cut the rows into contiguous parts with equal shares of the requests.
+
+        Parts have different numbers of rows and may be empty.
         """
         cuts = (
             np.rint(np.interp(np.arange(1, parts) / parts, self._load_up_to, self._edges))
@@ -145,8 +148,9 @@ class TableStatistics:
         return [range(a, b) for a, b in zip([0, *cuts], [*cuts, self.rows], strict=True)]
 
     def hot_rows(self, share: float = 0.5) -> float:
-        """How many rows, the most frequent ones, take this share of the ids; as many as it takes
-        evenly where nothing is known.
+        """Return how many of the most frequent rows take this share of the ids.
+
+        Where nothing is known, ids count as evenly spread.
         """
         if not self.hot:
             return share * self.rows
@@ -154,7 +158,7 @@ class TableStatistics:
         return float(np.interp(share, [0.0, *shares, 1.0], [0.0, *rows, max(self.rows, rows[-1])]))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types, as JSON and YAML have them."""
+        """Return the statistics as plain values for JSON and YAML."""
         return {
             "rows": self.rows,
             "ids_per_sample": self.ids_per_sample,
@@ -165,18 +169,22 @@ class TableStatistics:
         }
 
     @staticmethod
-    def from_dict(plain: Mapping[str, Any], where: str = "id statistics") -> "TableStatistics":
-        """The inverse of `to_dict`; `load` and `hot` may be left out.
+    def from_dict(entries: Mapping[str, Any], where: str = "id statistics") -> "TableStatistics":
+        """Make statistics of what `to_dict` returned; `load` and `hot` may be left out.
+
+        Args:
+            entries: Plain values by name.
+            where: What the entries are, for error messages.
 
         Raises:
-            ConfigError: an entry is missing, unknown or not what it must be.
+            ConfigError: An entry is missing, unknown or not what it must be.
         """
         known = ("rows", "ids_per_sample", "bags_per_sample", "distinct", "load", "hot")
-        for key in plain:
+        for key in entries:
             if key not in known:
                 raise ConfigError(f"{where}: unknown entry {key}; {suggest(str(key), known)}")
         for key in known[:4]:
-            if key not in plain:
+            if key not in entries:
                 raise ConfigError(f"{where}: {key} is missing")
 
         def points(value: Any) -> Points:
@@ -191,12 +199,12 @@ class TableStatistics:
             "hot": points,
         }
         values = {}
-        for key, value in plain.items():
+        for key, value in entries.items():
             try:
                 values[key] = read[key](value)
             except (TypeError, ValueError):
                 raise ConfigError(
-                    f"{where}: {key}={value}: must be {_SHAPES.get(key, 'a number')}"
+                    f"{where}: {key}={value}: must be {_EXPECTED.get(key, 'a number')}"
                 ) from None
         try:
             return TableStatistics(**values)
@@ -204,7 +212,7 @@ class TableStatistics:
             raise ConfigError(f"{where}: {str(error).removeprefix('id statistics: ')}") from None
 
 
-_SHAPES = {
+_EXPECTED = {
     "distinct": "pairs [ids, distinct rows]",
     "hot": "pairs [rows, share of the ids]",
     "load": "a list of shares",
@@ -215,12 +223,13 @@ _SHAPES = {
 
 
 def default_statistics(table: EmbeddingBagConfig, pooling_factor: float = 1.0) -> TableStatistics:
-    """What is assumed of a table that nobody has looked at: Zipf 1.05, popular rows scattered,
-    every bag of one length.
+    """Return what is assumed of a table that was not measured.
+
+    Ids follow Zipf 1.05, popular rows are scattered, and every bag has one length.
 
     Args:
-        table: its rows and features.
-        pooling_factor: ids of a bag; below 1, the share of bags that have one.
+        table: Its rows and features count.
+        pooling_factor: Ids of a bag; below 1, the share of bags that have one.
     """
     lookups = len(lookups_of([table]))
     return TableStatistics(
@@ -233,7 +242,7 @@ def default_statistics(table: EmbeddingBagConfig, pooling_factor: float = 1.0) -
 
 @lru_cache(maxsize=4096)
 def _zipf_curves(rows: int) -> tuple[Points, tuple[float, ...], Points]:
-    """Expected distinct rows, even load, and the share of the most popular rows.
+    """Return expected distinct rows, even load, and the share of the most popular rows.
 
     E[U] = sum over rows of 1 - (1 - p)^n; beyond the first ranks a bin's rows count as equally
     popular.
@@ -257,7 +266,7 @@ def _zipf_curves(rows: int) -> tuple[Points, tuple[float, ...], Points]:
     with np.errstate(divide="ignore"):
         missed = np.exp(n[:, None] * np.log1p(-np.minimum(mass / width, 1.0)))
     distinct = np.maximum.accumulate(((1 - missed) * width).sum(1))
-    keep = int(np.searchsorted(distinct, 0.999 * rows)) + 1  # beyond, all rows are there
+    keep = int(np.searchsorted(distinct, 0.999 * rows)) + 1  # behind these points all rows occur
     points = tuple(
         (float(a), min(float(b), a, float(rows)))
         for a, b in zip(n[:keep], distinct[:keep], strict=True)
@@ -273,23 +282,23 @@ def _zipf_curves(rows: int) -> tuple[Points, tuple[float, ...], Points]:
 def measured_statistics(
     tables: Sequence[EmbeddingBagConfig], batches: Iterable[KeyedJaggedTensor]
 ) -> dict[str, TableStatistics]:
-    """Look at batches: what each table's id rule makes of their ids.
+    """Measure the rows that each table's id rule makes of the ids of some batches.
+
+    A table that none of the ids reads gets `default_statistics`, with no ids.
 
     Args:
-        tables: of the model.
-        batches: consecutive ones of one rank, raw ids as a model gets them.
-
-    A table that no id of them reads gets `default_statistics`, with no ids.
+        tables: All tables of a model.
+        batches: Consecutive batches of one rank, raw ids as a model gets them.
 
     Raises:
-        IdError: an id outside its table.
+        IdError: An id outside its table.
     """
     lookups = lookups_of(tables)
     rules = IdRules(lookups)
     lookups_by_table: dict[str, list[int]] = {t.name: [] for t in tables}
     for number, lookup in enumerate(lookups):
         lookups_by_table[lookup.table.name].append(number)
-    seen = {t.name: _Seen(t.num_embeddings) for t in tables}
+    seen = {t.name: _MeasuredRows(t.num_embeddings) for t in tables}
     for features in batches:
         found = rules(features)
         row_F = torch.split(found.rows_L.long(), found.per_F)
@@ -298,17 +307,23 @@ def measured_statistics(
     return {t.name: seen[t.name].statistics(t) for t in tables}
 
 
-class _Seen:
-    """What batches have shown of a table's ids: rows in the order of samples."""
+class _MeasuredRows:
+    """The rows that batches have read of one table, in the order of samples."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self.samples = 0
         self.bags = 0
         self.parts: list[NDArray[np.int64]] = []
-        self.asked: list[NDArray[np.int64]] = []  # distinct rows of each batch
+        self.requested: list[NDArray[np.int64]] = []  # the distinct rows of each batch
 
     def add(self, row_F: Sequence[Tensor], lengths_FB: Tensor) -> None:
+        """Add the rows of one batch.
+
+        Args:
+            row_F: The rows of each lookup.
+            lengths_FB: Ids per bag, [F, B].
+        """
         B = lengths_FB.shape[1]
         self.samples = self.samples + B
         self.bags = self.bags + int((lengths_FB > 0).sum())
@@ -317,9 +332,10 @@ class _Seen:
             np.tile(np.arange(B), len(row_F)), lengths_FB.cpu().numpy().reshape(-1)
         )
         self.parts.append(row_N[np.argsort(sample_N, kind="stable")])
-        self.asked.append(np.unique(row_N))
+        self.requested.append(np.unique(row_N))
 
     def statistics(self, table: EmbeddingBagConfig) -> TableStatistics:
+        """Return the statistics of all batches."""
         row_N = np.concatenate([np.zeros(0, np.int64), *self.parts])
         if not len(row_N):
             return default_statistics(table, 0.0)
@@ -328,16 +344,16 @@ class _Seen:
             len(row_N) / self.samples,
             self.bags / self.samples,
             _distinct_curve(row_N),
-            _load(np.concatenate(self.asked), self.rows),
+            _load(np.concatenate(self.requested), self.rows),
             _hot(row_N),
         )
 
 
 def _distinct_curve(row_N: NDArray[np.int64]) -> Points:
-    """Mean distinct rows of windows of 1, 2, 4, ... consecutive ids, and of all."""
+    """Return mean distinct rows of windows of 1, 2, 4, ... consecutive ids, and of all ids."""
     N = len(row_N)
     order = np.argsort(row_N, kind="stable")
-    before_N = np.full(N, -1)  # where the same row stood last
+    before_N = np.full(N, -1)  # the index at which the same row occurred last
     same = row_N[order[1:]] == row_N[order[:-1]]
     before_N[order[1:][same]] = order[:-1][same]
     points: list[tuple[float, float]] = []
@@ -348,14 +364,15 @@ def _distinct_curve(row_N: NDArray[np.int64]) -> Points:
     return tuple(points)
 
 
-def _load(asked_N: NDArray[np.int64], rows: int) -> tuple[float, ...]:
-    ranges = max(1, min(RANGES, rows, len(asked_N) // REQUESTS_PER_RANGE))
-    found = np.bincount(asked_N * ranges // rows, minlength=ranges) / len(asked_N)
+def _load(row_N: NDArray[np.int64], rows: int) -> tuple[float, ...]:
+    """Return the share of the requested rows in each of equal ranges."""
+    ranges = max(1, min(RANGES, rows, len(row_N) // REQUESTS_PER_RANGE))
+    found = np.bincount(row_N * ranges // rows, minlength=ranges) / len(row_N)
     return tuple(float(x) for x in found)
 
 
 def _hot(row_N: NDArray[np.int64]) -> Points:
-    """The most frequent 1, 4, 16, ... rows, and all that were seen."""
+    """Return the shares of the most frequent 1, 4, 16, ... rows, and of all that were seen."""
     share = np.sort(np.unique(row_N, return_counts=True)[1])[::-1].cumsum() / len(row_N)
     return tuple(
         (float(k), min(1.0, float(share[k - 1])))

@@ -1,13 +1,13 @@
-"""Id statistics are kept beside the data they were measured on: looking again costs seconds, and
+"""Id statistics are kept beside the data they were measured on: measuring again costs seconds, and
 nothing has changed.
 
     <data set>/.recapp_statistics.json
         {"looked": [{"key": ..., "samples": 8192, "tables": {name: statistics}}, ...]}
 
 The key is a hash of the data files' names, sizes and times of change, and of what decides how ids
-become rows: the tables' names, rows, features and id rules. Other files or tables: another key, so
-nothing stale is ever read. The name begins with a dot: readers of data sets skip it. A directory
-that cannot be written is no error, the next run looks again.
+become rows: the tables' names, rows, features and id rules. Other files or tables have another key,
+so nothing stale is ever read. The name begins with a dot: readers of data sets skip it. A directory
+that cannot be written is no error; the next run measures again.
 """
 
 import hashlib
@@ -23,24 +23,28 @@ from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics
 
 FILE = ".recapp_statistics.json"
-KEPT = 8  # measurements of one data set: a sweep over tables keeps finding its own
+KEPT = 8  # the measurements kept for a data set, so that each job of a sweep finds its own
 
 
 def read_cached(
     files: Sequence[str | Path], tables: Sequence[EmbeddingBagConfig], samples: int = 1
 ) -> dict[str, TableStatistics] | None:
-    """What was measured before on exactly these files for exactly these tables; None where nothing
-    was, or on fewer samples.
+    """Return what was measured before on exactly these files for exactly these tables.
 
     Args:
-        files: of the data set.
-        tables: of the model.
-        samples: that were looked at, at least.
+        files: The files of the data set.
+        tables: The tables of the model.
+        samples: The least number of samples that must have been measured.
+
+    Returns:
+        Statistics by table; None where nothing was measured, or too few samples.
     """
     key = _key(files, tables)
-    for entry in _read(_place(files)) if key else []:
+    for entry in _read(_path(files)) if key else []:
         if entry.get("key") == key and entry.get("samples", 0) >= samples:
-            with suppress(ConfigError, KeyError, AttributeError):  # of another version, or edited
+            with suppress(
+                ConfigError, KeyError, AttributeError
+            ):  # an entry of another version, or an edited one
                 return {t.name: TableStatistics.from_dict(entry["tables"][t.name]) for t in tables}
     return None
 
@@ -51,16 +55,19 @@ def write_cached(
     statistics: Mapping[str, TableStatistics],
     samples: int,
 ) -> Path | None:
-    """Keep what was measured; None where the data set's directory cannot be written.
+    """Keep what was measured beside the data.
 
     Args:
-        files: of the data set.
-        tables: of the model.
-        statistics: of each table.
-        samples: that were looked at.
+        files: The files of the data set.
+        tables: The tables of the model.
+        statistics: The statistics of each table.
+        samples: The number of samples that were measured.
+
+    Returns:
+        The file; None where the data set's directory cannot be written.
     """
     key = _key(files, tables)
-    place = _place(files)
+    path = _path(files)
     if not key:
         return None
     entry = {
@@ -68,40 +75,42 @@ def write_cached(
         "samples": samples,
         "tables": {t.name: statistics[t.name].to_dict() for t in tables},
     }
-    kept = [entry, *(old for old in _read(place) if old.get("key") != key)][:KEPT]
-    unfinished = place.with_name(f"{FILE}.{os.getpid()}")
+    kept = [entry, *(old for old in _read(path) if old.get("key") != key)][:KEPT]
+    unfinished = path.with_name(f"{FILE}.{os.getpid()}")
     try:
         unfinished.write_text(json.dumps({"looked": kept}) + "\n")
-        unfinished.replace(place)
+        unfinished.replace(path)
     except OSError:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         return None
-    return place
+    return path
 
 
-def _place(files: Sequence[str | Path]) -> Path:
+def _path(files: Sequence[str | Path]) -> Path:
+    """Return the path of the file with the statistics of a data set."""
     return Path(files[0]).resolve().parent / FILE if files else Path(FILE)
 
 
 def _key(files: Sequence[str | Path], tables: Sequence[EmbeddingBagConfig]) -> str:
-    """Empty where a file is not there."""
-    told: list[Any] = []
+    """Return the key of a measurement; an empty text where a data file is not there."""
+    identity: list[Any] = []
     try:
         for file in files:
             found = os.stat(file)
-            told.append([str(Path(file).resolve()), found.st_size, found.st_mtime_ns])
+            identity.append([str(Path(file).resolve()), found.st_size, found.st_mtime_ns])
     except OSError:
         return ""
-    told.append(
+    identity.append(
         [[t.name, t.num_embeddings, list(t.feature_names), t.id_rule.value] for t in tables]
     )
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest() if files else ""
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest() if files else ""
 
 
-def _read(place: Path) -> list[dict[str, Any]]:
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Return the measurements of a file, none where it cannot be read."""
     try:
-        entries = json.loads(place.read_text())["looked"]
+        entries = json.loads(path.read_text())["looked"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return (

@@ -19,7 +19,7 @@ from recapp.planner.explain import plan_rows, rank_rows
 from recapp.planner.topology import hosts_in_blocks
 from recapp.reporting.phases import quartiles
 from recapp.reporting.record import claim_directory
-from recapp.trainer.datamodule import ClickData
+from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 from recapp.transport.choose_transport import describe
@@ -33,9 +33,9 @@ IN_MB = {  # columns of the start report, each in one unit
 }
 
 
-def _data(trainer: Trainer) -> ClickData:
-    data = getattr(trainer, "datamodule", None)
-    assert isinstance(data, ClickData)
+def _data(trainer: Trainer) -> KeepsPosition:
+    data = datamodule_of(trainer)
+    assert isinstance(data, KeepsPosition)
     return data
 
 
@@ -152,7 +152,7 @@ class StepClock(Callback):
         assert self._since is not None
         comm = _strategy(trainer).comm
         self.step_ms.append((time.perf_counter() - self._since) * 1e3)
-        self.rows.append(_data(trainer).settings.batch_size)
+        self.rows.append(_data(trainer).batch_size)
         self.bytes_sent.append(comm.bytes_sent - self._sent)
         self.calls.append(comm.calls - self._called)
         counts_and_ids, everything = _waited_ms(trainer)
@@ -229,13 +229,15 @@ class StartReport(Callback):
     shapes, the plan.
 
     Args:
-        seed: of the run.
+        seed: Of the run.
         shown: False where standard output carries a document.
+        dense_columns: How many numbers of a sample the model reads.
     """
 
-    def __init__(self, seed: int, shown: bool) -> None:
+    def __init__(self, seed: int, shown: bool, dense_columns: int) -> None:
         self.seed = seed
         self.shown = shown
+        self.dense_columns = dense_columns
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Rank 0 prints."""
@@ -260,7 +262,7 @@ class StartReport(Callback):
             f"{readable(strategy.plan.name)}"
         )
         for title, rows in (
-            ("Layers", layer_table(pl_module.model, len(_data(trainer).schema.dense))),
+            ("Layers", layer_table(pl_module.model, self.dense_columns)),
             ("Plan", plan_rows(tables, strategy.plan)),
             ("Ranks", [w | h for w, h in zip(where, held, strict=True)]),
         ):

@@ -21,11 +21,13 @@ from recapp.dataset.first_rows import table_rows
 from recapp.dataset.schema import NO_LABEL, Schema
 from recapp.dataset.source import Source, open_source, split
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
-from recapp.errors import ConfigError, IdError, RecappError
+from recapp.errors import ConfigError, IdError
+from recapp.planner.initial_plan import from_rank_0
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics, measured_statistics
 from recapp.tables.statistics_cache import read_cached, write_cached
+from recapp.trainer.data_protocols import Position
 
 Paths = str | Sequence[str]
 
@@ -70,14 +72,6 @@ class DataSettings:
 
 # rows that id statistics are measured on: a fraction of a second, and ids of several ranks' batches
 STATISTICS_SAMPLES = 32_768
-
-
-@dataclass
-class Position:
-    """How far training has come: batches trained in an epoch."""
-
-    epoch: int = 0
-    batches: int = 0
 
 
 @dataclass
@@ -159,26 +153,26 @@ class ClickData(LightningDataModule):
                     _paths(self.settings.val_path), self.schema, setting="dataset.val_path"
                 )
         if self._take_table_rows is not None and stage == "fit":
-            self._take_table_rows(self._on_rank_0(self._count))
+            if self.trainer is None:
+                self._take_table_rows(self._count())
+            else:
+                rank = self.trainer.global_rank
+                self._take_table_rows(
+                    from_rank_0(self._count, rank, self.trainer.strategy.broadcast)
+                )
 
     def _count(self) -> list[int]:
         assert self._train is not None and self._most_rows is not None
         return table_rows(self._train, self.schema, self._most_rows)
 
-    def _on_rank_0(self, make: Callable[[], list[int]]) -> list[int]:
-        """Files are looked at once, and the answer is the same everywhere, an error as well."""
-        made: list[int] | RecappError | None = None
-        if self.trainer is None or self.trainer.global_rank == 0:
-            try:
-                made = make()
-            except RecappError as error:
-                made = error
-        if self.trainer is not None:
-            made = self.trainer.strategy.broadcast(made)
-        if isinstance(made, RecappError):
-            raise made
-        assert made is not None
-        return made
+    @property
+    def batch_size(self) -> int:
+        """Return the rows of a training batch, all ranks together."""
+        return self.settings.batch_size
+
+    def reading(self) -> dict[str, Any]:
+        """Return how text becomes ids, as a checkpoint keeps it."""
+        return self.schema.id_encoding()
 
     def check_ids(self, checkpoint: str | Path) -> None:
         """Refuse to go on with a checkpoint whose text ids were read otherwise.
@@ -192,7 +186,7 @@ class ClickData(LightningDataModule):
         schema = self.schema
         speaks = self.trainer is None or self.trainer.is_global_zero
         if info.get("ids") is not None:
-            schema.check_reading(info["ids"], str(checkpoint))
+            schema.check_id_encoding(info["ids"], str(checkpoint))
         elif "ids" not in info and set(schema.hex) != set(schema.sparse) and speaks:
             note(
                 f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for "

@@ -4,8 +4,8 @@
     batch arrives -> [data] input_dist ... -> [outside] forward ... vectors
                   -> [autograd] backward ... update -> [outside] step is over
 
-A collection marks the ends of its own parts; where it begins to work is marked here, so what lies
-between is not its own.
+An observer (`recapp/engine/observer.py`) hears where a collection begins to work and where each of
+its parts ends: what lies between an end and the next beginning is not the collection's.
 """
 
 from pathlib import Path
@@ -14,11 +14,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.engine.held_memory import held_bytes
-from recapp.engine.requests import Requests
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.observer import EngineObserver
 from recapp.reporting.performance import write_performance
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock
-from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.trainer.callbacks import WARM_UP_STEPS, StepClock
 from recapp.trainer.datamodule import ClickData
 from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -44,9 +42,9 @@ class RecordPerformance(Callback):
         self._fetching = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen to the collections; the first step begins."""
+        """Attach to the collections; the first step begins."""
         for collection in _strategy(trainer).collections():
-            self._listen(collection)
+            collection.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
         self._next_step()
 
     def _next_step(self) -> None:
@@ -54,16 +52,9 @@ class RecordPerformance(Callback):
         self.phases.start()
         self._fetching = True
 
-    def _listen(self, collection: ShardedEmbeddingBagCollection) -> None:
-        input_dist = collection.input_dist
-
-        def marked(features: KeyedJaggedTensor | Exception) -> Requests:
-            self.phases(DATA if self._fetching else OUTSIDE)
-            return input_dist(features)
-
-        collection.mark = self.phases
-        collection.input_dist = marked  # type: ignore[method-assign]
-        collection.register_forward_pre_hook(lambda *_: self.phases(OUTSIDE))
+    def _begins(self) -> None:
+        """A collection begins to work: what came before was waiting for a batch, or dense."""
+        self.phases(DATA if self._fetching else OUTSIDE)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validation is no part of the next step."""
@@ -84,7 +75,7 @@ class RecordPerformance(Callback):
         self._next_step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Every rank tells what it measured, rank 0 writes it down."""
+        """Gather what every rank measured; rank 0 writes it."""
         strategy = _strategy(trainer)
         measured = self.clock.summary()
         if not measured:
@@ -99,7 +90,7 @@ class RecordPerformance(Callback):
             "memory": held_bytes(strategy.collections(), strategy.root_device),
             "sent_bytes": measured["bytes_sent_per_step"],
         }
-        told = strategy.comm.gather(own)
+        measured_W = strategy.comm.gather(own)
         if trainer.is_global_zero:
             ranks = strategy.comm.world
             write_performance(
@@ -108,7 +99,11 @@ class RecordPerformance(Callback):
                     "ranks": ranks,
                     "steps": len(self.phases.measured(WARM_UP_STEPS)),
                     "step_ms": own["step_ms"],
-                    **{name: [rank[name] for rank in told] for name in own if name != "step_ms"},
+                    **{
+                        name: [rank[name] for rank in measured_W]
+                        for name in own
+                        if name != "step_ms"
+                    },
                 },
                 self.directory,
             )

@@ -12,9 +12,9 @@ Everything else is DDPStrategy. Where Lightning would do something that is wrong
 the method here says why.
 """
 
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,32 +39,26 @@ from recapp.engine.shard_model import (
 )
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.engine.sharded_state import without_tables
-from recapp.errors import ConfigError, LaunchError, RecappError
+from recapp.errors import ConfigError, LaunchError
 from recapp.optim.rules import RowRule
-from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
-from recapp.planner.cost import Dense, dense_of
 from recapp.planner.hardware import Hardware
+from recapp.planner.initial_plan import initial_plan
+from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology, hosts_in_blocks
-from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.processes.rank_environment import rank_info
 from recapp.processes.stopping import saving
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
-from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.lookups import embedding_tables
-from recapp.tables.statistics import TableStatistics
-from recapp.trainer.datamodule import ClickData
+from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.environment import RankEnvironment
+from recapp.trainer.found_problem import found_problem, found_ranks, with_counted_modes
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.restored import check_state, state_must_fit
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
 
-Planner = Callable[
-    [Sequence[EmbeddingBagConfig], Topology, RowRule, Mapping[str, TableStatistics], Dense],
-    ShardingPlan,
-]
+Planner = Callable[[PlanningProblem], ShardingPlan]
 
 
 def check_precision(precision: object) -> None:
@@ -84,8 +78,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
     process runs the same code.
 
     Args:
-        planner: makes the plan from the model's tables, the topology found at start, the rule, id
-            statistics of the first training batches and the dense part; called on rank 0.
+        planner: Makes the plan; called on rank 0 with the model's tables, the topology found at
+            start, the rule, id statistics of the first training rows and the dense part. Batch
+            sizes, payload and look-ahead of the problem have their defaults.
         rule: what happens to touched rows.
         hosts: hosts the plan assumes; None takes the real ones.
         memory_bytes: of a rank, for tables and their optimiser; None takes what is free at start.
@@ -150,8 +145,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.compiled = compiled
         self.hardware = hardware
         self.plan: ShardingPlan | None = None
-        # on rank 0
-        self.planned_for: tuple[Topology, Mapping[str, TableStatistics], Dense] | None = None
+        self.problem: PlanningProblem | None = None  # that the plan was made for; on rank 0
         self.ranks: list[dict[str, Any]] = []
         self.average: AverageOverRanks | None = None
         self.comm = Comm()
@@ -247,7 +241,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
     def _shard(self, module: LightningModule) -> None:
         if self.plan is None:
-            self.ranks = self._look_around()
+            self.ranks = found_ranks(self.comm, self.root_device, self.memory_bytes)
             free = [r["free_bytes"] for r in self.ranks]
             topology = Topology(
                 self.comm.world,
@@ -257,7 +251,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
                 self.reserve_bytes,
                 self.hardware,
             )
-            self.plan = self._decide_modes(module, self._made_on_rank_0(module, topology))
+            self.plan = initial_plan(
+                partial(self._made, module, topology),
+                self.comm,
+                modes=self.modes,
+                count=partial(with_counted_modes, module),
+            )
         shard_model(
             module,
             self.plan,
@@ -268,37 +267,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
             module.trainer.training,
         )
 
-    def _made_on_rank_0(self, module: LightningModule, topology: Topology) -> ShardingPlan:
-        """Data are looked at once, and the plan is the same everywhere; an error of rank 0 is
-        raised by all.
-        """
-        made: ShardingPlan | RecappError | None = None
-        if self.comm.rank == 0:
-            tables = embedding_tables(module)
-            try:
-                self.planned_for = topology, self._statistics(module, tables), dense_of(module)
-                made = self.planner(tables, topology, self.rule, *self.planned_for[1:])
-            except RecappError as error:
-                made = error
-        made = self.comm.broadcast(made)
-        if isinstance(made, RecappError):
-            raise made
-        assert made is not None
-        return made
-
-    def _statistics(
-        self, module: LightningModule, tables: Sequence[EmbeddingBagConfig]
-    ) -> dict[str, TableStatistics]:
-        """Of the first training rows; nothing where nothing is trained."""
-        data = getattr(module.trainer, "datamodule", None)
-        if (
-            not tables
-            or self.comm.world == 1
-            or module.trainer.state.fn != TrainerFn.FITTING
-            or not isinstance(data, ClickData)
-        ):
-            return {}
-        return data.statistics(tables)
+    def _made(self, module: LightningModule, topology: Topology) -> ShardingPlan:
+        """Make the plan; on rank 0, which alone looks at the data."""
+        self.problem = found_problem(module, topology, self.rule)
+        return self.planner(self.problem)
 
     def _compile(self, module: LightningModule) -> None:
         parts = compile_dense(module)
@@ -306,39 +278,6 @@ class EmbeddingShardingStrategy(DDPStrategy):
             console.note(
                 f"torch.compile has {', '.join(parts)}: first calls of a shape take seconds"
             )
-
-    def _decide_modes(self, module: LightningModule, plan: ShardingPlan) -> ShardingPlan:
-        """Open modes: as the checkpoint has them, else by counted bytes of the first training
-        batches of rank 0, else `unique`.
-        """
-        plan = plan.with_modes(
-            {name: self.modes[name] for name in plan.undecided if name in self.modes}
-        )
-        data = getattr(module.trainer, "datamodule", None)
-        fitting = module.trainer.state.fn == TrainerFn.FITTING
-        if plan.undecided and fitting and isinstance(data, ClickData) and self.comm.world > 1:
-            first = [b.sparse for b in data.sample(SAMPLE_BATCHES)] if self.comm.rank == 0 else []
-            decided = decide_modes(embedding_tables(module), plan, first) if first else plan
-            plan = plan.with_modes(
-                self.comm.broadcast({name: decided.tables[name].mode for name in plan.undecided})
-            )
-        return plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
-
-    def _look_around(self) -> list[dict[str, Any]]:
-        """Host, device, backend and free memory of every rank, on every rank."""
-        here = {
-            "host": socket.gethostname(),
-            "host_id": host_id(),
-            "device": str(self.root_device),
-            "backend": dist.get_backend(self.comm.group),
-        }
-        pools_W = self.comm.gather(memory_pools(self.root_device))
-        free = (
-            self.memory_bytes
-            if self.memory_bytes is not None
-            else free_memory_bytes(pools_W)[self.comm.rank]
-        )
-        return self.comm.gather(here | {"free_bytes": free})
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
         """On the default stream: Lightning 2.6 wraps on a side stream, which makes gradients wait
@@ -435,13 +374,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
         collections = self.collections()
         trainer = self.lightning_module.trainer
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
-        data = getattr(trainer, "datamodule", None)
+        data = datamodule_of(trainer)
+        continues = isinstance(data, KeepsPosition)
         manifest = self.stored | {
             "plan": self.plan.to_dict(),
             "metrics": metrics,
             "step": trainer.global_step,
-            "position": data.state_dict() if isinstance(data, ClickData) else None,
-            "ids": data.schema.reading() if isinstance(data, ClickData) else None,
+            "position": data.state_dict() if continues else None,
+            "ids": data.reading() if continues else None,
             "updates": [c.updates for c in collections],
             "rule": self.rule.name,
         }
@@ -470,8 +410,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """
         assert self.lightning_module is not None
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
-        data = getattr(self.lightning_module.trainer, "datamodule", None)
-        if isinstance(data, ClickData):
+        data = datamodule_of(self.lightning_module.trainer)
+        if isinstance(data, KeepsPosition):
             data.check_ids(checkpoint_path)
         collections = self.collections()
         blocks = [b for c in collections for b in c.blocks() if fitting or b.tensor == "weight"]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from recapp.transport.communicator import Comm
 
 TRANSPORTS = ("auto", "gloo", "shared_memory")
-SETTING = "topology.transport"
+SETTING = "engine.transport"
 
 
 def check_transport(name: object) -> None:

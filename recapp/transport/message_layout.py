@@ -1,15 +1,15 @@
 """What travels: the counts with a header per rank, and one flat buffer for both directions of a
 batch.
 
-`Mail` lays a buffer out so that requests, answers and gradients use the same places:
+`MessageLayout` lays a buffer out so that requests, answers and gradients use the same offsets:
 
-    | asked of me by others, rank by rank | asked of myself | asked by me of others, rank by rank |
-      answers leave here, gradients arrive                    answers arrive here, gradients leave
+    | requested by others, rank by rank | requested of itself | requested of others, rank by rank |
+      answers leave, gradients arrive                           answers arrive, gradients leave
 
     a chunk per rank; in it a block per group, replicated groups last: they are not answered, so
     answers are a prefix of each chunk
 
-What a rank asks of itself is written where it is read. Elements are ids in the first message,
+What a rank requests of itself is written where it is read. Elements are ids in the first message,
 vectors' numbers in the other two.
 """
 
@@ -30,10 +30,10 @@ HEADER = 6
 
 @dataclass(slots=True)
 class Header:
-    """What ranks tell each other with the counts of every batch, and nowhere else.
+    """What ranks send each other with the counts of every batch, and nowhere else.
 
     `wanted` is what this rank asks of all (a stop, a save; bits are the caller's); `rows_W` and
-    `wanted_W` are what the last batch said.
+    `wanted_W` are those of all ranks with the last batch.
     """
 
     wanted: int = 0
@@ -44,16 +44,17 @@ class Header:
 def swap_counts(
     comm: Comm, header: Sequence[int], counts_WG3: Counts
 ) -> Callable[[], tuple[Counts, Counts]]:
-    """Start to tell each rank what it will be asked, and everybody this rank's header.
+    """Start to send each rank the counts of what is requested of it, and all ranks this rank's
+    header.
 
     Args:
-        comm: the ranks.
-        header: this rank's `HEADER` numbers.
-        counts_WG3: rows, vectors and words asked of each rank, by group.
+        comm: Communicator of the ranks.
+        header: This rank's `HEADER` numbers.
+        counts_WG3: Rows, vectors and words requested of each rank, by group.
 
     Returns:
-        A function that waits for [W, HEADER] headers and [W, G, 3] counts that each rank asks of
-        this one.
+        A function that waits for [W, HEADER] headers and the [W, G, 3] counts that each rank
+        requests of this one.
     """
     world = comm.world
     n = HEADER + counts_WG3[0].size
@@ -75,39 +76,39 @@ def swap_counts(
     return arrived
 
 
-class Mail:
-    """Places in one flat buffer for what is asked and what is served.
+class MessageLayout:
+    """Offsets in one flat buffer of what this rank requests and of what it serves.
 
     Args:
-        asked_WG: elements this rank asks of each rank, by group.
-        served_WG: elements each rank asks of this one, by group.
-        me: this rank.
-        answered: groups that are answered, the first ones.
+        asked_WG: Elements this rank requests of each rank, by group.
+        served_WG: Elements each rank requests of this one, by group.
+        rank: This rank.
+        answered: How many groups are answered, the first ones.
 
-    `asked_WG1[w, g]` .. `asked_WG1[w, g + 1]` is what this rank asks of rank w in group g;
+    `asked_WG1[w, g]` .. `asked_WG1[w, g + 1]` is what this rank requests of rank w in group g;
     `served_WG1` likewise.
     """
 
-    def __init__(self, asked_WG: Counts, served_WG: Counts, me: int, answered: int) -> None:
+    def __init__(self, asked_WG: Counts, served_WG: Counts, rank: int, answered: int) -> None:
         world, groups = asked_WG.shape
-        others = [r for r in range(world) if r != me]
-        sizes = np.concatenate([served_WG[others], asked_WG[[me]], asked_WG[others]])
+        others = [r for r in range(world) if r != rank]
+        sizes = np.concatenate([served_WG[others], asked_WG[[rank]], asked_WG[others]])
         edge = np.concatenate([[0], sizes.reshape(-1).cumsum()])
         edge_C = np.stack([edge[i * groups : (i + 1) * groups + 1] for i in range(2 * world - 1)])
         at_W = np.empty(world, np.int64)
         at_W[others] = np.arange(world - 1)
-        at_W[me] = world - 1
+        at_W[rank] = world - 1
         self.served_WG1 = edge_C[at_W]
         self.asked_WG1 = edge_C[np.where(at_W < world - 1, at_W + world, at_W)]
         self.numel = int(edge[-1])
         self.answered = answered
 
     def requests(self) -> tuple[list[Span], list[Span]]:
-        """Spans to send and to receive on the way to the owners: ids, gradients."""
+        """Return the spans to send and to receive on the way to the owners: ids, gradients."""
         return self.asked_WG1[:, [0, -1]].tolist(), self.served_WG1[:, [0, -1]].tolist()
 
     def answers(self) -> tuple[list[Span], list[Span]]:
-        """Spans to send and to receive on the way home: vectors."""
+        """Return the spans to send and to receive on the way home: vectors."""
         return self.served_WG1[:, [0, self.answered]].tolist(), self.asked_WG1[
             :, [0, self.answered]
         ].tolist()
@@ -125,7 +126,7 @@ class Buffers:
         self._free: list[Tensor] = []
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A flat buffer of `numel` elements, contents undefined."""
+        """Lend a flat buffer of `numel` elements, contents undefined."""
         for i, held in enumerate(self._free):
             if held.dtype == dtype and held.device == device and held.numel() >= numel:
                 return self._free.pop(i)[:numel]
@@ -140,6 +141,10 @@ class Buffers:
         return torch.empty(numel + numel // 5 + 64, dtype=dtype, device=device)
 
     def give_back(self, buffer: Tensor) -> None:
-        """Lend it again. The caller keeps no view."""
+        """Take a buffer back, to be lent again. The caller keeps no view."""
         base = buffer._base if buffer._base is not None else buffer
         self._free.append(base)
+
+    def free(self) -> Sequence[Tensor]:
+        """Return the buffers that are lent to no message now."""
+        return self._free

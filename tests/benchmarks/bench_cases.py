@@ -19,7 +19,8 @@ SETTINGS = {
     "batch_size": [4],
     "bag": 3,
     "compile": False,
-    "launch": {"keep_freed_memory": False},
+    "keep_freed_memory": False,
+    "launch": {},
 }
 PLANS = {
     "table_wise": {"rules": [{"type": "table_wise"}]},

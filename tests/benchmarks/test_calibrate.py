@@ -31,6 +31,7 @@ from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
 from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.problem import dense_of
 from recapp.planner.topology import Topology
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
@@ -295,7 +296,7 @@ def test_a_steps_overhead_is_what_a_run_takes_beside_what_its_file_explains(tmp_
 
 
 def test_the_rate_of_the_dense_part_is_that_of_further_samples():
-    dense = calibration.dense_of(calibration._dlrm(MODEL, 1, CPU))
+    dense = dense_of(calibration._dlrm(MODEL, 1, CPU))
     flops = dense.flops
     moving = 3 * dense.vector_bytes * 24 / 1e9
     assert calibration._flops_per_s(MODEL, 1.0, 1.5, 1e9) == pytest.approx(flops * 24 / 0.5)
@@ -310,7 +311,7 @@ def test_the_rate_of_the_dense_part_is_that_of_further_samples():
 def config():
     return {
         "trainer": {"devices": 1, "accelerator": "cpu"},
-        "topology": {"transport": "auto", "backend": "torch"},
+        "engine": {"transport": "auto", "backend": "torch", "keep_freed_memory": False},
         "launch": SETTINGS["launch"],
         "format": "text",
     }
@@ -362,8 +363,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
 
 @pytest.mark.parametrize(("key", "value"), [("transport", "glo"), ("backend", "nmba")])
 def test_names_are_checked_before_anything_is_measured(config, key, value):
-    config["topology"][key] = value
-    with pytest.raises(ConfigError, match=f"topology.{key}={value}: .*did you mean"):
+    config["engine"][key] = value
+    with pytest.raises(ConfigError, match=f"engine.{key}={value}: .*did you mean"):
         settings_for(config)
 
 

@@ -1,5 +1,5 @@
-"""Small Parquet sets whose rows carry their own number, so that a test sees which rows arrived and
-in what order.
+"""Small Parquet sets whose rows carry their own number, so that a test sees which rows arrived
+and in what order.
 """
 
 import numpy as np
@@ -14,8 +14,9 @@ SCHEMA = Schema(label="label", dense=("row",), sparse=("one", "many", "other"))
 
 
 def numbered_table(first, rows):
-    """Rows first, first + 1, ..: `one` = 10 * row, `many` = row % 4 times the row, `other` missing
-    in every third row.
+    """Return rows first, first + 1, ...
+
+    `one` is 10 * row, `many` holds row % 4 times the row, `other` is missing in every third row.
     """
     numbers = range(first, first + rows)
     return pa.table(
@@ -29,22 +30,27 @@ def numbered_table(first, rows):
     )
 
 
-def write_numbered(place, files):
-    """`files`: for every file the sizes of its row groups. Returns the directory."""
-    place.mkdir(parents=True, exist_ok=True)
+def write_numbered(directory, files):
+    """Write Parquet files of numbered rows and return their directory.
+
+    Args:
+        directory: The directory, which is made.
+        files: For every file the sizes of its row groups.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
     first = 0
     for number, groups in enumerate(files):
         with pq.ParquetWriter(
-            place / f"part-{number}.parquet", numbered_table(0, 0).schema
+            directory / f"part-{number}.parquet", numbered_table(0, 0).schema
         ) as writer:
             for rows in groups:
                 writer.write_table(numbered_table(first, rows), row_group_size=max(rows, 1))
                 first += rows
-    return place
+    return directory
 
 
-def numbered_source(place, files):
-    return open_source(str(write_numbered(place, files)), SCHEMA)
+def numbered_source(directory, files):
+    return open_source(str(write_numbered(directory, files)), SCHEMA)
 
 
 def row_numbers(batch):
@@ -52,7 +58,7 @@ def row_numbers(batch):
 
 
 def rank_batches(source, *, world=1, workers=0, position=(0, 0), **settings):
-    """Per rank the list of its batches' row numbers."""
+    """Return a list for each rank: the row numbers of its batches."""
     ranks = []
     for rank in range(world):
         stream = BatchStream(
@@ -64,14 +70,14 @@ def rank_batches(source, *, world=1, workers=0, position=(0, 0), **settings):
 
 
 def global_batches(source, **settings):
-    """The row numbers of every global batch: the concatenation of the ranks' batches."""
+    """Return the row numbers of every global batch: the concatenation of the ranks' batches."""
     ranks = rank_batches(source, **settings)
     assert len({len(batches) for batches in ranks}) == 1, "ranks yield different numbers of batches"
     return [[row for batch in parts for row in batch] for parts in zip(*ranks, strict=True)]
 
 
 def write_columns(path, **columns):
-    """A one-file set of the given columns (arrays or lists), one row group."""
+    """Write a set of one file and one row group with the given columns (arrays or lists)."""
     pq.write_table(
         pa.table(
             {
@@ -85,7 +91,7 @@ def write_columns(path, **columns):
 
 
 def one_batch(path, schema, **settings):
-    """Everything in a small file as one batch, in file order."""
+    """Return everything in a small file as one batch, in file order."""
     source = open_source(str(path), schema)
     stream = BatchStream(
         source, schema, batch_size=source.rows, lanes=1, shuffle_rows=0, training=False, **settings
@@ -102,7 +108,7 @@ def lengths_of(batch, key):
 
 
 def random_groups(seed, total, largest):
-    """Row group sizes that add up to `total`."""
+    """Return row group sizes that add up to `total`."""
     random = np.random.default_rng(seed)
     sizes = []
     while sum(sizes) < total:

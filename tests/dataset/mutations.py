@@ -1,5 +1,5 @@
-"""Damaged Parquet files, each a function of a number, and a process that reads them, which may hang
-or die in a test's stead.
+"""Damaged Parquet files, each a function of a number, and a process that reads them, so that it
+hangs or dies instead of the test.
 """
 
 import io
@@ -48,7 +48,7 @@ WRITERS = (
 
 
 def table(seed):
-    """Rows of every type that is read, with nulls."""
+    """Return rows of every type that is read, with nulls."""
     random = np.random.default_rng(seed)
     numbers = random.integers(0, 2**40, ROWS)
     gaps = random.random(ROWS) < 0.2
@@ -73,19 +73,19 @@ def table(seed):
 
 @cache
 def whole_file(kind):
-    """The bytes of an undamaged file."""
+    """Return the bytes of an undamaged file."""
     buffer = io.BytesIO()
     pq.write_table(table(kind), buffer, row_group_size=120, data_page_size=400, **WRITERS[kind])
     return buffer.getvalue()
 
 
 def footer_of(content):
-    """Where the footer begins: its length stands before the last four bytes."""
+    """Return where the footer begins: its length stands before the last four bytes."""
     return len(content) - 8 - int.from_bytes(content[-8:-4], "little")
 
 
 def mutated(number):
-    """The file of that number: one way of eleven to damage one of the whole ones."""
+    """Return the damaged file of that number: one of eleven kinds of damage to a whole file."""
     random = np.random.default_rng(number)
     kind = number % len(WRITERS)
     way = number // len(WRITERS) % 11
@@ -126,7 +126,7 @@ def mutated(number):
 
 
 def read(path):
-    """The batches of a file; the one line of the error for people where there is one."""
+    """Return the batches of a file, or the one line of its error for people."""
     try:
         source = open_source(str(path), SCHEMA)
         stream = BatchStream(source, SCHEMA, batch_size=64, lanes=4, training=False)
@@ -139,8 +139,9 @@ def read(path):
 
 
 def serve(pipe, folder):
-    """Read the files whose contents come through a pipe; answer the traceback of what was no error
-    for people, and the memory taken.
+    """Read the files whose contents come through a pipe.
+
+    For each the answer is the traceback of what was no error for people, and the memory taken.
     """
     path = Path(folder) / "damaged.parquet"
     path.write_bytes(whole_file(0))
@@ -159,14 +160,14 @@ def serve(pipe, folder):
 
 
 class ReadingProcess:
-    """A process that reads; started anew where one hangs or dies."""
+    """A process that reads files; it is started anew where it hangs or dies."""
 
     def __init__(self, folder):
         self._folder = str(folder)
         self._process = None
 
     def read(self, content):
-        """(what was read or the line that said why not, what went wrong)."""
+        """Return (what was read or the line that said why not, what went wrong)."""
         if self._process is None:
             self._pipe, there = mp.get_context("fork").Pipe()
             self._process = mp.get_context("fork").Process(
@@ -186,7 +187,7 @@ class ReadingProcess:
         return "", wrong
 
     def stop(self):
-        """End it."""
+        """End the process."""
         if self._process is not None:
             self._process.kill()
             self._process.join()

@@ -29,8 +29,9 @@ def reader(tmp_path_factory):
 
 
 def wrong(reader, numbers):
-    """What went wrong with files, by number; there were some that were read, and some that were
-    refused.
+    """Return what went wrong with damaged files, by their numbers.
+
+    It is checked that some of them were read and some refused.
     """
     answers = {number: reader.read(mutated(number)) for number in numbers}
     assert {isinstance(answer, str) for answer, _ in answers.values()} == {True, False}
@@ -55,7 +56,7 @@ def test_1428_damaged_files_are_read_or_refused_in_one_line(reader):
 
 
 def varint(number):
-    """A positive number as Thrift's compact protocol writes it."""
+    """Return a positive number as Thrift's compact protocol writes it."""
     number = 2 * number
     content = bytearray()
     while number > 127:
@@ -65,7 +66,7 @@ def varint(number):
 
 
 def claiming(path, rows):
-    """A file of 7,654 rows whose footer claims others, wherever it counts rows or values."""
+    """Write a file of 7,654 rows whose footer claims others, wherever it counts rows or values."""
     table = pa.table({"label": np.zeros(7654, np.int8), "id": np.arange(7654)})
     pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
     content = path.read_bytes()

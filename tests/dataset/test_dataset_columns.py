@@ -149,7 +149,7 @@ def test_lists_of_fixed_size_and_lists_of_words_are_bags():
     assert (ids.tolist(), lengths.tolist()) == ([10, 11], [1, 0, 1])
 
 
-def test_a_bad_value_in_a_list_is_told_by_its_row():
+def test_a_bad_value_in_a_list_is_reported_by_its_row():
     with pytest.raises(BadValue) as error:
         decode_bags(pa.array([["1", "2"], None, [], ["3", None, "x"], ["4"]]), TextIds.INTEGERS)
     assert (error.value.index, "holds 'x'" in error.value.problem) == (3, True)
@@ -320,7 +320,7 @@ def test_a_bad_value_is_named_with_file_column_and_row(tmp_path, columns, text):
 
 
 @pytest.mark.parametrize("ids", [["0a", "", "no id"], [["0a"], [], ["0b", "no id"]]])
-def test_text_that_is_no_id_under_the_reading_of_its_column_is_named_with_what_to_set(
+def test_text_that_is_no_id_under_the_encoding_of_its_column_is_named_with_what_to_set(
     tmp_path, ids
 ):
     path = written(tmp_path, id=ids)
@@ -387,7 +387,7 @@ def test_views_of_text_and_of_lists_are_read_as_the_plain_types_are(tmp_path, la
     lists = [["7", "x"], None, [], ["another word of some length"]]
     ids = [[1, 2], None, [], [3]]
     columns = {"text": words, "bytes": words, "texts": lists, "many": ids, "more": lists}
-    plain = {
+    without = {
         "text": pa.string(),
         "bytes": pa.binary(),
         "texts": pa.list_(pa.string()),
@@ -397,7 +397,7 @@ def test_views_of_text_and_of_lists_are_read_as_the_plain_types_are(tmp_path, la
     schema = Schema("label", ("number",), tuple(VIEWS))
     rows = {"label": ["0", "1", "1", "0"], "number": ["1", "", None, "4"]}
     found = []
-    for name, types, one in (("a", VIEWS, pa.string_view()), ("b", plain, pa.string())):
+    for name, types, one in (("a", VIEWS, pa.string_view()), ("b", without, pa.string())):
         path = write_columns(
             tmp_path / f"{name}.parquet",
             **{column: pa.array(values * 5, one) for column, values in rows.items()},
@@ -440,9 +440,9 @@ def test_columns_without_views_hold_what_the_views_held(rows, data):
         inner = [pa.list_, pa.large_list, pa.list_view, pa.large_list_view]
         for kind, values in [(text, words), *((make(text), rows) for make in inner)]:
             column = pa.array([[] if "list" in str(kind) else None, *values], kind)[1 + first :]
-            plain = without_views(column)
-            plain.validate(full=True)
-            assert not has_views(plain.type) and has_views(kind) == ("view" in str(kind))
-            found = plain.to_pylist()
+            without = without_views(column)
+            without.validate(full=True)
+            assert not has_views(without.type) and has_views(kind) == ("view" in str(kind))
+            found = without.to_pylist()
             wanted = column.to_pylist()
             assert [row or None for row in found] == [row or None for row in wanted]

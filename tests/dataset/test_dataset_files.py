@@ -1,4 +1,4 @@
-"""Where logs lie as people keep them: partitions, text that is converted first, places that are no
+"""Logs as people keep them: partitions, text that is converted first, paths that are no
 directories.
 """
 
@@ -18,14 +18,15 @@ ROW = Schema("label", ("row",), ("one",))
 
 @pytest.fixture
 def partitions(tmp_path):
-    """dt=2026-1-2, dt=2026-1-10 with hour=2 and hour=10 below, some of them with two files, and
-    things that are no data.
+    """Write dt=2026-1-2 and dt=2026-1-10 with hour=2 and hour=10 below.
+
+    Some of them have two files, and there are things that are no data.
     """
     first = 0
     for day in ("2026-1-10", "2026-1-2"):
         for hour in (10, 2):
-            place = write_numbered(tmp_path / "logs" / f"dt={day}" / f"hour={hour}", [[1], [1]])
-            (place / "_SUCCESS").touch()
+            directory = write_numbered(tmp_path / "logs" / f"dt={day}" / f"hour={hour}", [[1], [1]])
+            (directory / "_SUCCESS").touch()
             first += 1
     (tmp_path / "logs" / "_temporary").mkdir()
     (tmp_path / "logs" / "dt=2026-1-3").mkdir()
@@ -100,13 +101,13 @@ def test_a_uri_says_what_is_missing(uri):
         file_names([uri], setting="dataset.val_path")
 
 
-def test_a_file_uri_is_told_as_the_path_that_it_is():
+def test_a_file_uri_is_refused_with_the_path_that_it_means():
     with pytest.raises(DataError, match=r"file:///data/x: write the path itself, /data/x$"):
         file_names("file:///data/x")
 
 
 def converted(path, setting="dataset.path", mixed=False):
-    """Run the very lines that the error shows, as a user would; the path that it names then."""
+    """Run the very lines that the error shows, as a user would; return the path that it names."""
     with pytest.raises(DataError) as error:
         file_names(str(path), setting=setting)
     text = str(error.value)
@@ -171,7 +172,7 @@ def test_raw_criteo_text_without_a_header_is_converted_and_read_by_position(tmp_
         ("0.5,a", False),
     ],
 )
-def test_a_header_is_told_from_a_row(tmp_path, header, named):
+def test_a_header_is_distinguished_from_a_row(tmp_path, header, named):
     (tmp_path / "x.csv").write_text(f"{header}\n")
     with pytest.raises(DataError) as error:
         file_names(str(tmp_path / "x.csv"))
@@ -179,7 +180,7 @@ def test_a_header_is_told_from_a_row(tmp_path, header, named):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x1f\x8bno gzip", b"\xff\xfe\x00"])
-def test_text_that_cannot_be_looked_at_is_refused_all_the_same(tmp_path, content):
+def test_text_that_cannot_be_opened_is_refused_as_well(tmp_path, content):
     (tmp_path / "x.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"\.gz is read after it is converted"):
         file_names(str(tmp_path / "x.gz"))
@@ -195,7 +196,7 @@ def test_parquet_among_text_is_read_and_text_left_alone(tmp_path):
     assert rows_of(tmp_path) == [0, 1, 2]
 
 
-def test_what_is_no_file_and_what_cannot_be_looked_at_are_refused_at_once(tmp_path):
+def test_what_is_no_file_and_what_cannot_be_opened_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe.parquet")
     with pytest.raises(DataError, match=r"pipe\.parquet: is neither a file nor a directory"):
         file_names(str(tmp_path / "pipe.parquet"))
@@ -207,11 +208,11 @@ def test_what_is_no_file_and_what_cannot_be_looked_at_are_refused_at_once(tmp_pa
         file_names("x" * 5000)
 
 
-# ---- nothing is left out or read twice without a word
+# ---- nothing is left out or read twice in silence
 
 
 def refused(path):
-    """The one line that refuses a path."""
+    """Return the one line that refuses a path."""
     with pytest.raises(DataError) as error:
         file_names(str(path))
     assert "\n" not in str(error.value)
@@ -242,10 +243,10 @@ def test_directories_without_data_may_lie_among_partitions(partitions):
 
 
 @pytest.mark.parametrize("name", ["b.csv", "b.tsv.gz", "B.CSV"])
-@pytest.mark.parametrize("place", ["", "dt=1"])
-def test_text_beside_parquet_that_was_not_made_of_it_is_refused(tmp_path, place, name):
-    write_numbered(tmp_path / (place and "dt=2"), [[1]])
-    csv_file(tmp_path / place / name)
+@pytest.mark.parametrize("directory", ["", "dt=1"])
+def test_text_beside_parquet_that_was_not_made_of_it_is_refused(tmp_path, directory, name):
+    write_numbered(tmp_path / (directory and "dt=2"), [[1]])
+    csv_file(tmp_path / directory / name)
     text = refused(tmp_path)
     assert f"={tmp_path}: {name} is read after it is converted" in text
     assert text.endswith("; or move it elsewhere, away from the Parquet files")
@@ -271,8 +272,8 @@ def test_text_beside_partitions_is_refused(partitions):
 
 @pytest.mark.parametrize("name", ["part-0.PARQUET", "part-0.Pq"])
 def test_the_case_of_a_suffix_does_not_matter(tmp_path, name):
-    for place in (tmp_path / "flat", tmp_path / "hive" / "dt=1"):
-        (write_numbered(place, [[1]]) / "part-0.parquet").rename(place / name)
+    for directory in (tmp_path / "flat", tmp_path / "hive" / "dt=1"):
+        (write_numbered(directory, [[1]]) / "part-0.parquet").rename(directory / name)
     assert [file_names(str(tmp_path / kind))[0] for kind in ("flat", "hive")] == [
         str(tmp_path / "flat" / name),
         str(tmp_path / "hive" / "dt=1" / name),
@@ -337,9 +338,9 @@ def test_a_partition_may_be_a_link_to_files_elsewhere(tmp_path):
     assert len(file_names(str(tmp_path / "logs"))) == 2
 
 
-def file_list(place, *lines):
-    (place / "_file_list.txt").write_text("\n".join(lines))
-    return place / "_file_list.txt"
+def file_list(directory, *lines):
+    (directory / "_file_list.txt").write_text("\n".join(lines))
+    return directory / "_file_list.txt"
 
 
 def test_lines_of_a_file_list_that_are_one_file_here_are_refused(tmp_path):

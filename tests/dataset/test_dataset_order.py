@@ -12,7 +12,7 @@ segments = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 
 
 def expanded(pieces):
-    """A lane's rows one by one: (segment, row)."""
+    """Return a lane's rows one by one: (segment, row)."""
     return [
         (segment, first + offset)
         for segment, first, rows in pieces.tolist()
@@ -21,7 +21,7 @@ def expanded(pieces):
 
 
 def dealt_row_by_row(sizes, lanes, shuffle_rows):
-    """The text of the contract, one row at a time: an independent oracle."""
+    """Deal one row at a time, as the contract's text says: an independent oracle."""
     total = sum(sizes)
     room = [total // lanes + (1 if lane < total % lanes else 0) for lane in range(lanes)]
     out = [[] for _ in range(lanes)]

@@ -1,4 +1,4 @@
-"""Real Criteo logs, read as they lie: 83 files of strings, "" for missing."""
+"""Real Criteo logs, read as they are: 83 files of strings, "" for missing."""
 
 from fractions import Fraction
 
@@ -21,7 +21,7 @@ def logs(real_data):
 
 
 def read(source, world=1, workers=0, **settings):
-    """Dense numbers, ids [rows, 26] and labels of everything, in the order of global batches."""
+    """Return all dense numbers, ids [rows, 26] and labels, in the order of global batches."""
     streams = [
         BatchStream(source, SCHEMA, batch_size=2048, rank=rank, world=world, **settings)
         for rank in range(world)

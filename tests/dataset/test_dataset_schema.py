@@ -152,7 +152,7 @@ def settings(**dataset):
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("changes", "expected"),
     [
         ({}, ("hashed", "hashed")),
         ({"hex": ["b"]}, ("hashed", "hex")),
@@ -161,8 +161,8 @@ def settings(**dataset):
         ({"table_rule": "drop"}, ("integers", "integers")),
     ],
 )
-def test_text_is_read_as_the_settings_of_data_set_and_tables_say(said, expected):
-    schema = schema_from(settings(**said))
+def test_text_is_read_as_the_settings_of_data_set_and_tables_ask(changes, expected):
+    schema = schema_from(settings(**changes))
     assert tuple(schema.text_ids(name) for name in "ab") == expected
 
 
@@ -185,9 +185,9 @@ def test_hexadecimal_columns_must_be_sparse_columns():
         Schema("y", (), ("users", "items"), hex=("user",))
 
 
-def test_a_checkpoint_of_another_reading_is_refused_with_what_to_set():
-    trained = Schema("label", (), ("a", "b"), hex=("a",)).reading()
-    Schema(None, (), ("a",), hex=("a",)).check_reading(trained, "x.ckpt")
+def test_a_checkpoint_of_another_id_encoding_is_refused_with_what_to_set():
+    trained = Schema("label", (), ("a", "b"), hex=("a",)).id_encoding()
+    Schema(None, (), ("a",), hex=("a",)).check_id_encoding(trained, "x.ckpt")
     with pytest.raises(
         CheckpointError,
         match=(
@@ -195,11 +195,11 @@ def test_a_checkpoint_of_another_reading_is_refused_with_what_to_set():
             r".*dataset\.hex=\[a\]"
         ),
     ):
-        Schema("label", (), ("a", "b")).check_reading(trained, "x.ckpt")
+        Schema("label", (), ("a", "b")).check_id_encoding(trained, "x.ckpt")
     with pytest.raises(CheckpointError, match=r"on ids of b that were read as plain text"):
-        Schema("label", (), ("a", "b"), hex=("a", "b")).check_reading(trained, "x.ckpt")
+        Schema("label", (), ("a", "b"), hex=("a", "b")).check_id_encoding(trained, "x.ckpt")
     with pytest.raises(CheckpointError, match="hashed by md5, this recapp hashes by xxh64"):
-        Schema("label", (), ("a",)).check_reading({"text": "md5", "hex": []}, "x.ckpt")
+        Schema("label", (), ("a",)).check_id_encoding({"text": "md5", "hex": []}, "x.ckpt")
     for damaged in (
         3,
         {},
@@ -210,7 +210,7 @@ def test_a_checkpoint_of_another_reading_is_refused_with_what_to_set():
         with pytest.raises(
             CheckpointError, match=r"manifest of checkpoint x\.ckpt is damaged: ids="
         ):
-            Schema("label", (), ("a",)).check_reading(damaged, "x.ckpt")
+            Schema("label", (), ("a",)).check_id_encoding(damaged, "x.ckpt")
 
 
 def test_dictionary_types_are_judged_by_their_values():

@@ -21,7 +21,7 @@ def names(source):
 
 @pytest.fixture
 def days(tmp_path):
-    """Files day_1, day_2, day_10 of 10, 20 and 30 rows, among things that are no data."""
+    """Write files day_1, day_2, day_10 of 10, 20 and 30 rows, among things that are no data."""
     for day, rows in ((1, 10), (2, 20), (10, 30)):
         write_numbered(tmp_path / "made", [[rows]])
         (tmp_path / "made" / "part-0.parquet").rename(tmp_path / f"day_{day}.parquet")

@@ -30,15 +30,16 @@ SETTINGS = {"batch_size": 60, "lanes": 6, "shuffle_rows": 42, "seed": 3, "traini
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """397 rows in 3 files with row groups of 1 to 40 rows, one of them empty and one larger than a
-    lane.
+    """Return 397 rows in 3 files with row groups of 1 to 40 rows.
+
+    One row group is empty and one larger than a lane.
     """
     sizes = random_groups(5, 300, 40)
     return numbered_source(tmp_path_factory.mktemp("numbered"), [sizes[:9], [97, 0], sizes[9:]])
 
 
 def expected_batches(source, epoch=0, *, batch_size, lanes, shuffle_rows, seed, training):
-    """The contract written out with lists: deal, permute blocks, take equal shares."""
+    """Return the contract's batches, made with lists: deal, permute blocks, take equal shares."""
     first_rows = []
     seen = 0
     for segment in source.segments:
@@ -245,9 +246,7 @@ def test_separate_stretches_of_a_large_row_group_are_not_held(tmp_path, monkeypa
 
 
 def _most_held(source, lanes, shuffle_rows):
-    """The most rows that a reader holds while lanes advance evenly, and how many it gives in
-    all.
-    """
+    """Return the most rows a reader holds while lanes advance evenly, and all that it gives."""
     dealt = deal([segment.rows for segment in source.segments], lanes, shuffle_rows)
     own = Reader(source, dealt, range(lanes), 0, Collate(SCHEMA, source.bags, "none"))
     held = 0

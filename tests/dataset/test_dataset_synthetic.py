@@ -140,20 +140,20 @@ def test_the_truth_is_that_of_the_rows_written(criteo, table):
     assert 0.6 < truth["normalized_entropy"] < 0.9
 
 
-def test_the_score_of_the_hidden_model_is_told_of_the_rows_that_validate_only(criteo, tmp_path):
+def test_the_click_models_score_is_known_of_the_rows_that_validate_only(criteo, tmp_path):
     auc = read_truth(criteo)["validation"]["auc"]
     rows = read_truth(criteo)["validation"]["rows"]
 
-    def told(val_rows=rows, limit=None, **dataset):
+    def known_auc(val_rows=rows, limit=None, **dataset):
         dataset = {"path": str(criteo), "generate": {"kind": "criteo"}, "val_path": None, **dataset}
         trainer = {"limit_val_batches": limit}
         return hidden_model_auc({"dataset": dataset, "trainer": trainer}, val_rows)
 
-    assert told() == told(limit=1.0) == auc
+    assert known_auc() == known_auc(limit=1.0) == auc
     others = [{"limit": 1}, {"limit": 0.5}, {"limit": 0}, {"val_rows": rows - 1}, {"val_rows": 0}]
     others += [{"generate": None}, {"val_path": "elsewhere"}]
     others += [{"path": str(write_criteo(tmp_path / "one", rows=2)), "val_rows": 1}]  # of one class
-    assert [told(**other) for other in others] == [None] * len(others)
+    assert [known_auc(**other) for other in others] == [None] * len(others)
 
 
 def test_a_score_is_the_exact_auc_log_loss_and_entropy():
@@ -241,23 +241,23 @@ def test_sample_data_has_ten_ids_a_row_of_each_table(tmp_path):
     assert read_truth(path)["auc"] > 0.75
 
 
-def test_progress_is_told_up_to_the_last_row(tmp_path):
-    told = []
+def test_progress_is_reported_up_to_the_last_row(tmp_path):
+    reported = []
     write_criteo(
-        tmp_path / "data", rows=500, progress=lambda done, total: told.append((done, total))
+        tmp_path / "data", rows=500, progress=lambda done, total: reported.append((done, total))
     )
-    assert told == sorted(set(told))
-    assert told[-1] == (500, 500)
-    assert len(told) >= 8
+    assert reported == sorted(set(reported))
+    assert reported[-1] == (500, 500)
+    assert len(reported) >= 8
 
 
 def test_a_complete_set_is_not_written_again(tmp_path):
     path = write_criteo(tmp_path / "data", rows=200)
     before = {file: file.stat().st_mtime_ns for file in path.iterdir()}
-    told = []
-    assert write_criteo(path, rows=200, progress=lambda *numbers: told.append(numbers)) == path
+    reported = []
+    assert write_criteo(path, rows=200, progress=lambda *numbers: reported.append(numbers)) == path
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
-    assert told == []
+    assert reported == []
 
 
 def test_data_of_other_settings_is_never_overwritten(tmp_path):
@@ -346,7 +346,7 @@ def test_tables_of_any_number_and_the_smallest_size_can_be_made(tmp_path):
     assert set(values_of(batch, "C2")) == {1, 2}
 
 
-def test_draws_are_uniform_normal_and_the_same_everywhere():
+def test_random_numbers_are_uniform_normal_and_the_same_everywhere():
     counters = np.arange(50_000)
     assert uniform((3, 1), counters).mean() == pytest.approx(0.5, abs=0.01)
     assert np.quantile(uniform((3, 1), counters), [0.1, 0.9]) == pytest.approx([0.1, 0.9], abs=0.01)

@@ -25,7 +25,7 @@ def test_a_table_has_the_next_power_of_two_of_four_rows_an_id(distinct, rows):
 
 
 def counted(tmp_path, monkeypatch, rows=None, most=MOST, cut=None, **columns):
-    """Table rows of the columns, of which the first `rows` are counted."""
+    """Return the table rows of the columns, of which the first `rows` are counted."""
     if rows:
         monkeypatch.setattr(first_rows, "COUNTED_ROWS", rows)
     length = len(next(iter(columns.values())))

@@ -1,5 +1,5 @@
 """Ids mean one thing: text that spells an integer is that integer, any other text is its XXH64
-hash, hexadecimal is said.
+hash, and text is hexadecimal only where a setting says so.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ INT64 = st.integers(-(2**63) + 1, 2**63 - 1)
 
 
 def sanity_buffer(size):
-    """The buffer that xxHash's own self test hashes parts of (`tests/sanity_test.c`)."""
+    """Return the buffer of which xxHash's own self test hashes parts (`tests/sanity_test.c`)."""
     state = 2654435761
     content = bytearray()
     for _ in range(size):
@@ -54,7 +54,7 @@ def test_the_hash_is_xxh64_as_published(content, value):
 
 
 def id_of(word):
-    """By hand: a canonical decimal of int64, else the hash."""
+    """Return an id worked out by hand: a canonical decimal of int64, else the hash."""
     content = word if isinstance(word, bytes) else word.encode()
     if not content:
         return MISSING

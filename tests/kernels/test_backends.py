@@ -461,7 +461,7 @@ def test_distinct_rows_are_asked_once_of_their_owner_and_make_every_bag(
     found, n_W = kernels.route_rows(r, b, 2, take)
     (first_W, end), (vector_W, _) = spans(n_W), spans(n_W, WIDTH)
     ids = torch.full((end,), -1, dtype=row_dtype)
-    at_U = kernels.place_rows(r, found, ids, first_W, vector_W, torch.int32, take)
+    at_U = kernels.write_row_requests(r, found, ids, first_W, vector_W, torch.int32, take)
     asked = [ids[first_W[0] : first_W[1]].tolist(), ids[first_W[1] :].tolist()]
     assert all(len(rows) == len(set(rows)) and -1 not in rows for rows in asked)
     combine, spread = kernels.link_rows(r, b, found, at_U, torch.float64, take)
@@ -502,7 +502,7 @@ def test_bags_are_asked_of_each_owner_and_what_is_served_makes_them(kernels, wei
     words_W = rows_W * (3 if weighted else 1) + vectors_W
     (first_W, end), (vector_W, _) = spans(words_W), spans(vectors_W, WIDTH)
     ids = torch.full((end,), -1, dtype=torch.int32)
-    combine, spread = kernels.place_bags(
+    combine, spread = kernels.write_bag_requests(
         r, b, found, ids, first_W, vector_W, words_L, torch.int32, take
     )
     assert (
@@ -587,7 +587,7 @@ def test_parts_of_a_row_meet_in_the_order_of_its_strips(kernels):
         [3, 2, 2],
     )
     own = torch.zeros(7, dtype=torch.float64)
-    kernels.place_parts(
+    kernels.scatter_parts(
         torch.arange(7.0, dtype=torch.float64), torch.tensor([0, 3, 5]), piece_U, nth_U, own
     )
     assert own.tolist() == [1, 5, 6, 2, 4, 0, 3]
@@ -620,7 +620,7 @@ def test_rows_of_a_huge_table_are_told_apart_with_little_memory():
         [0, 2999],
         [1, 2998],
     ]
-    assert kernels._slot_H.nbytes < 2**18 and bool((kernels._slot_H == -1).all())
+    assert kernels._bucket_H.nbytes < 2**18 and bool((kernels._bucket_H == -1).all())
 
 
 # ---- pieces of the reference
@@ -653,10 +653,10 @@ def test_runs_starts_and_gathers():
 def test_auto_takes_the_compiled_kernels_where_they_are_and_a_wrong_choice_is_explained():
     assert backend("auto", CPU).name == "numba" and isinstance(backend("torch", CPU), TorchBackend)
     assert backend("auto", torch.device("meta")).name == "torch"
-    with pytest.raises(ConfigError, match=r"topology\.backend=nunba: unknown; did you mean numba"):
+    with pytest.raises(ConfigError, match=r"engine\.backend=nunba: unknown; did you mean numba"):
         backend("nunba", CPU)
     with pytest.raises(
-        ConfigError, match=r"topology\.backend=numba: it computes on the CPU, rows live on cuda"
+        ConfigError, match=r"engine\.backend=numba: it computes on the CPU, rows live on cuda"
     ):
         backend("numba", torch.device("cuda"))
 
@@ -667,5 +667,5 @@ def test_without_its_package_a_forced_backend_is_an_error_and_the_reference_runs
     with pytest.raises(ConfigError, match="numba is not installed"):
         backend("numba", CPU)
     assert backend("auto", torch.device("cuda")).name == "torch"
-    with pytest.raises(ConfigError, match=r"topology\.backend=triton: triton is not installed"):
+    with pytest.raises(ConfigError, match=r"engine\.backend=triton: triton is not installed"):
         backend("triton", torch.device("cuda"))

@@ -12,13 +12,13 @@ from jobs import REPOSITORY, environment, small, start
 
 pytest.importorskip("numba")
 TESTS = Path(__file__).parents[1]
-MODULES = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "distributed")))
+MODULES = os.pathsep.join(map(str, (REPOSITORY, TESTS, TESTS / "engine")))
 TRAIN = """
 import sys
 from recapp.kernels import numba_cache
 numba_cache.digest = lambda: sys.argv[3]
 import test_long_bags, test_threads, torch
-from engine_cases import make_tables
+from engine.engine_cases import make_tables
 from recapp.transport.communicator import Comm
 torch.set_num_threads(int(sys.argv[2]))
 if sys.argv[1] == "long":
@@ -76,28 +76,28 @@ WARM = """
 import json, os, sys
 from pathlib import Path
 import torch
-from engine_cases import RULES, batch_of, make_plan, make_tables
+from engine.engine_cases import RULES, batch_of, make_plan, make_tables
 from recapp.transport.communicator import Comm
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.tables.config import PoolingType
-kind, mode, rule, threads, learns, mean = json.loads(sys.argv[1])
+kind, mode, rule, threads, trains, mean = json.loads(sys.argv[1])
 torch.set_num_threads(threads)
 pooling = {"pooling": PoolingType.MEAN} if mean else {}
 tables = make_tables(rows=(5000, 40, 7), dims=(16, 16, 16), **pooling)
 plan = make_plan(kind, tables, 1, mode=mode, column_width=8)
 collection = ShardedEmbeddingBagCollection(
-    tables, plan, Comm(), RULES[rule], backend="numba", learns=learns
+    tables, plan, Comm(), RULES[rule], backend="numba", trains=trains
 )
 
 def kept():
     return sorted(path.name for path in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nb?"))
 
 before = kept()
-with torch.set_grad_enabled(learns):
+with torch.set_grad_enabled(trains):
     for step, rows in enumerate((3, 14_000)):
         values = collection(batch_of(tables, rows, step, one_hot=True)).values()
         assert rows < 5 or values.nbytes > 4 << 20      # written past the caches
-        if learns:
+        if trains:
             values.square().sum().backward()
 print(json.dumps([before, [name for name in kept() if name not in before]]))
 """
@@ -105,7 +105,7 @@ print(json.dumps([before, [name for name in kept() if name not in before]]))
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("kind", "mode", "rule", "threads", "learns", "mean"),
+    ("kind", "mode", "rule", "threads", "trains", "mean"),
     [
         ("table_wise", "unique", "rowwise_adagrad", 2, True, False),
         ("table_wise", "unique", "sgd", 2, False, False),
@@ -114,9 +114,9 @@ print(json.dumps([before, [name for name in kept() if name not in before]]))
         ("table_wise", "unique", "rowwise_adagrad", 1, True, False),
     ],
 )
-def test_after_the_warm_up_nothing_is_compiled(tmp_path, kind, mode, rule, threads, learns, mean):
+def test_after_the_warm_up_nothing_is_compiled(tmp_path, kind, mode, rule, threads, trains, mean):
     ran = subprocess.run(
-        [sys.executable, "-c", WARM, json.dumps([kind, mode, rule, threads, learns, mean])],
+        [sys.executable, "-c", WARM, json.dumps([kind, mode, rule, threads, trains, mean])],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -125,7 +125,7 @@ def test_after_the_warm_up_nothing_is_compiled(tmp_path, kind, mode, rule, threa
     warmed, later = json.loads(ran.stdout)
     assert later == []
     assert any("on_threads" in name for name in warmed) == (threads > 1)
-    assert any("updating" in name or "update" in name for name in warmed) == learns
+    assert any("updating" in name or "update" in name for name in warmed) == trains
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -183,7 +183,7 @@ from recapp.kernels import warm_up
 load = caching.Cache.load_overload
 slow_disk = float(sys.argv[1])
 caching.Cache.load_overload = lambda *args: time.sleep(slow_disk) or load(*args)
-with warm_up.told(True):
+with warm_up.report_compilation(True):
     from kernel_on_disk import kernel
     kernel(1)
 """

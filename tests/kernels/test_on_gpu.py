@@ -7,7 +7,7 @@ import torch
 
 from recapp.kernels.backend import backend
 from recapp.kernels.links import Links
-from recapp.kernels.quantised import QuantisedRows, pool_quantised, quantise
+from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.kernels.reference import SQUARE_BLOCK, TorchBackend
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
 
@@ -187,7 +187,7 @@ def test_packed_rows_are_pooled_as_in_the_definition(kernels, bits):
     rows = quantise(torch.randn(R, 33), bits, torch.float16)
     links = bags()
     found = torch.zeros(300 * 33)
-    pool_quantised(rows, links, found, torch.float32)
+    TorchBackend().pool_quantised(rows, links, found, torch.float32)
     packed = QuantisedRows(
         rows.packed_RK.to(GPU), rows.scale_R.to(GPU), rows.bias_R.to(GPU), rows.width, rows.bits
     )

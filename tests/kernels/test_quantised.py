@@ -5,8 +5,10 @@ torch definition does.
 import pytest
 import torch
 
+from recapp.kernels.backend import backend
 from recapp.kernels.links import Links
-from recapp.kernels.quantised import dequantise, pool_quantised, quantise
+from recapp.kernels.quantised import dequantise, quantise
+from recapp.kernels.reference import TorchBackend
 
 BITS = pytest.mark.parametrize("bits", [8, 4])
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -76,11 +78,13 @@ def packed_bags(bits, dtype, width, weighted):
 @BITS
 @TYPES
 @pytest.mark.parametrize("weighted", [False, True])
-def test_packed_rows_are_pooled_as_their_values(bits, dtype, weighted):
+@pytest.mark.parametrize("kernels", ["torch", "numba"])
+def test_packed_rows_are_pooled_as_their_values(kernels, bits, dtype, weighted):
     rows, links = packed_bags(bits, dtype, 5, weighted)
     target = torch.full((20,), torch.nan)
     edge = links.offsets_M1.tolist()
-    pool_quantised(rows, links, target, torch.float32, 0.5)
+    kernels = backend(kernels, torch.device("cpu"))
+    kernels.pool_quantised(rows, links, target, torch.float32, 0.5)
     values_ND = dequantise(rows, links.index_N)
     if weighted:
         values_ND = values_ND * links.weights_N[:, None]
@@ -102,6 +106,51 @@ def test_kernels_pool_packed_rows_to_the_bits_of_the_definition(
     rows, links = packed_bags(bits, dtype, width, weighted=False)
     found = [torch.full((4 * width,), torch.nan) for _ in range(2)]
     interpreted.pool_quantised(rows, links, found[0], torch.float32, 0.5)
-    pool_quantised(rows, links, found[1], torch.float32, 0.5)
+    TorchBackend().pool_quantised(rows, links, found[1], torch.float32, 0.5)
     exact = {"rtol": 0, "atol": 0} if run == 256 else {}
     torch.testing.assert_close(*found, equal_nan=True, **exact)
+
+
+@BITS
+@TYPES
+@pytest.mark.parametrize("compute", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 5, 16])
+def test_compiled_kernels_pool_packed_rows_to_the_bits_of_the_definition(
+    bits, dtype, compute, width
+):
+    """With a thread and with two, into targets of every type, of rows and of bags of them."""
+    generator = torch.Generator().manual_seed(width)
+    rows = quantise(torch.randn(300, width, generator=generator), bits, dtype)
+    bags = 2500
+    index_N = torch.randint(0, 300, (3 * bags,), generator=generator).int()
+    inner = torch.randint(0, 3 * bags + 1, (bags - 1,), generator=generator).sort().values
+    offsets = torch.cat([torch.tensor([0]), inner, torch.tensor([3 * bags])]).int()
+    kernels = backend("numba", torch.device("cpu"))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for links in (
+                Links(index_N, offsets, None, None, bags),
+                Links(index_N, None, None, None, 3 * bags),
+            ):
+                for written in (compute, torch.bfloat16):
+                    found = [torch.empty(links.bags * width, dtype=written) for _ in range(2)]
+                    for k, target in zip((kernels, TorchBackend()), found, strict=True):
+                        k.pool_quantised(rows, links, target, compute, 0.5)
+                    assert torch.equal(*found)
+    finally:
+        torch.set_num_threads(before)
+
+
+@BITS
+def test_packed_rows_are_written_past_the_caches_to_the_same_bits(bits):
+    width = 64
+    rows = quantise(torch.randn(100, width, generator=torch.Generator().manual_seed(bits)), bits)
+    bags = 1 << 15
+    index_N = torch.arange(bags).remainder(100).int()
+    target = torch.empty(bags * width)
+    links = Links(index_N, None, None, width * torch.arange(bags).int(), bags)
+    kernels = backend("numba", torch.device("cpu"))
+    kernels.pool_quantised(rows, links, target, torch.float32, in_lines=True)
+    assert torch.equal(target.view(bags, width), dequantise(rows, index_N))

@@ -172,7 +172,7 @@ def test_auto_takes_the_kernels_for_tensors_of_a_gpu_only(interpreted, monkeypat
     with pytest.raises(
         ConfigError,
         match=(
-            r"topology\.backend=triton: it computes on a GPU, rows live "
+            r"engine\.backend=triton: it computes on a GPU, rows live "
             r"on cpu; use auto or torch"
         ),
     ):

@@ -37,7 +37,7 @@ def bags(**bags_of):
 
 
 def batch(dense_BI, **bags_of):
-    """Samples without a click."""
+    """Return samples without a click."""
     return Batch(dense_BI, bags(**bags_of), torch.zeros(len(dense_BI)))
 
 
@@ -49,8 +49,10 @@ def put(layer, weight, bias=None):
 
 
 def by_hand():
-    """Bottom [2] of two numbers, a table of two columns, one of three with a projection, a top of
-    one layer.
+    """Return a model of given weights.
+
+    It has a bottom [2] of two numbers, a table of two columns, one of three with a projection, and
+    a top of one layer.
     """
     tables = collection(table("two", 2, "a", rows=2), table("three", 3, "b", rows=2))
     model = DLRM(tables, 2, [2], [1])
@@ -70,7 +72,7 @@ def test_a_forward_pass_equals_the_one_written_out_by_hand():
 
 
 def without_dense(**more):
-    """Tables of two and of three columns, no dense numbers, an interaction of two columns."""
+    """Return a model of no dense numbers: tables of two and three columns, interaction of two."""
     tables = collection(
         table("two", 2, "a", "c", rows=2, **more), table("three", 3, "b", rows=2, **more)
     )
@@ -131,14 +133,14 @@ def test_only_tables_of_another_dim_are_projected_once_per_table():
     assert model(batch(torch.zeros(2, 3), a=[[1], []], b=[[0], [1, 2]], c=[[], []])).shape == (2,)
 
 
-def test_features_keep_their_place_whether_or_not_any_is_projected():
+def test_features_keep_their_position_whether_or_not_any_is_projected():
     torch.manual_seed(0)
-    plain = DLRM(collection(table("x", 4, "a"), table("y", 4, "b")), 3, [4], [1])
+    identity = DLRM(collection(table("x", 4, "a"), table("y", 4, "b")), 3, [4], [1])
     samples = batch(torch.randn(2, 3), a=[[1], [2]], b=[[0], [1, 2]])
-    expected = plain(samples)
-    plain.projections["y"] = nn.Linear(4, 4, bias=False)
-    put(plain.projections["y"], torch.eye(4).tolist())
-    assert torch.equal(plain(samples), expected)
+    expected = identity(samples)
+    identity.projections["y"] = nn.Linear(4, 4, bias=False)
+    put(identity.projections["y"], torch.eye(4).tolist())
+    assert torch.equal(identity(samples), expected)
 
 
 def test_double_precision_is_kept_and_fp64_tables_serve_a_float_model():
@@ -156,7 +158,7 @@ def test_double_precision_is_kept_and_fp64_tables_serve_a_float_model():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"bottom_layers": []}, "model.bottom_layers=[]"),
         (
@@ -173,19 +175,18 @@ def test_double_precision_is_kept_and_fp64_tables_serve_a_float_model():
             {"dense_in_features": 0},
             (
                 "dataset.dense=[] with one sparse feature: a DLRM has nothing to interact; name a "
-                "second "
-                "one, or a number"
+                "second one, or a number"
             ),
         ),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused_at_construction(settings, said):
+def test_shapes_that_do_not_fit_are_refused_at_construction(settings, message):
     with pytest.raises(ConfigError) as error:
         DLRM(
             collection(table("x", 4, "a")),
             **{"dense_in_features": 3, "bottom_layers": [4], "top_layers": [1], **settings},
         )
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_batch_of_other_dense_features_is_refused_with_both_numbers():

@@ -82,7 +82,7 @@ def test_equal_seeds_give_equal_start_values():
 
 
 @pytest.mark.parametrize(
-    ("widths", "said"),
+    ("widths", "message"),
     [
         ([], "model.bottom_layers=[]: must be a list"),
         (16, "model.bottom_layers=16: must be a list"),
@@ -92,7 +92,7 @@ def test_equal_seeds_give_equal_start_values():
         ([True], "True is no width"),
     ],
 )
-def test_a_width_that_cannot_be_is_named_with_its_setting(widths, said):
+def test_a_width_that_cannot_be_is_named_with_its_setting(widths, message):
     with pytest.raises(ConfigError) as error:
         MLP(13, widths, setting="model.bottom_layers")
-    assert said in str(error.value)
+    assert message in str(error.value)

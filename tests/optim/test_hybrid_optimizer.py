@@ -7,7 +7,7 @@ from recapp.optim.optimizer import HybridOptimizer, hybrid
 
 
 class Collection:
-    """What the optimiser sees of a sharded collection."""
+    """What the optimiser sees of a sharded collection: its param group."""
 
     def __init__(self, lr):
         self.param_group = {"params": [], "lr": lr, "name": "sparse/sgd"}

@@ -66,7 +66,7 @@ def test_a_rule_equals_torchs_own_optimiser_on_sparse_gradients(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_the_expression_holds_for_plain_numbers_as_for_blocks(rule):
-    """Compiled loops run it element by element."""
+    """Compiled loops run the expression element by element."""
     weights, state = fresh(rule)
     expected, expected_state = trained(rule)
     for t, (row_U, grad_UD) in enumerate(gradients(), 1):

@@ -15,7 +15,7 @@ def optimizer_of(*rates):
 
 
 def rates_of(optimizer, scheduler, steps):
-    """The rates used in steps 1, 2, ..., one list per param group."""
+    """Return the rates used in steps 1, 2, ..., one list per param group."""
     used = []
     for _ in range(steps):
         used.append(list(scheduler.get_last_lr()))
@@ -93,7 +93,7 @@ def test_a_schedule_goes_on_where_its_state_was_taken():
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
         ({"warmup_steps": -1}, "optimizer.schedule.warmup_steps=-1: must be at least 0"),
         ({"decay_steps": 0}, "optimizer.schedule.decay_steps=0: must be at least 1"),
@@ -106,7 +106,7 @@ def test_a_schedule_goes_on_where_its_state_was_taken():
         ({"decay_start": 5, "end_lr": 2.0}, "optimizer.schedule.end_lr=2.0: above the rate 1.0"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named(setting, said):
+def test_a_setting_that_cannot_be_is_named(setting, message):
     with pytest.raises(ConfigError) as error:
         warmup_poly(optimizer_of(1.0), **setting)
-    assert said in str(error.value)
+    assert message in str(error.value)

@@ -1,5 +1,6 @@
-"""Optimisers that torch was told to run in backward become the row rule that computes the same, or
-are refused."""
+"""Optimisers that run in torch's backward become the row rule that computes the same, or are
+refused.
+"""
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
-    """Arguments and name of TorchRec's, which is not installed here."""
+    """An optimiser with the arguments and the name of TorchRec's, which is not installed here."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ def test_nothing_is_said_where_nothing_was_applied():
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments", "told"),
+    ("kind", "arguments", "message"),
     [
         (torch.optim.SGD, {"lr": 0.3, "momentum": 0.9}, "table users has SGD with momentum=0.9 by"),
         (
@@ -125,16 +126,15 @@ def test_nothing_is_said_where_nothing_was_applied():
         (RowWiseAdagrad, {}, "table users has RowWiseAdagrad by"),
     ],
 )
-def test_what_no_row_rule_computes_is_refused_in_one_line(kind, arguments, told):
+def test_what_no_row_rule_computes_is_refused_in_one_line(kind, arguments, message):
     with pytest.raises(ConfigError) as refused:
         rule_in_backward(applied(kind, **arguments))
     (line,) = str(refused.value).splitlines()
-    assert told in line and "SparseAdam(lr, betas, eps)" in line
+    assert message in line and "SparseAdam(lr, betas, eps)" in line
 
 
 def test_every_argument_of_these_optimisers_is_read_or_known_to_do_nothing():
-    """With the defaults nothing is refused, so what torch adds later is refused unless it is left
-    alone."""
+    """With the defaults nothing is refused; an argument added later is refused once it is set."""
     for kind in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam, OF_TORCHREC):
         assert rule_in_backward(applied(kind)) is not None
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.planner.bounds import lower_bound
 from recapp.planner.constraints import ParameterConstraints
-from recapp.planner.cost import Setting, cost_of, fixed_of
+from recapp.planner.cost import cost_of, fixed_of
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.hardware import Hardware, Link, Work
+from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.planner.units import Catalogue
 from recapp.tables.config import EmbeddingBagConfig
@@ -66,7 +67,8 @@ def problem(rng, count, world, hosts):
     ]
     known = {t.name: default_statistics(t, rng.choice([1.0, 1.0, 20.0])) for t in tables}
     topology = Topology(world, hosts, hardware=machine(rng))
-    return tables, Setting(
+    return PlanningProblem(
+        tables,
         topology,
         rng.choice([4, 256, 4096]),
         rng.choice([sgd(), adam(), rowwise_adagrad(), None]),
@@ -81,7 +83,7 @@ def tried(outcome, catalogue):
     def place(unit, works):
         nonlocal least
         if unit == len(outcome.units):
-            least = min(least, cost_of(works, outcome.setting).step_seconds)
+            least = min(least, cost_of(works, outcome.problem).step_seconds)
             return
         for choice in catalogue.choices(unit):
             place(
@@ -101,9 +103,9 @@ def tried(outcome, catalogue):
 )
 def test_no_plan_is_faster_than_the_bound(seed, shape):
     rng = random.Random(seed)
-    tables, asked = problem(rng, *shape)
+    asked = problem(rng, *shape)
     outcome = plan_tables(
-        tables, asked, {"t0": ParameterConstraints(ranks=[0, 1])} if rng.random() < 0.3 else {}
+        asked, {"t0": ParameterConstraints(ranks=[0, 1])} if rng.random() < 0.3 else {}
     )
     catalogue = Catalogue(outcome.units, fixed_of(asked))
     if catalogue.combinations() > 1500:
@@ -116,11 +118,11 @@ def test_no_plan_is_faster_than_the_bound(seed, shape):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_types_that_are_left_out_raise_the_bound_and_stay_below_their_own_plans(seed):
-    tables, asked = problem(random.Random(seed), 6, 4, 2)
-    every = plan_tables(tables, asked)
+    asked = problem(random.Random(seed), 6, 4, 2)
+    every = plan_tables(asked)
     catalogue = Catalogue(every.units, fixed_of(asked))
     allowed_N = np.array([way.type == "row_wise" for way in catalogue.all])
-    uniform = plan_tables(tables, asked, {"*": ParameterConstraints(sharding_types=["row_wise"])})
+    uniform = plan_tables(asked, {"*": ParameterConstraints(sharding_types=["row_wise"])})
     found = lower_bound(catalogue, 4, allowed_N)[0].seconds
     assert lower_bound(catalogue, 4)[0].seconds <= found <= uniform.cost.step_seconds * (1 + 1e-12)
 
@@ -173,9 +175,9 @@ def whole(count, rows, dim, ranks=None):
 )
 def test_what_no_plan_can_avoid_is_in_the_bound(what, tables, ranks, hardware):
     configs, constraints = whole(tables, 10_000, lambda k: 32 if k % 2 else 64, ranks)
-    setting = Setting(Topology(8, hardware=hardware), 1024, sgd())
-    outcome = plan_tables(configs, setting, constraints)
-    catalogue = Catalogue(outcome.units, fixed_of(setting))
+    asked = PlanningProblem(configs, Topology(8, hardware=hardware), 1024, sgd())
+    outcome = plan_tables(asked, constraints)
+    catalogue = Catalogue(outcome.units, fixed_of(asked))
     assert lower_bound(catalogue, 8)[0].seconds == pytest.approx(
         outcome.cost.step_seconds, rel=0.02
     ), what
@@ -194,6 +196,6 @@ def test_a_thousand_tables_on_sixteen_hosts_are_planned_close_to_the_bound():
     ]
     from recapp.planner.topology import machine as shipped
 
-    setting = Setting(shipped("dgx_h100", 64), 512, rowwise_adagrad())
-    outcome = plan_tables(tables, setting)
+    asked = PlanningProblem(tables, shipped("dgx_h100", 64), 512, rowwise_adagrad())
+    outcome = plan_tables(asked)
     assert not outcome.exact and outcome.gap < 0.03

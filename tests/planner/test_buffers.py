@@ -5,10 +5,10 @@ import json
 import pytest
 from jobs import small
 
-from recapp.app.planning_problem import priced_for
+from recapp.app.planning_problem import planning_problem
 from recapp.optim.rules import sgd
 from recapp.planner.buffers import buffer_bytes
-from recapp.planner.cost import Setting
+from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile
@@ -21,11 +21,12 @@ KNOWN = TableStatistics(100, 1.0, 1.0, ((1.0, 1.0), (10.0, 8.0), (20.0, 12.0), (
 
 def held(kind, world=2, rule=sgd, **more):
     """Of 10 samples a rank, which ask for 8 distinct rows; of 20 samples, 12."""
-    setting = Setting(Topology(world), 10, rule() if rule else None, {"t": KNOWN}, **more)
-    places = Places(list(range(world)), setting.topology.host_ranks())
-    return buffer_bytes(
-        [TABLE], ShardingPlan({"t": tile(TABLE, kind, places)}, world), setting
-    ).tolist()
+    problem = PlanningProblem(
+        [TABLE], Topology(world), 10, rule() if rule else None, {"t": KNOWN}, **more
+    )
+    places = Places(list(range(world)), problem.topology.host_ranks())
+    plan = ShardingPlan({"t": tile(TABLE, kind, places)}, world)
+    return buffer_bytes(plan, problem).tolist()
 
 
 PLACES = 4 * 10
@@ -78,11 +79,12 @@ def test_the_validation_batch_is_that_of_the_settings_and_no_larger_than_the_dat
 ):
     settings = {
         "dataset": {"batch_size": 1024} | dataset,
-        "topology": {},
-        "trainer": trainer | {"look_ahead": 3},
+        "engine": {"payload": "bf16", "look_ahead": 3},
+        "trainer": trainer,
     }
-    setting = priced_for(settings, Topology(4), None, val_rows=rows)
-    assert (setting.batch_per_rank, setting.val_batch_per_rank, setting.look_ahead) == (
+    problem = planning_problem(settings, PlanningProblem([], Topology(4)), val_rows=rows)
+    assert problem.payload_bytes == 2
+    assert (problem.batch_per_rank, problem.val_batch_per_rank, problem.look_ahead) == (
         256,
         expected,
         3,

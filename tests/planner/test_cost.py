@@ -13,9 +13,10 @@ import torch
 
 from recapp.models.dlrm import DLRM
 from recapp.optim.rules import rowwise_adagrad, sgd
-from recapp.planner.cost import HEADER_BYTES, PHASES, Dense, Setting, cost_of, dense_of
+from recapp.planner.cost import HEADER_BYTES, PHASES, cost_of
 from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.pricing import plan_cost, work_of
+from recapp.planner.problem import Dense, PlanningProblem, dense_of
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.tilings import Places, tile
@@ -38,16 +39,16 @@ FAR_COUNTS = 20_000 + 2 * 2 * HEADER_BYTES
 
 def price(kind, world=2, hosts=1, mode="unique", rule=None, **more):
     """Nanoseconds of each phase of the slowest rank."""
-    setting = Setting(
-        Topology(world, hosts, hardware=MACHINE), 10, rule or sgd(), {"t": KNOWN}, **more
+    problem = PlanningProblem(
+        [TABLE], Topology(world, hosts, hardware=MACHINE), 10, rule or sgd(), {"t": KNOWN}, **more
     )
     ranks = list(range(world)) if kind != "table_row_wise" else [2, 3, 0, 1]
     places = Places(
         ranks,
-        sorted(setting.topology.host_ranks(), key=lambda h: ranks.index(h[0])),
+        sorted(problem.topology.host_ranks(), key=lambda h: ranks.index(h[0])),
         column_width=2,
     )
-    cost = plan_cost([TABLE], ShardingPlan({"t": tile(TABLE, kind, places, mode)}, world), setting)
+    cost = plan_cost(ShardingPlan({"t": tile(TABLE, kind, places, mode)}, world), problem)
     return {
         phase: seconds.max() * 1e9 for phase, seconds in zip(PHASES, cost.seconds_PW, strict=True)
     }, cost
@@ -144,10 +145,10 @@ def test_pooled_bags_send_ids_and_lengths_there_and_a_vector_a_bag_back():
 
 
 def test_an_open_mode_is_priced_as_the_one_that_sends_less():
-    setting = Setting(Topology(2, hardware=MACHINE), 10, sgd(), {"t": KNOWN})
+    problem = PlanningProblem([TABLE], Topology(2, hardware=MACHINE), 10, sgd(), {"t": KNOWN})
     places = Places([0, 1], [[0, 1]])
     whole = {
-        mode: work_of(TABLE, tile(TABLE, "table_wise", places, mode), setting)
+        mode: work_of(TABLE, tile(TABLE, "table_wise", places, mode), problem)
         for mode in ("auto", "unique", "pooled")
     }
     assert (
@@ -196,7 +197,10 @@ def test_the_dense_part_is_its_products_and_what_of_its_sum_is_not_hidden():
     # pooled vectors go by three times
     assert found == pytest.approx(2e6 + 3 * 400 + (10_000 + 1000) * 0.5)
     serving = cost_of(
-        [], Setting(Topology(1, hardware=MACHINE), 10, None, dense=Dense(2e5, 0.0, 40.0))
+        [],
+        PlanningProblem(
+            [TABLE], Topology(1, hardware=MACHINE), 10, None, dense=Dense(2e5, 0.0, 40.0)
+        ),
     )
     assert serving.step_seconds * 1e9 == pytest.approx(2e6 / 3 + 400)  # forward alone
 
@@ -217,7 +221,7 @@ def test_a_step_takes_what_its_python_takes_in_training_only():
     slow = replace(MACHINE, step_overhead_us=3000.0)
     steps = {
         (machine.step_overhead_us, rule): cost_of(
-            [], Setting(Topology(1, hardware=machine), 10, rule)
+            [], PlanningProblem([TABLE], Topology(1, hardware=machine), 10, rule)
         ).step_seconds
         for machine in (MACHINE, slow)
         for rule in (sgd(), None)
@@ -228,7 +232,8 @@ def test_a_step_takes_what_its_python_takes_in_training_only():
 
 def test_calls_are_paid_once_for_each_width_and_mode():
     calls = {name: Work(5, 1, 1.0) for name in KERNELS}
-    setting = Setting(
+    problem = PlanningProblem(
+        [TABLE],
         Topology(2, hardware=Hardware("toy", "x", "cpu", 2, None, calls, LINKS, LINKS, 1e9, 0.5)),
         10,
         sgd(),
@@ -243,7 +248,7 @@ def test_calls_are_paid_once_for_each_width_and_mode():
             for k, d in enumerate(dims)
         ]
         return cost_of(
-            [work_of(t, tile(t, "table_wise", places), setting) for t in tables], setting
+            [work_of(t, tile(t, "table_wise", places), problem) for t in tables], problem
         ).step_seconds
 
     same = step([4, 4])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from parity.cases import KINDS, RULES, sharding
 
-from recapp.engine.row_store import RowStore
+from recapp.engine.row_store import FloatStore, StoredGroup
 from recapp.errors import PlanError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
@@ -40,7 +40,7 @@ def test_counted_bytes_are_those_of_the_stores(kind, types):
         held = []
         for rank in range(3):
             stores = [
-                RowStore(layout, g, rank, rule, compute_dtype(tables), None, None)
+                FloatStore(StoredGroup(layout, g, rank, compute_dtype(tables), None, None), rule)
                 for g in range(len(layout.groups))
             ]
             held.append(sum(b.numel() * b.element_size() for s in stores for b in s.buffers()))

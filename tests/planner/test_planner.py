@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from recapp.errors import PlanError
 from recapp.optim.rules import adam, rowwise_adagrad, sgd
 from recapp.planner.constraints import ParameterConstraints
-from recapp.planner.cost import Setting, cost_of, fixed_of
+from recapp.planner.cost import cost_of, fixed_of
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
 from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.placement import WORTH
 from recapp.planner.pricing import plan_cost
+from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.planner.units import Catalogue, Choice
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -41,11 +42,11 @@ def table(name, rows, dim, features=1, **more):
     )
 
 
-def setting(world, hosts=1, batch=512, rule=None, memory=None, **more):
+def problem(tables, world, hosts=1, batch=512, rule=None, memory=None, **more):
     topology = Topology(
         world, hosts, hardware=MACHINE, memory_bytes=None if memory is None else [memory] * world
     )
-    return Setting(topology, batch, rule or rowwise_adagrad(), **more)
+    return PlanningProblem(tables, topology, batch, rule or rowwise_adagrad(), **more)
 
 
 SAMPLE = [
@@ -78,15 +79,15 @@ def tried(outcome):
             for u, c in zip(outcome.units, assignment, strict=True)
             for p in u.options[c.option]
         ]
-        least = min(least, cost_of(works, outcome.setting).step_seconds)
+        least = min(least, cost_of(works, outcome.problem).step_seconds)
     return least
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_small_problems_get_the_best_plan_there_is(seed):
     rng = random.Random(seed)
-    outcome = plan_tables(random_tables(rng, 2), setting(2, batch=rng.choice([16, 2048])))
-    assert outcome.exact and Catalogue(outcome.units, fixed_of(outcome.setting)).combinations() > 20
+    outcome = plan_tables(problem(random_tables(rng, 2), 2, batch=rng.choice([16, 2048])))
+    assert outcome.exact and Catalogue(outcome.units, fixed_of(outcome.problem)).combinations() > 20
     assert outcome.cost.step_seconds == pytest.approx(tried(outcome), rel=1e-12)
 
 
@@ -96,34 +97,34 @@ def test_small_problems_get_the_best_plan_there_is(seed):
 def test_every_plan_tiles_its_tables_and_is_no_worse_than_the_best_uniform_one(seed, world, count):
     rng = random.Random(seed)
     tables = random_tables(rng, count)
-    asked = setting(world, 2 if world == 8 else 1)
-    outcome = plan_tables(tables, asked)
+    asked = problem(tables, world, 2 if world == 8 else 1)
+    outcome = plan_tables(asked)
     outcome.plan.check(tables)
     assert outcome.lower_bound_seconds <= outcome.cost.step_seconds * (1 + 1e-12)
-    assert plan_cost(tables, outcome.plan, asked).step_seconds == pytest.approx(
+    assert plan_cost(outcome.plan, asked).step_seconds == pytest.approx(
         outcome.cost.step_seconds, rel=1e-9
     )
     places = Places(list(range(world)), asked.topology.host_ranks())
     for kind in ShardingType:
         uniform = ShardingPlan({t.name: tile(t, kind.value, places) for t in tables}, world)
         # less is no gain
-        assert outcome.cost.step_seconds <= plan_cost(tables, uniform, asked).step_seconds + WORTH
+        assert outcome.cost.step_seconds <= plan_cost(uniform, asked).step_seconds + WORTH
 
 
 def test_equal_inputs_give_equal_plans():
     tables = random_tables(random.Random(3), 30)
-    assert plan_tables(tables, setting(8, 2)).plan == plan_tables(tables, setting(8, 2)).plan
+    assert plan_tables(problem(tables, 8, 2)).plan == plan_tables(problem(tables, 8, 2)).plan
 
 
 def test_one_rank_holds_every_table_whole():
-    plan = plan_tables(SAMPLE, setting(1)).plan
+    plan = plan_tables(problem(SAMPLE, 1)).plan
     assert {s.sharding_type for s in plan.tables.values()} == {"table_wise"}
 
 
 def test_no_rank_gets_more_than_it_has_room_for():
     room = 1_000_000_000
-    plan = plan_tables(SAMPLE, setting(2, memory=room, rule=adam())).plan
-    held = plan_cost(SAMPLE, plan, setting(2, rule=adam())).bytes_W
+    plan = plan_tables(problem(SAMPLE, 2, memory=room, rule=adam())).plan
+    held = plan_cost(plan, problem(SAMPLE, 2, rule=adam())).bytes_W
     assert held.max() <= room < held.sum()
 
 
@@ -135,14 +136,14 @@ def test_what_fits_nowhere_is_refused_with_the_missing_bytes_the_rank_the_tables
             r".*trainer.devices"
         ),
     ):
-        plan_tables(SAMPLE, setting(2, memory=10**8, rule=adam()))
+        plan_tables(problem(SAMPLE, 2, memory=10**8, rule=adam()))
 
 
 # ---- constraints
 
 
 def planned(constraints, tables=SAMPLE, world=4, hosts=2):
-    return plan_tables(tables, setting(world, hosts), constraints).plan.tables
+    return plan_tables(problem(tables, world, hosts), constraints).plan.tables
 
 
 def test_types_ranks_hosts_modes_and_strips_are_as_constrained():
@@ -249,23 +250,21 @@ def crowded(rows):
 def test_rows_whose_requests_crowd_are_cut_unevenly():
     tables = [table("t", 40_000, 64)]
     outcome = plan_tables(
-        tables,
-        setting(4, batch=4096, statistics={"t": crowded(40_000)}),
+        problem(tables, 4, batch=4096, statistics={"t": crowded(40_000)}),
         {"t": ParameterConstraints(sharding_types=["row_wise"])},
     )
     assert [len(s.rows) for s in outcome.plan.tables["t"].shards] == [2500, 2500, 2500, 32_500]
     equal = ShardingPlan(
         {"t": tile(tables[0], "row_wise", Places([0, 1, 2, 3], [[0, 1, 2, 3]]))}, 4
     )
-    assert outcome.cost.step_seconds < plan_cost(tables, equal, outcome.setting).step_seconds
+    assert outcome.cost.step_seconds < plan_cost(equal, outcome.problem).step_seconds
 
 
 def test_long_bags_that_repeat_no_row_are_pooled_and_one_hot_features_are_not():
     tables = [table("long", 10_000_000, 64), table("one", 10_000_000, 64)]
     spread = TableStatistics(10_000_000, 50.0, 1.0, ((1.0, 1.0), (1e7, 1e7)))
     outcome = plan_tables(
-        tables,
-        setting(2, statistics={"long": spread}),
+        problem(tables, 2, statistics={"long": spread}),
         {"*": ParameterConstraints(sharding_types=["table_wise"])},
     )
     assert [s.mode for s in outcome.plan.tables.values()] == ["pooled", "unique"]
@@ -274,8 +273,8 @@ def test_long_bags_that_repeat_no_row_are_pooled_and_one_hot_features_are_not():
 def test_pooling_factors_stand_in_for_statistics():
     asked = {"*": ParameterConstraints(pooling_factors=[20.0])}
     assert (
-        plan_tables(SAMPLE, setting(2), asked).cost.step_seconds
-        > plan_tables(SAMPLE, setting(2)).cost.step_seconds
+        plan_tables(problem(SAMPLE, 2), asked).cost.step_seconds
+        > plan_tables(problem(SAMPLE, 2)).cost.step_seconds
     )
     assert default_statistics(SAMPLE[0], 20.0).ids_per_sample == 20.0
 

@@ -117,7 +117,7 @@ def logs(tmp_path_factory):
 
 def record(logs, folder, *extra, overrides=()):
     clock = StepClock()
-    settings = compose(logs, "trainer.max_steps=14", "topology.backend=torch", *overrides)
+    settings = compose(logs, "trainer.max_steps=14", "engine.backend=torch", *overrides)
     fit(settings, folder, clock, RecordPerformance(folder, clock), *extra)
 
 
@@ -133,7 +133,7 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
         logs,
         tmp_path,
         Watch(),
-        overrides=["trainer.val_check_interval=6", f"trainer.look_ahead={look_ahead}"],
+        overrides=["trainer.val_check_interval=6", f"engine.look_ahead={look_ahead}"],
     )
     found = performance.read_performance(tmp_path)
     assert (

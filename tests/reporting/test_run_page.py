@@ -9,6 +9,7 @@ from reporting.pages import opened, parts
 from reporting.sweeps import leave_pictures_unpainted, make_run
 
 from recapp import report
+from recapp.app.chosen_options import default_settings
 from recapp.reporting.sweep_report import write_report
 
 DEFAULTS = {
@@ -177,13 +178,13 @@ def test_the_command_compares_with_the_defaults_of_training(
 def test_an_option_of_a_group_is_one_row_and_what_its_file_does_not_say_others(
     unpainted, tmp_path, capsys
 ):
-    chosen = report._defaults({"plan": "mixed", "optimizer": "adam"})
+    chosen = default_settings({"plan": "mixed", "optimizer": "adam"})
     chosen["plan"]["column_width"] = 32
     chosen["plan"]["rules"] = [{"type": "row_wise"}]
     folder = make_run(
         tmp_path / "run",
         plan="mixed",
-        settings=chosen | {"callbacks": report._defaults({})["callbacks"]},
+        settings=chosen | {"callbacks": default_settings({})["callbacks"]},
     )
     assert report.main([f"path={folder}"]) == 0
     table = (folder / "report.html").read_text().partition("Settings that differ")[2]

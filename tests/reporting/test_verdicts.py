@@ -59,7 +59,7 @@ def test_seeds_that_lie_apart_leave_no_doubt(tmp_path):
 def test_what_changes_nothing_makes_no_variants(tmp_path):
     jobs = [
         {
-            "overrides": [f"+plan={plan}", f"trainer.look_ahead={ahead}", f"tables.dim={dim}"],
+            "overrides": [f"+plan={plan}", f"engine.look_ahead={ahead}", f"tables.dim={dim}"],
             "plan": plan,
             "auc": 0.7 + dim / 1000,
         }
@@ -68,10 +68,10 @@ def test_what_changes_nothing_makes_no_variants(tmp_path):
         for dim in (8, 16)
     ]
     said, without = learned(tmp_path, *jobs)
-    assert without == ["plan", "trainer.look_ahead"] and said[0].startswith(
+    assert without == ["plan", "engine.look_ahead"] and said[0].startswith(
         "Best: dim=16, validation AUC 0.71600;"
     )
-    assert said[-1].startswith("The plan and trainer.look_ahead do not change what is learned")
+    assert said[-1].startswith("The plan and engine.look_ahead do not change what is learned")
 
 
 def test_a_setting_that_differs_once_has_an_effect(tmp_path):
@@ -260,7 +260,7 @@ def test_runs_that_cannot_differ_in_speed_are_one_and_their_difference_is_noise(
         ("trainer.precision", ["32-true", "bf16-mixed"], True),
         ("tables.dim", [8, 16], True),
         ("model.top_layers", ["[64,1]", "[8,1]"], True),
-        ("topology.payload", ["full", "bf16"], True),
+        ("engine.payload", ["full", "bf16"], True),
         ("dataset", ["sample", "generated"], True),
         ("optimizer.dense.fused", ["true", "false"], True),
     ],

@@ -11,9 +11,10 @@ import pytest
 from jobs import resolved, small, validation
 
 from recapp.app.build import build_tables
-from recapp.app.planning_problem import build_plan, priced_for
+from recapp.app.planning_problem import plan_of_run
 from recapp.errors import PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.sharding.hugectr import hugectr_json, is_hugectr, plan_from_hugectr
 from recapp.sharding.plan_file import load_plan
@@ -95,7 +96,7 @@ def composed(*overrides):
 def named(option, world, tables=CRITEO, *more):
     """What `+plan=option` makes."""
     settings = composed(f"+plan={option}", *more)
-    return build_plan(settings, tables, priced_for(settings, Topology(world), None))
+    return plan_of_run(settings, PlanningProblem(tables, Topology(world)))
 
 
 def lookups_by_rank(plan, tables=CRITEO):

@@ -14,9 +14,10 @@ from parity.cases import random_tiling
 
 from recapp.app.build import build_tables
 from recapp.app.compose import with_absolute_paths
-from recapp.app.planning_problem import build_plan, priced_for
+from recapp.app.planning_problem import plan_of_run
 from recapp.errors import ConfigError, PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
+from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
 from recapp.sharding.plan_file import load_plan, plan_to_yaml, read_plan, write_plan
 from recapp.sharding.sharding_plan import PlannedFor, Shard, ShardingPlan, TableSharding
@@ -411,7 +412,7 @@ def logs(tmp_path):
 
 def planned(data, tables, topology, *plan):
     settings = settings_for(data, *plan)
-    return build_plan(settings, tables, priced_for(settings, topology, None))
+    return plan_of_run(settings, PlanningProblem(tables, topology))
 
 
 def test_the_settings_name_a_file_and_nothing_beside_it(logs):

@@ -13,7 +13,7 @@ Plain = dict[str, list[list[tuple[int, float]]]]
 
 @st.composite
 def batches(draw, min_keys=0, stride=None, names="abcdefgh") -> Plain:
-    """Any batch: no keys, no samples, empty bags and keys without values included."""
+    """Draw any batch: no keys, no samples, empty bags and keys without values included."""
     keys = draw(st.lists(st.sampled_from(names), unique=True, min_size=min_keys, max_size=5))
     stride = draw(st.integers(0, 4)) if stride is None else stride
     pair = st.tuples(st.integers(-(2**63), 2**63 - 1), st.sampled_from([0.0, 0.5, 1.0, -2.0]))
@@ -37,7 +37,7 @@ def build(plain: Plain, weighted: bool, stride: int | None = None) -> KeyedJagge
 
 
 def read(kjt: KeyedJaggedTensor | JaggedTensor) -> list[list[tuple[int, float | None]]]:
-    """All bags of a jagged tensor, with None for a weight where it has none."""
+    """Return all bags of a jagged tensor, with None for a weight where it has none."""
     values = kjt.values().tolist()
     result = []
     start = 0

@@ -1,3 +1,5 @@
+"""A batch moves as one: to a device, into page-locked memory, through loader workers."""
+
 import pickle
 
 import pytest

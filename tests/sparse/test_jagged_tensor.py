@@ -1,3 +1,5 @@
+"""Jagged tensors: bags cut by lengths or offsets, and what is refused."""
+
 import pickle
 
 import numpy as np

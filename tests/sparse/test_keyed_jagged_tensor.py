@@ -1,3 +1,5 @@
+"""Keyed jagged tensors against bags in plain Python: making, taking apart, permuting, moving."""
+
 import pickle
 
 import pytest

@@ -1,3 +1,5 @@
+"""Keyed tensors: blocks side by side, regrouped, with room before the first block."""
+
 import pickle
 
 import pytest
@@ -67,7 +69,7 @@ def test_regroup_passes_gradients():
 
 
 def with_room(room):
-    """[3, room + 5] that needs a gradient, its blocks behind the room."""
+    """Return a keyed tensor of [3, room + 5] that needs a gradient; its blocks are at the end."""
     wide = torch.arange(3.0 * (room + 5)).view(3, room + 5).requires_grad_()
     return wide, KeyedTensor(["user", "item"], [2, 3], wide * 1, room=room)
 
@@ -78,7 +80,7 @@ def test_what_stands_before_the_blocks_is_written_where_there_is_room_for_it():
     weights = torch.randn(3, 9)
     assert torch.equal(tensor.values(), wide[:, 4:]) and torch.equal(tensor["item"], wide[:, 6:])
     memory = tensor.values().data_ptr()
-    joined = tensor.after(first * 2)
+    joined = tensor.prepend(first * 2)
     assert (
         torch.equal(joined, torch.cat([first * 2, wide[:, 4:]], 1))
         and joined[:, 4:].data_ptr() == memory
@@ -95,7 +97,7 @@ def test_what_stands_before_the_blocks_is_written_where_there_is_room_for_it():
 )
 def test_without_room_for_just_that_it_is_a_copy(room, first):
     wide, tensor = with_room(room)
-    joined = tensor.after(first)
+    joined = tensor.prepend(first)
     assert torch.equal(joined, torch.cat([first, wide[:, room:].to(first.dtype)], 1))
     joined.sum().backward()
     assert torch.equal(wide.grad, torch.cat([torch.zeros(3, room), torch.ones(3, 5)], 1))
@@ -103,8 +105,8 @@ def test_without_room_for_just_that_it_is_a_copy(room, first):
 
 def test_the_room_is_used_once():
     _, tensor = with_room(1)
-    one = tensor.after(torch.ones(3, 1))
-    two = tensor.after(torch.zeros(3, 1))
+    one = tensor.prepend(torch.ones(3, 1))
+    two = tensor.prepend(torch.zeros(3, 1))
     assert (
         one[:, 0].tolist() == [1] * 3
         and two[:, 0].tolist() == [0] * 3

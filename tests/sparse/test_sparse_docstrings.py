@@ -1,3 +1,5 @@
+"""The examples in the docstrings of the jagged tensors are run."""
+
 import doctest
 import importlib
 

@@ -72,7 +72,7 @@ def test_bags_are_pooled_as_by_hand_and_keyed(pooling, weighted, data_type):
 
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
-def test_rows_and_weights_learn_as_by_hand(pooling):
+def test_rows_and_weights_get_the_gradients_worked_out_by_hand(pooling):
     collection = EmbeddingBagCollection(tables(pooling, "fp64"), seed=1)
     kjt = batch(True)
     kjt.weights().requires_grad_()

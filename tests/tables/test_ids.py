@@ -1,4 +1,4 @@
-"""Raw ids to rows: one rule per table, one place where it happens."""
+"""Raw ids to rows: one rule per table, applied in one function."""
 
 import pytest
 import torch
@@ -15,13 +15,13 @@ BIG = 2**62 + 7
 
 
 def rules_of(tables):
-    """The rules of what tables declare; replaced in every test."""
+    """Return the id rules that tables declare; a fixture replaces this function in every test."""
     raise NotImplementedError
 
 
 @pytest.fixture(params=["torch", "numba"], autouse=True)
-def way(request, monkeypatch):
-    """Every rule in torch's operations and in one compiled pass."""
+def implementation(request, monkeypatch):
+    """Run each test with torch's operations and with the compiled pass."""
     kernel = backend(request.param, torch.device("cpu")).rows_of_ids
     monkeypatch.setitem(globals(), "rules_of", lambda tables: IdRules(lookups_of(tables), kernel))
 

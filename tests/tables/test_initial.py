@@ -54,7 +54,7 @@ def test_any_strides_will_do():
 
 
 def by_hand(name, seed, row, col):
-    """The definition, in Python integers: an odd number below 2^24 in size."""
+    """Return the definition's value, in Python integers: an odd number below 2^24 in size."""
 
     def mix(x):
         x = (x ^ x >> 16) * 0x7FEB352D % 2**32
@@ -68,9 +68,7 @@ def by_hand(name, seed, row, col):
 
 @pytest.mark.parametrize("first", [0, 2**32 - 2, 2**33 + 5])
 def test_values_are_the_documented_hash(first):
-    """Untouched rows of a checkpoint, and every backend's start, depend on these numbers: they
-    never change.
-    """
+    """Every backend's start and untouched rows of checkpoints depend on them: they never change."""
     out = values(
         table(2**40, 5, init_range=1.0, data_type="fp64"), seed=7, rows=range(first, first + 4)
     )

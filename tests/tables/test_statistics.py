@@ -23,7 +23,7 @@ def table(name="t", rows=100, features=("f",), **more):
 
 
 def batch(**bags):
-    """Features of a batch: a list of ids for each sample."""
+    """Return the features of a batch, given a list of ids for each sample."""
     ids = [i for samples in bags.values() for bag in samples for i in bag]
     return KeyedJaggedTensor(
         list(bags),
@@ -100,9 +100,9 @@ def test_hot_rows_are_the_most_frequent_ones():
 
 @pytest.mark.parametrize("rows", [1, 3, 70, 5000, 204515])
 def test_the_assumed_curve_is_that_of_zipf_draws(rows):
-    draws = Workload("w", 4096, (rows,), (4,), (1,))
-    found = measured_statistics(draws.tables(), draws.features_of(draws.draw(0, 4)))["C1"]
-    assumed = default_statistics(draws.tables()[0])
+    workload = Workload("w", 4096, (rows,), (4,), (1,))
+    found = measured_statistics(workload.tables(), workload.features_of(workload.draw(0, 4)))["C1"]
+    assumed = default_statistics(workload.tables()[0])
     for n in (1, 16, 256, 4096, 16384):
         assert assumed.distinct_rows(n) == pytest.approx(found.distinct_rows(n), rel=0.08)
     assert assumed.load == (1.0,) and assumed.distinct_rows(1e12) == pytest.approx(rows, rel=0.01)
@@ -127,7 +127,7 @@ def test_statistics_survive_json():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"loads": [1.0]}, "unknown entry loads; did you mean load"),
         ({"rows": None}, "rows=None: must be a number"),
@@ -139,11 +139,11 @@ def test_statistics_survive_json():
         ({"distinct": 3}, "distinct=3: must be pairs"),
     ],
 )
-def test_wrong_entries_are_told_in_one_line(change, said):
-    plain = default_statistics(table()).to_dict() | change
+def test_wrong_entries_are_refused_in_one_line(change, message):
+    entries = default_statistics(table()).to_dict() | change
     with pytest.raises(ConfigError, match=r"^plan\.yaml: ") as error:
-        TableStatistics.from_dict(plain, "plan.yaml")
-    assert said in str(error.value) and "\n" not in str(error.value)
+        TableStatistics.from_dict(entries, "plan.yaml")
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_missing_entry_is_named():
@@ -153,7 +153,7 @@ def test_a_missing_entry_is_named():
 
 @pytest.fixture
 def data(tmp_path):
-    """A data set of two files."""
+    """Write a data set of two files."""
     files = [tmp_path / f"{i}.parquet" for i in range(2)]
     for file in files:
         file.write_bytes(b"rows")

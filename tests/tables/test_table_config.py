@@ -1,4 +1,4 @@
-"""What a table may be, said in one line where it may not."""
+"""What a table may be, and the one-line errors for what it may not be."""
 
 import math
 

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from recapp.app import build, build_trainer
 from recapp.app import compose as settings_of
+from recapp.app.build_strategy import build_strategy
 from recapp.dataset.synthetic import write_criteo
 from recapp.settings.check_settings import checked
 from recapp.trainer import callbacks as own
@@ -107,7 +108,7 @@ def fit(config, folder, *extra, ckpt_path=None):
     seen = Seen()
     last = KeepLast(Path(folder) / "checkpoints")
     end = EndTogether(lambda trainer: last.on_train_end(trainer, trainer.lightning_module))
-    strategy = build.build_strategy(config, training=True)
+    strategy = build_strategy(config, training=True)
     loggers = build_trainer.build_loggers(config, Path(folder))
     callbacks = [
         own.TakeOver(Path(folder)),

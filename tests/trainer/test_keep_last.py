@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from runs import compose, fit, make_logs
 
 from recapp.app import build, build_trainer
+from recapp.app.build_strategy import build_strategy
 from recapp.checkpoints.directory import read_manifest, read_meta, verify, write_checkpoint
 from recapp.checkpoints.manifest import Manifest, to_json
 from recapp.checkpoints.meta_file import crc32_of, write_meta
@@ -163,7 +164,7 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     config = compose(logs)
     # as an earlier version saved
     monkeypatch.setattr("recapp.checkpoints.block_files.is_finite", lambda values: True)
-    strategy = build.build_strategy(config, training=False)
+    strategy = build_strategy(config, training=False)
     tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
     module = build.build_module(config)
     tester.validate(module, datamodule=build.build_data(config), ckpt_path=str(best), verbose=False)
@@ -178,7 +179,7 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     said = name if dense else f"table {blocks[3].table}, rows 0-{blocks[3].shape[0]}"
     with pytest.raises(CheckpointError, match="weights that are not finite") as raised:
         build_trainer.build_trainer(
-            config, build.build_strategy(config, training=False), [], [], ranks=(1, 1)
+            config, build_strategy(config, training=False), [], [], ranks=(1, 1)
         ).validate(
             build.build_module(config),
             datamodule=build.build_data(config),

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 import torch
-from distributed.engine_cases import batch_of, make_tables
+from engine.engine_cases import batch_of, make_tables
 from jobs import metrics_of, small, validation
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader, IterableDataset
@@ -45,7 +45,7 @@ class Reads(Callback):
         self.ahead = isinstance(trainer.train_dataloader, LookAhead)
 
     def on_fit_end(self, trainer, pl_module):
-        self.left = [len(c._ahead) for c in trainer.strategy.collections()]
+        self.left = [c.waiting_ahead for c in trainer.strategy.collections()]
 
 
 LIMITS = {
@@ -79,7 +79,7 @@ def test_every_batch_is_trained_once_and_in_order(logs, tmp_path, limit):
         reads = Reads()
         extra = [reads, *([StopAfter(4)] if limit == "a stop" else [])]
         seen[depth], trainer, _ = fit(
-            compose(logs, *LIMITS.get(limit, []), f"trainer.look_ahead={depth}"),
+            compose(logs, *LIMITS.get(limit, []), f"engine.look_ahead={depth}"),
             tmp_path / str(depth),
             *extra,
         )
@@ -100,7 +100,7 @@ def test_a_position_counts_what_was_trained_not_what_was_read(logs, tmp_path):
                 (trainer.datamodule.position.epoch, trainer.datamodule.position.batches)
             )
 
-    config = compose(logs, "trainer.max_steps=3", "trainer.look_ahead=2")
+    config = compose(logs, "trainer.max_steps=3", "engine.look_ahead=2")
     fit(config, tmp_path, Watch())
     assert positions == [(0, 1), (0, 2), (0, 3)]
 
@@ -119,7 +119,7 @@ def test_an_id_outside_its_table_stops_the_run_in_its_own_step(logs, tmp_path):
 
         with pytest.raises(IdError, match="table C26"):
             fit(
-                compose(logs, f"trainer.look_ahead={depth}", f"dataset.table_rows=[{sizes}]"),
+                compose(logs, f"engine.look_ahead={depth}", f"dataset.table_rows=[{sizes}]"),
                 tmp_path,
                 Count(),
             )
@@ -166,8 +166,8 @@ class Resumable(Stream):
         pass
 
 
-def whole_tables(tables, topology, *known):
-    return plan_by_rules(tables, topology, [PlanRule("table_wise")], name="whole")
+def whole_tables(problem):
+    return plan_by_rules(problem.tables, problem.topology, [PlanRule("table_wise")], name="whole")
 
 
 def losses_of_others(loader, depth):
@@ -249,7 +249,7 @@ def train(jobs, place):
         more = [
             "trainer.log_every_n_steps=1",
             "trainer.val_check_interval=5",
-            f"trainer.look_ahead={depth}",
+            f"engine.look_ahead={depth}",
             "logger=csv",
         ]
         return jobs.train(place / name, *given, *more, *overrides)
@@ -270,7 +270,7 @@ def plain(train, place):
     ("depth", "transport"), [(1, "shared_memory"), pytest.param(2, "gloo", marks=pytest.mark.full)]
 )
 def test_a_run_on_ranks_is_the_same_run_to_the_last_bit(train, place, plain, depth, transport):
-    found = train(f"ahead{depth}", depth, "+plan=mixed", f"topology.transport={transport}")
+    found = train(f"ahead{depth}", depth, "+plan=mixed", f"engine.transport={transport}")
     assert (
         validation(found),
         curve(place / f"ahead{depth}"),

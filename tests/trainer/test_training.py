@@ -7,6 +7,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from trainer.runs import compose, fit, make_logs
 
 from recapp.app import build, build_trainer
+from recapp.app.build_strategy import build_strategy
 from recapp.checkpoints.directory import read_meta
 from recapp.errors import ConfigError, RecappError
 from recapp.trainer.progress import TellFall, TellStop
@@ -129,7 +130,7 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
     config = compose(logs, "trainer.max_steps=8")
     _, trainer, _ = fit(config, tmp_path)
     trained = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
-    strategy = build.build_strategy(config, training=False)
+    strategy = build_strategy(config, training=False)
     tester = build_trainer.build_trainer(config, strategy, [], [], ranks=(1, 1))
     path = str(tmp_path / "checkpoints" / "last.ckpt")
     results = tester.validate(
@@ -146,7 +147,7 @@ def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):
     config = compose(logs)
     with pytest.raises(ConfigError, match="ranks are started by"):
         build_trainer.build_trainer(
-            config, build.build_strategy(config, training=True), [], [], ranks=(2, 1)
+            config, build_strategy(config, training=True), [], [], ranks=(2, 1)
         )
 
 

@@ -1,0 +1,79 @@
+"""`recapp COMMAND ...` is the same as `python -m recapp.COMMAND ...`; alone it lists the commands.
+
+recapp train +plan=mixed        python -m recapp.train +plan=mixed
+recapp                          python -m recapp
+recapp --completion bash        prints what makes a shell complete commands and settings
+"""
+
+import sys
+from collections.abc import Sequence
+from runpy import run_module
+
+from recapp.errors import suggest
+
+COMMANDS = {
+    "train": "train a model on click logs, under any sharding plan; -m for a sweep",
+    "eval": "measure a checkpoint on validation or test rows, on any number of ranks",
+    "plan": "explain, compare, export, check and scale sharding plans on paper",
+    "report": "draw what a run or a sweep has left as one page",
+    "bench": "measure recapp on this machine, beside the systems it is compared with",
+}
+COMPLETION = "--completion"
+COMPLETE = "--complete"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command with the rest of the command line.
+
+    Args:
+        arguments: The command and its arguments, by default those of the process.
+
+    Returns:
+        The exit code, where the command does not end the process with one of its own.
+    """
+    name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("--help", "-h"):
+        print(_list())
+        return 0
+    if name in (COMPLETION, COMPLETE):
+        return _complete(name, rest)
+    if name not in COMMANDS:
+        known = [*COMMANDS, COMPLETION, "--help"]
+        print(f"error: recapp {name}: no such command; {suggest(name, known)}", file=sys.stderr)
+        return 1
+    sys.argv = [f"recapp {name}", *rest]
+    run_module(f"recapp.{name}", run_name="__main__", alter_sys=True)
+    return 0
+
+
+def _list() -> str:
+    lines = [f"    {name:8} {words}" for name, words in COMMANDS.items()]
+    return "\n".join(
+        [
+            "recapp COMMAND key=value ...   (or python -m recapp.COMMAND key=value ...)",
+            "",
+            *lines,
+            "",
+            "recapp COMMAND --help lists a command's settings. For completion in this shell:",
+            '    eval "$(recapp --completion bash)"    (zsh: the same with zsh)',
+        ]
+    )
+
+
+def _complete(flag: str, rest: Sequence[str]) -> int:
+    from recapp.settings.completion import candidates, shell_script
+
+    if flag == COMPLETE:
+        print("\n".join(candidates(rest[0] if rest else "", COMMANDS)))
+        return 0
+    shell = rest[0] if rest else "bash"
+    script = shell_script(shell)
+    if not script:
+        print(f"error: {COMPLETION} {shell}: must be bash or zsh", file=sys.stderr)
+        return 1
+    print(script)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

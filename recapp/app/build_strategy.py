@@ -1,0 +1,43 @@
+"""From settings to the Strategy: topology, engine, launch, and the function that makes the plan."""
+
+from datetime import timedelta
+from functools import partial
+
+from recapp.app import build
+from recapp.app.planning_problem import plan_of_run
+from recapp.checkpoints.directory import read_manifest
+from recapp.optim.rules import sgd
+from recapp.planner.topology import hardware_of
+from recapp.trainer.strategy import EmbeddingShardingStrategy
+
+
+def build_strategy(settings: build.Settings, *, training: bool) -> EmbeddingShardingStrategy:
+    """Return the Strategy that shards the tables.
+
+    Args:
+        settings: Those of `recapp.train` or `recapp.eval`.
+        training: Whether tables are updated; evaluation holds no optimiser state.
+    """
+    rule = build.build_rule(settings) if training else sgd(0.0)
+    topology = settings["topology"]
+    stored = read_manifest(settings["ckpt_path"]).plan.tables if settings["ckpt_path"] else {}
+    modes = {
+        name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"
+    }
+    engine = settings["engine"]
+    return EmbeddingShardingStrategy(
+        partial(plan_of_run, settings),
+        rule,
+        hosts=topology["hosts"],
+        memory_bytes=topology["memory_bytes"],
+        reserve_bytes=topology["reserve_bytes"],
+        hardware=hardware_of(topology["hardware"]),
+        transport=engine["transport"],
+        backend=engine["backend"],
+        payload=build.PAYLOADS[engine["payload"]],
+        modes=modes,
+        look_ahead=engine["look_ahead"],
+        compiled=engine["compile"],
+        stored={"config": dict(settings)},
+        timeout=timedelta(seconds=settings["launch"]["timeout"]),
+    )

@@ -1,0 +1,73 @@
+"""Going on from a checkpoint: whether anything is left to train, and what of the settings has
+changed.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from recapp.app.build_trainer import length
+from recapp.checkpoints.directory import read_manifest
+from recapp.console import short_path
+from recapp.processes.rank_environment import rank_info
+from recapp.trainer.changed_optimizer import ChangedOptimizer
+
+Settings = Mapping[str, Any]
+
+
+def exhausted(settings: Settings) -> str | None:
+    """Return the setting that the checkpoint to go on from has reached, `trainer.max_steps=20`;
+    None where there is something to train.
+    """
+    if not settings["ckpt_path"]:
+        return None
+    manifest = read_manifest(settings["ckpt_path"])
+    epochs, steps = length(settings["trainer"])
+    if 0 <= steps <= manifest.step:
+        return f"trainer.max_steps={steps}"
+    return f"trainer.max_epochs={epochs}" if 0 <= epochs <= manifest.position["epoch"] else None
+
+
+def as_it_was(settings: Settings, reached: str) -> dict[str, Any]:
+    """Say that nothing is left to train, and return the checkpoint's own metrics for
+    `metrics.json`; nothing on other ranks than 0.
+
+    Args:
+        settings: Of the run.
+        reached: What `exhausted` returned.
+    """
+    here = rank_info()
+    path = settings["ckpt_path"]
+    if here and here.rank:
+        return {}
+    manifest = read_manifest(path)
+    steps = manifest.step
+    position = manifest.position
+    print(
+        f"nothing is left to train: {short_path(path)} has {steps} steps behind it "
+        f"({position['epoch']} epochs and {position['batches']} "
+        f"batches) and {reached}; raise that to go on"
+    )
+    return manifest.metrics | {
+        "samples_per_second": None,
+        "step_ms": None,
+        "steps": steps,
+        "ranks": here.world if here else 1,
+        "plan": manifest.plan.name,
+        "checkpoint": path,
+        "checkpoint_step": steps,
+        "seed": settings["seed"],
+        "status": "ok",
+    }
+
+
+def changed_optimizer(settings: Settings) -> list[ChangedOptimizer]:
+    """Return the callback that takes the settings' own rates where a run goes on from a checkpoint;
+    none where it does not.
+    """
+    if not settings["ckpt_path"]:
+        return []
+    return [
+        ChangedOptimizer(
+            read_manifest(settings["ckpt_path"]).config.get("optimizer"), settings["optimizer"]
+        )
+    ]

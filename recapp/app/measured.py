@@ -1,0 +1,109 @@
+"""What a run has measured and what was expected of it, as its directory keeps them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from recapp.app.build import hidden_model_auc
+from recapp.app.planning_problem import predicted
+from recapp.checkpoints.directory import read_manifest
+from recapp.console import note
+from recapp.planner.rank_memory import bytes_per_rank
+from recapp.reporting.about import about
+from recapp.reporting.performance import write_predicted
+from recapp.trainer.callbacks import StepClock
+from recapp.trainer.data_protocols import datamodule_of
+from recapp.trainer.keep_last import KeepLast
+from recapp.trainer.progress import steps_planned
+from recapp.trainer.strategy import EmbeddingShardingStrategy
+
+Settings = Mapping[str, Any]
+
+
+def measured_by(
+    settings: Settings, trainer: Trainer, clock: StepClock, last: KeepLast, stopped: str | None
+) -> dict[str, Any]:
+    """Return what goes into `metrics.json`: the validation metrics of the checkpoint that is named,
+    and what the steps cost over all ranks. Every rank calls it; other ranks than 0 return nothing.
+
+    Args:
+        settings: Of the run.
+        trainer: Of the run.
+        clock: What measured the steps.
+        last: What kept the checkpoints.
+        stopped: Why training ended before its time; None where it did not.
+    """
+    strategy = trainer.strategy
+    assert isinstance(strategy, EmbeddingShardingStrategy)
+    measured = clock.summary()
+    sent = strategy.comm.gather(measured.get("bytes_sent_per_step", 0.0))
+    waits = [
+        strategy.comm.gather(measured.get(name, 0.0))
+        for name in ("input_wait_ms", "exchange_wait_ms")
+    ]
+    shares = strategy.comm.gather(strategy.hidden_share() if strategy.comm.world > 1 else {})
+    changed = strategy.comm.gather(
+        sum(n for c in strategy.collections() for n in c.id_rules.changed.values())
+    )
+    if strategy.comm.rank:
+        return {}
+    data = datamodule_of(trainer)
+    assert strategy.plan is not None
+    best = last.named(trainer)
+    manifest = read_manifest(best)
+    tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
+    held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
+    told = about(
+        settings,
+        rows=data.rows,
+        hosts=[rank["host"] for rank in strategy.ranks],
+        tables=tables,
+        device=strategy.ranks[0]["device"],
+    )
+    return manifest.metrics | {
+        "samples_per_second": measured.get("samples_per_second"),
+        "step_ms": measured.get("step_ms"),
+        "step_ms_quartiles": measured.get("step_ms_quartiles"),
+        "steps": trainer.global_step,
+        "steps_planned": steps_planned(trainer),
+        "ranks": strategy.comm.world,
+        "plan": strategy.plan.name,
+        "checkpoint": best,
+        "checkpoint_step": manifest.step,
+        "stopped": stopped,
+        "seed": settings["seed"],
+        "bytes_per_rank": max(held),
+        "bytes_by_rank": held,
+        "bytes_exchanged_per_step": sum(sent),
+        "collectives_per_step": measured.get("collectives_per_step"),
+        "input_wait_ms": mean(waits[0]),
+        "exchange_wait_ms": mean(waits[1]),
+        "ids_changed": sum(changed),
+        **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
+        "hidden_model_auc": hidden_model_auc(settings, data.val_rows),
+        **told,
+        "status": "ok",
+    }
+
+
+def write_prediction(
+    settings: Settings, strategy: EmbeddingShardingStrategy, val_rows: int, job_dir: Path
+) -> None:
+    """Leave beside what was measured what the planner expects of this plan; on rank 0."""
+    if strategy.problem is not None and strategy.plan is not None and strategy.collections():
+        write_predicted(predicted(settings, strategy.plan, strategy.problem, val_rows), job_dir)
+
+
+def note_no_validation(trainer: Trainer, val_rows: int) -> None:
+    """Say on rank 0 where rows validate, but no validation came before the end."""
+    if not (trainer.is_global_zero and val_rows and trainer.limit_val_batches):
+        return
+    if not any(name.startswith("val_") for name in trainer.callback_metrics):
+        note(
+            "no validation came before the end, so there are no metrics, and last.ckpt is the "
+            "only checkpoint: see "
+            "trainer.check_val_every_n_epoch, trainer.val_check_interval and trainer.min_epochs"
+        )

@@ -1,0 +1,167 @@
+"""The verbs of `recapp.plan` that hold predictions against runs: `check` and `scale`."""
+
+from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
+from typing import Any
+
+from recapp import console
+from recapp.app.build import build_rule
+from recapp.app.command import Job
+from recapp.app.plan_on_paper import BEST
+from recapp.errors import ConfigError, suggest
+from recapp.planner.check import STEP, compared, compared_by_ranks, order_of_plans, told_apart
+from recapp.planner.constraints import MODES
+from recapp.planner.hardware import default_hardware
+from recapp.planner.scale import scaled
+from recapp.planner.topology import hardware_of
+from recapp.reporting.performance import (
+    PERFORMANCE_FILE,
+    PREDICTED_FILE,
+    read_document,
+    read_performance,
+)
+from recapp.sharding.tilings import ShardingType
+
+Settings = dict[str, Any]
+
+
+def check(settings: Settings, job: Job) -> None:
+    """Print what was predicted of runs beside what they measured."""
+    if settings["path"] is None:
+        raise ConfigError(
+            "path must be given: a run or a sweep of recapp.train, path=outputs/first"
+        )
+    rows = compared(measured_runs(settings["path"]))
+    tau = order_of_plans(rows)
+    steps = [row for row in rows if row["what"] == STEP]
+    apart, right = told_apart(rows)
+    if settings["format"] == "json":
+        console.emit_document(
+            {"rows": rows, "kendall_tau": tau, "pairs_told_apart": apart, "pairs_in_order": right}
+        )
+        return
+    columns = [
+        console.Column("run", "run"),
+        console.Column("plan", "plan"),
+        console.Column("what", "what"),
+        console.Column("predicted", "predicted", ",.3f"),
+        console.Column("measured", "measured", ",.3f"),
+        console.Column("error", "error", "+.1%"),
+    ]
+    if any(row["runs"] > 1 for row in rows):
+        columns[5:5] = [
+            console.Column("least", "least", ",.3f"),
+            console.Column("most", "most", ",.3f"),
+        ]
+    console.print_table(rows, columns, title="Predicted and measured")
+    if tau is not None:
+        print(
+            f"\nKendall's tau of {len(steps)} plans' step times: {tau:.2f} (1: the order of plans "
+            "is right, -1: it is reversed)"
+        )
+        if any(row["runs"] > 1 for row in steps):
+            pairs = len(steps) * (len(steps) - 1) // 2
+            print(
+                f"Pairs of plans whose runs do not overlap: {apart} of {pairs}; in the predicted "
+                f"order: {right}"
+            )
+
+
+def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
+    """Return name, prediction and measurement of every run that lies somewhere below."""
+    found = [
+        (str(d.relative_to(path)) if d != Path(path) else d.name, told, measured)
+        for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})
+        if (told := read_document(d / PREDICTED_FILE)) is not None
+        and (measured := read_performance(d)) is not None
+    ]
+    if not found:
+        raise ConfigError(
+            f"path={path}: no run there has {PERFORMANCE_FILE} and {PREDICTED_FILE}: name a run "
+            "or a sweep of "
+            "python -m recapp.train"
+        )
+    return found
+
+
+def scale(settings: Settings, job: Job) -> None:
+    """Print step time, memory and bytes as ranks grow."""
+    ranks = settings["ranks"]
+    plans = settings["plans"]
+    known = [BEST, *(t.value for t in ShardingType)]
+    if (
+        not isinstance(ranks, list)
+        or not ranks
+        or any(not isinstance(r, int) or r < 1 for r in ranks)
+    ):
+        raise ConfigError(
+            f"ranks={ranks}: must be a list of numbers of ranks, such as ranks=[8,16,32]"
+        )
+    for name in plans if isinstance(plans, list) else [plans]:
+        if name not in known:
+            raise ConfigError(f"plans={name}: {suggest(str(name), known)}")
+    checked = (
+        compared_by_ranks(measured_runs(settings["path"])) if settings["path"] is not None else []
+    )
+    hardware = hardware_of(settings["topology"]["hardware"]) or default_hardware("cpu")
+    chosen = plans if isinstance(plans, list) else [plans]
+    with console.progress("planning, sizes", 2 * len(MODES) * len(ranks) * len(chosen)) as advance:
+        rows = scaled(
+            sorted(ranks),
+            chosen,
+            hardware,
+            build_rule(settings),
+            settings["weak_batch"],
+            advance,
+        )
+    if settings["format"] == "json":
+        console.emit_document({"rows": rows, "checked": checked})
+        return
+    columns = [
+        console.Column("growth", "growth"),
+        console.Column("plan", "plan"),
+        console.Column("mode", "mode"),
+        console.Column("ranks", "ranks"),
+        console.Column("step_ms", "step\nms", ",.2f"),
+        console.Column("efficiency", "effi-\nciency", ".0%"),
+        console.Column("bytes_per_rank", "GB a\nrank", ",.1f", 1e9),
+        console.Column("sent_per_rank", "MB sent\na rank", ",.1f", 1e6),
+        console.Column("least_sent_per_rank", "at\nleast", ",.1f", 1e6),
+    ]
+    console.print_table(rows, columns, title=f"MLPerf's tables on {hardware.name}; -: no room")
+    _tell_checked(checked, hardware.name)
+    if settings["out"]:
+        from recapp.reporting.scale_figure import draw_scale
+
+        for path in draw_scale(rows, Path(settings["out"])):
+            console.note(f"written {console.short_path(path)}")
+
+
+def _tell_checked(rows: list[Settings], hardware: str) -> None:
+    if not rows:
+        print("\nNot checked: recapp.train -m trainer.devices=1,2,4, then path=SWEEP here")
+        return
+    columns = [
+        console.Column("plan", "plan"),
+        console.Column("ranks", "ranks"),
+        console.Column("batch_per_rank", "batch a\nrank", ","),
+        console.Column("step_ms", "step\nms", ",.2f"),
+        console.Column("predicted_step_ms", "pre-\ndicted", ",.2f"),
+        console.Column("step_error", "error", "+.0%"),
+        console.Column("sent_per_rank", "MB sent\na rank", ",.3f", 1e6),
+        console.Column("predicted_sent_per_rank", "pre-\ndicted", ",.3f", 1e6),
+        console.Column("sent_error", "error", "+.1%"),
+    ]
+    print()
+    console.print_table(rows, columns, title="Checked against runs: measured and predicted")
+    others = sorted({r["hardware"] for r in rows} - {hardware})
+    if others:
+        print(
+            fill(
+                f"The runs' predictions are priced for {', '.join(others)}; "
+                "topology.hardware=FILE in training takes what growth is "
+                "priced with.",
+                get_terminal_size((80, 24)).columns,
+            )
+        )

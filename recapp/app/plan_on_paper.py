@@ -1,0 +1,115 @@
+"""The verbs of `recapp.plan` that need no run: a plan explained, compared, written to a file."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recapp import console
+from recapp.app.chosen_options import option_settings
+from recapp.app.command import Job
+from recapp.app.planning_problem import best_plan, build_plan, made_for, planning_problem
+from recapp.errors import ConfigError, suggest
+from recapp.planner.explain import explained
+from recapp.planner.problem import PlanningProblem
+from recapp.planner.tell import difference, tell, tell_difference
+from recapp.settings.option_files import Folders, options
+from recapp.sharding.hugectr import hugectr_json
+from recapp.sharding.plan_file import plan_to_yaml
+from recapp.sharding.sharding_plan import ShardingPlan
+
+Settings = dict[str, Any]
+BEST = "best"
+"""The planner's own plan, where a name is asked for."""
+
+
+def explain(settings: Settings, job: Job) -> None:
+    """Print a plan: what lies where, what it costs; with `out` draw it."""
+    problem = planning_problem(settings)
+    plan, bound = chosen_plan(settings, problem)
+    told = explained(plan, problem, lower_bound_seconds=bound)
+    if settings["format"] == "json":
+        console.emit_document(told)
+    else:
+        tell(told)
+    if settings["out"]:
+        from recapp.reporting.plan_figures import draw_plan
+        from recapp.reporting.plan_page import plan_page
+
+        folder = Path(settings["out"])
+        for path in [*draw_plan(told, folder), plan_page(told, folder / "plan.html")]:
+            console.note(f"written {console.short_path(path)}")
+
+
+def compare(settings: Settings, job: Job) -> None:
+    """Print two plans side by side."""
+    problem = planning_problem(settings)
+    plans = (
+        chosen_plan(plan_named(settings, name, job.folders), problem)[0]
+        for name in (settings["a"], settings["b"])
+    )
+    a, b = (explained(plan, problem, alternatives=False) for plan in plans)
+    rows = difference(a, b)
+    if settings["format"] == "json":
+        console.emit(rows, "json")
+    else:
+        tell_difference(a, b, rows)
+
+
+def export(settings: Settings, job: Job) -> None:
+    """Print the plan as a file, or write it to `path`."""
+    problem = planning_problem(settings)
+    plan, _ = chosen_plan(settings, problem)
+    plan = replace(plan, made_for=made_for(plan, problem))
+    text = hugectr_json(plan, problem.tables) if settings["as"] == "hugectr" else plan_to_yaml(plan)
+    if settings["path"] is None:
+        print(text.rstrip("\n"))
+        return
+    path = Path(settings["path"])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.rstrip("\n") + "\n")
+    except OSError as error:
+        raise ConfigError(f"path={path}: cannot be written ({error.strerror})") from error
+    console.note(f"written {console.short_path(path)}")
+
+
+def plan_named(settings: Settings, name: str | None, folders: Folders = ()) -> Settings:
+    """Return the settings with another plan.
+
+    Args:
+        settings: Those of `recapp.plan`.
+        name: An option of the group `plan`, a file, or `best`, the planner's own.
+        folders: Where options are looked for beside recapp's own.
+
+    Raises:
+        ConfigError: No name, or one that is none of these.
+    """
+    if name is None:
+        raise ConfigError(
+            "a and b must be given: names of plans, files, or best: a=mixed b=row_wise"
+        )
+    if name == BEST:
+        return {k: v for k, v in settings.items() if k != "plan"}
+    if Path(name).suffix in (".yaml", ".yml", ".json"):
+        return settings | {"plan": {"path": str(Path(name).absolute())}}
+    known = [option for option in options("plan", folders) if option != "file"]
+    if name not in known:
+        raise ConfigError(
+            f"plan {name}: neither a file nor a plan of conf/plan; {suggest(name, [*known, BEST])}"
+        )
+    return settings | {"plan": option_settings("plan", name, folders)}
+
+
+def chosen_plan(settings: Settings, problem: PlanningProblem) -> tuple[ShardingPlan, float | None]:
+    """Return the plan that the settings ask for, and the lower bound of a step in seconds where the
+    planner has looked for one.
+    """
+    plan = settings.get("plan") or {}
+    if "path" in plan or "rules" in plan:
+        return build_plan(settings, problem), None
+    with console.progress(
+        f"planning {len(problem.tables):,} tables on {problem.topology.world_size:,} ranks", 1
+    ) as advance:
+        outcome = best_plan(settings, problem)
+        advance(1)
+    return outcome.plan, outcome.lower_bound_seconds

@@ -1,0 +1,81 @@
+"""The process of a rank before its run and after it: memory, precision, what libraries say."""
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from recapp.processes.rank_environment import rank_info
+from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
+from recapp.processes.stopping import Stopped, disregard_signals
+
+
+def prepare_process(settings: Mapping[str, Any]) -> None:
+    """Load torch and Lightning, and set what has to be set before a run begins.
+
+    Args:
+        settings: Of the run.
+    """
+    # before torch: else sums depend on how busy the machine is, and one seed gives two runs
+    os.environ.setdefault("MKL_DYNAMIC", "FALSE")
+    with loading():
+        import torch
+
+        from recapp.app import build_trainer  # noqa: F401  (what the rest needs)
+        from recapp.processes.process_memory import keep_freed_memory
+
+        # after Lightning: it sets its loggers' levels when it is imported
+        silence_lightning(profiles="profiler" in settings["trainer"])
+    freeze_loaded_objects()
+    if settings["engine"]["keep_freed_memory"]:
+        keep_freed_memory()
+    torch.set_float32_matmul_precision("high")
+
+
+def silence_lightning(*, profiles: bool) -> None:
+    """Silence what Lightning says to people who write loops, not to those who run this command; the
+    report of a profiler stays.
+    """
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if profiles:
+        logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
+    # torch's, of a tree that Lightning walks
+    warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")
+
+
+def ranks_here() -> tuple[int, int]:
+    """Return the ranks on this host and the number of hosts, as whoever started the ranks says:
+    torch elastic, torchrun, srun, a person.
+    """
+    info = rank_info()
+    return (info.local_world, -(-info.world // info.local_world)) if info else (1, 1)
+
+
+def wants_bar(settings: Mapping[str, Any]) -> bool:
+    """Return whether a progress bar is shown: it wants a terminal; elsewhere there are lines."""
+    return (
+        bool(settings["trainer"]["enable_progress_bar"])
+        and sys.stderr.isatty()
+        and sys.stdout.isatty()
+    )
+
+
+def leave_ranks(stopped: Stopped | None) -> None:
+    """Leave the process group; after a signal wait for the others first, as whoever has started the
+    ranks ends them as soon as one has left.
+
+    Raises:
+        Stopped: The signal.
+    """
+    from recapp.transport.communicator import leave_process_group, wait_for_all
+
+    if stopped is not None:
+        disregard_signals()
+        wait_for_all()
+    leave_process_group()
+    if stopped is not None:
+        raise stopped

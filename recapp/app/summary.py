@@ -1,0 +1,125 @@
+"""What a run says when it has ended: on the terminal, and in `metrics.json`."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from recapp.console import note, print_table, short_path
+from recapp.errors import TrainingError
+from recapp.processes.stopping import Stopped
+from recapp.reporting.record import write_metrics
+
+SPLITS = {"val": "validation", "test": "test"}
+
+
+def report_end(
+    settings: Mapping[str, Any], measured: dict[str, Any], job_dir: Path, stopped: Stopped | None
+) -> None:
+    """Write `metrics.json` and print the summary; on rank 0.
+
+    Args:
+        settings: Of the run.
+        measured: What goes into `metrics.json`.
+        job_dir: The directory of the run.
+        stopped: The signal that has ended it before its time.
+
+    Raises:
+        TrainingError: The log loss is not a finite number.
+    """
+    split = settings.get("split", "val")
+    refuse_nan(measured, split)
+    metrics = write_metrics(measured, job_dir)
+    if undefined := [n for n in metrics.get("undefined", []) if n.startswith(f"{split}_")]:
+        note(
+            f"{', '.join(undefined)} cannot be computed: the {SPLITS[split]} rows are of one "
+            "class only; choose others with "
+            f"dataset.{'test_path' if split == 'test' else 'val_share or dataset.val_path'}"
+        )
+    if settings["format"] == "text":
+        print_summary(metrics, job_dir)
+    if stopped is not None:
+        note(f"to go on: python -m recapp.train ckpt_path={short_path(metrics['last_checkpoint'])}")
+
+
+def refuse_nan(metrics: Mapping[str, Any], split: str) -> None:
+    """Raise TrainingError where the log loss is not a finite number: of any rows it is one, if the
+    model's predictions are.
+    """
+    loss = metrics.get(f"{split}_log_loss")
+    if loss is not None and not math.isfinite(loss):
+        raise TrainingError(
+            f"the {SPLITS[split]} log loss is {loss}: either no row was looked at, or the model's "
+            "predictions are not "
+            "finite; lower optimizer.sparse.lr and optimizer.dense.lr"
+        )
+
+
+def print_summary(metrics: Mapping[str, Any], job_dir: Path) -> None:
+    """Print what a person wants to know at the end."""
+    split = metrics.get("split", "val")
+    shown = {
+        "AUC": "auc",
+        "log loss": "log_loss",
+        "normalised entropy": "normalized_entropy",
+        "calibration": "calibration",
+    }
+    rows = [
+        {
+            "what": f"{SPLITS[split]} {name}",
+            "value": "undefined"
+            if (value := metrics[f"{split}_{key}"]) is None
+            else f"{value:.5f}",
+        }
+        for name, key in shown.items()
+        if f"{split}_{key}" in metrics
+    ]
+    if metrics.get("hidden_model_auc"):
+        rows += [
+            {
+                "what": "AUC of the model that drew the labels",
+                "value": f"{metrics['hidden_model_auc']:.5f}",
+            }
+        ]
+    rows += [
+        {
+            "what": "plan",
+            "value": (
+                f"{metrics['plan']}, {metrics['ranks']} rank{'s' if metrics['ranks'] > 1 else ''}"
+            ),
+        }
+    ]
+    if metrics.get("samples_per_second"):
+        rows += [
+            {"what": "samples/s, all ranks", "value": f"{metrics['samples_per_second']:,.0f}"},
+            {"what": "step, median", "value": f"{metrics['step_ms']:.1f} ms"},
+        ]
+    hidden = {
+        key.removeprefix("hidden_share_"): share
+        for key, share in metrics.items()
+        if key.startswith("hidden_share_")
+    }
+    if hidden:
+        rows += [
+            {
+                "what": "exchange hidden",
+                "value": ", ".join(f"{phase} {share:.0%}" for phase, share in hidden.items()),
+            }
+        ]
+    if metrics.get("stopped"):
+        rows += [
+            {
+                "what": "stopped" if metrics["status"] == "stopped" else "stopped early",
+                "value": metrics["stopped"],
+            }
+        ]
+    behind = metrics.get("checkpoint_step")
+    steps = metrics.get("steps")
+    of = f" (step {behind} of {steps})" if behind != steps else ""
+    print()
+    print_table(rows, title="Summary")
+    print(
+        f"\ncheckpoint  {short_path(metrics['checkpoint'])}{of}\nmetrics     "
+        f"{short_path(job_dir / 'metrics.json')}",
+        flush=True,
+    )

@@ -1,0 +1,90 @@
+"""What a sweep leaves and says while its jobs run: `comparison.csv`, a table, the report at the
+end.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recapp import console
+from recapp.app.command import Job
+from recapp.reporting import comparison
+
+
+class SweepProgress:
+    """The jobs of a sweep so far; of a single run there are none, and nothing is written."""
+
+    def __init__(self) -> None:
+        self.format = "text"
+        self.directory: Path | None = None
+        # of this sweep: an earlier one in the same directory may have had more
+        self.jobs: list[Path] = []
+        self.compared: list[dict[str, Any]] = []
+
+    def job_begins(self, job: Job, format: str) -> None:
+        """List a job as running."""
+        self.format = format
+        if job.sweep is not None:
+            self.jobs.append(job.directory)
+            keep_comparison(comparison.compare(job.sweep, self.jobs, running=True), job.sweep)
+
+    def job_ended(self, job: Job) -> None:
+        """Write how a job ended, and print the jobs so far."""
+        self.directory = job.sweep
+        if job.sweep is None:
+            return
+        if job.directory not in self.jobs:  # its settings were refused before it began
+            self.jobs.append(job.directory)
+        self.compared = comparison.compare(job.sweep, self.jobs)
+        keep_comparison(self.compared, job.sweep)
+        if self.format == "text":
+            print_comparison(self.compared, job.sweep)
+
+    def report(self) -> None:
+        """Write the report of the sweep."""
+        if self.directory is not None:
+            write_report_of(self.directory)
+
+    def emit(self) -> None:
+        """Print the records of all jobs, where standard output carries a document."""
+        if self.compared and self.format == "json":
+            console.emit(self.compared, self.format)
+
+
+def keep_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
+    """Write the table of the jobs so far into the sweep's directory; a full disk is a remark."""
+    path = sweep / comparison.COMPARISON_FILE
+    try:
+        comparison.write_csv(compared, path)
+    except OSError as error:
+        console.note(f"no {console.short_path(path)}: {error.strerror}")
+
+
+def write_report_of(sweep: Path) -> None:
+    """Write the sweep's report beside its comparison, which does not depend on it: a full disk is
+    a remark.
+    """
+    from recapp.reporting.sweep_report import REPORT_FILE, write_report
+
+    try:
+        write_report(sweep)
+        console.note(f"report {console.short_path(sweep / REPORT_FILE)}")
+    except OSError as error:
+        console.note(
+            f"no report: {error.filename}: {error.strerror}; python -m recapp.report "
+            f"path={console.short_path(sweep)} makes it"
+        )
+
+
+def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
+    """Print the jobs of a sweep so far. Why one failed was said when it did, and stands in
+    `comparison.csv`.
+    """
+    print()
+    console.print_table(
+        comparison.lines_of_table(compared),
+        comparison.TABLE,
+        title=console.short_path(sweep / comparison.COMPARISON_FILE),
+    )
+    sys.stdout.flush()

@@ -1,0 +1,57 @@
+"""The rows of a source in file order, chunk by chunk: Parquet to Arrow, Arrow to arrays.
+
+Benchmarks time these two steps by themselves, and whatever looks at the first rows of a data set
+before training reads them so. Training reads shuffled batches: see `BatchStream`.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from recapp.dataset.collate import Collate, SourceRows
+from recapp.dataset.parquet import DataFile, chunks, read_footer
+from recapp.dataset.rows import Rows
+from recapp.dataset.schema import Schema
+from recapp.dataset.source import Source
+
+
+def parquet_bytes(source: Source) -> int:
+    """Return the bytes on disk of the columns that are read, over the row groups of a source."""
+    total = 0
+    for number, row_group in sorted({(s.file, s.row_group) for s in source.segments}):
+        file = source.files[number]
+        group = read_footer(file.path, file.stamp).row_group(row_group)
+        wanted = set(file.columns.values())
+        columns = [group.column(i) for i in range(group.num_columns)]
+        total += sum(
+            c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted
+        )
+    return total
+
+
+def arrow_chunks(source: Source) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
+    """Yield the rows of a source as Arrow has them: decompressed, nothing converted.
+
+    Yields:
+        The file, the number of a chunk's first row in it, and the chunk.
+    """
+    for number, row_group, first, rows in source.segments:
+        file = source.files[number]
+        for begin, chunk in chunks(file, row_group, first + rows):
+            skipped = max(first - begin, 0)
+            if skipped < chunk.num_rows:
+                yield (
+                    file,
+                    file.starts[row_group] + begin + skipped,
+                    chunk.slice(skipped, first + rows - begin - skipped),
+                )
+
+
+def decoded_chunks(source: Source, schema: Schema, transform: str = "log1p") -> Iterator[Rows]:
+    """Yield the rows of a source as arrays of ids, numbers and labels, checked and transformed."""
+    collate = Collate(schema, source.bags, transform)
+    for file, first, chunk in arrow_chunks(source):
+        yield collate.rows(
+            chunk, file.columns, SourceRows(file.path, first + np.arange(chunk.num_rows))
+        )

@@ -1,0 +1,226 @@
+"""The update that is fused into backward: touched rows are changed where their gradients arrive, so
+no gradient tensor of a table ever exists.
+
+A step may look up several batches. Their gradients come back one lookup at a time, and each row is
+to be updated once per step, with the sum: so what one lookup brings is set aside, summed per row,
+until the last lookup of the step has come back.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recapp.engine.row_statistics import RowPieces
+from recapp.engine.state import EngineState
+from recapp.errors import ConfigError
+from recapp.kernels.links import Links, Scratch, offset_dtype
+from recapp.optim.rules import RowRule
+
+
+class RowGradients(NamedTuple):
+    """The touched rows of a group's store and where their gradients stand.
+
+    Args:
+        row_U: Distinct rows, as the layout numbers them.
+        links: The sparse matrix that sums a flat buffer of gradients to one gradient per row.
+        pieces: Which piece of a table each row belongs to, where strips of a row exchange
+            statistics; else None.
+    """
+
+    row_U: Tensor
+    links: Links
+    pieces: RowPieces | None = None
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+class FusedUpdate:
+    """Updates the touched rows of a collection, once per step.
+
+    Args:
+        state: Of the collection.
+        rule: Optimiser of the rows; None where they are only read.
+
+    `updates` counts the updates so far; a checkpoint keeps it. `before_first_update` is called
+    before the first one: whoever has something to say puts a function there. `param_group` carries
+    the live learning rate; the optimiser object holds the same dict, so schedules reach the tables
+    as they reach any parameter.
+    """
+
+    def __init__(self, state: EngineState, rule: RowRule | None) -> None:
+        self.state = state
+        self.rule = rule
+        self.updates = 0
+        self.before_first_update: Callable[[], None] = _nothing
+        self._param_group: dict[str, Any] = (
+            {} if rule is None else {"params": [], "lr": rule.lr, "name": f"sparse/{rule.name}"}
+        )
+        self._in_flight: weakref.WeakSet[object] = weakref.WeakSet()
+        self._waiting: list[list[tuple[Tensor, Tensor]]] = []
+        self._scratch_G = [Scratch() for _ in state.stores]
+
+    @property
+    def param_group(self) -> dict[str, Any]:
+        """Return the param group of the tables.
+
+        Raises:
+            ConfigError: The tables are read-only.
+        """
+        self._trained()
+        return self._param_group
+
+    def expect(self, lookup: object) -> None:
+        """Count a lookup in until its gradients come, or until nobody refers to it any more.
+
+        Args:
+            lookup: Any object that lives as long as the graph of the lookup; `take` is called with
+                the same one.
+        """
+        self._in_flight.add(lookup)
+
+    def take(
+        self, lookup: object, gradients: Tensor, row_gradients_G: Sequence[RowGradients]
+    ) -> None:
+        """Take the gradients of one lookup; update once the last lookup of this step is back.
+
+        Args:
+            lookup: As of `expect`.
+            gradients: Flat buffer of all groups' gradients; used before this returns.
+            row_gradients_G: Of each group.
+
+        Raises:
+            ConfigError: The tables are read-only.
+        """
+        self._in_flight.discard(lookup)
+        if not self._in_flight and not self._waiting:
+            self._update([gradients] * len(row_gradients_G), row_gradients_G)
+            return
+        self._waiting.append(
+            [self._set_aside(g, gradients, x) for g, x in enumerate(row_gradients_G)]
+        )
+        if not self._in_flight:
+            self.finish_step()
+
+    @torch.no_grad()
+    def finish_step(self) -> None:
+        """Update with gradients that still wait for another lookup of their step, which had no part
+        in the loss.
+
+        The output of such a lookup may be held for ever, and on some ranks only: so the next
+        lookup or reading of the rows ends a step for certain.
+        """
+        if self._waiting:
+            waiting = self._waiting
+            self._waiting = []
+            merged = [
+                self._merged(g, [lookup[g] for lookup in waiting])
+                for g in range(len(self.state.stores))
+            ]
+            self._update([gradients for gradients, _ in merged], [x for _, x in merged])
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Yield the memory that stays between updates."""
+        for scratch in self._scratch_G:
+            yield from scratch.tensors()
+
+    def _trained(self) -> RowRule:
+        """Return the rule, or raise where there is none."""
+        if self.rule is None:
+            names = ", ".join(t.name for t in self.state.layout.tables[:3])
+            raise ConfigError(
+                f"tables {names}...: they are read-only (rule=None) and have neither updates nor a "
+                "learning rate: look them up under torch.no_grad(), or shard them with a rule of "
+                "recapp/optim/rules.py"
+            )
+        return self.rule
+
+    @torch.no_grad()
+    def _update(
+        self, gradients_G: Sequence[Tensor], row_gradients_G: Sequence[RowGradients]
+    ) -> None:
+        """Update every touched row once, with gradients of one flat buffer per group."""
+        state = self.state
+        rule = self._trained()
+        if not self.updates:
+            self.before_first_update()
+        self.updates += 1
+        lr = float(self._param_group["lr"])
+        lr = rule.rate(lr, self.updates) if rule.rate else lr
+        means_G: Sequence[Tensor | None] = [None] * len(row_gradients_G)
+        if state.row_statistics:
+            gradients_G, row_gradients_G = self._summed_once(gradients_G, row_gradients_G)
+            means_G = self._mean_squares(gradients_G, row_gradients_G)
+        for store, gradients, (row_U, links, _), mean_U in zip(
+            state.stores, gradients_G, row_gradients_G, means_G, strict=True
+        ):
+            store.update(gradients, links, store.locate(row_U), mean_U, lr)
+
+    def _mean_squares(
+        self, gradients_G: Sequence[Tensor], row_gradients_G: Sequence[RowGradients]
+    ) -> list[Tensor]:
+        """Return the mean square of every touched row's gradient over the whole table row."""
+        state = self.state
+        statistics = state.row_statistics
+        assert statistics is not None
+        pieces_G = [x.pieces or statistics.find(g, x.row_U) for g, x in enumerate(row_gradients_G)]
+        squares_G = [
+            state.backend.square_sums(gradients, store.width, x.links, state.dtype)
+            for store, gradients, x in zip(state.stores, gradients_G, row_gradients_G, strict=True)
+        ]
+        return statistics.mean_squares(pieces_G, squares_G, state.dtype)
+
+    def _summed_once(
+        self, gradients_G: Sequence[Tensor], row_gradients_G: Sequence[RowGradients]
+    ) -> tuple[list[Tensor], list[RowGradients]]:
+        """Sum every touched row's gradient once and for all: it is read twice, for its squares and
+        for the update.
+        """
+        state = self.state
+        summed_G = []
+        read_G = []
+        for store, scratch, gradients, x in zip(
+            state.stores, self._scratch_G, gradients_G, row_gradients_G, strict=True
+        ):
+            n = x.links.bags
+            flat = (
+                scratch("summed", n * store.width, state.dtype)
+                if gradients.device.type == "cpu"
+                else gradients.new_empty(n * store.width)
+            )
+            state.backend.pool(gradients, 1, store.width, x.links, flat, state.dtype)
+            number = torch.arange(n + 1, dtype=torch.int32, device=gradients.device)
+            summed_G.append(flat)
+            links = Links(number[:n] * store.width, number, None, None, n)
+            read_G.append(x._replace(links=links))
+        return summed_G, read_G
+
+    def _set_aside(self, group: int, gradients: Tensor, x: RowGradients) -> tuple[Tensor, Tensor]:
+        """Return the rows of one lookup and their summed gradients side by side, in memory of their
+        own.
+        """
+        state = self.state
+        width = state.stores[group].width
+        summed = torch.empty(x.links.bags * width, dtype=state.dtype, device=gradients.device)
+        state.backend.pool(gradients, 1, width, x.links, summed, state.dtype)
+        return x.row_U.clone(), summed
+
+    def _merged(
+        self, group: int, parts: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, RowGradients]:
+        """Bring together what several lookups of one step have set aside: a row's gradients are
+        added in the order in which the lookups came back.
+        """
+        store = self.state.stores[group]
+        row_N = torch.cat([row_U for row_U, _ in parts])
+        gradients = torch.cat([summed for _, summed in parts])
+        at_N = (store.width * torch.arange(len(row_N), device=row_N.device)).to(
+            offset_dtype(gradients.numel())
+        )
+        asked = Links(row_N, None, None, at_N, len(row_N))
+        grouped = self.state.backend.group_rows(store.rows, asked, self._scratch_G[group])
+        return gradients, RowGradients(*grouped)

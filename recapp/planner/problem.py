@@ -1,0 +1,111 @@
+"""What a plan is made for: tables, ranks, batches, optimiser, ids and the rest of the model.
+
+    settings, or what ranks find at start -> PlanningProblem -> planner, prices, reports
+
+The prices themselves stand in `recapp/planner/cost.py`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import nn
+
+from recapp.optim.rules import RowRule
+from recapp.planner.hardware import Hardware
+from recapp.planner.topology import Topology
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import collections_in
+from recapp.tables.statistics import TableStatistics, default_statistics
+
+NUMBER_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Dense:
+    """The part of the model that is not sharded.
+
+    Args:
+        flops: Operations of a sample's forward and backward.
+        bytes: Bytes of its gradients, which all ranks sum.
+        vector_bytes: Bytes of a sample's pooled vectors, which it reads forward and backward and
+            answers with as many gradients.
+    """
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    vector_bytes: float = 0.0
+
+
+def dense_of(module: nn.Module) -> Dense:
+    """Return the costs of the dense part of any model: two operations for each weight and sample
+    forward and four backward, as linear layers do.
+
+    A module that multiplies more than its weights says how much by `flops_per_sample()`, as a DLRM
+    does of its interaction.
+    """
+    inside = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
+    weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
+    more = sum(m.flops_per_sample() for m in module.modules() if hasattr(m, "flops_per_sample"))  # type: ignore[operator]
+    width = sum(x.dim for _, collection in collections_in(module) for x in collection.lookups)
+    return Dense(6.0 * weights + more, NUMBER_BYTES * float(weights), NUMBER_BYTES * float(width))
+
+
+@dataclass(frozen=True)
+class PlanningProblem:
+    """What a plan is made for, and what plans are compared by.
+
+    Args:
+        tables: The tables of the model.
+        topology: The ranks; its hardware prices the work.
+        batch_per_rank: Samples of a rank's training batch, B.
+        rule: What happens to touched rows; None prices serving, which has no backward.
+        statistics: Of the ids of each table, by its name; a table that is not there gets
+            `default_statistics`.
+        dense: The part of the model that is not sharded.
+        payload_bytes: The bytes of a number of a vector or gradient that travels.
+        val_batch_per_rank: Samples of a rank's validation batch, which takes memory and is no part
+            of a step; 0 for no validation.
+        look_ahead: Training batches whose ids are exchanged before their turn, which take memory.
+    """
+
+    tables: Sequence[EmbeddingBagConfig]
+    topology: Topology
+    batch_per_rank: int = 1024
+    rule: RowRule | None = None
+    statistics: Mapping[str, TableStatistics] = field(default_factory=dict)
+    dense: Dense = Dense()
+    payload_bytes: int = NUMBER_BYTES
+    val_batch_per_rank: int = 0
+    look_ahead: int = 1
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """Return what work costs on these ranks."""
+        return self.topology.costs
+
+    @cached_property
+    def seconds_per_byte(self) -> tuple[float, float]:
+        """Return the seconds that a byte asked by each home costs the busiest rank: inside its
+        host, and beyond it.
+        """
+        topology = self.topology
+        links = self.hardware.all_to_all
+        W = topology.world_size
+        mates = topology.ranks_per_host
+        hosts = topology.hosts
+        near = (
+            (links["host"].seconds(mates, 1e9) - links["host"].seconds(mates, 0)) / 1e9
+            if mates > 1
+            else 0.0
+        )
+        far = (
+            (links["network"].seconds(hosts, 1e9) - links["network"].seconds(hosts, 0)) / 1e9
+            if hosts > 1
+            else 0.0
+        )
+        return float(near * (mates - 1)), float(far * (W - mates))
+
+    def of(self, table: EmbeddingBagConfig) -> TableStatistics:
+        """Return the id statistics of a table."""
+        return self.statistics.get(table.name) or default_statistics(table)

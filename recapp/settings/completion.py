@@ -1,0 +1,73 @@
+"""What may follow in a command line: candidates for the shell's completion.
+
+    recapp tr                       train
+    recapp train tra                trainer=  trainer.devices=  trainer.max_steps=  ...
+    recapp train model=             model=dlrm
+    recapp train +plan=             +plan=mixed  +plan=row_wise  ...
+
+Nothing heavy is imported for it: a shell asks at every press of the key.
+"""
+
+from collections.abc import Iterable
+
+from recapp.settings.check_settings import names_of
+from recapp.settings.option_files import is_group, named_folders, options
+from recapp.settings.primaries import VERBS
+
+ADDED = "+plan="  # the group of which nothing is chosen by default
+
+_SCRIPT = """\
+_recapp_complete() {
+    local IFS=$'\\n'
+    COMPREPLY=($(recapp --complete "${COMP_LINE:0:COMP_POINT}" 2>/dev/null))
+}
+complete -o nospace -F _recapp_complete recapp"""
+
+SHELLS = {
+    "bash": _SCRIPT,
+    "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{_SCRIPT}",
+}
+
+
+def shell_script(shell: str) -> str:
+    """Return what a shell has to evaluate so that it completes recapp's command lines.
+
+    Args:
+        shell: "bash" or "zsh"; for others the result is empty.
+    """
+    return SHELLS.get(shell, "")
+
+
+def candidates(line: str, commands: Iterable[str]) -> list[str]:
+    """List what the last word of a command line may become.
+
+    Args:
+        line: The line up to the cursor, `recapp` included.
+        commands: The names of all commands.
+
+    Returns:
+        Whole words, without what stands before their last `=`: shells take that for a word of its
+        own. A word that is finished ends in a blank, a setting in `=`.
+    """
+    _, *words = line.split()
+    last = "" if line.endswith(" ") or not words else words.pop()
+    if not words:
+        return [f"{name} " for name in commands if name.startswith(last)]
+    command, *behind = words
+    verbs = VERBS.get(command, ())
+    if verbs and not set(verbs) & set(behind):
+        return [f"{verb} " for verb in verbs if verb.startswith(last)]
+    if command not in commands:
+        return []
+    return _settings(command, last, line)
+
+
+def _settings(command: str, last: str, line: str) -> list[str]:
+    folders = named_folders(line.split())
+    name, equals, begun = last.partition("=")
+    group = name.lstrip("+")
+    if equals:
+        known = options(group, folders) if is_group(group, folders) else []
+        return [f"{option} " for option in known if option.startswith(begun)]
+    names = [ADDED, *(f"{name}=" for name in names_of(command))]
+    return [name for name in names if name.startswith(last)]

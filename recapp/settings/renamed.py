@@ -1,0 +1,82 @@
+"""Names that earlier versions of recapp gave to settings and to constructors.
+
+    in a checkpoint or resolved.yaml    trainer: {look_ahead: 2}    read as engine: {look_ahead: 2}
+    on the command line, in conf/       trainer.look_ahead=2        refused, and the new name said
+
+Stored settings are read under their new names before anything else looks at them.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+SETTINGS = {
+    "launch.keep_freed_memory": "engine.keep_freed_memory",
+    "topology.backend": "engine.backend",
+    "topology.payload": "engine.payload",
+    "topology.transport": "engine.transport",
+    "trainer.compile": "engine.compile",
+    "trainer.look_ahead": "engine.look_ahead",
+}
+"""The new name of each setting that had another one."""
+
+MODULES = {"recapp.trainer.performance": "recapp.trainer.performance_recorder"}
+"""The new name of each module that had another one and holds what a `_target_` may name."""
+
+
+def new_name(name: str, known: Collection[str]) -> str | None:
+    """Return the name that a setting has today, or None where it never had another one.
+
+    Args:
+        name: The setting, dotted.
+        known: The settings of the command, dotted. A command without the new name's group may have
+            the setting itself: `recapp.bench` has `keep_freed_memory`.
+    """
+    new = SETTINGS.get(name)
+    if new is None or name in known:
+        return None
+    return next((each for each in (new, new.partition(".")[2]) if each in known), None)
+
+
+def name_of_today(name: str) -> str:
+    """Return the name that a setting of a stored command line has today."""
+    return SETTINGS.get(name, name)
+
+
+def with_names_of_today(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored settings under the names that settings and constructors have today.
+
+    Args:
+        stored: Plain settings of a checkpoint or of `resolved.yaml`, in which anything may stand.
+            They are left as they are.
+    """
+    settings = {key: _with_new_targets(value) for key, value in stored.items()}
+    for old, new in SETTINGS.items():
+        group, _, key = old.partition(".")
+        if isinstance(settings.get(group), dict) and key in settings[group]:
+            _move(settings, settings[group].pop(key), new)
+    return settings
+
+
+def _move(settings: dict[str, Any], value: Any, name: str) -> None:
+    """Set a setting that is not there yet; the option of a group that was not there is its
+    default.
+    """
+    group, _, key = name.partition(".")
+    if group not in settings and isinstance(settings.get("choices"), dict):
+        settings["choices"].setdefault(group, "default")
+    home = settings.setdefault(group, {})
+    if isinstance(home, dict):
+        home.setdefault(key, value)
+
+
+def _with_new_targets(value: Any) -> Any:
+    """Return a copy in which every `_target_` has the name of today."""
+    if isinstance(value, list):
+        return [_with_new_targets(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: _with_new_targets(item) for key, item in value.items()}
+    if isinstance(target := made.get("_target_"), str):
+        module, _, name = target.rpartition(".")
+        made["_target_"] = f"{MODULES.get(module, module)}.{name}" if module else target
+    return made

@@ -1,0 +1,64 @@
+"""What recapp uses of a LightningDataModule beyond Lightning's own methods.
+
+A data module that has none of it trains all the same: the planner then assumes the ids, open modes
+are `unique`, and a checkpoint holds no position in the data.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from lightning.pytorch import Trainer
+
+from recapp.sparse.batch import Batch
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.statistics import TableStatistics
+
+
+@runtime_checkable
+class ProvidesStatistics(Protocol):
+    """Data that can be looked at before training, once `setup("fit")` was called."""
+
+    def statistics(self, tables: Sequence[EmbeddingBagConfig]) -> Mapping[str, TableStatistics]:
+        """Return the id statistics of the tables, by table."""
+
+    def sample(self, batches: int) -> Sequence[Batch]:
+        """Return this rank's first training batches."""
+
+
+@dataclass
+class Position:
+    """How far training has come: batches trained in an epoch."""
+
+    epoch: int = 0
+    batches: int = 0
+
+
+@runtime_checkable
+class KeepsPosition(Protocol):
+    """Data in which training can go on where a checkpoint was saved.
+
+    Args:
+        position: How far training has come; written after every step.
+    """
+
+    position: Position
+
+    @property
+    def batch_size(self) -> int:
+        """Return the rows of a training batch, all ranks together."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as a checkpoint keeps it: `epoch`, `batches`, `batch_size`."""
+
+    def reading(self) -> dict[str, Any]:
+        """Return how text becomes ids, as a checkpoint keeps it."""
+
+    def check_ids(self, checkpoint: str | Path) -> None:
+        """Refuse a checkpoint in whose training text became other ids."""
+
+
+def datamodule_of(trainer: Trainer) -> Any:
+    """Return the LightningDataModule of a trainer, None where it has loaders alone."""
+    return getattr(trainer, "datamodule", None)

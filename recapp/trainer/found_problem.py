@@ -1,0 +1,74 @@
+"""What the ranks of a run find where they are started: hosts, devices, memory, ids of the data.
+
+Comm, device                     -> a record for each rank -> Topology
+module, Topology, rule, data     -> PlanningProblem
+"""
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
+
+from recapp.optim.rules import RowRule
+from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
+from recapp.planner.problem import PlanningProblem, dense_of
+from recapp.planner.topology import Topology
+from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.lookups import embedding_tables
+from recapp.tables.statistics import TableStatistics
+from recapp.trainer.data_protocols import ProvidesStatistics, datamodule_of
+from recapp.transport.communicator import Comm
+
+
+def found_ranks(comm: Comm, device: torch.device, memory_bytes: int | None) -> list[dict[str, Any]]:
+    """Return `host`, `host_id`, `device`, `backend` and `free_bytes` of every rank; each of them
+    calls it.
+
+    Args:
+        comm: The ranks.
+        device: The device of this rank.
+        memory_bytes: What this rank may use; None takes what is free.
+    """
+    here = {
+        "host": socket.gethostname(),
+        "host_id": host_id(),
+        "device": str(device),
+        "backend": dist.get_backend(comm.group),
+    }
+    pools_W = comm.gather(memory_pools(device))
+    free = memory_bytes if memory_bytes is not None else free_memory_bytes(pools_W)[comm.rank]
+    return comm.gather(here | {"free_bytes": free})
+
+
+def found_problem(module: LightningModule, topology: Topology, rule: RowRule) -> PlanningProblem:
+    """Return what rank 0 knows of the problem when the plan is made; batch sizes are left at their
+    defaults.
+
+    Ids are looked at where there is something to train on several ranks.
+    """
+    tables = embedding_tables(module)
+    data = _data_to_look_at(module, topology.world_size) if tables else None
+    statistics: Mapping[str, TableStatistics] = {} if data is None else data.statistics(tables)
+    return PlanningProblem(
+        tables, topology, rule=rule, statistics=statistics, dense=dense_of(module)
+    )
+
+
+def with_counted_modes(module: LightningModule, plan: ShardingPlan) -> ShardingPlan:
+    """Return the plan with its open modes decided by what they exchange in the first training
+    batches; as it is where there are none to look at.
+    """
+    data = _data_to_look_at(module, plan.world_size)
+    batches = [] if data is None else [batch.sparse for batch in data.sample(SAMPLE_BATCHES)]
+    return decide_modes(embedding_tables(module), plan, batches) if batches else plan
+
+
+def _data_to_look_at(module: LightningModule, world: int) -> ProvidesStatistics | None:
+    data = datamodule_of(module.trainer)
+    fitting = module.trainer.state.fn == TrainerFn.FITTING
+    return data if world > 1 and fitting and isinstance(data, ProvidesStatistics) else None

@@ -1,0 +1,197 @@
+"""Tables in 8 and 4 bits behind the sharded collection: under every plan what one process computes
+from the quantised rows, and nothing that trains.
+"""
+
+from itertools import product
+
+import pytest
+import torch
+from engine.engine_cases import KINDS, RULES, batch_of, make_plan, make_tables
+
+from recapp.engine.held_memory import held_bytes
+from recapp.engine.quantised_store import QuantisedStore, quantised
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.errors import ConfigError
+from recapp.kernels.quantised import dequantise, quantise
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.transport.communicator import Comm
+
+SEED = 4
+DIMS = (16, 5, 12)  # an odd width, so that 4 bits leave half a byte
+
+
+def tables_of(pooling):
+    return make_tables(dims=DIMS, pooling=pooling)
+
+
+def trained(comm, tables, kind, mode, backend):
+    plan = make_plan(kind, tables, comm.world, mode=mode, column_width=3)
+    return ShardedEmbeddingBagCollection(tables, plan, comm, RULES["adam"], SEED, backend)
+
+
+def oracle_of(tables, plan, world, bits, dtype):
+    """The unsharded collection, each rectangle of its tables rounded to a few bits and back."""
+    oracle = EmbeddingBagCollection(tables, seed=SEED)
+    for t in tables:
+        weight_RD = oracle.weight(t.name).detach()
+        for shard in plan.tables[t.name].cells(t, world):
+            if shard.rows:
+                rows = slice(shard.rows.start, shard.rows.stop)
+                cols = slice(shard.cols.start, shard.cols.stop)
+                packed = quantise(weight_RD[rows, cols], bits, dtype)
+                weight_RD[rows, cols] = dequantise(packed, torch.arange(len(shard.rows)))
+    return oracle
+
+
+def looked_up(comm, kind, mode, pooling, weighted, bits, dtype):
+    """Outputs of this rank with either backend, and the oracle's."""
+    tables = tables_of(pooling)
+    batch = batch_of(tables, 7, comm.rank, weighted=weighted)
+    found = []
+    for backend in ("torch", "numba"):
+        collection = trained(comm, tables, kind, mode, backend)
+        served = quantised(collection, bits, dtype)
+        calls = comm.calls
+        with torch.no_grad():
+            found.append(served(batch).values())
+        assert comm.calls == calls + 3
+    oracle = oracle_of(tables, collection.plan, comm.world, bits, dtype)
+    with torch.no_grad():
+        return *found, oracle(batch).values()
+
+
+CASES = list(
+    product(KINDS, [1, 2, 4], ["unique", "pooled"], ["sum", "mean"], [False, True], [8, 4])
+)
+CHOSEN = {
+    (kind, (1, 2, 4)[(i + n) % 3], *rest)
+    for i, kind in enumerate(KINDS)
+    for n, rest in enumerate(
+        [
+            ("unique", "sum", False, 8),
+            ("unique", "mean", True, 4),
+            ("pooled", "mean", False, 8),
+            ("pooled", "sum", True, 4),
+            ("unique", "sum", False, 4),
+        ]
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "mode", "pooling", "weighted", "bits"),
+    [c if c in CHOSEN else pytest.param(*c, marks=pytest.mark.full) for c in CASES],
+)
+def test_sharded_quantised_tables_are_the_unsharded_rounded_ones(
+    ranks, kind, world, mode, pooling, weighted, bits
+):
+    dtype = torch.float16 if world == 2 else torch.float32
+    for reference, compiled, oracle in ranks.run(
+        looked_up, world, kind, mode, pooling, weighted, bits, dtype
+    ):
+        if weighted or mode == "pooled":  # products may be fused there; owners' sums are added
+            torch.testing.assert_close(reference, oracle, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(compiled, reference, rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(reference, oracle) and torch.equal(compiled, oracle)
+
+
+def test_the_comparison_notices_rows_that_were_not_rounded():
+    tables = tables_of("sum")
+    collection = trained(Comm(), tables, "table_wise", "unique", "torch")
+    batch = batch_of(tables, 7, 0)
+    with torch.no_grad():
+        exact = collection(batch).values()
+        rounded = oracle_of(tables, collection.plan, 1, 4, torch.float32)(batch).values()
+    assert not torch.allclose(exact, rounded, rtol=1e-5, atol=1e-6)
+
+
+def stored(comm, kind, bits):
+    """Every stored tensor, whole, from the blocks of their owners, and how often each number was
+    written.
+    """
+    served = quantised(trained(comm, tables_of("sum"), kind, "unique", "torch"), bits)
+    here = [
+        (b.table, b.tensor, b.shape, b.rows, b.cols, b.data.clone())
+        for b in served.blocks()
+        if b.owner
+    ]
+    whole = {}
+    for table, tensor, shape, rows, cols, data in (b for held in comm.gather(here) for b in held):
+        _, times = whole.setdefault(
+            (table, tensor), (torch.zeros(shape, dtype=data.dtype), torch.zeros(shape))
+        )
+        part = (slice(rows.start, rows.stop), slice(cols.start, cols.stop))
+        assert data.shape == (len(rows), len(cols))
+        whole[table, tensor][0][part] = data
+        times[part] += 1
+    assert all(bool((times == 1).all()) for _, times in whole.values())
+    return {key: data for key, (data, _) in whole.items()}
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise", "data_parallel"])
+def test_blocks_tile_what_is_stored_and_are_what_quantise_makes(ranks, kind, bits):
+    oracle = EmbeddingBagCollection(tables_of("sum"), seed=SEED)
+    for whole in ranks.run(stored, 2, kind, bits):
+        for t in tables_of("sum"):
+            rows = quantise(oracle.weight(t.name).detach(), bits)
+            assert torch.equal(whole[t.name, f"packed{bits}"], rows.packed_RK)
+            assert torch.equal(whole[t.name, "scale"], rows.scale_R[:, None])
+            assert torch.equal(whole[t.name, "bias"], rows.bias_R[:, None])
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("kind", ["column_wise", "grid_shard"])
+def test_column_strips_pack_their_own_columns(ranks, kind, bits):
+    """Strips of three columns: two bytes of four bits, or three of eight, and a scale each."""
+    for whole in ranks.run(stored, 2, kind, bits):
+        for t, dim in zip(tables_of("sum"), DIMS, strict=True):
+            strips = [min(3, dim - first) for first in range(0, dim, 3)]
+            size = sum(strips) if bits == 8 else sum((n + 1) // 2 for n in strips)
+            assert whole[t.name, f"packed{bits}"].shape == (t.num_embeddings, size)
+            assert whole[t.name, "scale"].shape == (t.num_embeddings, len(strips))
+
+
+def made(bits=8):
+    return quantised(trained(Comm(), tables_of("sum"), "table_wise", "unique", "torch"), bits)
+
+
+def test_quantised_tables_are_read_only():
+    served = made()
+    values = served(batch_of(tables_of("sum"), 5, 0)).values()
+    with pytest.raises(ConfigError, match=r"tables t0, t1, t2\.\.\.: they are read-only"):
+        values.sum().backward()
+    store = served.store(0)
+    assert isinstance(store, QuantisedStore)
+    with pytest.raises(ConfigError, match="8 bits and are read-only: train the float tables"):
+        store.update(torch.zeros(1), None, torch.zeros(1), None, 0.1)
+    with pytest.raises(ConfigError, match="quantise a collection whose rows are floats"):
+        quantised(served, 4)
+
+
+def test_other_bits_are_refused():
+    with pytest.raises(ValueError, match="bits=3: rows are kept in 4 or 8 bits"):
+        made(bits=3)
+
+
+def test_a_quantised_collection_takes_its_bytes_and_no_place_in_a_state_dict():
+    served = made(bits=4)
+    packed = sum(t.num_embeddings * ((t.embedding_dim + 1) // 2 + 8) for t in tables_of("sum"))
+    held = held_bytes([served], torch.device("cpu"))
+    assert held["weights"] == packed and held["state"] == 0
+    assert served.state_dict() == {}
+    assert "4 bits, read-only" in repr(served)
+
+
+def test_updates_that_wait_are_in_the_quantised_rows():
+    """A step with a second lookup that is not differentiated has gradients set aside."""
+    tables = tables_of("sum")
+    collection = trained(Comm(), tables, "table_wise", "unique", "torch")
+    batch = batch_of(tables, 7, 1)
+    held = collection(batch).values()
+    collection(batch).values().sum().backward()
+    served = quantised(collection, 8)
+    with torch.no_grad():
+        close = torch.isclose(served(batch).values(), collection(batch).values(), atol=0.2)
+    assert close.all() and collection.updates == 1 and held.requires_grad

@@ -1,0 +1,189 @@
+"""Training steps on a GPU: nothing waits for the device but where sizes are read, and a stream for
+what is early changes no bit.
+"""
+
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from engine.engine_cases import Head, batch_of, make_plan, make_tables
+from parity.cases import RULES
+
+from recapp.benchmarks.kernel_costs import Mirror
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.metrics import click_metrics
+from recapp.sparse.batch import Batch
+from recapp.sparse.transfer import to_device, to_host, true_indices
+from recapp.trainer.lookahead import LookAhead
+from recapp.transport.communicator import Comm
+from recapp.transport.side_stream import GpuSideStream
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+WORLDS = [
+    1,
+    "mirror",
+    pytest.param(
+        2,
+        marks=pytest.mark.skipif(
+            torch.cuda.device_count() < 2, reason="NCCL wants a GPU for each rank"
+        ),
+    ),
+]
+WARM = 4
+STEPS = 12
+
+
+def _rank(rank, world, folder, fn, args):
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device
+    )
+    torch.save(fn(Comm(dist.new_group(), device), *args), f"{folder}/{rank}")
+    dist.destroy_process_group()
+
+
+def on_gpus(world, fn, *args):
+    """What `fn(comm, *args)` returns on each rank; of the mirror's two, on the one that is
+    there.
+    """
+    if world in (1, "mirror"):
+        device = torch.device("cuda", torch.cuda.current_device())
+        return [fn(Mirror(device) if world == "mirror" else Comm(None, device), *args)]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_rank, (world, folder, fn, args), world)
+        return [torch.load(f"{folder}/{rank}") for rank in range(world)]
+
+
+def batches(tables, rank, steps, rows):
+    """As a loader has them: on the host."""
+    return [
+        Batch(
+            torch.randn(rows, 1),
+            batch_of(tables, rows, 100 * step + rank),
+            (torch.rand(rows) > 0.5).float(),
+        )
+        for step in range(steps)
+    ]
+
+
+def trained(comm, backend, kind, mode, rule, depth, rows=3000, strict=False):
+    """Losses and rows. `strict`: with an error for whatever waits for the device in steps after the
+    first.
+    """
+    # even, so that both ranks of the mirror have rows of the same numbers
+    tables = make_tables(rows=(20_000, 3000, 8))
+    plan = make_plan(kind, tables, comm.world, mode=mode)
+    collection = ShardedEmbeddingBagCollection(tables, plan, comm, RULES[rule], 1, backend)
+    head = Head(collection).to(comm.device)
+    metrics = [m.to(comm.device) for m in click_metrics().values()]
+    optimizer = torch.optim.Adam(head.parameters())
+    losses = []
+    torch.manual_seed(comm.rank)
+    plain = batches(tables, comm.rank, STEPS, rows)
+
+    def moved(batch):
+        return batch.to(comm.device, non_blocking=True)
+
+    loader = (
+        LookAhead(plain, depth, lambda: [collection], moved, comm.side)
+        if depth
+        else map(moved, plain)
+    )
+    for step, batch in enumerate(loader):
+        if strict and step == WARM:
+            torch.cuda.set_sync_debug_mode("error")
+        logits_B = head(batch.sparse)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits_B, batch.labels_B)
+        for metric in metrics:
+            metric.update(logits_B.detach(), batch.labels_B)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    torch.cuda.set_sync_debug_mode("default")
+    collection.forget_ahead()
+    return [torch.stack(losses).cpu(), *(store.weights.cpu() for store in collection.stores)]
+
+
+@pytest.fixture(autouse=True)
+def waiting_is_allowed_afterwards():
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(params=["triton", "torch"])
+def backend(request):
+    if request.param == "triton":
+        pytest.importorskip("triton", reason="triton is not installed")
+    return request.param
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "mode", "rule"),
+    [
+        ("row_wise", "unique", "rowwise_adagrad"),
+        ("row_wise", "pooled", "adam"),
+        ("column_wise", "unique", "rowwise_adagrad"),
+    ],
+)
+def test_a_step_waits_for_the_device_only_where_sizes_are_read(
+    world, backend, kind, mode, rule, depth
+):
+    if world == "mirror" and kind != "row_wise":
+        pytest.skip("the mirror's ranks have the same rows only where tables are cut by rows")
+    assert on_gpus(world, trained, backend, kind, mode, rule, depth, 3000, True)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("kind", "mode"), [("row_wise", "unique"), ("row_wise", "pooled")])
+def test_looking_ahead_on_a_stream_changes_no_bit(world, backend, kind, mode):
+    plain = on_gpus(world, trained, backend, kind, mode, "rowwise_adagrad", 0, 20_000)
+    for depth in (1, 2, 1):
+        ahead = on_gpus(world, trained, backend, kind, mode, "rowwise_adagrad", depth, 20_000)
+        assert all(
+            torch.equal(a, b)
+            for there, here in zip(plain, ahead, strict=True)
+            for a, b in zip(there, here, strict=True)
+        )
+
+
+def test_one_function_waits_and_torch_tells_of_the_others():
+    mask = torch.rand(1000, device="cuda") < 0.3
+    expected = mask.cpu().nonzero().view(-1)
+    torch.cuda.set_sync_debug_mode("error")
+    assert torch.equal(to_host(true_indices(mask)), expected)
+    assert to_host(to_device([3, 1, 2], mask.device) + 1).tolist() == [4, 2, 3]
+    for waits in (
+        lambda: mask.nonzero(),
+        lambda: mask.cpu(),
+        lambda: torch.tensor([1], device="cuda"),
+    ):
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            waits()
+
+
+def test_memory_of_the_side_is_not_lent_again_before_it_was_used():
+    """A long computation holds compute back; what it will read is freed at once, and the side would
+    like the memory.
+    """
+    comm = Comm(None, torch.device("cuda", torch.cuda.current_device()))
+    assert isinstance(comm.side, GpuSideStream)
+    busy = torch.randn(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    with comm.side.beside():
+        made = torch.full((1 << 20,), 7, device="cuda")
+    for _ in range(30):
+        busy = busy @ busy * 1e-3
+    comm.side.hand_over([made])
+    read = made.clone()
+    del made
+    with comm.side.beside():
+        for _ in range(8):
+            torch.zeros(1 << 20, dtype=torch.int64, device="cuda")
+    assert bool((read == 7).all())

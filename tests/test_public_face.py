@@ -1,0 +1,184 @@
+"""What a program sees of the package: its public names, the console command, completion."""
+
+import ast
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import recapp
+from recapp import __main__ as console_command
+from recapp.settings import completion, primaries
+
+PACKAGE = Path(recapp.__file__).parent
+NAMES = [
+    "AUC",
+    "Batch",
+    "Calibration",
+    "ClickData",
+    "ClickModule",
+    "DLRM",
+    "DataSettings",
+    "DataType",
+    "DistributedModelParallel",
+    "EmbeddingBagCollection",
+    "EmbeddingBagCollectionSharder",
+    "EmbeddingBagConfig",
+    "EmbeddingShardingPlanner",
+    "EmbeddingShardingStrategy",
+    "HybridOptimizer",
+    "IdRule",
+    "JaggedTensor",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
+    "LogLoss",
+    "NormalizedEntropy",
+    "ParameterConstraints",
+    "PoolingType",
+    "ShardedEmbeddingBagCollection",
+    "ShardingPlan",
+    "ShardingType",
+    "TableLookup",
+    "Topology",
+    "adagrad",
+    "adam",
+    "analyze_plan",
+    "gathered_state_dict",
+    "load_table",
+    "read_plan",
+    "rowwise_adagrad",
+    "sgd",
+    "shard_model",
+    "write_plan",
+]
+
+
+def run(*arguments, **variables):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | variables,
+        timeout=120,
+    )
+
+
+def test_the_public_names_are_these_and_sorted():
+    assert sorted(recapp.__all__) == sorted(NAMES)
+    assert set(recapp.__all__) <= set(dir(recapp))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_public_name_is_what_its_file_defines(name):
+    found = getattr(recapp, name)
+    home = import_module(found.__module__)
+    assert getattr(home, name) is found and found.__module__ == recapp._HOMES[name]
+
+
+def test_type_checkers_see_the_same_names_in_the_same_files():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("recapp.")
+        for alias in node.names
+    }
+    assert seen == recapp._HOMES
+    assert (PACKAGE / "py.typed").is_file()
+
+
+def test_importing_recapp_imports_neither_torch_nor_anything_else_that_is_slow():
+    heavy = "{'torch', 'lightning', 'numba', 'hydra', 'pyarrow', 'numpy'}"
+    code = (
+        f"import sys, recapp; print({heavy} & sys.modules.keys()); recapp.Batch; print('torch' in "
+        "sys.modules)"
+    )
+    assert run("-c", code).stdout.split() == ["set()", "True"]
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'KeyedJagged'"):
+        _ = recapp.KeyedJagged
+
+
+def test_the_commands_are_the_modules_that_run_and_a_person_types():
+    runnable = {
+        path.stem for path in PACKAGE.glob("*.py") if '__name__ == "__main__"' in path.read_text()
+    }
+    assert set(console_command.COMMANDS) == runnable - {"__main__", "worker"}
+
+
+def test_without_a_command_they_are_listed(capsys):
+    assert console_command.main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"    {name} " in listed for name in console_command.COMMANDS)
+    assert max(map(len, listed.splitlines())) <= 100
+
+
+def test_an_unknown_command_is_one_line(capsys):
+    assert console_command.main(["trian"]) == 1
+    assert capsys.readouterr().err == (
+        "error: recapp trian: no such command; did you mean train?\n"
+    )
+
+
+def test_a_command_behind_recapp_is_the_module_itself():
+    here = run("-m", "recapp", "plan", "types", "format=json")
+    there = run("-m", "recapp.plan", "types", "format=json")
+    assert here.returncode == there.returncode == 0 and here.stdout == there.stdout
+    wrong = run("-m", "recapp", "train", "trainer.max_stepz=1")
+    assert wrong.returncode == 1 and "did you mean trainer.max_steps" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("recapp tr", ["train "]),
+        ("recapp plan ex", ["explain ", "export "]),
+        ("recapp train trainer.max_s", ["trainer.max_steps="]),
+        ("recapp train model=", ["dlrm "]),
+        ("recapp train +plan=mix", ["mixed "]),
+        ("recapp train +pl", ["+plan="]),
+        ("recapp nothing x", []),
+    ],
+)
+def test_a_shell_completes_commands_verbs_settings_and_options(line, expected):
+    assert completion.candidates(line, console_command.COMMANDS) == expected
+
+
+def test_options_of_a_folder_of_the_users_own_are_completed(tmp_path):
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / "mine.yaml").write_text("rules: [table_wise]\n")
+    line = f"recapp train --config-dir {tmp_path} +plan=mi"
+    assert completion.candidates(line, console_command.COMMANDS) == ["mine ", "mixed "]
+
+
+def test_bash_takes_the_candidates(tmp_path):
+    shim = tmp_path / "recapp"
+    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recapp "$@"\n')
+    shim.chmod(0o755)
+    asked = (
+        'eval "$(recapp --completion bash)"; COMP_LINE="recapp train model=";'
+        ' COMP_POINT=${#COMP_LINE}; _recapp_complete; printf "<%s>" "${COMPREPLY[@]}"'
+    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    found = subprocess.run(
+        ["bash", "-c", asked], capture_output=True, text=True, env=os.environ | {"PATH": path}
+    )
+    assert found.stdout == "<dlrm >"
+
+
+def test_a_shell_that_is_not_known_is_refused(capsys):
+    assert console_command.main(["--completion", "fish"]) == 1
+    assert "must be bash or zsh" in capsys.readouterr().err
+
+
+def test_the_verbs_are_those_of_the_commands():
+    from recapp import plan
+    from recapp.benchmarks.bench_worker import MEASUREMENTS
+
+    assert tuple(plan.VERBS) == primaries.VERBS["plan"]
+    assert set(primaries.VERBS["bench"]) == MEASUREMENTS.keys() - {"calibrate"}

@@ -1,0 +1,35 @@
+"""Any LightningDataModule trains under the Strategy."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from jobs import TIMEOUT_S, environment, environment_of_rank, free_port
+
+from recapp.checkpoints.directory import read_manifest
+
+TESTS = Path(__file__).parents[1]
+SCRIPT = Path(__file__).with_name("plain_data_script.py")
+
+
+def test_a_data_module_of_ones_own_without_statistics_or_position_trains_on_two_ranks(tmp_path):
+    port = free_port()
+    ranks = []
+    for rank in range(2):
+        variables = environment() | environment_of_rank(rank, 2, port)
+        variables["PYTHONPATH"] += f":{TESTS}"
+        command = [sys.executable, str(SCRIPT), str(tmp_path)]
+        ranks.append(
+            subprocess.Popen(
+                command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        )
+    said = [rank.communicate(timeout=TIMEOUT_S)[0].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    trained = {"steps": 5, "modes": ["unique"], "updates": [5]}
+    assert found == [trained | {"problem": True}, trained | {"problem": False}]
+    manifest = read_manifest(tmp_path / "mine.ckpt")
+    assert manifest.step == 5
+    assert manifest.info["position"] is None and manifest.info["ids"] is None

@@ -133,7 +133,7 @@ def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
         failure.__cause__ = error
     except Exception as error:
         failure = error
-    outcomes = comm.gather((mine, failure and f"{type(failure).__name__}: {failure}"))
+    outcomes = comm.all_gather((mine, failure and f"{type(failure).__name__}: {failure}"))
     if failure:
         raise failure
     for rank, (_, error_text) in enumerate(outcomes):
@@ -331,7 +331,7 @@ def load_together(
             _refuse_non_finite(path, held, meta, parameters)
         except CheckpointError as error:
             failure = error
-        refuse_together(Path(path), failure, comm.gather(failure and str(failure)))
+        refuse_together(Path(path), failure, comm.all_gather(failure and str(failure)))
         return snapshot.manifest, meta
 
 

@@ -202,7 +202,7 @@ def open_together(path: Path, wanted: Wanted, comm: Comm) -> Snapshot:
             mine = open_snapshot(path, wanted)
         except CheckpointError as error:
             failure = error
-        seen = comm.gather((mine and mine.manifest.identity, failure and str(failure)))
+        seen = comm.all_gather((mine and mine.manifest.identity, failure and str(failure)))
         if mine and len({identity for identity, _ in seen}) == 1:
             return mine
         if mine:

@@ -66,7 +66,7 @@ def make_comm(
         or (transport == "auto" and comm.device.type != "cpu")
     ):
         return comm
-    obstacle = obstacle_to_sharing(comm.gather(host_info(comm.device)))
+    obstacle = obstacle_to_sharing(comm.all_gather(host_info(comm.device)))
     if not obstacle:
         from recapp.transport.shared_memory import PATIENCE_SECONDS, SharedMemoryComm
 

@@ -139,7 +139,7 @@ class Comm:
         if self.world > 1:
             dist.barrier(self.group)
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Return every rank's value on every rank (an all-gather of objects).
 
         It is for set-up and checkpoints, not for steps.
@@ -152,7 +152,7 @@ class Comm:
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value on every rank."""
-        return self.gather(value)[0]
+        return self.all_gather(value)[0]
 
 
 def wait_for_all() -> None:

@@ -104,7 +104,7 @@ class SharedMemoryComm(Comm):
             result = step()
         except OSError as error:
             result = f"rank {self.rank}: {error.strerror or error}"
-        result_W = self.gather(result)
+        result_W = self.all_gather(result)
         for found in result_W:
             if isinstance(found, str):
                 raise LaunchError(found)

@@ -28,7 +28,7 @@ class Rank:
         self.rank = rank
         self.world = comms.world
 
-    def gather(self, value):
+    def all_gather(self, value):
         self.comms.slots[self.rank] = value
         self.comms.barrier.wait(20)
         values = list(self.comms.slots)

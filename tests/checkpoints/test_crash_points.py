@@ -380,7 +380,7 @@ def test_ranks_that_load_beside_a_writer_all_get_one_version(tmp_path):
 
     def load(rank):
         comm = comms.rank(rank)
-        while not comm.gather(written.is_set())[0]:
+        while not comm.all_gather(written.is_set())[0]:
             held = Block(
                 "A",
                 "weight",

@@ -189,7 +189,7 @@ def between_collectives(comm):
         total = torch.tensor([comm.rank + 1.0])
         dist.all_reduce(total, group=comm.group)
         assert (
-            fast.gather(comm.rank) == list(range(comm.world))
+            fast.all_gather(comm.rank) == list(range(comm.world))
             and total.item() == comm.world * (comm.world + 1) / 2
         )
         via, gloo_buffer, gloo_expected = started(comm, k, 10)

@@ -35,7 +35,7 @@ from recapp.app.chosen_options import option_settings
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import with_absolute_paths
 from recapp.errors import ConfigError, suggest
-from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.settings.option_files import options
 from recapp.settings.primaries import VERBS
@@ -72,7 +72,7 @@ def measure(config: dict[str, Any], job: Job) -> None:
     settings = settings_of(config, job)
     with TemporaryDirectory(prefix="recapp_bench_") as folder:
         found = run_on_ranks(settings | {"folder": folder}, job, "recapp.benchmarks.bench_worker")
-    if outside_rank():
+    if external_rank():
         return
     from recapp.benchmarks import columns
 

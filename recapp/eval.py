@@ -22,7 +22,7 @@ from recapp.app.check_data import as_trained, check_data
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.errors import ConfigError, suggest
-from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 
 SPLITS = ("val", "test")
@@ -42,7 +42,7 @@ def evaluate(config: dict[str, Any], job: Job) -> float | None:
     settings = settings_of(config, job)
     check_data(settings)
     metrics = run_on_ranks(settings, job, "recapp.worker")
-    if config["format"] == "json" and not outside_rank():
+    if config["format"] == "json" and not external_rank():
         console.emit([metrics], "json")
     return metrics.get(f"{settings['split']}_auc")
 

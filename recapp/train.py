@@ -25,7 +25,7 @@ from recapp.app.check_data import as_trained, check_data
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.app.sweep_progress import SweepProgress
-from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
 from recapp.settings.check_settings import check_share
 
@@ -60,7 +60,7 @@ def train_job(
     check_data(settings)
     note_no_validation_rows(settings)
     metrics = run_on_ranks(settings, job, worker)
-    if config["format"] == "json" and job.sweep is None and not outside_rank():
+    if config["format"] == "json" and job.sweep is None and not external_rank():
         console.emit([metrics], "json")
     return metrics.get(OBJECTIVE)
 
@@ -104,7 +104,7 @@ def note_no_validation_rows(settings: dict[str, Any]) -> None:
         else f"trainer.limit_val_batches={limit}"
     )
     nothing = limit == 0 or (dataset["val_path"] is None and check_share(dataset["val_share"]) == 0)
-    if nothing and not outside_rank():
+    if nothing and not external_rank():
         console.note(
             f"{named}: no row validates, so there are no metrics, and last.ckpt is the only "
             "checkpoint"

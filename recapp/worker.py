@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from recapp.app.rank_setup import leave_ranks, prepare_process, ranks_here, wants_bar
-from recapp.processes.rank_environment import place_of
+from recapp.processes.rank_environment import rank_info
 from recapp.processes.rank_process import rank_main
 from recapp.processes.stopping import Stopped
-from recapp.reporting.record import keep_settings
+from recapp.reporting.record import update_settings
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
@@ -63,8 +63,8 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     if reached := exhausted(settings):
         return as_it_was(settings, reached), None
 
-    here = place_of()
-    keep = None if here and here.rank else partial(keep_settings, settings, job_dir)
+    here = rank_info()
+    keep = None if here and here.rank else partial(update_settings, settings, job_dir)
     data = build.build_data(settings, keep)
     module = build.build_module(settings)
     strategy = build_strategy(settings, training=True)

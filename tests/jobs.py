@@ -182,8 +182,8 @@ def resolved(name, overrides, folders=()):
     from omegaconf import OmegaConf
 
     from recapp.app import compose
+    from recapp.app.checked_settings import checked
     from recapp.app.command import Job
-    from recapp.settings.check_settings import checked
 
     overrides = [str(override) for override in overrides]
     composed = compose.compose(

@@ -12,7 +12,7 @@ from jobs import resolved
 from recapp.app.check_data import as_trained, check_data
 from recapp.app.compose import with_absolute_paths
 from recapp.checkpoints.manifest import Manifest
-from recapp.checkpoints.rectangles import Stored
+from recapp.checkpoints.rectangles import StoredBlock
 from recapp.errors import CheckpointError, ConfigError, DataError
 
 
@@ -136,7 +136,7 @@ def test_a_uri_is_not_made_a_path():
 def checkpoint(tmp_path, rows, **info):
     """A manifest of tables with these rows."""
     blocks = [
-        Stored(
+        StoredBlock(
             name,
             tensor,
             (count, 16),

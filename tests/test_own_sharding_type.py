@@ -86,13 +86,13 @@ def test_the_planner_takes_it_where_constraints_name_it_and_nowhere_else(own, kn
     problem = PlanningProblem(TABLES, Topology(4, 2), 512, sgd())
     asked = {"*": ParameterConstraints(sharding_types=[NAME]), "b": ParameterConstraints()}
     asked["a"] = ParameterConstraints(ranks=[1, 2, 3])
-    found = plan_tables(TABLES, setting, asked).plan
+    found = plan_tables(problem, asked).plan
     found.check(TABLES)
     assert [s.sharding_type for s in found.tables.values()] == [NAME] * 3
     assert set(found.tables["a"].ranks) < {1, 2, 3}
-    free = plan_tables(TABLES, setting)
+    free = plan_tables(problem)
     del known_types[NAME]
-    assert plan_tables(TABLES, setting).plan == free.plan
+    assert plan_tables(problem).plan == free.plan
 
 
 def test_tables_that_lie_together_share_it(own):

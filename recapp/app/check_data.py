@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from recapp.console import note, short_path
 from recapp.errors import ConfigError
 from recapp.processes.launch import rank_count
-from recapp.processes.rank_environment import outside_rank, started_outside
+from recapp.processes.rank_environment import external_rank, started_externally
 
 if TYPE_CHECKING:
     from recapp.checkpoints.manifest import Manifest
@@ -37,7 +37,7 @@ def check_data(config: Mapping[str, Any]) -> None:
         raise ConfigError(NO_LABEL)
     if (config.get("tables") or {}).get("source") == "from_dataset":
         check_sizes(config["dataset"], schema.sparse)
-    if started_outside():
+    if started_externally():
         return
     from recapp.dataset.order import check_order
 
@@ -96,7 +96,7 @@ def as_trained(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]
     if "ids" not in manifest.info:
         stored = {"text": TEXT_HASH, "hex": list(sparse)}
         dataset["hex"] = dataset.get("hex") or list(sparse)
-        if not outside_rank():
+        if not external_rank():
             note(
                 f"{short_path(manifest.folder)} does not say how text ids were read: "
                 "it was as hexadecimal, so it is now"

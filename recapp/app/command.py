@@ -32,6 +32,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recapp.app import compose
+from recapp.app.checked_settings import checked
 from recapp.app.command_line import (
     HELP,
     directory_of,
@@ -45,13 +46,18 @@ from recapp.app.sweep_values import check_sweep
 from recapp.console import note, short_path, stop_printing, tracebacks_wanted
 from recapp.errors import ConfigError, LaunchError, RecappError
 from recapp.processes.launch import launch, rank_count, stdout_to_stderr
-from recapp.processes.rank_environment import outside_rank
-from recapp.processes.rank_process import as_rank, let_rank_0_speak, write_error_file
-from recapp.processes.stopping import Stopped, heed, heeding, in_words, stoppable
+from recapp.processes.rank_environment import external_rank
+from recapp.processes.rank_process import as_rank, wait_for_rank_0_error, write_error_file
+from recapp.processes.stopping import (
+    Stopped,
+    describe_stop,
+    raise_if_stopped,
+    raising_if_stopped,
+    stoppable,
+)
 from recapp.reporting import record
 from recapp.reporting.lock import locked, locked_as_named
 from recapp.settings import option_files
-from recapp.settings.check_settings import checked
 from recapp.settings.option_files import named_folders
 
 # in the directory of a job that failed: {"error": its one line}; of a stopped one "status" as well
@@ -127,16 +133,16 @@ def run(
         if is_sweep(flags):
             check_sweep(name, first, overrides, folders)
         jobs = _Jobs(name, task, verb, first, folders, writes, after)
-        named = locked_as_named(flags, overrides, writes and not outside_rank())
+        named = locked_as_named(flags, overrides, writes and not external_rank())
         with stoppable(), named, hydra_process(name, [*flags, *first, *overrides]):
             main = hydra.main(str(option_files.conf_dir()), name, compose.HYDRA_VERSION_BASE)
             main(jobs.as_function())()
         return 1 if jobs.failed else 0
     except KeyboardInterrupt:
-        note(in_words(signal.SIGINT))
+        note(describe_stop(signal.SIGINT))
         return INTERRUPTED
     except Stopped as stopped:
-        note(in_words(stopped.number))
+        note(describe_stop(stopped.number))
         return 128 + stopped.number
     except (HydraException, OmegaConfBaseException) as error:
         known = compose.known_settings(name, arguments)
@@ -171,7 +177,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
         Stopped: A signal has ended the run; what it has left of checkpoints, curves and metrics is
             in its directory.
     """
-    rank = outside_rank()
+    rank = external_rank()
     ranks = (
         0
         if rank is not None
@@ -184,10 +190,10 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
             "fewer are faster"
         )
     written = record.written_at(job.directory)
-    unsettled = record.unsettled(job.directory)
+    pending = record.pending_settings(job.directory)
     try:
         if not rank:
-            unsettled.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+            pending.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
         if rank is None:
             if sys.stderr.isatty():
                 # importing torch takes seconds
@@ -196,7 +202,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
                     f"{short_path(job.directory)}"
                 )
             launch(
-                unsettled,
+                pending,
                 ranks,
                 module=module,
                 port=config["launch"]["port"],
@@ -213,10 +219,10 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
                 "the ranks ended without an error, but wrote no "
                 f"{job.directory / record.METRICS_FILE}"
             )
-        record.settle(job.directory)
+        record.publish_settings(job.directory)
     finally:
         if not rank:
-            unsettled.unlink(missing_ok=True)
+            pending.unlink(missing_ok=True)
     return record.read_metrics(job.directory)
 
 
@@ -226,10 +232,10 @@ def report(error: BaseException, cause: BaseException | None = None) -> None:
     Tracebacks come where `RECAPP_TRACEBACK=1` asks for them, and always with an error that is
     recapp's own fault.
     """
-    rank = outside_rank()
+    rank = external_rank()
     if rank is not None and isinstance(error, RecappError):
         write_error_file(error)
-        let_rank_0_speak()
+        wait_for_rank_0_error()
     if not isinstance(error, RecappError) or tracebacks_wanted():
         traceback.print_exception(cause or error)
     else:
@@ -277,12 +283,12 @@ class _Jobs:
         return task
 
     def _run(self, config: DictConfig) -> Any:
-        heed()  # a signal between two jobs of a sweep
+        raise_if_stopped()  # a signal between two jobs of a sweep
         job = self._job()
         if job.number is not None:
             note(f"\njob {job.number}: {' '.join(job.overrides)}")
         with ExitStack() as held:
-            if self.writes and not outside_rank():
+            if self.writes and not external_rank():
                 try:
                     held.enter_context(locked(job.directory))
                 except ConfigError as error:  # nothing there is this job's
@@ -294,7 +300,7 @@ class _Jobs:
     def _run_here(self, config: DictConfig, job: Job) -> Any:
         written = record.written_at(job.directory)
         try:
-            with heeding():
+            with raising_if_stopped():
                 whole = not compose.names_checkpoint(config)
                 plain = checked(compose.to_plain(config, whole=whole), self.name, job.overrides)
                 plain |= {"choices": job.choices}
@@ -313,7 +319,7 @@ class _Jobs:
             # else its metrics say how it ended
             if record.written_at(job.directory) in (None, written):
                 self._note_error(
-                    in_words(getattr(stop, "number", signal.SIGINT)), job, status="stopped"
+                    describe_stop(getattr(stop, "number", signal.SIGINT)), job, status="stopped"
                 )
             self._ended(job)
             raise
@@ -348,6 +354,6 @@ class _Jobs:
         self._note_error(one_line(error), job)
 
     def _note_error(self, text: str, job: Job, **more: str) -> None:
-        if self.writes and not outside_rank():
+        if self.writes and not external_rank():
             with suppress(OSError):  # it was said, and a full disk may be what it says
                 (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")

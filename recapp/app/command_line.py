@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from recapp.app import compose
 from recapp.errors import ConfigError, suggest
-from recapp.processes.rank_environment import outside_rank, shared_run_name
+from recapp.processes.rank_environment import external_rank, shared_run_name
 from recapp.settings.option_files import is_group, named_folders
 
 HELP = ("--help", "-h")
@@ -54,7 +54,7 @@ def directory_of(writes: bool, overrides: Sequence[str]) -> list[str]:
     """What Hydra is told about directories before the command line: none, a dated one of its own,
     or one for all ranks.
     """
-    rank = outside_rank()
+    rank = external_rank()
     if not writes:
         return ["hydra.run.dir=.", "hydra.output_subdir=null"]
     if rank is None:
@@ -94,7 +94,7 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     flags = [argument for argument in arguments if not is_override(argument)]
     parser = get_args_parser()
     vars(parser)["error"] = complain
-    if parser.parse_args([*flags, *overrides]).multirun and outside_rank() is not None:
+    if parser.parse_args([*flags, *overrides]).multirun and external_rank() is not None:
         raise ConfigError(
             "-m starts the ranks of its jobs itself: without torchrun and srun, or one job at "
             "a "

@@ -26,11 +26,12 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from recapp.app.checked_settings import checked
 from recapp.checkpoints.trust import judged, marked
 from recapp.console import note
 from recapp.errors import ConfigError, suggest
 from recapp.settings import option_files
-from recapp.settings.check_settings import checked, known_part, names_of, unknown
+from recapp.settings.check_settings import known_part, names_of, unknown
 from recapp.settings.groups import Trainer
 from recapp.settings.option_files import Folders, is_group, named_folders, option_file, options
 from recapp.settings.renamed import new_name

@@ -8,7 +8,7 @@ from typing import Any
 from recapp.app.build_trainer import length
 from recapp.checkpoints.directory import read_manifest
 from recapp.console import short_path
-from recapp.processes.rank_environment import place_of
+from recapp.processes.rank_environment import rank_info
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 
 Settings = Mapping[str, Any]
@@ -35,7 +35,7 @@ def as_it_was(settings: Settings, reached: str) -> dict[str, Any]:
         settings: Of the run.
         reached: What `exhausted` returned.
     """
-    here = place_of()
+    here = rank_info()
     path = settings["ckpt_path"]
     if here and here.rank:
         return {}

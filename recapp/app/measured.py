@@ -39,13 +39,13 @@ def measured_by(
     strategy = trainer.strategy
     assert isinstance(strategy, EmbeddingShardingStrategy)
     measured = clock.summary()
-    sent = strategy.comm.gather(measured.get("bytes_sent_per_step", 0.0))
+    sent = strategy.comm.all_gather(measured.get("bytes_sent_per_step", 0.0))
     waits = [
-        strategy.comm.gather(measured.get(name, 0.0))
+        strategy.comm.all_gather(measured.get(name, 0.0))
         for name in ("input_wait_ms", "exchange_wait_ms")
     ]
-    shares = strategy.comm.gather(strategy.hidden_share() if strategy.comm.world > 1 else {})
-    changed = strategy.comm.gather(
+    shares = strategy.comm.all_gather(strategy.hidden_share() if strategy.comm.world > 1 else {})
+    changed = strategy.comm.all_gather(
         sum(n for c in strategy.collections() for n in c.id_rules.changed.values())
     )
     if strategy.comm.rank:

@@ -13,7 +13,7 @@ from recapp.app.command import Job, run_on_ranks
 from recapp.app.compose import with_absolute_paths
 from recapp.benchmarks.calibrate import settings_for, with_overhead
 from recapp.processes.launch import rank_count
-from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_environment import external_rank
 from recapp.reporting.performance import PREDICTED_FILE, read_document, read_performance
 
 Settings = dict[str, Any]
@@ -31,7 +31,7 @@ def calibrate(settings: Settings, job: Job) -> None:
         rows = run_on_ranks(
             timing, replace(job, directory=Path(folder)), "recapp.benchmarks.bench_worker"
         )["rows"]
-        if outside_rank() is None:  # ranks that others have started train once
+        if external_rank() is None:  # ranks that others have started train once
             run = Path(folder) / "run"
             run.mkdir()
             run_on_ranks(

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from recapp.processes.rank_environment import place_of
-from recapp.processes.startup_and_exit import keep_what_is_loaded, loading
+from recapp.processes.rank_environment import rank_info
+from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
 from recapp.processes.stopping import Stopped, disregard_signals
 
 
@@ -28,7 +28,7 @@ def prepare_process(settings: Mapping[str, Any]) -> None:
 
         # after Lightning: it sets its loggers' levels when it is imported
         silence_lightning(profiles="profiler" in settings["trainer"])
-    keep_what_is_loaded()
+    freeze_loaded_objects()
     if settings["engine"]["keep_freed_memory"]:
         keep_freed_memory()
     torch.set_float32_matmul_precision("high")
@@ -51,8 +51,8 @@ def ranks_here() -> tuple[int, int]:
     """Return the ranks on this host and the number of hosts, as whoever started the ranks says:
     torch elastic, torchrun, srun, a person.
     """
-    place = place_of()
-    return (place.local_world, -(-place.world // place.local_world)) if place else (1, 1)
+    info = rank_info()
+    return (info.local_world, -(-info.world // info.local_world)) if info else (1, 1)
 
 
 def wants_bar(settings: Mapping[str, Any]) -> bool:

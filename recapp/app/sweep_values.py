@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from omegaconf import DictConfig, OmegaConf
 
 from recapp.app import compose
-from recapp.settings.check_settings import checked
+from recapp.app.checked_settings import checked
 from recapp.settings.option_files import Folders, is_group
 
 

@@ -167,7 +167,7 @@ def calibrate(
     Returns:
         The hardware, and a record for each line of the table.
     """
-    local = comm.world // hosts_in_blocks(comm.gather(host_id()))
+    local = comm.world // hosts_in_blocks(comm.all_gather(host_id()))
     asked = worlds(local, comm.world)
     total = turns(cases, rounds) + 2 * rounds * len(asked) + 3
     with progress("calibrating, turns", total if comm.rank == 0 else 0) as told:
@@ -215,7 +215,7 @@ def calibrate(
 
 
 def _slowest(comm: Comm, seconds: float) -> float:
-    return float(max(comm.gather(seconds)))
+    return float(max(comm.all_gather(seconds)))
 
 
 def _timed(comm: Comm, work: Callable[[], object], device: torch.device, rounds: int) -> float:
@@ -355,7 +355,7 @@ def _hardware(
 ) -> Hardware:
     assumed = default_hardware(device.type)
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    free = [n for n in free_memory_bytes(comm.gather(memory_pools(device))) if n is not None]
+    free = [n for n in free_memory_bytes(comm.all_gather(memory_pools(device))) if n is not None]
     places = {kind: _by_place(links[kind], local, getattr(assumed, kind)) for kind in KINDS}
     lacking = [
         place

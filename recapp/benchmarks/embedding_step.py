@@ -65,7 +65,7 @@ class EmbeddingStep:
         """What all ranks send in one step."""
         before = self.collection.comm.bytes_sent
         self.step()
-        return int(sum(self.comm.gather(self.collection.comm.bytes_sent - before)))
+        return int(sum(self.comm.all_gather(self.collection.comm.bytes_sent - before)))
 
     def phases(self) -> dict[str, float]:
         """Where a step's milliseconds go on this rank; `rest` comes after the last phase."""
@@ -179,6 +179,6 @@ def _phases(step: EmbeddingStep) -> dict[str, float]:
     """The phases of a step as `phase_<name>_ms`, the mean of all ranks; `phases_ms` is their
     sum.
     """
-    told = step.comm.gather(step.phases())
+    told = step.comm.all_gather(step.phases())
     phases = {f"phase_{name}_ms": sum(t[name] for t in told) / len(told) for name in told[0]}
     return phases | {"phases_ms": sum(phases.values())}

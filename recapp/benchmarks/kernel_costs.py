@@ -131,7 +131,7 @@ class Mirror(Comm):
     def barrier(self) -> None:
         """The other is here already."""
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Both have the same."""
         return [value, value]
 
@@ -295,7 +295,7 @@ def measure_kernels(
             comm.barrier()
             run.run(steps)
             advance(1)
-    told = comm.gather([run.samples() for run in runs])
+    told = comm.all_gather([run.samples() for run in runs])
     return {
         k: [
             _median([samples[i][k] for samples in told])

@@ -85,7 +85,7 @@ def measure_link(
         times: list[list[float]] = [[] for _ in sizes]
         for _ in range(rounds):
             for i, turn in enumerate(turns):
-                times[i].append(max(ranks.gather(_time(ranks, turn, repeats[i]))))
+                times[i].append(max(ranks.all_gather(_time(ranks, turn, repeats[i]))))
             advance(1)
         sent = [size * (world - 1) if kind == "all_to_all" else size for size in sizes]
         (latency, byte), error = fit([[1, n] for n in sent], [typical(t) for t in times])
@@ -122,7 +122,7 @@ def _time(ranks: Comm, turn: Callable[[], object], repeats: int) -> float:
 
 def _repeats(ranks: Comm, turn: Callable[[], object]) -> int:
     """As many as make a turn, on all ranks alike."""
-    once: float = max(ranks.gather(_time(ranks, turn, 2)))
+    once: float = max(ranks.all_gather(_time(ranks, turn, 2)))
     return min(MOST_REPEATS, max(2, math.ceil(TURN_SECONDS / once)))
 
 
@@ -135,9 +135,9 @@ def measure_overlap(comm: Comm, device: torch.device, transport: str, rounds: in
     reduce = reducer(ranks)
     tensor = torch.zeros(OVERLAP_BYTES // 4, device=device)
     square = torch.randn(256, 256, device=device)
-    alone = max(ranks.gather(_time(ranks, lambda: reduce(tensor)(), 3)))
+    alone = max(ranks.all_gather(_time(ranks, lambda: reduce(tensor)(), 3)))
     product = _time(ranks, lambda: square @ square, 10)
-    products = max(ranks.gather(max(1, round(alone / product))))
+    products = max(ranks.all_gather(max(1, round(alone / product))))
 
     def compute() -> None:
         for _ in range(products):
@@ -151,6 +151,6 @@ def measure_overlap(comm: Comm, device: torch.device, transport: str, rounds: in
     parts: dict[str, list[float]] = {"computing": [], "summing": [], "together": []}
     for _ in range(rounds):
         for part, turn in zip(parts, (compute, lambda: reduce(tensor)(), both), strict=True):
-            parts[part].append(max(ranks.gather(_time(ranks, turn, 3))))
+            parts[part].append(max(ranks.all_gather(_time(ranks, turn, 3))))
     computing, summing, together = map(typical, parts.values())
     return min(1.0, max(0.0, (computing + summing - together) / min(computing, summing)))

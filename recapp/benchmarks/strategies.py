@@ -51,7 +51,7 @@ class ForwardAlone:
         comm = self._step.collection.comm
         before = comm.bytes_sent
         self.forward()
-        return int(sum(self._step.comm.gather(comm.bytes_sent - before)))
+        return int(sum(self._step.comm.all_gather(comm.bytes_sent - before)))
 
 
 def workload_of(tables: list[EmbeddingBagConfig], batch_size: int, bag: int, ids: str) -> Workload:
@@ -136,7 +136,7 @@ def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:
     """GB of the rank that has most: tables and buffers as they stay, and the peak of some steps."""
     forget_peak_resident()
     step.run(MEMORY_STEPS)
-    told = comm.gather((settled_bytes() - before, peak_bytes() - before))
+    told = comm.all_gather((settled_bytes() - before, peak_bytes() - before))
     return {
         "memory_gb": max(now for now, _ in told) / 1e9,
         "memory_peak_gb": max(peak for _, peak in told) / 1e9,

@@ -165,7 +165,7 @@ def interleave(
 
 def slowest(comm: Comm, times: Times) -> Times:
     """Of each step the time of the rank that took longest; ranks without times have no say."""
-    told = [t for t in comm.gather(times) if t]
+    told = [t for t in comm.all_gather(times) if t]
     return {
         part: [max(step) for step in zip(*(t[part] for t in told), strict=True)] for part in told[0]
     }

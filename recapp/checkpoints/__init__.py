@@ -1,3 +1,3 @@
-"""A checkpoint is logical tables cut into rectangles; it loads under any plan on any number of
+"""Checkpoints: logical tables cut into rectangles, which load under any plan on any number of
 ranks.
 """

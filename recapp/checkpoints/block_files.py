@@ -10,10 +10,10 @@ limit on memory counts in full. Here one row block is in memory, or a few rows o
     header    JSON: {key: {dtype, shape, data_offsets}}, padded with blanks so that data is aligned
     data      the blocks, one behind the other
 
-What is written is finite: a rank looks at each row block of weights before it writes it. What is
-read was checked: whoever wants some rows of a stored block reads all of it once and compares its
-checksum. A rank's rows begin and end in two blocks of at most 64 MiB at most, so that costs a rank
-little, and ranks need not wait for each other.
+Weights that are written are finite: a rank checks each row block before it writes it. Bytes that
+are read are checked: a rank that needs some rows of a stored block reads the whole block once and
+compares its checksum. At most two blocks, of at most 64 MiB each, hold rows that it does not need,
+so that costs a rank little, and ranks need not wait for each other.
 """
 
 import json
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from recapp.checkpoints.rectangles import (
     DTYPES,
-    Stored,
+    StoredBlock,
     block_key,
     by,
     check_tiling,
@@ -42,11 +42,10 @@ LENGTH_BYTES = 8  # of the header's length; data is aligned to as much
 WEIGHT = "weight"  # the tensor of a table that is not its optimiser's
 NOT_SAVED = (
     "weights that are not finite (NaN or infinity), so this checkpoint is not written and earlier "
-    "ones "
-    "stay as they are; go on from one of those with smaller rates (optimizer.sparse.lr, "
+    "ones stay as they are; go on from one of those with smaller rates (optimizer.sparse.lr, "
     "optimizer.dense.lr)"
 )
-# of whole stored rows: what is in memory beside the shard that it is copied into
+# of stored rows that are read at a time, in memory beside the shard that they are copied into
 READ_BYTES = 16 * 2**20
 _FORMAT_NAMES = {
     torch.float64: "F64",
@@ -60,21 +59,22 @@ _FORMAT_NAMES = {
 }
 
 
-def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Stored]:
-    """Write the owned blocks of one rank into one file, row block by row block; no file if there
-    are none.
+def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[StoredBlock]:
+    """Write the owned blocks of one rank into one file, row block by row block.
+
+    Where the rank owns none, no file is written.
 
     Args:
-        folder: there already.
-        file: its name.
-        blocks: what this rank holds; those of other owners are left out.
+        folder: The directory, which is there already.
+        file: The name of the file.
+        blocks: The blocks that this rank holds; those of other owners are left out.
 
     Returns:
-        What was written, in file order.
+        The stored rectangles, in file order.
 
     Raises:
-        OSError: no space, no permission.
-        CheckpointError: weights that are not finite; the first such rows are named.
+        OSError: There is no space or no permission.
+        CheckpointError: Weights are not finite; the text names the first such rows.
     """
     # Wide dtypes first, as the format's readers want every tensor aligned to its items and no gaps.
     parts = sorted(
@@ -112,7 +112,7 @@ def write_blocks(folder: Path, file: str, blocks: Iterable[Block]) -> list[Store
             raw = _bytes(part)
             out.write(raw)
             stored.append(
-                Stored(
+                StoredBlock(
                     b.table,
                     b.tensor,
                     b.shape,
@@ -135,8 +135,9 @@ def _bytes(data: Tensor) -> memoryview:
 
 
 def is_finite(values: Tensor) -> bool:
-    """Whether there is neither NaN nor infinity among values. They are read once, nothing is
-    allocated.
+    """Return whether there is neither NaN nor infinity among values.
+
+    They are read once, and no memory is allocated.
     """
     if not values.is_floating_point() or not values.numel():
         return True
@@ -147,21 +148,23 @@ def is_finite(values: Tensor) -> bool:
 # ---- reading
 
 
-Sources = list[tuple[Block, list[Stored]]]
-"""Held rectangles, each with the stored ones that overlap it."""
+Sources = list[tuple[Block, list[StoredBlock]]]
+"""Rectangles that a rank holds, each with the stored ones that overlap it."""
 
 
 def sources_of(
-    tensors: Mapping[tuple[str, str], Sequence[Stored]], blocks: Iterable[Block]
+    tensors: Mapping[tuple[str, str], Sequence[StoredBlock]], blocks: Iterable[Block]
 ) -> Sources:
-    """Find what held rectangles are filled from, whatever either tiling is; no file is opened.
+    """Return for each held rectangle the stored ones that fill it; no file is opened.
+
+    The tiling that is held and the one that is stored may be any.
 
     Args:
-        tensors: the stored rectangles of each (table, tensor).
-        blocks: to be filled, owned or not.
+        tensors: The stored rectangles of each (table, tensor).
+        blocks: The rectangles to be filled, owned or not.
 
     Raises:
-        CheckpointError: a table or tensor that is not stored, another shape, a hole.
+        CheckpointError: A table or tensor is not stored, has another shape, or has a hole.
     """
     checked = set[tuple[str, str]]()
     found = []
@@ -181,12 +184,12 @@ def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO
     """Fill held rectangles from stored ones; floats are converted to the dtype that is held.
 
     Args:
-        folder: of the files, for messages.
-        sources: what `sources_of` has found.
-        opened: a file of the checkpoint by its name, open for reading.
+        folder: The directory of the files, for messages.
+        sources: What `sources_of` has found.
+        opened: Returns a file of the checkpoint by its name, open for reading.
 
     Raises:
-        CheckpointError: a damaged file.
+        CheckpointError: A file is damaged.
     """
     files: dict[str, _BlockFile] = {}
     with torch.no_grad():
@@ -197,7 +200,8 @@ def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO
                 _copy(files[s.file], s, b)
 
 
-def _copy(opened: "_BlockFile", stored: Stored, block: Block) -> None:
+def _copy(opened: "_BlockFile", stored: StoredBlock, block: Block) -> None:
+    """Copy what a stored rectangle and a held one have in common into the held one."""
     rows = overlap(stored.rows, block.rows)
     cols = overlap(stored.cols, block.cols)
     strip = block.data[:, cols.start - block.cols.start : cols.stop - block.cols.start]
@@ -207,9 +211,13 @@ def _copy(opened: "_BlockFile", stored: Stored, block: Block) -> None:
 
 
 def _stored_of(
-    by_tensor: Mapping[tuple[str, str], Sequence[Stored]], block: Block
-) -> Sequence[Stored]:
-    """The stored rectangles of the tensor that a block belongs to."""
+    by_tensor: Mapping[tuple[str, str], Sequence[StoredBlock]], block: Block
+) -> Sequence[StoredBlock]:
+    """Return the stored rectangles of the tensor that a block belongs to.
+
+    Raises:
+        CheckpointError: The table or tensor is not stored, or with another shape or kind of dtype.
+    """
     found = by_tensor.get((block.table, block.tensor))
     if found is None:
         tables = {table for table, _ in by_tensor}
@@ -225,8 +233,8 @@ def _stored_of(
     if found[0].shape != block.shape:
         raise CheckpointError(
             f"table {block.table}, {block.tensor} is {by(found[0].shape)} in the checkpoint, but "
-            f"{by(block.shape)} in "
-            "the model: set tables and optimizer as they were when it was saved"
+            f"{by(block.shape)} in the model: set tables and optimizer as they were when it was "
+            "saved"
         )
     if DTYPES[found[0].dtype].is_floating_point != block.data.dtype.is_floating_point:
         raise CheckpointError(
@@ -239,8 +247,12 @@ def _stored_of(
 class _BlockFile:
     """A file of stored rectangles, open for reading.
 
+    Args:
+        file: Its name, for messages.
+        source: The open file.
+
     Raises:
-        CheckpointError: it has no such header.
+        CheckpointError: It has no header of this format.
     """
 
     def __init__(self, file: Path, source: BinaryIO) -> None:
@@ -257,16 +269,22 @@ class _BlockFile:
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
 
-    def read(self, stored: Stored, rows: range) -> Iterator[tuple[range, Tensor]]:
-        """Rows of the whole tensor that a stored rectangle holds, in all its columns, a few at a
-        time.
+    def read(self, stored: StoredBlock, rows: range) -> Iterator[tuple[range, Tensor]]:
+        """Yield rows of a stored rectangle in all its columns, a few at a time.
 
-        The first time all of the rectangle is read, and its checksum compared after the last of the
+        The first time the whole rectangle is read, and its checksum is compared after the last
         rows.
 
+        Args:
+            stored: The rectangle.
+            rows: The wanted rows, numbered as in the whole tensor.
+
+        Yields:
+            A range of rows, and their values [rows, columns of the rectangle].
+
         Raises:
-            CheckpointError: the file does not hold that rectangle where the manifest says, or other
-                bytes.
+            CheckpointError: The file does not hold the rectangle where the manifest says, or holds
+                other bytes.
         """
         dtype = DTYPES[stored.dtype]
         shape = [len(stored.rows), len(stored.cols)]
@@ -291,7 +309,7 @@ class _BlockFile:
             raise damaged(self.file, stored)
         self.checked.add(stored.key)
 
-    def _pieces(self, stored: Stored, rows: range) -> Iterator[tuple[range, bytearray]]:
+    def _pieces(self, stored: StoredBlock, rows: range) -> Iterator[tuple[range, bytearray]]:
         per_row = (stored.end - stored.begin) // len(stored.rows)
         for first in range(rows.start, rows.stop, max(1, READ_BYTES // per_row)):
             some = range(first, min(first + max(1, READ_BYTES // per_row), rows.stop))
@@ -305,8 +323,8 @@ class _BlockFile:
             yield some, raw
 
 
-def damaged(file: Path, stored: Stored) -> CheckpointError:
-    """The error of a block whose bytes are not those of its checksum."""
+def damaged(file: Path, stored: StoredBlock) -> CheckpointError:
+    """Return the error for a block whose bytes do not have its checksum."""
     return CheckpointError(
         f"{file} is damaged: table {stored.table}, {stored.tensor}, rows "
         f"{stored.rows.start}-{stored.rows.stop}: bytes "
@@ -314,19 +332,21 @@ def damaged(file: Path, stored: Stored) -> CheckpointError:
     )
 
 
-def check_bytes(folder: Path, stored: Iterable[Stored], opened: Callable[[str], BinaryIO]) -> int:
+def check_bytes(
+    folder: Path, stored: Iterable[StoredBlock], opened: Callable[[str], BinaryIO]
+) -> int:
     """Read every stored block and compare its checksum.
 
     Args:
-        folder: of the files, for messages.
-        stored: the manifest's entries.
-        opened: a file of the checkpoint by its name, open for reading.
+        folder: The directory of the files, for messages.
+        stored: The entries of the manifest.
+        opened: Returns a file of the checkpoint by its name, open for reading.
 
     Returns:
-        The bytes read.
+        The number of bytes read.
 
     Raises:
-        CheckpointError: naming the first block that differs.
+        CheckpointError: A block differs; the text names the first one.
     """
     count = 0
     for s in stored:

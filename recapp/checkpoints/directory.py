@@ -11,10 +11,10 @@ ranks, and nothing in it is run as code.
                                 them
       rank-00001.safetensors
 
-A save goes to `best.ckpt.tmp` and takes its name when it is whole; how names are taken, and what is
-left of a save that was killed, is told in `recapp/checkpoints/names.py`. Saving is for all ranks
-together; loading is each rank's own business, and whoever loads has opened all that is wanted at
-once (`recapp/checkpoints/snapshot.py`). What is loaded has been compared with its checksum.
+A save goes to `best.ckpt.tmp`, which gets its final name when it is whole;
+`recapp/checkpoints/names.py` says how, and what is left of a save that was killed. All ranks save
+together. Each rank can load by itself; it opens all files that it needs at once
+(`recapp/checkpoints/snapshot.py`). What is loaded has been compared with its checksum.
 """
 
 import os
@@ -32,17 +32,17 @@ from recapp.checkpoints.meta_file import crc32_of, write_meta
 from recapp.checkpoints.names import (
     MANIFEST,
     beside,
+    current_path,
     link,
     links_to,
+    recover,
     remove,
-    settle,
-    settled,
     sync_folder,
     take_name,
 )
-from recapp.checkpoints.rectangles import Stored, check_tiling
+from recapp.checkpoints.rectangles import StoredBlock, check_tiling
 from recapp.checkpoints.snapshot import (
-    Absent,
+    NoCheckpoint,
     Snapshot,
     Wanted,
     open_snapshot,
@@ -68,23 +68,25 @@ def write_checkpoint(
     manifest: Mapping[str, Any],
     parameters: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Save the tables of all ranks and what else belongs to a checkpoint. Every rank calls it; all
-    return or all raise.
+    """Save the tables of all ranks, the plain part and the manifest as one checkpoint.
+
+    Every rank calls it; all return or all raise.
 
     Args:
-        path: the directory to make; one file system for all ranks. A checkpoint of that name is
-            replaced.
-        blocks: what this rank holds; of several copies the owner's is written.
-        comm: the ranks.
-        meta: of rank 0; anything that `plain` can make plain.
-        manifest: of rank 0; the same, and no tensors but numbers. Keys of the format itself are
-            taken.
-        parameters: of rank 0; weights beside the tables that have to be finite, as the tables' own.
+        path: The directory to make, on a file system that all ranks share. A checkpoint of that
+            name is replaced.
+        blocks: The blocks that this rank holds; of several copies the owner's is written.
+        comm: The ranks.
+        meta: The plain part, rank 0's: anything that `plain` can make plain.
+        manifest: Entries of the manifest, rank 0's: anything that `plain` can make plain, but no
+            tensors except single numbers. The format's own keys are reserved.
+        parameters: The dense parameters by name, rank 0's: they have to be finite, as the tables'
+            weights have to.
 
     Raises:
-        CheckpointError: it could not be written, the blocks do not cover their tables, or weights
+        CheckpointError: It could not be written, the blocks do not cover their tables, or weights
             are not finite; what was there before is untouched.
-        RankError: another rank could not write.
+        RankError: Another rank could not write.
     """
     path = Path(path).absolute()
     unfinished = beside(path, "tmp")
@@ -109,8 +111,18 @@ def write_checkpoint(
 
 
 def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
-    """Do something on every rank and learn every rank's outcome: nobody waits for a rank that has
-    failed.
+    """Run a function on every rank and return every rank's result; raise on all if it fails on one.
+
+    So no rank goes on to wait for one that has failed.
+
+    Args:
+        comm: The ranks.
+        path: The checkpoint, for messages.
+        do: The function.
+
+    Raises:
+        CheckpointError: It failed here.
+        RankError: It failed on another rank.
     """
     mine: T | None = None
     failure: Exception | None = None
@@ -121,21 +133,26 @@ def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
         failure.__cause__ = error
     except Exception as error:
         failure = error
-    outcomes = comm.gather((mine, failure and f"{type(failure).__name__}: {failure}"))
+    outcomes = comm.all_gather((mine, failure and f"{type(failure).__name__}: {failure}"))
     if failure:
         raise failure
-    for rank, (_, said) in enumerate(outcomes):
-        if said:
-            raise RankError(f"rank {rank} could not write {path}: {said}")
+    for rank, (_, error_text) in enumerate(outcomes):
+        if error_text:
+            raise RankError(f"rank {rank} could not write {path}: {error_text}")
     return [outcome for outcome, _ in outcomes]
 
 
 def _prepare(path: Path, unfinished: Path, parameters: Mapping[str, Tensor]) -> None:
-    """Room for a save: nothing left of killed ones, nothing in its place that is not ours."""
+    """Make an empty directory for a save, and clear what killed saves of that name have left.
+
+    Raises:
+        CheckpointError: A parameter is not finite, or something other than a checkpoint has the
+            name.
+    """
     for name, values in parameters.items():
         if not is_finite(values.detach()):
             raise CheckpointError(f"{name}: {NOT_SAVED}")
-    settle(path)
+    recover(path)
     if os.path.lexists(path) and not is_checkpoint(path):
         raise CheckpointError(
             f"{path} exists and is no checkpoint: move it away or save under another name"
@@ -147,10 +164,11 @@ def _prepare(path: Path, unfinished: Path, parameters: Mapping[str, Tensor]) -> 
 def _finish(
     path: Path,
     unfinished: Path,
-    stored: list[Stored],
+    stored: list[StoredBlock],
     meta: Mapping[str, Any],
     manifest: Mapping[str, Any],
 ) -> None:
+    """Write the plain part and the manifest, and give the save its final name."""
     write_meta(unfinished / META, meta)
     files: dict[str, dict[str, Any]] = {
         file: {"bytes": (unfinished / file).stat().st_size}
@@ -174,11 +192,12 @@ def _write_synced(file: Path, content: bytes) -> None:
 
 
 def link_checkpoint(path: str | Path, target: str | Path) -> None:
-    """Make `path` a link to a checkpoint; one rank calls it. An earlier link is replaced in one
-    rename.
+    """Make `path` a link to a checkpoint; an earlier link is replaced in one rename.
+
+    One rank calls it.
 
     Raises:
-        CheckpointError: something else lies there.
+        CheckpointError: Something other than a link or a checkpoint has that name.
     """
     path = Path(path)
     if path.absolute() == Path(target).absolute():
@@ -196,36 +215,39 @@ def link_checkpoint(path: str | Path, target: str | Path) -> None:
 def open_checkpoint(
     path: str | Path, wanted: Wanted = lambda manifest: (), comm: Comm | None = None
 ) -> Snapshot:
-    """Open a checkpoint: what is open stays whole, whoever replaces it meanwhile.
+    """Open a checkpoint; what is open stays whole, even if it is replaced meanwhile.
 
     Args:
-        path: the checkpoint.
-        wanted: which of its files will be read; by default none beside the manifest.
-        comm: ranks that all call it, and that are to open one version of it.
+        path: The checkpoint.
+        wanted: Selects the files that will be read; by default none beside the manifest.
+        comm: Ranks that all call it and are to open the same version; None opens for this rank
+            alone.
 
     Raises:
-        CheckpointError: no checkpoint, an incomplete or damaged one, one of a later version.
+        CheckpointError: There is no checkpoint, or it is incomplete, damaged or of a later version.
     """
     try:
         return (
             open_together(Path(path), wanted, comm) if comm else open_snapshot(Path(path), wanted)
         )
-    except Absent as error:
-        raise CheckpointError(_why_none(Path(path), settled(Path(path)))) from error
+    except NoCheckpoint as error:
+        raise CheckpointError(_why_none(Path(path), current_path(Path(path)))) from error
 
 
 def read_manifest(path: str | Path) -> Manifest:
-    """What a checkpoint says of itself; its files are there and have their sizes, which is all that
-    is read of them.
+    """Return the manifest of a checkpoint.
+
+    Of its other files it is only checked that they are there and have their sizes.
 
     Raises:
-        CheckpointError: no checkpoint, an incomplete or damaged one, one of a later version.
+        CheckpointError: There is no checkpoint, or it is incomplete, damaged or of a later version.
     """
     with open_checkpoint(path) as snapshot:
         return snapshot.manifest
 
 
 def _why_none(path: Path, folder: Path) -> str:
+    """Return why a path is no checkpoint, with the name of one that may have been meant."""
     if folder.is_dir():
         below = [str(p) for p in find_checkpoints(folder)]
         hint = f"; below it there is {below[-1]}" if below else ""
@@ -240,17 +262,18 @@ def _why_none(path: Path, folder: Path) -> str:
 
 
 def read_meta(path: str | Path) -> dict[str, Any]:
-    """The plain part: dense parameters, Lightning's state; tensors on the CPU.
+    """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.
 
     Raises:
-        CheckpointError: no checkpoint, a damaged file, or one that holds more than plain types.
+        CheckpointError: There is no checkpoint, or its file is damaged or holds other than plain
+            types.
     """
     with open_checkpoint(path, lambda manifest: (META,)) as snapshot:
         return snapshot.meta()
 
 
 def files_of(blocks: Iterable[Block]) -> Wanted:
-    """The files that hold some of these blocks, and the plain part."""
+    """Return a selection of the files that hold parts of these blocks, and of the plain part."""
     held = list(blocks)
     return lambda manifest: (
         META,
@@ -259,16 +282,18 @@ def files_of(blocks: Iterable[Block]) -> Wanted:
 
 
 def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
-    """Fill what this rank holds, whatever plan and number of ranks the checkpoint was saved under.
-    Ranks call it by themselves.
+    """Fill blocks of this rank, whatever plan and number of ranks the checkpoint was saved under.
+
+    Any rank can call it by itself.
 
     Args:
-        path: the checkpoint.
-        blocks: to be filled, copies and all. Leave optimiser state out where it is not wanted.
+        path: The checkpoint.
+        blocks: The blocks to be filled, copies included. Leave optimiser state out where it is not
+            wanted.
 
     Raises:
-        CheckpointError: a table, tensor or shape that is not the checkpoint's, a hole, a damaged
-            file.
+        CheckpointError: A table, tensor or shape is not the checkpoint's, there is a hole, or a
+            file is damaged.
     """
     held = list(blocks)
     with open_checkpoint(path, files_of(held)) as snapshot:
@@ -278,22 +303,23 @@ def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
 def load_together(
     path: str | Path, blocks: Iterable[Block], parameters: Iterable[str], comm: Comm
 ) -> tuple[Manifest, dict[str, Any]]:
-    """Load one version of a checkpoint into the blocks of all ranks. Every rank calls it; all
-    return or all raise.
+    """Load the same version of a checkpoint into the blocks of all ranks.
+
+    Every rank calls it; all return or all raise.
 
     Args:
-        path: the checkpoint.
-        blocks: to be filled.
-        parameters: names of the dense parameters in the plain part's `state_dict`; those that it
-            has have to be finite, as tables have to.
-        comm: the ranks.
+        path: The checkpoint.
+        blocks: The blocks of this rank to be filled.
+        parameters: The names of the dense parameters in the plain part's `state_dict`; those that
+            it has have to be finite, as tables have to.
+        comm: The ranks.
 
     Returns:
         The manifest and the plain part.
 
     Raises:
-        CheckpointError: as `load_blocks`; or weights are not finite.
-        RankError: another rank could not load its part.
+        CheckpointError: As of `load_blocks`; or weights are not finite.
+        RankError: Another rank could not load its part.
     """
     held = list(blocks)
     meta = dict[str, Any]()
@@ -305,7 +331,7 @@ def load_together(
             _refuse_non_finite(path, held, meta, parameters)
         except CheckpointError as error:
             failure = error
-        refuse_together(Path(path), failure, comm.gather(failure and str(failure)))
+        refuse_together(Path(path), failure, comm.all_gather(failure and str(failure)))
         return snapshot.manifest, meta
 
 
@@ -327,18 +353,18 @@ def _refuse_non_finite(
 
 
 def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
-    """A whole logical table, for notebooks: no plan, no ranks, no model.
+    """Load a whole logical table, for notebooks: it needs no plan, no ranks and no model.
 
     Args:
-        path: the checkpoint.
-        table: its name.
+        path: The checkpoint.
+        table: The name of the table.
         tensor: "weight" or a state of the optimiser, such as "sum".
 
     Returns:
         [R, D], or [R, 1] for a state that is kept by row, in the stored dtype.
 
     Raises:
-        CheckpointError: a table or tensor that is not in the checkpoint.
+        CheckpointError: The table or tensor is not in the checkpoint.
     """
 
     def all_of_it(manifest: Manifest) -> Iterable[str]:
@@ -359,13 +385,13 @@ def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
 
 
 def verify(path: str | Path) -> int:
-    """Read all of a checkpoint and compare every checksum.
+    """Read a whole checkpoint and compare every checksum.
 
     Returns:
-        The bytes read.
+        The number of bytes read.
 
     Raises:
-        CheckpointError: naming what is missing or damaged.
+        CheckpointError: Something is missing or damaged; the text names it.
     """
     with open_checkpoint(path, lambda manifest: manifest.files) as snapshot:
         return snapshot.verify()
@@ -375,37 +401,38 @@ def verify(path: str | Path) -> int:
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether a whole checkpoint lies there (a killed save leaves none)."""
-    return (settled(Path(path)) / MANIFEST).is_file()
+    """Return whether a path leads to a whole checkpoint; a killed save leaves none."""
+    return (current_path(Path(path)) / MANIFEST).is_file()
 
 
 def find_checkpoints(folder: str | Path) -> list[Path]:
-    """The checkpoints below a directory, oldest first; links to others of them are left out."""
+    """Return the checkpoints below a directory, oldest first; links to others are left out."""
     found = {
         *Path(folder).rglob("*.ckpt"),
         *(p.with_suffix("") for p in Path(folder).rglob("*.ckpt.old")),
     }
-    held = {p: os.path.realpath(settled(p)) for p in found if is_checkpoint(p)}
+    held = {p: os.path.realpath(current_path(p)) for p in found if is_checkpoint(p)}
     own = {real for p, real in held.items() if not p.is_symlink()}
     named = [p for p, real in held.items() if not p.is_symlink() or real not in own]
-    return sorted(named, key=lambda p: ((settled(p) / MANIFEST).stat().st_mtime_ns, p.name))
+    return sorted(named, key=lambda p: ((current_path(p) / MANIFEST).stat().st_mtime_ns, p.name))
 
 
 def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> None:
-    """Delete a checkpoint, or a link to one; nothing there is fine. One rank calls it.
+    """Delete a checkpoint, or a link to one; do nothing if there is none. One rank calls it.
 
     Args:
-        path: its name.
-        instead: where links beside it lead from now on; a link is never left without a checkpoint.
+        path: The checkpoint or link.
+        instead: The checkpoint that links beside it lead to from now on; a link is never left
+            without one.
 
     Raises:
-        CheckpointError: something else lies there, or a link leads to it and nothing is given
-            instead.
+        CheckpointError: Something else has that name, or a link leads to it and no other checkpoint
+            is given instead.
     """
     path = Path(path)
     if os.path.lexists(path) and not path.is_symlink() and not is_checkpoint(path):
         raise CheckpointError(f"{path} is no checkpoint and was not removed")
-    settle(path)
+    recover(path)
     if not os.path.lexists(path):
         return
     for name in () if path.is_symlink() else links_to(path):
@@ -414,7 +441,7 @@ def remove_checkpoint(path: str | Path, instead: str | Path | None = None) -> No
                 f"{path} is what {name} leads to and was not removed: remove {name.name} first"
             )
         link(name, Path(instead))
-    # first out of the way at once: half of a directory must not be taken for a whole one
+    # renamed before it is deleted: half of a directory must not be taken for a whole one
     aside = beside(path, "tmp")
     remove(aside)
     path.rename(aside)

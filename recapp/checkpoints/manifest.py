@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: `manifest.json`, for people and programs of any language.
+"""The description of a checkpoint: `manifest.json`, for people and programs of any language.
 
     {"format": "recapp", "version": 2, "files": {...},
     "config": {...}, "plan": {...}, "metrics": {...}, ...      what the writer gave, a line each
@@ -25,9 +25,9 @@ from torch import Tensor
 
 from recapp import console
 from recapp.checkpoints.plain_types import plain
-from recapp.checkpoints.rectangles import Stored
+from recapp.checkpoints.rectangles import StoredBlock
 from recapp.errors import CheckpointError, PlanError
-from recapp.processes.rank_environment import outside_rank
+from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import PARENT_PID
 from recapp.settings.renamed import with_names_of_today
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -49,40 +49,41 @@ _WRONG = (
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The description of a checkpoint: its files, stored rectangles, and what the writer added.
 
     Args:
-        folder: where its files are.
-        info: what the writer gave: config, plan, schema, metrics, position, ...
-        blocks: every stored rectangle.
-        files: size and, for all but the blocks' files, checksum of each file.
-        identity: tells versions of a checkpoint apart: CRC-32 of the manifest's bytes.
+        folder: The directory of its files.
+        info: What the writer gave: config, plan, schema, metrics, position, ...
+        blocks: Every stored rectangle.
+        files: The size of each file and, for all but the blocks' files, its checksum.
+        identity: The CRC-32 of the manifest's bytes, in which versions of a checkpoint differ.
     """
 
     folder: Path
     info: dict[str, Any]
-    blocks: tuple[Stored, ...]
+    blocks: tuple[StoredBlock, ...]
     files: dict[str, dict[str, Any]]
     identity: int = 0
 
     @cached_property
-    def tensors(self) -> dict[tuple[str, str], list[Stored]]:
+    def tensors(self) -> dict[tuple[str, str], list[StoredBlock]]:
         """The stored rectangles of each (table, tensor)."""
-        found: dict[tuple[str, str], list[Stored]] = {}
+        found: dict[tuple[str, str], list[StoredBlock]] = {}
         for s in self.blocks:
             found.setdefault((s.table, s.tensor), []).append(s)
         return found
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings of the run that wrote it, under the names of today: plain data, in which
-        nothing may be called unjudged.
+        """The settings of the run that wrote it, under the names of today.
 
-        `recapp.app.compose.compose_over` and `recapp.checkpoints.trust.refuse_untrusted` judge
+        They are plain data: nothing that they name may be called before it is checked.
+
+        `recapp.app.compose.compose_over` and `recapp.checkpoints.trust.refuse_untrusted` check
         them.
 
         Raises:
-            CheckpointError: it was written by a script that stored none, or they are no settings.
+            CheckpointError: A script wrote it that stored none, or they are no settings.
         """
         if "config" not in self.info:
             raise CheckpointError(
@@ -98,11 +99,11 @@ class Manifest:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The validation metrics it was saved with; NaN where the rows left one open, as one class
-        does with AUC.
+        """The validation metrics it was saved with; NaN where the rows did not determine one, as
+        rows of one class do not determine AUC.
 
         Raises:
-            CheckpointError: something that is no number.
+            CheckpointError: A metric is no number.
         """
         found = self.info.get("metrics", {})
         kinds = (int, float, type(None))
@@ -112,10 +113,10 @@ class Manifest:
 
     @property
     def step(self) -> int:
-        """The training steps behind it.
+        """The number of training steps before it was saved.
 
         Raises:
-            CheckpointError: no whole number of at least 0.
+            CheckpointError: It is no whole number of at least 0.
         """
         return self._count(self.info.get("step"), "step")
 
@@ -124,7 +125,7 @@ class Manifest:
         """How far training had come: `epoch`, `batches` trained in it, `batch_size`.
 
         Raises:
-            CheckpointError: it was saved without recapp's data module, or these are no whole
+            CheckpointError: It was saved without recapp's data module, or these are no whole
                 numbers.
         """
         found = self.info.get("position")
@@ -135,10 +136,10 @@ class Manifest:
 
     @property
     def updates(self) -> list[int]:
-        """How often the tables of each collection were updated; empty where nobody said.
+        """How often the tables of each collection were updated; empty where that was not stored.
 
         Raises:
-            CheckpointError: no list of whole numbers.
+            CheckpointError: It is no list of whole numbers.
         """
         found = self.info.get("updates", [])
         if not isinstance(found, list):
@@ -147,10 +148,10 @@ class Manifest:
 
     @property
     def plan(self) -> ShardingPlan:
-        """The plan it was trained under.
+        """The sharding plan it was trained under.
 
         Raises:
-            CheckpointError: no plan, or no such thing as a plan.
+            CheckpointError: There is no plan, or what is there is none.
         """
         try:
             return ShardingPlan.from_dict(self.info["plan"])
@@ -173,11 +174,11 @@ class Manifest:
 
 
 def to_json(manifest: Manifest) -> str:
-    """Write a manifest as text, a line per entry and per block, so that people can read and compare
-    it.
+    """Return a manifest as JSON text, a line per entry and per block, for people to read and
+    compare.
 
     Raises:
-        CheckpointError: something that is neither plain nor a single number.
+        CheckpointError: An entry is neither plain nor a single number.
     """
     own: dict[str, Any] = {"format": "recapp", "version": VERSION, "files": manifest.files}
     taken = {*own, "blocks", "checksum"} & set(manifest.info)
@@ -210,14 +211,14 @@ def _number(value: Any) -> Any:
 
 @lru_cache(maxsize=1)  # a run asks for one manifest a dozen times; a large one takes a second
 def from_json(raw: bytes, folder: Path) -> Manifest:
-    """Read what `to_json` wrote.
+    """Return the manifest of a text that `to_json` has made.
 
     Args:
-        raw: the bytes of the file.
-        folder: where it lies, for messages and for the manifest itself.
+        raw: The bytes of the file.
+        folder: The directory of the checkpoint, for messages and for the manifest itself.
 
     Raises:
-        CheckpointError: no manifest, a damaged one, one of a later version.
+        CheckpointError: It is no manifest, a damaged one, or one of a later version.
     """
     try:
         info: dict[str, Any] = json.loads(raw.decode())
@@ -234,14 +235,15 @@ def from_json(raw: bytes, folder: Path) -> Manifest:
         if sealed and not _is_sealed(raw):
             raise ValueError("its bytes are not those that were saved")
         files = {str(f): {**d, "bytes": int(d["bytes"])} for f, d in info.pop("files").items()}
-        blocks = tuple(Stored.from_dict(b) for b in info.pop("blocks"))
+        blocks = tuple(StoredBlock.from_dict(b) for b in info.pop("blocks"))
         _check_files(files, blocks)
     except _WRONG as error:
-        told = f"{type(error).__name__} {_short(str(error), quoted=False)}"
+        reason = f"{type(error).__name__} {_short(str(error), quoted=False)}"
         raise CheckpointError(
-            f"the manifest of checkpoint {folder} is damaged: {told}; use another checkpoint"
+            f"the manifest of checkpoint {folder} is damaged: {reason}; use another checkpoint"
         ) from error
-    if not sealed and not outside_rank() and PARENT_PID not in os.environ:  # a launcher has said it
+    # under a launcher the note was printed there
+    if not sealed and not external_rank() and PARENT_PID not in os.environ:
         console.note(f"{folder} was written by an earlier recapp: its manifest has no checksum")
     return Manifest(folder, info, blocks, files, zlib.crc32(raw))
 
@@ -251,8 +253,12 @@ def _is_sealed(raw: bytes) -> bool:
     return raw == body + _FOOT % zlib.crc32(body)
 
 
-def _check_files(files: Mapping[str, Mapping[str, Any]], blocks: tuple[Stored, ...]) -> None:
-    """Bound what the blocks hold by the sizes of their files."""
+def _check_files(files: Mapping[str, Mapping[str, Any]], blocks: tuple[StoredBlock, ...]) -> None:
+    """Check that the blocks hold no more bytes than their files.
+
+    Raises:
+        ValueError: They do, or a file has another directory in its name.
+    """
     held = dict.fromkeys(files, 0)
     for s in blocks:
         held[s.file] += s.end - s.begin
@@ -270,7 +276,7 @@ def _check_files(files: Mapping[str, Mapping[str, Any]], blocks: tuple[Stored, .
 
 
 def _short(value: Any, *, quoted: bool = True) -> str:
-    """Show a value in at most 80 characters of one line."""
+    """Return a value as one line of at most 80 characters."""
     try:
         text = json.dumps(value) if quoted else value
     except _WRONG:

@@ -1,10 +1,10 @@
 """`meta.pt`: the dense part of the model and Lightning's state, plain types in torch's own zip
 format.
 
-A pickle is a program. This one may only do what `plain` needs: `torch.load(weights_only=True)` runs
-no code, and before that the names it asks for are compared with a short list, so that nothing is
-made but dense tensors. What they hold is bounded by the file: its entries are not compressed and
-not larger than the file, storages are parts of it, and a tensor has as many values as its storage
+A pickle is a program. This one may only do what plain types need: `torch.load(weights_only=True)`
+runs no code, and before that the names it asks for are compared with a short list, so that nothing
+but dense tensors is made. What they hold is bounded by the file: its entries are not compressed and
+not larger than the file, storages are parts of it, and a tensor has no more values than its storage
 holds.
 """
 
@@ -37,15 +37,19 @@ _ASKED_FOR = {
     "__builtin__ complex",
     *(f"torch {name}" for name in (*_DTYPES, *_STORAGES)),
 }
-"""What the pickle of plain values and dense tensors names."""
+"""The names that a pickle of plain values and dense tensors asks for."""
 
 
 def write_meta(file: Path, meta: Mapping[str, Any]) -> None:
-    """Write plain values; what cannot be read back is an error now and not when it is needed.
+    """Write values in plain types, and read them back: what cannot be read is an error now.
+
+    Args:
+        file: The file to write.
+        meta: Anything that `recapp.checkpoints.plain_types.plain` can make plain.
 
     Raises:
-        CheckpointError: something that is not plain.
-        OSError: no space, no permission.
+        CheckpointError: Something in it cannot be made plain.
+        OSError: There is no space or no permission.
     """
     with open(file, "wb") as out:
         torch.save(plain(meta), out)
@@ -56,7 +60,7 @@ def write_meta(file: Path, meta: Mapping[str, Any]) -> None:
 
 
 def crc32_of(source: BinaryIO) -> str:
-    """The checksum of a whole open file, as the manifest has it."""
+    """Return the checksum of a whole open file, as the manifest has it: eight hex digits."""
     source.seek(0)
     found = 0
     while raw := source.read(1 << 20):
@@ -65,15 +69,15 @@ def crc32_of(source: BinaryIO) -> str:
 
 
 def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
-    """Read plain values; tensors are on the CPU.
+    """Read what `write_meta` has written; tensors are on the CPU.
 
     Args:
-        source: the file, open.
-        file: its name, for messages.
+        source: The open file.
+        file: Its name, for messages.
 
     Raises:
-        CheckpointError: no such file, or one that holds more than plain types, or more than it has
-            bytes.
+        CheckpointError: The file is damaged, holds other than plain types, or would expand to more
+            than its bytes.
     """
     try:
         _check_archive(source)
@@ -88,12 +92,13 @@ def read_meta(source: BinaryIO, file: Path) -> dict[str, Any]:
             if tensor.numel() * tensor.element_size() > held:
                 raise ValueError(f"a tensor of {tensor.numel():,} values in {held:,} bytes")
     except Exception as error:  # unpickling a damaged file can raise anything
-        told = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError(f"{file} cannot be read as plain types: {told}") from error
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CheckpointError(f"{file} cannot be read as plain types: {reason}") from error
     return meta
 
 
 def _check_archive(source: BinaryIO) -> None:
+    """Refuse an archive that expands beyond its file, or whose pickle asks for other names."""
     size = os.fstat(source.fileno()).st_size
     source.seek(0)
     with zipfile.ZipFile(source) as archive:
@@ -117,8 +122,11 @@ def _check_names(program: bytes) -> None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor inside plain containers. What is shared is visited once: a few bytes may refer
-    to themselves often enough to fill any memory."""
+    """Yield every tensor inside plain containers.
+
+    What is shared is visited once: a few bytes may refer to themselves often enough to fill any
+    memory.
+    """
     seen = set[int]()
     left = [value]
     while left:

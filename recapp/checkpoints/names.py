@@ -1,14 +1,14 @@
-"""Names of checkpoints: taken in one rename, never lost, and cleared of what killed saves have
+"""Names of checkpoints: given in one rename, never lost, and cleared of what killed saves have
 left.
 
-    step_000020.ckpt/            a checkpoint
+    step_000020.ckpt/                a checkpoint
     last.ckpt -> step_000020.ckpt    a link to one, replaced in one rename
-    last.ckpt -> last.ckpt.000027    the same, where it is a state that no other name has
-    a.ckpt.tmp                   is being written or deleted
-    a.ckpt.old                   had the name a.ckpt until a moment ago; readers look here, too
+    last.ckpt -> last.ckpt.000027    a link to a state that has no other name
+    a.ckpt.tmp                       is being written or deleted
+    a.ckpt.old                       had the name a.ckpt until a moment ago; readers look here, too
 
-A directory cannot be replaced in one rename, so a directory that stands in the way steps aside
-first, as `.old`. Nobody who is killed between those two renames loses it.
+A directory cannot be replaced in one rename, so a directory that has the name already is renamed to
+`.old` first. It is not lost if the process is killed between those two renames.
 """
 
 import os
@@ -21,18 +21,18 @@ _LEFT_BEHIND = re.compile(r".+\.ckpt\.(?:tmp|old|\d+(?:-\d+)?(?:\.tmp|\.old)?)")
 
 
 def beside(path: Path, suffix: str) -> Path:
-    """The name of a checkpoint while it is written ("tmp") or replaced ("old")."""
+    """Return the name of a checkpoint while it is written ("tmp") or replaced ("old")."""
     return path.with_name(f"{path.name}.{suffix}")
 
 
-def settled(path: Path) -> Path:
-    """Where a checkpoint is, also when its writer was killed between two renames."""
+def current_path(path: Path) -> Path:
+    """Return where a checkpoint is, also when its writer was killed between two renames."""
     asides = (beside(path, "old"), beside(Path(os.path.realpath(path)), "old"))
     return next((p for p in (path, *asides) if p.exists()), path)
 
 
-def settle(path: Path) -> None:
-    """Bring back what a killed writer has left aside."""
+def recover(path: Path) -> None:
+    """Give a checkpoint its name back that a killed writer has left as `.old`, or delete that."""
     aside = beside(path, "old")
     if not os.path.lexists(path) and os.path.lexists(aside):
         aside.rename(path)
@@ -40,9 +40,9 @@ def settle(path: Path) -> None:
 
 
 def take_name(new: Path, path: Path) -> None:
-    """Give a directory or a link the name `path`; what had it is gone afterwards.
+    """Give a directory or a link the name `path`; what had that name is deleted afterwards.
 
-    A link takes the place of a link in one rename. Whatever else is there steps aside for a moment.
+    A link replaces a link in one rename. Anything else is renamed to `.old` for a moment.
     """
     aside = beside(path, "old")
     if os.path.lexists(path) and not (path.is_symlink() and new.is_symlink()):
@@ -53,10 +53,8 @@ def take_name(new: Path, path: Path) -> None:
 
 
 def link(path: Path, target: Path) -> None:
-    """Make `path` a link to a checkpoint of the same file system; an earlier link is replaced at
-    once.
-    """
-    settle(path)
+    """Make `path` a link to a checkpoint of the same file system, over an earlier link."""
+    recover(path)
     new = beside(path, "tmp")
     remove(new)
     new.symlink_to(os.path.relpath(target, path.parent))
@@ -64,25 +62,28 @@ def link(path: Path, target: Path) -> None:
 
 
 def links_to(path: Path) -> list[Path]:
-    """The links to a checkpoint that lie beside it."""
+    """Return the links to a checkpoint that lie beside it."""
     names = [p for p in path.parent.glob("*.ckpt") if p.is_symlink()]
     return [p for p in names if os.path.realpath(p) == os.path.realpath(path)]
 
 
 def new_version(path: Path, number: int) -> Path:
-    """A free name for the directory that `path` is going to be a link to."""
+    """Return a free name for the directory that `path` is going to be a link to.
+
+    Args:
+        path: The name of the link.
+        number: The training step, which the new name contains.
+    """
     names = (
         beside(path, f"{number:06d}{again}") for again in ("", *(f"-{i}" for i in range(1, 1000)))
     )
     return next(name for name in names if not os.path.lexists(name))
 
 
-def sweep(folder: Path) -> None:
-    """Delete what killed saves have left in a folder, and versions that no link leads to any
-    more.
-    """
+def clean_up(folder: Path) -> None:
+    """Delete what killed saves have left in a directory, and versions that no link leads to."""
     for path in sorted(folder.glob("*.ckpt.old")):
-        settle(path.with_suffix(""))
+        recover(path.with_suffix(""))
     needed = {os.path.realpath(p) for p in folder.glob("*.ckpt") if p.is_symlink()}
     here = Path(os.path.realpath(folder))
     for path in here.glob("*.ckpt.*"):
@@ -91,7 +92,9 @@ def sweep(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names durable: synced files may still lose a rename with the power."""
+    """Write a directory's names to disk: files that are synced may still lose a rename with the
+    power.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,8 +1,8 @@
-"""Plain types only: what a checkpoint keeps must be readable without running anybody's code.
+"""Plain types: a checkpoint keeps nothing else, so that reading it runs nobody's code.
 
 `torch.load(weights_only=True)` refuses numpy scalars, paths, enums, OmegaConf's containers, ranges
-and dataclasses, and training states are full of them. They become what they stand for; anything
-else is refused when it is saved, not when it is needed.
+and dataclasses, and training states are full of them. They are turned into built-in types of equal
+value; anything else is refused when it is saved, not when it is needed.
 """
 
 from collections import OrderedDict
@@ -33,18 +33,18 @@ _BUILTIN_BASES: tuple[Any, ...] = (int, float, str, bytes)
 
 
 def plain(value: Any, where: str = "meta") -> Any:
-    """A copy made of plain types.
+    """Return a copy of a value that is made of plain types.
 
     Numpy scalars and arrays become numbers and lists; enums their values; paths text; any mapping a
     dict; any sequence a list, named tuples tuples; subclasses of a built-in that built-in. Tensors
     are detached, moved to the CPU and take only their own part of a larger storage along.
 
     Args:
-        value: anything.
-        where: its place, for messages.
+        value: Anything.
+        where: The dotted path to the value, for messages.
 
     Raises:
-        CheckpointError: something that is none of these, with its place.
+        CheckpointError: Something in it is none of these; the text names its dotted path.
     """
     if type(value) in _AS_THEY_ARE:
         return value
@@ -80,6 +80,7 @@ def _container(value: Any, where: str) -> Any:
 
 
 def _own(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU whose storage holds nothing but its own values."""
     here = tensor.detach().cpu()
     return (
         here.clone()

@@ -3,10 +3,9 @@
     stored by 2 ranks (row strips)         wanted by another plan (a column strip)
 
     +-----------------+ rank-00000         . . . +-----+
-    |  rows 0..600    |                    . . . |  x  |  <- rows 0..600 of its columns, a slice of
-        the first block
+    |  rows 0..600    |                    . . . |  x  |  <- a slice of the first block
     +-----------------+ rank-00001         . . . +-----+
-    |  rows 600..1000 |                    . . . |  x  |  <- rows 600..1000, a slice of the second
+    |  rows 600..1000 |                    . . . |  x  |  <- a slice of the second block
     +-----------------+                    . . . +-----+
 
 Pure: no file is opened here (`recapp/checkpoints/block_files.py` does).
@@ -23,7 +22,7 @@ import torch
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
 
-BLOCK_BYTES = 64 * 2**20  # of a stored row block: what saving copies and loading reads at a time
+BLOCK_BYTES = 64 * 2**20  # at most in a stored block: what saving copies at a time
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -39,31 +38,33 @@ DTYPES = {
 }
 
 
-class Stored(NamedTuple):
-    """One rectangle in a file.
-
-    `shape` is of the whole logical tensor, `dtype` torch's name, `begin` and `end` are bytes of the
-    file, `crc32` is of those bytes.
-    """
+class StoredBlock(NamedTuple):
+    """A rectangle of a logical tensor that is stored in a file."""
 
     table: str
     tensor: str
+    """`weight`, or the name of a state of the optimiser."""
     shape: tuple[int, int]
+    """The shape of the whole logical tensor."""
     rows: range
     cols: range
     dtype: str
+    """Torch's name of the dtype: `float32`."""
     file: str
     begin: int
+    """The first byte in the file."""
     end: int
+    """One past the last byte in the file."""
     crc32: int
+    """The checksum of these bytes."""
 
     @property
     def key(self) -> str:
-        """Its name in the safetensors file."""
+        """The rectangle's name in the safetensors file."""
         return block_key(self.table, self.tensor, self.rows, self.cols)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types: an entry of the manifest."""
+        """Return the rectangle as an entry of the manifest, in plain types."""
         return {
             "table": self.table,
             "tensor": self.tensor,
@@ -77,18 +78,18 @@ class Stored(NamedTuple):
         }
 
     @staticmethod
-    def from_dict(plain: dict[str, Any]) -> "Stored":
-        """The inverse of `to_dict`.
+    def from_dict(plain: dict[str, Any]) -> "StoredBlock":
+        """Return the rectangle of an entry that `to_dict` has made.
 
         Raises:
-            KeyError, TypeError, ValueError: an entry that `to_dict` would not write.
+            KeyError, TypeError, ValueError: `to_dict` would not make such an entry.
         """
         if plain["dtype"] not in DTYPES or Path(plain["file"]).name != plain["file"]:
             raise ValueError(f"dtype {plain['dtype']}, file {plain['file']}")
         shape = _pair(plain, "shape")
         held = _pair(plain, "bytes")
         rows, cols = (range(*_pair(plain, key)) for key in ("rows", "cols"))
-        made = Stored(
+        made = StoredBlock(
             str(plain["table"]),
             str(plain["tensor"]),
             shape,
@@ -106,7 +107,7 @@ class Stored(NamedTuple):
 
 
 def _pair(plain: dict[str, Any], key: str) -> tuple[int, int]:
-    """Two whole numbers of at least 0; True and 1.0 are none."""
+    """Return an entry of two whole numbers of at least 0; True and 1.0 are refused."""
     first, second = plain[key]
     if type(first) is not int or type(second) is not int or min(first, second) < 0:
         raise ValueError(f"{key} {plain[key]}")
@@ -114,27 +115,31 @@ def _pair(plain: dict[str, Any], key: str) -> tuple[int, int]:
 
 
 def block_key(table: str, tensor: str, rows: range, cols: range) -> str:
-    """The name of a rectangle in a file and in messages."""
+    """Return the name of a rectangle in a file and in messages."""
     return f"{table}/{tensor}/rows {rows.start}-{rows.stop}/cols {cols.start}-{cols.stop}"
 
 
 def overlap(a: range, b: range) -> range:
-    """What two ranges have in common; empty if nothing."""
+    """Return the range that two ranges have in common; empty if there is none."""
     return range(max(a.start, b.start), max(min(a.stop, b.stop), a.start, b.start))
 
 
-def check_tiling(stored: Sequence[Stored]) -> None:
+def check_tiling(stored: Sequence[StoredBlock]) -> None:
     """Check that the rectangles of one tensor cover it exactly once.
 
     Rectangles are visited by their first row. Those that reach that row are kept by their columns,
     in which they lie side by side, so each new one is compared with its two neighbours only.
 
+    Args:
+        stored: All stored rectangles of the tensor; at least one.
+
     Raises:
-        CheckpointError: shapes that differ, a rectangle that leaves the tensor, an overlap, a hole.
+        CheckpointError: Shapes differ, a rectangle leaves the tensor, two overlap, or there is a
+            hole.
     """
     name = f"table {stored[0].table}, {stored[0].tensor}"
     shape = stored[0].shape
-    beside: list[tuple[int, int]] = []  # first column, and place in `ordered`
+    beside: list[tuple[int, int]] = []  # first column, and index in `ordered`
     ends: list[tuple[int, tuple[int, int]]] = []  # one past the last row, and entry of `beside`
     ordered = sorted(stored, key=lambda s: s.rows.start)
     for number, s in enumerate(ordered):
@@ -163,12 +168,12 @@ def check_tiling(stored: Sequence[Stored]) -> None:
 
 
 def by(shape: tuple[int, int]) -> str:
-    """A shape for people."""
+    """Return a shape as text: `1,000 x 16`."""
     return f"{shape[0]:,} x {shape[1]:,}"
 
 
 def row_blocks(block: Block) -> list[range]:
-    """A held rectangle's rows in parts of at most `BLOCK_BYTES`, a row at least."""
+    """Return a held rectangle's rows in parts of at most `BLOCK_BYTES`, but at least one row."""
     per_row = len(block.cols) * block.data.element_size()
     step = max(1, BLOCK_BYTES // max(1, per_row))
     return [

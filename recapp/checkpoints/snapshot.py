@@ -19,30 +19,29 @@ from typing import Any, BinaryIO
 from recapp.checkpoints.block_files import Sources, check_bytes, fill_blocks, sources_of
 from recapp.checkpoints.manifest import META, Manifest, from_json
 from recapp.checkpoints.meta_file import crc32_of, read_meta
-from recapp.checkpoints.names import MANIFEST, settled
+from recapp.checkpoints.names import MANIFEST, current_path
 from recapp.checkpoints.rectangles import check_tiling
 from recapp.errors import CheckpointError, RankError
 from recapp.sharding.layout import Block
 from recapp.transport.communicator import Comm
 
-MANIFEST_BYTES = (
-    2**30
-)  # more than a million blocks need; a file of any size must not fill the memory
-ATTEMPTS = 100  # of opening a checkpoint whose name is given away again and again
+# more than a million blocks need; a file of any size must not fill the memory
+MANIFEST_BYTES = 2**30
+ATTEMPTS = 100  # to open a checkpoint whose name is given to other directories again and again
 
 Wanted = Callable[[Manifest], Iterable[str]]
-"""Which of a checkpoint's files a reader will want."""
+"""A function that returns the names of the checkpoint's files that a reader wants to open."""
 
 
 class Snapshot:
     """One version of a checkpoint, open for reading; a context manager.
 
     Args:
-        path: the checkpoint, as it was asked for.
-        wanted: the files to be opened.
+        path: The checkpoint, by the name that the caller uses.
+        wanted: Selects the files to be opened.
 
     Raises:
-        CheckpointError: no checkpoint, an incomplete or damaged one, one of a later version.
+        CheckpointError: There is no checkpoint, or it is incomplete, damaged or of a later version.
     """
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
@@ -51,7 +50,7 @@ class Snapshot:
         self._stack = ExitStack()
         with ExitStack() as undo:
             undo.push(self._stack)
-            folder = settled(path)
+            folder = current_path(path)
             self._handle = self._opened_directory(folder)
             raw = self._open(MANIFEST, MANIFEST_BYTES).read()
             self.manifest = from_json(raw, folder)
@@ -70,7 +69,7 @@ class Snapshot:
         try:
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise Absent(f"{self.path}: {error.strerror}") from error
+            raise NoCheckpoint(f"{self.path}: {error.strerror}") from error
         self._stack.callback(os.close, handle)
         return handle
 
@@ -80,10 +79,10 @@ class Snapshot:
             descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK, dir_fd=self._handle)
         except FileNotFoundError as error:
             absent = f"checkpoint {self.path} is incomplete: {file} is missing"
-            raise (Absent(absent) if file == MANIFEST else CheckpointError(absent)) from error
+            raise (NoCheckpoint(absent) if file == MANIFEST else CheckpointError(absent)) from error
         except OSError as error:
-            told = f"{self.path / file} cannot be read: {error.strerror}"
-            raise CheckpointError(told) from error
+            unreadable = f"{self.path / file} cannot be read: {error.strerror}"
+            raise CheckpointError(unreadable) from error
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or (most and found.st_size > most):
             os.close(descriptor)
@@ -99,26 +98,29 @@ class Snapshot:
             raise CheckpointError(f"checkpoint {self.path} is incomplete: {file} {state}")
 
     def opened(self, file: str) -> BinaryIO:
-        """One of the files that were wanted."""
+        """Return one of the files that were opened."""
         return self._files[file]
 
     def sources(self, blocks: Iterable[Block]) -> Sources:
-        """What held rectangles are filled from (`recapp.checkpoints.block_files.sources_of`)."""
+        """Return the stored rectangles that fill held ones
+        (`recapp.checkpoints.block_files.sources_of`).
+        """
         return sources_of(self.manifest.tensors, blocks)
 
     def fill(self, blocks: Iterable[Block]) -> None:
         """Fill held rectangles, whatever plan the checkpoint was saved under.
 
         Raises:
-            CheckpointError: a table, tensor or shape that is not the checkpoint's, a hole, damage.
+            CheckpointError: A table, tensor or shape is not the checkpoint's, there is a hole, or a
+                file is damaged.
         """
         fill_blocks(self.manifest.folder, self.sources(blocks), self.opened)
 
     def meta(self) -> dict[str, Any]:
-        """The plain part: dense parameters, Lightning's state; tensors on the CPU.
+        """Return the plain part: dense parameters and Lightning's state, with tensors on the CPU.
 
         Raises:
-            CheckpointError: a damaged file, or one that holds more than plain types.
+            CheckpointError: The file is damaged, or holds other than plain types.
         """
         file = self.manifest.folder / META
         if crc32_of(self.opened(META)) != self.manifest.files[META].get("crc32"):
@@ -129,13 +131,13 @@ class Snapshot:
         return read_meta(self.opened(META), file)
 
     def verify(self) -> int:
-        """Read all of it and compare every checksum; all files have to be open.
+        """Read the whole checkpoint and compare every checksum; all files have to be open.
 
         Returns:
-            The bytes read.
+            The number of bytes read.
 
         Raises:
-            CheckpointError: naming what is damaged.
+            CheckpointError: Something is damaged; the text names it.
         """
         for of_tensor in self.manifest.tensors.values():
             check_tiling(of_tensor)
@@ -144,20 +146,20 @@ class Snapshot:
         return read + int(self.manifest.files[META]["bytes"])
 
 
-class Absent(CheckpointError):
-    """There is no manifest: no checkpoint at all, as far as one can see."""
+class NoCheckpoint(CheckpointError):
+    """An error for a path without a manifest, which is no checkpoint at all."""
 
 
 def open_snapshot(path: Path, wanted: Wanted) -> Snapshot:
     """Open the version of a checkpoint that its name leads to now.
 
     Args:
-        path: the checkpoint, or a link to one.
-        wanted: the files that will be read.
+        path: The checkpoint, or a link to one.
+        wanted: Selects the files that will be read.
 
     Raises:
-        Absent: there is no checkpoint.
-        CheckpointError: an incomplete or damaged one, one of a later version.
+        NoCheckpoint: There is no checkpoint.
+        CheckpointError: It is incomplete, damaged or of a later version.
     """
     attempts = ATTEMPTS
     while True:
@@ -171,23 +173,27 @@ def open_snapshot(path: Path, wanted: Wanted) -> Snapshot:
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """What tells whether a name leads where it did before, to a directory that nobody has
-    changed.
-    """
+    """Return numbers that are equal while a name leads to one directory that nobody changes."""
     with suppress(OSError):
-        found = os.stat(settled(path))
+        found = os.stat(current_path(path))
         return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
     return ()
 
 
 def open_together(path: Path, wanted: Wanted, comm: Comm) -> Snapshot:
-    """Open one version of a checkpoint on all ranks, whoever replaces it meanwhile. Every rank
-    calls it.
+    """Open the same version of a checkpoint on all ranks, even if it is replaced meanwhile.
+
+    Every rank calls it.
+
+    Args:
+        path: The checkpoint, or a link to one.
+        wanted: Selects the files that this rank will read.
+        comm: The ranks.
 
     Raises:
-        Absent: there is no checkpoint.
-        CheckpointError: as `open_snapshot`; or the ranks see different checkpoints at that path.
-        RankError: another rank could not open it.
+        NoCheckpoint: There is no checkpoint.
+        CheckpointError: As of `open_snapshot`; or the ranks see different checkpoints at that path.
+        RankError: Another rank could not open it.
     """
     for _ in range(ATTEMPTS):
         mine: Snapshot | None = None
@@ -196,28 +202,31 @@ def open_together(path: Path, wanted: Wanted, comm: Comm) -> Snapshot:
             mine = open_snapshot(path, wanted)
         except CheckpointError as error:
             failure = error
-        seen = comm.gather((mine and mine.manifest.identity, failure and str(failure)))
+        seen = comm.all_gather((mine and mine.manifest.identity, failure and str(failure)))
         if mine and len({identity for identity, _ in seen}) == 1:
             return mine
         if mine:
             mine.__exit__()
-        refuse_together(path, failure, [said for _, said in seen])
+        refuse_together(path, failure, [text for _, text in seen])
     raise CheckpointError(
         f"the ranks do not see one checkpoint at {path}: is it on one file system?"
     )
 
 
-def refuse_together(path: Path, mine: Exception | None, said: Sequence[str | None]) -> None:
-    """Raise what this rank has to say of a checkpoint it cannot use, or that another rank has said
-    so.
+def refuse_together(path: Path, mine: Exception | None, error_W: Sequence[str | None]) -> None:
+    """Raise an error if any rank cannot use a checkpoint; return if all can.
 
     Args:
-        path: the checkpoint.
-        mine: this rank's own error.
-        said: the text of every rank's error, None where there is none.
+        path: The checkpoint.
+        mine: This rank's own error, if it has one.
+        error_W: The text of every rank's error; None where there is none.
+
+    Raises:
+        Exception: This rank's own error.
+        RankError: Another rank has an error and this one has none.
     """
     if mine:
         raise mine
-    for rank, text in enumerate(said):
+    for rank, text in enumerate(error_W):
         if text:
             raise RankError(f"rank {rank} could not read {path}: {text}")

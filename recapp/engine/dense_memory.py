@@ -12,7 +12,7 @@ from torch import nn
 from recapp.console import note
 from recapp.errors import ConfigError
 from recapp.processes.process_memory import free_memory_bytes, memory_pools
-from recapp.processes.rank_environment import place_of
+from recapp.processes.rank_environment import rank_info
 from recapp.tables.lookups import collections_in
 
 COPIES = 2  # weights and their gradients; what the optimiser keeps depends on the optimiser
@@ -40,9 +40,9 @@ def check_room(make: Callable[[], nn.Module]) -> None:
     held = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
     dense = {name: p for name, p in module.named_parameters() if id(p) not in held}
     needed = COPIES * sum(p.numel() * p.element_size() for p in dense.values())
-    place = place_of()
+    info = rank_info()
     pools = memory_pools(torch.device("cpu"))
-    free = free_memory_bytes([pools] * (place.local_world if place else 1))[0]
+    free = free_memory_bytes([pools] * (info.local_world if info else 1))[0]
     if free is not None and needed > free:
         name, largest = max(dense.items(), key=lambda item: item[1].numel())
         shape = " x ".join(f"{n:,}" for n in largest.shape)

@@ -28,7 +28,7 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     comm = collections[0].comm if collections else Comm()
     state = model.state_dict()
     tables = {name: value for name, value in state.items() if isinstance(value, list)}
-    headers_W = comm.gather(
+    headers_W = comm.all_gather(
         {name: [_header(strip) for strip in strips] for name, strips in tables.items()}
     )
     whole = {

@@ -1,8 +1,8 @@
-"""Data workers belong to their rank: they take no signals, end with it, and tell it what they
-cannot hand over.
+"""Data workers belong to their rank: they ignore signals, end with it, and report to it what they
+cannot send.
 
 `DataLoader` forks them, and a signal to a whole group of processes reaches them as well: without
-them the rank could not come to the step at which all ranks stop.
+them the rank could not get to the step at which all ranks stop.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ def prepare_children(signals: Sequence[int]) -> None:
     """Have processes that are forked from this one from now on behave as data workers.
 
     Args:
-        signals: which they disregard.
+        signals: The signals that they ignore.
     """
 
     def in_child() -> None:
@@ -29,14 +29,16 @@ def prepare_children(signals: Sequence[int]) -> None:
             signal.signal(number, signal.SIG_IGN)
         die_with_parent()
         if queues := sys.modules.get("multiprocessing.queues"):
-            queues.Queue._on_queue_feeder_error = _tell_the_rank
+            queues.Queue._on_queue_feeder_error = _report_to_rank
 
     os.register_at_fork(after_in_child=in_child)
 
 
-def _tell_the_rank(queue: Any, error: Exception, item: Any) -> None:
-    """A batch that cannot be sent, for want of shared memory, would be waited for without end: its
-    number leaves with the error.
+def _report_to_rank(queue: Any, error: Exception, item: Any) -> None:
+    """Send the rank the number of a batch that cannot be sent, with the error.
+
+    Without that the rank would wait for the batch without end, for example where shared memory has
+    run out.
     """
     from torch._utils import ExceptionWrapper
 

@@ -1,8 +1,8 @@
-"""What a rank says of faults that no setting of the user's names: no memory, no room on a disk, a
-rank that is silent or gone.
+"""Errors of the machine in one line each: no memory, no space on a disk, a rank that is silent or
+gone.
 
-The libraries below raise such faults in their own words, often far from where they can be mended;
-here they become one line.
+The libraries below raise them in their own words, often far from what can be done about them; here
+they become errors that name the setting to change.
 """
 
 import errno
@@ -36,13 +36,13 @@ SILENT = re.compile(
 GONE = re.compile(r"Connection (?:closed|reset) by peer|Connection closed by remote peer")
 
 
-def in_words(error: Exception, rank: int, directory: Path | None = None) -> Exception:
-    """An error for people, where it is one of these faults; else the error itself.
+def explain_error(error: Exception, rank: int, directory: Path | None = None) -> Exception:
+    """Return the error that explains an exception in one line, or the exception itself.
 
     Args:
-        error: what the rank has raised.
-        rank: its number.
-        directory: of the run.
+        error: What the rank has raised.
+        rank: The rank's number.
+        directory: The directory of the run.
     """
     if isinstance(error, RecappError):
         return error
@@ -52,15 +52,14 @@ def in_words(error: Exception, rank: int, directory: Path | None = None) -> Exce
             and _shared_memory_is_full()
             and not (directory and is_full(directory))
         ):
-            return _no_shared_memory(rank)
-        return full_disk(error.filename or directory or "the run's directory")
+            return _no_shared_memory_error(rank)
+        return full_disk_error(error.filename or directory or "the run's directory")
     causes = list(_with_causes(error))
     memory = any(
         isinstance(e, MemoryError) or getattr(e, "errno", 0) == errno.ENOMEM for e in causes
     )
     return (
-        in_words_of_text("\n".join(f"{type(e).__name__}: {e}" for e in causes), rank, memory)
-        or error
+        explain_output("\n".join(f"{type(e).__name__}: {e}" for e in causes), rank, memory) or error
     )
 
 
@@ -70,57 +69,61 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def in_words_of_text(text: str, rank: int, memory: bool = False) -> RecappError | None:
-    """The same of what a rank has printed before it died; None where it is none of these faults.
+def explain_output(text: str, rank: int, memory: bool = False) -> RecappError | None:
+    """Return the error that explains a text in one line; None where the text is none of these.
 
     Args:
-        text: of an exception, or the last lines of a log.
-        rank: whose they are.
-        memory: whether it is known to be about memory.
+        text: The text of an exception, or the last lines of the log of a rank that died.
+        rank: The rank's number.
+        memory: Whether it is known that memory has run out.
     """
     if NO_SHARED_MEMORY.search(text):
-        return _no_shared_memory(rank)
+        return _no_shared_memory_error(rank)
     if memory or NO_MEMORY.search(text):
         tried = TRIED.search(text)
         what = f": it tried to allocate {tried[1]}" if tried else ""
         return LaunchError(
             f"rank {rank} is out of memory{what}; use a smaller dataset.batch_size or tables.dim, "
-            "or more ranks "
-            "(trainer.devices) with +plan=row_wise"
+            "or more ranks (trainer.devices) with +plan=row_wise"
         )
     if NO_THREADS.search(text):
         return LaunchError(
             f"rank {rank} can start no more threads: memory or the number of processes is used up "
-            "(ulimit -v, ulimit -u, "
-            "or the container's limits); use fewer ranks (trainer.devices) here"
+            "(ulimit -v, ulimit -u, or the container's limits); use fewer ranks (trainer.devices) "
+            "here"
         )
     if found := SILENT.search(text):
-        return RankError(waited_in_vain(rank, "another rank", int(found[1] or found[2]) / 1000))
+        return RankError(timeout_message(rank, "another rank", int(found[1] or found[2]) / 1000))
     if GONE.search(text):
         return RankError(f"another rank has ended while rank {rank} waited for it")
     return None
 
 
-def waited_in_vain(rank: int, other: int | str, seconds: float) -> str:
-    """What a rank says that has waited for `launch.timeout`."""
+def timeout_message(rank: int, other: int | str, seconds: float) -> str:
+    """Return the text of the error of a rank that has waited for another for `launch.timeout`.
+
+    Args:
+        rank: The rank that has waited.
+        other: The rank that it waited for, or words for it.
+        seconds: How long it has waited.
+    """
     silent = f"rank {other}" if isinstance(other, int) else other
     return (
         f"rank {rank} has waited for {silent} for {seconds:g} seconds ({TIMEOUT}): it is stopped "
-        f"or stuck; raise {TIMEOUT} if "
-        "it only needs longer"
+        f"or stuck; raise {TIMEOUT} if it only needs longer"
     )
 
 
-def full_disk(place: object) -> LaunchError:
-    """The disk on which a directory or file is has no room left."""
+def full_disk_error(path: object) -> LaunchError:
+    """Return the error for a full disk under a directory or file."""
     return LaunchError(
-        f"the disk under {place} is full, or its quota is used up: make room there, or choose "
+        f"the disk under {path} is full, or its quota is used up: make room there, or choose "
         "another hydra.run.dir"
     )
 
 
 def is_full(directory: Path) -> bool:
-    """Whether nothing more can be written below a directory."""
+    """Return whether nothing more can be written below a directory."""
     try:
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(bytes(PROBE_BYTES))
@@ -130,16 +133,15 @@ def is_full(directory: Path) -> bool:
 
 
 def last_lines(logs: Iterable[Path], count: int) -> str:
-    """The last lines of log files, empty where there are none."""
+    """Return the last `count` lines of log files together; empty where there are none."""
     text = "\n".join(log.read_text(errors="replace").strip() for log in sorted(logs, reverse=True))
     return "\n".join(text.strip().splitlines()[-count:])
 
 
-def _no_shared_memory(rank: int) -> LaunchError:
+def _no_shared_memory_error(rank: int) -> LaunchError:
     return LaunchError(
         f"the data workers of rank {rank} found no room in shared memory ({_room()}): give "
-        f"{SHARED_MEMORY} more "
-        "(docker run --shm-size=1g), or set dataset.num_workers=0"
+        f"{SHARED_MEMORY} more (docker run --shm-size=1g), or set dataset.num_workers=0"
     )
 
 

@@ -1,13 +1,13 @@
 """What the process that has started the ranks does with signals: the first one asks the ranks to
 stop, the second one ends them.
 
-    Ctrl-C -> this process -> SIGINT to each rank -> they agree on a step, save and leave
+    Ctrl-C -> this process -> SIGINT to each rank -> they stop at the same step, save and leave
            -> this process leaves with code 130
 
 Ranks have sessions of their own, so a terminal's Ctrl-C reaches this process alone, and each rank
-hears of it once. A rank that does not take signals yet, because Python is still starting, has
-nothing to save and is ended by SIGTERM, whatever has come: SIGINT would have Python print a
-traceback, and a rank that is killed looks like one that memory ran out for.
+gets it once. A rank that does not handle signals yet, because Python is still starting, has nothing
+to save and is ended by SIGTERM, whichever signal came: SIGINT would have Python print a traceback,
+and a rank that is killed looks like one that memory ran out for.
 """
 
 import os
@@ -22,22 +22,22 @@ from types import FrameType
 from typing import Any
 
 from recapp.console import note
-from recapp.processes.stopping import SIGNALS, Stopped, heed
+from recapp.processes.stopping import SIGNALS, Stopped, raise_if_stopped
 
-# beyond launch.grace, or after the first rank has ended, before ranks that are still there are
-# killed
+# time beyond launch.grace, or after the first rank has ended, until ranks that are left are killed
 GRACE_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 
 
 class Forwarding:
-    """While this lasts, signals to this process are meant for its ranks.
+    """A context manager that forwards signals from this process to its ranks.
 
     Args:
-        run: the run id of the ranks, which their environment holds.
-        grace: seconds that ranks have to write a checkpoint.
+        run: The run id of the ranks, which their environment holds.
+        grace: The seconds that ranks have to write a checkpoint.
 
-    `number` is the first signal that came, 0 before.
+    Attributes:
+        number: The first signal that came; 0 before.
     """
 
     def __init__(self, run: str, grace: float) -> None:
@@ -49,12 +49,12 @@ class Forwarding:
         self._over = threading.Event()
 
     def __enter__(self) -> "Forwarding":
-        heed()  # nobody has told the ranks of a signal that came before them
+        raise_if_stopped()  # a signal that came before there were ranks
         for number in SIGNALS:
             handler = signal.getsignal(number)
             if not (number == signal.SIGHUP and handler == signal.SIG_IGN):  # nohup
                 self._kept[number] = handler
-                signal.signal(number, self._heard)
+                signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,21 +62,21 @@ class Forwarding:
         for number, handler in self._kept.items():
             signal.signal(number, handler)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.number:
             if not self._ranks:  # the first signal is still looking for them
-                self._tell_ranks()
+                self._signal_ranks()
             self._send(signal.SIGKILL)
             raise Stopped(self.number)
         self.number = number
-        if self._tell_ranks():
+        if self._signal_ranks():
             note(f"stopping after {signal.Signals(number).name}; a second one ends the run at once")
         threading.Thread(target=self._end_late_ones, name="end late ranks", daemon=True).start()
         if not self._ranks:
             raise Stopped(number)
 
-    def _tell_ranks(self) -> int:
-        """Send the signal to the ranks that are there; how many of them leave in their own time."""
+    def _signal_ranks(self) -> int:
+        """Send the signal to the ranks that are there; return how many of them handle it."""
         asked = 0
         for pid in _ranks_of(self.run):
             with suppress(ProcessLookupError):
@@ -88,13 +88,14 @@ class Forwarding:
         return asked
 
     def _end_late_ones(self) -> None:
-        """Kill ranks that do not end: all of them have the grace, and some seconds once one of them
-        has gone.
+        """Kill ranks that do not end in time.
+
+        All have the grace; once one of them has ended, the others have some seconds.
         """
         end = time.monotonic() + self.grace + GRACE_SECONDS
         while not self._over.wait(LOOK_SECONDS):
-            if not self._ranks:  # whoever was about to start them has lost `Stopped`
-                self._tell_ranks()
+            if not self._ranks:  # `Stopped` got lost, and ranks were started after the signal
+                self._signal_ranks()
             now = time.monotonic()
             if any(_has_ended(descriptor) for descriptor in self._ranks):
                 end = min(end, now + GRACE_SECONDS)
@@ -119,7 +120,7 @@ def _has_ended(descriptor: int) -> bool:
 
 
 def _ranks_of(run: str) -> list[int]:
-    """The processes that this one has started as ranks of a run."""
+    """Return the ids of the processes that this one has started as ranks of a run."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -135,7 +136,7 @@ def _ranks_of(run: str) -> list[int]:
 
 
 def _takes_signals(pid: int) -> bool:
-    """Whether a process has a handler for SIGTERM: Python itself puts in none."""
+    """Return whether a process has a handler for SIGTERM, which Python itself does not install."""
     try:
         caught = re.search(
             r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE

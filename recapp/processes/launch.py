@@ -1,4 +1,4 @@
-"""Starting ranks on this machine, ending them all, and saying which one failed.
+"""The launcher: it starts ranks on this machine, ends them all, and reports which one failed.
 
     python -m recapp.train       this process: settings, torch elastic's agent
       python -m recapp.worker    rank 0: its output is ours, so that a progress bar finds the
@@ -6,11 +6,11 @@
       python -m recapp.worker    rank 1: its output is in JOB/ranks/.../1/*.log
 
 A job has fresh processes, so a sweep never nests and a job that fails leaves nothing behind. Torch
-elastic starts and watches them. Around it stands what it leaves open: signals ask the ranks to stop
+elastic starts and watches them. This file adds what elastic lacks: signals ask the ranks to stop
 (`forwarding.py`; elastic would raise an `Exception` wherever it is, and end ranks in its own time),
-the rank that failed first is told from those that failed because of it, nothing of an outer
-launcher's environment reaches the ranks, and no name of this host has to resolve. The ranks' side
-is `rank_process.py`.
+the rank that failed first is distinguished from those that failed because of it, nothing of an
+outer launcher's environment reaches the ranks, and no name of this host has to resolve. The ranks'
+side is `rank_process.py`.
 """
 
 import logging
@@ -29,7 +29,7 @@ from typing import Any
 from recapp import errors
 from recapp.console import note, tracebacks_wanted
 from recapp.errors import ConfigError, LaunchError, RecappError
-from recapp.processes.faults import full_disk, in_words_of_text, is_full, last_lines
+from recapp.processes.faults import explain_output, full_disk_error, is_full, last_lines
 from recapp.processes.forwarding import GRACE_SECONDS, Forwarding
 from recapp.processes.rank_process import PARENT_PID
 from recapp.processes.startup_and_exit import loading
@@ -40,17 +40,21 @@ from recapp.processes.stopping import SIGNALS, Stopped
 ADDRESS = "127.0.0.1"
 CPU_RANKS = 2  # where there is no GPU and `trainer.devices` is auto
 ELASTIC_KILLS_AFTER_SECONDS = 30  # its fixed patience with the peers of a rank that failed
-LAST_LINES = 20  # of the output of a rank that died without a word
+LAST_LINES = 20  # of the output of a rank that died without an error file
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RANK_PREFIXES = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "TORCHELASTIC_")
-# exit codes of ranks
 STOPPED_BY = {code: number for number in SIGNALS for code in (128 + number, -number)}
+"""The signal that has stopped a rank, by the rank's exit code."""
 
 
 def rank_count(devices: int | str, accelerator: str = "auto") -> int:
-    """How many ranks `trainer.devices` asks for: a number, or `auto`: one per GPU, two on the CPU.
+    """Return how many ranks `trainer.devices` asks for.
 
-    torch is asked for GPUs only where the machine shows a sign of one: it takes seconds to import.
+    Torch is asked for GPUs only where the machine shows a sign of one: it takes seconds to import.
+
+    Args:
+        devices: A number of ranks, or `auto`: one for each GPU, two on the CPU.
+        accelerator: `trainer.accelerator`; `auto` uses GPUs where there are any.
 
     Raises:
         ConfigError: `devices` is neither, or there are fewer GPUs.
@@ -94,22 +98,23 @@ def launch(
     to_stderr: bool = False,
     grace: float = GRACE_TO_SAVE_SECONDS,
 ) -> None:
-    """Runs `python -m <module> --config <config_path>` as `ranks` processes on this machine and
-    waits for them.
+    """Run `python -m <module> --config <config_path>` as `ranks` processes on this machine and wait
+    for them.
 
     Args:
-        config_path: The settings of the job, in its directory; the ranks' logs lie below that.
-        ranks: How many processes.
-        module: Its `__main__` calls `rank_main`.
-        port: Where the ranks meet; 0 takes a free one.
-        to_stderr: Sends what rank 0 prints to standard error, because standard output is to be a
-            document.
-        grace: Seconds that ranks have to finish a checkpoint after a signal.
+        config_path: The file of the job's settings, in the job's directory; the ranks' logs lie
+            below that.
+        ranks: The number of processes.
+        module: A module whose `__main__` calls `rank_main`.
+        port: The port at which the ranks meet; 0 takes a free one.
+        to_stderr: Whether what rank 0 prints goes to standard error, because standard output is to
+            be a document.
+        grace: The seconds that ranks have to finish a checkpoint after a signal.
 
     Raises:
-        RecappError: The one that a rank raised; its notes tell more.
+        RecappError: The error that a rank raised; its notes may hold a traceback.
         LaunchError: A rank died of something else, or the port is taken.
-        Stopped: By a signal to this process or to a rank; all ranks are gone.
+        Stopped: A signal to this process or to a rank has ended the run; all ranks are gone.
     """
     with loading():
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
@@ -135,29 +140,35 @@ def launch(
             str(logs), redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)}
         ),
     )
-    told = Forwarding(run, grace)
+    forwarding = Forwarding(run, grace)
     failed = None
     try:
-        with told, _environment_of_ranks(ranks), _silent_elastic(), stdout_to_stderr(to_stderr):
+        with (
+            forwarding,
+            _environment_of_ranks(ranks),
+            _silent_elastic(),
+            stdout_to_stderr(to_stderr),
+        ):
             elastic_launch(config, sys.executable)("-u", "-m", module, "--config", str(config_path))
     except ChildFailedError as error:
         failed = _explanation(error.failures, logs, run)
     except Exception as error:
-        if not told.number:  # else it may be what elastic has made of `Stopped`
+        if not forwarding.number:  # else it may be what elastic has made of `Stopped`
             if isinstance(error, RendezvousError):
                 raise LaunchError(
                     f"the ranks could not meet at {ADDRESS}:{port} (launch.port): {error}"
                 ) from error
             raise
     finally:
-        if told.number:
+        if forwarding.number:
             _show_cursor()
-    _raise_what_ended(told.number, failed)
+    _raise_what_ended(forwarding.number, failed)
 
 
 def _raise_what_ended(signal_number: int, failed: RecappError | Stopped | None) -> None:
-    """Raise that a signal has ended the run, if one has, else what a rank failed of; a failure
-    beside a signal is a note.
+    """Raise `Stopped` if a signal has ended the run, else the error of the rank that failed.
+
+    A failure beside a signal is printed as a note. Nothing is raised if all ended well.
     """
     if not signal_number:
         if failed is not None:
@@ -169,7 +180,12 @@ def _raise_what_ended(signal_number: int, failed: RecappError | Stopped | None) 
 
 
 def _refuse_taken_port(port: int) -> None:
-    """Elastic would take whoever listens there for the meeting point, and wait."""
+    """Check that nobody listens at a port: elastic would take that for the ranks' meeting point.
+
+    Raises:
+        ConfigError: It is no port.
+        LaunchError: It is taken.
+    """
     if not isinstance(port, int) or not 0 <= port < 65536:
         raise ConfigError(f"launch.port={port}: give a number below 65536; 0 takes a free port")
     with socket.socket() as probe:
@@ -184,7 +200,7 @@ def _refuse_taken_port(port: int) -> None:
 
 @contextmanager
 def _environment_of_ranks(ranks: int) -> Iterator[None]:
-    """The environment that the ranks inherit; this process has its own back afterwards."""
+    """Set the environment that the ranks inherit; restore this process's own afterwards."""
     kept = dict(os.environ)
     for name in kept:
         if name in RANK_VARIABLES or name.startswith(RANK_PREFIXES):
@@ -210,8 +226,9 @@ def _resolves(host: str) -> bool:
 
 @contextmanager
 def _silent_elastic() -> Iterator[None]:
-    """Elastic's loggers tell each signal that they send; we say which rank failed, once. Each has a
-    level of its own.
+    """Silence elastic's loggers inside the `with`: they report each signal that elastic sends.
+
+    Each logger has a level of its own, so each is silenced.
     """
     names = [
         name
@@ -230,8 +247,10 @@ def _silent_elastic() -> Iterator[None]:
 
 @contextmanager
 def stdout_to_stderr(wanted: bool) -> Iterator[None]:
-    """Sends to standard error, where wanted, what this process and those it starts write on
-    standard output.
+    """Send to standard error what this process and those it starts write on standard output.
+
+    Args:
+        wanted: Whether to do so; else nothing changes.
     """
     if not wanted:
         yield
@@ -248,7 +267,7 @@ def stdout_to_stderr(wanted: bool) -> Iterator[None]:
 
 
 def _show_cursor() -> None:
-    """A progress bar hides the cursor, and a rank that is ended has no time to show it."""
+    """Show the cursor, which a rank's progress bar has hidden and had no time to show again."""
     if sys.stderr.isatty():
         sys.stderr.write("\x1b[?25h")
 
@@ -257,30 +276,34 @@ def _show_cursor() -> None:
 
 
 def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappError | Stopped:
-    """The error to raise for ranks that failed: elastic's `ProcessFailure` by rank; their logs are
-    in `logs/<run>_*/`.
+    """Return the error to raise for ranks that failed.
+
+    Args:
+        failures: Elastic's `ProcessFailure` by rank.
+        logs: The directory of the ranks' logs, which are in `logs/<run>_*/`.
+        run: The run id.
     """
     rank, failure = _first_to_fail(failures)
     if failure.exitcode in STOPPED_BY:
         return Stopped(STOPPED_BY[failure.exitcode])
     who = f"rank {rank} on {socket.gethostname()} (process {failure.pid})"
     if isinstance(failure.message, dict):
-        said = failure.message["message"]
+        message = failure.message["message"]
         calls = failure.message["extraInfo"]["py_callstack"]
-        kind, _, text = said.partition(": ")
+        kind, _, text = message.partition(": ")
         known = getattr(errors, kind, None)
         if isinstance(known, type) and issubclass(known, RecappError):
             error = known(text)
             if tracebacks_wanted():
                 error.add_note(calls)
             return error
-        error = LaunchError(f"{who} failed: {said}")
+        error = LaunchError(f"{who} failed: {message}")
         error.add_note(calls.rstrip())
         return error
     if is_full(logs):
-        return full_disk(logs.parent)
+        return full_disk_error(logs.parent)
     lines = last_lines(logs.glob(f"{run}_*/attempt_0/{rank}/std*.log"), LAST_LINES)
-    known_fault = in_words_of_text(lines, rank) if failure.exitcode == -signal.SIGABRT else None
+    known_fault = explain_output(lines, rank) if failure.exitcode == -signal.SIGABRT else None
     how = (
         f"exited with code {failure.exitcode}"
         if failure.exitcode > 0
@@ -306,22 +329,21 @@ def _explanation(failures: Mapping[int, Any], logs: Path, run: str) -> RecappErr
 
 
 def _first_to_fail(failures: Mapping[int, Any]) -> tuple[int, Any]:
-    """Elastic knows whole seconds only, and a rank may be slow to exit: its peers, cut off, are
-    often named in its place.
+    """Return the number of the rank that failed first, and its failure.
 
-    A rank that died without a word cannot have died of a peer's failure: that is an exception,
-    which it would have told. Among those that told, the first to write did.
+    Elastic knows whole seconds only, and a rank may be slow to exit: it often names a peer that was
+    cut off instead. A rank that died without an error file cannot have died of a peer's failure:
+    that is an exception, which it would have reported. Among those that reported, the first to
+    write has failed first.
     """
-    told = [item for item in failures.items() if os.path.exists(item[1].error_file)]
-    told.sort(key=lambda item: os.stat(item[1].error_file).st_mtime_ns)
+    reported = [item for item in failures.items() if os.path.exists(item[1].error_file)]
+    written = {rank: os.stat(failure.error_file) for rank, failure in reported}
+    reported.sort(key=lambda item: written[item[0]].st_mtime_ns)
     ended = set(STOPPED_BY)  # by elastic, after another had failed, or stopped by a signal
-    if (
-        told
-        and time.time() - os.stat(told[0][1].error_file).st_mtime >= ELASTIC_KILLS_AFTER_SECONDS
-    ):
+    if reported and time.time() - written[reported[0][0]].st_mtime >= ELASTIC_KILLS_AFTER_SECONDS:
         ended.add(-signal.SIGKILL)
     silent = [
-        item for item in failures.items() if item not in told and item[1].exitcode not in ended
+        item for item in failures.items() if item not in reported and item[1].exitcode not in ended
     ]
-    first: tuple[int, Any] = [*silent, *told, *failures.items()][0]
+    first: tuple[int, Any] = [*silent, *reported, *failures.items()][0]
     return first

@@ -1,4 +1,4 @@
-"""What a rank has where it runs: its host, and how much memory it can still give to tables.
+"""The host of a rank, and how much memory the rank can still give to tables.
 
 Memory comes from pools, and ranks share some of them:
 
@@ -35,16 +35,16 @@ _MAPPED = {resource.RLIMIT_AS: "VmSize:", resource.RLIMIT_DATA: "VmData:"}
 
 
 class Pool(NamedTuple):
-    """Memory that a rank takes from; `name` is the same on all ranks that take from it, empty where
-    it is the rank's alone.
-    """
+    """Memory that a rank takes from."""
 
     name: str
+    """The same on all ranks that take from this pool; empty where it is the rank's alone."""
     free_bytes: int
+    """What all these ranks together can still take."""
 
 
 def machine_id() -> str:
-    """One name for all processes on one machine, whatever their containers call it."""
+    """Return one name for all processes on one machine, whatever their containers call it."""
     try:
         return _BOOT.read_text().strip()
     except OSError:
@@ -52,8 +52,9 @@ def machine_id() -> str:
 
 
 def host_id() -> str:
-    """One name for all processes that share a network: hosts of one name are told apart, and so are
-    network namespaces.
+    """Return one name for all processes that share a network.
+
+    Hosts of one name have different ones, and so have network namespaces.
     """
     try:
         network = str(os.stat("/proc/self/ns/net").st_ino)
@@ -63,10 +64,10 @@ def host_id() -> str:
 
 
 def memory_pools(device: torch.device) -> list[Pool]:
-    """The pools that this rank's tables are taken from.
+    """Return the pools that this rank's tables are taken from.
 
     Args:
-        device: of the rank.
+        device: The device of the rank.
     """
     if device.type == "cuda":
         return [Pool("", int(torch.cuda.mem_get_info(device)[0]))]
@@ -74,11 +75,12 @@ def memory_pools(device: torch.device) -> list[Pool]:
 
 
 def free_memory_bytes(pools_W: Sequence[Sequence[Pool]]) -> list[int | None]:
-    """Bytes each rank can still allocate, if all do so at once: the least of its shares; None where
-    nothing tells.
+    """Return the bytes that each rank can still allocate if all do so at once.
+
+    That is the least of a rank's shares of its pools; None where no pool is known.
 
     Args:
-        pools_W: `memory_pools` of every rank.
+        pools_W: What `memory_pools` returned on every rank.
     """
     ranks = Counter(
         name for pools in pools_W for name in {pool.name for pool in pools if pool.name}
@@ -104,8 +106,9 @@ def _machine() -> Iterator[Pool]:
 
 
 def _cgroups() -> Iterator[Pool]:
-    """The process's own cgroup and those around it, as far as they are visible here; both versions
-    of the kernel's interface.
+    """Yield the pools of the process's own cgroup and those around it, as far as they are visible.
+
+    Both versions of the kernel's interface are read.
     """
     for folder in _cgroup_folders():
         for limit, used, files in (
@@ -133,7 +136,9 @@ def _cgroups() -> Iterator[Pool]:
 
 
 def _cgroup_folders() -> list[Path]:
-    """A container often sees its own cgroup as the root, under a path that is the host's: what does
+    """Return the directories of the process's own cgroup and of those around it.
+
+    A container often sees its own cgroup as the root, under a path that is the host's: what does
     not exist is left out.
     """
     try:
@@ -182,13 +187,15 @@ def _bytes_of(file: Path, field: str) -> int | None:
 
 
 def keep_freed_memory() -> bool:
-    """Has glibc keep freed memory instead of giving it back to the system; returns whether it will.
+    """Have glibc keep freed memory instead of giving it back to the system.
 
     A tensor of more than a few MB would otherwise be mapped, faulted in page by page (some 2 us per
     4 KB: 27 ms for an output of 55 MB, measured) and unmapped in every step. The price: a process
-    keeps what its largest step needed. Never done by importing anything: it is the choice of
-    whoever starts ranks (`engine.keep_freed_memory`), and of a script that calls this before it
-    builds its model.
+    keeps what its largest step needed. No import does this: whoever starts ranks decides it
+    (`engine.keep_freed_memory`), or a script that calls it before it builds its model.
+
+    Returns:
+        Whether glibc will do so.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, NEVER))

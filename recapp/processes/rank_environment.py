@@ -1,5 +1,5 @@
-"""Which rank this process is, where torchrun, srun or a person has started it as one of several;
-and what such ranks share.
+"""The rank environment: which rank this process is, where torchrun, srun or a person has started it
+as one of several, and what such ranks share.
 
 | started by | rank, ranks               | on this host               | where they meet            |
 |------------|---------------------------|----------------------------|----------------------------|
@@ -11,7 +11,7 @@ and what such ranks share.
 |            |                           | LOCAL_WORLD_SIZE, if not 0 |                            |
 |            |                           | of 1                       |                            |
 
-The ranks that `launch.py` starts are torchrun's to this file: both use torch elastic.
+The ranks that `launch.py` starts look like torchrun's here: both use torch elastic.
 """
 
 import fcntl
@@ -25,24 +25,24 @@ from datetime import datetime
 
 from recapp.errors import LaunchError
 
-# of steps under srun: below those that the kernel gives away by itself
+# for steps under srun: below the ports that the kernel assigns by itself
 FIRST_PORT = 15000
 PORTS = 10000
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 
 @dataclass(frozen=True)
-class Place:
-    """One rank among several.
+class RankInfo:
+    """What the environment says of a rank: its number, its host, and where it meets the others.
 
     Args:
-        rank: 0 to world - 1.
-        world: Ranks in all.
-        local_rank: Among the ranks of this host.
-        local_world: Ranks of this host.
-        node: Number of the host, as whoever started the ranks counts.
-        address: Where rank 0 listens.
-        port: The same.
+        rank: Its number among all ranks, 0 to world - 1.
+        world: The number of all ranks.
+        local_rank: Its number among the ranks of this host.
+        local_world: The number of ranks of this host.
+        node: The number of the host, as whoever started the ranks counts hosts.
+        address: The host at which rank 0 listens.
+        port: The port at which rank 0 listens.
     """
 
     rank: int
@@ -54,9 +54,11 @@ class Place:
     port: int
 
 
-def outside_rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """This process's rank, if torchrun, srun or a person has started it as one of several; else
-    None.
+def external_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return this process's rank if torchrun, srun or a person has started it as one of several.
+
+    Returns:
+        The number of the rank; None for a process that nobody has started as a rank.
     """
     if "TORCHELASTIC_RUN_ID" in environ and "RANK" in environ:
         return int(environ["RANK"])
@@ -67,30 +69,29 @@ def outside_rank(environ: Mapping[str, str] = os.environ) -> int | None:
     return None
 
 
-def started_outside(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is a rank already, so that none must be started."""
-    return outside_rank(environ) is not None
+def started_externally(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is a rank already, so that none must be started."""
+    return external_rank(environ) is not None
 
 
-def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
-    """Where this process stands among the ranks; None if it is no rank.
+def rank_info(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
+    """Return what the environment says of this rank; None if this process is no rank.
 
     Raises:
-        LaunchError: Ranks were started by hand, and what they were given does not say.
+        LaunchError: Ranks were started by hand, and their environment lacks variables.
     """
-    rank = outside_rank(environ)
+    rank = external_rank(environ)
     if rank is None:
         return None
     if "TORCHELASTIC_RUN_ID" not in environ and _started_by_srun(environ):
-        return _place_in_step(rank, environ)
+        return _rank_info_of_step(rank, environ)
     missing = [
         name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)
     ]
     if missing:
         raise LaunchError(
             f"ranks started by hand: RANK is set, but not {' and '.join(missing)}; each rank "
-            "needs RANK, WORLD_SIZE, "
-            "LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+            "needs RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
         )
     world = int(environ["WORLD_SIZE"])
     local_rank = int(environ.get("LOCAL_RANK", 0))
@@ -98,7 +99,7 @@ def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
     if not 0 <= rank < world:
         raise LaunchError(f"RANK={rank}: must be below WORLD_SIZE={world}, and not below 0")
     node = int(environ.get("GROUP_RANK", rank // local_world))
-    return Place(
+    return RankInfo(
         rank,
         world,
         local_rank,
@@ -110,8 +111,10 @@ def place_of(environ: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def _started_by_srun(environ: Mapping[str, str]) -> bool:
-    """srun, not the script that sbatch runs or a shell in an allocation: those have the variables,
-    but are one process.
+    """Return whether srun has started this process as one of several tasks.
+
+    The script that sbatch runs and a shell in an allocation have the variables as well, but are one
+    process.
     """
     script = environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
     return (
@@ -123,10 +126,10 @@ def _started_by_srun(environ: Mapping[str, str]) -> bool:
 
 
 def _typed_in_a_shell(environ: Mapping[str, str]) -> bool:
-    """Whether a person in an allocation has typed the command: then its shell is the task, and
-    gives it a process group of its own.
+    """Return whether a person has typed the command in a shell of an allocation.
 
-    The job's name alone does not say it: `srun` in that shell starts tasks under the same name.
+    Then that shell is the task, and gives the command a process group of its own. The job's name
+    alone does not decide: `srun` in that shell starts tasks under the same name.
     """
     if environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         return False
@@ -136,8 +139,11 @@ def _typed_in_a_shell(environ: Mapping[str, str]) -> bool:
         return True
 
 
-def _place_in_step(rank: int, environ: Mapping[str, str]) -> Place:
-    """A task of srun. Two steps of one job may run at once, so they meet at different ports."""
+def _rank_info_of_step(rank: int, environ: Mapping[str, str]) -> RankInfo:
+    """Return the rank of a task of srun.
+
+    Two steps of one job may run at once, so their ranks meet at different ports.
+    """
     node = int(environ.get("SLURM_NODEID", 0))
     local_rank = int(environ.get("SLURM_LOCALID", rank))
     tasks = _tasks_of_nodes(
@@ -148,7 +154,7 @@ def _place_in_step(rank: int, environ: Mapping[str, str]) -> Place:
     job = int(environ.get("SLURM_JOB_ID", 0))
     step = int(environ.get("SLURM_STEP_ID", 0))
     port = int(environ.get("MASTER_PORT") or FIRST_PORT + (37 * job + step) % PORTS)
-    return Place(
+    return RankInfo(
         rank,
         int(environ["SLURM_NTASKS"]),
         local_rank,
@@ -160,24 +166,25 @@ def _place_in_step(rank: int, environ: Mapping[str, str]) -> Place:
 
 
 def _tasks_of_nodes(counts: str) -> list[int]:
-    """SLURM's `2(x3),1` as 2, 2, 2, 1."""
+    """Return the tasks of each host: 2, 2, 2, 1 for SLURM's `2(x3),1`."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
     return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
 
 
 def _first_host(hosts: str) -> str:
-    """SLURM's `node[07-09,11],other` begins with node07."""
+    """Return the first host of SLURM's list: `node07` of `node[07-09,11],other`."""
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", hosts).split(",")[0]
 
 
 def shared_run_name(environ: Mapping[str, str] = os.environ) -> str:
-    """One name for the run that all ranks started from outside agree on: they share its directory.
+    """Return one name of the run for all ranks that others than `launch.py` have started.
 
-    `RECAPP_RUN_ID` if given; under torchrun rank 0's clock, told to the others through the agent's
-    store (the run id of torchrun is often just `none`); under srun the numbers of job and step.
+    The ranks share the run's directory, which has this name: `RECAPP_RUN_ID` if given; under
+    torchrun rank 0's clock, sent to the others through the agent's store (the run id of torchrun is
+    often just `none`); under srun the numbers of job and step.
 
     Raises:
-        LaunchError: Ranks started by hand have nothing in common but what they are given.
+        LaunchError: Ranks were started by hand without a name that they share.
     """
     if run := environ.get("RECAPP_RUN_ID"):
         return run
@@ -187,7 +194,7 @@ def shared_run_name(environ: Mapping[str, str] = os.environ) -> str:
 
         store = TCPStore(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), is_master=False)
         key = f"recapp/run_name/{environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        if outside_rank(environ) == 0:
+        if external_rank(environ) == 0:
             store.set(key, now)
         return str(store.get(key).decode())
     if _started_by_srun(environ):
@@ -202,17 +209,17 @@ def shared_run_name(environ: Mapping[str, str] = os.environ) -> str:
     )
 
 
-def interface_towards(place: Place) -> str | None:
-    """The network interface on the way to rank 0, or None where it cannot be told.
+def interface_towards(info: RankInfo) -> str | None:
+    """Return the network interface on the way to rank 0, or None where it cannot be found.
 
-    Gloo listens where this host's own name points, and many hosts call themselves 127.0.1.1: no
-    other host could reach them.
+    Gloo listens at the address of this host's own name, and that of many hosts is 127.0.1.1, which
+    no other host can reach.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((place.address, place.port))  # sends nothing
+            probe.connect((info.address, info.port))  # sends nothing
             own: str = probe.getsockname()[0]
-            if own.startswith("127.") and place.local_world < place.world:
+            if own.startswith("127.") and info.local_world < info.world:
                 return None
             return next(
                 (name for _, name in socket.if_nameindex() if _address_of(name, probe) == own), None
@@ -223,9 +230,9 @@ def interface_towards(place: Place) -> str | None:
 
 def _address_of(interface: str, probe: socket.socket) -> str | None:
     try:
-        answer = fcntl.ioctl(
+        found = fcntl.ioctl(
             probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface.encode()[:15])
         )
     except OSError:
         return None
-    return socket.inet_ntoa(answer[20:24])
+    return socket.inet_ntoa(found[20:24])

@@ -1,13 +1,13 @@
-"""A rank's side of being started: dying in time, and saying what went wrong.
+"""A rank's side of being launched: it ends in time, and reports what went wrong.
 
 The parent (`launch.py`, torchrun or srun) sees of a rank its exit code and an error file. So a rank
-here
 - dies with its parent, however that ends (the kernel sees to it), and soon after a signal, even
   inside a collective that will never return (`stopping.py`);
 - writes the exception that ends it to the file that torch elastic names, in elastic's format, and
   leaves at once.
 
-With ranks started from outside the command itself is a rank (`place.py`).
+Where others than `launch.py` have started the ranks, the command itself is a rank
+(`rank_environment.py`).
 """
 
 import faulthandler
@@ -26,29 +26,30 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import LaunchError
 from recapp.processes.data_workers import die_with_parent, end_children
-from recapp.processes.faults import in_words
-from recapp.processes.rank_environment import Place, interface_towards, outside_rank, place_of
+from recapp.processes.faults import explain_error
+from recapp.processes.rank_environment import RankInfo, external_rank, interface_towards, rank_info
 from recapp.processes.startup_and_exit import end_at_once, end_process
-from recapp.processes.stopping import Stopped, heeding, take_signals
+from recapp.processes.stopping import Stopped, raising_if_stopped, take_signals
 
-# pyarrow's allocator takes 1 GiB at once else, which a limit on memory counts whether used or not
+# else pyarrow's allocator takes 1 GiB at once, which a limit on memory counts whether used or not
 ARROW_RESERVE_KIB = "65536"
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # set by elastic for each rank
 PARENT_PID = "RECAPP_PARENT_PID"
-SECONDS_FOR_RANK_0 = 2  # to say it first, where a mistake is every rank's
-SECONDS_FOR_THE_SOURCE = 1  # the rank whose own error it is, to say it first
+SECONDS_FOR_RANK_0 = 2  # to report an error that all ranks have, before others do
+SECONDS_FOR_THE_SOURCE = 1  # for the rank whose own error it is to report it, before others do
 TERMINATED = 128 + signal.SIGTERM
 
 Body = Callable[[dict[str, Any], Path], None]
+"""The work of a rank: a function of the settings and of the job's directory."""
 
 
 def rank_main(body: Body) -> NoReturn:
-    """The `__main__` of a module that `launch` starts: reads the settings and runs `body(settings,
-    job directory)`.
+    """Run the work of a rank as the `__main__` of a module that `launch` starts; end the process.
 
-    An exception of the body goes to the error file, and the process leaves with code 1 without
-    waiting for threads or peers; after a signal that ended its work, with 128 + the signal's
-    number.
+    It reads the settings from the file that the command line names and calls `body(settings, job
+    directory)`. An exception of the body goes to the error file, and the process leaves with code 1
+    without waiting for threads or peers; after a signal that ended its work, with 128 + the
+    signal's number.
     """
     leave_with_parent()
     parser = ArgumentParser()
@@ -67,8 +68,9 @@ def rank_main(body: Body) -> NoReturn:
 
 
 def leave_with_parent() -> None:
-    """Has the kernel kill this process when its parent is gone, whatever ended that. Call it first:
-    torch takes seconds to import.
+    """Have the kernel kill this process when its parent is gone, whatever ended that.
+
+    Call it before torch is imported, which takes seconds.
     """
     die_with_parent()
     parent = os.environ.get(PARENT_PID)
@@ -78,30 +80,29 @@ def leave_with_parent() -> None:
 
 @contextmanager
 def as_rank(directory: Path | None = None) -> Iterator[None]:
-    """Inside, this process is a rank: it takes signals, and an exception is written where torch
-    elastic looks for it.
+    """Make this process a rank inside the `with`: it takes signals, and writes an exception where
+    torch elastic looks for it.
 
     Args:
-        directory: Of the run.
+        directory: The directory of the run.
 
     Raises:
-        Stopped: By a signal.
-        LaunchError: Ranks were started by hand, without what they need to meet; or nobody reads
-            what this one prints.
+        Stopped: A signal has ended the work.
+        LaunchError: Ranks were started by hand without the environment that they need to meet; or
+            nobody reads what this one prints.
     """
     faulthandler.enable()
     take_signals(write_error_file)
     os.environ.setdefault("MIMALLOC_ARENA_RESERVE", ARROW_RESERVE_KIB)
     try:
-        if place := place_of():
-            _fit_in(place)
-        with heeding():
+        if info := rank_info():
+            _set_defaults(info)
+        with raising_if_stopped():
             yield
     except BrokenPipeError as error:
         unread = LaunchError(
             "nobody reads standard output any more (a pipe whose reader has ended): send it "
-            "to a "
-            "file, or keep the reader"
+            "to a file, or keep the reader"
         )
         write_error_file(unread)
         raise unread from error
@@ -109,38 +110,38 @@ def as_rank(directory: Path | None = None) -> Iterator[None]:
         write_error_file(stopped)
         raise
     except Exception as error:
-        said = in_words(error, outside_rank() or 0, directory)
-        if getattr(said, "secondhand", False):
+        explained = explain_error(error, external_rank() or 0, directory)
+        if getattr(explained, "secondhand", False):
             time.sleep(SECONDS_FOR_THE_SOURCE)
-        write_error_file(said, error)
-        if said is error:
+        write_error_file(explained, error)
+        if explained is error:
             raise
-        raise said from error
+        raise explained from error
     finally:
         end_children()
 
 
-def _fit_in(place: Place) -> None:
-    """What torchrun and `launch` leave to the ranks, and srun and a person forget."""
+def _set_defaults(info: RankInfo) -> None:
+    """Set the number of threads and gloo's interface where whoever started the ranks has not."""
     cores = len(os.sched_getaffinity(0))
-    bound = cores < (os.cpu_count() or cores)  # whoever started us has divided them already
+    # whoever started the ranks may have divided the cores among them already
+    bound = cores < (os.cpu_count() or cores)
     os.environ.setdefault(
-        "OMP_NUM_THREADS", str(cores if bound else max(1, cores // place.local_world))
+        "OMP_NUM_THREADS", str(cores if bound else max(1, cores // info.local_world))
     )
-    if interface := interface_towards(place):
+    if interface := interface_towards(info):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
 
 def write_error_file(error: BaseException, cause: BaseException | None = None) -> None:
-    """Tells torch elastic why this rank ends, if elastic has started it; the first to tell is
-    heard.
+    """Report to torch elastic why this rank ends, if elastic has started it.
 
-    The file is there whole or not at all: elastic cannot read half of one. On a full disk there is
-    none.
+    Only the first report is kept. The file is there whole or not at all, as elastic cannot read
+    half of one; on a full disk there is none.
 
     Args:
-        error: What is told.
-        cause: Whose traceback is told, by default its own.
+        error: The error whose type and text are reported.
+        cause: The exception whose traceback is reported; by default `error` itself.
     """
     path = os.environ.get(ERROR_FILE)
     if path and not os.path.exists(path):
@@ -148,7 +149,7 @@ def write_error_file(error: BaseException, cause: BaseException | None = None) -
             "py_callstack": "".join(traceback.format_exception(cause or error)),
             "timestamp": str(int(time.time())),
         }
-        # that its reader knows
+        # the base class that the reader knows
         kind = next(
             (c for c in type(error).__mro__ if c.__module__ == "recapp.errors"), type(error)
         )
@@ -162,23 +163,25 @@ def write_error_file(error: BaseException, cause: BaseException | None = None) -
                 unfinished.unlink()
 
 
-def let_rank_0_speak() -> None:
-    """Waits, on ranks started from outside, for the one whose line is enough; it ends the others
-    before they repeat it.
+def wait_for_rank_0_error() -> None:
+    """Wait until rank 0 has reported an error that all ranks may have, and has ended this process.
 
-    That is the first rank of each host under torchrun, as each host has a terminal, else rank 0. If
-    the mistake was not that rank's as well, this one is still here afterwards, and speaks.
+    For ranks that others than `launch.py` have started: one line is enough for an error of all. The
+    rank that reports is the first one of each host under torchrun, as each host has a terminal,
+    else rank 0. If it does not have the error itself, this function returns, and the caller has to
+    report.
     """
-    rank = os.environ.get("LOCAL_RANK") if "TORCHELASTIC_RUN_ID" in os.environ else outside_rank()
+    rank = os.environ.get("LOCAL_RANK") if "TORCHELASTIC_RUN_ID" in os.environ else external_rank()
     if int(rank or 0):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(SECONDS_FOR_RANK_0)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process of a command; a rank that has failed does not wait for threads and for peers
-    that wait for it.
+    """End the process of a command with an exit code.
+
+    A rank that has failed does not wait for threads, nor for peers that wait for it.
     """
-    if code and outside_rank() is not None:
+    if code and external_rank() is not None:
         end_at_once(code)
     end_process(code)

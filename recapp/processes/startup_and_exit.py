@@ -17,7 +17,7 @@ from typing import NoReturn
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Inside, modules are imported, and the garbage collector rests."""
+    """Pause the garbage collector inside the `with`, where modules are imported."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -27,27 +27,30 @@ def loading() -> Iterator[None]:
             gc.enable()
 
 
-def keep_what_is_loaded() -> None:
-    """Has the collector pass over what is there now. Once in a process: the next run in it would
-    keep the garbage of the one before.
+def freeze_loaded_objects() -> None:
+    """Have the garbage collector pass over all objects that are there now.
+
+    Only the first call in a process does so: a later one would keep the garbage of the run before.
     """
     if not gc.get_freeze_count():
         gc.freeze()
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends the process as `sys.exit` does, threads and exit hooks included, but leaves its objects
-    to the system.
+    """End the process as `sys.exit` does, but leave its objects to the system.
+
+    Threads are waited for and exit hooks are run.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons, and for those of executors
+    # waits for threads that are not daemons, and for those of executors
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     end_at_once(code)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """Ends the process with all that it has said, and waits for nothing."""
+    """End the process after flushing its output, and wait for nothing."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # a shell may have closed it
-            with suppress(BrokenPipeError):  # whoever read it has seen enough
+            with suppress(BrokenPipeError):  # its reader has ended
                 stream.flush()
     os._exit(code)

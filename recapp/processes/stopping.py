@@ -1,20 +1,20 @@
-"""How a rank is told to stop: by SIGINT, SIGTERM, SIGHUP or SIGQUIT, from whoever sends them.
+"""How a process stops after a signal: SIGINT, SIGTERM, SIGHUP or SIGQUIT, from whoever sends it.
 
-    a command is imported     nothing is held: it says one line and ends where it is
-    before training           nothing is lost: `Stopped` is raised where the main thread is; of an
-                              import, at its end
-    in training               whoever listens is told (`recapp/trainer/ending.py`), and all ranks
+    a command is imported     nothing is held: it prints one line and ends where it is
+    before training           nothing is lost: `Stopped` is raised where the main thread is; during
+                              an import, at its end
+    in training               the listener is called (`recapp/trainer/ending.py`), and all ranks
                               stop at the same step
     a second signal           the process ends at once
     no end after some seconds the process ends; a checkpoint that is being written has
                               `launch.grace` seconds
 
 An exception that a handler raises can get lost: many a library takes whatever an import raises for
-the absence of a module, others raise something else on their way out. So the number is kept, and
-`heeding` raises `Stopped` whatever has become of the handler's exception.
+the absence of a module, others raise something else on their way out. So the signal's number is
+kept, and `raising_if_stopped` raises `Stopped` even if the handler's exception got lost.
 
 A signal often arrives more than once: a scheduler signals every process of a job, and a launcher
-among them passes it on. So what follows within a second of the first one is taken for the same.
+among them passes it on. So one that follows within a second of the first is taken for the first.
 
 A Python handler runs between two lines of the main thread, and a rank whose peers are gone may
 never come back from a collective. The kernel's signal wakes a thread at once, which keeps the time
@@ -36,19 +36,20 @@ from recapp.processes.data_workers import prepare_children
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 GRACE_SECONDS = 60.0  # launch.grace, where a stored configuration has none
 SAME_SIGNAL_SECONDS = 1.0
-SECONDS_BEFORE_TRAINING = 3.0  # for what cleans up after itself
+SECONDS_BEFORE_TRAINING = 3.0  # to clean up, where training has not begun
 SECONDS_TO_STOP = 8.0  # for the rest of a step and the summary
 LOOK_SECONDS = 0.1
-# of the functions that import a module, as tracebacks name it
+# the file of the functions that import a module, as tracebacks name it
 IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 
 
 class Stopped(SystemExit):
-    """A signal has ended the work of this process. The exit code is 128 + its number, as a shell
-    reports it.
+    """A signal has ended the work of this process.
+
+    The exit code is 128 + the signal's number, as a shell reports it.
 
     Args:
-        number: of the signal.
+        number: The number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -59,30 +60,30 @@ class Stopped(SystemExit):
         return signal.Signals(self.number).name
 
 
-def in_words(number: int) -> str:
-    """What is said of a run that a signal has ended."""
+def describe_stop(number: int) -> str:
+    """Return how a signal has ended a run, in words: `interrupted`, `stopped by SIGTERM`."""
     return "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
 
 
-class _Told:
-    """What this process has been told, and what it is doing."""
+class _SignalState:
+    """The signal that has come to this process, and what the process is doing."""
 
     def __init__(self) -> None:
-        # the first signal, and when it came
+        # the first signal (0 before), and when it came
         self.number = 0
         self.since = 0.0
-        self.raises = False  # `Stopped`, as soon as nothing is imported
-        self.holds = False  # a job's directory: `stoppable`
-        self.tell: Callable[[BaseException], None] = lambda error: None  # `take_signals`
+        self.raises = False  # whether to raise `Stopped` as soon as nothing is imported
+        self.holds = False  # whether a job's directory is held (`stoppable`)
+        self.report: Callable[[BaseException], None] = lambda error: None  # of `take_signals`
         self.listener: Callable[[int], None] | None = None
-        self.saving = False
+        self.saving = False  # whether a checkpoint is being written
         self.saved_at = 0.0
-        self.over = False
+        self.over = False  # whether signals are disregarded
         self.grace = GRACE_SECONDS
         self.kept: dict[int, Any] = {}  # handlers to be put back by `stop_listening`
 
-    def heard(self, number: int, frame: FrameType | None) -> None:
-        """The handler: the first signal counts here, the watching thread sees to the second."""
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: the first one counts here, the watching thread sees to the second."""
         if self.number or self.over:
             return
         self.number = number
@@ -94,8 +95,9 @@ class _Told:
         self._raise_after_imports(frame)
 
     def _raise_after_imports(self, frame: FrameType | None) -> None:
-        """Raise `Stopped`. While a module is imported, look again soon: half of one is of no
-        use.
+        """Raise `Stopped`, or while a module is imported try again soon.
+
+        A module that is half imported is of no use to whoever imports it next.
         """
         if not self.raises:
             return
@@ -108,15 +110,17 @@ class _Told:
         signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)
 
     def end(self, number: int) -> NoReturn:
-        self.tell(Stopped(number))
+        """Report that a signal ends this process, and end it at once."""
+        self.report(Stopped(number))
         os._exit(128 + number)
 
     def stop(self) -> NoReturn:
+        """Raise `Stopped` for the signal that has come."""
         self.raises = False
         raise Stopped(self.number)
 
     def deadline(self, since: float) -> float:
-        """Until when the process may go on after a first signal."""
+        """Return until when the process may go on after a first signal that came at `since`."""
         if self.listener is None:
             return since + SECONDS_BEFORE_TRAINING
         if self.saving:
@@ -124,10 +128,11 @@ class _Told:
         return max(since, self.saved_at) + SECONDS_TO_STOP
 
 
-_told = _Told()
+_state = _SignalState()
 
 
 def _imports(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported in this frame or one of its callers."""
     while frame is not None:
         if frame.f_code.co_filename == IMPORT_SYSTEM:
             return True
@@ -136,17 +141,17 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def end_on_signals() -> None:
-    """From here on a signal ends this process at once, with one line.
+    """Have a signal end this process at once, with one line, from here on.
 
-    For the first lines of a command, which holds nothing yet; never for what is imported as a
-    library.
+    For the first lines of a command, which holds nothing yet; never call it where a module is
+    imported as a library.
     """
     for number in _deadly():
         signal.signal(number, _end)
 
 
 def _deadly() -> list[int]:
-    """The signals that would end this process without a word, or with a traceback."""
+    """Return the signals that would end this process without a message, or with a traceback."""
     return [
         number
         for number in SIGNALS
@@ -155,65 +160,69 @@ def _deadly() -> list[int]:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    with suppress(OSError):
-        os.write(2, f"{in_words(number)}\n".encode())  # `print` may be where the signal has come
+    """Print one line on a signal and end the process at once."""
+    with suppress(OSError):  # not `print`, inside which the signal may have come
+        os.write(2, f"{describe_stop(number)}\n".encode())
     os._exit(128 + number)
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """While this lasts, signals that would end this process raise `Stopped`: a run is marked, a
-    lock is removed. A second one, after more than a second, ends the process at once.
+    """Have signals that would end this process raise `Stopped` inside the `with`.
+
+    So a run can be marked as stopped and its lock removed. A second signal, after more than a
+    second, ends the process at once.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if _told.number and time.monotonic() - _told.since > SAME_SIGNAL_SECONDS:
-            _end(_told.number, frame)
-        _told.heard(number, frame)
+        if _state.number and time.monotonic() - _state.since > SAME_SIGNAL_SECONDS:
+            _end(_state.number, frame)
+        _state.on_signal(number, frame)
 
     taken = {number: signal.getsignal(number) for number in _deadly()}
     try:
-        _told.holds = True
+        _state.holds = True
         for number in taken:
             signal.signal(number, stop)
-        with heeding():
+        with raising_if_stopped():
             yield
     finally:
-        _told.holds = False
+        _state.holds = False
         for number, handler in taken.items():
             if signal.getsignal(number) == stop:  # else this process has become a rank
                 signal.signal(number, handler)
-                _told.number = 0
-                _told.raises = False
+                _state.number = 0
+                _state.raises = False
 
 
 @contextmanager
-def heeding() -> Iterator[None]:
-    """Raise `Stopped` at both ends of this where a signal has come, whatever its exception
-    became.
+def raising_if_stopped() -> Iterator[None]:
+    """Raise `Stopped` at both ends of the `with` where a signal has come.
+
+    It does so whatever has become of the exception that the handler raised.
     """
-    heed()
+    raise_if_stopped()
     try:
         yield
     except Exception:
-        heed()
+        raise_if_stopped()
         raise
-    heed()
+    raise_if_stopped()
 
 
-def heed() -> None:
-    """Raise `Stopped` where a signal has come, unless training has been told of it."""
-    if _told.number and _told.listener is None:
-        _told.stop()
+def raise_if_stopped() -> None:
+    """Raise `Stopped` where a signal has come, unless a listener has been called with it."""
+    if _state.number and _state.listener is None:
+        _state.stop()
 
 
-def take_signals(tell: Callable[[BaseException], None]) -> None:
-    """Take the signals from here to the end of the process, which is a rank.
+def take_signals(report: Callable[[BaseException], None]) -> None:
+    """Handle the signals from here to the end of the process, which is a rank.
 
     Args:
-        tell: called with `Stopped` before the process ends without a word of its main thread.
+        report: Called with `Stopped` before the process ends without its main thread.
     """
-    _told.tell = tell
+    _state.report = report
     _take()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -225,10 +234,15 @@ def take_signals(tell: Callable[[BaseException], None]) -> None:
 def _take() -> None:
     for number in SIGNALS:
         if not (number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN):  # nohup
-            signal.signal(number, _told.heard)
+            signal.signal(number, _state.on_signal)
 
 
 def _watch(reading: int) -> None:
+    """End the process after a second signal, or when the time after the first one is over.
+
+    Args:
+        reading: The end of the pipe into which the kernel's signals are written.
+    """
     first = 0
     since = 0.0
     while True:
@@ -238,9 +252,9 @@ def _watch(reading: int) -> None:
         if not first and numbers:
             first = numbers[0]
             since = now
-        again = numbers and now - since > SAME_SIGNAL_SECONDS and not _told.over
-        if first and (again or now > _told.deadline(since)):
-            _told.end(first)
+        again = numbers and now - since > SAME_SIGNAL_SECONDS and not _state.over
+        if first and (again or now > _state.deadline(since)):
+            _state.end(first)
 
 
 def _pending(reading: int) -> bytes:
@@ -248,45 +262,47 @@ def _pending(reading: int) -> bytes:
 
 
 def listen(listener: Callable[[int], None], grace: float | None = None) -> None:
-    """Have the first signal from now on told to a function, instead of `Stopped` being raised.
+    """Have the first signal from now on call a function instead of raising `Stopped`.
 
     Args:
-        listener: called in the main thread, between any two lines of it, with the signal's number.
-        grace: seconds after it for a checkpoint that is being written.
+        listener: Called with the signal's number in the main thread, between any two of its lines.
+        grace: The seconds after the signal for a checkpoint that is being written.
     """
-    if signal.getsignal(signal.SIGTERM) != _told.heard:
-        _told.kept = {number: signal.getsignal(number) for number in SIGNALS}
+    if signal.getsignal(signal.SIGTERM) != _state.on_signal:
+        _state.kept = {number: signal.getsignal(number) for number in SIGNALS}
         _take()
-    _told.listener = listener
-    _told.number = 0
-    _told.grace = _told.grace if grace is None else grace
+    _state.listener = listener
+    _state.number = 0
+    _state.grace = _state.grace if grace is None else grace
 
 
 def stop_listening() -> None:
-    """Put back the handlers that were there before `listen`; in a rank, which has taken the signals
-    for good, nothing changes.
+    """Put back the handlers that were there before `listen`.
+
+    In a rank, which handles the signals to its end, nothing changes.
     """
-    if _told.kept:
-        for number, handler in _told.kept.items():
+    if _state.kept:
+        for number, handler in _state.kept.items():
             signal.signal(number, handler)
-        _told.kept = {}
-        _told.listener = None
-        _told.number = 0
+        _state.kept = {}
+        _state.listener = None
+        _state.number = 0
 
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """While this lasts, a checkpoint is written: the process has `launch.grace` seconds after a
-    signal.
+    """Mark that a checkpoint is being written inside the `with`.
+
+    The process then has `launch.grace` seconds after a signal.
     """
-    _told.saving = True
+    _state.saving = True
     try:
         yield
     finally:
-        _told.saving = False
-        _told.saved_at = time.monotonic()
+        _state.saving = False
+        _state.saved_at = time.monotonic()
 
 
 def disregard_signals() -> None:
-    """All is done that a signal could ask for: the process is about to end by itself."""
-    _told.over = True
+    """Let signals have no effect from now on: the process is about to end by itself."""
+    _state.over = True

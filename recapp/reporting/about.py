@@ -1,11 +1,11 @@
-"""What a run was made with: the facts that a person needs to make it again, or to doubt it.
+"""What a run was made with: what a person needs to repeat it, or to doubt it.
 
     {"dataset": "/data/clicks", "rows_train": 5142, "rows_val": 858, "model": "DLRM", "tables": 26,
      "table_rows": 1008234, "batch_size": 1024, "precision": "32-true", "hosts": ["node7"],
      "device": "cpu", "version_recapp": "0.1.0", ..., "date": "2026-11-22T10:15:00+00:00"}
 
-Rank 0 writes them into `metrics.json`, which is flat, when training ends; the foot of a report
-reads them. Seed, ranks and plan stand beside them there.
+Rank 0 writes these entries into `metrics.json`, which is flat, when training ends; the foot of a
+report shows them. Seed, ranks and plan stand beside them there.
 """
 
 import platform
@@ -28,14 +28,14 @@ def about(
     tables: Sequence[EmbeddingBagConfig],
     device: str,
 ) -> dict[str, Any]:
-    """Return the facts of a training run that has just ended.
+    """Return the entries that say what a training run was made with; it has just ended.
 
     Args:
-        settings: Composed and resolved.
-        rows: Rows to train on and rows to validate on.
+        settings: The settings, composed and resolved.
+        rows: The number of rows to train on and of rows to validate on.
         hosts: The host of each rank.
         tables: The embedding tables of the model.
-        device: Of rank 0.
+        device: The device of rank 0.
     """
     dataset = settings["dataset"]
     return {
@@ -66,15 +66,15 @@ def versions() -> dict[str, str]:
 
 
 def foot(runs: Sequence[Mapping[str, Any]], seeds: Sequence[Any]) -> list[tuple[str, str]]:
-    """Return what runs were made with as names and texts; where they differ, all that occurs.
+    """Return what runs were made with, as pairs of a name and a text; where they differ, all texts.
 
     Args:
-        runs: What `about` returned of each run; empty where it recorded nothing.
+        runs: What `about` returned for each run; empty where it recorded nothing.
         seeds: The seed of each run.
     """
 
-    def each(tell: Callable[[Mapping[str, Any]], Any]) -> str:
-        found = (tell(run) for run in runs if run)
+    def each(text_of: Callable[[Mapping[str, Any]], Any]) -> str:
+        found = (text_of(run) for run in runs if run)
         return "; ".join(dict.fromkeys(str(one) for one in found if one not in (None, "")))
 
     days = sorted(str(run["date"]) for run in runs if run.get("date"))
@@ -107,11 +107,11 @@ def _model(run: Mapping[str, Any]) -> str:
 
 
 def _versions(run: Mapping[str, Any]) -> str:
-    told = {k.removeprefix(VERSION): v for k, v in run.items() if k.startswith(VERSION)}
-    return ", ".join(f"{name} {text}" for name, text in told.items())
+    found = {k.removeprefix(VERSION): v for k, v in run.items() if k.startswith(VERSION)}
+    return ", ".join(f"{name} {text}" for name, text in found.items())
 
 
 def _minute(date: str) -> str:
-    """`2026-11-22 10:15 +00:00` of an ISO date."""
+    """Return an ISO date to the minute: `2026-11-22 10:15 +00:00`."""
     found = datetime.fromisoformat(date)
     return f"{found:%Y-%m-%d %H:%M} {found:%Z}".replace("UTC+", "+").strip()

@@ -1,15 +1,15 @@
 """The table that compares the jobs of a sweep, read from the directories that the jobs left.
 
-    SWEEP/multirun.yaml               what was asked for: +plan=mixed,row_wise
-    SWEEP/0/.hydra/overrides.yaml     what this job was: +plan=mixed
-    SWEEP/0/metrics.json              how it went
+    SWEEP/multirun.yaml               the sweep's overrides: +plan=mixed,row_wise
+    SWEEP/0/.hydra/overrides.yaml     this job's overrides: +plan=mixed
+    SWEEP/0/metrics.json              its results
     SWEEP/0/error.json                why it failed or was stopped, in one line
     SWEEP/comparison.csv              all of it, a line for each job
 
-It is read anew after each job: no job needs to have told another anything, and an interrupted sweep
-has its table. Only which jobs are of the sweep is taken from `comparison.csv`, which lists each
-from its start: those of an earlier sweep may lie in the same directory, and times of files do not
-survive every copy.
+It is read anew after each job: jobs need not know of each other, and an interrupted sweep has its
+table. Only which jobs are of the sweep is taken from `comparison.csv`, which lists each from its
+start: those of an earlier sweep may lie in the same directory, and times of files do not survive
+every copy.
 """
 
 import csv
@@ -39,7 +39,7 @@ METRICS = (
 )
 COMPARISON_FILE = "comparison.csv"
 RUNNING = "running"  # status of a job that has begun and not ended
-# what else a record has was varied by the sweep
+# keys of every record; all others are settings that the sweep varied
 FIXED = ("job", "status", "plan", "error", *METRICS)
 SEED = "seed"
 TABLE = (  # 80 characters hold it
@@ -59,7 +59,7 @@ TABLE = (  # 80 characters hold it
 def compare(
     sweep: Path, jobs: Sequence[Path] | None = None, *, running: bool = False
 ) -> list[dict[str, Any]]:
-    """A flat record for each job of a sweep so far, in the order of their numbers.
+    """Return a flat record for each job of a sweep so far, in the order of their numbers.
 
     Args:
         sweep: The directory of the sweep.
@@ -70,20 +70,19 @@ def compare(
         Records with `job, status, plan`, the other settings that were varied, what `METRICS` lists
         (bytes per rank: the fullest rank's; the quartiles of steps), and `error`. The status is
         what `metrics.json` says (`ok`, or `stopped` with results), `failed`, or `stopped` by Ctrl-C
-        or without a word.
+        or without any message.
     """
     jobs = jobs_of(sweep) if jobs is None else jobs
-    said = [overrides_of(job) for job in jobs]
-    asked = _overrides(sweep / "multirun.yaml")
-    names = varied(said, asked)
+    overrides = [overrides_of(job) for job in jobs]
+    names = varied(overrides, _overrides(sweep / "multirun.yaml"))
     return [record_of(job, names, running=running and job == jobs[-1]) for job in jobs]
 
 
 def jobs_of(sweep: Path) -> list[Path]:
-    """The directories of a sweep's jobs so far, in the order of their numbers; none where it is not
-    a sweep's.
+    """Return the directories of a sweep's jobs so far, in the order of their numbers.
 
-    They are those that its `comparison.csv` lists; without one all runs in the directory.
+    They are those that its `comparison.csv` lists; without one all runs in the directory. Where the
+    directory is not a sweep's there are none.
     """
     found = [file.parent.parent for file in sweep.glob("*/.hydra/overrides.yaml")]
     listed = _listed(sweep / COMPARISON_FILE)
@@ -94,7 +93,7 @@ def jobs_of(sweep: Path) -> list[Path]:
 
 
 def _listed(path: Path) -> set[str]:
-    """The names of the jobs in a table that `write_csv` has written."""
+    """Return the names of the jobs in a table that `write_csv` has written."""
     try:
         with path.open(newline="") as file:
             return {row["job"] for row in csv.DictReader(file) if "job" in row}
@@ -102,37 +101,37 @@ def _listed(path: Path) -> set[str]:
         return set()
 
 
-def varied(said: Sequence[Mapping[str, str]], asked: Mapping[str, str]) -> list[str]:
-    """Return the settings that a sweep varies, without the plan.
+def varied(jobs: Sequence[Mapping[str, str]], sweep: Mapping[str, str]) -> list[str]:
+    """Return the names of the settings that a sweep varies, without the plan.
 
     Args:
-        said: The overrides of each job so far.
-        asked: Those of the sweep, `seed=1,2`, where it has left them (Optuna's sweeper does not):
-            so that the first job alone has the columns of the whole sweep.
+        jobs: The overrides of each job so far.
+        sweep: The overrides of the sweep, `seed=1,2`, if it has left them (Optuna's sweeper does
+            not): with them the first job alone has the columns of the whole sweep.
     """
-    names = dict.fromkeys(name for job in said for name in job if name != "plan")
+    names = dict.fromkeys(name for job in jobs for name in job if name != "plan")
     return [
         name
         for name in names
-        if len({job.get(name) for job in said}) > 1
-        or (asked and any(name in job and asked.get(name) != job[name] for job in said))
+        if len({job.get(name) for job in jobs}) > 1
+        or (sweep and any(name in job and sweep.get(name) != job[name] for job in jobs))
     ]
 
 
 def record_of(job: Path, names: Sequence[str] = (), *, running: bool = False) -> dict[str, Any]:
-    """The flat record of one run.
+    """Return the flat record of one run; `compare` lists its keys.
 
     Args:
-        job: its directory.
-        names: the settings that its sweep varies.
+        job: The directory of the run.
+        names: The settings that its sweep varies.
         running: Whether it has only begun.
     """
-    said = overrides_of(job)
-    return _record(job, said, {name: said.get(name) for name in names}, running=running)
+    overrides = overrides_of(job)
+    return _record(job, overrides, {name: overrides.get(name) for name in names}, running=running)
 
 
 def write_csv(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Writes records as CSV: the new file is there whole, or the old one still is."""
+    """Write records as CSV; after a crash either the whole new file is there or the old one."""
     names = list(dict.fromkeys(name for record in records for name in record))
     last = [name for name in (*METRICS, "error") if name in names]
     unfinished = path.with_name(f"{path.name}.tmp")
@@ -144,35 +143,36 @@ def write_csv(records: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def lines_of_table(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The records as `TABLE` shows them: named by what differs between them."""
+    """Return the records as `TABLE` shows them, each with a name made of what differs."""
     return [
         {**record, "what": name} for record, name in zip(records, names_of(records), strict=True)
     ]
 
 
 def names_of(records: Sequence[Mapping[str, Any]], leave_out: Sequence[str] = ()) -> list[str]:
-    """Name each record by what differs between them: `mixed lr=0.01`; by its plan where nothing
-    does.
+    """Return a name for each record made of the settings that differ: `mixed lr=0.01`.
+
+    Where nothing differs it is the plan.
 
     Args:
-        records: Of runs.
-        leave_out: Settings that a name does not tell, such as the seed.
+        records: The records of the runs.
+        leave_out: Settings that stand in no name, such as the seed.
     """
     columns = {
         name: [record.get(name) for record in records]
         for name in dict.fromkeys(n for r in records for n in r)
         if name not in leave_out and (name == "plan" or name not in FIXED)
     }
-    telling = {
+    differing = {
         name: texts_of(values) for name, values in columns.items() if len(set(map(str, values))) > 1
     }
-    if not telling:
+    if not differing:
         return [str(record["plan"]) for record in records]
-    short = short_names([name for name in telling if name != "plan"]) | {"plan": ""}
+    short = short_names([name for name in differing if name != "plan"]) | {"plan": ""}
     return [
         " ".join(
             f"{short[name]}={texts[i]}" if short[name] else texts[i]
-            for name, texts in telling.items()
+            for name, texts in differing.items()
             if columns[name][i] is not None
         )
         or "defaults"
@@ -181,9 +181,7 @@ def names_of(records: Sequence[Mapping[str, Any]], leave_out: Sequence[str] = ()
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Return for each dotted name as many of its last parts as tell it from the others: `dense.lr`
-    beside `sparse.lr`.
-    """
+    """Return for each dotted name its shortest unique ending: `dense.lr`, `sparse.lr`."""
     found = {}
     for name in names:
         parts = name.split(".")
@@ -200,7 +198,7 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def texts_of(values: Sequence[Any]) -> list[str]:
-    """Return settings as text: numbers with as few digits, from three on, as tell them apart."""
+    """Return settings as text: numbers with the fewest digits, at least three, that differ."""
     for digits in range(3, 17):
         texts = [
             f"{value:.{digits}g}" if isinstance(value, float) else str(value) for value in values
@@ -211,13 +209,14 @@ def texts_of(values: Sequence[Any]) -> list[str]:
 
 
 def overrides_of(job: Path) -> dict[str, str]:
-    """Return what the command line said of a job: `{"plan": "mixed", "seed": "2"}`."""
+    """Return the settings of a job's command line: `{"plan": "mixed", "seed": "2"}`."""
     return _overrides(job / ".hydra" / "overrides.yaml")
 
 
 def _overrides(path: Path) -> dict[str, str]:
-    """`{"plan": "mixed", "seed": "2"}` from a job's list of overrides, or from a sweep's own record
-    of its command line, under the names of today.
+    """Return `{"plan": "mixed", "seed": "2"}` from the file of a job's or a sweep's overrides.
+
+    Settings have the names of today.
     """
     try:
         content = yaml.safe_load(path.read_text())
@@ -229,7 +228,7 @@ def _overrides(path: Path) -> dict[str, str]:
 
 
 def _record(
-    job: Path, said: Mapping[str, str], swept: Mapping[str, str | None], *, running: bool
+    job: Path, overrides: Mapping[str, str], swept: Mapping[str, str | None], *, running: bool
 ) -> dict[str, Any]:
     failure = read_document(job / "error.json") or {}
     metrics = {} if running else read_document(job / "metrics.json") or {}
@@ -243,7 +242,7 @@ def _record(
         else "stopped"
     )
     status = RUNNING if running else status
-    plan = metrics.get("plan") or said.get("plan") or "automatic"
+    plan = metrics.get("plan") or overrides.get("plan") or "automatic"
     if isinstance(metrics.get("bytes_per_rank"), list):
         metrics["bytes_per_rank"] = max(metrics["bytes_per_rank"], default=None)
     first, third = metrics.get("step_ms_quartiles") or (None, None)
@@ -262,12 +261,12 @@ def _record(
 
 
 def finite(value: Any) -> Any:
-    """Return a number as it is, and None for one that is none: NaN, an infinity, a text."""
+    """Return a finite number as it is, and None for anything else: NaN, an infinity, a text."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _number(text: str) -> int | float | str:
-    """A number where the text is one; `inf` and `nan` stay text."""
+    """Return a text as a number if it is one; `inf` and `nan` stay text."""
     try:
         return int(text)
     except ValueError:

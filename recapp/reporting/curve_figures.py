@@ -1,4 +1,4 @@
-"""Curves of a metric as training went on: validation, and training beside it."""
+"""Pictures of a metric over the steps of training: validation's curve, and training's beside it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,22 +22,26 @@ from recapp.reporting.variants import Interval, Run, Variant
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORED = 6  # curves that are told apart by colour; of more, the best ones are
-BEST_COLORED = 3
-START = 0.25  # of the steps: readings so early may lie outside
-FLAT = 2.5  # times as high a picture would have to be for them
+COLORED = 6  # up to so many curves have a colour each
+BEST_COLORED = 3  # of more curves only so many of the best have one
+START = 0.25  # share of the steps whose readings may lie outside of the picture
+FLAT = 2.5  # they do where the picture would have to be so many times as high
 QUIET_NAME = "the other runs"
-ALT_VALUES = 12  # told in words for who cannot see the picture
-TRAINING = {"val_auc": "train_auc", "val_log_loss": "train_loss"}  # training's curve for each
+ALT_VALUES = 12  # listed in the text for readers who cannot see the picture
+TRAINING = {"val_auc": "train_auc", "val_log_loss": "train_loss"}
+"""Training's curve beside each curve of validation."""
 
 
 def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Picture | str:
-    """Draw a metric of validation, and training's beside it, as training went on.
+    """Draw a metric of validation over the steps of training, and training's beside it.
 
     Args:
-        name: Of the metric: `val_auc`.
-        variants: What is compared.
-        objective: Chooses the best.
+        name: The name of the metric: `val_auc`.
+        variants: The variants to compare.
+        objective: The metric that decides which variants are best.
+
+    Returns:
+        The picture, or a sentence that says why there is none.
     """
     training = TRAINING.get(name)
     shown = [one for one in (name, training) if one]
@@ -49,8 +53,8 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Pict
     with sheet(COLUMN, 3.2 + legend_height(_named(variants, colors))) as s:
         axes = s.axes[0]
         title = Objective(name).title
-        for place, (variant, color) in enumerate(zip(variants, colors, strict=True)):
-            order = 1 if color == GRID else 4 + place
+        for number, (variant, color) in enumerate(zip(variants, colors, strict=True)):
+            order = 1 if color == GRID else 4 + number
             if training:
                 _curve(axes, variant, training, color, order=min(order, 3), validation=False)
             _curve(axes, variant, name, color, order=order, validation=True)
@@ -65,14 +69,14 @@ def curves(name: str, variants: Sequence[Variant], objective: Objective) -> Pict
         step_axis(axes.xaxis)
         axes.grid(True, axis="y")
         last = [(v.name, end) for v in variants if (end := v.measure(lambda run: run.value(name)))]
-        told = "; ".join(f"{label} {end.mean:.5f}" for label, end in last[:ALT_VALUES])
-        alt = f"Curves over steps; {title} of the checkpoints that are kept: {told}."
+        values = "; ".join(f"{label} {end.mean:.5f}" for label, end in last[:ALT_VALUES])
+        alt = f"Curves over steps; {title} of the checkpoints that are kept: {values}."
         caption = " ".join([*_about_curves(variants, training), *outside])
         return s.finish(file_of(name), title_of(name), alt, caption)
 
 
 def file_of(name: str) -> str:
-    """Return the name of its file, without suffix."""
+    """Return the name of that picture's file, without suffix."""
     return f"curve_of_{name}"
 
 
@@ -82,7 +86,7 @@ def title_of(name: str) -> str:
 
 
 def _colors(variants: Sequence[Variant], objective: Objective) -> list[str]:
-    """A colour for each variant; of many the best ones have one, the others are grey."""
+    """Return a colour for each variant; of many only the best have one, the others are grey."""
     if len(variants) <= COLORED:
         return list(SERIES_COLORS[: len(variants)])
     best = [variant.name for variant, _ in objective.ranked(variants)[:BEST_COLORED]]
@@ -92,7 +96,7 @@ def _colors(variants: Sequence[Variant], objective: Objective) -> list[str]:
 def _curve(
     axes: "Axes", variant: Variant, name: str, color: str, *, order: int, validation: bool
 ) -> None:
-    """The mean of the runs, and for validation a band between them."""
+    """Draw the mean of a variant's runs, and for validation a band from lowest to highest."""
     runs = [curve for run in variant.runs if (curve := run.curve(name))]
     at = sorted(set(runs[0]).intersection(*runs[1:])) if runs else []
     if not at:
@@ -117,7 +121,11 @@ def _style(validation: bool, readings: int = 2) -> dict[str, Any]:
 def _leave_out_the_start(
     axes: "Axes", variants: Sequence[Variant], names: Sequence[str]
 ) -> list[str]:
-    """Let the first readings lie outside where they would press all others flat; says so."""
+    """Let the first readings lie outside where they would press all others flat.
+
+    Returns:
+        A sentence that says so, if they do.
+    """
     curves_ = [run.curve(name) for variant in variants for run in variant.runs for name in names]
     end = max(step for curve in curves_ for step in curve)
     early = [value for curve in curves_ for step, value in curve.items() if step <= START * end]
@@ -134,7 +142,7 @@ def _leave_out_the_start(
 
 
 def _mark_best(axes: "Axes", run: Run, name: str, objective: Objective) -> None:
-    """Where the checkpoint that is kept was written, on the curve that it was chosen by."""
+    """Mark where the kept checkpoint was written, on the curve of the metric that chose it."""
     readings = run.curve(name)
     step = run.metrics.get("checkpoint_step")
     if name == objective.name and step in readings:
@@ -146,7 +154,7 @@ def _mark_best(axes: "Axes", run: Run, name: str, objective: Objective) -> None:
 
 
 def _named(variants: Sequence[Variant], colors: Sequence[str]) -> list[str]:
-    """The names that the legend will have."""
+    """Return the names that the legend will have."""
     own = [variant.name for variant, color in zip(variants, colors, strict=True) if color != GRID]
     return [*(own if len(variants) > 1 else []), QUIET_NAME, "validation", "training"]
 
@@ -154,7 +162,7 @@ def _named(variants: Sequence[Variant], colors: Sequence[str]) -> list[str]:
 def _legend(
     axes: "Axes", variants: Sequence[Variant], colors: Sequence[str], training: bool
 ) -> None:
-    """Names of colours where there are several, then of dashes."""
+    """Add to the legend the variants by colour, if there are several, then the kinds of lines."""
     if len(variants) > 1:
         for variant, color in zip(variants, colors, strict=True):
             if color != GRID:

@@ -2,7 +2,7 @@
 people read them, files.
 
 Colours of few things are Okabe and Ito's, of phases and of memory Paul Tol's; many ranks share the
-scale `viridis`. None is told by its colour alone: bars are stacked in the order of the legend,
+scale `viridis`. Nothing is marked by its colour alone: bars are stacked in the order of the legend,
 shards carry their rank's number where there is room.
 """
 
@@ -27,12 +27,11 @@ DPI = 120
 # inches: a page's column, so that texts stay legible on a phone and pictures stand side by side
 # elsewhere
 COLUMN = 5.0
-# of a column's width; inches
-LEGEND_LETTERS = 66
-LEGEND_LINE = 0.185
+LEGEND_LETTERS = 66  # that fit into the width of a column
+LEGEND_LINE = 0.185  # inches
 BAR = "#0072B2"
 BEST = "#D55E00"
-# text, text of second rank, lines behind
+# colours of text, of less important text, of grid lines
 INK = "#1a1a1a"
 QUIET = "#595959"
 GRID = "#d9d9d9"
@@ -93,15 +92,15 @@ _STYLE: Any = {
 
 @dataclass
 class Picture:
-    """A figure with what belongs to it.
+    """A finished figure in both formats, with its title and texts.
 
     Args:
-        name: of its files, without suffix.
-        title: above it.
-        alt: what it shows, for who cannot see it: with its main numbers.
-        caption: how to read it.
-        svg: as text.
-        png: as bytes.
+        name: The name of its files, without suffix.
+        title: The title above it.
+        alt: What it shows, with its main numbers, for readers who cannot see it.
+        caption: How to read it.
+        svg: The SVG as text.
+        png: The bytes of the PNG.
     """
 
     name: str
@@ -113,14 +112,20 @@ class Picture:
 
     @property
     def least_width(self) -> int:
-        """Pixels of a screen below which its labels are too small to read: as many as it is wide in
-        points, as they have their points.
+        """The width in screen pixels below which its labels are too small to read.
+
+        That is its width in points: a pixel a point keeps the size that the labels were given.
         """
         width = re.match(r'<svg[^>]* width="([\d.]+)pt"', self.svg)
         return math.ceil(float(width[1])) if width else 0
 
     def write(self, folder: Path, *suffixes: str) -> list[Path]:
-        """Its files, `<name>.png` and `<name>.svg` or one of them; their paths."""
+        """Write its files and return their paths.
+
+        Args:
+            folder: The directory to write to.
+            suffixes: `png`, `svg` or both.
+        """
         paths = [folder / f"{self.name}.{suffix}" for suffix in suffixes]
         for path in paths:
             path.write_bytes(self.png if path.suffix == ".png" else self.svg.encode())
@@ -128,24 +133,29 @@ class Picture:
 
 
 class Sheet:
-    """A figure under way: `axes` from above to below; `finish` makes a picture of what was
-    drawn.
-    """
+    """A figure that is being drawn on: its `axes` from top to bottom; `finish` makes a picture."""
 
     def __init__(self, figure: "Figure", axes: "list[Axes]") -> None:
         self.figure = figure
         self.axes = axes
 
     def finish(self, name: str, title: str, alt: str, caption: str) -> Picture:
-        """The picture in both formats; equal figures give equal files. The PNG, which stands alone,
-        has the title above it.
+        """Return what was drawn as a picture; equal figures give equal bytes.
+
+        The PNG, which stands alone, has the title above it.
+
+        Args:
+            name: The name of its files, without suffix.
+            title: The title.
+            alt: What the picture shows, for readers who cannot see it.
+            caption: How to read it.
         """
         svg = io.StringIO()
         png = io.BytesIO()
         self.figure.savefig(
             svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
         )
-        self.figure.set_layout_engine("none")  # it is laid out: the same again
+        self.figure.set_layout_engine("none")  # it is laid out already: keep that
         self.figure.text(
             0.01,
             1 + 0.1 / self.figure.get_figheight(),
@@ -163,13 +173,14 @@ class Sheet:
 
 @contextmanager
 def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Iterator[Sheet]:
-    """An empty figure in the house's style, which holds inside the `with`.
+    """Open an empty figure in the style of all pictures, which holds inside the `with`.
 
     Args:
-        width: inches.
-        height: inches.
-        rows: axes below each other; none leaves one without frame, ticks or margins, in inches.
-        columns: axes side by side.
+        width: The width in inches.
+        height: The height in inches.
+        rows: The number of axes below each other; 0 makes a single one without frame, ticks or
+            margins, whose units are inches.
+        columns: The number of axes side by side.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -187,19 +198,20 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1) -> Itera
 
 
 def byte_unit(most: float) -> tuple[float, str]:
-    """The unit in which numbers of bytes up to `most` are told, in powers of ten: `(1e6, "MB")`."""
+    """Return scale and name of the unit for numbers of bytes up to `most`: `(1e6, "MB")`."""
     return next((unit for unit in BYTE_UNITS if most >= unit[0]), (1.0, "B"))
 
 
 def size(n: float) -> str:
-    """Bytes for people: 308.5 MB; parts of a byte there are none."""
+    """Return a number of bytes as text: `308.5 MB`; whole bytes below 1 kB."""
     scale, name = byte_unit(n)
     return f"{n / scale:.{0 if scale == 1 else 1}f} {name}"
 
 
 def spec_of(values: Iterable[float | None]) -> str:
-    """The format of the numbers of a column: as many decimals for all as show three digits of the
-    largest, below 1000 at least one.
+    """Return one number format for all values of a column.
+
+    It has as many decimals as show three digits of the largest value; below 1000 at least one.
     """
     largest = max((abs(value) for value in values if value), default=0.0)
     decimals = 2 - math.floor(math.log10(largest)) if largest else 1
@@ -207,17 +219,17 @@ def spec_of(values: Iterable[float | None]) -> str:
 
 
 def step_axis(axis: Any) -> None:
-    """Ticks of an axis of steps: whole numbers, also where there is one reading alone."""
+    """Set the ticks of an axis of steps to whole numbers, also where there is a single reading."""
     from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(nbins=9, min_n_ticks=1, integer=True, steps=[1, 2, 5, 10]))
 
 
 def byte_axis(axis: Any) -> None:
-    """Ticks of an axis as sizes: whole bytes, all in the unit of the longest."""
+    """Set the ticks of an axis to sizes: whole bytes, all in the unit of the largest."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    def tick(n: float, place: int | None) -> str:
+    def tick(n: float, position: int | None) -> str:
         scale, name = byte_unit(max(axis.get_view_interval()))
         return f"{n / scale:,.10g} {name}" if n else "0"
 
@@ -228,8 +240,8 @@ def byte_axis(axis: Any) -> None:
 
 
 def rank_colors(world: int) -> list[str]:
-    """A colour for each rank: eight that are apart, or for more ranks a scale on which neighbours
-    are alike.
+    """Return a colour for each rank: up to eight distinct ones; for more ranks a scale of colours
+    on which neighbours look alike.
     """
     if world <= len(RANK_COLORS):
         return list(RANK_COLORS[:world])
@@ -240,7 +252,7 @@ def rank_colors(world: int) -> list[str]:
 
 
 def ink_on(color: Any) -> str:
-    """Black or white, whatever reads better on a colour."""
+    """Return black or white, whichever reads better on a colour."""
     from matplotlib.colors import to_rgb
 
     red, green, blue = to_rgb(color)
@@ -249,26 +261,36 @@ def ink_on(color: Any) -> str:
 
 def stacked(
     axes: "Axes",
-    places: Sequence[float],
+    positions: Sequence[float],
     parts: Mapping[str, Sequence[float]],
     colors: Mapping[str, str],
     width: float = 0.8,
     *,
-    lying: bool = False,
+    horizontal: bool = False,
 ) -> list[float]:
-    """Draws bars of parts on each other, with a white line between them; returns how long they
-    are.
+    """Draw stacked bars with a white line between their parts.
+
+    Args:
+        axes: The axes to draw on.
+        positions: Where each bar lies on the axis across the bars.
+        parts: For each part its length in every bar.
+        colors: The colour of each part.
+        width: How thick a bar is, in units of that axis.
+        horizontal: Whether bars grow to the right instead of upwards.
+
+    Returns:
+        The length of each bar.
     """
-    ends = [0.0] * len(places)
-    line: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4 if len(places) < 200 else 0.0}
+    ends = [0.0] * len(positions)
+    line: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4 if len(positions) < 200 else 0.0}
     for name, values in parts.items():
-        if lying:
+        if horizontal:
             bars = axes.barh(
-                places, values, width, left=ends, label=name, color=colors[name], **line
+                positions, values, width, left=ends, label=name, color=colors[name], **line
             )
         else:
             bars = axes.bar(
-                places, values, width, bottom=ends, label=name, color=colors[name], **line
+                positions, values, width, bottom=ends, label=name, color=colors[name], **line
             )
         for bar in bars:
             # inside the axes: a thousand of them would be asked for their extent
@@ -278,8 +300,11 @@ def stacked(
 
 
 def legend_beside(axes: "Axes", *, of_stack: bool = False) -> None:
-    """Names of what is drawn, right of the axes, where they cover nothing; those of standing bars
-    from top to bottom.
+    """Put the legend to the right of the axes, where it covers nothing.
+
+    Args:
+        axes: The axes with what is drawn.
+        of_stack: Whether it names the parts of vertical bars, to be listed from top to bottom.
     """
     axes.legend(
         loc="upper left",
@@ -290,9 +315,7 @@ def legend_beside(axes: "Axes", *, of_stack: bool = False) -> None:
 
 
 def legend_below(figure: "Figure", axes: "Axes") -> None:
-    """Names of what is drawn, below everything and whole: as many side by side as there is room
-    for.
-    """
+    """Put the legend below the figure, no name cut: as many side by side as there is room for."""
     handles, names = axes.get_legend_handles_labels()
     columns, texts = _set_legend(names)
     figure.legend(
@@ -306,13 +329,13 @@ def legend_below(figure: "Figure", axes: "Axes") -> None:
 
 
 def legend_height(names: Sequence[str]) -> float:
-    """Inches that `legend_below` takes for some names."""
+    """Return the height in inches that `legend_below` takes for some names."""
     columns, texts = _set_legend(names)
     return LEGEND_LINE * (-(-len(texts) // columns) + sum(text.count("\n") for text in texts)) + 0.1
 
 
 def _set_legend(names: Sequence[str]) -> tuple[int, list[str]]:
-    """How many names stand side by side, and each on as many lines as it needs."""
+    """Return how many names stand side by side, and each name on as many lines as it needs."""
     texts = [
         "\n".join(textwrap.wrap(name, LEGEND_LETTERS, break_on_hyphens=False)) for name in names
     ]

@@ -1,4 +1,4 @@
-"""The page of an evaluation: the metrics of a checkpoint, what they are of, its settings.
+"""The page of an evaluation: the metrics of a checkpoint on which data, and its settings.
 
 An evaluation takes no steps, so there are no curves, no phases and no memory to show.
 """
@@ -11,19 +11,19 @@ from recapp.reporting.settings_table import Defaults, settings_table
 from recapp.reporting.variants import Run
 
 ROWS = {"val": "validation", "test": "test"}  # what a split is called
-TOLD = ("ckpt_path", "split")  # settings that the page says anyhow
+SHOWN_ELSEWHERE = ("ckpt_path", "split")  # settings that stand elsewhere on the page
 
 
 def evaluation_page(run: Run, defaults: Defaults) -> tuple[str, list[str]]:
     """Return the title and the parts of an evaluation's page.
 
     Args:
-        run: That ended, well or not.
-        defaults: Composes the settings of a run that is told nothing but some options.
+        run: An evaluation that has ended, well or not.
+        defaults: Composes the default settings under some options of groups.
     """
     rows = ROWS.get(str(run.split), str(run.split))
-    kept = {name: value for name, value in run.settings.items() if name not in TOLD}
-    without = _without_told(defaults)
+    kept = {name: value for name, value in run.settings.items() if name not in SHOWN_ELSEWHERE}
+    without = _without_shown_elsewhere(defaults)
     parts = _opening(run, rows)
     if run.metrics:
         parts += [page.heading("Settings that differ from the defaults")]
@@ -34,8 +34,8 @@ def evaluation_page(run: Run, defaults: Defaults) -> tuple[str, list[str]]:
     return f"Evaluation on {rows} data{ended}", parts
 
 
-def _without_told(defaults: Defaults) -> Defaults:
-    return lambda chosen: {k: v for k, v in defaults(chosen).items() if k not in TOLD}
+def _without_shown_elsewhere(defaults: Defaults) -> Defaults:
+    return lambda chosen: {k: v for k, v in defaults(chosen).items() if k not in SHOWN_ELSEWHERE}
 
 
 def _opening(run: Run, rows: str) -> list[str]:
@@ -57,7 +57,7 @@ def _opening(run: Run, rows: str) -> list[str]:
 
 
 def _foot(run: Run) -> list[tuple[str, str]]:
-    """Where it lies and what it read; an evaluation records nothing else of how it was made."""
+    """Return directory and data for the foot: an evaluation records nothing else of its making."""
     dataset = run.settings.get("dataset")
     given = dataset if isinstance(dataset, dict) else {}
     path = given.get(f"{run.split}_path") or given.get("path")

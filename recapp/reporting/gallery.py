@@ -1,4 +1,4 @@
-"""The pictures of a report: each goes into the page and beside it as PNG, or is left out."""
+"""The pictures of a report: each goes into the page and as PNG beside it, or is left out."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ class Gallery:
     """Collects the pictures of a report.
 
     Args:
-        folder: Where they are written.
+        folder: The directory of the report, into which the pictures are written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,9 +29,9 @@ class Gallery:
         """Write a picture and return it as HTML.
 
         Args:
-            name: Of its file, without suffix.
-            title: Of what it shows.
-            drawn: The picture, or why there is none.
+            name: The name of its file, without suffix.
+            title: The title of the picture.
+            drawn: The picture, or a sentence that says why there is none.
 
         Returns:
             HTML; None where there is no picture.
@@ -45,8 +45,14 @@ class Gallery:
         )
         return page.figure(drawn, 3)
 
-    def part(self, title: str, said: list[str], shown: list[str | None]) -> list[str]:
-        """Return a part of the page: a heading, paragraphs, and pictures side by side."""
+    def part(self, title: str, paragraphs: list[str], shown: list[str | None]) -> list[str]:
+        """Return a part of the page: a heading, paragraphs, and pictures side by side.
+
+        Args:
+            title: The heading.
+            paragraphs: HTML of the paragraphs above the pictures.
+            shown: What `show` has just returned for each picture of this part.
+        """
         drawn = [html for html in shown if html]
         missing = (
             [row for row in self.made[len(self.made) - len(shown) :] if row["left_out"]]
@@ -57,4 +63,5 @@ class Gallery:
             page.paragraph(f"Left out: {row['what']} ({row['left_out']}).", "quiet")
             for row in missing
         ]
-        return [page.heading(title), *said, *([page.columns(drawn)] if drawn else []), *why]
+        pictures = [page.columns(drawn)] if drawn else []
+        return [page.heading(title), *paragraphs, *pictures, *why]

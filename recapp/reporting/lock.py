@@ -6,7 +6,7 @@ refused.
 
 The kernel frees the lock however its holder ends, so a file that a killed run has left locks
 nothing. The file is removed by its holder. Where a file system has no locks (some network file
-systems), it is said that nothing is locked.
+systems), a note says that nothing is locked.
 """
 
 import fcntl
@@ -38,16 +38,17 @@ PRINTING_FLAGS = (
 
 @contextmanager
 def locked(directory: Path, setting: str = "hydra.run.dir") -> Iterator[None]:
-    """Hold the lock of a directory, which is made if it is not there. A process that holds it
-    already may take it again.
+    """Hold the lock of a directory inside the `with`; make the directory if it is not there.
+
+    A process that holds the lock already may take it again.
 
     Args:
-        directory: of a run, or of a sweep.
-        setting: what chooses another directory.
+        directory: The directory of a run or of a sweep.
+        setting: The setting that chooses another directory, for the error text.
 
     Raises:
-        ConfigError: another process holds it; the text says which one.
-        OSError: the directory cannot be written.
+        ConfigError: Another process holds the lock; the text says which one.
+        OSError: The directory cannot be written.
     """
     directory = directory.absolute()
     if directory in _held:
@@ -69,15 +70,15 @@ def locked(directory: Path, setting: str = "hydra.run.dir") -> Iterator[None]:
 def locked_as_named(
     flags: Sequence[str], overrides: Sequence[str], writes: bool
 ) -> AbstractContextManager[None]:
-    """`locked` for the directory that a command line names, before Hydra writes there; each job
-    locks its own.
+    """Return the lock of the directory that a command line names, for the time before Hydra runs.
 
-    Where it is not there yet, nobody writes there.
+    Nothing is locked where the command line names no directory, or one that is not there yet: then
+    nobody writes there. Each job of a sweep locks its own directory besides.
 
     Args:
-        flags: of Hydra: `-m` for a sweep.
-        overrides: `key=value`.
-        writes: whether the command writes there at all.
+        flags: Hydra's flags on the command line; `-m` starts a sweep.
+        overrides: The settings on the command line, as `key=value`.
+        writes: Whether the command writes into its directory at all.
     """
     setting = "hydra.sweep.dir" if {"-m", "--multirun"} & set(flags) else "hydra.run.dir"
     named = [
@@ -95,7 +96,11 @@ _held: set[Path] = set()
 
 
 def _take(directory: Path, setting: str) -> int | None:
-    """The descriptor of the locked file; None where the file system has no locks."""
+    """Lock the directory's file and return its descriptor; None where the file system has no locks.
+
+    Raises:
+        ConfigError: Another process holds the lock.
+    """
     path = directory / LOCK_FILE
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -111,13 +116,12 @@ def _take(directory: Path, setting: str) -> int | None:
         except OSError as error:
             os.close(file)
             note(
-                f"{short_path(directory)} cannot be locked ({error.strerror}): see to it that "
-                "no "
+                f"{short_path(directory)} cannot be locked ({error.strerror}): see to it that no "
                 "other run writes there"
             )
             return None
         if _is_still_there(file, path):
-            _sign(file)
+            _write_holder(file)
             return file
         os.close(file)  # its holder has removed it meanwhile
 
@@ -129,7 +133,8 @@ def _is_still_there(file: int, path: Path) -> bool:
         return False
 
 
-def _sign(file: int) -> None:
+def _write_holder(file: int) -> None:
+    """Write process, host and time of the lock into its file."""
     now = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
     with suppress(OSError):  # a full disk: it is locked all the same
@@ -138,8 +143,9 @@ def _sign(file: int) -> None:
 
 
 def _holder(file: int) -> str:
+    """Return who holds the lock, as the subject of a sentence."""
     try:
         found = json.loads(os.pread(file, 4096, 0))
         return f"process {found['pid']} on {found['host']}, since {found['since']},"
-    except (ValueError, KeyError, TypeError):  # it has not signed yet
+    except (ValueError, KeyError, TypeError):  # it has not written its name yet
         return "another run"

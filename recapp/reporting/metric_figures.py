@@ -1,4 +1,4 @@
-"""Pictures of what was learned: the metric of each run against a setting that was varied."""
+"""Pictures of the metric of each run against a setting that was varied."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -7,26 +7,29 @@ from typing import TYPE_CHECKING, Any
 from recapp.reporting.comparison import SEED, texts_of
 from recapp.reporting.drawing import BAR, BEST, COLUMN, Picture, sheet
 from recapp.reporting.objective import Objective
-from recapp.reporting.variants import Interval, Run, told
+from recapp.reporting.variants import Interval, Run, varied_settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DECADE = 10.0  # numbers that span more stand on a logarithmic axis
-TICKS = 6  # swept values that are ticks themselves
-WORDS_LYING = 4  # of more the names stand upright
+DECADE = 10.0  # numbers whose ratio is at least this stand on a logarithmic axis
+TICKS = 6  # up to so many numbers are ticks themselves
+HORIZONTAL_NAMES = 4  # more names than that are written upright
 LETTER = 0.075  # inches
 FOLDED = 16  # letters on a line below the axis
-ALT_VALUES = 12  # told in words for who cannot see the picture
+ALT_VALUES = 12  # listed in the text for readers who cannot see the picture
 
 
 def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Picture | str:
     """Draw the metric of each run against one setting that was varied.
 
     Args:
-        name: Of the setting; `plan` for the plan.
-        runs: That ended well; of those that differ in what has no effect, one.
+        name: The name of the setting; `plan` for the plan.
+        runs: Runs that ended well; of runs that differ only in what has no effect, one.
         objective: The metric.
+
+    Returns:
+        The picture, or a sentence that says why there is none.
     """
     points = [
         (_setting(run, name), value)
@@ -37,29 +40,28 @@ def metric_by(name: str, runs: Sequence[Run], objective: Objective) -> Picture |
         return f"no run has {objective.name}"
     values = list(dict.fromkeys(value for value, _ in points))
     numbers = all(_is_number(value) for value in values)
-    places = (
-        {v: v for v in values} if numbers else {v: float(place) for place, v in enumerate(values)}
-    )
+    positions = {v: v for v in values} if numbers else {v: float(i) for i, v in enumerate(values)}
     names = dict(zip(values, texts_of(values), strict=True))
     best = (max if objective.highest else min)(points, key=lambda point: point[1])
-    turned = not numbers and len(values) > WORDS_LYING
+    turned = not numbers and len(values) > HORIZONTAL_NAMES
     room = LETTER * max(map(len, names.values())) if turned else 0.0
     with sheet(COLUMN, 3.3 + room) as s:
         axes = s.axes[0]
-        x = [places[value] for value, _ in points]
+        x = [positions[value] for value, _ in points]
         y = [value for _, value in points]
         means = {v: Interval(tuple(found for value, found in points if value == v)) for v in values}
         if len(points) > len(values) or _one_number_alone(runs, name):
-            _means(axes, {places[v]: mean.mean for v, mean in means.items()}, joined=numbers)
+            _means(axes, {positions[v]: mean.mean for v, mean in means.items()}, joined=numbers)
         white: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.8}
         axes.plot(x, y, "o", color=BAR, markersize=5.5, zorder=3, **white)
-        axes.plot(places[best[0]], best[1], "o", color=BEST, markersize=8, zorder=4, **white)
-        _axis(axes, places, names, numbers=numbers)
-        _name_best(axes, places[best[0]], best[1], objective)
+        axes.plot(positions[best[0]], best[1], "o", color=BEST, markersize=8, zorder=4, **white)
+        _axis(axes, positions, names, numbers=numbers)
+        _name_best(axes, positions[best[0]], best[1], objective)
         axes.set(xlabel=name, ylabel=objective.title)
         axes.grid(True, axis="y")
-        words = "; ".join(_told(names[v], mean) for v, mean in list(means.items())[:ALT_VALUES])
-        alt = f"Dots, {objective.title} by {name}: {words}."
+        first = list(means.items())[:ALT_VALUES]
+        numbers_read = "; ".join(_summary_of(names[v], mean) for v, mean in first)
+        alt = f"Dots, {objective.title} by {name}: {numbers_read}."
         caption = _how_to_read(runs, name, several=len(points) > len(values))
         return s.finish(file_of(name), title_of(name, objective), alt, caption)
 
@@ -70,7 +72,7 @@ def title_of(name: str, objective: Objective) -> str:
 
 
 def file_of(name: str) -> str:
-    """Return the name of its file, without suffix."""
+    """Return the name of that picture's file, without suffix."""
     return f"metric_by_{name.replace('/', '.')}"
 
 
@@ -88,8 +90,11 @@ def _short(name: str) -> str:
 
 
 def _one_number_alone(runs: Sequence[Run], name: str) -> bool:
-    """Whether nothing else was varied but the seed: then a line through the runs says something."""
-    return {n for n, values in told(runs).items() if len(values) > 1} <= {name, SEED}
+    """Return whether nothing but this setting and the seed was varied.
+
+    Only then a line through the runs means something.
+    """
+    return {n for n, values in varied_settings(runs).items() if len(values) > 1} <= {name, SEED}
 
 
 def _means(axes: "Axes", means: Mapping[float, float], *, joined: bool) -> None:
@@ -100,17 +105,20 @@ def _means(axes: "Axes", means: Mapping[float, float], *, joined: bool) -> None:
 
 
 def _axis(
-    axes: "Axes", places: Mapping[Any, float], names: Mapping[Any, str], *, numbers: bool
+    axes: "Axes", positions: Mapping[Any, float], names: Mapping[Any, str], *, numbers: bool
 ) -> None:
-    """Numbers over a decade or more on a logarithmic axis; words, and few numbers, as ticks."""
+    """Set the axis of the setting: logarithmic for numbers over a decade or more.
+
+    Each word is a tick, and so is each number where there are few.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-    found = list(places.values())
+    found = list(positions.values())
     if numbers and min(found) > 0 and max(found) / min(found) >= DECADE:
         axes.set_xscale("log")
     if not numbers or len(found) <= TICKS:
-        standing = not numbers and len(found) > WORDS_LYING
-        texts = [names[value] if standing else _folded(names[value]) for value in places]
+        standing = not numbers and len(found) > HORIZONTAL_NAMES
+        texts = [names[value] if standing else _folded(names[value]) for value in positions]
         axes.set_xticks(found, texts, rotation=90 if standing else 0)
         axes.xaxis.set_minor_locator(NullLocator())
     else:
@@ -123,27 +131,27 @@ def _axis(
 
 
 def _folded(text: str) -> str:
-    """A name on several lines, where it would run into the next one."""
+    """Return a name on several lines where it would run into the next one."""
     return "\n".join(textwrap.wrap(text, FOLDED, break_on_hyphens=False))
 
 
 def _name_best(axes: "Axes", x: float, y: float, objective: Objective) -> None:
     above = objective.highest
-    place = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
-    beside = "left" if place < 0.2 else "right" if place > 0.8 else "center"
+    position = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[0]
+    beside = "left" if position < 0.2 else "right" if position > 0.8 else "center"
     where: dict[str, Any] = {"ha": beside, "va": "bottom" if above else "top"}
     apart = (0, 9 if above else -9)
     bold: dict[str, Any] = {"color": BEST, "weight": "bold", "textcoords": "offset points"}
     axes.annotate(f"best {y:.5f}", (x, y), xytext=apart, **where, **bold)
 
 
-def _told(name: str, found: Interval) -> str:
+def _summary_of(name: str, found: Interval) -> str:
     several = f" ({found.low:.5f} to {found.high:.5f})" if len(found.values) > 1 else ""
     return f"{name} {found.mean:.5f}{several}"
 
 
 def _how_to_read(runs: Sequence[Run], name: str, *, several: bool) -> str:
-    differ = {n for n, values in told(runs).items() if len(values) > 1}
+    differ = {n for n, values in varied_settings(runs).items() if len(values) > 1}
     others = sorted(differ - {name, SEED})
     seeds = SEED in differ - {name}
     said = ["A dot is a run"]

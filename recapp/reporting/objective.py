@@ -1,14 +1,14 @@
 """Which runs of a sweep are best by the metric that checkpoints are chosen by; how sure that is.
 
-A setting that changes nothing of what is learned, such as the plan, makes no variants here. Where
-seeds differ by as much as variants do, the order of those is called noise.
+A setting that does not change the trained model, such as the plan, makes no variants here. Where
+seeds differ by as much as variants do, the order of the variants is called noise.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recapp.reporting.comparison import SEED
-from recapp.reporting.variants import Interval, Run, Variant, together, told
+from recapp.reporting.variants import Interval, Run, Variant, together, varied_settings
 
 TITLES = {
     "val_auc": "validation AUC",
@@ -22,11 +22,11 @@ NAMED = 4  # variants in a sentence, before "and 12 more"
 
 @dataclass(frozen=True)
 class Objective:
-    """What the best run is chosen by.
+    """The metric by which the best run is chosen.
 
     Args:
-        name: Of a metric, as `metrics.json` has it.
-        highest: Whether the highest is best, or the lowest.
+        name: The metric's name in `metrics.json`.
+        highest: Whether the highest value is best; else the lowest is.
     """
 
     name: str = "val_auc"
@@ -34,12 +34,12 @@ class Objective:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The metric's name as people read it: `validation AUC`."""
         return TITLES.get(self.name, self.name)
 
     @property
     def heading(self) -> str:
-        """The same at the beginning of a sentence."""
+        """The title with a capital letter, to begin a sentence."""
         return f"{self.title[0].upper()}{self.title[1:]}"
 
     def of(self, variant: Variant) -> Interval | None:
@@ -59,7 +59,7 @@ class Objective:
 
 
 def objective_of(run: Run) -> Objective:
-    """Return what a run's best checkpoint is chosen by: `callbacks.checkpoint.monitor`, `mode`."""
+    """Return the metric of a run's best checkpoint: `callbacks.checkpoint.monitor` and `mode`."""
     callbacks = run.settings.get("callbacks")
     found = callbacks.get("checkpoint") if isinstance(callbacks, dict) else None
     if not isinstance(found, dict) or not isinstance(found.get("monitor"), str):
@@ -69,13 +69,13 @@ def objective_of(run: Run) -> Objective:
 
 
 def without_effect(runs: Sequence[Run], objective: Objective) -> list[str]:
-    """Return the settings that were varied and change nothing of the metric, the seed aside.
+    """Return the varied settings, except the seed, that do not change the metric.
 
     Runs that differ in such a setting alone have the same metric, to the digits that are shown.
     """
     found: list[str] = []
     good = [run for run in runs if run.value(objective.name) is not None]
-    for name in told(good):
+    for name in varied_settings(good):
         alike = [variant.runs for variant in together(good, {name, *found})]
         several = any(len({str(run.setting(name)) for run in group}) > 1 for group in alike)
         if name != SEED and several and all(_equal(group, objective) for group in alike):
@@ -89,7 +89,7 @@ def _equal(runs: Sequence[Run], objective: Objective) -> bool:
 
 
 def learned_variants_of(runs: Sequence[Run], objective: Objective) -> list[Variant]:
-    """Return the variants that may differ in what they learned, one run for each seed."""
+    """Return the variants that may differ in their metric, each with one run for each seed."""
     variants = together(runs, {SEED, *without_effect(runs, objective)})
     return [
         Variant(v.name, tuple({str(run.setting(SEED)): run for run in v.runs[::-1]}.values())[::-1])
@@ -100,12 +100,12 @@ def learned_variants_of(runs: Sequence[Run], objective: Objective) -> list[Varia
 def metric_verdict(
     variants: Sequence[Variant], objective: Objective, no_effect: Sequence[str] = ()
 ) -> list[str]:
-    """Return sentences on which variant is best by the metric; the first one is the answer.
+    """Return sentences on which variant is best by the metric; the first one is the verdict.
 
     Args:
-        variants: What is compared.
+        variants: The variants to compare.
         objective: The metric.
-        no_effect: The settings that were varied and change nothing of it.
+        no_effect: The varied settings that do not change the metric.
     """
     ranked = objective.ranked(variants)
     if not ranked:
@@ -117,8 +117,8 @@ def metric_verdict(
         title = f"{every}{objective.title}" if every else objective.heading
         return [f"{title}: {_metric(first)}.", *same]
     more = "higher" if objective.highest else "lower"
-    answer = f"Best: {best.name}, {objective.title} {_metric(first)}; {more} is better."
-    return [answer, *_how_sure(ranked), *same]
+    verdict = f"Best: {best.name}, {objective.title} {_metric(first)}; {more} is better."
+    return [verdict, *_how_sure(ranked), *same]
 
 
 def _no_effect(names: Sequence[str], objective: Objective) -> list[str]:
@@ -131,7 +131,7 @@ def _no_effect(names: Sequence[str], objective: Objective) -> list[str]:
 
 
 def _how_sure(ranked: Sequence[tuple[Variant, Interval]]) -> list[str]:
-    """Whether the order is more than chance, as far as seeds tell."""
+    """Return sentences on whether the order is more than chance, as far as seeds show it."""
     (best, first), *others = ranked
     close = [variant.name for variant, interval in others if interval.overlaps(first)]
     if all(len(interval.values) == 1 for _, interval in ranked):
@@ -152,12 +152,12 @@ def _metric(found: Interval) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as a sentence has them: `a, b and c`; of many the first ones."""
+    """Return names as part of a sentence: `a, b and c`; of many the first ones and a count."""
     more = len(names) - NAMED
     shown = [*names[:NAMED], f"{more} more"] if more > 0 else list(names)
     return f"{', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else shown[0]
 
 
 def objectives_of(runs: Sequence[Run]) -> list[Objective]:
-    """Return what the checkpoints of some runs were chosen by, each once."""
+    """Return the metrics by which some runs chose their checkpoints, each once."""
     return list(dict.fromkeys(map(objective_of, runs)))

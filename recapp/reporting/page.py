@@ -2,10 +2,10 @@
 archived and read without a network.
 
 It needs no script, asks for nothing from elsewhere, and prints. Pictures are SVG, so they stay
-sharp; each tells in words what it shows. What is wider than a window scrolls in a box of its own,
-with a shadow at the edge behind which there is more: two shadows stand still at the edges of the
-box, and two white patches, which travel with what is in it, hide them where it ends. Pictures are
-multiplied with these because they are white themselves.
+sharp; each has a text that says what it shows. What is wider than a window scrolls in a box of its
+own, with a shadow at the edge behind which there is more: two shadows stand still at the edges of
+the box, and two white patches, which travel with what is in it, hide them where it ends. Pictures
+are multiplied with these because they are white themselves.
 """
 
 import base64
@@ -70,21 +70,26 @@ LONG = 60  # a table of more lines is folded
 
 
 def heading(text: str) -> str:
-    """Of a part."""
+    """Return the heading of a part of the page as HTML."""
     return f"<h2>{escape(text)}</h2>"
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph; `lead`, `quiet` and `failed` are kinds."""
+    """Return a paragraph as HTML.
+
+    Args:
+        text: The text, not yet escaped.
+        kind: How it is set: `lead`, `quiet` or `failed`; an ordinary paragraph without one.
+    """
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
 def figure(picture: Picture, level: int = 2) -> str:
-    """A picture under its title, with what it says in words and how to read it.
+    """Return a picture as HTML, under its title and above its caption.
 
     Args:
-        picture: What was drawn.
-        level: Of the title: 2 begins a part of the page, 3 stands inside one.
+        picture: The picture.
+        level: The level of the title: 2 begins a part of the page, 3 stands inside one.
     """
     data = base64.b64encode(picture.svg.encode()).decode()
     image = (
@@ -102,17 +107,20 @@ def figure(picture: Picture, level: int = 2) -> str:
 
 
 def columns(parts: Sequence[str], *, wide: bool = False) -> str:
-    """Parts side by side where the window is wide, below each other where it is not; wide ones need
-    a wider window.
+    """Return parts of a page as HTML: side by side where the window is wide, else below each other.
+
+    Args:
+        parts: HTML of each part.
+        wide: Whether parts need a wider window to stand side by side.
     """
     kind = "columns wide" if wide else "columns"
     return f'<div class="{kind}">{"".join(f"<div>{part}</div>" for part in parts)}</div>'
 
 
 def footer(entries: Sequence[tuple[str, str]]) -> str:
-    """Names with what belongs to them, at the foot of a page."""
-    told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in entries)
-    return f"<footer><dl>{told}</dl></footer>"
+    """Return the foot of a page as HTML: pairs of a name and its text."""
+    items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in entries)
+    return f"<footer><dl>{items}</dl></footer>"
 
 
 def table(
@@ -121,13 +129,13 @@ def table(
     title: str = "",
     marked: Collection[int] = (),
 ) -> str:
-    """Records as a table; a long one is folded under its title.
+    """Return records as an HTML table; one of more than `LONG` lines is folded under its title.
 
     Args:
         rows: A record for each line.
-        columns: What is shown of them.
-        title: A line above it.
-        marked: The numbers of the rows that stand out.
+        columns: The columns: a key of the records each, with its title and format.
+        title: A line above the table.
+        marked: The numbers of the rows that stand out, from 0.
     """
     kinds = [_kind([row.get(column.key) for row in rows]) for column in columns]
     head = "".join(
@@ -135,17 +143,17 @@ def table(
         for column, kind in zip(columns, kinds, strict=True)
     )
     body = "".join(
-        f"<tr{_MARKED if place in marked else ''}>"
+        f"<tr{_MARKED if number in marked else ''}>"
         + "".join(
             f"<td{kind}>{escape(column.show(row.get(column.key)))}</td>"
             for column, kind in zip(columns, kinds, strict=True)
         )
         + "</tr>\n"
-        for place, row in enumerate(rows)
+        for number, row in enumerate(rows)
     )
     whole = (
-        "<div "
-        f'class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>\n{body}</tbody></table></div>"
     )
     if len(rows) > LONG:
         return f"<details><summary>{escape(title)}</summary>{whole}</details>"
@@ -153,19 +161,22 @@ def table(
 
 
 def _kind(values: Sequence[Any]) -> str:
-    """How a column is set: numbers at the right, sentences not too narrow."""
+    """Return the HTML class of a column: numbers stand at the right, sentences not too narrow."""
     if all(isinstance(value, int | float | None) for value in values):
         return ' class="number"'
     return ' class="long"' if max(len(str(value)) for value in values) > 40 else ""
 
 
 def write_page(path: Path, title: str, parts: Sequence[str]) -> Path:
-    """Writes a page: the new file is there whole, or the old one still is.
+    """Write a page; after a crash either the whole new file is there or the old one.
 
     Args:
-        path: of the page.
-        title: its heading.
+        path: The file of the page.
+        title: The heading of the page.
         parts: HTML from the functions above.
+
+    Returns:
+        The path.
     """
     unfinished = path.with_name(f"{path.name}.tmp")
     unfinished.write_text(

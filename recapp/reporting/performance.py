@@ -1,4 +1,4 @@
-"""What a training run records of its performance: `performance.json`, one writer, all readers.
+"""What a training run records of its performance: `performance.json`, its writer and its readers.
 
     {"batch_per_rank": 2048, "ranks": 2, "steps": 90,      measured, without the first ones
      "step_ms": 12.3,                                      median, waiting for data included
@@ -6,14 +6,15 @@
                                                            recapp/reporting/phases.py
      "phases_quartiles_ms": [{"input": [1.1, 1.4], ...}],  per rank: half of the steps lie between
                                                            them
-     "parts_ms": [{"data": .1, "route": .4, ...}, ...],    the same, mark by mark: data, counts,
-                                                           ids, vectors and gradients are waits
+     "parts_ms": [{"data": .1, "route": .4, ...}, ...],    per rank: medians of each mark; data,
+                                                           counts, ids, vectors and gradients are
+                                                           waits
      "memory": [{"weights", "state", "buffers",            bytes
                  "rss", "rss_peak", "allocated",
                  "reserved", "allocated_peak"}, ...],
      "sent_bytes": [1234, ...]}                            per rank and step
 
-Beside it may lie `predicted.json`, what the planner said before the first step: `step_ms` and
+Beside it may lie `predicted.json`, what the planner predicted before the first step: `step_ms` and
 `<phase>_ms`, of the step or of each entry of `ranks`.
 """
 
@@ -30,13 +31,13 @@ PREDICTED_FILE = "predicted.json"
 
 
 def write_performance(measured: Mapping[str, Any], directory: Path) -> None:
-    """Writes `performance.json`: the new file is there whole, or the old one still is."""
+    """Write `performance.json`; after a crash either the whole new file is there or the old one."""
     _write(measured, directory / PERFORMANCE_FILE)
 
 
-def write_predicted(told: Mapping[str, Any], directory: Path) -> None:
-    """Writes `predicted.json`, likewise."""
-    _write(told, directory / PREDICTED_FILE)
+def write_predicted(predicted: Mapping[str, Any], directory: Path) -> None:
+    """Write `predicted.json`; after a crash either the whole new file is there or the old one."""
+    _write(predicted, directory / PREDICTED_FILE)
 
 
 def _write(document: Mapping[str, Any], path: Path) -> None:
@@ -46,38 +47,39 @@ def _write(document: Mapping[str, Any], path: Path) -> None:
 
 
 def read_performance(directory: Path) -> dict[str, Any] | None:
-    """What a run measured; None where it recorded nothing."""
+    """Return what a run measured; None where it recorded nothing."""
     return read_document(directory / PERFORMANCE_FILE)
 
 
 def measured_phases(measured: Mapping[str, Any]) -> dict[str, float]:
-    """Milliseconds of each phase, the mean of the ranks: one that waits does so for another's
-    work.
+    """Return the milliseconds of each phase, the mean of the ranks.
+
+    The mean, because a rank that waits in a phase waits for another rank's work.
     """
     ranks = measured["phases_ms"]
     return {phase: sum(rank[phase] for rank in ranks) / len(ranks) for phase in PHASES}
 
 
 def read_predicted(directory: Path) -> dict[str, float] | None:
-    """What was predicted of a run: `step_ms`, and each phase under its name, the mean of the ranks.
-    None where nothing was.
+    """Return the milliseconds that were predicted of a run; None where nothing was.
+
+    Returns:
+        `step_ms`, and each phase under its name, the mean of the ranks.
     """
-    told = read_document(directory / PREDICTED_FILE)
-    if not told or "step_ms" not in told:
+    found = read_document(directory / PREDICTED_FILE)
+    if not found or "step_ms" not in found:
         return None
-    ranks = told.get("ranks")
-    entries = ranks if isinstance(ranks, list) and ranks else [told]
+    ranks = found.get("ranks")
+    entries = ranks if isinstance(ranks, list) and ranks else [found]
     phases = {
         phase: sum(entry.get(f"{phase}_ms") or 0.0 for entry in entries) / len(entries)
         for phase in PHASES
     }
-    return {"step_ms": float(told["step_ms"]), **phases}
+    return {"step_ms": float(found["step_ms"]), **phases}
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """What a JSON file of a run says; None where there is none, or where a run that was cut off
-    left half of one.
-    """
+    """Return the content of a run's JSON file; None where there is none, or half of one."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):

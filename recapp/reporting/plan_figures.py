@@ -1,10 +1,10 @@
-"""Pictures of a plan: its tables and who holds what of them, what each rank carries, who sends how
-much to whom.
+"""Pictures of a plan: its tables and the ranks that hold them, memory and time of each rank, bytes
+between ranks.
 
     explained plan (plain dict: `rows` by table, `ranks`, `between_ranks`) -> Pictures -> PNG, SVG
 
-They hold for two ranks as for a thousand, for one table as for thousands: what cannot be told apart
-any more is told in groups.
+They serve two ranks as well as a thousand, one table as well as thousands: where single ones could
+not be seen any more, groups are shown.
 """
 
 import math
@@ -20,22 +20,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Explained = Mapping[str, Any]
-LINEAR_UP_TO = 8  # a longest side of so many shortest ones is still drawn to scale
+"""A plan with its predicted cost, as `recapp.planner.explain` returns it."""
+
+LINEAR_UP_TO = 8  # sides are drawn to scale while the longest is at most so many times the shortest
 REPLICATED = "#e6e6e6"
 HATCH = "#8c8c8c"
-WIDTH = 12.0  # inches, of whatever fills a page
-MANY_SHARDS = 4000  # are pixels inside of an SVG: as shapes they would be megabytes
+WIDTH = 12.0  # inches, of a picture as wide as the page
+MANY_SHARDS = 4000  # more are drawn as pixels inside the SVG: as shapes they would be megabytes
 
 
 class Cells(NamedTuple):
-    """How much room a table has, in inches: by how many there are."""
+    """The room for each table in a picture, in inches; it depends on the number of tables."""
 
     columns: int
+    """The number of tables side by side."""
     wide: float
+    """The width of the widest table's rectangle."""
     high: float
-    text: float  # below the rectangle
-    least: float  # height of a shelf with its text
-    left: float  # of the shelf, for what is said of it
+    """The height of the longest table's rectangle."""
+    text: float
+    """The height of the text below a rectangle."""
+    least: float
+    """The least height of a line of tables, text included."""
+    left: float
+    """The room left of a line of tables, for its text."""
 
 
 DETAILED = Cells(9, 1.0, 1.4, 0.64, 0.0, 0.15)
@@ -44,14 +52,14 @@ GROUPED = Cells(50, 0.17, 0.42, 0.14, 0.38, 1.75)
 
 
 def draw_plan(explained: Explained, folder: Path) -> list[Path]:
-    """Draws a plan into a folder, each picture as PNG and SVG.
+    """Draw a plan into a directory, each picture as PNG and SVG.
 
     Args:
-        explained: what `recapp.planner.explain` tells of a plan.
-        folder: is made if it is not there.
+        explained: The plan as `recapp.planner.explain` explains it.
+        folder: The directory; made if it is not there.
 
     Returns:
-        The files: `plan_tables`, `plan_ranks` and, where ranks send, `plan_traffic`.
+        The files: `plan_tables`, `plan_ranks` and, where ranks send anything, `plan_traffic`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     return [
@@ -60,7 +68,7 @@ def draw_plan(explained: Explained, folder: Path) -> list[Path]:
 
 
 def plan_pictures(explained: Explained) -> list[Picture]:
-    """The pictures of a plan, in the order in which they are read."""
+    """Return the pictures of a plan, in the order in which they are read."""
     drawn = [tables_picture(explained), ranks_picture(explained)]
     return [*drawn, traffic_picture(explained)] if explained["between_ranks"] else drawn
 
@@ -69,8 +77,9 @@ def plan_pictures(explained: Explained) -> list[Picture]:
 
 
 def tables_picture(explained: Explained) -> Picture:
-    """Every table a rectangle of rows by columns, its shards in their places and in the colours of
-    their ranks.
+    """Draw every table as a rectangle of rows by columns.
+
+    Inside, its shards lie as they do in the table, in the colours of their ranks.
     """
     rows = sorted(explained["rows"], key=lambda row: (-row["rows"], -row["dim"], row["table"]))
     longest = rows[0]
@@ -120,14 +129,20 @@ def tables_picture(explained: Explained) -> Picture:
             f"{len(rows)} tables as rectangles; the longest is {longest['table']} with "
             f"{longest['rows']:,} rows; {counts}.",
             f"A rectangle is a table: height is its rows ({tall}), width its columns ({broad}). "
-            "Inside, shards lie as they do in the table "
-            "and with their true shares, coloured by the rank that holds them; hatched tables "
-            f"are held by all ranks.{order}",
+            "Inside, shards lie as they do in the table and with their true shares, coloured by "
+            f"the rank that holds them; hatched tables are held by all ranks.{order}",
         )
 
 
 def _scale(lengths: Sequence[int], longest: float) -> tuple[Callable[[int], float], str]:
-    """From numbers to inches: in proportion, or where they differ too much by their logarithms."""
+    """Return a function from lengths to inches, and the name of its scale.
+
+    The scale is linear, or logarithmic where lengths differ by more than `LINEAR_UP_TO`.
+
+    Args:
+        lengths: The lengths that will be drawn: rows or columns of tables.
+        longest: The inches of the longest.
+    """
     most = max(lengths)
     if most <= LINEAR_UP_TO * min(lengths):
         return lambda n: longest * n / most, "linear scale"
@@ -135,7 +150,7 @@ def _scale(lengths: Sequence[int], longest: float) -> tuple[Callable[[int], floa
 
 
 class _Shards:
-    """Rectangles in inches, drawn all at once."""
+    """The shards of all tables as rectangles in inches; they are collected, then drawn at once."""
 
     def __init__(self, colors: Sequence[str]) -> None:
         self.colors = colors
@@ -144,7 +159,12 @@ class _Shards:
         self.frames: list[tuple[float, float, float, float]] = []
 
     def add(self, row: Mapping[str, Any], box: tuple[float, float, float, float]) -> None:
-        """A table's; its first rows are at the top."""
+        """Add the shards of a table; its first rows are at the top.
+
+        Args:
+            row: The table in the explained plan.
+            box: Left, bottom, width and height of the table's rectangle.
+        """
         x, y, wide, high = box
         self.frames.append(box)
         if row["mode"] == "replicated" and len(row["ranks"]) > 1:
@@ -163,7 +183,14 @@ class _Shards:
                 )
 
     def draw(self, axes: "Axes", *, numbers: bool) -> None:
-        """Thin shards have no white line around them: there would be nothing else to see."""
+        """Draw what was added.
+
+        Thin shards have no white line around them, which would cover them.
+
+        Args:
+            axes: Axes whose units are inches.
+            numbers: Whether shards carry the number of their rank where it fits.
+        """
         from matplotlib.collections import PolyCollection
 
         many = len(self.boxes) > MANY_SHARDS
@@ -216,7 +243,7 @@ def _corners(boxes: Sequence[tuple[float, ...]]) -> list[list[tuple[float, float
 def _name(
     axes: "Axes", row: Mapping[str, Any], cells: Cells, box: tuple[float, float, float, float]
 ) -> None:
-    """What stands below a table, as far as there is room."""
+    """Write below a table its name and, where there is room, its size and sharding type."""
     x = box[0]
     y = box[1] - 0.05
     if cells is DETAILED:
@@ -235,12 +262,12 @@ def _name(
 
 
 def _cut(name: str, length: int) -> str:
-    """A name's end tells more than its middle: long ones lose that."""
+    """Return a name without its middle where it is longer than `length`: ends differ most."""
     return name if len(name) <= length else f"{name[: length - 6]}…{name[-5:]}"
 
 
 def _short(n: int) -> str:
-    """A number of rows in up to six characters or so."""
+    """Return a number of rows in about six characters: `41.3 M`."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if n >= 10 * unit or (n >= unit and unit > 1e3):
             return f"{n / unit:,.1f} {name}" if n < 100 * unit else f"{n / unit:,.0f} {name}"
@@ -250,7 +277,7 @@ def _short(n: int) -> str:
 def _ranks_legend(
     axes: "Axes", colors: Sequence[str], hosts: Sequence[Sequence[int]], y: float
 ) -> None:
-    """Which colour is which rank: one by one, or as a scale with the hosts marked."""
+    """Draw which colour is which rank: one by one, or as a scale with the hosts marked."""
     from matplotlib.patches import Rectangle
 
     if len(colors) <= len(drawing.RANK_COLORS):
@@ -267,11 +294,11 @@ def _ranks_legend(
         for first in [host[0] for host in hosts[1:]] if len(hosts) <= 40 else []:
             axes.plot([0.65 + step * first] * 2, [y - 0.03, y + 0.19], color="white", linewidth=1)
         axes.text(0.15, y + 0.08, "rank 0", va="center_baseline")
-        told = f"{len(colors) - 1}" + (
+        last = f"{len(colors) - 1}" + (
             f"  (white lines part {len(hosts)} hosts)" if 1 < len(hosts) <= 40 else ""
         )
-        axes.text(5.75, y + 0.08, told, va="center_baseline")
-        end = 6.1 + 0.075 * len(told)
+        axes.text(5.75, y + 0.08, last, va="center_baseline")
+        end = 6.1 + 0.075 * len(last)
     if len(colors) > 1:
         axes.add_patch(
             Rectangle(
@@ -288,7 +315,7 @@ def _ranks_legend(
 
 
 def _counts(explained: Explained) -> str:
-    """How many tables there are of each type, most first: `12 row_wise, 3 table_wise`."""
+    """Return how many tables there are of each type, most first: `12 row_wise, 3 table_wise`."""
     types = [row["type"] for row in explained["rows"]]
     return ", ".join(
         f"{types.count(kind)} {kind}"
@@ -300,22 +327,22 @@ def _counts(explained: Explained) -> str:
 
 
 def ranks_picture(explained: Explained) -> Picture:
-    """Memory and predicted time of each rank, as bars of their parts."""
+    """Draw memory and predicted time of each rank as stacked bars."""
     ranks = explained["ranks"]
-    places = [rank["rank"] for rank in ranks]
+    positions = [rank["rank"] for rank in ranks]
     with sheet(min(WIDTH, 7.6 + 0.2 * len(ranks)), 6.2, rows=2) as s:
         memory, spent = s.axes
         kinds = {
             name: [rank[kind] or 0 for rank in ranks] for kind, name in drawing.MEMORY_NAMES.items()
         }
         colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in drawing.MEMORY_NAMES.items()}
-        held = drawing.stacked(memory, places, kinds, colors)
+        held = drawing.stacked(memory, positions, kinds, colors)
         capacity = [rank.get("capacity") for rank in ranks]
         if None not in capacity:
             memory.hlines(
                 capacity,
-                [p - 0.45 for p in places],
-                [p + 0.45 for p in places],
+                [p - 0.45 for p in positions],
+                [p + 0.45 for p in positions],
                 color=INK,
                 linewidth=1.2,
                 label="capacity",
@@ -327,7 +354,7 @@ def ranks_picture(explained: Explained) -> Picture:
         phases: dict[str, Sequence[float]] = {
             phase: [rank[f"{phase}_ms"] or 0.0 for rank in ranks] for phase in PHASES
         }
-        times = drawing.stacked(spent, places, phases, drawing.PHASE_COLORS)
+        times = drawing.stacked(spent, positions, phases, drawing.PHASE_COLORS)
         spent.axhline(
             explained["step_ms"], color=INK, linewidth=1, linestyle="--", label="step, predicted"
         )
@@ -342,8 +369,7 @@ def ranks_picture(explained: Explained) -> Picture:
         spent.set(
             title=(
                 f"Predicted time: step {explained['step_ms']:.3g} ms; slowest rank "
-                f"{max(times):.3g} "
-                f"ms, {_over_mean(times)}"
+                f"{max(times):.3g} ms, {_over_mean(times)}"
             ),
             xlabel="rank",
             ylabel="ms per step",
@@ -354,9 +380,8 @@ def ranks_picture(explained: Explained) -> Picture:
         return s.finish(
             "plan_ranks",
             "What each rank carries",
-            f"Bars of {len(ranks)} ranks: the fullest holds {size(max(held))}, "
-            f"{_over_mean(held)}; the slowest is busy for "
-            f"{max(times):.3g} ms of a step, {_over_mean(times)}.",
+            f"Bars of {len(ranks)} ranks: the fullest holds {size(max(held))}, {_over_mean(held)}; "
+            f"the slowest is busy for {max(times):.3g} ms of a step, {_over_mean(times)}.",
             "Above, bytes of each rank; below, its milliseconds of a step by phase, "
             "as predicted." + (" Grey lines part hosts." if len(explained["hosts"]) > 1 else ""),
         )
@@ -368,7 +393,7 @@ def _over_mean(values: Sequence[float]) -> str:
 
 
 def _by_rank(axes: "Axes", hosts: Sequence[Sequence[int]], world: int) -> None:
-    """An axis of ranks: whole numbers, hosts apart, bars never wider than those of five."""
+    """Set an axis of ranks: whole numbers, lines between hosts, bars no wider than for five."""
     beside = max(0.0, (5 - world) / 2)
     axes.set_xlim(-0.6 - beside, world - 0.4 + beside)
     _whole_numbers(axes.xaxis, world)
@@ -378,7 +403,7 @@ def _by_rank(axes: "Axes", hosts: Sequence[Sequence[int]], world: int) -> None:
 
 
 def _whole_numbers(axis: Any, world: int) -> None:
-    """Every rank has a tick, or some have."""
+    """Set the ticks of an axis of ranks: one for each of up to 16, else some whole numbers."""
     from matplotlib.ticker import FixedLocator, MaxNLocator
 
     axis.set_major_locator(
@@ -392,7 +417,9 @@ def _whole_numbers(axis: Any, world: int) -> None:
 
 
 def traffic_picture(explained: Explained) -> Picture:
-    """Bytes that ranks send to ranks in a step, as a matrix; what no one sends is white."""
+    """Draw the bytes that ranks send each other in a step as a matrix; pairs that send none are
+    white.
+    """
     import numpy as np
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.ticker import EngFormatter

@@ -1,4 +1,4 @@
-"""A plan as one page: what it costs, its pictures, and every table and rank in numbers."""
+"""A plan as one page: its predicted cost, its pictures, and every table and rank in numbers."""
 
 from collections import Counter
 from pathlib import Path
@@ -19,7 +19,7 @@ TABLE = [
     Column("ranks", "ranks"),
     Column("bytes", "MB", ",.1f", 1e6),
     Column("predicted_ms", "predicted\nms", ".3f"),
-    *(column for column in _PHASES if column.key != "dense_ms"),  # is no table's
+    *(column for column in _PHASES if column.key != "dense_ms"),  # belongs to no table
     Column("runner_up", "runner-up"),
     Column("runner_up_ms", "its\nms", ".3f"),
     Column("why", "why"),
@@ -38,11 +38,11 @@ RANK = [
 
 
 def plan_page(explained: Explained, path: Path) -> Path:
-    """Writes a plan as one self-contained HTML page.
+    """Write a plan as one self-contained HTML page.
 
     Args:
-        explained: what `recapp.planner.explain` tells of a plan.
-        path: of the page; its folder is made if it is not there.
+        explained: The plan as `recapp.planner.explain` explains it.
+        path: The file of the page; its directory is made if it is not there.
 
     Returns:
         The path.
@@ -84,9 +84,8 @@ def _summary(explained: Explained) -> str:
     hosts = len(explained["hosts"])
     return (
         f"{_count(len(explained['rows']), 'table')} ({types}) on {_count(world, 'rank')} of "
-        f"{_count(hosts, 'host')}, "
-        f"{explained['batch_per_rank']:,} samples a rank. Predicted step: "
-        f"{explained['step_ms']:.3g} ms{near}. "
+        f"{_count(hosts, 'host')}, {explained['batch_per_rank']:,} samples a rank. "
+        f"Predicted step: {explained['step_ms']:.3g} ms{near}. "
         f"{size(held)} on all ranks, {size(sent)} between them per step."
     )
 
@@ -96,7 +95,7 @@ def _count(n: int, noun: str) -> str:
 
 
 def _ranks(ranks: list[int], world: int) -> str:
-    """`0, 3, 5`, or `0-7` for neighbours, `all`."""
+    """Return ranks as text: `0, 3, 5`, `0-7` for neighbours, or `all`."""
     if len(ranks) == world > 1:
         return "all"
     spans: list[list[int]] = []

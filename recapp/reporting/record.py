@@ -6,7 +6,7 @@ earlier one wrote there.
     resolved.yaml       the settings, from then on
     performance.json    where time and memory went (recapp/reporting/performance.py); from then to
                         the end there is none
-    metrics.json        how it ended; likewise
+    metrics.json        how it ended; from then to the end there is none
 
 Data, plan and memory are looked at before the first step, so most mistakes are found while nothing
 is lost. Once checkpoints and curves are the new run's, an earlier run's results would stand beside
@@ -30,42 +30,43 @@ SETTINGS_FILE = "resolved.yaml"
 UNDEFINED = "undefined"
 
 
-def unsettled(directory: Path) -> Path:
-    """The file that holds the settings until the run takes its directory over."""
+def pending_settings(directory: Path) -> Path:
+    """Return the path of the settings' file until the run claims its directory."""
     return directory / f"{SETTINGS_FILE}.tmp"
 
 
-def take_over(directory: Path) -> None:
-    """The run writes: its settings take their name, and an earlier run's results go. One rank calls
-    it.
+def claim_directory(directory: Path) -> None:
+    """Publish this run's settings and delete an earlier run's results. One rank calls it.
+
+    A run calls it when it first writes a curve or a checkpoint.
     """
     for name in (METRICS_FILE, PERFORMANCE_FILE, PREDICTED_FILE):
         (directory / name).unlink(missing_ok=True)
-    settle(directory)
+    publish_settings(directory)
 
 
-def keep_settings(settings: Mapping[str, Any], directory: Path) -> None:
-    """The settings as they are now replace those that the ranks have read. One rank calls it.
+def update_settings(settings: Mapping[str, Any], directory: Path) -> None:
+    """Write the settings as they are now over those that the ranks have read. One rank calls it.
 
-    A run has found out more from its data, such as how many rows its tables have.
+    By then a run has found out more from its data, such as how many rows its tables have.
     """
     text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
-    unsettled(directory).write_text(text)
+    pending_settings(directory).write_text(text)
 
 
-def settle(directory: Path) -> None:
-    """The settings take their name, if they have not yet."""
-    if unsettled(directory).is_file():
-        os.replace(unsettled(directory), directory / SETTINGS_FILE)
+def publish_settings(directory: Path) -> None:
+    """Rename the file of the settings to `resolved.yaml`, unless that has happened already."""
+    if pending_settings(directory).is_file():
+        os.replace(pending_settings(directory), directory / SETTINGS_FILE)
 
 
 def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """Write `metrics.json`: the new file is there whole, or the old one still is.
+    """Write `metrics.json`; after a crash either the whole new file is there or the old one.
 
     Args:
-        metrics: flat, with a `status`. JSON has neither nan nor infinity: such a number becomes
-            null, `undefined` lists its name, and the status `ok` becomes `undefined`.
-        directory: of the run.
+        metrics: A flat mapping with a `status`. JSON has neither nan nor infinity: such a number
+            becomes null, `undefined` lists its name, and the status `ok` becomes `undefined`.
+        directory: The directory of the run.
 
     Returns:
         What was written.
@@ -88,14 +89,15 @@ def write_metrics(metrics: Mapping[str, Any], directory: Path) -> dict[str, Any]
 
 
 def read_metrics(directory: Path) -> dict[str, Any]:
-    """What `metrics.json` says."""
+    """Return the content of `metrics.json`."""
     found: dict[str, Any] = json.loads((directory / METRICS_FILE).read_text())
     return found
 
 
 def written_at(directory: Path) -> int | None:
-    """When `metrics.json` was written, in nanoseconds; None where there is none. Tells a run's own
-    from an earlier one's.
+    """Return when `metrics.json` was written, in nanoseconds; None where there is none.
+
+    The time distinguishes a run's own results from an earlier run's.
     """
     file = directory / METRICS_FILE
     return file.stat().st_mtime_ns if file.is_file() else None

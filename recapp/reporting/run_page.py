@@ -23,9 +23,9 @@ def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[
     """Return the title and the parts of a run's page.
 
     Args:
-        run: That ended, well or not.
-        gallery: Takes the pictures.
-        defaults: Composes the settings of a run that is told nothing but some options.
+        run: A training run that has ended, well or not.
+        gallery: Collects the pictures.
+        defaults: Composes the default settings under some options of groups.
     """
     objective = objective_of(run)
     variant = Variant(run.name, (run,))
@@ -41,12 +41,12 @@ def run_page(run: Run, gallery: Gallery, defaults: Defaults) -> tuple[str, list[
     ]
     parts += gallery.part("Training", [], shown)
     if run.metrics:
-        told = [page.paragraph(text) for text in _speed(run)]
+        speed = [page.paragraph(text) for text in _speed(run)]
         own = [
             gallery.show(name, FIGURE_TITLES[name], FIGURES[name]([variant]))
             for name in OWN_FIGURES
         ]
-        parts += gallery.part("What a step costs", told, own)
+        parts += gallery.part("What a step costs", speed, own)
         parts += [_phases(run)]
     parts += [
         page.heading("Settings that differ from the defaults"),
@@ -69,7 +69,7 @@ def _title(run: Run) -> str:
 
 
 def _opening(run: Run) -> list[str]:
-    """What it reached, or why it did not."""
+    """Return the paragraphs at the top: the run's metrics and checkpoint, or how it failed."""
     if not run.metrics:
         return [page.paragraph(run.record["error"] or "It ended without a word.", "failed")]
     objective = objective_of(run)
@@ -99,7 +99,7 @@ def _opening(run: Run) -> list[str]:
 
 
 def _of_steps(found: Mapping[str, Any]) -> str:
-    """After which step the checkpoint was written, and of how many that the run was to have."""
+    """Return after which step the checkpoint was written, and of how many: `400 of 1,000`."""
     behind = found.get("checkpoint_step")
     steps = found.get("steps_planned") or found.get("steps")
     return f"{behind:,} of {steps:,}" if behind and steps and behind != steps else f"{behind:,}"
@@ -120,7 +120,7 @@ def _speed(run: Run) -> Iterator[str]:
 
 
 def _phases(run: Run) -> str:
-    """Each rank's phases in numbers, with the quartiles where they were recorded."""
+    """Return the table of each rank's phases, with the quartiles where they were recorded."""
     measured = run.performance
     if measured is None:
         return ""

@@ -16,7 +16,15 @@ PANELS = (
 
 
 def draw_scale(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Draw the records of `recapp.planner.scale.scaled`; the paths of the pictures."""
+    """Draw step time, efficiency and bytes by the number of ranks.
+
+    Args:
+        rows: The records of `recapp.planner.scale.scaled`.
+        folder: The directory for the pictures; made if it is not there.
+
+    Returns:
+        The paths of the pictures.
+    """
     from matplotlib.figure import Figure
 
     growths, plans = (list(dict.fromkeys(r[key] for r in rows)) for key in ("growth", "plan"))

@@ -15,7 +15,8 @@ from recapp.reporting import page
 CHOICES = "choices"  # the options of groups, which resolved.yaml has beside the settings
 ABSENT = object()
 Defaults = Callable[[Mapping[str, str]], Mapping[str, Any]]
-"""Returns the settings of a run that is told nothing but some options, as `resolved.yaml` has them.
+"""A function from the options of groups to the default settings under these options, as
+`resolved.yaml` has them: `{"plan": "mixed"}` -> `{"plan": {...}, "tables": {...}, ...}`.
 """
 
 
@@ -23,8 +24,8 @@ def settings_table(settings: Mapping[str, Any], defaults: Defaults) -> str:
     """Return the settings that differ from the defaults as HTML.
 
     Args:
-        settings: Of `resolved.yaml`; empty where there is none.
-        defaults: Composes what they are compared with.
+        settings: The content of `resolved.yaml`; empty where there is none.
+        defaults: Composes the settings that they are compared with.
     """
     if not settings:
         return page.paragraph("Its settings were not left (resolved.yaml).", "quiet")
@@ -49,12 +50,13 @@ def settings_table(settings: Mapping[str, Any], defaults: Defaults) -> str:
 
 
 def _chosen(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the option of each group."""
     found = settings.get(CHOICES)
     return dict(found) if isinstance(found, Mapping) else {}
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str | None:
-    """A setting as YAML has it on one line; None where there is none of that name."""
+    """Return a setting as YAML has it on one line; None where there is none of that name."""
     value = settings.get(name, ABSENT)
     if value is ABSENT or isinstance(value, str):
         return None if value is ABSENT else str(value)
@@ -63,7 +65,7 @@ def _shown(settings: Mapping[str, Any], name: str) -> str | None:
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings under their dotted names, without the choices of options."""
+    """Yield each setting with its dotted name, without the options chosen for groups."""
     for name, value in settings.items():
         if not above and name == CHOICES:
             continue

@@ -1,7 +1,8 @@
-"""Pictures of what a step costs: its length and spread, phases, memory, bytes, the prediction.
+"""Pictures of the cost of a step: its length and spread, phases, memory, bytes, the prediction.
 
-A function draws one picture of some variants, or says in a sentence why it cannot. A bar is the
-mean of a variant's runs. Of a single run each rank has a bar of its own where that says more.
+A function draws one picture of some variants, or returns a sentence that says why it cannot. A bar
+is the mean of a variant's runs. Of a single run each rank has a bar of its own where that shows
+more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +10,15 @@ from typing import Any
 
 from recapp.reporting import drawing
 from recapp.reporting.drawing import BAR, INK, QUIET, Picture, size
-from recapp.reporting.lying_bars import LyingBars, lying_bars
+from recapp.reporting.horizontal_bars import HorizontalBars, horizontal_bars
 from recapp.reporting.performance import measured_phases
 from recapp.reporting.phases import PHASES
 from recapp.reporting.speed_verdict import Pace, pace_of
 from recapp.reporting.variants import Interval, Run, Variant
 
 Drawn = Picture | str
+"""A picture, or a sentence that says why there is none."""
+
 TITLES = {
     "steps": "Speed",
     "phases": "Where a step's time goes",
@@ -24,27 +27,27 @@ TITLES = {
     "predicted": "Predicted against measured",
 }
 NO_RECORD = "no run has a performance.json, which training writes at its end"
-RANKS_SHOWN = 32  # one by one
+RANKS_SHOWN = 32  # up to so many ranks are shown one by one
 
 
 def steps(variants: Sequence[Variant]) -> Drawn:
-    """Draw the length of a step with its spread; where batches differ, samples a second."""
+    """Draw the length of a step with its spread; where batch sizes differ, samples a second."""
     pace = pace_of(variants)
     rows = [(v, found) for v in variants if (found := pace.of(v))]
     if not rows:
         return "no run has step_ms in its metrics.json"
     said = [_said_of_steps(pace, v) for v, _ in rows]
-    with lying_bars([v.name for v, _ in rows], said) as s:
-        for (v, found), (place,) in zip(rows, s.places, strict=True):
-            s.chart.barh(place, found.mean, 0.2, color=BAR)
+    with horizontal_bars([v.name for v, _ in rows], said) as s:
+        for (v, found), (position,) in zip(rows, s.positions, strict=True):
+            s.chart.barh(position, found.mean, 0.2, color=BAR)
             reach = pace.spread(v)
             if reach and reach.high > reach.low:
                 ends = [reach.low, reach.high]
                 s.chart.plot(
-                    ends, [place, place], color=INK, linewidth=1.3, marker="|", markersize=7
+                    ends, [position, position], color=INK, linewidth=1.3, marker="|", markersize=7
                 )
             if len(found.values) > 1:
-                _dots(s, found.values, place)
+                _dots(s, found.values, position)
         unit = (
             "samples a second, all ranks, at the median step"
             if pace.by_rate
@@ -52,8 +55,10 @@ def steps(variants: Sequence[Variant]) -> Drawn:
         )
         s.chart.set(xlabel=unit, xlim=(0, None))
         _whole_ticks(s)
-        told = "; ".join(f"{v.name} {text}" for (v, _), text in zip(rows, said, strict=True))
-        return s.finish("steps", TITLES["steps"], f"Bars: {told}.", _how_to_read_steps(pace, rows))
+        summary = "; ".join(f"{v.name} {text}" for (v, _), text in zip(rows, said, strict=True))
+        return s.finish(
+            "steps", TITLES["steps"], f"Bars: {summary}.", _how_to_read_steps(pace, rows)
+        )
 
 
 def _said_of_steps(pace: Pace, variant: Variant) -> str:
@@ -80,9 +85,9 @@ def _how_to_read_steps(pace: Pace, rows: Sequence[tuple[Variant, Interval]]) -> 
     return "; ".join(said) + "."
 
 
-def _dots(s: LyingBars, values: Sequence[float], place: float) -> None:
+def _dots(s: HorizontalBars, values: Sequence[float], position: float) -> None:
     style: dict[str, Any] = {"color": "white", "markeredgecolor": INK, "markersize": 4}
-    s.chart.plot(values, [place] * len(values), "o", **style)
+    s.chart.plot(values, [position] * len(values), "o", **style)
 
 
 def bytes_exchanged(variants: Sequence[Variant]) -> Drawn:
@@ -94,18 +99,18 @@ def bytes_exchanged(variants: Sequence[Variant]) -> Drawn:
         return "no run has bytes_exchanged_per_step in its metrics.json"
     if not any(n for _, n in rows):
         return "nothing travels: each run has one rank"
-    with lying_bars([name for name, _ in rows], [size(n) for _, n in rows]) as s:
-        for (_, n), (place,) in zip(rows, s.places, strict=True):
-            s.chart.barh(place, n, 0.2, color=BAR)
+    with horizontal_bars([name for name, _ in rows], [size(n) for _, n in rows]) as s:
+        for (_, n), (position,) in zip(rows, s.positions, strict=True):
+            s.chart.barh(position, n, 0.2, color=BAR)
         s.chart.set_xlabel("bytes a step, all ranks")
         s.chart.set_xlim(left=0)
         drawing.byte_axis(s.chart.xaxis)
-        told = "; ".join(f"{name} {size(n)}" for name, n in rows)
+        summary = "; ".join(f"{name} {size(n)}" for name, n in rows)
         caption = (
             "What all ranks send each other for the tables in a step: counts, ids, vectors, "
             "gradients. Dense gradients are not in it."
         )
-        return s.finish("bytes_exchanged", TITLES["bytes_exchanged"], f"Bars: {told}.", caption)
+        return s.finish("bytes_exchanged", TITLES["bytes_exchanged"], f"Bars: {summary}.", caption)
 
 
 def phases(variants: Sequence[Variant]) -> Drawn:
@@ -115,11 +120,11 @@ def phases(variants: Sequence[Variant]) -> Drawn:
         return NO_RECORD
     sums = [sum(row.values()) for _, row in rows]
     said = [f"{ms:{drawing.spec_of(sums)}} ms" for ms in sums]
-    with lying_bars([name for name, _ in rows], said, legend=PHASES) as s:
-        _stack(s, [place for (place,) in s.places], [row for _, row in rows])
+    with horizontal_bars([name for name, _ in rows], said, legend=PHASES) as s:
+        _stack(s, [position for (position,) in s.positions], [row for _, row in rows])
         s.chart.set_xlabel("ms a training step")
         drawing.legend_below(s.figure, s.chart)
-        told = "; ".join(
+        summary = "; ".join(
             f"{name}: " + ", ".join(f"{phase} {row[phase]:.3g} ms" for phase in PHASES)
             for name, row in rows
         )
@@ -129,26 +134,26 @@ def phases(variants: Sequence[Variant]) -> Drawn:
             "output: waiting for vectors; dense: all that is not the tables', data included; "
             "gradients: they travel to the owners; update: touched rows are written."
         )
-        return s.finish("phases", TITLES["phases"], f"Stacked bars. {told}.", caption)
+        return s.finish("phases", TITLES["phases"], f"Stacked bars. {summary}.", caption)
 
 
 def _stack(
-    s: LyingBars, places: Sequence[float], rows: Sequence[Mapping[str, float]]
+    s: HorizontalBars, positions: Sequence[float], rows: Sequence[Mapping[str, float]]
 ) -> list[float]:
     parts = {phase: [row[phase] for row in rows] for phase in PHASES}
-    ends = drawing.stacked(s.chart, places, parts, drawing.PHASE_COLORS, 0.2, lying=True)
+    ends = drawing.stacked(s.chart, positions, parts, drawing.PHASE_COLORS, 0.2, horizontal=True)
     s.chart.set_xlim(0, max(ends) * 1.04 or 1)
     _whole_ticks(s)
     return ends
 
 
-def _whole_ticks(s: LyingBars) -> None:
+def _whole_ticks(s: HorizontalBars) -> None:
     s.chart.locator_params(axis="x", nbins=7, steps=[1, 2, 5, 10])
     s.chart.xaxis.set_major_formatter("{x:,.10g}")
 
 
 def _alone(variants: Sequence[Variant]) -> Run | None:
-    """The run, where there is one only and it recorded its performance."""
+    """Return the run if there is only one and it recorded its performance."""
     runs = [run for variant in variants for run in variant.runs]
     return runs[0] if len(runs) == 1 and runs[0].performance else None
 
@@ -168,23 +173,23 @@ def mean_phases(variant: Variant) -> dict[str, float] | None:
 
 
 def memory(variants: Sequence[Variant]) -> Drawn:
-    """Draw what the tables take on the fullest rank, by kind; the process is told in numbers."""
+    """Draw the bytes of the tables on the fullest rank by kind; the process's are in its label."""
     rows = _memory_rows(variants)
     if not rows:
         return NO_RECORD
     kinds = {name: [row[kind] for _, row in rows] for kind, name in drawing.MEMORY_NAMES.items()}
     colors = {name: drawing.MEMORY_COLORS[kind] for kind, name in drawing.MEMORY_NAMES.items()}
     said = [f"{size(_held(row))}, {row['peak_of']} at most {size(row['peak'])}" for _, row in rows]
-    with lying_bars([name for name, _ in rows], said, legend=list(kinds)) as s:
+    with horizontal_bars([name for name, _ in rows], said, legend=list(kinds)) as s:
         ends = drawing.stacked(
-            s.chart, [place for (place,) in s.places], kinds, colors, 0.2, lying=True
+            s.chart, [position for (position,) in s.positions], kinds, colors, 0.2, horizontal=True
         )
         s.chart.set_xlim(0, max(ends) * 1.04 or 1)
         s.chart.set_xlabel("bytes of the tables" + ("" if _alone(variants) else ", fullest rank"))
         drawing.byte_axis(s.chart.xaxis)
         drawing.legend_below(s.figure, s.chart)
-        told = "; ".join(f"{name} {text}" for (name, _), text in zip(rows, said, strict=True))
-        alt = f"Stacked bars of weights, optimiser state and exchange buffers: {told}."
+        summary = "; ".join(f"{name} {text}" for (name, _), text in zip(rows, said, strict=True))
+        alt = f"Stacked bars of weights, optimiser state and exchange buffers: {summary}."
         caption = (
             "Bars: what the tables take. In numbers beside it, what the whole process (or its GPU) "
             "has had at most: interpreter, libraries, dense part and batches included."
@@ -209,7 +214,7 @@ def _memory_rows(variants: Sequence[Variant]) -> list[tuple[str, dict[str, Any]]
 
 
 def memory_of(run: Run) -> list[dict[str, Any]]:
-    """Return the bytes of each rank by kind, and the peak of what its process has had."""
+    """Return for each rank the bytes of its tables by kind, and the peak of its process or GPU."""
     rows = []
     for rank in (run.performance or {}).get("memory", []):
         gpu = rank["allocated_peak"] is not None
@@ -224,7 +229,7 @@ def _held(row: Mapping[str, Any]) -> float:
 
 
 def predicted(variants: Sequence[Variant]) -> Drawn:
-    """Draw what the planner said of each variant above what was measured."""
+    """Draw the time that the planner predicted for each variant above what was measured."""
     rows = []
     for variant in variants:
         said = next((found for run in variant.runs if (found := run.predicted)), None)
@@ -240,24 +245,26 @@ def predicted(variants: Sequence[Variant]) -> Drawn:
     spec = drawing.spec_of(ms["step_ms"] for _, *both in rows for ms in both)
     texts = [_said_of_prediction(said, step, spec) for _, said, step in rows]
     names = [name if len(rows) > 1 else "" for name, _, _ in rows]
-    with lying_bars(names, texts, bars=2, legend=PHASES) as s:
+    with horizontal_bars(names, texts, bars=2, legend=PHASES) as s:
         both = [part for _, said, step in rows for part in (said, step)]
-        places = [place for pair in s.places for place in pair]
-        ends = _stack(s, places, both)
+        positions = [position for pair in s.positions for position in pair]
+        ends = _stack(s, positions, both)
         most = max(ends)
-        for place, end, kind in zip(
-            places, ends, ["predicted", "measured"] * len(rows), strict=True
+        for position, end, kind in zip(
+            positions, ends, ["predicted", "measured"] * len(rows), strict=True
         ):
-            s.chart.text(end + most * 0.012, place, kind, va="center", color=QUIET)
+            s.chart.text(end + most * 0.012, position, kind, va="center", color=QUIET)
         s.chart.set(xlabel="ms a training step", xlim=(0, most * 1.17))
         drawing.legend_below(s.figure, s.chart)
-        told = "; ".join(f"{name} {text}" for (name, _, _), text in zip(rows, texts, strict=True))
+        summary = "; ".join(
+            f"{name} {text}" for (name, _, _), text in zip(rows, texts, strict=True)
+        )
         caption = (
             "Upper bars: what the planner expected of each phase before the first step. Lower "
             "bars: what was measured (medians, which need not add up to that of a whole step). "
             f"The largest error of a step is {max(errors, key=abs):+.0%}."
         )
-        return s.finish("predicted", TITLES["predicted"], f"Bars: {told}.", caption)
+        return s.finish("predicted", TITLES["predicted"], f"Bars: {summary}.", caption)
 
 
 def _said_of_prediction(said: Mapping[str, float], step: Mapping[str, float], spec: str) -> str:
@@ -274,4 +281,4 @@ FIGURES: dict[str, Callable[[Sequence[Variant]], Drawn]] = {
     "bytes_exchanged": bytes_exchanged,
     "predicted": predicted,
 }
-"""By the name of the picture's file."""
+"""The functions that draw, by the name of the picture's file."""

@@ -21,11 +21,11 @@ from recapp.reporting.variants import Interval, Run, Variant, alike_but_for_plan
 
 @dataclass(frozen=True)
 class Pace:
-    """What speed is compared by: milliseconds a step, or samples a second at the median step.
+    """The number by which speed is compared: milliseconds a step, or samples a second.
 
     Args:
-        by_rate: Samples a second.
-        spec: How milliseconds are written.
+        by_rate: Whether it is samples a second, at the median step.
+        spec: The format of milliseconds.
     """
 
     by_rate: bool
@@ -36,13 +36,13 @@ class Pace:
         return variant.measure(lambda run: self._at(run, run.record["step_ms"]))
 
     def spread(self, variant: Variant) -> Interval | None:
-        """Return where the middle half of its steps lies, of all its runs; else their medians."""
+        """Return where the middle half of the steps of a variant's runs lies, or their medians."""
         first = variant.measure(lambda run: self._at(run, run.record["step_ms_q1"]))
         third = variant.measure(lambda run: self._at(run, run.record["step_ms_q3"]))
         return Interval(first.values + third.values) if first and third else self.of(variant)
 
     def show(self, value: float, unit: bool = True) -> str:
-        """Return a pace as text."""
+        """Return a pace as text, with its unit or without."""
         if self.by_rate:
             return f"{value:,.0f}{' samples/s' if unit else ''}"
         return f"{value:{self.spec}}{' ms' if unit else ''}"
@@ -64,7 +64,7 @@ class Pace:
 
 
 def pace_of(variants: Sequence[Variant]) -> Pace:
-    """Return what the speed of some variants is compared by."""
+    """Return the pace by which some variants are compared: a rate where batch sizes differ."""
     batches = {run.batch_size for variant in variants for run in variant.runs}
     medians = (run.record["step_ms"] for variant in variants for run in variant.runs)
     return Pace(len(batches) > 1 and None not in batches, spec_of(medians))
@@ -76,9 +76,10 @@ class Drift:
 
     Args:
         variants: Those variants.
-        fastest: Whose dense phase is shortest, and how long it is.
-        slowest: Whose is longest.
-        spread: How far the middle half of the dense phases of these two lies apart within a run.
+        fastest: The variant whose dense phase is shortest, and its milliseconds.
+        slowest: The variant whose dense phase is longest, and its milliseconds.
+        spread: The greater distance in milliseconds between the quartiles of these two dense
+            phases within a run.
     """
 
     variants: tuple[Variant, ...]
@@ -88,7 +89,7 @@ class Drift:
 
     @property
     def ms(self) -> float:
-        """The difference: by so much the machine was not equally fast for all of them."""
+        """The difference in milliseconds: by so much the machine was not equally fast for all."""
         return self.slowest[1] - self.fastest[1]
 
 
@@ -115,7 +116,9 @@ def _dense_spread(run: Run) -> float | None:
 
 
 def speed_verdict(variants: Sequence[Variant]) -> list[str]:
-    """Return which variant is fastest and what is noise; then remarks on the machine."""
+    """Return sentences on speed: first which variant is fastest and whether that is noise, then
+    remarks on the machine.
+    """
     pace = pace_of(variants)
     ranked = pace.ranked(variants)
     if len(ranked) < 2:
@@ -127,7 +130,7 @@ def speed_verdict(variants: Sequence[Variant]) -> list[str]:
     fast = pace.show(best.mean)
     slow = pace.show(worst.mean)
     if len(near := _tied_with(fastest, variants)) == len(others):
-        answer = (
+        verdict = (
             f"The order by speed is noise: {fastest.name} is fastest ({fast}) and {slowest.name} "
             f"slowest ({slow}), but {_why_noise(pace, fastest, others, moved)}."
         )
@@ -135,14 +138,14 @@ def speed_verdict(variants: Sequence[Variant]) -> list[str]:
         factor = max(best.mean, worst.mean) / min(best.mean, worst.mean)
         times = f"{factor:.2f} times {'fewer' if pace.by_rate else 'as long'}"
         a_step = "" if pace.by_rate else " a step"
-        answer = (
+        verdict = (
             f"Fastest: {fastest.name}, {fast}{a_step}. Slowest: {slowest.name}, {slow}, {times}."
         )
         for end, tied in ("fastest", near), ("slowest", _tied_with(slowest, variants)):
             if tied:
                 named = listed([v.name for v in tied])
-                answer += f" {named} cannot be told from the {end}: that difference is noise."
-    return [answer, *(remark for drift in moved if (remark := _remark(drift)))]
+                verdict += f" {named} cannot be told from the {end}: that difference is noise."
+    return [verdict, *(remark for drift in moved if (remark := _remark(drift)))]
 
 
 def tied_with_fastest(variants: Sequence[Variant]) -> list[Variant]:
@@ -151,7 +154,7 @@ def tied_with_fastest(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def _tied_with(one: Variant, variants: Sequence[Variant]) -> list[Variant]:
-    """The variants that differ from one of them by no more than noise, the fastest first."""
+    """Return the variants that differ from `one` by no more than noise, the fastest first."""
     pace = pace_of(variants)
     moved = drifts(variants)
     return [v for v, _ in pace.ranked(variants) if v is not one and _tied(pace, one, v, moved)]
@@ -161,27 +164,30 @@ def _one_speed(variant: Variant) -> list[str]:
     step = variant.recorded("step_ms")
     rate = variant.recorded("samples_per_second")
     assert step
-    told = f", {rate.mean:,.0f} samples/s" if rate else ""
+    samples = f", {rate.mean:,.0f} samples/s" if rate else ""
     if len(step.values) == 1:
-        return [f"A step takes {step.mean:.3g} ms{told}."]
+        return [f"A step takes {step.mean:.3g} ms{samples}."]
     why = (
         "Speed is not compared: the runs do not differ in anything that changes it. That the "
         f"medians of their steps go from {step.low:.3g} to {step.high:.3g} ms is noise."
     )
-    return [f"A step takes {step.mean:.3g} ms on average{told}.", why]
+    return [f"A step takes {step.mean:.3g} ms on average{samples}.", why]
 
 
 def _tied(pace: Pace, one: Variant, other: Variant, moved: Sequence[Drift]) -> bool:
-    """Whether the difference of two variants is noise."""
+    """Return whether the difference of two variants is noise."""
     if _overlap(pace, one, other):
         return True
     drift = max((d.ms for d in moved if one in d.variants and other in d.variants), default=0.0)
-    # who differs in the plan alone has the same batch, so steps may be compared
+    # variants that differ in the plan alone have the same batch size, so steps may be compared
     return drift > 0 and _overlap(Pace(by_rate=False), one, other, drift)
 
 
 def _overlap(pace: Pace, one: Variant, other: Variant, apart: float = 0.0) -> bool:
-    """Whether the middle halves of their steps lie no further apart; of old runs, their medians."""
+    """Return whether the middle halves of two variants' steps lie at most `apart` apart.
+
+    Of old runs, which recorded no quartiles, the medians are compared.
+    """
     known = all(v.recorded("step_ms_q1") for v in (one, other))
     a, b = (pace.spread(v) if known else pace.of(v) for v in (one, other))
     assert a and b

@@ -1,4 +1,4 @@
-"""The page of a sweep: what was varied and what is best, what was learned, what a step costs."""
+"""The page of a sweep: varied settings, the best run, metrics and curves, the cost of a step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,19 +19,19 @@ from recapp.reporting.objective import (
 from recapp.reporting.speed_figures import FIGURES, TITLES
 from recapp.reporting.speed_verdict import pace_of, speed_verdict
 from recapp.reporting.sweep_tables import ALWAYS, table_by_metric, table_by_speed, table_of_runs
-from recapp.reporting.variants import Run, Variant, speed_variants_of, told
+from recapp.reporting.variants import Run, Variant, speed_variants_of, varied_settings
 
 SHOWN_FAILURES = 5  # different ones, before the first picture
-SHOWN_VARIANTS = 40  # in pictures of what a step costs
-VALUES_TOLD = 6  # of a setting, before "and 12 more"
+SHOWN_VARIANTS = 40  # in pictures of the cost of a step
+VALUES_LISTED = 6  # of a setting, before "and 12 more"
 
 
 def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
     """Return the title and the parts of a sweep's page.
 
     Args:
-        runs: All of the sweep, failed ones as well.
-        gallery: Takes the pictures.
+        runs: All runs of the sweep, failed ones as well.
+        gallery: Collects the pictures.
     """
     good = [run for run in runs if run.ended_well]
     title = f"Sweep of {len(runs)} run{'s' if len(runs) > 1 else ''}"
@@ -43,10 +43,10 @@ def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
         return title, [nothing, varied, *_failures(runs), *every]
     variants = learned_variants_of(good, objective)
     speeds = speed_variants_of(good)
-    answer, *more = metric_verdict(variants, objective, without_effect(good, objective))
+    verdict, *more = metric_verdict(variants, objective, without_effect(good, objective))
     more += speed_verdict(speeds)[:1] if len(speeds) > 1 else []
     more += _best_run(good, variants, objective)
-    said = [page.paragraph(answer, "lead"), varied, *map(page.paragraph, more), *_failures(runs)]
+    said = [page.paragraph(verdict, "lead"), varied, *map(page.paragraph, more), *_failures(runs)]
     table = table_by_metric if len(variants) > 1 else table_by_speed
     shown = variants if len(variants) > 1 else speeds
     opening = page.columns(["".join(said), table(good, shown, objective)])
@@ -54,11 +54,11 @@ def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
     return title, [opening, *learned, *_costs(speeds, gallery), *every]
 
 
-# ---- what came out
+# ---- metrics
 
 
 def _varied(runs: Sequence[Run]) -> str:
-    varied = [f"{name} ({_values(values)})" for name, values in told(runs).items()]
+    varied = [f"{name} ({_values(values)})" for name, values in varied_settings(runs).items()]
     if not varied:
         return "Nothing was varied."
     last = f" and {varied[-1]}" if len(varied) > 1 else varied[-1]
@@ -66,18 +66,21 @@ def _varied(runs: Sequence[Run]) -> str:
 
 
 def _values(values: Sequence[Any]) -> str:
-    """The values of a setting, or between which ends many numbers lie."""
+    """Return the values of a setting as text; of many numbers only the least and the greatest."""
     known = [value for value in values if value is not None]
-    if len(known) > VALUES_TOLD and all(finite(value) is not None for value in known):
+    if len(known) > VALUES_LISTED and all(finite(value) is not None for value in known):
         return f"{len(known)} values from {min(known):.3g} to {max(known):.3g}"
     given = zip(values, texts_of(values), strict=True)
     texts = ["default" if value is None else text for value, text in given]
-    more = [f"{len(texts) - VALUES_TOLD} more"] if len(texts) > VALUES_TOLD else []
-    return ", ".join([*texts[:VALUES_TOLD], *more])
+    more = [f"{len(texts) - VALUES_LISTED} more"] if len(texts) > VALUES_LISTED else []
+    return ", ".join([*texts[:VALUES_LISTED], *more])
 
 
 def _best_run(good: Sequence[Run], variants: Sequence[Variant], objective: Objective) -> list[str]:
-    """The best single run where variants have several, and what else runs were chosen by."""
+    """Return sentences on the best single run, where variants have several, and on other metrics.
+
+    Runs may have chosen their checkpoints by other metrics than the sweep's.
+    """
     said = []
     if any(len(v.runs) > 1 for v in variants) and (best := objective.best_runs(good)):
         value = best[0].value(objective.name)
@@ -88,7 +91,7 @@ def _best_run(good: Sequence[Run], variants: Sequence[Variant], objective: Objec
 
 
 def _failures(runs: Sequence[Run]) -> list[str]:
-    """What went wrong, each error once."""
+    """Return a paragraph for each different error, with the jobs that ended in it."""
     ends: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         if not run.ended_well:
@@ -109,12 +112,13 @@ def _failures(runs: Sequence[Run]) -> list[str]:
 def _learned(
     good: Sequence[Run], variants: Sequence[Variant], objective: Objective, gallery: Gallery
 ) -> list[str | None]:
-    """The metric against each setting that matters, and curves."""
+    """Draw the metric against each setting that changes it, and the curves."""
     without = without_effect(good, objective)
-    telling = [n for n, values in told(good).items() if n not in without and len(values) > 1]
+    varied = varied_settings(good).items()
+    changing = [n for n, values in varied if n not in without and len(values) > 1]
     shown = []
     runs = [run for variant in variants for run in variant.runs]
-    for name in [name for name in telling if name != SEED] or telling:
+    for name in [name for name in changing if name != SEED] or changing:
         title = metric_figures.title_of(name, objective)
         file = metric_figures.file_of(name)
         shown.append(gallery.show(file, title, metric_figures.metric_by(name, runs, objective)))
@@ -125,11 +129,11 @@ def _learned(
     return shown
 
 
-# ---- what it cost
+# ---- the cost of a step
 
 
 def _costs(speeds: Sequence[Variant], gallery: Gallery) -> list[str]:
-    """What a step costs: compared where runs differ in what changes it, else told in numbers.
+    """Return the part on the cost of a step: pictures where runs differ in it, else numbers alone.
 
     Which variant is fastest stands at the top of the page and not here again.
     """
@@ -149,14 +153,14 @@ def _costs(speeds: Sequence[Variant], gallery: Gallery) -> list[str]:
     (only,) = speeds
     held = only.recorded("bytes_per_rank")
     sent = only.recorded("bytes_exchanged_per_step")
-    facts = [f"The tables take {size(held.mean)} on the fullest rank."] if held else []
+    sizes = [f"The tables take {size(held.mean)} on the fullest rank."] if held else []
     if sent and sent.mean:
-        facts.append(f"All ranks send each other {size(sent.mean)} for them in a step.")
-    return [page.heading("What a step costs"), *said, page.paragraph(" ".join(facts))]
+        sizes.append(f"All ranks send each other {size(sent.mean)} for them in a step.")
+    return [page.heading("What a step costs"), *said, page.paragraph(" ".join(sizes))]
 
 
 def _foot(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What the runs were made with, and what was set for all of them."""
+    """Return what the runs were made with and the settings that they share, for the foot."""
     seeds = [run.metrics.get("seed") for run in runs]
     plans = dict.fromkeys(str(run.record["plan"]) for run in runs)
     ranks = dict.fromkeys(str(run.record["ranks"]) for run in runs if run.record["ranks"])

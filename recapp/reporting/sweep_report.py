@@ -3,8 +3,8 @@
     FOLDER/**/{metrics.json, performance.json, predicted.json, csv/metrics.csv} -> runs -> variants
         -> verdicts and pictures -> FOLDER/report.html, FOLDER/*.png
 
-It is made anew from the directories whenever somebody asks: no run has told another anything. What
-failed is said, and spoils nothing.
+It is made anew from the directories whenever somebody asks for it; runs need not know of each
+other. Runs that failed are listed with their errors, and the rest is reported all the same.
 """
 
 from pathlib import Path
@@ -25,9 +25,9 @@ def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[d
     """Write the report of a sweep or a run into its directory.
 
     Args:
-        folder: Of a sweep or of a run.
-        defaults: Composes the settings of a run that is told nothing but some options; asked for a
-            single run only.
+        folder: The directory of a sweep or of a run.
+        defaults: Composes the default settings under some options of groups; called for a single
+            run only.
 
     Returns:
         A record for the page and one for each picture: `what`, `file` (None where it was left out)

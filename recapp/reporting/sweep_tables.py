@@ -10,26 +10,26 @@ from recapp.reporting.comparison import SEED, short_names, texts_of
 from recapp.reporting.drawing import byte_unit, spec_of
 from recapp.reporting.objective import Objective, without_effect
 from recapp.reporting.speed_verdict import pace_of, tied_with_fastest
-from recapp.reporting.variants import Interval, Run, Variant, same_speed, told
+from recapp.reporting.variants import Interval, Run, Variant, same_speed, varied_settings
 
 ALWAYS = ("val_auc", "val_log_loss")  # metrics that every table has
 MARK = Column("mark", "")
 
 
 def table_by_metric(runs: Sequence[Run], variants: Sequence[Variant], objective: Objective) -> str:
-    """Return the variants, the best first and marked.
+    """Return the table of variants by metric as HTML, the best first and marked.
 
     Args:
-        runs: Those that ended well.
-        variants: What may differ in what was learned.
-        objective: Chooses the best.
+        runs: The runs that ended well.
+        variants: The variants of these runs that may differ in their metric.
+        objective: The metric, and whether its highest value is best.
     """
     ranked = objective.ranked(variants)
     settings = _settings(runs, {SEED, *without_effect(runs, objective)})
     rows: list[dict[str, Any]] = []
-    for place, (variant, found) in enumerate(ranked):
+    for number, (variant, found) in enumerate(ranked):
         others = {key: value.mean for key in ALWAYS if (value := variant.recorded(key))}
-        own = {"mark": "" if place else "★ best", "name": variant.name, "metric": found.mean}
+        own = {"mark": "" if number else "★ best", "name": variant.name, "metric": found.mean}
         reach = f"{found.low:.5f} to {found.high:.5f}"
         cells = settings.of(variant.runs[0])
         rows.append(others | own | cells | {"reach": reach, "seeds": len(found.values)})
@@ -41,22 +41,22 @@ def table_by_metric(runs: Sequence[Run], variants: Sequence[Variant], objective:
 
 
 def table_by_speed(runs: Sequence[Run], speeds: Sequence[Variant], objective: Objective) -> str:
-    """Return the variants, the fastest first, and marked where that is no noise.
+    """Return the table of variants by speed as HTML, the fastest first, marked unless it is noise.
 
     Args:
-        runs: Those that ended well.
-        speeds: What may differ in speed.
-        objective: Its metric is told as well.
+        runs: The runs that ended well.
+        speeds: The variants of these runs that may differ in speed.
+        objective: The metric, which has a column as well.
     """
     pace = pace_of(speeds)
     ranked = pace.ranked(speeds)
     settings = _settings(runs, same_speed(runs))
     clear = len(ranked) > 1 and not tied_with_fastest(speeds)
     rows: list[dict[str, Any]] = []
-    for place, (variant, found) in enumerate(ranked):
+    for number, (variant, found) in enumerate(ranked):
         metric = objective.of(variant) or Interval(())
         reach = pace.spread(variant)
-        cells = {"mark": "★ fastest" if clear and not place else "", "name": variant.name}
+        cells = {"mark": "★ fastest" if clear and not number else "", "name": variant.name}
         numbers = {"metric": metric.mean if metric.values else None, "pace": found.mean}
         half = pace.between(reach) if reach else None
         rows.append(cells | settings.of(variant.runs[0]) | numbers | {"half": half})
@@ -72,11 +72,11 @@ def table_by_speed(runs: Sequence[Run], speeds: Sequence[Variant], objective: Ob
 
 
 def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
-    """Return every run of a sweep with its numbers; those with the best metric are marked.
+    """Return the table of all runs of a sweep as HTML; those with the best metric are marked.
 
     Args:
-        runs: All of them, failed ones as well.
-        objective: Chooses the best.
+        runs: All runs, failed ones as well.
+        objective: The metric, and whether its highest value is best.
     """
     good = [run for run in runs if run.ended_well]
     settings = _settings(runs)
@@ -100,7 +100,7 @@ def table_of_runs(runs: Sequence[Run], objective: Objective) -> str:
     if any(run.record["error"] for run in runs):
         columns.append(Column("error", "error"))
     differ = len(best) < len(good)
-    marked = [place for place, run in enumerate(runs) if differ and run in best]
+    marked = [number for number, run in enumerate(runs) if differ and run in best]
     title = f"All {len(runs)} runs" if len(runs) > page.LONG else ""
     return page.table(rows, columns, title, marked)
 
@@ -115,18 +115,19 @@ def _row(run: Run, settings: "_Settings", objective: Objective, spec: str) -> di
 
 @dataclass(frozen=True)
 class _Settings:
-    """What was varied, as columns of a table."""
+    """The settings that were varied, as columns of a table with the texts of their values."""
 
     columns: list[Column]
     texts: Mapping[str, Mapping[Any, str]]
 
     def of(self, run: Run) -> dict[str, str]:
-        """The cells of a run."""
+        """Return the cells of a run."""
         return {name: texts.get(run.setting(name), "default") for name, texts in self.texts.items()}
 
 
 def _settings(runs: Sequence[Run], but: Collection[str] = ()) -> _Settings:
-    varied = {n: values for n, values in told(runs).items() if n not in but and len(values) > 1}
+    found = varied_settings(runs).items()
+    varied = {n: values for n, values in found if n not in but and len(values) > 1}
     short = short_names([name for name in varied if name != "plan"]) | {"plan": "plan"}
     texts = {}
     for name, values in varied.items():
@@ -140,6 +141,6 @@ def _metric(key: str, objective: Objective) -> Column:
 
 
 def _bytes(key: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Column:
-    """A column of bytes in one unit, that of its largest number."""
+    """Return a column of bytes, all in the unit of its largest number."""
     scale, unit = byte_unit(max((row[key] for row in rows if row[key] is not None), default=0.0))
     return Column(key, f"{unit}\n{title}", ",.1f" if scale > 1 else ",.0f", scale)

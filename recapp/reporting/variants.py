@@ -2,8 +2,8 @@
 
     directory of a sweep or of a run -> runs -> variants
 
-A variant is runs that are compared as one: they differ in nothing but their seed and in what makes
-no difference. Where speed is compared that is whatever does not change it.
+A variant is a set of runs that are compared as one: they differ in nothing but their seed and
+settings that have no effect on what is compared, metric or speed.
 """
 
 import csv
@@ -22,7 +22,7 @@ from recapp.reporting.comparison import FIXED, SEED, finite
 from recapp.reporting.performance import read_document, read_performance, read_predicted
 from recapp.settings.renamed import with_names_of_today
 
-SAME_SPEED = (  # settings of which a step's milliseconds do not depend
+SAME_SPEED = (  # settings that do not change the length of a step
     SEED,
     "ckpt_path",
     "callbacks",
@@ -49,12 +49,12 @@ RATES = "optimizer.*"  # its numbers: rates, decays, epsilons
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was made.
+    """A run that has left results in its directory.
 
     Args:
-        directory: Where it wrote.
-        record: Its line of the comparison.
-        name: What tells it from the other runs of its sweep.
+        directory: The directory that it wrote to.
+        record: Its record in the comparison.
+        name: The settings in which it differs from the other runs of its sweep, as text.
     """
 
     directory: Path
@@ -85,9 +85,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """What `metrics.json` says of a run that ended well, or was stopped and could still say
-        it.
-        """
+        """The content of `metrics.json`; empty where this run did not get to write it."""
         found = read_document(self.directory / "metrics.json") or {}
         return found if found.get("status", "ok") == self.record["status"] else {}
 
@@ -100,24 +98,24 @@ class Run:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What it was made with; empty where it did not record that."""
+        """What the run was made with (`recapp.reporting.about`); empty where it is not recorded."""
         return self.metrics if "rows_train" in self.metrics else {}
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Its settings as the ranks read them, under the names of today; empty where it has left
-        none.
+        """The settings as the ranks read them, under the names of today; empty where the run has
+        left none.
         """
         return with_names_of_today(_read_yaml(self.directory / "resolved.yaml"))
 
     @cached_property
     def performance(self) -> dict[str, Any] | None:
-        """What it recorded of phases and memory."""
+        """What it recorded of phases and memory; None where it recorded nothing."""
         return read_performance(self.directory) if self.metrics else None
 
     @cached_property
     def predicted(self) -> dict[str, float] | None:
-        """What the planner said before it."""
+        """Milliseconds of the step and its phases as the planner predicted them, or None."""
         return read_predicted(self.directory) if self.metrics else None
 
     def value(self, name: str) -> float | None:
@@ -146,7 +144,7 @@ class Run:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a file; empty where there is none."""
+    """Return the mapping in a file; empty where there is none."""
     try:
         found = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError):
@@ -156,27 +154,27 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Interval:
-    """A number of several runs: their mean, the lowest, the highest, and each of them."""
+    """The values that several runs have for one number, with their mean, lowest and highest."""
 
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """Of all runs."""
+        """The mean of all runs."""
         return sum(self.values) / len(self.values)
 
     @property
     def low(self) -> float:
-        """Of the lowest run."""
+        """The value of the lowest run."""
         return min(self.values)
 
     @property
     def high(self) -> float:
-        """Of the highest run."""
+        """The value of the highest run."""
         return max(self.values)
 
     def overlaps(self, other: "Interval") -> bool:
-        """Whether some value lies in both."""
+        """Return whether two intervals, each from lowest to highest, have a number in common."""
         return self.low <= other.high and other.low <= self.high
 
 
@@ -185,28 +183,28 @@ class Variant:
     """Runs that ended well and are compared as one.
 
     Args:
-        name: What tells them from the others.
-        runs: At least one.
+        name: The settings in which they differ from the other variants, as text.
+        runs: The runs; at least one.
     """
 
     name: str
     runs: tuple[Run, ...]
 
     def measure(self, of: Callable[[Run], float | None]) -> Interval | None:
-        """A number of its runs; None where no run has it."""
+        """Return what a function finds in its runs; None where it finds nothing in any."""
         values = tuple(float(value) for run in self.runs if (value := of(run)) is not None)
         return Interval(values) if values else None
 
     def recorded(self, key: str) -> Interval | None:
-        """A number of its runs' records; None where no run has it."""
+        """Return an entry of its runs' records; None where no run has it."""
         return self.measure(lambda run: run.record[key])
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """The runs of a sweep's directory, or the one of a run's.
+    """Return the runs in a sweep's directory, or the one in a run's directory.
 
     Raises:
-        ConfigError: there is no such directory, or no run in it.
+        ConfigError: There is no such directory, or no run in it.
     """
     if not folder.is_dir():
         raise ConfigError(
@@ -225,12 +223,12 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def speed_variants_of(runs: Sequence[Run]) -> list[Variant]:
-    """Return the runs that ended well, those that differ in nothing that changes speed as one."""
+    """Return the runs that ended well as variants that differ in settings that may change speed."""
     return together(runs, same_speed(runs))
 
 
 def same_speed(runs: Sequence[Run]) -> set[str]:
-    """Return the settings that were varied and do not change the length of a step."""
+    """Return the varied settings that do not change the length of a step."""
     names = {name for run in runs for name in run.varied}
     return {
         name for name in names if not changes_speed(name, [run.varied.get(name) for run in runs])
@@ -238,7 +236,7 @@ def same_speed(runs: Sequence[Run]) -> set[str]:
 
 
 def changes_speed(name: str, values: Sequence[Any]) -> bool:
-    """Whether the length of a step may depend on a setting that takes these values."""
+    """Return whether the length of a step may depend on a setting that takes these values."""
     numbers = all(isinstance(value, int | float | None) for value in values)
     return not any(fnmatchcase(name, pattern) for pattern in SAME_SPEED) and not (
         fnmatchcase(name, RATES) and numbers
@@ -246,7 +244,9 @@ def changes_speed(name: str, values: Sequence[Any]) -> bool:
 
 
 def alike_but_for_plan(variants: Sequence[Variant]) -> list[list[Variant]]:
-    """Return the variants in sets that differ in their plan alone, of what changes speed."""
+    """Return the variants in sets whose members differ in no setting that changes speed but the
+    plan.
+    """
     sets: dict[str, list[Variant]] = {}
     for variant in variants:
         shared = _shared(variant.runs)
@@ -255,7 +255,7 @@ def alike_but_for_plan(variants: Sequence[Variant]) -> list[list[Variant]]:
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, Any]:
-    """The varied settings that are equal in all of some runs."""
+    """Return the varied settings that may change speed and are equal in all of some runs."""
     first, *others = (run.varied for run in runs)
     return {
         name: value
@@ -265,11 +265,11 @@ def _shared(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def together(runs: Sequence[Run], leave_out: set[str]) -> list[Variant]:
-    """Return the runs that ended well, those as one that differ in nothing but some settings.
+    """Return the runs that ended well as variants; some settings make no variants.
 
     Args:
-        runs: Of a sweep.
-        leave_out: Those settings; `plan` for the plan.
+        runs: The runs of a sweep.
+        leave_out: The settings that make no variants; `plan` for the plan.
     """
     sets: dict[str, list[Run]] = {}
     for run in runs:
@@ -282,8 +282,8 @@ def together(runs: Sequence[Run], leave_out: set[str]) -> list[Variant]:
     return [Variant(name, tuple(group)) for name, group in zip(names, sets.values(), strict=True)]
 
 
-def told(runs: Sequence[Run]) -> Mapping[str, list[Any]]:
-    """Return what a sweep varied: each setting with its values in order of appearance."""
+def varied_settings(runs: Sequence[Run]) -> Mapping[str, list[Any]]:
+    """Return the settings that a sweep varied, each with its values in order of appearance."""
     names = dict.fromkeys(name for run in runs for name in run.varied)
     plans = list(dict.fromkeys(run.record["plan"] for run in runs))
     found = {"plan": plans} if len(plans) > 1 else {}

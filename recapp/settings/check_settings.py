@@ -299,13 +299,6 @@ def _check_plan(plan: Mapping[str, Any]) -> None:
             f"plan.{others[0]}: cannot be set beside plan.path, which is a whole plan: edit the "
             "file"
         )
-    if plan.get("tables"):
-        from recapp.sharding.sharding_types import SHARDING_TYPES  # imports numpy
-
-        known = [*SHARDING_TYPES, *(plan.get("sharding_types") or {})]
-        for name, type_name in plan["tables"].items():
-            if type_name not in known:
-                raise ConfigError(f"plan.tables.{name}={type_name}: {suggest(type_name, known)}")
 
 
 def check_share(said: object) -> Fraction:

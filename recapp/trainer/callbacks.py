@@ -18,7 +18,7 @@ from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
 from recapp.planner.topology import hosts_in_blocks
 from recapp.reporting.phases import quartiles
-from recapp.reporting.record import take_over
+from recapp.reporting.record import claim_directory
 from recapp.trainer.data_protocols import KeepsPosition, datamodule_of
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
@@ -71,7 +71,7 @@ class TakeOver(Callback):
 
     def _take_over(self, trainer: Trainer) -> None:
         if trainer.is_global_zero and not self._done:
-            take_over(self.directory)
+            claim_directory(self.directory)
         self._done = True
 
 

@@ -114,7 +114,7 @@ class EndTogether(Callback):
         strategy = _strategy(trainer)
         told_CW = [c.header.wanted_W for c in strategy.collections() if c.header.wanted_W]
         if not strategy.collections():
-            return strategy.comm.gather(self._told)
+            return strategy.comm.all_gather(self._told)
         return [reduce(or_, told_C) for told_C in zip(*told_CW, strict=True)]
 
     def _settle(self, trainer: Trainer) -> None:
@@ -125,7 +125,7 @@ class EndTogether(Callback):
             return
         self._losses.settle()
         self._told |= self._losses.step << SIGNAL_BITS
-        self._refuse(trainer, _strategy(trainer).comm.gather(self._told))
+        self._refuse(trainer, _strategy(trainer).comm.all_gather(self._told))
 
     def _refuse(self, trainer: Trainer, told_W: Sequence[int]) -> None:
         found = [

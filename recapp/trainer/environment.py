@@ -8,18 +8,18 @@ are not ranks to it unless LOCAL_RANK is there.
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-from recapp.processes.rank_environment import Place, started_outside
+from recapp.processes.rank_environment import RankInfo, started_externally
 
 
 class RankEnvironment(ClusterEnvironment):
     """A cluster in which all ranks have been started.
 
     Args:
-        place: of this rank.
+        info: Number, host and address of this rank.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, info: RankInfo) -> None:
+        self.info = info
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -29,21 +29,21 @@ class RankEnvironment(ClusterEnvironment):
     @property
     def main_address(self) -> str:
         """Where rank 0 listens."""
-        return self.place.address
+        return self.info.address
 
     @property
     def main_port(self) -> int:
         """The same."""
-        return self.place.port
+        return self.info.port
 
     @staticmethod
     def detect() -> bool:
         """Whether this process is a rank."""
-        return started_outside()
+        return started_externally()
 
     def world_size(self) -> int:
         """Ranks in all."""
-        return self.place.world
+        return self.info.world
 
     def set_world_size(self, size: int) -> None:
         """Lightning's product of devices and nodes; hosts may have different numbers of ranks, so
@@ -52,15 +52,15 @@ class RankEnvironment(ClusterEnvironment):
 
     def global_rank(self) -> int:
         """Among all ranks."""
-        return self.place.rank
+        return self.info.rank
 
     def set_global_rank(self, rank: int) -> None:
         """As `set_world_size`."""
 
     def local_rank(self) -> int:
         """Among the ranks of this host: the number of its GPU."""
-        return self.place.local_rank
+        return self.info.local_rank
 
     def node_rank(self) -> int:
         """Number of this host."""
-        return self.place.node
+        return self.info.node

@@ -40,9 +40,9 @@ def found_ranks(comm: Comm, device: torch.device, memory_bytes: int | None) -> l
         "device": str(device),
         "backend": dist.get_backend(comm.group),
     }
-    pools_W = comm.gather(memory_pools(device))
+    pools_W = comm.all_gather(memory_pools(device))
     free = memory_bytes if memory_bytes is not None else free_memory_bytes(pools_W)[comm.rank]
-    return comm.gather(here | {"free_bytes": free})
+    return comm.all_gather(here | {"free_bytes": free})
 
 
 def found_problem(module: LightningModule, topology: Topology, rule: RowRule) -> PlanningProblem:

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from recapp.checkpoints.directory import is_checkpoint, link_checkpoint
-from recapp.checkpoints.names import new_version, sweep
+from recapp.checkpoints.names import clean_up, new_version
 from recapp.console import note
 from recapp.trainer.restored import state_must_fit
 
@@ -98,7 +98,7 @@ class KeepLast(Checkpoint):
             trainer.save_checkpoint(saved)
         if trainer.is_global_zero:
             link_checkpoint(self.path, saved)
-            sweep(self.path.parent)
+            clean_up(self.path.parent)
         trainer.strategy.barrier()
 
     def named(self, trainer: Trainer) -> str:

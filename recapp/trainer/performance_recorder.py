@@ -90,7 +90,7 @@ class RecordPerformance(Callback):
             "memory": held_bytes(strategy.collections(), strategy.root_device),
             "sent_bytes": measured["bytes_sent_per_step"],
         }
-        measured_W = strategy.comm.gather(own)
+        measured_W = strategy.comm.all_gather(own)
         if trainer.is_global_zero:
             ranks = strategy.comm.world
             write_performance(

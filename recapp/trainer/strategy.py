@@ -45,7 +45,7 @@ from recapp.planner.hardware import Hardware
 from recapp.planner.initial_plan import initial_plan
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology, hosts_in_blocks
-from recapp.processes.rank_environment import place_of
+from recapp.processes.rank_environment import rank_info
 from recapp.processes.stopping import saving
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.batch import Batch
@@ -121,10 +121,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
         stored: Mapping[str, Any] | None = None,
         **ddp: Any,
     ) -> None:
-        place = place_of()
+        info = rank_info()
         self.patience = timeout or default_pg_timeout
         super().__init__(
-            cluster_environment=RankEnvironment(place) if place else None,
+            cluster_environment=RankEnvironment(info) if info else None,
             timeout=self.patience,
             **(
                 {"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False}

@@ -1,1 +1,1 @@
-"""How messages get from one rank to the others: the only room with collectives."""
+"""Transport of messages between ranks: the only room with collectives."""

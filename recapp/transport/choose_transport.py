@@ -1,8 +1,8 @@
-"""Which way messages go: through memory where all ranks run on one host and on its CPU, else
-through their process group.
+"""The choice of a transport: shared memory where all ranks run on one host and on its CPU, else
+their process group.
 
-The ranks tell each other what they have, so all of them choose the same. Torch is imported only
-once there is something to choose.
+The ranks exchange what each has, so that all of them choose the same. Torch is imported only once
+there is something to choose.
 """
 
 import os
@@ -24,7 +24,11 @@ SETTING = "engine.transport"
 
 
 def check_transport(name: object) -> None:
-    """Raises ConfigError, with close matches, for what is no transport."""
+    """Check that a name is one of `TRANSPORTS`.
+
+    Raises:
+        ConfigError: It is not; the text has close matches.
+    """
     if name not in TRANSPORTS:
         raise ConfigError(f"{SETTING}={name}: {suggest(str(name), TRANSPORTS)}")
 
@@ -35,20 +39,22 @@ def make_comm(
     transport: str = "auto",
     patience_s: float | None = None,
 ) -> "Comm":
-    """The ranks of a process group, and the way their messages go. Every rank calls it.
+    """Return the ranks of a process group with the transport of their messages.
+
+    Every rank calls it.
 
     Args:
-        group: as of `Comm`.
-        device: as of `Comm`.
-        transport: `shared_memory`; `gloo`, the process group whatever its backend; `auto`, the
-            first where it can be had. On GPUs that is never so and goes without saying; on the CPU
-            rank 0 says why not, and the reason is kept in `Comm.fallback`.
-        patience_s: seconds that a rank waits for a silent one in shared memory; None for those of a
-            process group. A group has its own.
+        group: The process group, as of `Comm`.
+        device: The device, as of `Comm`.
+        transport: `shared_memory`; `gloo`, the process group whatever its backend; `auto`, shared
+            memory where it is possible, else the process group. On GPUs it never is, and nothing is
+            printed; on the CPU rank 0 prints why it is not, and `Comm.fallback` keeps the reason.
+        patience_s: The seconds that a rank waits for a silent one in shared memory; None for the
+            default timeout of process groups. A process group has its own.
 
     Raises:
-        ConfigError: an unknown transport.
-        LaunchError: shared memory is asked for and cannot be had.
+        ConfigError: The transport is unknown.
+        LaunchError: `shared_memory` is wanted and not possible.
     """
     from recapp.transport.communicator import Comm
 
@@ -60,7 +66,7 @@ def make_comm(
         or (transport == "auto" and comm.device.type != "cpu")
     ):
         return comm
-    obstacle = why_not(comm.gather(survey(comm.device)))
+    obstacle = obstacle_to_sharing(comm.all_gather(host_info(comm.device)))
     if not obstacle:
         from recapp.transport.shared_memory import PATIENCE_SECONDS, SharedMemoryComm
 
@@ -80,25 +86,31 @@ def make_comm(
 
 
 def describe(comm: "Comm") -> str:
-    """The transport in few words, with the reason if it is not the one that was hoped for."""
+    """Return the transport in few words, with the reason if it is not shared memory."""
     return f"transport {comm.transport}" + (
         f" (no shared memory: {comm.fallback})" if comm.fallback else ""
     )
 
 
-class Here(NamedTuple):
-    """What a rank has: its host, which processes it sees, why it has no shared memory (empty: it
-    may), its pools of memory.
-    """
+class HostInfo(NamedTuple):
+    """What decides whether a rank can share memory with others."""
 
     host: str
+    """The name of its host, in which hosts differ."""
     processes: str
+    """The name of the process namespace that it sees."""
     obstacle: str
+    """Why it cannot share memory; empty if it can."""
     pools: "list[Pool]"
+    """The pools of memory that it takes from."""
 
 
-def survey(device: "torch.device") -> Here:
-    """What there is where this rank runs."""
+def host_info(device: "torch.device") -> HostInfo:
+    """Return the host, processes and memory of this rank.
+
+    Args:
+        device: The device of its message buffers.
+    """
     import torch
 
     from recapp.processes.process_memory import host_id, memory_pools
@@ -107,12 +119,13 @@ def survey(device: "torch.device") -> Here:
         processes = str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
         processes = ""
-    return Here(
+    return HostInfo(
         host_id(), processes, _obstacle(device, processes), memory_pools(torch.device("cpu"))
     )
 
 
 def _obstacle(device: "torch.device", processes: str) -> str:
+    """Return why this rank cannot share memory; empty if it can."""
     if device.type != "cpu":
         return f"the device is {device.type}"
     if not processes or not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
@@ -125,21 +138,25 @@ def _obstacle(device: "torch.device", processes: str) -> str:
     return ""
 
 
-def why_not(here_W: Sequence[Here]) -> str:
-    """Why these ranks cannot share memory; empty where they can."""
-    for rank, here in enumerate(here_W):
+def obstacle_to_sharing(host_W: Sequence[HostInfo]) -> str:
+    """Return why ranks cannot share memory with each other; empty if they can.
+
+    Args:
+        host_W: What `host_info` returned on every rank.
+    """
+    for rank, here in enumerate(host_W):
         if here.obstacle:
             return f"rank {rank}: {here.obstacle}"
-    if (hosts := len({here.host for here in here_W})) > 1:
+    if (hosts := len({here.host for here in host_W})) > 1:
         return f"the ranks are on {hosts} hosts"
-    if len({here.processes for here in here_W}) > 1:
+    if len({here.processes for here in host_W}) > 1:
         return "the ranks are in containers that do not see each other's processes"
     from recapp.processes.process_memory import free_memory_bytes
     from recapp.transport.shared_memory import file_bytes
 
-    wanted = file_bytes(len(here_W))
+    wanted = file_bytes(len(host_W))
     free = min(
-        (n for n in free_memory_bytes([here.pools for here in here_W]) if n is not None),
+        (n for n in free_memory_bytes([here.pools for here in host_W]) if n is not None),
         default=None,
     )
     if free is not None and free < 2 * wanted:

@@ -1,5 +1,5 @@
-"""The one collective of the engine: every rank sends a span of a flat buffer to every other rank
-and fills one from each.
+"""The one collective of the engine, an all-to-all: every rank sends a span of a flat buffer to
+every other rank and fills one from each.
 
 One process is not a special case: with one rank there is nobody to swap with, and the same code
 runs. `calls` and `bytes_sent` count, so that tests and reports state what a step costs instead of
@@ -20,25 +20,33 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recapp.errors import RankError
-from recapp.processes.faults import SILENT, waited_in_vain
+from recapp.processes.faults import SILENT, timeout_message
 from recapp.transport.side_stream import SideStream, side_stream
 
 Span = tuple[int, int]
-"""Begin and end in a flat buffer, in elements."""
+"""Begin and end of a part of a flat buffer, in elements."""
 
 LOOK_S = 0.01  # longer than a thread waits for the GIL before it asks again (5 ms)
 PATIENCE_S = 10.0
 
 
 class Comm:
-    """The ranks of a process group, as the engine sees them.
+    """The ranks of a process group, and the messages between them.
 
     Args:
-        group: a process group of its own for embedding traffic (order of messages within it is the
-            engine's); None with no process group at all means one rank.
-        device: where message buffers live: the CPU with gloo, the rank's GPU with NCCL.
-        tag: messages of one tag are in order; gloo tells those of different tags apart, NCCL does
-            not.
+        group: A process group for these messages alone, which have an order of their own; None is
+            the default group, or one rank where there is no process group at all.
+        device: The device of message buffers: the CPU with gloo, the rank's GPU with NCCL.
+        tag: The tag of the messages. Messages of one tag are in order; gloo keeps those of
+            different tags apart, NCCL does not.
+
+    Attributes:
+        rank: The number of this rank.
+        world: The number of ranks.
+        transport: The name of the backend, or `none` for one rank.
+        fallback: Why `recapp.transport.choose_transport` chose no faster transport; else empty.
+        calls: The swaps started so far.
+        bytes_sent: The bytes that this rank has sent in swaps so far.
     """
 
     def __init__(
@@ -55,24 +63,29 @@ class Comm:
         )
         self.device = device or torch.device("cpu")
         self.transport = "none" if self.world == 1 else str(dist.get_backend(group))
-        self.fallback = ""  # why it is not a faster one (`transport.make_comm`)
+        self.fallback = ""
         self.calls = 0
         self.bytes_sent = 0
 
     @cached_property
     def side(self) -> SideStream:
-        """The stream of the input exchange."""
+        """The stream on which the input exchange runs."""
         return side_stream(self.device)
 
     def swap(
         self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]
     ) -> Callable[[], None]:
-        """Start to send `buffer[send_W[r]]` to each other rank r and to fill `buffer[recv_W[r]]`
-        from it.
+        """Start an all-to-all: send `buffer[send_W[r]]` to each other rank r and fill
+        `buffer[recv_W[r]]` from it.
 
-        Both ends know the lengths. Sends and receives may not overlap. On a GPU the stream that is
-        current when it starts has to be the one on which it is waited for
+        Both ends know the lengths. Spans to send and to receive may not overlap. On a GPU the
+        stream that is current when it starts has to be the one on which it is waited for
         (`recapp/transport/side_stream.py`).
+
+        Args:
+            buffer: The flat buffer.
+            send_W: The span to send to each rank; this rank's own is not used.
+            recv_W: The span to fill from each rank; this rank's own is not used.
 
         Returns:
             A function that waits until every span has arrived and left.
@@ -106,7 +119,7 @@ class Comm:
                     if not (silent := SILENT.search(str(error))) or not peers:
                         raise
                     raise RankError(
-                        waited_in_vain(self.rank, peers[number], int(silent[1]) / 1000)
+                        timeout_message(self.rank, peers[number], int(silent[1]) / 1000)
                     ) from error
 
         return wait
@@ -115,8 +128,9 @@ class Comm:
         return dist.P2POp(kind, span, group=self.group, tag=self.tag, group_peer=peer)
 
     def twin(self) -> "Comm":
-        """The same ranks and the same way for messages that have an order of their own; on CPUs.
-        Every rank calls it.
+        """Return the same ranks and transport for other messages, with an order of their own.
+
+        It works on CPUs only. Every rank calls it.
         """
         return Comm(self.group, self.device, self.tag + 1)
 
@@ -125,8 +139,11 @@ class Comm:
         if self.world > 1:
             dist.barrier(self.group)
 
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank. For set-up and checkpoints, not for steps."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return every rank's value on every rank (an all-gather of objects).
+
+        It is for set-up and checkpoints, not for steps.
+        """
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
@@ -134,8 +151,8 @@ class Comm:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
-        return self.gather(value)[0]
+        """Return rank 0's value on every rank."""
+        return self.all_gather(value)[0]
 
 
 def wait_for_all() -> None:
@@ -145,28 +162,29 @@ def wait_for_all() -> None:
 
 
 def leave_process_group() -> None:
-    """End the default process group and those made of it, if there is one: gloo has no exit hook of
-    its own.
+    """Destroy the default process group, if there is one, and all groups made of it.
+
+    Gloo has no exit hook of its own.
     """
     if dist.is_available() and dist.is_initialized():
-        # DDP may hold the last reference, and destroys a group with the GIL in hand
+        # DDP may hold the last reference, and destroys a group while it holds the GIL
         let_gloo_finish()
         dist.destroy_process_group()
 
 
 @atexit.register
 def let_gloo_finish() -> None:
-    """Before the interpreter goes: waits until gloo's threads have let go of the tensors of the
-    last collectives.
+    """Wait, before the interpreter ends, until gloo's threads have dropped the tensors of the last
+    collectives.
 
-    Such a thread wakes us when a collective is done and drops its tensors after that, for which it
-    needs the GIL. Where that falls together with the end of Python, it is unwound below C++ frames
-    that may not throw, and the process aborts after all its work: "terminate called without an
-    active exception" (PyTorch issue 190489). `destroy_process_group` does not join these threads,
-    only the destructor of the last reference to a group does, and models and DDP refer to theirs to
-    the end.
+    Such a thread wakes the main thread when a collective is done and drops its tensors after that,
+    for which it needs the GIL. Where that coincides with the end of Python, it is unwound below C++
+    frames that may not throw, and the process aborts after all its work: "terminate called without
+    an active exception" (PyTorch issue 190489). `destroy_process_group` does not join these
+    threads, only the destructor of the last reference to a group does, and models and DDP refer to
+    theirs to the end.
 
-    A thread that has slept from one look to the next, while nobody held the GIL, has let go.
+    A thread that has slept from one look to the next, while nobody held the GIL, has dropped them.
     """
     before = [""]
     now = gloo_threads()
@@ -182,7 +200,7 @@ def let_gloo_finish() -> None:
 
 
 def gloo_threads() -> list[str]:
-    """For each worker thread of gloo groups whether it sleeps, and how often it has left a core."""
+    """Return for each worker thread of gloo whether it sleeps and how often it has left a core."""
     threads = []
     for task in Path("/proc/self/task").glob("*/status"):
         with suppress(OSError):  # it has ended

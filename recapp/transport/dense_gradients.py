@@ -1,17 +1,18 @@
-"""Dense gradients averaged by messages between ranks on CPUs: what DDP's all-reduce does on GPUs.
+"""Dense gradients averaged over ranks on CPUs by a reduce-scatter and an all-gather: what DDP's
+all-reduce does on GPUs.
 
-    a bucket is full     scaled by 1 / W, cut into W parts; part r leaves for rank r
-                         (while backward goes on)
-    backward is over     own part: those of all ranks are added in rank order; it leaves for
-                         everybody
+    a bucket is full     reduce-scatter: the bucket is scaled by 1 / W and cut into W parts; part r
+                         leaves for rank r (while backward goes on)
+    backward is over     all-gather: the ranks' gradients of the own part are added in rank order;
+                         the sum leaves for all ranks
     then                 all parts are there: DDP hands the bucket to the parameters
 
 A rank sends and receives 2 (W - 1) / W of a bucket, as in any all-reduce that wastes nothing.
 Through memory that the ranks share that is two copies each; through gloo's sockets the same bytes
 cost a core two to four times as much, and where every core runs a rank nothing hides that (measured
-on two ranks: 1.9 MB in 1.1 instead of 3.6 ms, 9.1 MB in 4.4 instead of 9.6). Ranks add in their
-order, where gloo's own all-reduce has another one from three ranks on: a run has the same bits
-whichever way its messages go.
+on two ranks: 1.9 MB in 1.1 instead of 3.6 ms, 9.1 MB in 4.4 instead of 9.6). Gradients are added in
+the order of the ranks, where gloo's own all-reduce has another order from three ranks on: a run has
+the same bits with either transport.
 """
 
 from dataclasses import dataclass
@@ -29,14 +30,16 @@ from recapp.transport.waits import Sent, Waits
 
 @dataclass(frozen=True)
 class _Bucket:
-    """A bucket under way: its gradients, where they travel, the message that goes first, and what
-    DDP waits for.
-    """
+    """A bucket whose gradients are being averaged."""
 
     gradients: Tensor
+    """The flat gradients, to be replaced by their averages."""
     message: Tensor
-    sent: Sent[None]
+    """The buffer in which they travel: the bucket, then the other ranks' shares of the own part."""
+    reduce_scatter: Sent[None]
+    """The exchange that runs during backward."""
     done: torch.futures.Future[Tensor]
+    """The future that DDP waits for."""
 
 
 class AverageOverRanks:
@@ -44,9 +47,10 @@ class AverageOverRanks:
     AverageOverRanks(comm))`.
 
     Args:
-        comm: the ranks, whose messages are these alone: they have an order of their own.
+        comm: The ranks; it carries no other messages, as these have an order of their own.
 
-    `waits` says what backward has hidden.
+    Attributes:
+        waits: How long messages were under way, and how much of that backward has hidden.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -62,7 +66,10 @@ class AverageOverRanks:
         state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
-        """Start to average a bucket. Called by DDP in backward, in the same order on all ranks."""
+        """Start to average a bucket, and return the future that DDP waits for.
+
+        DDP calls it in backward, in the same order on all ranks.
+        """
         done = self.start(bucket.buffer())
         # the first time DDP sends a static graph's buckets when backward is over, and waits
         if bucket.is_last() and self._first:
@@ -73,8 +80,15 @@ class AverageOverRanks:
         return done
 
     def start(self, gradients: Tensor) -> torch.futures.Future[Tensor]:
-        """Start to average a flat tensor over the ranks, in place; it is done after the next
-        `finish`. Every rank calls it.
+        """Start the reduce-scatter that begins to average a flat tensor in place.
+
+        The next `finish` completes it. Every rank calls it.
+
+        Args:
+            gradients: The tensor [n].
+
+        Returns:
+            A future that `finish` completes with the tensor.
         """
         world = self.comm.world
         me = self.comm.rank
@@ -83,33 +97,36 @@ class AverageOverRanks:
         own = part_W[me][1] - part_W[me][0]
         message = self.messages.take(n + own * (world - 1), gradients.dtype, gradients.device)
         torch.mul(gradients, 1 / world, out=message[:n])
-        sent = self.waits.sent(
-            self.comm.swap(message, part_W, [_place(n, own, r, me) for r in range(world)])
+        reduce_scatter = self.waits.sent(
+            self.comm.swap(message, part_W, [_arrival_span(n, own, r, me) for r in range(world)])
         )
-        self._under_way.append(_Bucket(gradients, message, sent, torch.futures.Future()))
+        self._under_way.append(_Bucket(gradients, message, reduce_scatter, torch.futures.Future()))
         return self._under_way[-1].done
 
     def finish(self) -> None:
-        """Add, tell, take: all that was started, in order. Every rank calls it."""
+        """Finish averaging all tensors that were started, in their order. Every rank calls it.
+
+        For each it waits for the reduce-scatter, adds, and runs the all-gather.
+        """
         under_way = self._under_way
         self._under_way = []
-        told = [self._tell(bucket) for bucket in under_way]
-        for bucket, sent in zip(under_way, told, strict=True):
-            self.waits.arrived("dense", sent)
+        all_gathers = [self._start_all_gather(bucket) for bucket in under_way]
+        for bucket, all_gather in zip(under_way, all_gathers, strict=True):
+            self.waits.arrived("dense", all_gather)
             bucket.gradients.copy_(bucket.message[: len(bucket.gradients)])
             self.messages.give_back(bucket.message)
             bucket.done.set_result(bucket.gradients)
 
-    def _tell(self, bucket: _Bucket) -> Sent[None]:
-        """Add the ranks' gradients of the own part, in rank order; start to send the sum to all."""
+    def _start_all_gather(self, bucket: _Bucket) -> Sent[None]:
+        """Wait for the reduce-scatter, add the own part in rank order, start the all-gather."""
         world = self.comm.world
         me = self.comm.rank
         n = len(bucket.gradients)
         part_W = _parts(n, world)
-        self.waits.arrived("dense", bucket.sent)
+        self.waits.arrived("dense", bucket.reduce_scatter)
         mine = bucket.message[slice(*part_W[me])]
         first, *others, last = [
-            mine if r == me else bucket.message[slice(*_place(n, len(mine), r, me))]
+            mine if r == me else bucket.message[slice(*_arrival_span(n, len(mine), r, me))]
             for r in range(world)
         ]
         for part in others:
@@ -119,14 +136,21 @@ class AverageOverRanks:
 
 
 def _parts(numel: int, world: int) -> list[Span]:
-    """A bucket cut into a part per rank."""
+    """Return the span of each rank's part of a bucket."""
     edges = [numel * r // world for r in range(world + 1)]
     return list(pairwise(edges))
 
 
-def _place(numel: int, own: int, source: int, me: int) -> Span:
-    """Where in a message another rank's share of this rank's part arrives: behind the bucket
-    itself.
+def _arrival_span(numel: int, own: int, source: int, me: int) -> Span:
+    """Return the span of a message where another rank's share of this rank's part arrives.
+
+    It is behind the bucket itself, and empty for this rank.
+
+    Args:
+        numel: The elements of the bucket.
+        own: The elements of this rank's part.
+        source: The other rank.
+        me: This rank.
     """
     if source == me:
         return numel, numel
@@ -135,6 +159,6 @@ def _place(numel: int, own: int, source: int, me: int) -> Span:
 
 
 def hook_of(module: torch.nn.Module) -> AverageOverRanks | None:
-    """The one that a wrapped module has, if it has one."""
+    """Return the `AverageOverRanks` that is registered with a module that DDP wraps, or None."""
     hooks = [hook for hook, _ in getattr(module, "_comm_hooks", [])]
     return next((hook for hook in hooks if isinstance(hook, AverageOverRanks)), None)

@@ -1,14 +1,14 @@
 """Messages through shared memory, compiled: a ring of bytes from each rank to each other one, two
 counters, no locks.
 
-    sent     bytes written to the ring so far: told by the sender after it wrote them
-    taken    bytes read from it so far: told by the receiver after it read them
+    sent     bytes written to the ring so far: a counter that the sender sets after writing
+    taken    bytes read from it so far: a counter that the receiver sets after reading
     ring     |....oooooooo......|     o: sent - taken bytes that wait,
                                       the next to be read at `taken % size`
 
-A message passes piece by piece as there is room, so one of any size does; both ends know its
-length, so it has no header. The counters step over the rest of its last line, so that every message
-begins on a line.
+A message passes piece by piece as there is room, so it may have any size; both ends know its
+length, so it has no header. The counters step over the rest of its last cache line, so that every
+message begins on a line.
 
 A lane is this rank's end of a ring: lane r sends to rank r, lane W + r receives from it. Work is a
 list of messages in order; those of one lane go one after the other. Only addresses are handled
@@ -27,22 +27,23 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 LINE = 64  # bytes of a cache line
-# told at once: one core copies a piece out while the other copies the next in
+# copied before the counter is set: one core copies a piece out while the other copies the next in
 PIECE_BYTES = 1 << 18
-SPINS = 200  # fruitless looks before the core is offered to others: microseconds
-# before Python has its turn, for signals: some 30 microseconds, or 50 turns of others
+SPINS = 200  # looks in vain before the core is offered to others: microseconds
+# looks in vain before `pump` returns to Python, which handles signals: some 30 microseconds, or the
+# time of 50 other threads
 LOOKS = SPINS + 50
-TURN_BYTES = 1 << 26  # moved before the same: some ten milliseconds
+TURN_BYTES = 1 << 26  # bytes moved before `pump` returns to Python: some ten milliseconds
 # how `pump` ended
-DONE = 0
-MOVED = 1
-IDLE = 2
+DONE = 0  # the wanted messages have passed
+MOVED = 1  # bytes were moved, but others are left
+IDLE = 2  # nothing could be moved
 # columns of the work: which lane, address, bytes still to move, which swap it belongs to
 LANE = 0
-PLACE = 1
+ADDRESS = 1
 LEFT = 2
 SWAP = 3
-# columns of the lanes: addresses of the ring, of the counter told here, of the one told there
+# columns of the lanes: addresses of the ring, of this end's counter, of the other end's counter
 RING = 0
 MINE = 1
 THEIRS = 2
@@ -94,7 +95,7 @@ def _copy(_typing: Any, _to: Any, _source: Any, _count: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _advance(message: Numbers, lane: Numbers, sends: bool, ring_bytes: int) -> int:
-    """Move one piece of a message, if the ring has room or something for it; bytes moved."""
+    """Move one piece of a message if the ring has room or bytes for it; return the bytes moved."""
     mine = _load(lane[MINE])
     theirs = _load(lane[THEIRS])
     left = message[LEFT]
@@ -104,10 +105,10 @@ def _advance(message: Numbers, lane: Numbers, sends: bool, ring_bytes: int) -> i
     if count <= 0:
         return 0
     if sends:
-        _copy(lane[RING] + at, message[PLACE], count)
+        _copy(lane[RING] + at, message[ADDRESS], count)
     else:
-        _copy(message[PLACE], lane[RING] + at, count)
-    message[PLACE] += count
+        _copy(message[ADDRESS], lane[RING] + at, count)
+    message[ADDRESS] += count
     message[LEFT] -= count
     _store(lane[MINE], mine + (count + LINE - 1) // LINE * LINE)
     return count
@@ -120,15 +121,16 @@ def pump(
     """Move bytes until one swap's messages have all passed.
 
     Args:
-        work_N4: messages, in order; what is left of them is written back.
-        lanes_L3: both ends of this rank's rings.
-        busy_L: room for a number per lane.
-        ring_bytes: size of a ring, whole lines.
-        swap: to wait for; earlier ones are moved on the way.
-        looks: how often to look in vain before giving up.
+        work_N4: The messages [N, 4], in order; what is left of them is written back.
+        lanes_L3: The lanes [2 W, 3]: the sending and receiving ends of this rank's rings.
+        busy_L: Scratch memory for a number per lane.
+        ring_bytes: The size of a ring, in whole cache lines.
+        swap: The number of the swap to wait for; messages of others are moved on the way.
+        looks: How often to look in vain before returning.
 
     Returns:
-        `DONE`; or else `MOVED` or `IDLE`, and the caller looks around before it comes again.
+        `DONE`; else `MOVED` or `IDLE`, after which the caller checks for signals and ended ranks
+        before it calls again.
     """
     idle = 0
     moved = 0

@@ -1,12 +1,12 @@
-"""The same `swap` between ranks of one host through memory that they share: a copy in, a copy out,
-no socket and no other thread.
+"""`Comm.swap` between ranks of one host through memory that they share: a copy in, a copy out, no
+socket and no other thread.
 
     rank 0's file | counters | ring to 1 | ring to 2 |    each rank owns one and writes its messages
     rank 1's file | counters | ring to 0 | ring to 2 |    there; the others map its counters and the
     rank 2's file | counters | ring to 0 | ring to 1 |    ring that leads to them
 
 The file is a `memfd`: it has no name, so nothing is left of it however a rank ends, and it needs no
-room in /dev/shm, which a container often gives 64 MB. Peers open it through /proc while the owner
+room in /dev/shm, which often has 64 MB in a container. Peers open it through /proc while the owner
 is there. Its pages are reserved before they are used: memory that runs out is an error here and not
 a SIGBUS later. Everything but `swap` stays with the process group.
 
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 
 from recapp.errors import LaunchError, RankError
-from recapp.processes.faults import waited_in_vain
+from recapp.processes.faults import timeout_message
 from recapp.transport.communicator import Comm, Span
 from recapp.transport.ring import DONE, IDLE, LANE, LEFT, LINE, LOOKS, SWAP, pump
 
@@ -37,19 +37,19 @@ FILE_NAME = "recapp"  # as /proc shows it
 # stays in the caches; with 1 to 8 MiB a swap of 13 MB took the time of its two copies
 RING_BYTES = 8 << 20
 RINGS_BYTES = 32 << 20  # of one rank, at most
-COUNTER_BYTES = 2 * LINE  # apart, as processors fetch lines in pairs
+COUNTER_BYTES = 2 * LINE  # from one counter to the next, as processors fetch lines in pairs
 PATIENCE_SECONDS = default_pg_timeout.total_seconds()  # gloo's; `launch.timeout` replaces it
-LOOK_SECONDS = 1e-3  # in vain, before a rank rests between looks
-REST_SECONDS = (5e-5, 1e-3)  # between looks: a twentieth of the time waited, within these
+LOOK_SECONDS = 1e-3  # a rank looks in vain for so long before it sleeps between looks
+REST_SECONDS = (5e-5, 1e-3)  # limits of such a sleep, which is a twentieth of the time waited
 
 
 def ring_bytes(world: int) -> int:
-    """Size of the ring from one rank to another."""
+    """Return the bytes of the ring from one rank to another."""
     return min(RING_BYTES, RINGS_BYTES // max(1, world - 1)) // mmap.PAGESIZE * mmap.PAGESIZE
 
 
 def file_bytes(world: int) -> int:
-    """What a rank reserves."""
+    """Return the bytes of the file that a rank reserves."""
     return _counters_bytes(world) + (world - 1) * ring_bytes(world)
 
 
@@ -61,11 +61,11 @@ class SharedMemoryComm(Comm):
     """`Comm` whose `swap` goes through memory that the ranks share.
 
     Args:
-        group: ranks of one host that see each other's processes, more than one.
-        patience_s: seconds that a rank waits for another one in which nothing moves.
+        group: The ranks: more than one, on one host, which see each other's processes.
+        patience_s: The seconds without any byte moved after which a rank stops to wait.
 
     Raises:
-        LaunchError: on all ranks alike: the memory cannot be had or not be shared.
+        LaunchError: The memory cannot be reserved or shared; it is raised on all ranks.
     """
 
     def __init__(
@@ -81,46 +81,47 @@ class SharedMemoryComm(Comm):
         self._lanes_L3 = np.zeros((2 * self.world, 3), np.int64)
         self._busy_L = np.zeros(2 * self.world, np.int64)
         self._work_N4 = np.zeros((0, 4), np.int64)
-        # so many begun; the buffers of those under way
-        self._swaps = 0
-        self._buffers = dict[int, Tensor]()
+        self._swaps = 0  # begun so far
+        self._buffers = dict[int, Tensor]()  # of the swaps under way
         self._ring_bytes = ring_bytes(self.world)
         self._pump(0, looks=0)  # compiles, or reads what was compiled: now and not in a step
         with ExitStack() as opened:
-            file_W = self._agree(partial(self._reserve, opened))
-            self._agree(partial(self._map, file_W))
+            file_W = self._on_all_ranks(partial(self._reserve, opened))
+            self._on_all_ranks(partial(self._map, file_W))
 
     def twin(self) -> "SharedMemoryComm":
         """See `Comm`."""
         return SharedMemoryComm(self.group, self.patience_s)
 
-    def _agree(self, step: Callable[..., tuple[int, int]]) -> list[tuple[int, int]]:
-        """Every rank's result of a step of setting up.
+    def _on_all_ranks(self, step: Callable[..., tuple[int, int]]) -> list[tuple[int, int]]:
+        """Run a step of setting up, and return every rank's result.
 
         Raises:
-            LaunchError: it failed on one.
+            LaunchError: The step failed on a rank; it is raised on all ranks.
         """
         result: tuple[int, int] | str
         try:
             result = step()
         except OSError as error:
             result = f"rank {self.rank}: {error.strerror or error}"
-        result_W = self.gather(result)
-        for answer in result_W:
-            if isinstance(answer, str):
-                raise LaunchError(answer)
+        result_W = self.all_gather(result)
+        for found in result_W:
+            if isinstance(found, str):
+                raise LaunchError(found)
         return result_W
 
     def _reserve(self, opened: ExitStack) -> tuple[int, int]:
-        """Make this rank's file; process and descriptor, by which the others find it."""
+        """Make this rank's file; return process and descriptor, by which the others open it."""
         file = os.memfd_create(FILE_NAME)
         opened.callback(os.close, file)
         os.posix_fallocate(file, 0, file_bytes(self.world))
         return os.getpid(), file
 
     def _map(self, file_W: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Map this rank's file and of the others' what concerns it: their counters and the rings
-        that lead here.
+        """Map this rank's file, and of the others' files the counters and the rings to this rank.
+
+        Args:
+            file_W: The process and descriptor of each rank's file.
         """
         me = self.rank
         counters = _counters_bytes(self.world)
@@ -151,8 +152,9 @@ class SharedMemoryComm(Comm):
         return file_W[me]
 
     def _view(self, file: int, offset: int, length: int) -> int:
-        """Map a part of a file; its address. Children do not get it: a data worker would keep it
-        alive.
+        """Map a part of a file and return its address.
+
+        Child processes do not inherit it: a data worker would keep it alive.
         """
         mapped = mmap.mmap(file, length, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=offset)
         mapped.madvise(mmap.MADV_DONTFORK)
@@ -162,13 +164,13 @@ class SharedMemoryComm(Comm):
     def swap(
         self, buffer: Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]
     ) -> Callable[[], None]:
-        """As of `Comm`. What the rings have room for is sent at once; the rest moves in `wait`, of
-        this swap or of a later one.
+        """See `Comm`. What the rings have room for is sent at once; the rest moves while this swap
+        or a later one is waited for.
         """
         self.calls += 1
         self._swaps += 1
         assert buffer.is_contiguous() and buffer.device.type == "cpu", "spans are ranges of bytes"
-        place = buffer.data_ptr()
+        address = buffer.data_ptr()
         size = buffer.element_size()
         work = []
         for i in range(1, self.world):
@@ -176,7 +178,7 @@ class SharedMemoryComm(Comm):
             source = (self.rank - i) % self.world
             for lane, (begin, end) in ((to, send_W[to]), (self.world + source, recv_W[source])):
                 if end > begin:
-                    work.append((lane, place + begin * size, (end - begin) * size, self._swaps))
+                    work.append((lane, address + begin * size, (end - begin) * size, self._swaps))
             self.bytes_sent += max(0, send_W[to][1] - send_W[to][0]) * size
         if work:
             self._work_N4 = np.concatenate([self._work_N4, np.array(work, np.int64)])
@@ -191,10 +193,10 @@ class SharedMemoryComm(Comm):
         return state
 
     def _finish(self, swap: int) -> None:
-        """Wait for a swap, moving what lies before it too.
+        """Wait for a swap; messages of earlier ones are moved on the way.
 
         Raises:
-            RankError: a rank it needs has ended, or nothing has moved for `patience_s`.
+            RankError: A rank that it needs has ended, or nothing has moved for `patience_s`.
         """
         since: float | None = None
         ended: set[int] = set()
@@ -212,7 +214,7 @@ class SharedMemoryComm(Comm):
             if now - since < LOOK_SECONDS:
                 continue
             if now - since > self.patience_s:
-                raise RankError(waited_in_vain(self.rank, min(needed), self.patience_s))
+                raise RankError(timeout_message(self.rank, min(needed), self.patience_s))
             ended = self._ended(needed)
             if not ended:
                 time.sleep(min(max(REST_SECONDS[0], (now - since) / 20), REST_SECONDS[1]))
@@ -221,12 +223,12 @@ class SharedMemoryComm(Comm):
         self._buffers = {n: buffer for n, buffer in self._buffers.items() if n in under_way}
 
     def _needed(self, swap: int) -> set[int]:
-        """Ranks to or from which something of a swap has still to move."""
+        """Return the ranks to or from which bytes of a swap have still to move."""
         rest = (self._work_N4[:, SWAP] == swap) & (self._work_N4[:, LEFT] > 0)
         return set((self._work_N4[rest, LANE] % self.world).tolist())
 
     def _ended(self, ranks: set[int]) -> set[int]:
-        """Those of the ranks whose process is no more."""
+        """Return those of the ranks whose process has ended."""
         poll = select.poll()
         for r in ranks:
             poll.register(self._process_W[r], select.POLLIN)

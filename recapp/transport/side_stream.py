@@ -5,13 +5,13 @@ computes.
     compute | step 0 .......................      | step 1 .................................| step 2
                                                   ^ waits for the side                      ^
 
-Every input exchange runs on the side stream, whether it was started ahead or not, so what it keeps
-(buffers of ids, places of bags) is written by one stream only and needs no care. What crosses over
-follows one rule each way:
+Every input exchange runs on the side stream, whether it was started ahead or not, so the tensors
+that it keeps (buffers of ids, offsets of bags) are written by one stream only and need no
+synchronisation. Tensors that one stream makes and the other uses follow one rule in each direction:
 
 - From side to compute: `hand_over`. Compute waits for the side, and each tensor is recorded on it
-  (`record_stream`): when it is freed, on whatever path, the allocator lends its memory again only
-  after the work that compute had by then.
+  (`record_stream`): when it is freed, wherever that happens, the allocator gives its memory away
+  only after the work that compute had by then.
 - From compute to side: `follow`, before an exchange that is not ahead of its turn reads what
   compute has made. One that is ahead reads nothing of compute's but what was there before the epoch
   (`LookAhead` follows once when it begins): to wait for compute in every step is what this stream
@@ -40,40 +40,41 @@ _HERE = nullcontext()
 
 
 class SideStream:
-    """On the CPU, where work is done when it is called: no stream at all."""
+    """The side stream of a CPU, which has none: work is done when it is called."""
 
     overlaps = False
-    """Whether work that is handed to it runs while the host and the other stream go on."""
+    """Whether work on it runs while the host and the other stream go on."""
 
     def beside(self) -> AbstractContextManager[Any]:
-        """While this lasts, work goes to the side stream."""
+        """Return a context manager inside which work goes to the side stream; it may be nested."""
         return _HERE
 
     def follow(self) -> None:
-        """What the side gets from now on comes after all that the current stream has by now."""
+        """Have the side's work from now on wait for all work that the current stream has by now."""
 
     def mark(self) -> Any:
-        """This point of the side stream's work, for `hand_over`."""
+        """Return a mark of this point of the side stream's work, for `hand_over`."""
         return None
 
     def hand_over(self, made: Any, mark: Any = None) -> None:
-        """What the current stream gets from now on comes after the side's work, and may use what
+        """Have the current stream's work from now on wait for the side's, so that it may use what
         the side has made.
 
         Args:
-            made: tensors, in lists, tuples, mappings, iterators and dataclasses of any depth, or
-                things with `record_stream`.
-            mark: wait for the work up to here only; None: for all it has by now.
+            made: The tensors, in lists, tuples, mappings, iterators and dataclasses of any depth,
+                or things with `record_stream`.
+            mark: Wait only for the work up to this mark; None waits for all that the side has by
+                now.
         """
 
 
 class GpuSideStream(SideStream):
-    """On a GPU.
+    """The side stream of a GPU.
 
     Args:
-        stream: of the side.
-        current: the stream that work goes to now.
-        use: makes a stream the current one for a while.
+        stream: The stream.
+        current: Returns the stream that work goes to now.
+        use: Returns a context manager that makes a stream the current one.
     """
 
     overlaps = True
@@ -89,16 +90,16 @@ class GpuSideStream(SideStream):
         self._use = use
 
     def beside(self) -> AbstractContextManager[Any]:
-        """See `SideStream`; may be nested."""
+        """See `SideStream`."""
         return self._use(self._stream)
 
     def follow(self) -> None:
-        """See `SideStream`; nothing where the side stream itself is current."""
+        """See `SideStream`; it does nothing where the side stream itself is current."""
         if (current := self._current()) != self._stream:
             self._stream.wait_stream(current)
 
     def mark(self) -> Any:
-        """See `SideStream`: an event."""
+        """See `SideStream`; the mark is an event."""
         return self._stream.record_event()
 
     def hand_over(self, made: Any, mark: Any = None) -> None:
@@ -110,8 +111,9 @@ class GpuSideStream(SideStream):
 
 
 def side_stream(device: torch.device) -> SideStream:
-    """The side stream of a device. Its work is short and the host waits for it, so it comes before
-    what compute has queued.
+    """Return the side stream of a device.
+
+    Its work is short and the host waits for it, so it has priority over what compute has queued.
     """
     if device.type != "cuda":
         return SideStream()
@@ -120,8 +122,9 @@ def side_stream(device: torch.device) -> SideStream:
 
 
 def _with_memory(thing: Any) -> Iterator[Any]:
-    """The tensors in it, or what has some and can record a stream for them. Lightning moves
-    whatever has `to`: that is looked into.
+    """Yield the tensors on a GPU in a nested thing, and objects that record a stream themselves.
+
+    Objects with `to`, which Lightning moves to the device, are searched as well.
     """
     if isinstance(thing, Tensor):
         if not on_host(thing):

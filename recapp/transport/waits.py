@@ -1,9 +1,10 @@
 """How much of an exchange is hidden: for how long messages were under way, and for how long of that
-the host stood waiting.
+the host was waiting.
 
     sent                                  wanted      there
-     |------- the host does other work -----|-- waits --|         hidden: the first part's share of
-         the whole
+     |------- the host does other work -----|-- waits --|
+
+The share of the first part in the whole is hidden.
 """
 
 import time
@@ -14,18 +15,23 @@ Arrived = TypeVar("Arrived")
 
 
 class Sent(NamedTuple, Generic[Arrived]):
-    """A message under way: since when, and what waits for it."""
+    """A message under way."""
 
     since: float
+    """When it was sent, in seconds of `time.perf_counter`."""
     arrive: Callable[[], Arrived]
+    """A function that waits for it and returns what has arrived."""
 
 
 class Waits:
-    """Seconds since the start, by phase: `waited_s` is what nothing has hidden, `under_way_s` goes
-    from sending to having it.
+    """The time that messages were under way and waited for since the start, by phase.
 
     Args:
-        phases: their names.
+        phases: The names of the phases.
+
+    Attributes:
+        waited_s: The seconds that the host waited, by phase.
+        under_way_s: The seconds from sending to arrival, by phase.
     """
 
     def __init__(self, phases: Sequence[str]) -> None:
@@ -34,11 +40,15 @@ class Waits:
 
     @staticmethod
     def sent(arrive: Callable[[], Arrived]) -> Sent[Arrived]:
-        """A message that has just left."""
+        """Return the record of a message that has just been sent.
+
+        Args:
+            arrive: Waits for the message and returns what has arrived.
+        """
         return Sent(time.perf_counter(), arrive)
 
     def arrived(self, phase: str, message: Sent[Arrived]) -> Arrived:
-        """Wait for it."""
+        """Wait for a message, count the time for a phase, and return what has arrived."""
         began = time.perf_counter()
         arrived = message.arrive()
         now = time.perf_counter()
@@ -47,8 +57,8 @@ class Waits:
         return arrived
 
     def hidden(self) -> dict[str, float]:
-        """Share of the time under way in which the host did other work, for phases that had
-        messages.
+        """Return for each phase that had messages the share of their time under way in which the
+        host did other work.
         """
         return {
             phase: 1 - self.waited_s[phase] / seconds

@@ -81,7 +81,7 @@ def test_everyone_has_a_turn_in_every_round_and_the_order_turns():
 
 def test_a_step_takes_as_long_as_its_slowest_rank(monkeypatch):
     comm = Comm()
-    monkeypatch.setattr(comm, "gather", lambda mine: [mine, {"step": [3.0, 1.0]}, {}])
+    monkeypatch.setattr(comm, "all_gather", lambda mine: [mine, {"step": [3.0, 1.0]}, {}])
     assert slowest(comm, {"step": [2.0, 4.0]}) == {"step": [3.0, 4.0]}
 
 

@@ -28,7 +28,7 @@ class Rank:
         self.rank = rank
         self.world = comms.world
 
-    def gather(self, value):
+    def all_gather(self, value):
         self.comms.slots[self.rank] = value
         self.comms.barrier.wait(20)
         values = list(self.comms.slots)
@@ -37,7 +37,7 @@ class Rank:
 
 
 def save(path, ranks_blocks, meta=None, manifest=None):
-    """Save as `len(ranks_blocks)` ranks; returns each rank's exception or None."""
+    """Save as `len(ranks_blocks)` ranks; return each rank's exception or None."""
     comms = Comms(len(ranks_blocks))
     outcomes = [None] * len(ranks_blocks)
 
@@ -69,7 +69,7 @@ def edit(path, **entries):
 
 
 def block(table, tensor, values, rows, cols, owner=True):
-    """A held rectangle with the values it has in the whole tensor."""
+    """Return a held rectangle with its values in the whole tensor."""
     data = values[rows.start : rows.stop, cols.start : cols.stop].clone()
     return Block(table, tensor, tuple(values.shape), rows, cols, data, owner)
 
@@ -79,26 +79,27 @@ def whole(table, tensor, values, owner=True):
 
 
 def blank(held):
-    """The same rectangle, not filled yet."""
+    """Return a rectangle like `held` that is not filled yet."""
     return held._replace(data=torch.full_like(held.data, -1))
 
 
 @st.composite
 def tilings(draw, rows, cols, world):
-    """Rectangles that tile a table, each with a rank: cut in two again and again, which reaches
-    strips, grids and mixtures of them.
+    """Draw rectangles that tile a table, each with a rank.
+
+    The table is cut in two again and again, which gives strips, grids and mixtures of them.
     """
 
     def cut(rows, cols, depth):
-        ways = [w for w, part in (("rows", rows), ("cols", cols)) if len(part) > 1]
-        way = draw(st.sampled_from([*ways, "none"])) if depth and ways else "none"
-        if way == "none":
+        axes = [a for a, part in (("rows", rows), ("cols", cols)) if len(part) > 1]
+        axis = draw(st.sampled_from([*axes, "none"])) if depth and axes else "none"
+        if axis == "none":
             return [(draw(st.integers(0, world - 1)), rows, cols)]
-        part = rows if way == "rows" else cols
+        part = rows if axis == "rows" else cols
         at = draw(st.integers(part.start + 1, part.stop - 1))
         low = range(part.start, at)
         high = range(at, part.stop)
-        if way == "rows":
+        if axis == "rows":
             return cut(low, cols, depth - 1) + cut(high, cols, depth - 1)
         return cut(rows, low, depth - 1) + cut(rows, high, depth - 1)
 

@@ -27,8 +27,8 @@ DTYPES = [
 
 @pytest.fixture
 def saved(tmp_path):
-    """Tables of every dtype, each in four rectangles on two ranks; the path and the values by
-    table.
+    """Save tables of every dtype, each in four rectangles on two ranks; return the path and the
+    values by table.
     """
     values = {f"T{i}": torch.arange(70).reshape(10, 7).to(dtype) for i, dtype in enumerate(DTYPES)}
     cuts = [

@@ -1,4 +1,4 @@
-"""Whoever is killed at whatever file operation of a run's saves, links and removals loses neither
+"""A process that is killed at any file operation of a run's saves, links and removals loses neither
 `last.ckpt` nor the best checkpoint.
 
 The callbacks are the real ones; the trainer around them only saves and removes. Every file
@@ -41,7 +41,7 @@ AT_LEAST = 79
 
 
 class Strategy:
-    """Saves and removes as the real one does."""
+    """A strategy that saves and removes checkpoints as the real one does."""
 
     _newest = None
     is_global_zero = True
@@ -54,8 +54,8 @@ class Strategy:
 
 
 class Run:
-    """A trainer as far as the callbacks of checkpoints see one: each step has a score and leaves
-    its number in every weight.
+    """A trainer with what the callbacks of checkpoints use: each step has a score and writes its
+    number into every weight.
     """
 
     is_global_zero = True
@@ -86,7 +86,7 @@ class Run:
         self.strategy._newest = Path(path)
 
     def validated(self, step, score):
-        """A step with that score was validated."""
+        """Have the callbacks act on the validation of a step with that score."""
         self.global_step = step
         (best,) = self.checkpoint_callbacks
         candidates = {"val_auc": torch.tensor(score), "step": torch.tensor(step)}
@@ -101,7 +101,7 @@ def write(path, step):
 
 
 def step_of(path):
-    """The step that all of a checkpoint agrees on."""
+    """Return a checkpoint's step after checking that all of its parts have the same."""
     assert verify(path) > 0
     (value,) = load_table(path, "A").unique().tolist()
     assert value == read_meta(path)["step"] == read_manifest(path).step
@@ -128,7 +128,7 @@ OPTIONS = {
 
 
 def begin(folder, scenario):
-    """All of a scenario but its last step; the run."""
+    """Do all of a scenario but its last step, and return the run."""
     run = Run(folder, **OPTIONS.get(scenario, {}))
     *before, _ = SCENARIOS[scenario]
     for step, score in before:
@@ -186,7 +186,7 @@ def count_operations(folder, at=None):
 
 
 def in_child(do):
-    """Run something in a child process; how it ended, and what it wrote to its pipe."""
+    """Run something in a child process; return how it ended and what it wrote to its pipe."""
     read, send = os.pipe()
     child = os.fork()
     if child == 0:
@@ -203,7 +203,7 @@ def in_child(do):
 
 
 def operations_of(scenario, folder):
-    """How many file operations the last step of a scenario makes."""
+    """Return how many file operations the last step of a scenario makes."""
 
     def do():
         run = begin(folder, scenario)
@@ -217,7 +217,7 @@ def operations_of(scenario, folder):
 
 
 def best_of(folder):
-    """The steps of the checkpoints beside `last.ckpt`, best ones of the scenarios."""
+    """Return the steps of the checkpoints beside `last.ckpt`, the best ones of the scenarios."""
     return {step_of(p) for p in find_checkpoints(folder) if p.name != "last.ckpt"}
 
 
@@ -260,7 +260,7 @@ COUNTED: dict[str, int] = {}
 
 
 def go_on(folder):
-    """The next save leaves nothing behind."""
+    """Check that the next save leaves nothing behind."""
     run = Run(folder)
     run.validated(90, 0.9)
     assert step_of(folder / "last.ckpt") == 90
@@ -312,7 +312,7 @@ def test_the_sweep_touches_nothing_that_is_not_a_leftover(tmp_path):
     for name in ("notes.txt", "a.ckpt.txt", "last.ckpt.bak", "last.ckpt.d"):
         (tmp_path / name).write_text("mine")
     (tmp_path / "kept.ckpt.000007").symlink_to("nowhere")
-    names.sweep(tmp_path)
+    names.clean_up(tmp_path)
     assert {p.name for p in tmp_path.iterdir()} == {
         "notes.txt",
         "a.ckpt.txt",
@@ -361,7 +361,7 @@ def test_a_reader_beside_a_writer_sees_only_whole_checkpoints(tmp_path, way):
 
 
 def step_of_one_version(path):
-    """Of all that is open, read slowly: the writer goes on meanwhile."""
+    """Read an open checkpoint slowly while the writer goes on; return its step."""
     with open_checkpoint(path, lambda manifest: manifest.files) as snapshot:
         time.sleep(0.01)
         assert snapshot.verify() > 0
@@ -380,7 +380,7 @@ def test_ranks_that_load_beside_a_writer_all_get_one_version(tmp_path):
 
     def load(rank):
         comm = comms.rank(rank)
-        while not comm.gather(written.is_set())[0]:
+        while not comm.all_gather(written.is_set())[0]:
             held = Block(
                 "A",
                 "weight",

@@ -94,7 +94,7 @@ def test_saving_again_replaces_the_earlier_one_and_leaves_nothing_beside_it(tmp_
 
 
 def patched(monkeypatch, name, instead, after=0):
-    """Make the call after the first `after` of a function do something else."""
+    """Replace the call of a function that comes after its first `after` calls."""
     module, _, attribute = f"recapp.checkpoints.{name}".rpartition(".")
     owner = pkgutil.resolve_name(module)
     whole_function = getattr(owner, attribute)
@@ -122,7 +122,7 @@ STEPS = [
     ("names.sync_folder", 0, 2),
 ]
 """Calls of a save in the order in which they are made, how many of that name come before, and which
-checkpoint is then in place.
+checkpoint has the name at that time.
 """
 
 
@@ -295,7 +295,7 @@ def test_a_missing_checkpoint_names_the_close_one(saved):
         read_manifest(saved.parent / "nowhere" / "x.ckpt")
 
 
-def test_a_file_in_its_place_is_told_from_a_directory(tmp_path):
+def test_a_file_of_that_name_has_an_error_of_its_own(tmp_path):
     (tmp_path / "a.ckpt").write_text("")
     with pytest.raises(CheckpointError, match="is a file: a checkpoint of recapp is a directory"):
         read_manifest(tmp_path / "a.ckpt")

@@ -26,7 +26,7 @@ from recapp.checkpoints.directory import (
     write_checkpoint,
 )
 from recapp.checkpoints.manifest import Manifest, from_json, to_json
-from recapp.checkpoints.rectangles import Stored, check_tiling
+from recapp.checkpoints.rectangles import StoredBlock, check_tiling
 from recapp.errors import CheckpointError
 from recapp.sharding.layout import Block
 from recapp.transport.communicator import Comm
@@ -56,7 +56,7 @@ def saved(tmp_path):
 
 
 def use(path):
-    """All that recapp asks of a checkpoint."""
+    """Read everything that recapp ever reads of a checkpoint."""
     manifest = read_manifest(path)
     verify(path)
     load_table(path, "A")
@@ -72,7 +72,7 @@ def use(path):
 
 
 def refused(path):
-    """The line in which a checkpoint is refused."""
+    """Return the line with which a checkpoint is refused."""
     with pytest.raises(CheckpointError) as raised:
         use(path)
     said = str(raised.value)
@@ -242,7 +242,7 @@ def test_a_manifest_is_parsed_once_however_often_it_is_asked_for(saved):
     assert from_json.cache_info().misses == 1
 
 
-# ---- what lies in its place
+# ---- other files under its names
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "meta.pt", "rank-00000.safetensors"])
@@ -269,7 +269,7 @@ def test_what_is_no_file_is_an_error_and_is_not_waited_for(saved, file, kind):
 
 
 def forged(saved, meta):
-    """Put a file in the place of `meta.pt`, with the right size and checksum."""
+    """Replace `meta.pt` by another file, and correct size and checksum in the manifest."""
     meta(saved / "meta.pt")
     raw = (saved / "meta.pt").read_bytes()
     files = json.loads((saved / "manifest.json").read_text())["files"]
@@ -290,7 +290,7 @@ def sparse():
 
 
 def packed(file, **more):
-    """A plain file of torch's, its zip compressed."""
+    """Write a plain file of torch's whose zip is compressed."""
     torch.save({"x": torch.zeros(2**24), **more}, file.with_suffix(".big"))
     with (
         zipfile.ZipFile(file.with_suffix(".big")) as source,
@@ -302,7 +302,7 @@ def packed(file, **more):
 
 
 def lying(file):
-    """A file whose pickle says that a storage of 8 values has 2^20 of them."""
+    """Write a file whose pickle claims 2^20 values for a storage of 8."""
     torch.save({"x": torch.zeros(8)}, file)
     with zipfile.ZipFile(file) as source:
         entries = {name: source.read(name) for name in source.namelist()}
@@ -370,7 +370,7 @@ def test_many_thousand_blocks_are_checked_in_seconds(cut):
     cells = [(r, c) for r in range(shape[0]) for c in range(shape[1])]
     random.Random(1).shuffle(cells)
     stored = [
-        Stored("A", "weight", shape, range(r, r + 1), range(c, c + 1), "float32", "f", 0, 4, 0)
+        StoredBlock("A", "weight", shape, range(r, r + 1), range(c, c + 1), "float32", "f", 0, 4, 0)
         for r, c in cells
     ]
     began = time.process_time()

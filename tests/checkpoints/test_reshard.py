@@ -53,7 +53,7 @@ def test_any_tiling_loads_under_any_other(data, rows, cols, ranks_before, ranks_
 
 
 def held_by(table, kind, rank, world, states):
-    """The blocks that a rank holds under a named sharding type, row-wise state beside them."""
+    """Return the blocks that a rank holds under a named type, row-wise state included."""
     ranks = CandidateRanks(list(range(world)), [list(range(world))])
     sharding = tile(table, kind, ranks, column_width=3)
     layout = make_layout([table], ShardingPlan({table.name: sharding}, world))
@@ -215,7 +215,7 @@ def test_integers_do_not_become_floats_silently(tmp_path):
 
 
 def stored(rows, cols, shape=(4, 2)):
-    return rectangles.Stored(
+    return rectangles.StoredBlock(
         "A", "weight", shape, range(*rows), range(*cols), "float32", "f", 0, 0, 0
     )
 

@@ -22,7 +22,7 @@ SEED = 11
 
 
 def trained(comm, kind, rule, path):
-    """Train three steps and save; returns nothing."""
+    """Train three steps and save."""
     case = make_case(SEED, kind, comm.world, rule=rule, mode="both", pooling="sum", weighted=False)
     model = ShardedEmbeddingBagCollection(case.tables, case.plan, comm, case.rule, seed=SEED)
     for batches in case.batches:
@@ -40,7 +40,7 @@ def trained(comm, kind, rule, path):
 
 
 def loaded(comm, world, kind, other, rule, path):
-    """Load under another plan; compare with the unsharded run on the batches that were trained."""
+    """Load under another plan and compare with the unsharded run on the trained batches."""
     case = make_case(SEED, kind, world, rule=rule, mode="both", pooling="sum", weighted=False)
     oracle = Oracle(case, SEED)
     for batches in case.batches:

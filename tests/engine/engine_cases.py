@@ -97,7 +97,7 @@ def whole_tensors(comm, collection):
         (b.table, b.tensor, b.shape, b.rows, b.cols, b.data.clone(), b.owner)
         for b in collection.blocks()
     ]
-    blocks = [b for held in comm.gather(here) for b in held]
+    blocks = [b for held in comm.all_gather(here) for b in held]
     whole = {}
     written = {}
     for table, tensor, shape, rows, cols, data, _ in (b for b in blocks if b[-1]):

@@ -58,7 +58,7 @@ def script(comm, kind):
         sparse.param_groups[0]["lr"] = 0.05 / (1 + step)
         optimizer.zero_grad()
         click_loss(model(batch_of(tables, 6, 10 * step + comm.rank))).backward()
-        grads = comm.gather([p.grad for p in model.parameters()])
+        grads = comm.all_gather([p.grad for p in model.parameters()])
         assert all(
             torch.equal(a, b) for other in grads for a, b in zip(other, grads[0], strict=True)
         )

@@ -117,7 +117,9 @@ def stored(comm, kind, bits):
         if b.owner
     ]
     whole = {}
-    for table, tensor, shape, rows, cols, data in (b for held in comm.gather(here) for b in held):
+    for table, tensor, shape, rows, cols, data in (
+        b for held in comm.all_gather(here) for b in held
+    ):
         _, times = whole.setdefault(
             (table, tensor), (torch.zeros(shape, dtype=data.dtype), torch.zeros(shape))
         )

@@ -178,7 +178,7 @@ def strips_of_another_plan(comm):
     assert told in str(
         refused.value
     ) and "load the state of the same plan and rank, or whole tables" in str(refused.value)
-    states = comm.gather(
+    states = comm.all_gather(
         through_a_file(model.state_dict())
     )  # of all ranks together they cover everything
     merged = {

@@ -59,7 +59,7 @@ def on_a_group(comm, wrap):
     )
     for seed in range(2):
         step(model, 10 * seed + comm.rank)
-    same = comm.gather([p.grad for p in model.parameters()])
+    same = comm.all_gather([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for other in same for a, b in zip(other, same[0], strict=True))
     return model.comm.world, model.plan.world_size, sharded_collections(model)[0].updates
 

@@ -16,9 +16,9 @@ import yaml
 from recapp.errors import ConfigError, DataError, LaunchError, RecappError
 from recapp.processes import launch as launching
 from recapp.processes import rank_process
-from recapp.processes.faults import in_words
+from recapp.processes.faults import explain_error
 from recapp.processes.launch import launch, rank_count
-from recapp.processes.rank_environment import outside_rank, shared_run_name, started_outside
+from recapp.processes.rank_environment import external_rank, shared_run_name, started_externally
 from recapp.processes.stopping import SIGNALS, Stopped
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -474,7 +474,7 @@ def test_a_second_signal_kills_ranks_that_take_their_time(start, tmp_path):
     ],
 )
 def test_faults_of_the_machine_are_one_line_that_says_what_helps(error, said):
-    words = in_words(error, 3, Path("RUN"))
+    words = explain_error(error, 3, Path("RUN"))
     assert isinstance(words, RecappError) and str(words).startswith(said) and "\n" not in str(words)
 
 
@@ -484,7 +484,7 @@ def test_other_errors_stay_as_they_are():
         DataError("out of memory"),
         OSError(2, "No such file or directory", "x"),
     ):
-        assert in_words(error, 0) is error
+        assert explain_error(error, 0) is error
 
 
 def test_a_rank_without_memory_and_one_that_the_library_aborts_say_so(start):
@@ -585,8 +585,8 @@ SRUN = {
 def test_ranks_started_by_torchrun_srun_or_hand_are_recognised_and_a_batch_script_is_not(
     environ, rank
 ):
-    assert outside_rank(environ) == rank
-    assert started_outside(environ) == (rank is not None)
+    assert external_rank(environ) == rank
+    assert started_externally(environ) == (rank is not None)
 
 
 def test_ranks_agree_on_the_name_of_their_run():

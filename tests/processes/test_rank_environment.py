@@ -7,7 +7,7 @@ import pytest
 
 from recapp.errors import LaunchError
 from recapp.processes import rank_environment as placing
-from recapp.processes.rank_environment import Place, interface_towards, outside_rank, place_of
+from recapp.processes.rank_environment import RankInfo, external_rank, interface_towards, rank_info
 from recapp.trainer.environment import RankEnvironment
 
 TORCHRUN = {
@@ -34,19 +34,19 @@ STEP = {
 HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1234"}
 
 
-def test_a_process_that_nobody_started_as_a_rank_has_no_place():
-    assert place_of({}) is None and place_of({"WORLD_SIZE": "2"}) is None
+def test_a_process_that_nobody_started_as_a_rank_has_no_rank_info():
+    assert rank_info({}) is None and rank_info({"WORLD_SIZE": "2"}) is None
 
 
 def test_torchruns_ranks_stand_where_it_says():
-    assert place_of(TORCHRUN) == Place(3, 4, 1, 2, 1, "10.0.0.1", 29500)
-    assert place_of(TORCHRUN | STEP) == place_of(TORCHRUN)  # torchrun inside a step of srun
+    assert rank_info(TORCHRUN) == RankInfo(3, 4, 1, 2, 1, "10.0.0.1", 29500)
+    assert rank_info(TORCHRUN | STEP) == rank_info(TORCHRUN)  # torchrun inside a step of srun
 
 
 def test_a_task_of_srun_meets_the_others_at_the_first_host_of_the_step():
-    assert place_of(STEP) == Place(4, 5, 1, 2, 2, "gpu07", 15000 + (37 * 123456 + 2) % 10000)
+    assert rank_info(STEP) == RankInfo(4, 5, 1, 2, 2, "gpu07", 15000 + (37 * 123456 + 2) % 10000)
     assert (
-        place_of(
+        rank_info(
             STEP | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
         ).local_world
         == 1
@@ -54,9 +54,9 @@ def test_a_task_of_srun_meets_the_others_at_the_first_host_of_the_step():
 
 
 def test_steps_of_one_job_meet_at_different_ports_and_a_given_one_is_taken():
-    ports = {place_of(STEP | {"SLURM_STEP_ID": str(step)}).port for step in range(100)}
+    ports = {rank_info(STEP | {"SLURM_STEP_ID": str(step)}).port for step in range(100)}
     assert len(ports) == 100 and min(ports) >= 15000 and max(ports) < 25000
-    given = place_of(STEP | {"MASTER_ADDR": "b", "MASTER_PORT": "77"})
+    given = rank_info(STEP | {"MASTER_ADDR": "b", "MASTER_PORT": "77"})
     assert (given.address, given.port) == ("b", 77)
 
 
@@ -72,19 +72,19 @@ def test_steps_of_one_job_meet_at_different_ports_and_a_given_one_is_taken():
     ],
 )
 def test_the_first_host_of_slurms_lists(hosts, first):
-    assert place_of(STEP | {"SLURM_STEP_NODELIST": hosts}).address == first
+    assert rank_info(STEP | {"SLURM_STEP_NODELIST": hosts}).address == first
 
 
 def test_a_command_typed_into_a_shell_of_an_allocation_is_no_task_but_srun_in_that_shell_is():
     interactive = STEP | {"SLURM_JOB_NAME": "interactive"}
-    assert outside_rank(interactive | {"SLURM_TASK_PID": str(os.getpid())}) == 4
-    assert outside_rank(interactive | {"SLURM_TASK_PID": "1"}) is None  # in another process group
-    assert outside_rank(interactive) is None
+    assert external_rank(interactive | {"SLURM_TASK_PID": str(os.getpid())}) == 4
+    assert external_rank(interactive | {"SLURM_TASK_PID": "1"}) is None  # in another process group
+    assert external_rank(interactive) is None
 
 
 def test_ranks_started_by_hand_are_alone_on_their_host_unless_they_say_more():
-    assert place_of(HAND) == Place(1, 2, 0, 1, 1, "a", 1234)
-    assert place_of(HAND | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == Place(
+    assert rank_info(HAND) == RankInfo(1, 2, 0, 1, 1, "a", 1234)
+    assert rank_info(HAND | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == RankInfo(
         1, 2, 1, 2, 0, "a", 1234
     )
 
@@ -94,14 +94,14 @@ def test_what_ranks_started_by_hand_lack_is_named():
         LaunchError,
         match="RANK is set, but not MASTER_ADDR and MASTER_PORT; each rank needs RANK, WORLD_SIZE",
     ):
-        place_of({"RANK": "0", "WORLD_SIZE": "2"})
+        rank_info({"RANK": "0", "WORLD_SIZE": "2"})
     with pytest.raises(LaunchError, match="RANK=2: must be below WORLD_SIZE=2"):
-        place_of(HAND | {"RANK": "2"})
+        rank_info(HAND | {"RANK": "2"})
 
 
 def test_the_interface_is_the_one_that_leads_to_rank_0(monkeypatch):
     def towards(address, local_world):
-        return interface_towards(Place(0, 2, 0, local_world, 0, address, 80))
+        return interface_towards(RankInfo(0, 2, 0, local_world, 0, address, 80))
 
     assert towards("127.0.0.1", local_world=2) == "lo"
     # other hosts cannot reach us there, whatever this host calls itself
@@ -115,7 +115,7 @@ def test_the_interface_is_the_one_that_leads_to_rank_0(monkeypatch):
 
 
 def test_lightning_hears_the_same_and_cannot_change_it():
-    environment = RankEnvironment(place_of(TORCHRUN))
+    environment = RankEnvironment(rank_info(TORCHRUN))
     environment.set_world_size(8)
     environment.set_global_rank(7)
     assert (

@@ -7,19 +7,19 @@ import pytest
 
 KEEP = """
 import gc, weakref
-from recapp.processes.startup_and_exit import keep_what_is_loaded, loading
+from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
 
 class Run: pass
 
 with loading():
     rests = not gc.isenabled()
 works = gc.isenabled()
-keep_what_is_loaded()
+freeze_loaded_objects()
 kept = gc.get_freeze_count()
 run = Run()
 run.itself, gone = run, weakref.ref(run)
 del run
-keep_what_is_loaded()
+freeze_loaded_objects()
 gc.collect()
 print(rests, works, kept > 0, gone() is None)
 """

@@ -28,9 +28,9 @@ LISTEN = """<script>window.faults = [];
     addEventListener(
         'error', e => faults.push(e.message || e.target.src || e.target.href), true)</script>"""
 FRAME = '<iframe style="border: 0" width="{width}" height="2000" srcdoc="{page}"></iframe>'
-TELL = """<script>addEventListener('load', () => {
+REPORT = """<script>addEventListener('load', () => {
     const columns = (w, e) => w.getComputedStyle(e).gridTemplateColumns.split(' ').length;
-    const told = Array.from(frames).map(w => ({
+    const found = Array.from(frames).map(w => ({
         images: [...w.document.images].map(
             i => [i.alt, i.complete && i.naturalWidth ? i.width : 0]),
         faults: w.faults,
@@ -41,7 +41,7 @@ TELL = """<script>addEventListener('load', () => {
         columns: Math.max(
             0, ...[...w.document.querySelectorAll('.columns')].map(e => columns(w, e))),
         headings: [...w.document.querySelectorAll('h2')].map(h => h.textContent)}));
-    document.documentElement.setAttribute('data-found', JSON.stringify(told))})</script>"""
+    document.documentElement.setAttribute('data-found', JSON.stringify(found))})</script>"""
 SVG_NAMES = {
     "http://www.w3.org/2000/svg",
     "http://www.w3.org/1999/xlink",
@@ -50,7 +50,7 @@ SVG_NAMES = {
 
 
 class Parts(HTMLParser):
-    """What a page is made of: images, other things it would load, its text."""
+    """The parts of a page: images, other things that it would load, its text."""
 
     def __init__(self, text):
         super().__init__()
@@ -78,8 +78,8 @@ class Parts(HTMLParser):
 
 
 def parts(path):
-    """Of a page; fails where the page would ask for anything from elsewhere, or an image says
-    nothing in words.
+    """Return the parts of a page; fail where it would load anything from elsewhere, or where an
+    image has no text.
     """
     text = path.read_text()
     found = Parts(text)
@@ -95,7 +95,7 @@ def parts(path):
 
 
 def opened(path, folder, *widths):
-    """What Chromium finds in a page, for each width of a window; or a skip.
+    """Return what Chromium finds in a page, for each width of a window; skip where there is none.
 
     That is: images with the widths they are shown in (0: did not load), faults, requests, headings,
     how wide what is in the window is, the most columns, of each box whether it scrolls and what its
@@ -107,7 +107,7 @@ def opened(path, folder, *widths):
     page = html.escape(path.read_text().replace("<head>", f"<head>{LISTEN}", 1))
     shown = "".join(FRAME.format(width=width, page=page) for width in widths)
     copy = folder / f"listened_{path.name}"
-    copy.write_text(f"<!doctype html><html><body>{shown}{TELL}</body></html>")
+    copy.write_text(f"<!doctype html><html><body>{shown}{REPORT}</body></html>")
     ran = subprocess.run(
         [
             chromium,
@@ -121,6 +121,6 @@ def opened(path, folder, *widths):
         text=True,
         timeout=120,
     )
-    told = re.search(r'data-found="([^"]*)"', ran.stdout)
-    assert told, ran.stderr
-    return json.loads(html.unescape(told[1]))
+    found = re.search(r'data-found="([^"]*)"', ran.stdout)
+    assert found, ran.stderr
+    return json.loads(html.unescape(found[1]))

@@ -56,19 +56,19 @@ def make_run(
     settings=None,
     more=None,
 ):
-    """What a training run leaves in its directory.
+    """Write what a training run leaves in its directory.
 
     Args:
-        folder: the directory; it is made.
-        overrides: what the command line said.
-        step_ms: median of its steps; their middle half lies `spread` around it.
-        dense_ms: median of its dense phase; None: what the other phases leave of a step.
-        auc: validation AUC.
-        error: why it failed.
-        performance, predicted, curves: whether those files are there.
-        old: whether it was made before runs recorded quartiles and what they were made with.
-        settings: of `resolved.yaml`, beside the monitored metric.
-        more: of `metrics.json`.
+        folder: The directory; it is made.
+        overrides: The settings of the command line.
+        step_ms: The median of its steps; their middle half lies `spread` around it.
+        dense_ms: The median of its dense phase; None: what the other phases leave of a step.
+        auc: The validation AUC.
+        error: Why it failed.
+        performance, predicted, curves: Whether those files are there.
+        old: Whether it was made before runs recorded quartiles and what they were made with.
+        settings: Entries of `resolved.yaml`, beside the monitored metric.
+        more: Entries of `metrics.json`.
     """
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra/overrides.yaml").write_text(yaml.safe_dump([*overrides]))
@@ -134,12 +134,12 @@ def _write_curves(folder, auc):
 
 
 def make_sweep(folder, asked, jobs):
-    """A sweep's directory.
+    """Write what a sweep leaves in its directory, and return the directory.
 
     Args:
-        folder: it is made.
-        asked: what the command line said; None: a sweeper that leaves no `multirun.yaml`.
-        jobs: keyword arguments of `make_run` for each job.
+        folder: The directory; it is made.
+        asked: The settings of the command line; None for a sweeper that leaves no `multirun.yaml`.
+        jobs: Keyword arguments of `make_run` for each job.
     """
     folder.mkdir(exist_ok=True)
     if asked is not None:
@@ -151,7 +151,7 @@ def make_sweep(folder, asked, jobs):
 
 
 def plan_sweep(folder, **options):
-    """Two plans with two seeds each, which learn the same, and a job that failed."""
+    """Write a sweep of two plans with two seeds each, of equal metrics, and a job that failed."""
     jobs = [
         {"overrides": [f"+plan={plan}", f"seed={seed}"], "plan": plan, "seed": seed, **options}
         | {"step_ms": step + seed, "auc": 0.75 + seed / 1000, "spread": 0.02}
@@ -163,7 +163,7 @@ def plan_sweep(folder, **options):
 
 
 def rate_sweep(folder, aucs=None, **options):
-    """Three learning rates with two seeds each."""
+    """Write a sweep of three learning rates with two seeds each."""
     aucs = aucs or {0.001: (0.700, 0.702), 0.01: (0.720, 0.724), 0.1: (0.610, 0.600)}
     jobs = [
         {"overrides": [f"optimizer.dense.lr={rate}", f"seed={seed}", "trainer.max_steps=40"]}
@@ -177,8 +177,8 @@ def rate_sweep(folder, aucs=None, **options):
 
 
 def optuna_sweep(folder):
-    """As the Optuna sweeper leaves one: no multirun.yaml, every override in each job, one
-    result.
+    """Write a sweep as the Optuna sweeper leaves it: no multirun.yaml, every override in each job,
+    one result.
     """
     tried = [(0.017891218701253233, 0.08001570418940839, "[256,128,1]", 0.679)]
     tried += [(0.0016568480259580225, 0.07229281498378627, "[256,128,1]", 0.711)]
@@ -196,9 +196,7 @@ def optuna_sweep(folder):
 
 
 def leave_pictures_unpainted(monkeypatch):
-    """Pictures have their words alone from here on: what a page says takes no second of
-    painting.
-    """
+    """Have pictures made with their texts alone, as tests of texts need no drawing."""
 
     def finish(self, name, title, alt, caption):
         return drawing.Picture(name, title, alt, caption, "<svg></svg>", b"")

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from reporting.sweeps import make_run, make_sweep
 
-from recapp.reporting import curve_figures, drawing, lying_bars, metric_figures
+from recapp.reporting import curve_figures, drawing, horizontal_bars, metric_figures
 from recapp.reporting.drawing import COLUMN, sheet, size
 from recapp.reporting.objective import Objective, learned_variants_of
 from recapp.reporting.variants import Run, Variant, read_runs
@@ -26,7 +26,7 @@ from recapp.reporting.variants import Run, Variant, read_runs
         (4e13, "40.0 TB"),
     ],
 )
-def test_bytes_are_told_in_one_unit_and_never_in_parts_of_a_byte(n, text):
+def test_bytes_have_one_unit_and_never_parts_of_a_byte(n, text):
     assert size(n) == text
 
 
@@ -37,14 +37,14 @@ def test_an_axis_of_bytes_has_one_unit_and_whole_bytes(most):
         drawing.byte_axis(s.axes[0].xaxis)
         s.figure.draw_without_rendering()
         texts = [label.get_text() for label in s.axes[0].get_xticklabels()]
-        places = s.axes[0].get_xticks()
-    shown = [text for text, place in zip(texts, places, strict=True) if 0 < place <= most]
+        ticks = s.axes[0].get_xticks()
+    shown = [text for text, tick in zip(texts, ticks, strict=True) if 0 < tick <= most]
     assert len({re.sub(r"[\d.,]+ ", "", text) for text in shown}) <= 1
     assert not any(re.search(r"\bmB\b|\d\.\d+ B", text) for text in texts), texts
 
 
 def axes_of(draw, monkeypatch):
-    """The axes of the picture that `draw` makes."""
+    """Return the axes of the picture that `draw` makes."""
     seen = []
     finish = drawing.Sheet.finish
 
@@ -137,9 +137,9 @@ LONG = (
 
 
 def test_a_long_name_is_folded_and_not_cut():
-    with lying_bars.lying_bars([LONG, "short"], ["1 ms", "2 ms"], legend=[LONG]) as s:
-        for places in s.places:
-            s.chart.barh(places[0], 1, label=LONG)
+    with horizontal_bars.horizontal_bars([LONG, "short"], ["1 ms", "2 ms"], legend=[LONG]) as s:
+        for positions in s.positions:
+            s.chart.barh(positions[0], 1, label=LONG)
         drawing.legend_below(s.figure, s.chart)
         s.figure.draw_without_rendering()
         window = s.figure.bbox
@@ -151,7 +151,7 @@ def test_a_long_name_is_folded_and_not_cut():
             assert (
                 box.x0 >= window.x0 - 1 and box.x1 <= window.x1 + 1 and box.y0 >= window.y0 - 1
             ), text
-        assert len({tuple(round(place, 3) for place in places) for places in s.places}) == 2
+        assert len({tuple(round(bar, 3) for bar in bars) for bars in s.positions}) == 2
 
 
 def test_of_many_runs_the_best_have_colours_and_names_and_the_others_are_grey(

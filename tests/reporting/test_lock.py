@@ -26,7 +26,7 @@ with locked(Path(sys.argv[1])):
 
 @pytest.fixture
 def hold(tmp_path):
-    """`hold()`: another process that holds the lock of `tmp_path`, until its standard input
+    """Return `hold()`, which starts a process that holds the lock of `tmp_path` until its input
     ends.
     """
     started = []

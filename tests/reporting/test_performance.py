@@ -11,14 +11,14 @@ from trainer.runs import compose, fit, make_logs
 
 from recapp.reporting import performance, phases
 from recapp.reporting.phases import MARKS, PHASES, PhaseClock
-from recapp.reporting.record import take_over
+from recapp.reporting.record import claim_directory
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.performance_recorder import RecordPerformance
 
 
 @pytest.fixture
 def ticking(monkeypatch):
-    """A second passes with every look at the clock."""
+    """Let a second pass with every look at the clock."""
     ticks = itertools.count()
     monkeypatch.setattr(phases.time, "perf_counter", lambda: float(next(ticks)))
 
@@ -95,7 +95,7 @@ def test_what_comes_between_two_steps_is_no_part_of_them(ticking):
     assert clock.measured(0) == [{"route": 1e3}] * 2
 
 
-def test_a_long_run_is_told_by_its_last_steps(monkeypatch):
+def test_a_long_run_is_described_by_its_last_steps(monkeypatch):
     clock = PhaseClock()
     for _ in range(phases.KEPT_STEPS + 7):
         step(clock, "route")
@@ -205,7 +205,7 @@ def test_a_run_that_fails_records_nothing(logs, tmp_path):
 
 def test_a_new_run_in_the_directory_takes_the_old_record_away(tmp_path):
     performance.write_performance({"step_ms": 1.0}, tmp_path)
-    take_over(tmp_path)
+    claim_directory(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -215,8 +215,8 @@ def test_a_prediction_is_read_of_the_step_or_of_its_ranks(tmp_path):
         "step_ms": 9.0,
         "ranks": [{"input_ms": 1.0, "dense_ms": 4.0}, {"input_ms": 3.0, "dense_ms": 4.0}],
     }
-    for told in (of_ranks, {"step_ms": 9.0, "input_ms": 2.0, "dense_ms": 4.0}):
-        (tmp_path / "predicted.json").write_text(json.dumps(told))
+    for predicted in (of_ranks, {"step_ms": 9.0, "input_ms": 2.0, "dense_ms": 4.0}):
+        (tmp_path / "predicted.json").write_text(json.dumps(predicted))
         assert performance.read_predicted(tmp_path) == {
             "step_ms": 9.0,
             **dict.fromkeys(PHASES, 0.0),

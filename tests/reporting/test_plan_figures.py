@@ -12,7 +12,9 @@ from recapp.reporting.plan_page import plan_page
 
 
 def explained(tables, world, hosts=1):
-    """A plan in which every fourth table is whole, cut by columns, cut by rows, held by all."""
+    """Return a plan in which a fourth of the tables each is whole, cut by columns, cut by rows, on
+    all ranks.
+    """
     rows = []
     for i in range(tables):
         n = 10 + 37 * i * i
@@ -76,7 +78,7 @@ def explained(tables, world, hosts=1):
 
 
 def fills(svg):
-    """How many shapes there are of each colour."""
+    """Return how many shapes there are of each colour."""
     found = {}
     for element in ET.fromstring(svg).iter():
         for part in element.get("style", "").split(";"):

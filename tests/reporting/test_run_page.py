@@ -236,7 +236,7 @@ def test_the_page_of_an_evaluation_says_what_was_measured_of_which_checkpoint(tm
     assert not re.search("None|Training|Left out|What a step costs|not recorded", text)
 
 
-def test_an_evaluation_that_failed_is_told_with_its_error(tmp_path):
+def test_an_evaluation_that_failed_is_shown_with_its_error(tmp_path):
     folder = evaluation(tmp_path / "eval")
     (folder / "resolved.yaml").unlink()
     (folder / "error.json").write_text('{"error": "no such checkpoint"}')

@@ -70,7 +70,7 @@ def left_out(made):
 
 
 def first_words(folder, n=5):
-    """The first texts of a page's body."""
+    """Return the first texts of a page's body."""
     said = [text.strip() for text in parts(folder / "report.html").said if text.strip()]
     return said[2 : 2 + n]  # after the title in head and the style
 
@@ -185,13 +185,13 @@ def test_latency_and_throughput_stand_in_one_picture_with_the_spread_of_steps(pl
     assert sum("ms (" in alt and "predicted" not in alt for alt in pictures) == 1
 
 
-def test_a_failed_job_is_told_with_its_error_and_has_no_part_in_the_pictures(plans):
+def test_a_failed_job_is_listed_with_its_error_and_has_no_part_in_the_pictures(plans):
     found = parts(plans[0] / "report.html")
     assert "Job 4 (mixed seed=1) failed: rank 1: <boom>" in found.said
     assert not any("mixed" in image["alt"] for image in found.images)
 
 
-def test_jobs_that_failed_alike_are_told_once(unpainted, tmp_path):
+def test_jobs_that_failed_alike_are_listed_once(unpainted, tmp_path):
     make_sweep(
         tmp_path,
         ["seed=1,2,3"],
@@ -202,7 +202,7 @@ def test_jobs_that_failed_alike_are_told_once(unpainted, tmp_path):
     assert "Jobs 1 (seed=2), 2 (seed=3) failed: no memory" in said
 
 
-def test_a_stopped_job_is_told_and_not_compared(unpainted, tmp_path):
+def test_a_stopped_job_is_listed_and_not_compared(unpainted, tmp_path):
     jobs = [{"overrides": [f"tables.dim={n}"], "auc": 0.7 + n / 100} for n in (1, 2, 3)]
     make_sweep(
         tmp_path,
@@ -370,18 +370,18 @@ def test_the_foot_says_what_the_runs_were_made_with(rates):
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "error"),
     [
         ("nowhere", "error: path=nowhere: there is no such directory"),
         ("empty", "error: path=empty: no runs in it; name the directory of a run"),
     ],
 )
-def test_a_path_without_runs_is_one_line(tmp_path, capsys, monkeypatch, path, told):
+def test_a_path_without_runs_is_one_line(tmp_path, capsys, monkeypatch, path, error):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     assert report.main([f"path={path}"]) == 1
     captured = capsys.readouterr()
-    assert captured.out == "" and re.fullmatch(f"{told}.*\n", captured.err)
+    assert captured.out == "" and re.fullmatch(f"{error}.*\n", captured.err)
 
 
 def test_the_command_wants_a_path(capsys):

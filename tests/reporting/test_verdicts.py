@@ -14,7 +14,7 @@ from recapp.reporting.variants import changes_speed, read_runs, speed_variants_o
 
 
 def by_plan(folder, **plans):
-    """A run for each plan."""
+    """Return the variants of a sweep with one run for each plan."""
     jobs = [
         {"overrides": [f"+plan={plan}"], "plan": plan, **options} for plan, options in plans.items()
     ]
@@ -171,7 +171,7 @@ def test_a_dense_phase_that_scatters_does_not_hide_that_it_makes_up_the_differen
     ]
 
 
-def test_what_cannot_be_told_from_the_slowest_is_said_too(tmp_path):
+def test_what_ties_with_the_slowest_is_named_too(tmp_path):
     variants = by_plan(
         tmp_path,
         mixed={"step_ms": 8.0, "dense_ms": 4.0, "spread": 0.05},

@@ -133,15 +133,15 @@ def exchange_whole(comm, numel):
 def started(fast, k, numel):
     """The k-th swap, not waited for; the buffer, and what must be in it at the end."""
 
-    def told(source, to):
+    def values(source, to):
         return [(k * 1000 + source * 10 + to) % 251] * numel
 
     me = fast.rank
     world = fast.world
     ends = [(r * numel, (r + 1) * numel if r != me else r * numel) for r in range(2 * world)]
     ends[world + me] = ((world + me) * numel,) * 2
-    out = [x for r in range(world) for x in (told(me, r) if r != me else [0] * numel)]
-    come = [x for r in range(world) for x in (told(r, me) if r != me else [0] * numel)]
+    out = [x for r in range(world) for x in (values(me, r) if r != me else [0] * numel)]
+    come = [x for r in range(world) for x in (values(r, me) if r != me else [0] * numel)]
     buffer = torch.tensor(out + [0] * len(come), dtype=torch.uint8)
     return (
         fast.swap(buffer, ends[:world], ends[world:]),
@@ -189,7 +189,7 @@ def between_collectives(comm):
         total = torch.tensor([comm.rank + 1.0])
         dist.all_reduce(total, group=comm.group)
         assert (
-            fast.gather(comm.rank) == list(range(comm.world))
+            fast.all_gather(comm.rank) == list(range(comm.world))
             and total.item() == comm.world * (comm.world + 1) / 2
         )
         via, gloo_buffer, gloo_expected = started(comm, k, 10)

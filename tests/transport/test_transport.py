@@ -17,11 +17,11 @@ from recapp.processes import process_memory
 from recapp.processes.process_memory import Pool
 from recapp.transport.choose_transport import (
     TRANSPORTS,
-    Here,
+    HostInfo,
     check_transport,
     describe,
     make_comm,
-    why_not,
+    obstacle_to_sharing,
 )
 from recapp.transport.communicator import Comm
 from recapp.transport.shared_memory import file_bytes
@@ -178,21 +178,24 @@ def test_an_unknown_transport_is_refused_with_the_close_match():
 
 
 def test_containers_that_hide_their_processes_share_no_memory():
-    there = Here("host", "1", "", [])
-    assert why_not([there, there]) == ""
+    there = HostInfo("host", "1", "", [])
+    assert obstacle_to_sharing([there, there]) == ""
     assert (
-        why_not([there, there._replace(processes="2")])
+        obstacle_to_sharing([there, there._replace(processes="2")])
         == "the ranks are in containers that do not see each other's processes"
     )
-    assert why_not([there, there._replace(obstacle="it needs Linux")]) == "rank 1: it needs Linux"
+    assert (
+        obstacle_to_sharing([there, there._replace(obstacle="it needs Linux")])
+        == "rank 1: it needs Linux"
+    )
 
 
 def test_memory_is_counted_for_all_ranks_that_take_it_from_one_pool():
     enough = 4 * file_bytes(2)
-    here = Here("host", "1", "", [Pool("machine", enough)])
-    assert why_not([here, here]) == ""
+    here = HostInfo("host", "1", "", [Pool("machine", enough)])
+    assert obstacle_to_sharing([here, here]) == ""
     less = here._replace(pools=[Pool("machine", enough - 2)])
-    assert why_not([here, less]).startswith(
+    assert obstacle_to_sharing([here, less]).startswith(
         f"a rank needs {file_bytes(2):,} bytes for it, and has {enough // 2 - 1:,} bytes free"
     )
 

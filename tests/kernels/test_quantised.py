@@ -2,6 +2,8 @@
 torch definition does.
 """
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -111,10 +113,20 @@ def test_kernels_pool_packed_rows_to_the_bits_of_the_definition(
     torch.testing.assert_close(*found, equal_nan=True, **exact)
 
 
-@BITS
-@TYPES
-@pytest.mark.parametrize("compute", [torch.float32, torch.float64])
-@pytest.mark.parametrize("width", [1, 5, 16])
+PACKED = list(
+    product([8, 4], [torch.float32, torch.float16], [torch.float32, torch.float64], [1, 5, 16])
+)
+COMPILED = {
+    (8, torch.float32, torch.float32, 16),
+    (4, torch.float16, torch.float32, 5),
+    (4, torch.float32, torch.float64, 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype", "compute", "width"),
+    [c if c in COMPILED else pytest.param(*c, marks=pytest.mark.full) for c in PACKED],
+)
 def test_compiled_kernels_pool_packed_rows_to_the_bits_of_the_definition(
     bits, dtype, compute, width
 ):

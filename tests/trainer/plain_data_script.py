@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
-from distributed.engine_cases import batch_of, make_tables
+from engine.engine_cases import batch_of, make_tables
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch.utils.data import DataLoader
 

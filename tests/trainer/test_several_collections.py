@@ -42,7 +42,7 @@ def trained(logs, folder, look_ahead):
     config = compose(
         logs,
         f"model._target_={__name__}.WideDLRM",
-        f"trainer.look_ahead={look_ahead}",
+        f"engine.look_ahead={look_ahead}",
         "trainer.max_steps=5",
     )
     seen, trainer, _ = fit(config, folder)

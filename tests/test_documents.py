@@ -5,6 +5,7 @@ pictures are drawn by their script, and the list of settings is that of the sett
 import ast
 import os
 import re
+import socket
 import subprocess
 import sys
 from importlib import import_module
@@ -313,6 +314,15 @@ def with_a_checkpoint(tmp_path_factory):
     ran = command("train", "+plan=mixed", "hydra.run.dir=outputs/first", *arguments, cwd=place)
     assert ran.code == 0, ran.err
     return place
+
+
+def test_the_script_of_the_readme_runs_on_one_rank(tmp_path):
+    (block,) = blocks("python", "README.md")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    assert re.fullmatch(r"rank 0: loss 0\.\d{4}\n", run_script(block, tmp_path, **ranks))
 
 
 @pytest.mark.full

@@ -58,7 +58,7 @@ def check_python(path: str | None) -> None:
     if path is None:
         return
     setting = f"bench.torchrec_python={path}"
-    how = "README (Measure it) has the line that makes one"
+    how = "docs/benchmarks.md (Beside TorchRec) has the lines that make one"
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         raise ConfigError(
             f"{setting}: there is no such program; name the Python of an environment with "

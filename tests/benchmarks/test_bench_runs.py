@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from bench_cases import PLANS, SETTINGS, make_tiny
+from documents import commands, fenced
 from jobs import command
-from readme import commands, fenced
 
 from recapp import bench
 from recapp.benchmarks import bench_worker, columns
@@ -210,18 +210,14 @@ def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
         assert value in said, said
 
 
-def test_the_commands_of_the_readme_mean_something(monkeypatch):
+def test_the_commands_of_the_pages_mean_something(monkeypatch):
     from omegaconf import OmegaConf
 
     from recapp.app import compose
     from recapp.app.command import Job
 
     monkeypatch.setattr(bench, "_write_logs", lambda dataset: None)
-    found = [
-        c
-        for c in commands(line for block in fenced("sh") for line in block.splitlines())
-        if c.name == "bench"
-    ]
+    found = [c for c in commands(fenced("sh")) if c.name == "bench"]
     assert {c.arguments[0] for c in found} == set(bench.VERBS["bench"])
     for c in found:
         said = [

@@ -1,0 +1,192 @@
+"""Write the list of all settings into `docs/configuration.md`: `python docs/list_settings.py`.
+
+    conf/*.yaml, conf/*/*.yaml    values and words       -> a line for each setting
+    recapp/settings               what a value may be
+
+What stands above the mark in that page is written by hand, what stands below it by this script.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import yaml
+
+from recapp.errors import ConfigError
+from recapp.settings import groups, primaries
+from recapp.settings.help_text import comments_of
+from recapp.settings.option_files import conf_dir, option_file, options
+from recapp.settings.values import read, shown
+
+PAGE = Path(__file__).parent / "configuration.md"
+MARK = "<!-- What follows is written by docs/list_settings.py: edit conf/ and run it again. -->"
+WIDTH = 100
+SHOWN = 50  # characters of a value
+WHOLE = ("hardware", "plans")  # mappings that are listed without what is in them
+
+
+def page() -> str:
+    """Return the page as it should be: its hand-written part and the list of today."""
+    head, _, _ = PAGE.read_text().partition(MARK)
+    return f"{head}{MARK}\n\n" + "\n".join(listing())
+
+
+def listing() -> Iterator[str]:
+    """Yield the lines of the list: the commands, then group by group."""
+    conf = conf_dir()
+    yield "## Settings of the commands"
+    yield ""
+    yield from command_lines(conf)
+    for folder in sorted(path for path in conf.iterdir() if path.is_dir()):
+        yield ""
+        yield f"## {folder.name}"
+        yield ""
+        yield from group_lines(folder.name)
+
+
+def command_lines(conf: Path) -> Iterator[str]:
+    """Yield what each command's own file says."""
+    for name in ("command", *primaries.COMMANDS):
+        found = comments_of(conf / f"{name}.yaml")
+        plain = yaml.safe_load((conf / f"{name}.yaml").read_text())
+        kinds = get_type_hints(primaries.COMMANDS.get(name, primaries.Command), include_extras=True)
+        kinds = {key.rstrip("_"): kind for key, kind in kinds.items()}
+        title = "every command" if name == "command" else f"recapp.{name}"
+        yield f"### {title}"
+        yield ""
+        if name != "command":
+            yield from wrapped(found.about)
+            yield ""
+        for key, words in found.of.items():
+            if not key.startswith("hydra"):
+                yield from setting(key, _at(plain, key), words, _kind(kinds, key))
+        yield ""
+
+
+def group_lines(group: str) -> Iterator[str]:
+    """Yield the options of a group and a line for each of its settings."""
+    chosen = default_of(group)
+    names = sorted(options(group), key=lambda name: (name != chosen, name))
+    if not names:
+        yield from wrapped("Yours: a file `FOLDER/experiment/NAME.yaml`, see above.")
+    for name in names:
+        path = option_file(group, name)
+        about = comments_of(path).about if path else ""
+        said = f"`{group}={name}`{' (default)' if name == chosen else ''}: {about}"
+        yield from wrapped(said.replace("`plan=", "`+plan="), "- ")
+    yield ""
+    listed: set[str] = set()
+    for name in sorted(names, key=lambda name: (bool(_parents(group, name)), name != chosen)):
+        yield from option_lines(group, name, listed)
+
+
+def option_lines(group: str, option: str, listed: set[str]) -> Iterator[str]:
+    """Yield a line for each setting of an option that was not listed before."""
+    path = option_file(group, option)
+    assert path is not None
+    found = comments_of(path)
+    plain = yaml.safe_load(path.read_text()) or {}
+    kinds = _kinds(group, option)
+    for key, words in found.of.items():
+        if key in listed or (set(key.split(".")[:-1]) & set(WHOLE)) or key == "defaults":
+            continue
+        listed.add(key)
+        yield from setting(f"{group}.{key}", _at(plain, key), words, _kind(kinds, key))
+    for inner in sorted(path.parent.glob("*/*.yaml")):
+        name = f"{inner.parent.name}={inner.stem}"
+        if name in listed:
+            continue
+        listed.add(name)
+        yield ""
+        yield from wrapped(f"`{group}/{name}`: {comments_of(inner).about}")
+        yield ""
+        inside = yaml.safe_load(inner.read_text())
+        for key, words in comments_of(inner).of.items():
+            yield from setting(f"{group}.{inner.parent.name}.{key}", _at(inside, key), words, Any)
+
+
+def setting(name: str, value: Any, words: str, kind: Any) -> Iterator[str]:
+    """Yield the lines of one setting: name, value, what is allowed, what it means."""
+    said = "must be given" if value == "???" else allowed(kind)
+    text = shown(value)
+    text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    left = f"`{name}`" if value == "???" else f"`{name}={text}`"
+    yield from wrapped(f"{left}{f' ({said})' if said else ''}: {words}", "- ")
+
+
+def allowed(kind: Any) -> str:
+    """Say what a setting may be, in the words of the error that refuses other values."""
+    try:
+        read(object(), kind, "setting")
+    except ConfigError as refused:
+        *others, last = str(refused).partition(": must be ")[2].split(", or ")
+        return f"{', '.join(others)} or {last}" if others else last
+    return ""
+
+
+def wrapped(text: str, bullet: str = "") -> list[str]:
+    """Break words into lines of the page; what stands between backticks is not torn apart."""
+    kept = re.sub(r"`[^`]*`", lambda found: found[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(
+        kept,
+        WIDTH,
+        initial_indent=bullet,
+        subsequent_indent=" " * len(bullet),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]
+
+
+def default_of(group: str) -> str:
+    """Find the option that `recapp.train` chooses of a group; empty where it chooses none."""
+    listed = yaml.safe_load((conf_dir() / "train.yaml").read_text())["defaults"]
+    found = [each[group] for each in listed if isinstance(each, dict) and group in each]
+    return str(found[0] or "") if found else ""
+
+
+def _parents(group: str, option: str) -> tuple[str, ...]:
+    path = option_file(group, option)
+    return comments_of(path).parents if path else ()
+
+
+def _kinds(group: str, option: str) -> Mapping[str, Any]:
+    """The annotations of a group's settings, by name; those of the dataclass that has them all."""
+    kind = get_type_hints(primaries.Train, include_extras=True).get(group)
+    found: dict[str, Any] = {}
+    for part in (kind, *get_args(kind)):
+        if isinstance(part, type) and part.__module__ == groups.__name__:
+            found = get_type_hints(part, include_extras=True) | found
+    return found
+
+
+def _kind(kinds: Mapping[str, Any], key: str) -> Any:
+    """The annotation of a setting; of settings inside of others where a dataclass has them."""
+    first, _, rest = key.partition(".")
+    kind = kinds.get(first, Any)
+    if not rest:
+        return Any if _made(kind) else kind
+    inner = [part for part in (kind, *get_args(kind)) if hasattr(part, "__dataclass_fields__")]
+    return _kind(get_type_hints(inner[0], include_extras=True), rest) if inner else Any
+
+
+def _made(kind: Any) -> bool:
+    """Whether a setting is a mapping with settings of its own."""
+    return any(
+        isinstance(part, groups.Made)
+        or (isinstance(part, type) and hasattr(part, "__dataclass_fields__"))
+        for part in (kind, *get_args(kind))
+    )
+
+
+def _at(plain: Any, key: str) -> Any:
+    for part in key.split("."):
+        plain = plain[int(part)] if isinstance(plain, list) else plain[part]
+    return plain
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(PAGE)

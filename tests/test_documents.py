@@ -1,0 +1,368 @@
+"""What the pages say is so: every block is run, composed or output, and every name exists. Their
+pictures are drawn by their script, and the list of settings is that of the settings.
+"""
+
+import ast
+import os
+import re
+import socket
+import subprocess
+import sys
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from xml.etree import ElementTree
+
+import architecture
+import pytest
+from documents import (
+    AS_WRITTEN,
+    PAGES,
+    REPOSITORY,
+    blocks,
+    commands,
+    fenced,
+    own_files,
+    prose,
+    quoted,
+    table,
+)
+from jobs import command, environment, metrics_of, resolved, small
+from lightning.pytorch import Trainer
+from omegaconf import OmegaConf
+
+import recapp
+from recapp.app import compose
+from recapp.settings.check_settings import checked, names_of
+from recapp.settings.option_files import options
+from recapp.sharding.plan_file import read_plan
+from recapp.tables.config import EmbeddingBagConfig
+
+LANGUAGES = {"bash", "sh", "python", "yaml", "text"}
+README_LINES = 150
+COLUMNS = 100
+LINK = re.compile(r"!?\[[^]]*\]\(([^)]+)\)", re.DOTALL)
+COMMANDS = sorted(
+    {
+        *commands([*fenced("bash"), *fenced("sh")]),
+        *commands(span for span in quoted() if span.startswith("python -m ")),
+    },
+    key=lambda c: (c.name, c.arguments),
+)
+ON_PAPER = ("plan", "bench", "report")  # have a verb or a path, and tests of their own
+
+
+# ---- form
+
+
+def test_every_block_says_its_language_and_bash_is_typed_by_a_test():
+    assert [b for b in blocks() if b.language not in LANGUAGES] == []
+    assert {b.page for b in blocks("bash")} == {"README.md", "CONTRIBUTING.md"}
+    assert all(text.count("```") % 2 == 0 for text in PAGES.values())
+
+
+def test_the_readme_is_short_and_no_page_is_wide():
+    assert len(PAGES["README.md"].splitlines()) < README_LINES
+    pages = [*PAGES, "CHANGELOG.md", "data/README.md"]
+    wide = [
+        (page, number)
+        for page in pages
+        for number, line in enumerate((REPOSITORY / page).read_text().splitlines(), 1)
+        if len(line) > COLUMNS
+    ]
+    assert wide == []
+
+
+def anchors(text):
+    """The anchors of a page's headings, as web pages of repositories make them."""
+    headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_leads_somewhere_and_every_page_and_picture_is_linked():
+    reached = set()
+    for page, text in PAGES.items():
+        for target in LINK.findall(prose(text)):
+            if target.startswith("http"):
+                continue
+            name, _, anchor = target.partition("#")
+            path = (REPOSITORY / page).parent / name if name else REPOSITORY / page
+            assert path.exists(), (page, target)
+            key = str(path.resolve().relative_to(REPOSITORY.resolve()))
+            reached.add(key)
+            assert not anchor or anchor in anchors(PAGES[key]), (page, target)
+    pictures = {str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("docs/pictures/*")}
+    assert {*PAGES, *pictures} - reached <= {"README.md"}
+
+
+# ---- what scripts make
+
+
+def test_the_pictures_are_drawn_by_their_script(tmp_path):
+    script = REPOSITORY / "docs" / "draw.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    kept = REPOSITORY / "docs" / "pictures"
+    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in kept.iterdir()}
+    for folder in (tmp_path, kept):
+        for path in folder.iterdir():
+            drawn = ElementTree.fromstring(path.read_text())
+            assert sum(1 for _ in drawn.iter()) > 100, path
+
+
+def test_the_list_of_settings_is_that_of_the_settings():
+    script = "import list_settings; print(list_settings.page(), end='')"
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY / "docs",
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    page = PAGES["docs/configuration.md"]
+    assert ran.stdout == page, "run python docs/list_settings.py"
+    for name in names_of("train"):
+        if name.count(".") == 1 and not name.startswith("plan."):
+            assert f"`{name}" in page, name
+    for group in (path.name for path in (REPOSITORY / "conf").iterdir() if path.is_dir()):
+        assert all(f"{group}={option}`" in page for option in options(group)), group
+
+
+# ---- commands and settings
+
+
+def test_every_command_of_the_pages_means_something(jobs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_files(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    made = [*small(tmp_path / "data/generated", rows=3000), "trainer.max_steps=1"]
+    jobs.train("outputs/first", "+plan=mixed", *made)
+    composed = [c for c in COMMANDS if c.name not in ON_PAPER]
+    assert len({c.name for c in composed}) > 1 and len(composed) >= 20
+    for found, overrides in ((c, o) for c in composed for o in c.overrides):
+        overrides = [
+            "ckpt_path=outputs/first/checkpoints/last.ckpt" if o.startswith("ckpt_path=") else o
+            for o in overrides
+            if "=" in o
+        ]
+        if "split=test" in overrides:
+            overrides.append("dataset.test_path=/logs/test")
+        settings = resolved(found.name, overrides, [tmp_path / f for f in found.folders])
+        plan = [o.partition("=")[2] for o in overrides if o.startswith("+plan=")]
+        assert settings["choices"].get("plan") == (
+            plan[0] if plan else "mixed" if settings["ckpt_path"] else None
+        ), found
+
+
+def test_every_command_on_paper_is_composed():
+    on_paper = [c for c in COMMANDS if c.name in ("plan", "report")]
+    assert len(on_paper) >= 12
+    for found in on_paper:
+        ((*said,),) = found.overrides
+        overrides = [o for o in said if "=" in o]
+        composed = compose.compose(found.name, overrides)
+        plain = compose.to_plain(
+            OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]),
+            whole=found.name != "report",
+        )
+        checked(plain, found.name, overrides)
+
+
+def test_every_setting_that_the_pages_name_exists():
+    listed = re.findall(r"^- `(\w+\.\w+)", PAGES["docs/configuration.md"], re.MULTILINE)
+    trainer = [f"trainer.{name}" for name in signature(Trainer).parameters]
+    groups = "|".join([*(path.name for path in (REPOSITORY / "conf").glob("*/")), "engine"])
+    named = {
+        found[1]
+        for span in quoted()
+        if (found := re.match(rf"\+?((?:{groups})\.[a-z]\w*)(?![\w/])", span))
+        and not span.endswith((".yaml", ".json", "()"))
+    }
+    assert len(named) >= 30
+    assert sorted(named - {*listed, *trainer, *names_of("train")}) == []
+
+
+def test_settings_of_ones_own_are_an_experiment(tmp_path):
+    own_files(tmp_path)
+    small_run = next(c for c in COMMANDS if "experiment=small" in c.arguments)
+    (overrides,) = small_run.overrides
+    settings = resolved("train", overrides, [tmp_path / f for f in small_run.folders])
+    assert (settings["seed"], settings["trainer"]["max_steps"]) == (7, 6)
+    assert settings["tables"]["dim"] == 8
+
+
+def test_a_plan_written_by_hand_tiles_its_tables(tmp_path):
+    own_files(tmp_path)
+    plan = read_plan(tmp_path / "by_hand.yaml")
+    listed = resolved("train", ["dataset=sample", "tables=sample"])["tables"]["tables"]
+    plan.check([EmbeddingBagConfig(**table) for table in listed])
+    assert plan.name == "by_hand" and plan.world_size == 2
+
+
+def test_the_tolerance_of_pooled_tables_is_the_one_that_is_tested():
+    from test_runs import DOUBLE_APART, SINGLE_APART
+
+    text = " ".join(PAGES["docs/concepts.md"].split())
+    (found,) = re.findall(
+        r"agree within (0\.\d+) in single precision[^(]*\((\S+) relative in double\)", text
+    )
+    assert [float(number) for number in found] == [SINGLE_APART, DOUBLE_APART]
+
+
+# ---- names
+
+
+def test_every_path_that_the_pages_name_exists():
+    spans = [
+        span
+        for page, text in PAGES.items()
+        if page not in AS_WRITTEN
+        for span in quoted(text)
+        if re.fullmatch(r"(recapp|conf|tests|docs|\.ci)/[a-z0-9_/.]*", span)
+    ]
+    assert len(spans) >= 20
+    assert [span for span in spans if not (REPOSITORY / span).exists()] == []
+
+
+def test_scripts_import_public_names_only():
+    scripts = [b for b in blocks("python") if b.page != "CONTRIBUTING.md"]
+    assert len(scripts) >= 6
+    for block in scripts:
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("recapp"):
+                assert node.module == "recapp", block
+                assert {name.name for name in node.names} <= set(recapp.__all__), block
+
+
+def test_the_public_names_are_those_of_the_page_on_python():
+    cells = [names for names, _ in table("names", PAGES["docs/python.md"])]
+    listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(listed) == sorted(recapp.__all__)
+
+
+def test_the_rooms_the_layers_and_the_commands_are_those_of_the_page_for_contributors():
+    text = PAGES["CONTRIBUTING.md"]
+    package = REPOSITORY / "recapp"
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert {room.strip("`") for room, _ in table("room", text)} == rooms
+    runnable = {
+        path.stem for path in package.glob("*.py") if '__name__ == "__main__"' in path.read_text()
+    }
+    (found,) = re.findall(r"a module at the top of `recapp/` \(([^)]*)\)", text)
+    assert set(re.findall(r"`(\w+)`", found)) == runnable - {"__main__"}
+    layers = architecture.LAYERS.replace(architecture.COMMANDS, "commands").strip()
+    assert layers in [block.strip() for block in fenced("text", "CONTRIBUTING.md")]
+
+
+def test_variables_of_the_environment_are_read_somewhere():
+    names = {name for text in PAGES.values() for name in re.findall(r"RECAPP_[A-Z_]+", text)}
+    files = [
+        path
+        for folder in ("recapp", "tests")
+        for path in (REPOSITORY / folder).rglob("*.py")
+        if path != Path(__file__)
+    ]
+    sources = "".join(path.read_text() for path in files)
+    assert names and all(f'"{name}"' in sources for name in names)
+
+
+def test_ci_sets_up_and_tests_as_the_page_for_contributors_says():
+    script = (REPOSITORY / ".ci" / "run").read_text()
+    script = script.replace("--quiet --constraint .ci/constraints.txt ", "").splitlines()
+    (setup,) = fenced("bash", "CONTRIBUTING.md")
+    said = [part for line in setup.splitlines() for part in line.split(" && ")]
+    assert any("[dev]" in part for part in said) and any("pytest" in part for part in said)
+    assert [part for part in said if part not in script] == []
+
+
+# ---- scripts
+
+
+def run_script(block, place, **variables):
+    """What a script of a page prints: on two ranks if it makes a process group."""
+    path = place / (block.file or f"{block.page.replace('/', '_').removesuffix('.md')}.py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block.text)
+    two_ranks = "init_process_group" in block.text and "RANK" not in variables
+    if two_ranks:
+        names = re.findall(r"torchrun --nproc-per-node 2 (\w+\.py)", PAGES[block.page])
+        assert (path.name if block.file else "click.py") in names
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if two_ranks else []
+    ran = subprocess.run(
+        [sys.executable, *start, str(path)],
+        cwd=place,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def with_a_checkpoint(tmp_path_factory):
+    """A directory with what the pages' first command leaves, made on few rows."""
+    place = tmp_path_factory.mktemp("documents")
+    arguments = ["trainer.max_steps=4", *small("data/generated", rows=3000)]
+    ran = command("train", "+plan=mixed", "hydra.run.dir=outputs/first", *arguments, cwd=place)
+    assert ran.code == 0, ran.err
+    return place
+
+
+def test_the_script_of_the_readme_runs_on_one_rank(tmp_path):
+    (block,) = blocks("python", "README.md")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    assert re.fullmatch(r"rank 0: loss 0\.\d{4}\n", run_script(block, tmp_path, **ranks))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda b: f"{b.page} {b.file or ''}")
+def test_every_script_runs(block, with_a_checkpoint):
+    said = run_script(block, with_a_checkpoint)
+    if block.file == "script.py":
+        assert re.search(r"users: 200,000 x 16, \w+", said)
+        assert re.search(r"items: 1,000 x 16, \w+", said)
+        assert re.search(r"^loss 0\.\d{4}$", said, re.MULTILINE)
+    if block.file == "strategies.py":
+        pattern = r"^(\w+) +\[(\d+, \d+)\] bytes, +[\d.]+ ms a step$"
+        found = dict(re.findall(pattern, said, re.MULTILINE))
+        assert list(found) == ["data_parallel", "table_wise", "row_wise", "column_wise"]
+        assert found["data_parallel"] == "615680000, 615680000"
+        assert found["row_wise"] == found["column_wise"] == "307840000, 307840000"
+
+
+@pytest.mark.full
+def test_the_model_of_the_page_for_contributors_trains_and_is_evaluated(tmp_path):
+    own_files(tmp_path)
+    train = next(c for c in COMMANDS if "model=linear" in c.arguments)
+    path = os.pathsep.join((str(REPOSITORY), "mine"))
+    run = ["hydra.run.dir=out", "+plan=mixed", *small("data/generated", rows=3000)]
+    ran = command("train", *train.arguments, *run, cwd=tmp_path, PYTHONPATH=path)
+    assert ran.code == 0, ran.err
+    measure = ["ckpt_path=out/checkpoints/last.ckpt", "trust=[linear_clicks]"]
+    ran = command("eval", *measure, cwd=tmp_path, PYTHONPATH=path)
+    assert ran.code == 0, ran.err
+    assert metrics_of(tmp_path / "out")["status"] == "ok"
+
+
+def test_the_row_rule_of_the_page_for_contributors_is_one(tmp_path, monkeypatch):
+    import torch
+
+    (block,) = [b for b in blocks("python") if b.file == "recapp/optim/rules.py"]
+    (tmp_path / "decayed_rule.py").write_text(block.text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rule = import_module("decayed_rule").decayed_adagrad(lr=0.1, decay=0.5, eps=0.0)
+    zero = torch.zeros(2, 3)
+    gradient = torch.full((2, 3), 2.0)
+    weight, total = rule.step(zero, gradient, None, rule.lr, torch.sqrt, *rule.constants, zero + 8)
+    assert torch.equal(total, zero + 8) and torch.allclose(weight, -0.1 * gradient / 8**0.5)

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import fields
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -33,6 +34,7 @@ from omegaconf import OmegaConf
 
 import recapp
 from recapp.app import compose
+from recapp.planner.plan_rules import PlanRule
 from recapp.settings.check_settings import checked, names_of
 from recapp.settings.option_files import options
 from recapp.sharding.plan_file import read_plan
@@ -203,6 +205,14 @@ def test_a_plan_written_by_hand_tiles_its_tables(tmp_path):
     listed = resolved("train", ["dataset=sample", "tables=sample"])["tables"]["tables"]
     plan.check([EmbeddingBagConfig(**table) for table in listed])
     assert plan.name == "by_hand" and plan.world_size == 2
+
+
+def test_the_conditions_of_rules_are_those_of_the_page_on_plans():
+    cells = [names for names, _ in table("condition", PAGES["docs/plans.md"])]
+    listed = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(listed) == sorted(
+        f.name for f in fields(PlanRule) if f.name not in ("type", "mode")
+    )
 
 
 def test_the_tolerance_of_pooled_tables_is_the_one_that_is_tested():

@@ -4,7 +4,7 @@ stopping early, going on, loggers.
 All of it at the command's own defaults on 2 ranks of the pool (tests/jobs.py), on generated logs of
 20 steps an epoch. Ids are one-hot but for the sample tables. `pooled` sums in another order: in
 double precision that is rounding, and the comparison is sharp. In single precision AUC and log loss
-are held to the tolerance that README and DECISIONS state.
+are held to the tolerance that docs/concepts.md states.
 """
 
 import csv
@@ -51,7 +51,7 @@ EXPECTED = (
     "stopped early at step ",
     "torch.compile has ",
 )
-# of AUC and log loss, absolute (README); of every metric, relative
+# of AUC and log loss, absolute (docs/concepts.md); of every metric, relative
 SINGLE_APART = 0.005
 DOUBLE_APART = 1e-9
 SCHEDULE = [

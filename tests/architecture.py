@@ -52,6 +52,7 @@ THIRD_PARTIES = {
 
 FILE_STATEMENTS = 250
 FUNCTION_STATEMENTS = 40
+COLUMNS = 100
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,16 @@ def wrong_sizes(files: list[File]) -> list[str]:
                     f"{FUNCTION_STATEMENTS}"
                 )
     return found
+
+
+def long_lines(files: list[File]) -> list[str]:
+    """Lines above 100 columns, those that end in a comment for a tool included."""
+    return [
+        f"{file.name}:{number}: {len(line)} columns"
+        for file in files
+        for number, line in enumerate(file.text.splitlines(), 1)
+        if len(line) > COLUMNS
+    ]
 
 
 def packed_assignments(files: list[File]) -> list[str]:

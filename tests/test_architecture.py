@@ -8,6 +8,7 @@ from architecture import (
     File,
     files_imported_by,
     import_cycles,
+    long_lines,
     missing_docstrings,
     packed_assignments,
     read_package,
@@ -246,6 +247,12 @@ def test_a_file_or_function_above_its_budget_is_found():
     ]
     assert wrong_sizes([File("a", '"""A."""\n' + "x = 1\n" * 250)]) == []
     assert wrong_sizes([File("a", "x = 1; y = 2\n" * 126)]) == ["a has 252 statements, above 250"]
+
+
+def test_no_line_is_longer_than_100_columns():
+    tests = [File(path.stem, path.read_text()) for path in Path(__file__).parent.rglob("*.py")]
+    assert long_lines([*FILES, *tests]) == []
+    assert long_lines([File("a", "x" * 100 + "\n" + "x" * 101)]) == ["a:2: 101 columns"]
 
 
 def test_a_statement_assigns_one_thing():

@@ -175,7 +175,8 @@ def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
         ConfigError: Dense parameters of several CPU ranks have an optimiser in backward.
     """
     names = sharded_names(module)
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)  # type: ignore[no-untyped-call]
+    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    ignore(module, names)  # type: ignore[no-untyped-call]
     parameters = module.named_parameters()
     dense = {name: p for name, p in parameters if name not in names and p.requires_grad}
     if comm.world == 1 or not dense:

@@ -88,4 +88,5 @@ def listen_to_compilations(begins: Callable[[], None]) -> AbstractContextManager
     """Call a function whenever numba begins to compile a kernel, while this lasts; not when it
     reads one from disk.
     """
-    return event.install_listener("numba:compile", _CompilationListener(begins))  # type: ignore[no-any-return]
+    listener = _CompilationListener(begins)
+    return event.install_listener("numba:compile", listener)  # type: ignore[no-any-return]

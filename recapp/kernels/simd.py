@@ -358,7 +358,8 @@ def _define(op: Callable[..., Any], instruction: str) -> None:
         return row(a, b), codegen
 
     @overload(op, inline="always")
-    def arithmetic(a, b):  # type: ignore[no-untyped-def]  # numba compares its signature with the lambda's, annotations included
+    # numba compares its signature with the lambda's, annotations included
+    def arithmetic(a, b):  # type: ignore[no-untyped-def]
         if isinstance(a, Row) or isinstance(b, Row):
             return lambda a, b: binary(a, b)
         return None

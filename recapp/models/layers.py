@@ -115,7 +115,9 @@ class DotInteraction(nn.Module):
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Return the dot products of all pairs, [B, F (F - 1) / 2]."""
-        dots_BP = _PairDots.apply(vectors_BFD, self.pair_P, self.entry_FF)  # type: ignore[no-untyped-call]
+        dots_BP = _PairDots.apply(  # type: ignore[no-untyped-call]
+            vectors_BFD, self.pair_P, self.entry_FF
+        )
         assert isinstance(dots_BP, Tensor)
         return dots_BP
 

@@ -37,7 +37,9 @@ class HybridOptimizer(Optimizer):
         """Add the very dict that the dense optimiser or the fused update reads, not a copy."""
         self.param_groups.append(param_group)
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
         """Run the closure once, then update the dense part.
 
         The closure runs forward and backward, and with backward the update of the tables.

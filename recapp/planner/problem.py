@@ -8,6 +8,7 @@ The prices themselves stand in `recapp/planner/cost.py`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -37,6 +38,15 @@ class Dense:
     vector_bytes: float = 0.0
 
 
+@runtime_checkable
+class CountsOperations(Protocol):
+    """A module that computes more than two operations for each of its weights and samples."""
+
+    def flops_per_sample(self) -> float:
+        """Return the operations of a sample, forward and backward, beyond those of the weights."""
+        ...
+
+
 def dense_of(module: nn.Module) -> Dense:
     """Return the costs of the dense part of any model: two operations for each weight and sample
     forward and four backward, as linear layers do.
@@ -46,7 +56,7 @@ def dense_of(module: nn.Module) -> Dense:
     """
     inside = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
     weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
-    more = sum(m.flops_per_sample() for m in module.modules() if hasattr(m, "flops_per_sample"))  # type: ignore[operator]
+    more = sum(m.flops_per_sample() for m in module.modules() if isinstance(m, CountsOperations))
     width = sum(x.dim for _, collection in collections_in(module) for x in collection.lookups)
     return Dense(6.0 * weights + more, NUMBER_BYTES * float(weights), NUMBER_BYTES * float(width))
 

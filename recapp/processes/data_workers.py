@@ -44,7 +44,8 @@ def _report_to_rank(queue: Any, error: Exception, item: Any) -> None:
 
     number, _ = item
     raised = (type(error), error, error.__traceback__)
-    queue.put((number, ExceptionWrapper(raised, "in a data worker")))  # type: ignore[no-untyped-call]
+    wrapper = ExceptionWrapper(raised, "in a data worker")  # type: ignore[no-untyped-call]
+    queue.put((number, wrapper))
 
 
 def end_children() -> None:

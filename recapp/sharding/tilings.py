@@ -59,4 +59,6 @@ def tile(
             strict=True,
         )
     )
-    return TableSharding(shards, "replicated" if record.replicated else mode, record.name)  # type: ignore[arg-type]
+    if record.replicated:
+        mode = "replicated"
+    return TableSharding(shards, mode, record.name)  # type: ignore[arg-type]

@@ -60,7 +60,8 @@ class TakeOver(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Loggers write after this step."""
-        if trainer.loggers and trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if trainer.loggers and trainer.global_step % every == 0:
             self._take_over(trainer)
 
     def on_save_checkpoint(

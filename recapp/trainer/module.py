@@ -89,7 +89,8 @@ class ClickModule(LightningModule):
         """Return the mean loss of the steps since loggers last wrote, with this one; nothing waits
         for its device.
         """
-        if self._loss_steps == 0 or self.global_step % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if self._loss_steps == 0 or self.global_step % every == 0:
             self._loss_sum = torch.zeros_like(loss)
             self._loss_steps = 0
         self._loss_sum = self._loss_sum + loss
@@ -104,7 +105,8 @@ class ClickModule(LightningModule):
         """Log the running AUC where loggers write: every so many steps, and at a stop, which a
         callback may just have asked for.
         """
-        due = self.global_step % self.trainer.log_every_n_steps == 0 or self.trainer.should_stop  # type: ignore[attr-defined]
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        due = self.global_step % every == 0 or self.trainer.should_stop
         if due and (auc := self.train_auc()) is not None:
             self.log("train_auc", auc, batch_size=batch.rows)
 

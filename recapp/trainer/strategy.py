@@ -296,7 +296,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         Its handler of SIGTERM would start another broadcast wherever it interrupts this rank
         (`recapp/trainer/ending.py` takes signals).
         """
-        trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+        connector = trainer._signal_connector
+        connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
         loop = trainer.fit_loop.epoch_loop
         if hasattr(loop, "_broadcast_sigterm_tensor"):
             loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

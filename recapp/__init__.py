@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from recapp.checkpoints.directory import load_table
     from recapp.engine.gathered_state import gathered_state_dict
-    from recapp.engine.shard_model import (
-        DistributedModelParallel,
-        EmbeddingBagCollectionSharder,
-        shard_model,
-    )
+    from recapp.engine.model_parallel import DistributedModelParallel
+    from recapp.engine.shard_model import shard_model
     from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+    from recapp.engine.sharder import EmbeddingBagCollectionSharder
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
     from recapp.models.dlrm import DLRM
     from recapp.optim.optimizer import HybridOptimizer
@@ -53,9 +51,9 @@ _HOMES = {
     "DLRM": "recapp.models.dlrm",
     "DataSettings": "recapp.trainer.datamodule",
     "DataType": "recapp.tables.config",
-    "DistributedModelParallel": "recapp.engine.shard_model",
+    "DistributedModelParallel": "recapp.engine.model_parallel",
     "EmbeddingBagCollection": "recapp.tables.embedding_bag",
-    "EmbeddingBagCollectionSharder": "recapp.engine.shard_model",
+    "EmbeddingBagCollectionSharder": "recapp.engine.sharder",
     "EmbeddingBagConfig": "recapp.tables.config",
     "EmbeddingShardingPlanner": "recapp.planner.embedding_planner",
     "EmbeddingShardingStrategy": "recapp.trainer.strategy",

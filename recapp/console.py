@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,12 @@ def readable(text: str) -> str:
 def note(text: str) -> None:
     """Print a line about the progress of a command on standard error."""
     print(readable(text), file=sys.stderr, flush=True)
+
+
+@cache
+def note_once(text: str) -> None:
+    """Print a note on standard error the first time only: a script may make many models alike."""
+    note(text)
 
 
 @contextmanager

@@ -40,7 +40,7 @@ THIRD_PARTIES = {
     "torch.distributed": (
         "transport",
         "processes",
-        "engine.shard_model",
+        "engine.sharder",
         "trainer.strategy",
         "trainer.found_problem",
         "planner.embedding_planner",

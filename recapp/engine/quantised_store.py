@@ -167,6 +167,7 @@ def quantised(
         payload=collection.state.payload,
         make_store=make,
         lookups=collection.lookups,
+        is_weighted=collection.is_weighted(),
     )
     made.leave_room(collection.room)
     made.tables_in_state = False

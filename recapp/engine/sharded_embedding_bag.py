@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.console import note
+from recapp.engine.fused_optimizer import FusedOptimizer
 from recapp.engine.fused_update import FusedUpdate
 from recapp.engine.lookup import Lookup
 from recapp.engine.requests import Requests
@@ -54,6 +55,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         make_store: Makes the store of each group, with its rows; None makes a `FloatStore` with
             start values.
         lookups: What reads the tables, in output order; None takes what the tables declare.
+        is_weighted: As of the unsharded collection; None multiplies by weights where a batch has
+            some.
 
     Raises:
         PlanError: The plan does not tile the tables or was made for another number of ranks.
@@ -75,6 +78,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         trains: bool = True,
         make_store: Callable[[StoredGroup], RowStore] | None = None,
         lookups: Sequence[TableLookup] | None = None,
+        is_weighted: bool | None = None,
     ) -> None:
         super().__init__()
         _check_ranks(plan, comm)
@@ -94,7 +98,14 @@ class ShardedEmbeddingBagCollection(nn.Module):
         exchanged = rule is not None and rule.needs_row and layout.column_cut
         statistics = RowStatistics(layout, comm, kernels) if exchanged else None
         state = EngineState(
-            layout, comm, kernels, stores, self.dtype, payload or self.dtype, statistics
+            layout,
+            comm,
+            kernels,
+            stores,
+            self.dtype,
+            payload or self.dtype,
+            statistics,
+            is_weighted,
         )
         self.state = state
         self.update = FusedUpdate(state, rule)
@@ -148,6 +159,15 @@ class ShardedEmbeddingBagCollection(nn.Module):
         return self.update.param_group
 
     @property
+    def fused_optimizer(self) -> FusedOptimizer:
+        """Return the update of the tables as an optimiser object.
+
+        Raises:
+            ConfigError: The tables are only read.
+        """
+        return FusedOptimizer({"": self})
+
+    @property
     def updates(self) -> int:
         """Return how many updates the rows have had; a checkpoint sets it."""
         return self.update.updates
@@ -171,6 +191,10 @@ class ShardedEmbeddingBagCollection(nn.Module):
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Return the tables, in order."""
         return list(self.state.layout.tables)
+
+    def is_weighted(self) -> bool | None:
+        """Return whether rows are multiplied by sample weights; None where batches decide."""
+        return self.id_rules.is_weighted
 
     def store(self, group: int) -> RowStore:
         """Return the rows of a group on this rank."""

@@ -12,8 +12,8 @@ strips of a table, or none. Tensors are views, as in any state dict: copy them t
 whole table loads on all ranks, and strips of another plan load where they cover what the rank
 holds. A state without a table is refused, as torch refuses one without a parameter.
 
-Only weights are meant. The state of the tables' optimiser is in recapp's checkpoints
-(`recapp/checkpoints/directory.py`), not here.
+Only weights are meant. The state of the tables' optimiser has the same form in the state dict of
+their fused optimiser (`recapp/engine/fused_optimizer.py`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,11 +90,7 @@ def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: A
     if c.tables_in_state:
         held = _weights(c)
         for name, table in _names(c, prefix).items():
-            state[name] = [
-                ((b.rows.start, b.rows.stop), (b.cols.start, b.cols.stop), b.data)
-                for b in held[table.name]
-                if b.rows
-            ]
+            state[name] = strips_of(held[table.name])
 
 
 def _load(
@@ -118,14 +114,39 @@ def _load(
         if name not in state:
             missing.append(name)
             continue
-        value = state.pop(name)
-        fault = _fault(value, table, held[table.name])
+        shape = (table.num_embeddings, table.embedding_dim)
+        fault = load_strips(state.pop(name), held[table.name], shape, table.data_type.dtype)
         if fault:
             errors.append(f"table {table.name} ({name}): {fault}")
-        else:
-            for block in held[table.name]:
-                for strip in _strips(value):
-                    _copy(strip, block)
+
+
+def strips_of(blocks: Sequence[Block]) -> list[Strip]:
+    """Return what this rank holds of one tensor of a table, as views."""
+    return [
+        ((b.rows.start, b.rows.stop), (b.cols.start, b.cols.stop), b.data) for b in blocks if b.rows
+    ]
+
+
+def load_strips(
+    value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype
+) -> str:
+    """Copy a stored tensor of a table to where it lies on this rank.
+
+    Args:
+        value: A whole tensor, or strips that cover what this rank holds.
+        held: What this rank holds of it.
+        shape: The shape of the whole tensor.
+        dtype: Its dtype.
+
+    Returns:
+        Why it cannot be loaded, in which case nothing is copied; empty where it was.
+    """
+    fault = _fault(value, held, shape, dtype)
+    if not fault:
+        for block in held:
+            for strip in _strips(value):
+                _copy(strip, block)
+    return fault
 
 
 def _strips(value: Any) -> list[Strip]:
@@ -135,9 +156,8 @@ def _strips(value: Any) -> list[Strip]:
     return list(value)
 
 
-def _fault(value: Any, table: EmbeddingBagConfig, held: Sequence[Block]) -> str:
+def _fault(value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype) -> str:
     """Return why a value cannot be loaded into what is held of a table; empty where it can."""
-    shape = (table.num_embeddings, table.embedding_dim)
     if isinstance(value, Tensor) and tuple(value.shape) != shape:
         return f"a tensor of shape {tuple(value.shape)} is stored, the table is {shape}"
     if not isinstance(value, Tensor | list | tuple):
@@ -147,9 +167,8 @@ def _fault(value: Any, table: EmbeddingBagConfig, held: Sequence[Block]) -> str:
         if not _is_strip(strip, shape):
             return f"entry {number} is no (rows, cols, tensor) of a table of shape {shape}"
         tensor = strip[2]
-        wanted = table.data_type.dtype
-        if tensor.dtype != wanted:
-            return f"{tensor.dtype} is stored, the table is {wanted}: convert it with .to({wanted})"
+        if tensor.dtype != dtype:
+            return f"{tensor.dtype} is stored, the table is {dtype}: convert it with .to({dtype})"
         if tensor.device.type == "meta":
             return "a tensor on the meta device is stored, which has no values"
     for block in held:

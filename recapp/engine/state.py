@@ -42,6 +42,7 @@ class EngineState:
         payload: Type of vectors and gradients that travel.
         row_statistics: Sums row-wide statistics over the strips of a row; None where rows are
             whole or the optimiser needs none.
+        is_weighted: Whether ids must have sample weights; None where batches decide.
 
     `header` travels with the counts of every batch, `waits` measures how long messages are waited
     for, `observer` hears of every part of the work that has ended.
@@ -56,6 +57,7 @@ class EngineState:
         dtype: torch.dtype,
         payload: torch.dtype,
         row_statistics: RowStatistics | None,
+        is_weighted: bool | None,
     ) -> None:
         self.layout = layout
         self.comm = comm
@@ -68,7 +70,7 @@ class EngineState:
         self.routes = [make_routes(layout, g, comm.rank, comm.device) for g in groups]
         self.widths_G = np.array([g.width for g in layout.groups])
         self.answered = sum(g.mode != "replicated" for g in layout.groups)
-        self.id_rules = IdRules(layout.lookups, backend.rows_of_ids)
+        self.id_rules = IdRules(layout.lookups, backend.rows_of_ids, is_weighted)
         self.width = sum(x.dim for x in layout.lookups)
         mean = [x.pooling is PoolingType.MEAN for x in layout.lookups]
         self.any_mean = any(mean)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
+from recapp.optim.rowwise_adagrad import RowWiseAdagrad
 from recapp.optim.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
@@ -164,13 +165,18 @@ _Kind = tuple[Callable[[Given], RowRule], tuple[str, ...]]
 
 _ALLOWED = (
     "use SGD(lr), Adagrad(lr, eps) or SparseAdam(lr, betas, eps) of torch.optim, "
-    "RowWiseAdagrad(lr, eps) of torchrec.optim, or name a rule of recapp in sharders"
+    "RowWiseAdagrad(lr, eps) of recapp.optim or torchrec.optim, or name a rule of recapp in "
+    "sharders"
 )
 
 _KINDS: dict[type[Optimizer], _Kind] = {
     torch.optim.SGD: (lambda given: sgd(float(given["lr"])), ("lr",)),
     torch.optim.Adagrad: (
         lambda given: adagrad(float(given["lr"]), float(given["eps"])),
+        ("lr", "eps"),
+    ),
+    RowWiseAdagrad: (
+        lambda given: rowwise_adagrad(float(given["lr"]), float(given["eps"])),
         ("lr", "eps"),
     ),
     torch.optim.SparseAdam: (
@@ -193,7 +199,7 @@ def _of_torchrec(kind: type[Optimizer]) -> _Kind | None:
     """
     if kind.__name__ != "RowWiseAdagrad" or kind.__module__.split(".")[0] != "torchrec":
         return None
-    return lambda given: rowwise_adagrad(float(given["lr"]), float(given["eps"])), ("lr", "eps")
+    return _KINDS[RowWiseAdagrad]
 
 
 def describe(rule: RowRule | None) -> str:

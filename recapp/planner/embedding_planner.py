@@ -47,7 +47,7 @@ from recapp.planner.units import Assignment, Catalogue, Unit
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.lookups import embedding_tables
+from recapp.tables.lookups import collections_in, embedding_tables
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"
@@ -181,7 +181,12 @@ class EmbeddingShardingPlanner:
             self.statistics,
             self.dense,
         )
-        return plan_tables(problem, self.constraints).plan
+        made = plan_tables(problem, self.constraints).plan
+        modules = {
+            path: [t.name for t in held.embedding_bag_configs()]
+            for path, held in collections_in(module)
+        }
+        return replace(made, modules=modules)
 
     def collective_plan(
         self,

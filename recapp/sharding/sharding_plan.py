@@ -68,6 +68,18 @@ class TableSharding:
     mode: Mode = "unique"
     sharding_type: str = "custom"
 
+    @property
+    def sharding_spec(self) -> "TableSharding":
+        """Return the record that has the `shards`, which is this one: TorchRec's plans have two."""
+        return self
+
+    @property
+    def compute_kernel(self) -> str:
+        """Return the kernel as TorchRec's plans name it: `dense` for copies on all ranks that are
+        kept alike, else `fused`.
+        """
+        return "dense" if self.mode == "replicated" else "fused"
+
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise PlanError(f"mode={self.mode}: {suggest(self.mode, get_args(Mode))}")
@@ -202,6 +214,8 @@ class ShardingPlan:
         reasons: why a table is sharded as it is, by table name: the rule that fired, what the
             planner compared.
         made_for: the tables, batch and ids the plan was made for.
+        modules: The names of the tables of each collection, by the path of the collection in the
+            model the plan was made for; empty where it was made for tables alone.
     """
 
     tables: Mapping[str, TableSharding]
@@ -210,6 +224,7 @@ class ShardingPlan:
     notes: Sequence[str] = field(default=(), compare=False)
     reasons: Mapping[str, str] = field(default_factory=dict, compare=False)
     made_for: PlannedFor | None = field(default=None, compare=False)
+    modules: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
 
     def check(self, tables: Sequence[EmbeddingBagConfig]) -> None:
         """The plan names exactly these tables and tiles each once.
@@ -228,6 +243,33 @@ class ShardingPlan:
             if t.name not in self.tables:
                 raise PlanError(f"the plan says nothing of table {t.name}")
             self.tables[t.name].cells(t, self.world_size)
+
+    @property
+    def plan(self) -> dict[str, dict[str, TableSharding]]:
+        """Return how each table is sharded, by the path of its collection and by its name.
+
+        This is the form of TorchRec's plans. Without `modules` all tables stand under the empty
+        path.
+        """
+        modules = self.modules or {"": list(self.tables)}
+        return {
+            path: {name: self.tables[name] for name in names} for path, names in modules.items()
+        }
+
+    def __str__(self) -> str:
+        """Return a line for every table."""
+        rows = [("table", "sharding type", "mode", "ranks", "shards")]
+        for name, s in self.tables.items():
+            shards = [p for p in s.shards if len(p.rows) and len(p.cols)]
+            ranks = ", ".join(map(str, s.ranks))
+            rows.append((name, s.sharding_type, s.mode, ranks, str(len(shards))))
+        widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        head = f"plan {self.name} for {self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        return "\n".join([head, *lines])
 
     def items(self) -> ItemsView[str, TableSharding]:
         """Tables and how they are sharded."""

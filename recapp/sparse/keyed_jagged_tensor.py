@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import GetAttrKey, KeyEntry, register_pytree_node
 
 from recapp.errors import DataError
 from recapp.sparse.bags import (
@@ -294,12 +294,16 @@ class KeyedJaggedTensor:
             for first, n in zip(accumulate(segments, initial=0), segments, strict=False)
         ]
 
-    def permute(self, indices: Sequence[int]) -> "KeyedJaggedTensor":
+    def permute(
+        self, indices: Sequence[int], indices_tensor: Tensor | None = None
+    ) -> "KeyedJaggedTensor":
         """Return keys in another order.
 
         Args:
             indices: Indices in `keys()`; they may leave keys out and repeat them. Consecutive ones
                 cost no copy.
+            indices_tensor: The same indices on the device of the lengths, where they are there
+                already; None copies them there.
 
         Raises:
             DataError: An index that is no key's.
@@ -311,10 +315,17 @@ class KeyedJaggedTensor:
                 raise DataError(
                     f"index {index} is no key's: there are {count} keys, 0..{count - 1}"
                 )
+        if indices_tensor is not None and indices_tensor.shape != (len(taken),):
+            raise DataError(
+                f"indices_tensor has the shape {list(indices_tensor.shape)}, but there are "
+                f"{len(taken)} indices: give the same indices as a tensor, or None"
+            )
         first = taken[0] if taken else 0
         if taken == list(range(first, first + len(taken))):
             return self._run(first, len(taken), self.offset_per_key())
         per_key = self.length_per_key()
+        if indices_tensor is None:
+            indices_tensor = to_device(taken, self._lengths.device)
         values = torch.split(self._values, per_key)
         lengths = self._lengths.reshape(count, self._stride)
         weights = None if self._weights is None else torch.split(self._weights, per_key)
@@ -322,12 +333,17 @@ class KeyedJaggedTensor:
             [self._keys[i] for i in taken],
             torch.cat([values[i] for i in taken]),
             None if weights is None else torch.cat([weights[i] for i in taken]),
-            lengths.index_select(0, to_device(taken, lengths.device)).flatten(),
+            lengths.index_select(0, indices_tensor).flatten(),
             self._stride,
             [per_key[i] for i in taken],
         )
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedJaggedTensor":
+    def to(
+        self,
+        device: torch.device | str,
+        non_blocking: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> "KeyedJaggedTensor":
         """Return the bags on a device.
 
         As with tensors, that is the object itself where they are there already. Counts per key stay
@@ -337,10 +353,13 @@ class KeyedJaggedTensor:
             device: The device.
             non_blocking: Whether to copy through page-locked memory on the way to a GPU, so that
                 the host does not wait.
+            dtype: The dtype of the weights there; None leaves it.
         """
         moved = self._each(
             lambda t: copy_to_device(t, torch.device(device)) if non_blocking else t.to(device)
         )
+        if dtype is not None and moved._weights is not None:
+            moved._weights = moved._weights.to(dtype)
         return (
             self
             if all(a is b for a, b in zip(self._tensors(), moved._tensors(), strict=True))
@@ -459,18 +478,39 @@ def _concatenate_weights(weights: Mapping[str, Tensor | None]) -> Tensor | None:
     return concatenate("weights", [w for w in weights.values() if w is not None])
 
 
-def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], tuple[tuple[str, ...], int]]:
+_Context = tuple[tuple[str, ...], int]
+"""The keys and the stride, which a tree keeps beside the tensors."""
+
+
+def _flatten(kjt: KeyedJaggedTensor) -> tuple[list[Any], _Context]:
     return [kjt.values(), kjt.weights_or_none(), kjt.lengths()], (tuple(kjt.keys()), kjt.stride())
 
 
-def _unflatten(leaves: Any, context: tuple[tuple[str, ...], int]) -> KeyedJaggedTensor:
+def _flatten_with_keys(kjt: KeyedJaggedTensor) -> tuple[list[tuple[KeyEntry, Any]], _Context]:
+    leaves, context = _flatten(kjt)
+    return list(zip(_LEAVES, leaves, strict=True)), context
+
+
+def _unflatten(leaves: Any, context: _Context) -> KeyedJaggedTensor:
     values, weights, lengths = leaves
     return KeyedJaggedTensor.unchecked(list(context[0]), values, weights, lengths, context[1])
 
+
+def _context_from_json(stored: Any) -> _Context:
+    keys, stride = stored
+    return tuple(keys), stride
+
+
+_LEAVES = (GetAttrKey("_values"), GetAttrKey("_weights"), GetAttrKey("_lengths"))
 
 register_pytree_node(
     KeyedJaggedTensor,
     _flatten,
     _unflatten,
     serialized_type_name="recapp.sparse.keyed_jagged_tensor.KeyedJaggedTensor",
+    to_dumpable_context=list,
+    from_dumpable_context=_context_from_json,
+    flatten_with_keys_fn=_flatten_with_keys,
 )
+# A file of tensors may hold one: exported programs keep their example inputs. It is plain data.
+torch.serialization.add_safe_globals([KeyedJaggedTensor])

@@ -108,12 +108,15 @@ class KeyedTensor:
             groups: The keys of each result; a key may be in several groups.
 
         Returns:
-            A tensor per group, its keys' blocks side by side.
+            A tensor per group, its keys' blocks side by side; an empty group gives a tensor of
+            width 0.
 
         Raises:
             UnknownKeyError: A key that none of them holds.
-            DataError: A key that several hold, key_dims that differ, or an empty group.
+            DataError: There is no keyed tensor, a key that several hold, or key_dims that differ.
         """
+        if not keyed_tensors:
+            raise DataError("there is no keyed tensor: regroup wants one or more")
         dims = sorted({t.key_dim() for t in keyed_tensors})
         if len(dims) > 1:
             raise DataError(f"key_dims differ: {dims}: regroup wants keyed tensors of one key_dim")
@@ -122,6 +125,35 @@ class KeyedTensor:
             for key in tensor._keys:
                 holders.setdefault(key, []).append(index)
         return [_group(keyed_tensors, holders, group) for group in groups]
+
+    @staticmethod
+    def regroup_as_dict(
+        keyed_tensors: Sequence["KeyedTensor"],
+        groups: Sequence[Sequence[str]],
+        keys: Sequence[str],
+    ) -> dict[str, Tensor]:
+        """Arrange blocks as `regroup` does, and name each group.
+
+        Args:
+            keyed_tensors: As of `regroup`.
+            groups: As of `regroup`.
+            keys: A name for each group.
+
+        Raises:
+            DataError: There are not as many names as groups.
+        """
+        if len(groups) != len(keys):
+            raise DataError(
+                f"there are {len(groups)} groups and {len(keys)} keys: give each group one key"
+            )
+        return dict(zip(keys, KeyedTensor.regroup(keyed_tensors, groups), strict=True))
+
+    def wait(self) -> "KeyedTensor":
+        """Return this tensor, which is there already.
+
+        TorchRec's sharded collections return an awaitable of a keyed tensor.
+        """
+        return self
 
     def keys(self) -> list[str]:
         """Return the names of the blocks, in order."""
@@ -236,7 +268,8 @@ def _group(
         group: The keys.
     """
     if not group:
-        raise DataError("a group is empty: name one key or more in each")
+        first = keyed_tensors[0]
+        return first.values().narrow(first.key_dim(), 0, 0)
     parts = []
     for key in group:
         if key not in holders:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_tables
@@ -40,25 +41,35 @@ class EmbeddingBagCollection(nn.Module):
 
     Args:
         tables: Their order and the order of their features is the order of the output.
+        is_weighted: Whether rows are multiplied by the sample weights of their ids, which then
+            must have some. Without, weights are ignored, and a note says so; None multiplies where
+            a batch has weights.
         device: The device of the tables; `torch.device("meta")` allocates none yet.
         seed: The seed of the start values (`recapp/tables/initial.py`).
         lookups: What is looked up, in the order of the output, where that is more than a table's
             own pooling for each of its features; None takes those.
 
     Raises:
-        ConfigError: There are no tables, or two of one name, or lookups do not fit them.
+        ConfigError: There are no tables, or two of one name, or lookups do not fit them; or
+            `is_weighted` is no truth value.
     """
 
     def __init__(
         self,
         tables: Sequence[EmbeddingBagConfig],
-        device: torch.device | None = None,
+        is_weighted: bool | None = False,
+        device: torch.device | str | None = None,
         seed: int = 0,
         *,
         lookups: Sequence[TableLookup] | None = None,
     ) -> None:
         super().__init__()
         check_tables(tables)
+        if not isinstance(is_weighted, bool | None):
+            raise ConfigError(
+                f"is_weighted={is_weighted}: must be True, False or None; name device and seed by "
+                "keyword"
+            )
         self._tables = list(tables)
         self.lookups = lookups_of(tables) if lookups is None else tuple(lookups)
         check_lookups(tables, self.lookups)
@@ -79,7 +90,7 @@ class EmbeddingBagCollection(nn.Module):
                 for t in tables
             }
         )
-        self.id_rules = IdRules(self.lookups)
+        self.id_rules = IdRules(self.lookups, is_weighted=is_weighted)
         self.dtype = compute_dtype(tables)
         self.reset_parameters()
 
@@ -95,6 +106,10 @@ class EmbeddingBagCollection(nn.Module):
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """Return the tables, in order."""
         return list(self._tables)
+
+    def is_weighted(self) -> bool | None:
+        """Return whether rows are multiplied by sample weights; None where batches decide."""
+        return self.id_rules.is_weighted
 
     def leave_room(self, columns: int) -> None:
         """Remember the number of columns for the sharded collection that replaces this one.
@@ -121,6 +136,7 @@ class EmbeddingBagCollection(nn.Module):
 
         Raises:
             IdError: An id outside a table whose rule is `error`.
+            ConfigError: The collection is weighted and the ids have no weights.
         """
         rows = self.id_rules(features)
         weights = (

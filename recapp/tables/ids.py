@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recapp.console import note_once
 from recapp.errors import ConfigError, IdError
 from recapp.sparse.bags import offsets_of
 from recapp.sparse.batch import MISSING
@@ -107,10 +108,18 @@ class IdRules:
         lookups: The lookups of the collection.
         kernel: A faster implementation for ids on the CPU; the torch operations here define the
             result.
+        is_weighted: Whether ids must have sample weights. Without, weights are left out; None
+            takes them where a batch has some.
     """
 
-    def __init__(self, lookups: Sequence[TableLookup], kernel: Kernel | None = None) -> None:
+    def __init__(
+        self,
+        lookups: Sequence[TableLookup],
+        kernel: Kernel | None = None,
+        is_weighted: bool | None = None,
+    ) -> None:
         self.lookups = tuple(lookups)
+        self.is_weighted = is_weighted
         self._kernel = kernel
         self._sizes = [x.table.num_embeddings for x in self.lookups]
         self._size_F = torch.tensor(self._sizes)
@@ -145,11 +154,11 @@ class IdRules:
 
         Raises:
             OutsideTable: At once where that costs no waiting, otherwise from the check.
-            ConfigError: Ids that are not integers.
+            ConfigError: Ids that are not integers, or without weights where they must have some.
         """
         features = self._select(features)
         ids_L = features.values()
-        weights_L = features.weights_or_none()
+        weights_L = self._weights(features)
         if ids_L.is_floating_point() or ids_L.dtype == torch.bool:
             raise ConfigError(
                 f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights go "
@@ -224,6 +233,25 @@ class IdRules:
             if dropped
             else replace(ids, rows_L=rows_L)
         )
+
+    def _weights(self, features: KeyedJaggedTensor) -> Tensor | None:
+        """Return the sample weights that count."""
+        weights_L = features.weights_or_none()
+        if self.is_weighted is None:
+            return weights_L
+        if self.is_weighted:
+            if weights_L is None and len(features.values()):
+                raise ConfigError(
+                    "is_weighted=True and the ids have no sample weights: give the "
+                    "KeyedJaggedTensor weights, or make the collection with is_weighted=False"
+                )
+            return weights_L
+        if weights_L is not None:
+            note_once(
+                "is_weighted=False: the sample weights of the ids are ignored; make the "
+                "EmbeddingBagCollection with is_weighted=True to multiply by them"
+            )
+        return None
 
     def _select(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Return the features of the lookups, in their order."""

@@ -14,9 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
+from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.shard_model import (
-    DistributedModelParallel,
-    EmbeddingBagCollectionSharder,
     embedding_tables,
     shard_model,
     sharded_collections,
@@ -24,6 +23,7 @@ from recapp.engine.shard_model import (
     wrap_dense,
 )
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError, PlanError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import rowwise_adagrad, sgd
@@ -111,7 +111,7 @@ def test_the_sharder_says_the_rule_and_the_plan_is_made_for_the_default_group(ra
 
 SCRIPT = """
 import os, torch, torch.distributed as dist
-from recapp.engine.shard_model import DistributedModelParallel
+from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
@@ -233,8 +233,8 @@ class Two(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first = EmbeddingBagCollection(make_tables()[:2], META, seed=4)
-        self.inner = nn.Sequential(EmbeddingBagCollection(make_tables()[2:], META, seed=5))
+        self.first = EmbeddingBagCollection(make_tables()[:2], device=META, seed=4)
+        self.inner = nn.Sequential(EmbeddingBagCollection(make_tables()[2:], device=META, seed=5))
         self.again = self.first
 
 
@@ -269,10 +269,16 @@ def test_a_plan_must_name_the_tables_of_the_whole_model():
         shard_model(Two(), foreign, Comm(), sgd())
 
 
-def test_a_bare_collection_and_equal_table_names_are_refused():
-    with pytest.raises(ConfigError, match="put it into a module"):
-        shard_model(EmbeddingBagCollection(make_tables(), META), whole_plan(), Comm(), sgd())
-    twins = nn.ModuleList([EmbeddingBagCollection(make_tables(), META) for _ in range(2)])
+def test_a_model_that_is_a_collection_becomes_its_twin():
+    collection = EmbeddingBagCollection(make_tables(), seed=4)
+    twin = shard_model(collection, whole_plan(), Comm(), sgd())
+    batch = batch_of(make_tables(), 5, 0)
+    assert torch.equal(twin(batch).values(), collection(batch).values())
+    assert sharded_names(twin) == [n for n, _ in twin.named_buffers()]
+
+
+def test_equal_table_names_are_refused():
+    twins = nn.ModuleList([EmbeddingBagCollection(make_tables(), device=META) for _ in range(2)])
     with pytest.raises(ConfigError, match="two tables are called t0"):
         embedding_tables(twins)
 

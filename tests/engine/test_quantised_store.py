@@ -31,7 +31,7 @@ def trained(comm, tables, kind, mode, backend):
 
 def oracle_of(tables, plan, world, bits, dtype):
     """The unsharded collection, each rectangle of its tables rounded to a few bits and back."""
-    oracle = EmbeddingBagCollection(tables, seed=SEED)
+    oracle = EmbeddingBagCollection(tables, is_weighted=None, seed=SEED)
     for t in tables:
         weight_RD = oracle.weight(t.name).detach()
         for shard in plan.tables[t.name].cells(t, world):

@@ -10,13 +10,10 @@ from torch import nn
 
 from recapp.engine import gathered_state
 from recapp.engine.gathered_state import gathered_state_dict
-from recapp.engine.shard_model import (
-    DistributedModelParallel,
-    EmbeddingBagCollectionSharder,
-    shard_model,
-    sharded_collections,
-)
+from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.shard_model import shard_model, sharded_collections
 from recapp.engine.sharded_state import without_tables
+from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -311,7 +308,7 @@ def test_a_collection_in_two_places_and_a_table_with_a_dot_keep_their_names():
 
     def make(device):
         model = nn.Module()
-        model.first = EmbeddingBagCollection(tables, device, seed=2)
+        model.first = EmbeddingBagCollection(tables, device=device, seed=2)
         model.again = model.first
         return model
 

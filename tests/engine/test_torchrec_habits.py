@@ -9,13 +9,10 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables, whole_te
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from recapp.engine.shard_model import (
-    DistributedModelParallel,
-    EmbeddingBagCollectionSharder,
-    note_once,
-    shard_model,
-    sharded_collections,
-)
+from recapp.console import note_once
+from recapp.engine.model_parallel import DistributedModelParallel
+from recapp.engine.shard_model import shard_model, sharded_collections
+from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
@@ -43,7 +40,16 @@ def step(model, seed=0):
 
 def test_the_arguments_are_torchrecs_in_its_order():
     names = [*inspect.signature(DistributedModelParallel).parameters]
-    assert names == ["module", "env", "device", "plan", "sharders", "transport"]
+    assert names == [
+        "module",
+        "env",
+        "device",
+        "plan",
+        "sharders",
+        "init_data_parallel",
+        "init_parameters",
+        "transport",
+    ]
 
 
 class Env:

@@ -209,7 +209,7 @@ def test_a_fresh_criteo_model_has_small_logits_for_large_dense_values():
 
 def test_the_layers_are_listed_as_they_run_with_b_left_open():
     tables = [table("wide", 8, "a", "b", rows=1000), table("same", 4, "c")]
-    model = DLRM(EmbeddingBagCollection(tables, torch.device("meta")), 3, [6, 4], [5, 1])
+    model = DLRM(EmbeddingBagCollection(tables, device=torch.device("meta")), 3, [6, 4], [5, 1])
     rows = [(r["layer"], r["kind"], r["output"], r["parameters"]) for r in layer_table(model, 3)]
     assert rows == [
         ("embedding_bag_collection", "EmbeddingBagCollection", "B x 20", 1000 * 8 + 5 * 4),

@@ -48,7 +48,7 @@ def collection():
         EmbeddingBagConfig(name=n, num_embeddings=5, embedding_dim=4, feature_names=[n])
         for n in names
     ]
-    return EmbeddingBagCollection(tables, torch.device("meta"))
+    return EmbeddingBagCollection(tables, device=torch.device("meta"))
 
 
 def applied(kind, **arguments):

@@ -135,7 +135,9 @@ class Oracle:
 
     def __init__(self, case, seed):
         self.case = case
-        self.model = EmbeddingBagCollection(case.tables, seed=seed, lookups=case.lookups)
+        self.model = EmbeddingBagCollection(
+            case.tables, is_weighted=None, seed=seed, lookups=case.lookups
+        )
         weights = list(self.model.parameters())
         lr = case.rule.lr
         name = case.rule.name

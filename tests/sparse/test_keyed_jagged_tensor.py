@@ -124,6 +124,41 @@ def test_permute_takes_whole_keys_in_any_order_and_number(wanted, plain, weighte
     assert taken.offset_per_key()[-1] == len(taken.values())
 
 
+def test_permute_takes_its_indices_as_a_tensor_too():
+    kjt = two_keys(torch.rand(8))
+    assert same(kjt.permute([1, 0], torch.tensor([1, 0])), kjt.permute([1, 0]))
+    with pytest.raises(DataError, match=r"indices_tensor has the shape \[1\], but there are 2"):
+        kjt.permute([1, 0], torch.tensor([1]))
+
+
+def test_to_changes_the_dtype_of_weights_alone():
+    moved = two_keys(torch.rand(8)).to(torch.device("cpu"), False, torch.float64)
+    assert moved.weights().dtype == torch.float64
+    assert moved.values().dtype == moved.lengths().dtype == torch.int64
+    unweighted = two_keys()
+    assert unweighted.to("cpu", dtype=torch.float64) is unweighted
+
+
+def test_leaves_of_a_tree_are_named():
+    paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(two_keys())[0]]
+    assert paths == ["._values", "._weights", "._lengths"]
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, kjt):
+        return KeyedJaggedTensor.unchecked(
+            list(kjt.keys()), kjt.values() * 2, None, kjt.lengths(), kjt.stride()
+        )
+
+
+def test_an_exported_program_takes_and_gives_one_also_from_a_file(tmp_path):
+    exported = torch.export.export(Doubled(), (two_keys(),), strict=False)
+    torch.export.save(exported, tmp_path / "doubled.pt2")
+    loaded = torch.export.load(tmp_path / "doubled.pt2")
+    for program in (exported, loaded):
+        assert same(program.module()(two_keys()), Doubled()(two_keys()))
+
+
 @given(batches(), WEIGHTED)
 def test_trees_and_pickles_give_the_same_back(plain, weighted):
     kjt = build(plain, weighted)

@@ -60,6 +60,24 @@ def test_regroup_puts_blocks_of_several_side_by_side(rows):
     assert torch.equal(groups[2], torch.cat([one["user"], one["item"], two["time"]], 1))
 
 
+def test_an_empty_group_has_width_0():
+    user, none = KeyedTensor.regroup([pooled()], [["user"], []])
+    assert none.shape == (len(user), 0) and none.dtype == user.dtype
+
+
+def test_groups_are_named_as_asked():
+    tensor = pooled()
+    named = KeyedTensor.regroup_as_dict([tensor], [["item", "user"], ["user"]], ["both", "one"])
+    assert list(named) == ["both", "one"]
+    assert torch.equal(named["one"], tensor["user"])
+    assert torch.equal(named["both"], torch.cat([tensor["item"], tensor["user"]], 1))
+
+
+def test_waiting_gives_the_tensor_itself():
+    there = pooled()
+    assert there.wait() is there
+
+
 def test_regroup_passes_gradients():
     values = torch.ones(2, 5, requires_grad=True)
     tensor = KeyedTensor(["user", "item"], [2, 3], values)
@@ -132,7 +150,11 @@ def test_the_room_is_used_once():
             lambda: KeyedTensor.regroup([pooled(), pooled()], [["user"]]),
             r"key 'user' is in keyed tensors \[0, 1\]",
         ),
-        (lambda: KeyedTensor.regroup([pooled()], [[]]), "a group is empty"),
+        (lambda: KeyedTensor.regroup([], [[]]), "there is no keyed tensor"),
+        (
+            lambda: KeyedTensor.regroup_as_dict([pooled()], [["user"]], ["a", "b"]),
+            "there are 1 groups and 2 keys",
+        ),
         (
             lambda: KeyedTensor.regroup(
                 [pooled(), KeyedTensor(["x"], [2], torch.zeros(2, 2), 0)], [["x"]]

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from recapp.console import note_once
+from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -61,7 +63,7 @@ def by_hand(collection, pooling, weighted):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("data_type", ["fp64", "fp32", "fp16", "bf16"])
 def test_bags_are_pooled_as_by_hand_and_keyed(pooling, weighted, data_type):
-    collection = EmbeddingBagCollection(tables(pooling, data_type), seed=1)
+    collection = EmbeddingBagCollection(tables(pooling, data_type), weighted, seed=1)
     out = collection(batch(weighted))
     torch.testing.assert_close(
         out.values().detach(), by_hand(collection, pooling, weighted), rtol=1e-6, atol=1e-6
@@ -73,7 +75,7 @@ def test_bags_are_pooled_as_by_hand_and_keyed(pooling, weighted, data_type):
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 def test_rows_and_weights_get_the_gradients_worked_out_by_hand(pooling):
-    collection = EmbeddingBagCollection(tables(pooling, "fp64"), seed=1)
+    collection = EmbeddingBagCollection(tables(pooling, "fp64"), is_weighted=True, seed=1)
     kjt = batch(True)
     kjt.weights().requires_grad_()
     collection(kjt).values().sum().backward()
@@ -93,6 +95,35 @@ def test_rows_and_weights_get_the_gradients_worked_out_by_hand(pooling):
     torch.testing.assert_close(
         kjt.weights().grad, torch.stack([*expected, *[torch.tensor(0.0, dtype=torch.float64)] * 4])
     )
+
+
+def test_an_unweighted_collection_ignores_weights_and_says_so_once(capsys):
+    note_once.cache_clear()
+    collection = EmbeddingBagCollection(tables("sum", "fp32"))
+    for _ in range(2):
+        assert torch.equal(collection(batch(True)).values(), collection(batch(False)).values())
+    assert capsys.readouterr().err == (
+        "is_weighted=False: the sample weights of the ids are ignored; make the "
+        "EmbeddingBagCollection with is_weighted=True to multiply by them\n"
+    )
+
+
+def test_a_weighted_collection_requires_weights():
+    collection = EmbeddingBagCollection(tables("sum", "fp32"), is_weighted=True)
+    with pytest.raises(ConfigError, match="is_weighted=True and the ids have no sample weights"):
+        collection(batch(False))
+
+
+def test_one_that_leaves_it_open_takes_weights_where_there_are_some():
+    either = EmbeddingBagCollection(tables("sum", "fp32"), is_weighted=None)
+    for weighted in (False, True):
+        one = EmbeddingBagCollection(tables("sum", "fp32"), weighted)
+        assert torch.equal(either(batch(weighted)).values(), one(batch(weighted)).values())
+
+
+def test_a_device_in_the_place_of_is_weighted_is_refused():
+    with pytest.raises(ConfigError, match="is_weighted=meta: must be True, False or None"):
+        EmbeddingBagCollection(tables("sum", "fp32"), torch.device("meta"))
 
 
 def test_a_batch_without_samples_gives_no_rows_of_the_right_width():

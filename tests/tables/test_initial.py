@@ -132,4 +132,4 @@ def test_the_range_is_one_over_the_root_of_the_rows_unless_set():
 def test_the_unsharded_collection_starts_with_them_and_the_meta_device_waits():
     t = table()
     assert torch.equal(EmbeddingBagCollection([t], seed=5).weight("t"), values(t, seed=5))
-    assert EmbeddingBagCollection([t], torch.device("meta")).weight("t").is_meta
+    assert EmbeddingBagCollection([t], device=torch.device("meta")).weight("t").is_meta

@@ -26,7 +26,7 @@ class WideDLRM(DLRM):
             )
             for t in embedding_bag_collection.embedding_bag_configs()
         ]
-        self.wide = EmbeddingBagCollection(wide, torch.device("meta"), seed=3)
+        self.wide = EmbeddingBagCollection(wide, device=torch.device("meta"), seed=3)
 
     def forward(self, batch):
         return super().forward(batch) + self.wide(batch.sparse).values().sum(1)

@@ -1,0 +1,113 @@
+"""The optimiser of sharded tables as an optimiser object: what TorchRec calls `fused_optimizer`.
+
+Tables are updated in backward, so `step` and `zero_grad` have nothing to do. The object is for what
+else a program does with an optimiser: read and set the learning rate, print it, save and load its
+state beside the dense one's (`recapp/optim/keyed.py`, `CombinedOptimizer`).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from recapp.engine.sharded_state import Strip, load_strips, strips_of
+from recapp.errors import ConfigError
+from recapp.optim.keyed import KeyedOptimizer
+from recapp.sharding.layout import Block
+from recapp.tables.module_by_name import key_of
+
+
+class FusedOptimizer(KeyedOptimizer):
+    """The fused updates of some sharded collections.
+
+    `param_groups` are the live ones: a learning rate that is set there, by hand or by a schedule,
+    counts from the next backward on. `params` are the tables' configs by the names of their weights
+    in the unsharded model.
+
+    Args:
+        collections: Sharded collections by path; the path of a model that is a collection itself
+            is empty.
+
+    Raises:
+        ConfigError: Tables that are only read.
+    """
+
+    def __init__(self, collections: Mapping[str, Any]) -> None:
+        self.collections = dict(collections)
+        params = {
+            _name(path, table.name): table
+            for path, collection in self.collections.items()
+            for table in collection.embedding_bag_configs()
+        }
+        groups = [collection.param_group for collection in self.collections.values()]
+        super().__init__(params, {}, groups)
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None
+    ) -> float | None:
+        """Run the closure once; backward has updated the tables."""
+        return None if closure is None else closure()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do nothing: tables have no gradients."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank holds of the optimiser's state. Every rank calls it.
+
+        Each tensor is a list of (rows, cols, tensor), as tables are in the state dict of the model.
+        """
+        state: dict[str, dict[str, list[Strip]]] = {}
+        groups = []
+        for path, collection in self.collections.items():
+            held = _state_blocks(collection)
+            state |= {
+                _name(path, table): {name: strips_of(blocks) for name, blocks in tensors.items()}
+                for table, tensors in held.items()
+            }
+            names = [_name(path, table) for table in held]
+            groups.append(collection.param_group | {"params": names, "updates": collection.updates})
+        return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned, on a rank that holds the same rectangles, or whole
+        tensors. Every rank calls it.
+
+        Raises:
+            ConfigError: A table that is missing, or state that does not fit.
+        """
+        self.check_fits(state_dict)
+        groups = state_dict["param_groups"]
+        for (path, collection), group in zip(self.collections.items(), groups, strict=True):
+            for table, tensors in _state_blocks(collection).items():
+                stored = state_dict["state"].get(_name(path, table), {})
+                for name, held in tensors.items():
+                    _load(f"{_name(path, table)}, {name}", stored.get(name), held)
+            collection.updates = group["updates"]
+            collection.param_group.update(
+                {key: group[key] for key in group if key not in ("params", "updates", "name")}
+            )
+
+    def __repr__(self) -> str:
+        groups = ", ".join(f"{g['name']}, lr {g['lr']:g}" for g in self.param_groups)
+        return f"FusedOptimizer({len(self.params)} tables: {groups})"
+
+
+def _name(path: str, table: str) -> str:
+    return f"{path}.embedding_bags.{key_of(table)}.weight".removeprefix(".")
+
+
+def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
+    """Return what this rank holds of the optimiser's state, by table and by tensor."""
+    held: dict[str, dict[str, list[Block]]] = {
+        table.name: {} for table in collection.embedding_bag_configs()
+    }
+    for block in collection.blocks():
+        if block.tensor != "weight":
+            held[block.table].setdefault(block.tensor, []).append(block)
+    return held
+
+
+def _load(name: str, value: Any, held: list[Block]) -> None:
+    if value is None:
+        raise ConfigError(f"the state has nothing of {name}")
+    fault = load_strips(value, held, held[0].shape, held[0].data.dtype)
+    if fault:
+        raise ConfigError(f"{name}: {fault}")

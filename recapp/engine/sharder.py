@@ -1,0 +1,185 @@
+"""How a collection becomes a sharded one: what `DistributedModelParallel` takes as `sharders`, and
+what shards a single collection.
+
+    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": "sgd", "learning_rate": 0.1})
+    plan = planner.collective_plan(collection, [sharder])
+    sharded = sharder.shard(collection, plan.plan[""], env)
+
+Names and argument order are those of `torchrec/distributed/embeddingbag.py`. One sharder serves all
+collections of a model; there is one engine, so there is nothing to register.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recapp.engine.shard_model import sharded_twin
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.errors import ConfigError
+from recapp.optim.fused_params import rule_of_fused_params
+from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.optim.table_rule import describe, table_rule
+from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
+from recapp.sharding.sharding_types import BUILT_IN
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.transport.choose_transport import make_comm
+
+
+class EmbeddingBagCollectionSharder:
+    """Which optimiser the tables of a model get, and in which type their vectors travel.
+
+    Args:
+        fused_params: The optimiser as TorchRec's settings (`recapp/optim/fused_params.py`), or a
+            row rule (`recapp/optim/rules.py`). None takes the optimiser that was applied in
+            backward to the tables (`recapp/optim/table_rule.py`), or else row-wise Adagrad at its
+            default rate.
+        qcomm_codecs_registry: What `get_qcomm_codecs_registry` makes of a `QCommsConfig`: vectors
+            and their gradients travel in that type. None sends the compute type.
+        rule: A row rule, another way to say `fused_params`.
+
+    Raises:
+        ConfigError: An optimiser that is no row rule, both it and a rule, or something else that
+            is no registry.
+    """
+
+    def __init__(
+        self,
+        fused_params: Mapping[str, Any] | RowRule | None = None,
+        qcomm_codecs_registry: Any = None,
+        *,
+        rule: RowRule | None = None,
+    ) -> None:
+        if fused_params is not None and rule is not None:
+            raise ConfigError("fused_params and rule both name the tables' optimiser: give one")
+        named = fused_params if rule is None else rule
+        if not isinstance(named, RowRule | Mapping | None):
+            raise ConfigError(
+                f"fused_params is a {type(named).__name__}: give a dict such as "
+                '{"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1}, or a row rule'
+            )
+        self.rule = rule_of_fused_params(named) if isinstance(named, Mapping) else named
+        self.payload: torch.dtype | None = None
+        if qcomm_codecs_registry is not None:
+            if not hasattr(qcomm_codecs_registry, "payload"):
+                raise ConfigError(
+                    f"qcomm_codecs_registry is a {type(qcomm_codecs_registry).__name__}: make it "
+                    "with recapp's get_qcomm_codecs_registry(QCommsConfig(...)), or leave it out"
+                )
+            self.payload = qcomm_codecs_registry.payload
+
+    @property
+    def module_type(self) -> type[EmbeddingBagCollection]:
+        """Return the class of the modules that are sharded."""
+        return EmbeddingBagCollection
+
+    def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
+        """Return the weights of a collection by table name."""
+        return {
+            t.name: nn.Parameter(weight) if not isinstance(weight, nn.Parameter) else weight
+            for t in module.embedding_bag_configs()
+            for weight in [module.weight(t.name)]
+        }
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """Return the names of the sharding types, which are the same on every device."""
+        return [record.name for record in BUILT_IN]
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: Mapping[str, TableSharding],
+        env: Any = None,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingBagCollection:
+        """Return the sharded twin of a collection. Every rank calls it.
+
+        Args:
+            module: The collection, which stays as it is.
+            params: How each table is sharded: `plan.plan[path]`.
+            env: The ranks, as of `DistributedModelParallel`.
+            device: Device of this rank; None takes the rank's GPU where the process group is NCCL,
+                else the CPU.
+            module_fqn: Path of the collection, for messages.
+
+        Raises:
+            PlanError: The tables are not those of the collection, or the plan is for other ranks.
+            ConfigError: The optimiser contradicts the one that was applied in backward.
+        """
+        ranks = process_group_of(env)
+        comm = make_comm(tables_group(ranks), device or own_device(ranks))
+        plan = ShardingPlan(dict(params), comm.world, name=module_fqn or "custom")
+        plan.check(module.embedding_bag_configs())
+        rule = table_rule(module, [self]) or rowwise_adagrad()
+        return sharded_twin(module, plan, comm, rule, payload=self.payload)
+
+    def __repr__(self) -> str:
+        named = "default" if self.rule is None else describe(self.rule)
+        return f"EmbeddingBagCollectionSharder({named}, payload={self.payload})"
+
+
+def get_default_sharders() -> list[EmbeddingBagCollectionSharder]:
+    """Return the sharders that `DistributedModelParallel` uses where none are given."""
+    return [EmbeddingBagCollectionSharder()]
+
+
+def payload_of(sharders: Sequence[EmbeddingBagCollectionSharder] | None) -> torch.dtype | None:
+    """Return the type in which sharders let vectors travel; None for the compute type.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    payloads = [sharder.payload for sharder in sharders or ()]
+    if len(set(payloads)) > 1:
+        raise ConfigError(
+            f"sharders let vectors travel as {payloads}: one sharder shards all tables of a model, "
+            "so pass one"
+        )
+    return payloads[0] if payloads else None
+
+
+def process_group_of(env: Any) -> dist.ProcessGroup | None:
+    """Return the process group of an environment; None where this process is alone.
+
+    Args:
+        env: A process group, an object that has one as `process_group`, or None for the default
+            group. An object whose `world_size` is 1 needs no group.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    if env is None:
+        return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    group = env if isinstance(env, dist.ProcessGroup) else getattr(env, "process_group", None)
+    if group is None and getattr(env, "world_size", None) == 1:
+        return None
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigError(
+            f"env is a {type(env).__name__} without a process group: pass a "
+            "torch.distributed.ProcessGroup, an object that has one as process_group, or nothing "
+            "for the default group"
+        )
+    return group
+
+
+def tables_group(ranks: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """Choose the group of the tables' messages, which keep an order of their own.
+
+    Beside the default group it is one more. A group that was handed in is taken itself, because
+    only all ranks of the default group together can make another.
+    """
+    if ranks is None or ranks is not dist.group.WORLD:
+        return ranks
+    made = dist.new_group()
+    assert isinstance(made, dist.ProcessGroup)
+    return made
+
+
+def own_device(ranks: dist.ProcessGroup | None) -> torch.device:
+    """Return the device of this rank: its GPU where the group is NCCL, else the CPU."""
+    if ranks is not None and dist.get_backend(ranks) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -6,12 +6,17 @@ loaded when it is first asked for, so `import recapp` costs no import of torch. 
 the same thing, the name is TorchRec's. Files below are private to the house: they move, these names
 do not.
 
+TorchRec's other module paths and names are found as well, so that a program written for it changes
+its import lines and nothing else (`recapp/compat`).
+
 Commands are modules: `python -m recapp.train`, or `recapp train` where the package is installed;
 `python -m recapp` lists them. `docs/` says how all of it works and why it is as it is.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from recapp.compat import foreign_paths
 
 if TYPE_CHECKING:
     from recapp.checkpoints.directory import load_table
@@ -21,7 +26,8 @@ if TYPE_CHECKING:
     from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
     from recapp.engine.sharder import EmbeddingBagCollectionSharder
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
-    from recapp.models.dlrm import DLRM
+    from recapp.models.published_dlrm import DLRM
+    from recapp.optim.fused_params import EmbOptimType
     from recapp.optim.optimizer import HybridOptimizer
     from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
     from recapp.planner.constraints import ParameterConstraints
@@ -48,10 +54,11 @@ _HOMES = {
     "Calibration": "recapp.metrics",
     "ClickData": "recapp.trainer.datamodule",
     "ClickModule": "recapp.trainer.module",
-    "DLRM": "recapp.models.dlrm",
+    "DLRM": "recapp.models.published_dlrm",
     "DataSettings": "recapp.trainer.datamodule",
     "DataType": "recapp.tables.config",
     "DistributedModelParallel": "recapp.engine.model_parallel",
+    "EmbOptimType": "recapp.optim.fused_params",
     "EmbeddingBagCollection": "recapp.tables.embedding_bag",
     "EmbeddingBagCollectionSharder": "recapp.engine.sharder",
     "EmbeddingBagConfig": "recapp.tables.config",
@@ -93,6 +100,7 @@ __all__ = [
     "DataSettings",
     "DataType",
     "DistributedModelParallel",
+    "EmbOptimType",
     "EmbeddingBagCollection",
     "EmbeddingBagCollectionSharder",
     "EmbeddingBagConfig",
@@ -128,7 +136,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load a public name from its file when it is first asked for."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'recapp' has no attribute {name!r}")
+        return foreign_paths.found("", name)
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
@@ -136,3 +144,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+foreign_paths.install()

@@ -14,6 +14,7 @@ LAYERS = f"""
 {COMMANDS}
 app
 benchmarks
+compat
 trainer
 engine | checkpoints
 transport
@@ -40,6 +41,7 @@ THIRD_PARTIES = {
     "torch.distributed": (
         "transport",
         "processes",
+        "compat",
         "engine.sharder",
         "trainer.strategy",
         "trainer.found_problem",

@@ -233,8 +233,8 @@ MISTAKES = {
     ),
     "a constructor that is not there": Mistake(
         "ConfigError",
-        ("model._target_=recapp.models.dlrm.DRLM", "no such constructor"),
-        ("model._target_=recapp.models.dlrm.DRLM",),
+        ("model._target_=recapp.models.published_dlrm.DRLM", "no such constructor"),
+        ("model._target_=recapp.models.published_dlrm.DRLM",),
     ),
 }
 

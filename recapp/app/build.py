@@ -7,7 +7,6 @@ A `_target_` in the settings is a constructor and its keys are the constructor's
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -25,6 +24,7 @@ from recapp.engine.dense_memory import check_room
 from recapp.errors import ConfigError, DataError, RecappError, suggest
 from recapp.metrics import click_metrics
 from recapp.optim.rules import RowRule
+from recapp.settings.check_settings import find_constructor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.statistics import TableStatistics
@@ -50,7 +50,7 @@ def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
         ConfigError: there is no such constructor, it takes no such argument, or refuses its value.
     """
     wanted = {k: v for k, v in settings.items() if k != "_target_"}
-    target = target_of(settings, setting)
+    target = find_constructor(str(settings.get("_target_")), setting)
     try:
         signature(target).bind(*args, **wanted, **extra)
     except TypeError as e:
@@ -69,29 +69,6 @@ def construct(target: Any, setting: str, *args: Any, **extra: Any) -> Any:
     # ImportError: a logger that is not installed
     except (TypeError, ValueError, ImportError, MisconfigurationException) as e:
         raise ConfigError(f"{setting}: {' '.join(str(e).split())}") from e
-
-
-def target_of(settings: Settings, setting: str) -> Any:
-    """Import what `_target_` names.
-
-    Raises:
-        ConfigError: there is no such module, or nothing of that name in it.
-    """
-    home, _, name = str(settings.get("_target_")).rpartition(".")
-    try:
-        module = import_module(home)
-    except (ImportError, ValueError):
-        raise ConfigError(
-            f"{setting}._target_={settings.get('_target_')}: no such constructor: there is no "
-            f"module {home}"
-        ) from None
-    if not hasattr(module, name):
-        known = [n for n in dir(module) if not n.startswith("_")]
-        raise ConfigError(
-            f"{setting}._target_={settings['_target_']}: no such constructor in {home}; "
-            f"{suggest(name, known)}"
-        )
-    return getattr(module, name)
 
 
 def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[EmbeddingBagConfig]:
@@ -171,7 +148,7 @@ def counts_ids(settings: Settings) -> bool:
 def build_rule(settings: Settings) -> RowRule:
     """What happens to touched rows."""
     wanted = settings["optimizer"]["sparse"]
-    target = target_of(wanted, "optimizer.sparse")
+    target = find_constructor(str(wanted.get("_target_")), "optimizer.sparse")
     rule = (
         None
         if isinstance(target, type) and issubclass(target, Optimizer)

@@ -26,10 +26,11 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
-from recapp.app.build import Settings, construct, make, target_of
+from recapp.app.build import Settings, construct, make
 from recapp.checkpoints.directory import read_manifest
 from recapp.errors import ConfigError, suggest
 from recapp.metrics import click_metrics
+from recapp.settings.check_settings import find_constructor
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
 
@@ -79,7 +80,7 @@ def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[
     # others may log what they like
     all_known = all(target.startswith(("lightning.", "recapp.")) for target in targets)
     for name, wanted in settings["callbacks"].items():
-        kind = target_of(wanted, f"callbacks.{name}")
+        kind = find_constructor(str(wanted.get("_target_")), f"callbacks.{name}")
         extra = {}
         _refuse_callback(kind, f"callbacks.{name}")
         if _is(kind, Checkpoint) and "dirpath" in signature(kind).parameters:

@@ -41,7 +41,7 @@ from recapp.console import progress
 from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import BACKENDS, SETTING
 from recapp.kernels.backend import backend as make_backend
-from recapp.models.dlrm import DLRM
+from recapp.models.published_dlrm import DLRM
 from recapp.planner.cost import VECTOR_PASSES
 from recapp.planner.hardware import (
     KERNELS,

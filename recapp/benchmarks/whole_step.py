@@ -25,7 +25,7 @@ from recapp.benchmarks.setup import make_collection, make_plan, torchrec_shardin
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.workloads import Workload
 from recapp.engine.shard_model import compile_dense, sharded_collections, wrap_dense
-from recapp.models.dlrm import DLRM
+from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.batch import Batch

@@ -51,7 +51,7 @@ RULES = tuple(
     f"recapp.optim.rules.{name}" for name in ("sgd", "adagrad", "rowwise_adagrad", "adam")
 )
 SCHEDULES = ("recapp.optim.schedule.warmup_poly",)
-MODELS = ("recapp.models.dlrm.DLRM",)
+MODELS = ("recapp.models.published_dlrm.DLRM",)
 LOGGERS = ("recapp.trainer.curves.CSVCurves",)
 OPTIMIZERS = Home("torch.optim", "torch.optim.Optimizer")
 SCHEDULERS = Home("torch.optim.lr_scheduler", "torch.optim.lr_scheduler.LRScheduler")

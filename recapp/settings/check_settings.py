@@ -23,7 +23,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from recapp.errors import ConfigError, RecappError, suggest
 from recapp.settings import primaries
 from recapp.settings.groups import ABSENT, Made
-from recapp.settings.renamed import new_name
+from recapp.settings.renamed import new_name, target_of_today
 from recapp.settings.values import check_arguments, read, shown, takes
 
 MISSING = "???"  # what Hydra calls a setting that must be given
@@ -238,7 +238,7 @@ def find_constructor(target: str, name: str) -> Any:
     Raises:
         ConfigError: There is no such module, or nothing of that name in it that can be called.
     """
-    home, _, leaf = target.rpartition(".")
+    home, _, leaf = target_of_today(target).rpartition(".")
     try:
         module = import_module(home)
     except (ImportError, ValueError):

@@ -62,7 +62,7 @@ Model = Annotated[
     Made(
         ("embedding_bag_collection", "dense_in_features"),
         makes="torch.nn.Module",
-        such_as="recapp.models.dlrm.DLRM",
+        such_as="recapp.models.published_dlrm.DLRM",
     ),
 ]
 DenseOptimizer = Annotated[

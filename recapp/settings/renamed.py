@@ -19,7 +19,10 @@ SETTINGS = {
 }
 """The new name of each setting that had another one."""
 
-MODULES = {"recapp.trainer.performance": "recapp.trainer.performance_recorder"}
+MODULES = {
+    "recapp.models.dlrm": "recapp.models.published_dlrm",
+    "recapp.trainer.performance": "recapp.trainer.performance_recorder",
+}
 """The new name of each module that had another one and holds what a `_target_` may name."""
 
 
@@ -40,6 +43,15 @@ def new_name(name: str, known: Collection[str]) -> str | None:
 def name_of_today(name: str) -> str:
     """Return the name that a setting of a stored command line has today."""
     return SETTINGS.get(name, name)
+
+
+def target_of_today(target: str) -> str:
+    """Return the name that a constructor has today, of the one that a `_target_` has.
+
+    `recapp.models.dlrm` in a program is TorchRec's path (`recapp/compat/torchrec_names.py`).
+    """
+    module, _, name = target.rpartition(".")
+    return f"{MODULES.get(module, module)}.{name}" if module else target
 
 
 def with_names_of_today(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,6 +89,5 @@ def _with_new_targets(value: Any) -> Any:
         return value
     made = {key: _with_new_targets(item) for key, item in value.items()}
     if isinstance(target := made.get("_target_"), str):
-        module, _, name = target.rpartition(".")
-        made["_target_"] = f"{MODULES.get(module, module)}.{name}" if module else target
+        made["_target_"] = target_of_today(target)
     return made

@@ -20,12 +20,11 @@ what was trained.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from typing import Any
 
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
-from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.transport.side_stream import SideStream
 
@@ -153,17 +152,15 @@ class LookAhead:
 
 
 def sparse_of(batch: Any) -> KeyedJaggedTensor | None:
-    """The ids of a batch: `sparse` of a `Batch`, the batch itself, or the one KeyedJaggedTensor in
-    a tuple, list or dict; else None.
+    """Return the ids of a batch: the batch itself, or the one KeyedJaggedTensor among the fields of
+    a dataclass (`sparse` of a `Batch`) or in a tuple, list or dict; else None.
     """
-    if isinstance(batch, Batch):
-        return batch.sparse
-    parts = (
-        batch.values()
-        if isinstance(batch, dict)
-        else batch
-        if isinstance(batch, tuple | list)
-        else [batch]
-    )
+    parts: Iterable[Any] = [batch]
+    if isinstance(batch, dict):
+        parts = batch.values()
+    elif isinstance(batch, tuple | list):
+        parts = batch
+    elif is_dataclass(batch):
+        parts = [getattr(batch, field.name) for field in fields(batch)]
     found = [part for part in parts if isinstance(part, KeyedJaggedTensor)]
     return found[0] if len(found) == 1 else None

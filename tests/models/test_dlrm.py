@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from recapp.errors import ConfigError
-from recapp.models.dlrm import DLRM
 from recapp.models.layer_table import layer_table
+from recapp.models.published_dlrm import DLRM
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig

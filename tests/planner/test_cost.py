@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recapp.models.dlrm import DLRM
+from recapp.models.published_dlrm import DLRM
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.planner.cost import HEADER_BYTES, PHASES, cost_of
 from recapp.planner.hardware import Hardware, Link, Work

@@ -6,7 +6,7 @@ import pytest
 import torch
 from runs import compose, fit, make_logs
 
-from recapp.models.dlrm import DLRM
+from recapp.models.published_dlrm import DLRM
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 

@@ -206,7 +206,7 @@ NASTY = {
     "recapp.optim.rules.math.sqrt": {},
     "recapp.optim.rules._sgd": {},
     "recapp.optim.schedule.partial": {},
-    "recapp.models.dlrm.MLP": {},
+    "recapp.models.published_dlrm.MLP": {},
     "recapp.trainer.curves.os.remove": {"path": "x"},
     "recapp.trainer.curves.CSVCurves.save": {},
     "functools.partial": {"func": "x"},

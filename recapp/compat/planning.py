@@ -1,0 +1,251 @@
+"""TorchRec's arguments of the planner, its topology and its constraints, as recapp's.
+
+`Topology` and `ParameterConstraints` here are functions that return recapp's records: TorchRec
+counts memory in caps and names kernels, recapp's records say the same in other words.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from torch import nn
+
+from recapp.console import note, note_once
+from recapp.errors import ConfigError
+from recapp.planner import constraints as recapp_constraints
+from recapp.planner import embedding_planner
+from recapp.planner import topology as recapp_topology
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_types import BUILT_IN, ShardingType
+from recapp.tables.lookups import collections_in
+
+TORCHRECS_BATCH = 512
+
+
+class EmbeddingComputeKernel(Enum):
+    """Kernels of TorchRec that mean something here: `dense` for replicated tables, `fused` for all
+    others.
+    """
+
+    DENSE = "dense"
+    FUSED = "fused"
+
+
+def Topology(
+    world_size: int,
+    compute_device: str,
+    hbm_cap: int | None = None,
+    ddr_cap: int | None = None,
+    *,
+    local_world_size: int | None = None,
+    **others: Any,
+) -> recapp_topology.Topology:
+    """Return the topology of some ranks.
+
+    Args:
+        world_size: Ranks W.
+        compute_device: "cpu" or "cuda".
+        hbm_cap: Bytes of each rank for tables on GPUs.
+        ddr_cap: Bytes of each rank for tables on CPUs.
+        local_world_size: Ranks of a host; None puts all of them on one.
+        others: None. Bandwidths are measured: `python -m recapp.plan calibrate`.
+
+    Raises:
+        ConfigError: Another argument, or ranks that do not fill hosts.
+    """
+    _refuse_others("Topology", others, "bandwidths are measured: python -m recapp.plan calibrate")
+    cap = hbm_cap if compute_device == "cuda" else ddr_cap
+    return recapp_topology.Topology(
+        world_size,
+        compute_device=compute_device,
+        memory_bytes=None if cap is None else [cap] * world_size,
+        local_world_size=local_world_size,
+    )
+
+
+def ParameterConstraints(
+    sharding_types: Sequence[str] | None = None,
+    compute_kernels: Sequence[str] | None = None,
+    min_partition: int | None = None,
+    pooling_factors: Sequence[float] | None = None,
+    **others: Any,
+) -> recapp_constraints.ParameterConstraints:
+    """Return what is allowed for a table.
+
+    Args:
+        sharding_types: Names of sharding types; None allows all.
+        compute_kernels: `dense` allows replication, `fused` every other type; None allows all.
+        min_partition: Least columns of a vertical strip.
+        pooling_factors: Mean ids of a bag, of each feature.
+        others: Fields of recapp's constraints (`modes`, `ranks`, `hosts`, `together`, `apart`).
+
+    Raises:
+        ConfigError: A kernel that is not there, types that no named kernel has, or an argument
+            that has no effect here.
+    """
+    known = ("modes", "ranks", "hosts", "together", "apart", "statistics", "data_type")
+    unknown = {name: value for name, value in others.items() if name not in known}
+    _refuse_others("ParameterConstraints", unknown, f"recapp adds {', '.join(known)}")
+    if compute_kernels is not None:
+        sharding_types = _types_of_kernels(compute_kernels, sharding_types)
+    return recapp_constraints.ParameterConstraints(
+        sharding_types=sharding_types,
+        min_partition=min_partition,
+        pooling_factors=pooling_factors,
+        **others,
+    )
+
+
+def _types_of_kernels(kernels: Sequence[str], types: Sequence[str] | None) -> list[str]:
+    """Return the sharding types, of those that are allowed, that some kernels run."""
+    allowed = [record.name for record in BUILT_IN] if types is None else list(types)
+    runs: dict[str, list[str]] = {kernel.value: [] for kernel in EmbeddingComputeKernel}
+    for name in allowed:
+        replicated = name == ShardingType.DATA_PARALLEL.value
+        kernel = EmbeddingComputeKernel.DENSE if replicated else EmbeddingComputeKernel.FUSED
+        runs[kernel.value].append(name)
+    for kernel_name in kernels:
+        if kernel_name not in runs:
+            raise ConfigError(
+                f"ParameterConstraints: compute_kernels has {kernel_name}: recapp has "
+                f"{' and '.join(runs)}; rows lie in the memory of their rank"
+            )
+    found = [name for name in allowed if any(name in runs[kernel] for kernel in kernels)]
+    if not found:
+        raise ConfigError(
+            f"ParameterConstraints: no sharding type of {allowed} runs with compute_kernels="
+            f"{list(kernels)}: dense is for data_parallel, fused for the others"
+        )
+    return found
+
+
+class FixedPercentageStorageReservation:
+    """Memory that is not given to tables, as a share of all.
+
+    Args:
+        percentage: The share, 0 to 1.
+
+    Raises:
+        ConfigError: Another number.
+    """
+
+    def __init__(self, percentage: float) -> None:
+        if not 0 <= percentage <= 1:
+            raise ConfigError(f"storage_reservation: percentage={percentage}: must be 0 to 1")
+        self.percentage = percentage
+
+    def dense_bytes(self, module: nn.Module) -> int:
+        """Return what the dense part of a model needs beside the share."""
+        return 0
+
+
+class HeuristicalStorageReservation(FixedPercentageStorageReservation):
+    """A share of the memory, and several times the dense parameters: their gradients, the state
+    of their optimiser and DDP's buffers.
+
+    Args:
+        percentage: The share, 0 to 1.
+        parameter_multiplier: How many times the bytes of the dense parameters.
+        dense_tensor_estimate: The bytes that the dense part needs, instead of a multiple.
+    """
+
+    def __init__(
+        self,
+        percentage: float,
+        parameter_multiplier: float = 6.0,
+        dense_tensor_estimate: int | None = None,
+    ) -> None:
+        super().__init__(percentage)
+        self.parameter_multiplier = parameter_multiplier
+        self.dense_tensor_estimate = dense_tensor_estimate
+
+    def dense_bytes(self, module: nn.Module) -> int:
+        """Return what the dense part of a model needs beside the share."""
+        if self.dense_tensor_estimate is not None:
+            return self.dense_tensor_estimate
+        tables = {id(p) for _, held in collections_in(module) for p in held.parameters()}
+        dense = sum(p.nbytes for p in module.parameters() if id(p) not in tables)
+        return int(self.parameter_multiplier * dense)
+
+
+class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
+    """recapp's planner with TorchRec's arguments.
+
+    Args:
+        topology: The ranks; None as of recapp's planner.
+        batch_size: Samples of a rank; None takes TorchRec's default of 512.
+        enumerator: None: recapp has one search, without parts to exchange.
+        storage_reservation: What tables must leave free; it needs a topology with a cap.
+        proposer: None.
+        partitioner: None.
+        performance_model: None.
+        stats: None.
+        constraints: What a plan must respect, by table name or glob.
+        debug: Whether the plan is printed on standard error once it is made.
+        others: `rule`, `statistics` and `dense` of recapp's planner.
+
+    Raises:
+        ConfigError: An argument that has no effect here.
+    """
+
+    def __init__(
+        self,
+        topology: recapp_topology.Topology | None = None,
+        batch_size: int | None = None,
+        enumerator: None = None,
+        storage_reservation: FixedPercentageStorageReservation | None = None,
+        proposer: None = None,
+        partitioner: None = None,
+        performance_model: None = None,
+        stats: None = None,
+        constraints: Mapping[str, recapp_constraints.ParameterConstraints] | None = None,
+        debug: bool = False,
+        **others: Any,
+    ) -> None:
+        parts = {
+            "enumerator": enumerator,
+            "proposer": proposer,
+            "partitioner": partitioner,
+            "performance_model": performance_model,
+            "stats": stats,
+        }
+        given = {name: value for name, value in parts.items() if value is not None}
+        given |= {n: v for n, v in others.items() if n not in ("rule", "statistics", "dense")}
+        why = "recapp has one search; say what a plan must respect in constraints"
+        _refuse_others("EmbeddingShardingPlanner", given, why)
+        super().__init__(topology, batch_size or TORCHRECS_BATCH, constraints, **others)
+        self.storage_reservation = storage_reservation
+        self.debug = debug
+
+    def plan(self, module: nn.Module, sharders: Sequence[Any] | None = None) -> ShardingPlan:
+        """Return the best plan for the tables of a model; arguments as of recapp's planner."""
+        before = self.topology
+        self.topology = self._reserved(module)
+        try:
+            made = super().plan(module, sharders)
+        finally:
+            self.topology = before
+        if self.debug:
+            note(str(made))
+        return made
+
+    def _reserved(self, module: nn.Module) -> recapp_topology.Topology | None:
+        """Return the topology with what tables must leave free."""
+        reservation = self.storage_reservation
+        if reservation is None:
+            return self.topology
+        if self.topology is None or self.topology.memory_bytes is None:
+            note_once(
+                "storage_reservation: nothing is reserved, because the topology has no cap: "
+                "Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
+            )
+            return self.topology
+        share = int(reservation.percentage * min(self.topology.memory_bytes))
+        return replace(self.topology, reserve_bytes=share + reservation.dense_bytes(module))
+
+
+def _refuse_others(what: str, given: Mapping[str, Any], why: str) -> None:
+    """Raise for arguments that would have no effect."""
+    if given:
+        raise ConfigError(f"{what}: {', '.join(given)} would have no effect here: {why}")

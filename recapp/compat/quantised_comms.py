@@ -1,0 +1,102 @@
+"""TorchRec's quantised communication as recapp's payload: the type in which vectors and their
+gradients travel (`engine.payload` under Lightning).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from recapp.console import note_once
+from recapp.errors import ConfigError
+
+
+class CommType(Enum):
+    """Types of what travels; recapp has the first three."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    MX4 = "mx4"
+
+
+_DTYPES = {CommType.FP32: None, CommType.FP16: torch.float16, CommType.BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class QCommsConfig:
+    """Types of vectors (forward) and of their gradients (backward).
+
+    Args:
+        forward_precision: The type of vectors.
+        backward_precision: The type of gradients. recapp has one type for both directions: of two
+            that differ it takes the one with the larger range, bf16 or else fp32, and a note says
+            so.
+        forward_loss_scale: None; gradients are not scaled.
+        backward_loss_scale: None.
+
+    Raises:
+        ConfigError: A type that does not travel here, or a loss scale.
+    """
+
+    forward_precision: CommType = CommType.FP32
+    backward_precision: CommType = CommType.FP32
+    forward_loss_scale: float | None = None
+    backward_loss_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("forward_precision", "backward_precision"):
+            if getattr(self, name) not in _DTYPES:
+                raise ConfigError(
+                    f"QCommsConfig: {name}={getattr(self, name)}: vectors travel as "
+                    f"{', '.join(str(kind) for kind in _DTYPES)}"
+                )
+        if self.forward_loss_scale is not None or self.backward_loss_scale is not None:
+            raise ConfigError("QCommsConfig: there is no loss scale; bf16 needs none")
+
+    @property
+    def payload(self) -> torch.dtype | None:
+        """Return the dtype of what travels; None for the compute type."""
+        kinds = (self.forward_precision, self.backward_precision)
+        if kinds[0] is kinds[1]:
+            return _DTYPES[kinds[0]]
+        widest = CommType.FP32 if CommType.FP32 in kinds else CommType.BF16
+        note_once(
+            f"QCommsConfig: {kinds[0].value} forward and {kinds[1].value} backward: recapp sends "
+            f"both as {widest.value}"
+        )
+        return _DTYPES[widest]
+
+
+@dataclass(frozen=True)
+class QCommsRegistry:
+    """What `EmbeddingBagCollectionSharder` takes as `qcomm_codecs_registry`.
+
+    Args:
+        payload: The dtype of what travels; None for the compute type.
+    """
+
+    payload: torch.dtype | None
+
+
+def get_qcomm_codecs_registry(
+    qcomms_config: QCommsConfig, comm_ops: Any = None, device: Any = None
+) -> QCommsRegistry:
+    """Return the registry of a configuration.
+
+    Args:
+        qcomms_config: The types.
+        comm_ops: None: all messages of vectors travel alike.
+        device: None: codecs are not bound to a device.
+
+    Raises:
+        ConfigError: Operations or a device are named.
+    """
+    if comm_ops is not None or device is not None:
+        raise ConfigError(
+            "get_qcomm_codecs_registry: comm_ops and device have no effect here: leave them out"
+        )
+    return QCommsRegistry(qcomms_config.payload)

@@ -1,0 +1,139 @@
+"""The names of TorchRec 1.8 that recapp has, by the path at which TorchRec's documentation shows
+them, and the module here that defines each (`module:name` where the name differs).
+
+`docs/from_torchrec.md` says of each what is the same and what differs.
+"""
+
+_OF_EVERY_HOME = {
+    "recapp.compat.awaitables": (
+        "distributed.Awaitable",
+        "distributed.NoWait",
+        "distributed.types.Awaitable",
+        "distributed.types.LazyAwaitable",
+        "distributed.types.NoWait",
+    ),
+    "recapp.compat.planning": (
+        "distributed.embedding_types.EmbeddingComputeKernel",
+        "distributed.planner.EmbeddingShardingPlanner",
+        "distributed.planner.ParameterConstraints",
+        "distributed.planner.Topology",
+        "distributed.planner.planners.EmbeddingShardingPlanner",
+        "distributed.planner.storage_reservations.FixedPercentageStorageReservation",
+        "distributed.planner.storage_reservations.HeuristicalStorageReservation",
+        "distributed.planner.types.ParameterConstraints",
+        "distributed.planner.types.Topology",
+    ),
+    "recapp.compat.plans_by_hand": (
+        "distributed.planner.types.ShardingPlan",
+        "distributed.sharding_plan.apply_to_all",
+        "distributed.sharding_plan.column_wise",
+        "distributed.sharding_plan.construct_module_sharding_plan",
+        "distributed.sharding_plan.data_parallel",
+        "distributed.sharding_plan.grid_shard",
+        "distributed.sharding_plan.row_wise",
+        "distributed.sharding_plan.table_row_wise",
+        "distributed.sharding_plan.table_wise",
+        "distributed.types.EmbeddingModuleShardingPlan",
+        "distributed.types.ShardingPlan",
+    ),
+    "recapp.compat.quantised_comms": (
+        "distributed.fbgemm_qcomm_codec.CommType",
+        "distributed.fbgemm_qcomm_codec.QCommsConfig",
+        "distributed.fbgemm_qcomm_codec.get_qcomm_codecs_registry",
+    ),
+    "recapp.compat.random_data": (
+        "datasets.criteo.CAT_FEATURE_COUNT",
+        "datasets.criteo.DEFAULT_CAT_NAMES",
+        "datasets.criteo.DEFAULT_INT_NAMES",
+        "datasets.criteo.DEFAULT_LABEL_NAME",
+        "datasets.criteo.INT_FEATURE_COUNT",
+        "datasets.random.RandomRecDataset",
+        "datasets.utils.Batch",
+    ),
+    "recapp.compat.sharding_env": (
+        "distributed.ModuleSharder",
+        "distributed.ShardingEnv",
+        "distributed.comm.get_local_rank",
+        "distributed.comm.get_local_size",
+        "distributed.get_local_rank",
+        "distributed.get_local_size",
+        "distributed.shard.shard",
+        "distributed.shard.shard_modules",
+        "distributed.types.ModuleSharder",
+        "distributed.types.ShardingEnv",
+    ),
+    "recapp.compat.streamable": (
+        "Multistreamable",
+        "Pipelineable",
+        "streamable.Multistreamable",
+        "streamable.Pipelineable",
+    ),
+    "recapp.compat.torchrec_dlrm": (
+        "models.dlrm.DLRM",
+        "models.dlrm.DLRMTrain",
+        "models.dlrm.DenseArch",
+        "models.dlrm.InteractionArch",
+        "models.dlrm.OverArch",
+        "models.dlrm.SparseArch",
+        "modules.mlp.MLP",
+        "modules.mlp.Perceptron",
+    ),
+    "recapp.compat.train_pipeline": (
+        "distributed.TrainPipelineBase",
+        "distributed.TrainPipelineSparseDist",
+        "distributed.train_pipeline.TrainPipelineBase",
+        "distributed.train_pipeline.TrainPipelineSparseDist",
+        "distributed.train_pipeline.train_pipelines.TrainPipelineBase",
+        "distributed.train_pipeline.train_pipelines.TrainPipelineSparseDist",
+    ),
+    "recapp.engine.model_parallel": (
+        "distributed.DistributedModelParallel",
+        "distributed.model_parallel.DistributedModelParallel",
+    ),
+    "recapp.engine.sharded_embedding_bag": (
+        "distributed.embeddingbag.ShardedEmbeddingBagCollection",
+    ),
+    "recapp.engine.sharder": (
+        "distributed.embeddingbag.EmbeddingBagCollectionSharder",
+        "distributed.model_parallel.get_default_sharders",
+    ),
+    "recapp.errors:PlanError": ("distributed.planner.types.PlannerError",),
+    "recapp.optim.keyed": (
+        "optim.CombinedOptimizer",
+        "optim.KeyedOptimizer",
+        "optim.KeyedOptimizerWrapper",
+        "optim.optimizers.in_backward_optimizer_filter",
+    ),
+    "recapp.optim.fused_params": ("distributed.embedding_types.EmbOptimType",),
+    "recapp.optim.rowwise_adagrad": ("optim.RowWiseAdagrad",),
+    "recapp.sharding.sharding_plan:Shard": ("distributed.types.ShardMetadata",),
+    "recapp.sharding.sharding_plan:TableSharding": (
+        "distributed.ParameterSharding",
+        "distributed.types.ParameterSharding",
+    ),
+    "recapp.sharding.sharding_types": ("distributed.types.ShardingType",),
+    "recapp.sparse.keyed_jagged_tensor": ("sparse.jagged_tensor.KeyedJaggedTensor",),
+    "recapp.sparse.keyed_tensor": ("sparse.jagged_tensor.KeyedTensor",),
+    "recapp.sparse.jagged_tensor": ("sparse.jagged_tensor.JaggedTensor",),
+    "recapp.tables.config": (
+        "modules.embedding_configs.DataType",
+        "modules.embedding_configs.EmbeddingBagConfig",
+        "modules.embedding_configs.PoolingType",
+    ),
+    "recapp.tables.embedding_bag": ("modules.embedding_modules.EmbeddingBagCollection",),
+    "torch.distributed.optim:_apply_optimizer_in_backward": (
+        "optim.apply_optimizer_in_backward",
+        "optim.apply_optimizer_in_backward.apply_optimizer_in_backward",
+    ),
+    "torch.optim": (
+        "optim.Adagrad",
+        "optim.SGD",
+        "optim.optimizers.Adagrad",
+        "optim.optimizers.SGD",
+    ),
+    "torch.optim:SparseAdam": ("optim.Adam", "optim.optimizers.Adam"),
+}
+"""What each module here defines, by the paths of TorchRec."""
+
+NAMES = {path: home for home, paths in _OF_EVERY_HOME.items() for path in paths}
+"""Where each name of TorchRec is at home, by its path."""

@@ -1,0 +1,94 @@
+"""TorchRec's train pipelines on recapp's look-ahead: the next batch is copied and its ids are
+exchanged while a batch computes.
+
+    pipeline = TrainPipelineSparseDist(model, optimizer, device)
+    while True:
+        try:
+            output = pipeline.progress(batches)
+        except StopIteration:
+            break
+
+Under Lightning `engine.look_ahead` does the same. Nothing is traced: the ids of a batch go to every
+collection, and one that the model calls with something else is left alone
+(`recapp/trainer/lookahead.py`).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recapp.engine.shard_model import sharded_collections
+from recapp.trainer.lookahead import LookAhead
+
+
+class TrainPipelineBase:
+    """Trains a model batch by batch.
+
+    Args:
+        model: Returns (losses, output) for a batch.
+        optimizer: Of the dense parameters; tables are updated in backward.
+        device: Where batches are computed.
+        custom_model_fwd: Called with a batch instead of the model.
+    """
+
+    depth = 0
+    """How many batches are looked ahead."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        device: torch.device,
+        *,
+        custom_model_fwd: Callable[[Any], tuple[Tensor, Any]] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = torch.device(device)
+        self._forward = custom_model_fwd or model
+        self._source: Iterator[Any] | None = None
+        self._batches: Iterator[Any] = iter(())
+
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Train the next batch and return the model's output; a model in eval mode is only called.
+
+        Args:
+            dataloader_iter: Batches with a `to(device, non_blocking)`. Every rank has as many.
+
+        Raises:
+            StopIteration: There is no further batch.
+        """
+        if self._source is not dataloader_iter:
+            self._source = dataloader_iter
+            self._batches = self._read(dataloader_iter)
+        batch = next(self._batches)
+        if not self.model.training:
+            return self._forward(batch)[1]
+        self.optimizer.zero_grad()
+        losses, output = self._forward(batch)
+        torch.sum(losses, dim=0).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return output
+
+    def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return the batches on the device."""
+        if not self.depth:
+            return map(self._moved, batches)
+        collections = sharded_collections(self.model)
+        side = collections[0].comm.side if collections else None
+        ahead = LookAhead(batches, self.depth, lambda: collections, self._moved, side)
+        return iter(ahead)
+
+    def _moved(self, batch: Any) -> Any:
+        return batch.to(self.device, non_blocking=True)
+
+
+class TrainPipelineSparseDist(TrainPipelineBase):
+    """A pipeline that exchanges the ids of the next batch while a batch computes; arguments as of
+    `TrainPipelineBase`.
+    """
+
+    depth = 1

@@ -118,6 +118,7 @@ def build_plan(settings: Settings, problem: PlanningProblem) -> ShardingPlan:
             deal=plan.get("deal", "balanced"),
             statistics=problem.statistics,
             batch_per_rank=problem.batch_per_rank,
+            lookups=problem.lookups,
         )
     else:
         return best_plan(settings, problem).plan

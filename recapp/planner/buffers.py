@@ -78,7 +78,7 @@ def _of_batch(plan: ShardingPlan, problem: PlanningProblem, batch: int, *, learn
         HOME_INTEGERS[w.mode] * n * problem.of(t).ids_per_sample
         for t, n, w in zip(tables, strips_T, works, strict=True)
     )
-    bags = sum(n * len(t.feature_names) for t, n in zip(tables, strips_T, strict=True))
+    bags = sum(n * problem.lookups_per_table[t.name] for t, n in zip(tables, strips_T, strict=True))
     served_W = (asked_3W[0] + everywhere[0]) * (world / ID_BYTES)
     of_row = ANSWER_INTEGERS + (LEARN_INTEGERS if learns else 0)
     noted = NUMBER_BYTES * (batch * at_home + of_row * served_W)

@@ -9,9 +9,8 @@ two identical runs stay identical. One-hot features always choose `unique`: dist
 more than bags.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import IdRules
-from recapp.tables.lookups import lookups_of
+from recapp.tables.lookups import TableLookup
 
 ID_BYTES = 4
 LENGTH_BYTES = 4
@@ -31,7 +30,10 @@ SAMPLE_BATCHES = 4
 
 
 def exchanged_bytes(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, features: KeyedJaggedTensor
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    features: KeyedJaggedTensor,
+    lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, dict[Mode, int]]:
     """What one batch of a rank costs each table that is not replicated, both ways, in either mode.
 
@@ -39,20 +41,21 @@ def exchanged_bytes(
         tables: Of the plan.
         plan: Its open modes count as `unique`; modes change no rectangle.
         features: Raw ids of the batch.
+        lookups: What reads the tables; None takes the lookups that the tables declare.
     """
-    layout = make_layout(tables, plan.with_modes(dict.fromkeys(plan.undecided, "unique")))
-    lookups = lookups_of(tables)
-    rows = IdRules(lookups)(features)
+    layout = make_layout(tables, plan.with_modes(dict.fromkeys(plan.undecided, "unique")), lookups)
+    rows = IdRules(layout.lookups)(features)
     parts = torch.split(rows.rows_L.long(), rows.per_F)
     pieces = {strip: list(held) for strip, held in groupby(layout.pieces, key=lambda p: p.strip)}
     found: dict[str, dict[Mode, int]] = {}
-    read = Counter(x.table.name for x in lookups)
-    first = [0, *accumulate(read[t.name] for t in tables)]
+    lookups_by_table: dict[str, list[int]] = {t.name: [] for t in tables}
+    for i, lookup in enumerate(layout.lookups):
+        lookups_by_table[lookup.table.name].append(i)
     for number, table in enumerate(tables):
         if plan.tables[table.name].mode == "replicated":
             continue
-        row_N = torch.cat(parts[first[number] : first[number + 1]])
-        lengths_M = rows.lengths_FB[first[number] : first[number + 1]].flatten()
+        row_N = torch.cat([parts[i] for i in lookups_by_table[table.name]])
+        lengths_M = rows.lengths_FB[lookups_by_table[table.name]].flatten()
         found[table.name] = {"unique": 0, "pooled": 0}
         for i, strip in enumerate(layout.strips):
             if strip.table == number:
@@ -78,10 +81,22 @@ def _pairs(row_N: Tensor, lengths_M: Tensor, start_K: Tensor, rank_K: Tensor) ->
 
 
 def decide_modes(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, batches: Iterable[KeyedJaggedTensor]
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    batches: Iterable[KeyedJaggedTensor],
+    lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
-    """The plan with every open mode decided: `pooled` where that moves fewer bytes over all the
-    batches, else `unique`.
+    """Decide every open mode of a plan: `pooled` where that moves fewer bytes over all the batches,
+    else `unique`.
+
+    Args:
+        tables: The tables of the plan.
+        plan: A plan with open modes or without.
+        batches: Batches of one rank, raw ids.
+        lookups: What reads the tables; None takes the lookups that the tables declare.
+
+    Returns:
+        The plan with every mode decided.
     """
     if not plan.undecided:
         return plan
@@ -89,7 +104,7 @@ def decide_modes(
         name: {"unique": 0, "pooled": 0} for name in plan.undecided
     }
     for features in batches:
-        for name, counted in exchanged_bytes(tables, plan, features).items():
+        for name, counted in exchanged_bytes(tables, plan, features, lookups).items():
             for mode, n in counted.items() if name in total else ():
                 total[name][mode] += n
     return plan.with_modes(

@@ -47,7 +47,7 @@ from recapp.planner.units import Assignment, Catalogue, Unit
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.lookups import embedding_tables
+from recapp.tables.lookups import embedding_lookups, embedding_tables
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"
@@ -109,7 +109,7 @@ def plan_tables(
         return _nothing(problem, name)
     c = constraints_of(tables, constraints or {}, problem.topology)
     seen = {t.name: seen_table(t, c[t.name]) for t in tables}
-    known = {t.name: seen_statistics(t, c[t.name], problem.statistics.get(t.name)) for t in tables}
+    known = {t.name: seen_statistics(t, c[t.name], problem) for t in tables}
     problem = replace(problem, statistics=known)
     catalogue = Catalogue(_units([seen[t.name] for t in tables], c, problem), fixed_of(problem))
     units = catalogue.units
@@ -180,6 +180,7 @@ class EmbeddingShardingPlanner:
             rule,
             self.statistics,
             self.dense,
+            lookups=embedding_lookups(module),
         )
         return plan_tables(problem, self.constraints).plan
 

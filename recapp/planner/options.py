@@ -128,7 +128,7 @@ def seen_table(table: EmbeddingBagConfig, c: ParameterConstraints) -> EmbeddingB
 
 
 def seen_statistics(
-    table: EmbeddingBagConfig, c: ParameterConstraints, known: TableStatistics | None
+    table: EmbeddingBagConfig, c: ParameterConstraints, problem: PlanningProblem
 ) -> TableStatistics:
     """Return a table's statistics: those of its constraints, measured ones, or what its pooling
     factors suggest.
@@ -136,8 +136,9 @@ def seen_statistics(
     if c.statistics is not None:
         return c.statistics
     if c.pooling_factors is not None:
-        return default_statistics(table, sum(c.pooling_factors) / len(c.pooling_factors))
-    return known or default_statistics(table)
+        ids_per_bag = sum(c.pooling_factors) / len(c.pooling_factors)
+        return default_statistics(table, ids_per_bag, problem.lookups_per_table[table.name])
+    return problem.of(table)
 
 
 def options_of(

@@ -37,6 +37,7 @@ from recapp.sharding.sharding_types import (
 )
 from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableLookup
 
 DEALS = ("balanced", "round_robin")
 
@@ -213,6 +214,7 @@ def plan_by_rules(
     deal: str = "balanced",
     statistics: Mapping[str, Any] | None = None,
     batch_per_rank: int | None = None,
+    lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
     """Shard every table by the first rule that matches it.
 
@@ -225,7 +227,7 @@ def plan_by_rules(
         mode: How tables ask for rows, "unique", "pooled" or "auto".
         column_width: Columns of a vertical strip.
         deal: "balanced" or "round_robin", for tables whose ranks are chosen.
-        statistics, batch_per_rank: As `table_facts` takes them.
+        statistics, batch_per_rank, lookups: As `table_facts` takes them.
 
     Returns:
         The plan; its `reasons` name the rule of each table, its `notes` the facts that conditions
@@ -237,7 +239,9 @@ def plan_by_rules(
     """
     if deal not in DEALS:
         raise PlanError(f"plan.deal={deal}: {suggest(deal, DEALS)}")
-    facts = table_facts(tables, topology, statistics=statistics, batch_per_rank=batch_per_rank)
+    facts = table_facts(
+        tables, topology, statistics=statistics, batch_per_rank=batch_per_rank, lookups=lookups
+    )
     chosen = _overridden(tables, overrides or {}, mode)
     chosen |= {f.name: _choose(f, rules, name, mode) for f in facts if f.name not in chosen}
     tile_all = _balanced if deal == "balanced" else _round_robin

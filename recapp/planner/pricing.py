@@ -129,7 +129,7 @@ class _Counts:
                 max(batch * known.bags_per_sample, 1e-9),
                 known.distinct_rows(n),
                 known.distinct_rows(world * n),
-                batch * len(table.feature_names),
+                batch * problem.lookups_per_table[table.name],
                 table.embedding_dim,
                 table.data_type.dtype.itemsize,
             )

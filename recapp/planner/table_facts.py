@@ -7,12 +7,14 @@ rules are about, and what their words mean in numbers.
     interconnect, hosts                 of the machines
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableLookup, lookups_of
 
 # a row is read every step: a replica's gradients are then no more than the table itself
 FREQUENT_LOOKUPS_PER_ROW = 1.0
@@ -72,25 +74,26 @@ def table_facts(
     *,
     statistics: Mapping[str, Any] | None = None,
     batch_per_rank: int | None = None,
+    lookups: Sequence[TableLookup] | None = None,
 ) -> list[TableFacts]:
     """Return the facts of each table.
 
     Args:
         tables: Of the model.
         topology: The ranks, their hosts, memory and hardware.
-        statistics: By table name, objects with `ids_per_sample`; without them every feature has one
+        statistics: By table name, objects with `ids_per_sample`; without them every lookup has one
             id in every sample.
         batch_per_rank: Samples of a rank's batch.
+        lookups: What reads the tables; None takes the lookups that the tables declare.
     """
     memory = min(topology.memory_bytes) - topology.reserve_bytes if topology.memory_bytes else None
     batch = batch_per_rank * topology.world_size if batch_per_rank else None
     known = statistics or {}
+    read = Counter(x.table.name for x in (lookups_of(tables) if lookups is None else lookups))
     speed = _gb_per_s(topology)
 
     def of(t: EmbeddingBagConfig) -> TableFacts:
-        ids = (
-            float(known[t.name].ids_per_sample) if t.name in known else float(len(t.feature_names))
-        )
+        ids = float(known[t.name].ids_per_sample if t.name in known else read[t.name])
         return TableFacts(
             t.name,
             t.num_embeddings,

@@ -21,7 +21,7 @@ from recapp.sharding.sharding_plan import ShardingPlan
 BUFFER_SLACK = 1.2  # buffers grow by more than is asked, so as not to grow again
 HOME_INTEGERS = {"unique": 9, "replicated": 9, "pooled": 3}  # kept for each id at home, by mode
 ANSWER_INTEGERS = 2  # kept for each row that somebody asks of its owner
-LEARN_INTEGERS = 5  # for its update beside them
+UPDATE_INTEGERS = 5  # for its update beside them
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ def _of_batch(plan: ShardingPlan, problem: PlanningProblem, batch: int, *, learn
     everywhere = np.sum([w.everywhere for w in works], 0)
     strips_T = [len({s.cols.start for s in plan.tables[t.name].cells(t, world)}) for t in tables]
     at_home = sum(
-        HOME_INTEGERS[w.mode] * n * problem.of(t).ids_per_sample
+        HOME_INTEGERS[w.mode] * n * problem.statistics_of(t).ids_per_sample
         for t, n, w in zip(tables, strips_T, works, strict=True)
     )
     bags = sum(n * problem.lookups_per_table[t.name] for t, n in zip(tables, strips_T, strict=True))
     served_W = (asked_3W[0] + everywhere[0]) * (world / ID_BYTES)
-    of_row = ANSWER_INTEGERS + (LEARN_INTEGERS if learns else 0)
+    of_row = ANSWER_INTEGERS + (UPDATE_INTEGERS if learns else 0)
     noted = NUMBER_BYTES * (batch * at_home + of_row * served_W)
     vectors = _message(asked_3W[1:].max(0), float(everywhere[1:].max()))
     offsets = float(NUMBER_BYTES * batch * bags)

@@ -48,7 +48,7 @@ def order_of_plans(rows: Sequence[Mapping[str, Any]]) -> float | None:
     return kendall_tau([r["predicted"] for r in steps], [r["measured"] for r in steps])
 
 
-def distinct_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+def separated_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Count the pairs of plans whose measured ranges do not overlap, and how many of them come in
     the predicted order.
     """

@@ -1,7 +1,7 @@
 """What a plan costs: counted work, priced with measured hardware. It reads rectangles and modes,
 never a type's name.
 
-    table, sharding, id statistics -> Work: what each rank does for itself, and what the owner of
+    table, sharding, id statistics -> TableWork: what each rank does for itself, and what the owner of
                                       each piece does for all (`pricing.py`)
     all works of a plan            -> seconds per phase and rank, bytes between ranks
     step = sum over phases of the slowest rank's time: ranks meet at every message
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Work:
+class TableWork:
     """What one table costs under one sharding, its M rectangles in order.
 
     Args:
@@ -48,7 +48,7 @@ class Work:
         bytes_M: of weights and optimiser state.
         everywhere: bytes that each rank sends to each other, by message, [3]; zero but for
             replicas.
-        agreeing: rows whose strips tell each other a statistic.
+        statistics_rows: rows whose strips tell each other a statistic.
         kinds: width and mode of each strip, which share kernels' calls with those of other tables.
     """
 
@@ -58,7 +58,7 @@ class Work:
     asked_3M: Floats
     bytes_M: Floats
     everywhere: Floats
-    agreeing: float
+    statistics_rows: float
     kinds: frozenset[tuple[int, Mode]]
 
     @property
@@ -105,7 +105,7 @@ class PlanCost:
         return float((W - 1) * (self.asked_3W.sum() + W * self.each))
 
 
-def cost_of(works: Sequence[Work], problem: PlanningProblem) -> PlanCost:
+def cost_of(works: Sequence[TableWork], problem: PlanningProblem) -> PlanCost:
     """Price all tables of a plan together."""
     W = problem.topology.world_size
     phase = {p: i for i, p in enumerate(PHASES)}
@@ -123,7 +123,7 @@ def cost_of(works: Sequence[Work], problem: PlanningProblem) -> PlanCost:
     kinds = len(set().union(*(w.kinds for w in works))) if works else 0
     for at, spent in _calls(problem, kinds):
         seconds[phase[at]] += spent
-    told = STATISTIC_BYTES * sum(w.agreeing for w in works) / W
+    told = STATISTIC_BYTES * sum(w.statistics_rows for w in works) / W
     if W > 1:
         nothing = np.zeros(W)
         seconds[phase["input"]] += message_seconds(nothing, HEADER_BYTES, problem)
@@ -178,16 +178,16 @@ class Fixed:
         seconds: of every plan: dense part, counts, kernels that are called at all.
         latency_23: of each message within a host and beyond it, [2, 3].
         kind_seconds: of each width and mode, in calls of kernels.
-        agreement_seconds: of the message in which strips of rows agree on a statistic, where a
+        statistics_seconds: of the message in which strips of rows agree on a statistic, where a
             table has any.
-        agreement_row_seconds: of each row that they agree on; never too much.
+        statistics_row_seconds: of each row that they agree on; never too much.
     """
 
     seconds: float
     latency_23: Floats
     kind_seconds: float
-    agreement_seconds: float
-    agreement_row_seconds: float
+    statistics_seconds: float
+    statistics_row_seconds: float
 
 
 def fixed_of(problem: PlanningProblem) -> Fixed:

@@ -46,7 +46,7 @@ from recapp.errors import ConfigError, suggest
 
 KERNELS = ("route", "link", "serve", "group", "answer", "combine", "spread", "update")
 WITHOUT_BYTES = KERNELS[:4]  # integers: their bytes are counted with their items
-PLACES = ("host", "network")
+LINK_KINDS = ("host", "network")
 DEVICES = ("cpu", "cuda")
 DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # for whoever has not calibrated
 CONF = "topology"  # the group of settings in which shipped machines lie
@@ -119,7 +119,7 @@ class Hardware:
         ranks_per_host: ranks that one host has.
         memory_bytes: what a rank has for everything; None where nobody knows.
         kernels: every one of `KERNELS`.
-        all_to_all: a `Link` for each of `PLACES`: ranks of one host, and ranks of several.
+        all_to_all: a `Link` for each of `LINK_KINDS`: ranks of one host, and ranks of several.
         all_reduce: the same.
         flops_per_s: of the dense part, one rank's, in training as it is run: what a further sample
             takes.
@@ -165,7 +165,7 @@ class Hardware:
             _check_number(f"{self.where}: kernels.{name}.step_us", work.step_us, least=0)
             _check_number(f"{self.where}: kernels.{name}.gb_per_s", work.gb_per_s, above=0)
         for kind in ("all_to_all", "all_reduce"):
-            _check_keys(f"{self.where}: {kind}", getattr(self, kind), PLACES)
+            _check_keys(f"{self.where}: {kind}", getattr(self, kind), LINK_KINDS)
             for place, link in getattr(self, kind).items():
                 _check_link(f"{self.where}: {kind}.{place}", link)
         _check_number(f"{self.where}: flops_per_s", self.flops_per_s, above=0)
@@ -205,7 +205,7 @@ def hardware_from(plain: Mapping[str, Any], where: str = "hardware") -> Hardware
     links = {
         kind: {
             place: _link(where, f"{kind}.{place}", link)
-            for place, link in _part(where, kind, plain[kind], PLACES).items()
+            for place, link in _part(where, kind, plain[kind], LINK_KINDS).items()
         }
         for kind in ("all_to_all", "all_reduce")
     }
@@ -224,7 +224,7 @@ def hardware_to_plain(hardware: Hardware) -> dict[str, Any]:
                 "latency_us": dict(kinds[place].latency_us),
                 "gb_per_s": dict(kinds[place].gb_per_s),
             }
-            for place in PLACES
+            for place in LINK_KINDS
         }
 
     def work(one: Work) -> dict[str, float]:

@@ -3,7 +3,7 @@ at once.
 
     cuts (table, mode, rectangles)
         -> Prices: arrays over all rectangles of all cuts, one after the other
-        -> Work of each cut
+        -> TableWork of each cut
 
 A thousand tables have six thousand cuts with half a million rectangles. A rectangle's
 price is a dozen products, so they are priced as arrays of all; a loop over cuts would spend its
@@ -25,7 +25,7 @@ from recapp.planner.cost import (
     PHASES,
     Floats,
     PlanCost,
-    Work,
+    TableWork,
     cost_of,
 )
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem
@@ -73,12 +73,12 @@ class Prices:
     Args:
         cuts: In order.
         first_J: Where each cut's rectangles begin.
-        home_JP: As of `Work`.
+        home_JP: As of `TableWork`.
         seconds_PM: Likewise, of all rectangles.
         asked_3M: Likewise.
         bytes_M: Likewise.
         everywhere_J3: Likewise.
-        agreeing_J: Likewise.
+        statistics_rows_J: Likewise.
     """
 
     cuts: Sequence[Cut]
@@ -88,24 +88,24 @@ class Prices:
     asked_3M: Floats
     bytes_M: Floats
     everywhere_J3: Floats
-    agreeing_J: Floats
+    statistics_rows_J: Floats
 
     def slice(self, j: int) -> slice:
         """Where a cut's rectangles are."""
         return slice(int(self.first_J[j]), int(self.first_J[j]) + len(self.cuts[j].rank_M))
 
-    def work(self, j: int) -> Work:
+    def work(self, j: int) -> TableWork:
         """Of one cut."""
         here = self.slice(j)
         cut = self.cuts[j]
-        return Work(
+        return TableWork(
             self.home_JP[j],
             cut.rank_M,
             self.seconds_PM[:, here],
             self.asked_3M[:, here],
             self.bytes_M[here],
             self.everywhere_J3[j],
-            float(self.agreeing_J[j]),
+            float(self.statistics_rows_J[j]),
             frozenset((width, cut.mode) for width, _ in cut.strips),
         )
 
@@ -122,7 +122,7 @@ class _Counts:
         world = problem.topology.world_size
         facts: dict[str, tuple[float, ...]] = {}
         for table in {c.table.name: c.table for c in cuts}.values():
-            known = problem.of(table)
+            known = problem.statistics_of(table)
             n = batch * known.ids_per_sample
             facts[table.name] = (
                 n,
@@ -150,7 +150,9 @@ class _Counts:
         self.job_M = job_M
         self.rows_M = (rows_M2[:, 1] - rows_M2[:, 0]).astype(float)
         self.width_M = np.repeat(self.width_S, count_S)
-        self.share_M = np.concatenate([problem.of(c.table).shares(c.rows_M2) for c in cuts])
+        self.share_M = np.concatenate(
+            [problem.statistics_of(c.table).shares(c.rows_M2) for c in cuts]
+        )
         self.touched_M = np.minimum(self.U_of_all_J[job_M] * self.share_M, self.rows_M)
         self.pairs_M = self.bags_J[job_M] * (
             1.0 - (1.0 - np.minimum(self.share_M, 1.0)) ** (self.n_J / self.bags_J)[job_M]
@@ -238,10 +240,12 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
             * ~replicated_M
         )
     if problem.rule is not None:
-        learned_M = world * rows_M if world > 1 else c.n_J[c.job_M]
+        gradient_rows_M = world * rows_M if world > 1 else c.n_J[c.job_M]
         if world > 1:
-            spent["gradients"] = kernels["group"].seconds(0, learned_M)
-        moved_M = learned_M * number_M + 2 * c.touched_M * (number_M + NUMBER_BYTES * c.state_M)
+            spent["gradients"] = kernels["group"].seconds(0, gradient_rows_M)
+        moved_M = gradient_rows_M * number_M + 2 * c.touched_M * (
+            number_M + NUMBER_BYTES * c.state_M
+        )
         spent["update"] = kernels["update"].seconds(0, c.touched_M, moved_M)
     asked_3M = np.zeros((len(MESSAGES), len(number_M)))
     if world > 1:
@@ -254,7 +258,9 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
     return np.stack([spent[p] for p in PHASES]), asked_3M
 
 
-def work_of(table: EmbeddingBagConfig, sharding: TableSharding, problem: PlanningProblem) -> Work:
+def work_of(
+    table: EmbeddingBagConfig, sharding: TableSharding, problem: PlanningProblem
+) -> TableWork:
     """Count and price a table's work; `auto` counts as whichever of `unique` and `pooled` exchanges
     fewer bytes.
     """

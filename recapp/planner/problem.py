@@ -127,7 +127,7 @@ class PlanningProblem:
         )
         return float(near * (mates - 1)), float(far * (W - mates))
 
-    def of(self, table: EmbeddingBagConfig) -> TableStatistics:
+    def statistics_of(self, table: EmbeddingBagConfig) -> TableStatistics:
         """Return the id statistics of a table."""
         known = self.statistics.get(table.name)
         return known or default_statistics(table, lookups=self.lookups_per_table[table.name])

@@ -173,7 +173,7 @@ def least_sent(problem: PlanningProblem) -> float:
     world = problem.topology.world_size
     total = 0.0
     for t in problem.tables:
-        known = problem.of(t)
+        known = problem.statistics_of(t)
         vector = 2 * t.embedding_dim * problem.payload_bytes
         ids = problem.batch_per_rank * known.ids_per_sample
         bags = problem.batch_per_rank * known.bags_per_sample

@@ -91,8 +91,8 @@ def test_facts_of_a_table_count_its_lookups():
 def test_constraints_on_pooling_count_the_lookups():
     problem = PlanningProblem([ONE], lookups=SUM_AND_MEAN, **SETTINGS)
     long = {"t": ParameterConstraints(pooling_factors=[3.0])}
-    assert plan_tables(problem, long).problem.of(ONE).ids_per_sample == 6.0
-    assert plan_tables(problem).problem.of(ONE).ids_per_sample == 2.0
+    assert plan_tables(problem, long).problem.statistics_of(ONE).ids_per_sample == 6.0
+    assert plan_tables(problem).problem.statistics_of(ONE).ids_per_sample == 2.0
 
 
 def test_a_planner_takes_the_lookups_of_the_model(monkeypatch):

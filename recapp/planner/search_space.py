@@ -1,12 +1,12 @@
-"""What the search chooses among: units of tables, and all that it asks of their options, worked out
+"""What the search chooses among: bundles of tables, and all that it asks of their options, worked out
 once.
 
-    Unit        tables that share their ranks, mostly one; its options
-    OptionCost  an option of a unit in numbers: seconds of every rank, seconds of the owners, the
+    TableBundle        tables that share their ranks, mostly one; its options
+    OptionCost  an option of a bundle in numbers: seconds of every rank, seconds of the owners, the
                 kinds of kernel calls that it needs, blocks whose ranks are chosen
-    Catalogue   the costs of the options of all units, one by one and as arrays [N, LANES] over all
+    SearchSpace   the costs of the options of all bundles, one by one and as arrays [N, COMPONENTS] over all
                 of them
-    Choice      an option, and candidate ranks for each of its blocks
+    Placement      an option, and candidate ranks for each of its blocks
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,26 +18,26 @@ import numpy as np
 import numpy.typing as npt
 
 from recapp.planner.cost import Fixed, Floats
-from recapp.planner.options import KERNEL_PHASES, LANES, Option, PricedBlock, base_lanes
+from recapp.planner.options import COMPONENTS, KERNEL_PHASES, Option, PricedBlock, base_components
 from recapp.sharding.sharding_types import Ints
 
 Kind = tuple[int, str]
-"""A width and mode, each of which has calls of its own; or `AGREEMENT`."""
+"""A width and mode, each of which has calls of its own; or `ROW_STATISTICS`."""
 # the message in which strips of rows agree on a statistic: there is one if any table needs it
-AGREEMENT: Kind = (0, "agreement")
+ROW_STATISTICS: Kind = (0, "row statistics")
 _K = len(KERNEL_PHASES)
-_M = (LANES - len(KERNEL_PHASES)) // 2
+_M = (COMPONENTS - len(KERNEL_PHASES)) // 2
 
 
 @dataclass(frozen=True)
-class Unit:
+class TableBundle:
     """Tables whose ranks are chosen together, mostly one.
 
     Args:
         tables: Their names.
-        options: For each option of the unit an option of each table; their blocks have the same
+        options: For each option of the bundle an option of each table; their blocks have the same
             candidate ranks.
-        apart: Labels; units that have one in common share no rank.
+        apart: Labels; bundles that have one in common share no rank.
     """
 
     tables: tuple[str, ...]
@@ -46,11 +46,11 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """An option of a unit, and for each of its blocks one of the block's sets of candidate ranks.
+class Placement:
+    """An option of a bundle, and for each of its blocks one of the block's sets of candidate ranks.
 
     Args:
-        option: Its index in the unit.
+        option: Its index in the bundle.
         candidates: For each block the index of its ranks in `PricedBlock.candidates`.
     """
 
@@ -58,30 +58,30 @@ class Choice:
     candidates: tuple[int, ...]
 
 
-Assignment = tuple[Choice, ...]
-"""A choice for each unit."""
+Assignment = tuple[Placement, ...]
+"""A placement for each bundle."""
 
 
-def step_seconds(lanes: Floats) -> Floats:
-    """Return the seconds of a step from what the slowest rank of each lane takes, [..., LANES]:
+def step_seconds(components: Floats) -> Floats:
+    """Return the seconds of a step from what the slowest rank of each component takes, [..., COMPONENTS]:
     kernels add up, a message takes the slower of its two links.
     """
-    found: Floats = lanes[..., :_K].sum(-1) + np.maximum(
-        lanes[..., _K : _K + _M], lanes[..., _K + _M :]
+    found: Floats = components[..., :_K].sum(-1) + np.maximum(
+        components[..., _K : _K + _M], components[..., _K + _M :]
     ).sum(-1)
     return found
 
 
 @dataclass(frozen=True)
 class OptionCost:
-    """What an option of a unit costs: the options of its tables added up. A piece is what a rank
+    """What an option of a bundle costs: the options of its tables added up. A piece is what a rank
     holds of a block.
 
     Args:
         sharding_type: The name of the type.
-        home: Seconds of every rank, [LANES].
-        owned: Seconds of all owners together, [LANES].
-        largest: Seconds of the piece that takes longest, [LANES].
+        home: Seconds of every rank, [COMPONENTS].
+        owned: Seconds of all owners together, [COMPONENTS].
+        largest: Seconds of the piece that takes longest, [COMPONENTS].
         kinds: The kinds of kernel calls that it needs.
         blocks: What ranks are chosen for; no set of candidate ranks has a rank twice.
     """
@@ -100,10 +100,11 @@ class OptionCost:
 
     def least_on(self, ranks: Sequence[int]) -> Floats:
         """Return what these ranks together take of it at least, whichever candidate ranks are
-        chosen, [LANES].
+        chosen, [COMPONENTS].
         """
         return sum(
-            ((np.isin(b.candidates, ranks) @ b.lanes).min(0) for b in self.blocks), np.zeros(LANES)
+            ((np.isin(b.candidates, ranks) @ b.components).min(0) for b in self.blocks),
+            np.zeros(COMPONENTS),
         )
 
     @cached_property
@@ -118,11 +119,11 @@ class OptionCost:
 
 
 def option_cost(chosen: Sequence[Option]) -> OptionCost:
-    """Return the cost of an option of each table of a unit; several tables lie on the same ranks,
+    """Return the cost of an option of each table of a bundle; several tables lie on the same ranks,
     so what a rank holds of them is one piece.
     """
     kinds = frozenset[Kind]().union(*(o.work.kinds for o in chosen)) | {
-        AGREEMENT for o in chosen if o.work.agreeing
+        ROW_STATISTICS for o in chosen if o.work.statistics_rows
     }
     if len(chosen) == 1:
         (o,) = chosen
@@ -132,7 +133,7 @@ def option_cost(chosen: Sequence[Option]) -> OptionCost:
         PricedBlock(
             same[0].rows,
             same[0].cols,
-            np.sum([b.lanes for b in same], 0),
+            np.sum([b.components for b in same], 0),
             np.sum([b.bytes for b in same], 0),
             same[0].candidates,
         )
@@ -142,7 +143,7 @@ def option_cost(chosen: Sequence[Option]) -> OptionCost:
         chosen[0].sharding_type,
         np.sum([o.home for o in chosen], 0),
         np.sum([o.owned for o in chosen], 0),
-        np.max([b.lanes.max(0) for b in blocks], 0),
+        np.max([b.components.max(0) for b in blocks], 0),
         kinds,
         blocks,
     )
@@ -154,40 +155,40 @@ def _once(block: PricedBlock) -> PricedBlock:
     if len(ranks_Am) > 1 or len(set(ranks_Am[0].tolist())) == ranks_Am.shape[1]:
         return block
     ranks, piece_m = np.unique(ranks_Am[0], return_inverse=True)
-    lanes = np.zeros((len(ranks), LANES))
+    components = np.zeros((len(ranks), COMPONENTS))
     held = np.zeros(len(ranks))
-    np.add.at(lanes, piece_m, block.lanes)
+    np.add.at(components, piece_m, block.components)
     np.add.at(held, piece_m, block.bytes)
-    return PricedBlock(block.rows[:0], block.cols[:0], lanes, held, ranks[None])
+    return PricedBlock(block.rows[:0], block.cols[:0], components, held, ranks[None])
 
 
-class Catalogue:
-    """What the options of all units cost, N of them.
+class SearchSpace:
+    """What the options of all bundles cost, N of them.
 
     Args:
-        units: What ranks are chosen for.
+        bundles: What ranks are chosen for.
         fixed: What a step takes beside their work.
 
     Attributes:
-        costs: By unit and option.
-        all_costs: Those of all units one after the other, N.
-        first_U: Where those of each unit begin.
-        unit_N: The unit of each.
-        home_NL: `OptionCost.home` of each; likewise `owned_NL` and `largest_NL`.
+        costs: By bundle and option.
+        all_costs: Those of all bundles one after the other, N.
+        first_B: Where those of each bundle begin.
+        bundle_N: The bundle of each.
+        home_NC: `OptionCost.home` of each; likewise `owned_NC` and `largest_NC`.
         kinds: The kinds of kernel calls that any of them needs, K.
         uses_NK: Which of them each needs.
     """
 
-    def __init__(self, units: Sequence[Unit], fixed: Fixed) -> None:
-        self.units = units
+    def __init__(self, bundles: Sequence[TableBundle], fixed: Fixed) -> None:
+        self.bundles = bundles
         self.fixed = fixed
-        self.base = base_lanes(fixed)
-        self.costs = [[option_cost(chosen) for chosen in u.options] for u in units]
-        self.all_costs = [cost for of_unit in self.costs for cost in of_unit]
-        counts = np.array([len(of_unit) for of_unit in self.costs])
-        self.first_U: Ints = np.cumsum(counts) - counts
-        self.unit_N: Ints = np.repeat(np.arange(len(units)), counts)
-        self.home_NL, self.owned_NL, self.largest_NL = (
+        self.base = base_components(fixed)
+        self.costs = [[option_cost(chosen) for chosen in u.options] for u in bundles]
+        self.all_costs = [cost for of_bundle in self.costs for cost in of_bundle]
+        counts = np.array([len(of_bundle) for of_bundle in self.costs])
+        self.first_B: Ints = np.cumsum(counts) - counts
+        self.bundle_N: Ints = np.repeat(np.arange(len(bundles)), counts)
+        self.home_NC, self.owned_NC, self.largest_NC = (
             np.array([getattr(cost, part) for cost in self.all_costs])
             for part in ("home", "owned", "largest")
         )
@@ -199,17 +200,17 @@ class Catalogue:
 
     def fee(self, kind: Kind) -> float:
         """Return the seconds that the first table with a kind of calls adds to a step."""
-        return self.fixed.agreement_seconds if kind == AGREEMENT else self.fixed.kind_seconds
+        return self.fixed.statistics_seconds if kind == ROW_STATISTICS else self.fixed.kind_seconds
 
     def combinations(self) -> int:
         """Count the assignments that there are."""
         return prod(
-            sum(prod(len(b.candidates) for b in cost.blocks) for cost in of_unit)
-            for of_unit in self.costs
+            sum(prod(len(b.candidates) for b in cost.blocks) for cost in of_bundle)
+            for of_bundle in self.costs
         )
 
-    def choices(self, unit: int) -> Iterator[Choice]:
-        """List all choices of a unit."""
-        for option, cost in enumerate(self.costs[unit]):
+    def placements(self, bundle: int) -> Iterator[Placement]:
+        """List all placements of a bundle."""
+        for option, cost in enumerate(self.costs[bundle]):
             for chosen in np.ndindex(*(len(b.candidates) for b in cost.blocks)):
-                yield Choice(option, tuple(int(a) for a in chosen))
+                yield Placement(option, tuple(int(a) for a in chosen))

@@ -26,7 +26,7 @@ class RunnerUp:
 
     Args:
         sharding_type: Its name.
-        seconds: Of the step with it; infinite where there is no room for it.
+        seconds: Seconds of the step with it; infinite where there is no room for it.
         why: What it would change, in words.
     """
 
@@ -41,8 +41,7 @@ def runner_ups(
     """Return the runner-up of each table; None where no other type is possible, as on one rank.
 
     Args:
-        tables: Of the plan.
-        plan: Any plan of these tables.
+        plan: Any plan of the problem's tables.
         problem: What it is priced for.
         step: Seconds of its step.
     """
@@ -67,7 +66,7 @@ def runner_ups(
         partial.add(number, as_planned)
     found: dict[str, RunnerUp | None] = {}
     for number, (table, bundle) in enumerate(zip(tables, bundles, strict=True)):
-        before = partial.components()
+        before = partial.seconds_by_component()
         seconds = partial.seconds()
         partial.remove(number)
         types = [option.sharding_type for (option,) in bundle.options]
@@ -77,7 +76,7 @@ def runner_ups(
         if other is not None:
             partial.add(number, other)
             change = partial.seconds() - seconds
-            why = _why(before, partial.components(), change, step)
+            why = _why(before, partial.seconds_by_component(), change, step)
             found[table.name] = RunnerUp(types[other.option], step + change, why)
             partial.remove(number)
         elif different:

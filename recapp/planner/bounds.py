@@ -1,11 +1,11 @@
-"""A time that no plan can beat by the model's own prices: it says how much faster than a given plan
-another one could be at most.
+"""A lower bound of a step's time over all plans, by the cost model's own prices: it limits how much
+faster than a given plan another one could be.
 
-A step is a sum over components of what the slowest rank takes, and fees for every kind of calls. Of any
-plan it is certain that
+A step is the sum over components of what the slowest rank takes, and of a fee for every kind of
+calls. Of any plan it is certain that
 
-    in a component the slowest rank takes at least the mean of any set of ranks, at least the largest
-        piece, and so at least any mean of the two
+    in a component the slowest rank takes at least the mean of any set of ranks, at least the
+        largest piece, and so at least any mean of the two
     a message takes at least any weighted mean of its two links' times, latencies among them
     every table takes one of its options; the largest piece is at least that of each; every kind of
         calls that one of them needs is paid once
@@ -13,11 +13,11 @@ plan it is certain that
 With the weights fixed a sum over tables is left, beside the largest piece and the fees: each table
 takes its cheapest option among those whose pieces are no larger. Which kinds to pay for and how
 large a piece may be is decided by branch and bound (kinds are the facilities of an uncapacitated
-facility location; Erlenkotter, 1978, is the classic). Every placement of weights is a bound, so the
+facility location; Erlenkotter, 1978, is the classic). Every set of weights gives a bound, so the
 largest counts.
 
-What it leaves out: that pieces of several tables do not fit together into equal loads, that
-memory is limited, that a host which answers itself sends less. It is never above the best plan
+What it leaves out: that pieces of several tables do not fit together into equal loads, that memory
+is limited, that a host which answers itself sends less. It is never above the best plan
 (`tests/planner/test_bounds.py` tries them all), and equal only by luck.
 """
 
@@ -36,8 +36,7 @@ LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the host's link beside the netw
 PIECE_WEIGHTS = (0.25, 0.5, 1.0)  # of the largest piece beside the mean of ranks
 REGIONS = 4  # sets of ranks beside all of them, those that most tables are bound to
 NODES = 80  # of a branch and bound
-# of a largest piece: one that is smaller by less counts as equal
-SMALLEST_DIFFERENCE = 1e-4
+SMALLEST_DIFFERENCE = 1e-4  # of a largest piece: one that is smaller by less counts as equal
 _K = len(KERNEL_PHASES)
 _M = len(MESSAGES)
 Bools = npt.NDArray[np.bool_]
@@ -60,8 +59,8 @@ class Bound:
 def lower_bound(
     space: SearchSpace, world: int, allowed_N: Bools | None = None, *, pieces: bool = True
 ) -> list[Bound]:
-    """Return lower bounds of all plans of these bundles, the highest first, each from another relaxed
-    problem.
+    """Return lower bounds of all plans of these bundles, the highest first, each from another
+    relaxed problem.
 
     Args:
         space: What the options of all bundles cost.
@@ -74,7 +73,9 @@ def lower_bound(
     )
     found = []
     for mean_NC in _means(space, world):
-        near = max(LINK_WEIGHTS, key=lambda near: _Relaxed(space, mean_NC, free_N, near).plain())
+        near = max(
+            LINK_WEIGHTS, key=lambda near: _Relaxed(space, mean_NC, free_N, near).without_fees()
+        )
         found += [
             _Relaxed(space, mean_NC, free_N, near, of_piece).solved()
             for of_piece in (_shares() if pieces else [_nothing()])
@@ -98,8 +99,8 @@ def _shares() -> Iterator[Floats]:
 
 
 def _means(c: SearchSpace, world: int) -> Iterator[Floats]:
-    """List what every option surely adds to the mean of a set of ranks, [N, COMPONENTS]: of all ranks,
-    and of those that bundles are bound to.
+    """List what every option surely adds to the mean of a set of ranks, [N, COMPONENTS]: of all
+    ranks, and of those that bundles are bound to.
     """
     yield c.owned_NC / world
     bound: dict[tuple[int, ...], int] = {}
@@ -140,7 +141,7 @@ class _Relaxed:
         self.piece_N = c.largest_NC @ share
         self.fee_K = np.array([c.fee(kind) for kind in c.kinds])
 
-    def plain(self) -> float:
+    def without_fees(self) -> float:
         """Return the sum over bundles, without fees."""
         return self.constant + float(np.minimum.reduceat(self.cost_N, self.c.first_B).sum())
 

@@ -1,11 +1,11 @@
-"""Which tables ask for distinct rows and which for pooled bags, by counted bytes.
+"""Decide which tables ask for distinct rows and which for pooled bags, by counted bytes.
 
     unique   a vector per distinct row of the batch     one-hot features, small tables, ids that
                                                         repeat
     pooled   a vector per non-empty (bag, owner) pair   long bags of rarely repeated ids
 
-Both are counted on the same batches, so the choice is a fact of data and plan, never of a clock:
-two identical runs stay identical. One-hot features always choose `unique`: distinct rows are never
+Both are counted on the same batches, so the mode follows from data and plan, never from a clock:
+two identical runs stay identical. One-hot features always get `unique`: distinct rows are never
 more than bags.
 """
 
@@ -25,7 +25,7 @@ from recapp.tables.lookups import TableLookup
 ID_BYTES = 4
 LENGTH_BYTES = 4
 NUMBER_BYTES = 4
-# of one rank: enough that the choice does not hang on one batch, few enough not to be felt at start
+# of one rank: enough that a mode does not hang on one batch, few enough not to be felt at start
 SAMPLE_BATCHES = 4
 
 
@@ -35,11 +35,12 @@ def exchanged_bytes(
     features: KeyedJaggedTensor,
     lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, dict[Mode, int]]:
-    """What one batch of a rank costs each table that is not replicated, both ways, in either mode.
+    """Return the bytes that one batch of a rank exchanges for each table that is not replicated,
+    there and back, in either mode.
 
     Args:
-        tables: Of the plan.
-        plan: Its open modes count as `unique`; modes change no rectangle.
+        tables: The tables of the plan.
+        plan: A plan whose open modes count as `unique`; modes change no rectangle.
         features: Raw ids of the batch.
         lookups: What reads the tables; None takes the lookups that the tables declare.
     """
@@ -74,7 +75,14 @@ def exchanged_bytes(
 
 
 def _pairs(row_N: Tensor, lengths_M: Tensor, start_K: Tensor, rank_K: Tensor) -> int:
-    """Non-empty (bag, owner) pairs."""
+    """Count the non-empty (bag, owner) pairs.
+
+    Args:
+        row_N: The row of each id.
+        lengths_M: Ids of each bag.
+        start_K: First row of each piece of the strip, ascending.
+        rank_K: Owner of each piece.
+    """
     bag_N = torch.repeat_interleave(torch.arange(len(lengths_M)), lengths_M, output_size=len(row_N))
     owner_N = rank_K[torch.bucketize(row_N, start_K, right=True) - 1]
     return len(torch.unique(bag_N * (int(rank_K.max()) + 1) + owner_N))

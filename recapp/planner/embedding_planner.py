@@ -9,8 +9,9 @@ no clock, no chance.
     )
     plan = planner.plan(model, sharders)
 
-Names and arguments as of TorchRec's class. `plan_tables` is the same for tables without a model
-around them. Only `collective_plan` talks to other ranks: rank 0 plans and broadcasts the plan.
+Names and arguments are those of TorchRec's class. `plan_tables` does the same for tables without a
+model around them. Only `collective_plan` talks to other ranks: rank 0 plans and broadcasts the
+plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,7 @@ from recapp.tables.lookups import embedding_lookups, embedding_tables
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"
-ROUNDED = 4  # relaxed problems whose placement of options is a start
+ROUNDED = 4  # relaxed problems whose options are a start of the search
 LARGE = 20_000  # tables times ranks, from which on only the best start is improved
 
 
@@ -79,7 +80,7 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        """By how much the step may be longer than the shortest there is: .1 is a tenth."""
+        """Return by how much the step may be longer than the shortest there is: 0.1 is a tenth."""
         return (
             self.cost.step_seconds / self.lower_bound_seconds - 1
             if self.lower_bound_seconds
@@ -423,9 +424,7 @@ def _does_not_fit(
             return error
     total = sum(min(cost.bytes for cost in costs) for costs in space.costs)
     return PlanError(
-        f"plan {name}: no plan fits these constraints and {human(float(capacity.sum()))} of "
-        "memory on all ranks "
-        f"(tables and optimiser state need about {human(total)}): allow more types or ranks, or "
-        "tables may not be kept apart "
-        "on so few ranks"
+        f"plan {name}: no plan fits these constraints and {human(float(capacity.sum()))} of memory "
+        f"on all ranks (tables and optimiser state need about {human(total)}): allow more types or "
+        "ranks, or tables may not be kept apart on so few ranks"
     )

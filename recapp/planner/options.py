@@ -1,5 +1,5 @@
-"""What could be done with a table: every allowed sharding type and mode, cut and priced, with its
-ranks still open.
+"""List what could be done with a table: every allowed sharding type and mode, cut and priced, with
+its ranks still open.
 
     Option          a sharding type and a mode                row_wise, unique
       PricedBlock   rectangles whose ranks are chosen         a strip; all the strips of a row;
@@ -7,8 +7,9 @@ ranks still open.
         candidates  sets of ranks, one of which is chosen,    table_wise on 4 ranks:
                     [sets, rectangles]                        [[0], [1], [2], [3]]
 
-A price has components, each of which the slowest rank decides for itself: kernels of four phases, and
-three messages by two links. Options of all tables are priced together (`pricing.py`).
+A price has components: kernels of four phases, and three messages by two links. In each of them
+the step takes as long as the slowest rank. Options of all tables are priced together
+(`pricing.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,15 +56,15 @@ class PricedBlock:
 
     Args:
         rows: First row of each of m rectangles, and the one behind its last, [m, 2].
-        cols: Likewise the columns.
-        components: Seconds of each rectangle's owner, [m, COMPONENTS].
-        bytes: Of each, [m].
+        cols: First column of each and the one behind its last, [m, 2].
+        seconds: Seconds of each rectangle's owner, [m, COMPONENTS].
+        bytes: Bytes of weights and optimiser state of each, [m].
         candidates: Sets of ranks that could hold them, a rank for each rectangle, [A, m].
     """
 
     rows: Ints
     cols: Ints
-    components: Floats
+    seconds: Floats
     bytes: Floats
     candidates: Ints
 
@@ -94,7 +95,7 @@ class Option:
 
     @property
     def seconds(self) -> float:
-        """All work of all ranks together: by this tables are ordered."""
+        """Return the seconds of all ranks together."""
         return float(self.home.sum() + self.owned.sum())
 
     def sharding(self, chosen: Sequence[int]) -> TableSharding:
@@ -113,7 +114,11 @@ class Option:
         return TableSharding(shards, self.mode, self.sharding_type)
 
     def on_ranks(self, chosen: Sequence[int]) -> TableWork:
-        """Return the work with its rectangles on the chosen candidate ranks, as of `sharding`."""
+        """Return the work with its rectangles on the chosen candidate ranks.
+
+        Args:
+            chosen: For each block the index of its candidate ranks.
+        """
         return replace(
             self.work,
             rank_M=np.concatenate(
@@ -123,7 +128,7 @@ class Option:
 
 
 def constrained_table(table: EmbeddingBagConfig, c: ParameterConstraints) -> EmbeddingBagConfig:
-    """Return the table with the data type that its constraints count it as."""
+    """Return the table with the data type that its constraints price it as."""
     return table if c.data_type is None else replace(table, data_type=DataType(c.data_type))
 
 
@@ -213,7 +218,7 @@ def _cuts_and_modes(
 
 def _sensible(topology: Topology) -> list[ShardingTypeRecord]:
     """Return the built-in types worth pricing, the simplest first: one rank keeps tables whole, and
-    on one host those for several hosts are others by another name.
+    on one host a type for several hosts cuts as a simpler one does.
     """
     if topology.world_size == 1:
         return list(BUILT_IN[:1])
@@ -227,7 +232,7 @@ def _cuts(
     ranks: CandidateRanks,
     problem: PlanningProblem,
 ) -> list[list[Block]]:
-    """Return the ways to cut a table as a sharding type does: the blocks of each."""
+    """Return the cuts of a table that a sharding type allows, each a list of blocks."""
     wanted = TableToCut(table.num_embeddings, table.embedding_dim, ranks)
     if record.replicated and len(ranks.each_rank) < problem.topology.world_size:
         return []
@@ -280,7 +285,7 @@ def _uneven_rows(known: TableStatistics, equal: Ints, count: int) -> Ints | None
 
 class _Priced:
     """Prices by component: owners' kernels, then each message through the links inside a host, then
-    through the network; likewise what every rank does for its own batch.
+    through the network; and what every rank does for its own batch.
     """
 
     def __init__(self, prices: Prices, problem: PlanningProblem) -> None:
@@ -288,7 +293,7 @@ class _Priced:
         near, far = problem.seconds_per_byte
         self.prices = prices
         fixed = fixed_of(problem)
-        self.components_MC = np.concatenate(
+        self.seconds_MC = np.concatenate(
             [prices.seconds_PM[kernels], prices.asked_3M * near, prices.asked_3M * far]
         ).T.copy()
         self.home_JC = np.concatenate(
@@ -297,8 +302,8 @@ class _Priced:
         self.home_JC[:, KERNEL_PHASES.index("update")] += (
             prices.statistics_rows_J * fixed.statistics_row_seconds
         )
-        self.owned_JC = np.add.reduceat(self.components_MC, prices.first_J)
-        self.largest_JC = np.maximum.reduceat(self.components_MC, prices.first_J)
+        self.owned_JC = np.add.reduceat(self.seconds_MC, prices.first_J)
+        self.largest_JC = np.maximum.reduceat(self.seconds_MC, prices.first_J)
 
     def option(self, j: int, type_name: str, parts: Sequence[tuple[Ints, Ints, Ints]]) -> Option:
         """Return the option of a cut.
@@ -312,10 +317,8 @@ class _Priced:
         at = int(self.prices.first_J[j])
         for rows, cols, candidates in parts:
             here = slice(at, at := at + len(rows))
-            components = self.components_MC[here]
-            blocks.append(
-                PricedBlock(rows, cols, components, self.prices.bytes_M[here], candidates)
-            )
+            seconds = self.seconds_MC[here]
+            blocks.append(PricedBlock(rows, cols, seconds, self.prices.bytes_M[here], candidates))
         cut = self.prices.cuts[j]
         return Option(
             cut.table.name,
@@ -332,7 +335,7 @@ class _Priced:
 def option_of(
     table: EmbeddingBagConfig, sharding: TableSharding, problem: PlanningProblem
 ) -> Option:
-    """Return a sharding as it stands: one block that has one set of candidate ranks. An open mode
+    """Return a sharding as an option: one block that has one set of candidate ranks. An open mode
     counts as `work_of` counts it.
     """
     cells = sharding.cells(table, problem.topology.world_size)
@@ -347,17 +350,19 @@ def option_of(
 
 
 def base_components(fixed: Fixed) -> Floats:
-    """Return what each component has before any table has ranks, [COMPONENTS]: the messages' latencies."""
+    """Return what each component has before any table has ranks, [COMPONENTS]: the messages'
+    latencies.
+    """
     return np.concatenate([np.zeros(len(KERNEL_PHASES)), *fixed.latency_23])
 
 
 def own_seconds(option: Option, world: int) -> Floats:
-    """Return a table's own share of a step by component, [COMPONENTS]: as if it were alone, on the first
-    candidate ranks, without what calls and messages cost at all.
+    """Return a table's own share of a step by component, [COMPONENTS]: as if it were alone, on its
+    first candidate ranks, without the fixed costs of calls and messages.
     """
     load = np.zeros((world, COMPONENTS))
     for block in option.blocks:
-        np.add.at(load, block.candidates[0], block.components)
+        np.add.at(load, block.candidates[0], block.seconds)
     found: Floats = option.home + load.max(0)
     return found
 

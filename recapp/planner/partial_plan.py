@@ -1,5 +1,5 @@
-"""A plan in the making: what each rank has to do and to hold so far, and which ranks one more bundle
-costs least on.
+"""A plan in the making: what each rank has to do and to hold so far, and the ranks on which one
+more bundle costs least.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ class PartialPlan:
 
     Args:
         space: The bundles and what each of their options costs.
-        capacity_W: Bytes that each rank has; infinite where nobody knows.
+        capacity_W: Bytes that each rank has; infinite where it is not known.
     """
 
     def __init__(self, space: SearchSpace, capacity_W: Floats) -> None:
@@ -39,22 +39,22 @@ class PartialPlan:
 
     @property
     def peak(self) -> Floats:
-        """Seconds of the slowest rank of each component, [COMPONENTS]."""
+        """Return the seconds of the slowest rank of each component, [COMPONENTS]."""
         if self._peak is None:
             self._peak = self.load.max(0)
         return self._peak
 
-    def components(self) -> Floats:
+    def seconds_by_component(self) -> Floats:
         """Return the seconds of each component, [COMPONENTS]."""
         return self.home + self.peak
 
     def seconds(self) -> float:
         """Return the seconds of a step by its components, never more than its price."""
         fees = sum(self.space.fee(kind) for kind, n in self.kinds.items() if n > 0)
-        return float(step_seconds(self.components())) + fees + self.space.fixed.seconds
+        return float(step_seconds(self.seconds_by_component())) + fees + self.space.fixed.seconds
 
     def add(self, bundle: int, placement: Placement) -> None:
-        """Give a bundle its ranks."""
+        """Put a bundle on the ranks of a placement."""
         self._change(bundle, placement, 1)
         self.placements[bundle] = placement
 
@@ -74,7 +74,7 @@ class PartialPlan:
             for block, a in zip(cost.blocks, placement.candidates, strict=True)
         ]
         for block, ranks in chosen:
-            self.load[ranks] += sign * block.components
+            self.load[ranks] += sign * block.seconds
             self.held[ranks] += sign * block.bytes
         for label in self.space.bundles[bundle].apart:
             self.bundles_apart[label].update(
@@ -105,7 +105,7 @@ class PartialPlan:
         seconds = 0.0
         for block in cost.blocks:
             after = load[block.candidates]
-            after += block.components
+            after += block.seconds
             top = np.maximum(after.max(1) if after.shape[1] > 1 else after[:, 0], peak)
             price = step_seconds(top + home)
             if (self.limited or taken) and not self._allow(price, block, held, taken):

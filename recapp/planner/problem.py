@@ -2,7 +2,7 @@
 
     settings, or what ranks find at start -> PlanningProblem -> planner, prices, reports
 
-The prices themselves stand in `recapp/planner/cost.py`.
+`recapp/planner/cost.py` and `recapp/planner/pricing.py` make prices of it.
 """
 
 from collections import Counter
@@ -50,10 +50,10 @@ class CountsOperations(Protocol):
 
 def dense_of(module: nn.Module) -> Dense:
     """Return the costs of the dense part of any model: two operations for each weight and sample
-    forward and four backward, as linear layers do.
+    forward and four backward, as linear layers have.
 
-    A module that multiplies more than its weights says how much by `flops_per_sample()`, as a DLRM
-    does of its interaction.
+    A module that multiplies more than its weights returns how much by `flops_per_sample()`, as a
+    DLRM does for its interaction.
     """
     inside = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
     weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
@@ -70,11 +70,11 @@ class PlanningProblem:
         tables: The tables of the model.
         topology: The ranks; its hardware prices the work.
         batch_per_rank: Samples of a rank's training batch, B.
-        rule: What happens to touched rows; None prices serving, which has no backward.
-        statistics: Of the ids of each table, by its name; a table that is not there gets
+        rule: The update of touched rows; None prices serving, which has no backward.
+        statistics: Id statistics of each table, by its name; a table that is not there gets
             `default_statistics`.
-        dense: The part of the model that is not sharded.
-        payload_bytes: The bytes of a number of a vector or gradient that travels.
+        dense: Costs of the part of the model that is not sharded.
+        payload_bytes: Bytes of a number of a vector or gradient that travels.
         val_batch_per_rank: Samples of a rank's validation batch, which takes memory and is no part
             of a step; 0 for no validation.
         look_ahead: Training batches whose ids are exchanged before their turn, which take memory.

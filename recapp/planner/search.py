@@ -1,5 +1,5 @@
-"""Search: which option and which ranks for every table, so that the slowest rank of every phase is
-as fast as can be.
+"""Search for a plan: which option and which ranks for every table, so that the slowest rank of
+every phase is as fast as can be.
 
     few combinations      all of them, cut off by a bound: the best plan there is by the model's
                           price
@@ -28,11 +28,9 @@ from recapp.planner.search_space import Assignment, Kind, SearchSpace
 # of options and candidate ranks of all tables: tried one by one, about a second
 EXACT_COMBINATIONS = 5_000
 PASSES = 8  # over all tables, taking out and adding again, at most
-# options of a bundle that are weighed again and again: cheapest of the kinds paid for, cheapest of
-# all
+# options of a bundle that are weighed again and again: cheapest of the kinds paid for and of all
 KEPT = 4
-# options weighed in all passes over a start, some 40 us each on 128 ranks; at least one pass is
-# made
+# options weighed in all passes over a start, some 40 us each on 128 ranks; at least one pass runs
 WEIGHED = 12_000
 
 Options = Sequence[Sequence[int]]
@@ -77,8 +75,8 @@ def promising(space: SearchSpace, bounds: Sequence[Bound]) -> Options:
 def greedy(
     space: SearchSpace, capacity_W: Floats, wanted: Options, by_bytes: bool = False
 ) -> Assignment | None:
-    """Add the bundles largest first, each with the wanted option and on the ranks that cost least, or
-    with any option where none of those has room. Return None where there is no room at all.
+    """Add the bundles largest first, each with the wanted option and on the ranks that cost least,
+    or with any option where none of those has room. Return None where there is no room at all.
     """
     partial = PartialPlan(space, capacity_W)
     sizes = [

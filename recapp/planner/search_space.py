@@ -1,12 +1,12 @@
-"""What the search chooses among: bundles of tables, and all that it asks of their options, worked out
+"""The search space: bundles of tables, and all that the search asks of their options, worked out
 once.
 
-    TableBundle        tables that share their ranks, mostly one; its options
-    OptionCost  an option of a bundle in numbers: seconds of every rank, seconds of the owners, the
-                kinds of kernel calls that it needs, blocks whose ranks are chosen
-    SearchSpace   the costs of the options of all bundles, one by one and as arrays [N, COMPONENTS] over all
-                of them
-    Placement      an option, and candidate ranks for each of its blocks
+    TableBundle  tables that share their ranks, mostly one; its options
+    OptionCost   an option of a bundle in numbers: seconds of every rank, seconds of the owners, the
+                 kinds of kernel calls that it needs, blocks whose ranks are chosen
+    SearchSpace  the costs of the options of all bundles, one by one and as arrays [N, COMPONENTS]
+                 over all of them
+    Placement    an option, and candidate ranks for each of its blocks
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from recapp.sharding.sharding_types import Ints
 
 Kind = tuple[int, str]
 """A width and mode, each of which has calls of its own; or `ROW_STATISTICS`."""
-# the message in which strips of rows agree on a statistic: there is one if any table needs it
+# the message of row statistics: there is one if any table needs it
 ROW_STATISTICS: Kind = (0, "row statistics")
 _K = len(KERNEL_PHASES)
 _M = (COMPONENTS - len(KERNEL_PHASES)) // 2
@@ -63,8 +63,8 @@ Assignment = tuple[Placement, ...]
 
 
 def step_seconds(components: Floats) -> Floats:
-    """Return the seconds of a step from what the slowest rank of each component takes, [..., COMPONENTS]:
-    kernels add up, a message takes the slower of its two links.
+    """Return the seconds of a step from what the slowest rank of each component takes, [...,
+    COMPONENTS]: kernels add up, a message takes the slower of its two links.
     """
     found: Floats = components[..., :_K].sum(-1) + np.maximum(
         components[..., _K : _K + _M], components[..., _K + _M :]
@@ -95,7 +95,7 @@ class OptionCost:
 
     @cached_property
     def ranks(self) -> frozenset[int]:
-        """The ranks on which any of it may lie."""
+        """Return the ranks on which any of it may lie."""
         return frozenset(int(r) for b in self.blocks for r in np.unique(b.candidates))
 
     def least_on(self, ranks: Sequence[int]) -> Floats:
@@ -103,18 +103,18 @@ class OptionCost:
         chosen, [COMPONENTS].
         """
         return sum(
-            ((np.isin(b.candidates, ranks) @ b.components).min(0) for b in self.blocks),
+            ((np.isin(b.candidates, ranks) @ b.seconds).min(0) for b in self.blocks),
             np.zeros(COMPONENTS),
         )
 
     @cached_property
     def fullest(self) -> float:
-        """Bytes of the piece that has most."""
+        """Return the bytes of the piece that has most."""
         return max(float(b.bytes.max()) for b in self.blocks)
 
     @cached_property
     def bytes(self) -> float:
-        """Bytes of all pieces."""
+        """Return the bytes of all pieces."""
         return sum(float(b.bytes.sum()) for b in self.blocks)
 
 
@@ -133,7 +133,7 @@ def option_cost(chosen: Sequence[Option]) -> OptionCost:
         PricedBlock(
             same[0].rows,
             same[0].cols,
-            np.sum([b.components for b in same], 0),
+            np.sum([b.seconds for b in same], 0),
             np.sum([b.bytes for b in same], 0),
             same[0].candidates,
         )
@@ -143,7 +143,7 @@ def option_cost(chosen: Sequence[Option]) -> OptionCost:
         chosen[0].sharding_type,
         np.sum([o.home for o in chosen], 0),
         np.sum([o.owned for o in chosen], 0),
-        np.max([b.components.max(0) for b in blocks], 0),
+        np.max([b.seconds.max(0) for b in blocks], 0),
         kinds,
         blocks,
     )
@@ -157,7 +157,7 @@ def _once(block: PricedBlock) -> PricedBlock:
     ranks, piece_m = np.unique(ranks_Am[0], return_inverse=True)
     components = np.zeros((len(ranks), COMPONENTS))
     held = np.zeros(len(ranks))
-    np.add.at(components, piece_m, block.components)
+    np.add.at(components, piece_m, block.seconds)
     np.add.at(held, piece_m, block.bytes)
     return PricedBlock(block.rows[:0], block.cols[:0], components, held, ranks[None])
 
@@ -172,9 +172,11 @@ class SearchSpace:
     Attributes:
         costs: By bundle and option.
         all_costs: Those of all bundles one after the other, N.
-        first_B: Where those of each bundle begin.
-        bundle_N: The bundle of each.
-        home_NC: `OptionCost.home` of each; likewise `owned_NC` and `largest_NC`.
+        first_B: Index of the first option of each bundle.
+        bundle_N: The bundle of each option.
+        home_NC: `OptionCost.home` of each.
+        owned_NC: `OptionCost.owned` of each.
+        largest_NC: `OptionCost.largest` of each.
         kinds: The kinds of kernel calls that any of them needs, K.
         uses_NK: Which of them each needs.
     """

@@ -34,8 +34,8 @@ from recapp.planner.search_space import SearchSpace
 
 LINK_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the host's link beside the network's
 PIECE_WEIGHTS = (0.25, 0.5, 1.0)  # of the largest piece beside the mean of ranks
-REGIONS = 4  # sets of ranks beside all of them, those that most tables are bound to
-NODES = 80  # of a branch and bound
+REGIONS = 4  # sets of ranks that are looked at beside all ranks: those most tables are bound to
+NODES = 80  # that one branch and bound opens at most
 SMALLEST_DIFFERENCE = 1e-4  # of a largest piece: one that is smaller by less counts as equal
 _K = len(KERNEL_PHASES)
 _M = len(MESSAGES)

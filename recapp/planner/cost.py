@@ -207,7 +207,7 @@ def fixed_of(problem: PlanningProblem) -> Fixed:
     if problem.rule is None:
         latency[:, MESSAGES.index("gradients")] = 0.0
     header = message_seconds(np.zeros(W), HEADER_BYTES, problem) if W > 1 else 0.0
-    # of the link that is slower with nothing to carry
+    # of the link whose latency is larger
     slope = problem.seconds_per_byte[int(H > 1 and far >= near)]
     return Fixed(
         _dense_seconds(problem) + header + first,
@@ -256,9 +256,8 @@ def _dense_seconds(problem: PlanningProblem) -> float:
     """
     topology = problem.topology
     hardware = problem.hardware
-    # forward is a third of either
     dense = problem.dense
-    share = 1 if problem.rule is not None else 1 / 3
+    share = 1 if problem.rule is not None else 1 / 3  # forward is a third of products and vectors
     products = dense.flops / hardware.flops_per_s
     moved = VECTOR_PASSES * dense.vector_bytes / (hardware.kernels["combine"].gb_per_s * 1e9)
     spent = share * (products + moved) * problem.batch_per_rank

@@ -7,9 +7,8 @@ its ranks still open.
         candidates  sets of ranks, one of which is chosen,    table_wise on 4 ranks:
                     [sets, rectangles]                        [[0], [1], [2], [3]]
 
-A price has components: kernels of four phases, and three messages by two links. In each of them
-the step takes as long as the slowest rank. Options of all tables are priced together
-(`pricing.py`).
+A price has components: kernels of four phases, and three messages by two links. In each of them the
+step takes as long as the slowest rank. Options of all tables are priced together (`pricing.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -152,8 +152,8 @@ PRODUCTION = (
 
 
 def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """Apply the rules of `+plan=production` to sizes: more than 1,000,000 rows row_wise;
-    else wider than 256 column_wise; else table_wise.
+    """Apply the rules of `+plan=production` to sizes: more than 1,000,000 rows row_wise; else wider
+    than 256 column_wise; else table_wise.
 
     Args:
         tables: `num_embeddings` and `embedding_dim` by table name.

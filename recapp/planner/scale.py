@@ -53,9 +53,8 @@ MLPERF_ROWS = (
 )
 # ids of a bag: 214 of a sample
 MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-# of its dense part: three cross layers of rank 512 and two MLPs
-MLPERF_DIM = 128
-MLPERF_WEIGHTS = 16_100_000
+MLPERF_DIM = 128  # columns of each table
+MLPERF_WEIGHTS = 16_100_000  # of the dense part: three cross layers of rank 512 and two MLPs
 STRONG_BATCH = 65_536  # of all ranks, as in its reference runs
 
 

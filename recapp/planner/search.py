@@ -25,9 +25,9 @@ from recapp.planner.cost import Floats
 from recapp.planner.partial_plan import SMALLEST_GAIN, PartialPlan
 from recapp.planner.search_space import Assignment, Kind, SearchSpace
 
-# of options and candidate ranks of all tables: tried one by one, about a second
+# combinations of options and candidate ranks that are tried one by one, in about a second
 EXACT_COMBINATIONS = 5_000
-PASSES = 8  # over all tables, taking out and adding again, at most
+PASSES = 8  # over all bundles, taking each out and adding it again, at most
 # options of a bundle that are weighed again and again: cheapest of the kinds paid for and of all
 KEPT = 4
 # options weighed in all passes over a start, some 40 us each on 128 ranks; at least one pass runs

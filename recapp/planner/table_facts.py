@@ -19,8 +19,8 @@ from recapp.tables.lookups import TableLookup, lookups_of
 # a row is read every step: a replica's gradients are then no more than the table itself
 FREQUENT_LOOKUPS_PER_ROW = 1.0
 SPARSE_LOOKUPS_PER_ROW = 0.01  # a step reads at most one row of a hundred
-# of a rank in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40; PCIe 4.0
-# and InfiniBand HDR 20 to 25
+# what a rank sends in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40;
+# PCIe 4.0 and InfiniBand HDR 20 to 25
 FAST_GB_PER_S = 30.0
 
 

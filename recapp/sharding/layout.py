@@ -2,9 +2,9 @@
 on every rank.
 
 A column strip *is* a narrow table: nothing below this file knows wide tables. Strips of one width,
-mode and stored dtype form a group: one store of rows per rank and one lookup, however many tables
-it serves. Rows of all strips of a group are numbered by one key (strip.key + row); the sorted
-pieces map a key to a rank and to a row of that rank's store.
+mode and stored dtype form a group: one store of rows per rank and one kernel call, however many
+tables it serves. Rows of all strips of a group are numbered by one key (strip.key + row); the
+sorted pieces map a key to a rank and to a row of that rank's store.
 
     tables      strips (cols)      groups (width, mode)         store of a rank
     A 6x4  ->   A[0:2], A[2:4] ->  (2, unique): A[0:2] A[2:4] -> its pieces, one after the other

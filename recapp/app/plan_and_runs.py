@@ -11,7 +11,7 @@ from recapp.app.command import Job
 from recapp.app.own_types import register_own_types
 from recapp.app.plan_on_paper import BEST
 from recapp.errors import ConfigError, suggest
-from recapp.planner.check import STEP, compared, compared_by_ranks, distinct_pairs, order_of_plans
+from recapp.planner.check import STEP, compared, compared_by_ranks, order_of_plans, separated_pairs
 from recapp.planner.constraints import MODES
 from recapp.planner.hardware import default_hardware
 from recapp.planner.scale import scaled
@@ -37,7 +37,7 @@ def check(settings: Settings, job: Job) -> None:
     rows = compared(measured_runs(settings["path"]))
     tau = order_of_plans(rows)
     steps = [row for row in rows if row["what"] == STEP]
-    apart, right = distinct_pairs(rows)
+    apart, right = separated_pairs(rows)
     if settings["format"] == "json":
         console.emit_document(
             {"rows": rows, "kendall_tau": tau, "pairs_told_apart": apart, "pairs_in_order": right}

@@ -118,6 +118,7 @@ def build_plan(settings: Settings, problem: PlanningProblem) -> ShardingPlan:
             deal=plan.get("deal", "balanced"),
             statistics=problem.statistics,
             batch_per_rank=problem.batch_per_rank,
+            lookups=problem.lookups,
         )
     else:
         return best_plan(settings, problem).plan
@@ -152,7 +153,7 @@ def plan_of_run(settings: Settings, found: PlanningProblem) -> ShardingPlan:
 
 def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
     """Return what a plan should carry, so that it can be explained elsewhere."""
-    ids = {table.name: problem.of(table).to_dict() for table in problem.tables}
+    ids = {table.name: problem.statistics_of(table).to_dict() for table in problem.tables}
     return PlannedFor(tuple(problem.tables), problem.batch_per_rank, ids)
 
 

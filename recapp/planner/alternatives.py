@@ -14,7 +14,7 @@ from recapp.planner.cost import PHASES, Floats, fixed_of
 from recapp.planner.options import option_of, options_of, phases_of
 from recapp.planner.partial_plan import PartialPlan
 from recapp.planner.problem import PlanningProblem
-from recapp.planner.units import Catalogue, Choice, Unit
+from recapp.planner.search_space import Placement, SearchSpace, TableBundle
 from recapp.sharding.sharding_plan import ShardingPlan
 
 SMALL = 0.001  # of the step: a phase that differs by less is not worth naming
@@ -26,7 +26,7 @@ class RunnerUp:
 
     Args:
         sharding_type: Its name.
-        seconds: Of the step with it; infinite where there is no room for it.
+        seconds: Seconds of the step with it; infinite where there is no room for it.
         why: What it would change, in words.
     """
 
@@ -41,15 +41,14 @@ def runner_ups(
     """Return the runner-up of each table; None where no other type is possible, as on one rank.
 
     Args:
-        tables: Of the plan.
-        plan: Any plan of these tables.
+        plan: Any plan of the problem's tables.
         problem: What it is priced for.
         step: Seconds of its step.
     """
     tables = problem.tables
     others = options_of(tables, {t.name: ParameterConstraints() for t in tables}, problem)
-    units = [
-        Unit(
+    bundles = [
+        TableBundle(
             (t.name,),
             tuple((o,) for o in [option_of(t, plan.tables[t.name], problem), *others[t.name]]),
         )
@@ -61,23 +60,23 @@ def runner_ups(
         if memory is None
         else np.array(memory, float) - problem.topology.reserve_bytes
     )
-    as_planned = Choice(0, (0,))
-    partial = PartialPlan(Catalogue(units, fixed_of(problem)), capacity)
-    for number in range(len(units)):
+    as_planned = Placement(0, (0,))
+    partial = PartialPlan(SearchSpace(bundles, fixed_of(problem)), capacity)
+    for number in range(len(bundles)):
         partial.add(number, as_planned)
     found: dict[str, RunnerUp | None] = {}
-    for number, (table, unit) in enumerate(zip(tables, units, strict=True)):
-        before = partial.lanes()
+    for number, (table, bundle) in enumerate(zip(tables, bundles, strict=True)):
+        before = partial.seconds_by_component()
         seconds = partial.seconds()
         partial.remove(number)
-        types = [option.sharding_type for (option,) in unit.options]
+        types = [option.sharding_type for (option,) in bundle.options]
         different = [o for o, name in enumerate(types) if name != types[0]]
         other = partial.best(number, different)
         found[table.name] = None
         if other is not None:
             partial.add(number, other)
             change = partial.seconds() - seconds
-            why = _why(before, partial.lanes(), change, step)
+            why = _why(before, partial.seconds_by_component(), change, step)
             found[table.name] = RunnerUp(types[other.option], step + change, why)
             partial.remove(number)
         elif different:

@@ -2,7 +2,7 @@
 
     messages     one of vectors (answers and gradients share it), one of ids for each batch in
                  flight
-    notes        integers of each batch in flight: where ids, bags and rows stand (kernels' scratch)
+    integers     of each batch in flight: offsets of ids, bags and rows (kernels' scratch)
     offsets      of every bag in the output, for each size of a batch
 
 In flight are the training batch, those that are looked ahead to, and a validation batch, which may
@@ -20,8 +20,8 @@ from recapp.sharding.sharding_plan import ShardingPlan
 
 BUFFER_SLACK = 1.2  # buffers grow by more than is asked, so as not to grow again
 HOME_INTEGERS = {"unique": 9, "replicated": 9, "pooled": 3}  # kept for each id at home, by mode
-ANSWER_INTEGERS = 2  # kept for each row that somebody asks of its owner
-LEARN_INTEGERS = 5  # for its update beside them
+ANSWER_INTEGERS = 2  # kept for each row that some rank asks of its owner
+UPDATE_INTEGERS = 5  # kept beside them for the update of such a row
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class _Batch:
     """Bytes of one batch on each rank, [W].
 
     Args:
-        vectors: Of the message of vectors, in which there is room for gradients.
-        noted: Of its message of ids, and of integers.
-        offsets: Of its bags' offsets in the output.
+        vectors: Bytes of the message of vectors, in which gradients have room, too.
+        in_flight: Bytes of the message of ids and of the kernels' integers, which every batch in
+            flight has.
+        offsets: Bytes of its bags' offsets in the output, equal on all ranks.
     """
 
     vectors: Floats
-    noted: Floats
+    in_flight: Floats
     offsets: float
 
 
 def buffer_bytes(plan: ShardingPlan, problem: PlanningProblem) -> Floats:
-    """Predict what each rank keeps for its exchange, [W]; nothing where a rank is alone and asks
-    nobody.
+    """Predict what each rank keeps for its exchange, [W]; 0 where there is only one rank.
 
     Args:
         plan: Any plan of the problem's tables.
@@ -51,20 +51,20 @@ def buffer_bytes(plan: ShardingPlan, problem: PlanningProblem) -> Floats:
     world = problem.topology.world_size
     if world == 1 or not problem.tables:
         return np.zeros(world)
-    train = _of_batch(plan, problem, problem.batch_per_rank, learns=problem.rule is not None)
+    train = _of_batch(plan, problem, problem.batch_per_rank, updates=problem.rule is not None)
     vectors = train.vectors
-    noted = (1 + problem.look_ahead) * train.noted
+    in_flight = (1 + problem.look_ahead) * train.in_flight
     offsets = train.offsets
     if problem.val_batch_per_rank:
-        val = _of_batch(plan, problem, problem.val_batch_per_rank, learns=False)
+        val = _of_batch(plan, problem, problem.val_batch_per_rank, updates=False)
         vectors = np.maximum(vectors, val.vectors)
-        noted = noted + val.noted
+        in_flight = in_flight + val.in_flight
         offsets += val.offsets if problem.val_batch_per_rank != problem.batch_per_rank else 0.0
-    found: Floats = BUFFER_SLACK * (vectors + noted) + offsets
+    found: Floats = BUFFER_SLACK * (vectors + in_flight) + offsets
     return found
 
 
-def _of_batch(plan: ShardingPlan, problem: PlanningProblem, batch: int, *, learns: bool) -> _Batch:
+def _of_batch(plan: ShardingPlan, problem: PlanningProblem, batch: int, *, updates: bool) -> _Batch:
     world = problem.topology.world_size
     tables = problem.tables
     problem = replace(problem, batch_per_rank=batch)
@@ -75,20 +75,22 @@ def _of_batch(plan: ShardingPlan, problem: PlanningProblem, batch: int, *, learn
     everywhere = np.sum([w.everywhere for w in works], 0)
     strips_T = [len({s.cols.start for s in plan.tables[t.name].cells(t, world)}) for t in tables]
     at_home = sum(
-        HOME_INTEGERS[w.mode] * n * problem.of(t).ids_per_sample
+        HOME_INTEGERS[w.mode] * n * problem.statistics_of(t).ids_per_sample
         for t, n, w in zip(tables, strips_T, works, strict=True)
     )
-    bags = sum(n * len(t.feature_names) for t, n in zip(tables, strips_T, strict=True))
+    bags = sum(n * problem.lookups_per_table[t.name] for t, n in zip(tables, strips_T, strict=True))
     served_W = (asked_3W[0] + everywhere[0]) * (world / ID_BYTES)
-    of_row = ANSWER_INTEGERS + (LEARN_INTEGERS if learns else 0)
-    noted = NUMBER_BYTES * (batch * at_home + of_row * served_W)
+    of_row = ANSWER_INTEGERS + (UPDATE_INTEGERS if updates else 0)
+    integers = NUMBER_BYTES * (batch * at_home + of_row * served_W)
     vectors = _message(asked_3W[1:].max(0), float(everywhere[1:].max()))
     offsets = float(NUMBER_BYTES * batch * bags)
-    return _Batch(vectors, _message(asked_3W[0], float(everywhere[0])) + noted, offsets)
+    return _Batch(vectors, _message(asked_3W[0], float(everywhere[0])) + integers, offsets)
 
 
 def _message(asked_W: Floats, each: float) -> Floats:
-    """A buffer for both directions: what the others ask of a rank, and what it asks of all."""
+    """Return the bytes of a buffer for both directions, [W]: what the others ask of a rank, and
+    what it asks of all.
+    """
     world = len(asked_W)
     held: Floats = asked_W * (world - 1) + asked_W.sum() + each * (2 * world - 1)
     return held

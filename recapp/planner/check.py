@@ -1,5 +1,5 @@
-"""What was predicted of runs against what they measured: by phase, memory and ranks, and whether
-the order of plans is right.
+"""Compare what was predicted of runs with what they measured: by phase, memory and ranks, and
+whether the order of plans is right.
 
 Runs that repeat one plan (a sweep over seeds and plans takes turns) count as one: their median,
 with the least and the most of them: two plans whose ranges overlap count as equal on that machine.
@@ -19,8 +19,11 @@ Run = tuple[str, Mapping[str, Any], Mapping[str, Any]]  # name, `predicted.json`
 
 
 def compared(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Records of every plan, as of one run: medians over its repeats, `least` and `most` measured,
-    and how many `runs` there were.
+    """Return the records of every plan, as of one run: medians over its repeats, `least` and `most`
+    measured, and how many `runs` there were.
+
+    Args:
+        runs: Name, `predicted.json` and `performance.json` of each run.
     """
     repeats: dict[Any, list[list[dict[str, Any]]]] = {}
     for name, predicted, measured in runs:
@@ -43,12 +46,16 @@ def _merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def order_of_plans(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Kendall's tau of the plans' step times, of what `compared` returns."""
+    """Return Kendall's tau of the plans' predicted and measured step times.
+
+    Args:
+        rows: What `compared` returns.
+    """
     steps = [r for r in rows if r["what"] == STEP]
     return kendall_tau([r["predicted"] for r in steps], [r["measured"] for r in steps])
 
 
-def distinct_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+def separated_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Count the pairs of plans whose measured ranges do not overlap, and how many of them come in
     the predicted order.
     """
@@ -64,13 +71,13 @@ def distinct_pairs(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 def _of_run(
     name: str, predicted: Mapping[str, Any], measured: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Records of one run: the step, each phase (the mean of the ranks) and the bytes of the fullest
-    rank.
+    """Return the records of one run: the step, each phase (the mean of the ranks) and the bytes of
+    the fullest rank.
 
     Args:
-        name: Of the run.
-        predicted: `predicted.json`: an explained plan.
-        measured: `performance.json`.
+        name: The name of the run.
+        predicted: Its `predicted.json`, an explained plan.
+        measured: Its `performance.json`.
     """
 
     def mean(records: Sequence[Mapping[str, Any]], key: str) -> float:
@@ -106,17 +113,17 @@ def _of_run(
 
 
 def compared_by_ranks(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Growth as it was measured: a record for each run by plan, batch and ranks, step and bytes
-    sent by a rank beside their prediction.
+    """Return how step and traffic grow with the ranks: a record for each run with its plan, batch
+    and ranks, and the step and the bytes sent by a rank beside their prediction.
 
     Args:
-        runs: Name, `predicted.json` and `performance.json` of each.
+        runs: Name, `predicted.json` and `performance.json` of each run.
     """
     rows = []
     for name, predicted, measured in runs:
         ranks = measured["ranks"]
         sent = measured["sent_bytes"]
-        said = sum(b["bytes"] for b in predicted["between_ranks"]) / ranks
+        predicted_bytes = sum(b["bytes"] for b in predicted["between_ranks"]) / ranks
         seen = sum(sent) / ranks
         rows.append(
             {
@@ -129,8 +136,8 @@ def compared_by_ranks(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 "predicted_step_ms": predicted["step_ms"],
                 "step_error": predicted["step_ms"] / measured["step_ms"] - 1,
                 "sent_per_rank": seen,
-                "predicted_sent_per_rank": said,
-                "sent_error": said / seen - 1 if seen else None,
+                "predicted_sent_per_rank": predicted_bytes,
+                "sent_error": predicted_bytes / seen - 1 if seen else None,
             }
         )
     return sorted(rows, key=lambda r: (r["plan"], r["ranks"], r["batch_per_rank"], r["run"]))
@@ -148,10 +155,10 @@ def _row(run: str, plan: str, what: str, predicted: float, measured: float) -> d
 
 
 def kendall_tau(predicted: Sequence[float], measured: Sequence[float]) -> float | None:
-    """Whether two lists have one order: 1 the same, -1 the opposite (Kendall's tau-b, 1945: of
-    equal numbers none comes first).
+    """Return how far two lists have one order: 1 for one order, -1 for opposite orders (Kendall's
+    tau-b, 1945: of equal numbers none comes first).
 
-    None where neither list orders anything: fewer than two, or all equal.
+    None where a list orders nothing: fewer than two numbers, or all equal.
     """
     pairs = list(combinations(range(len(predicted)), 2))
     signs = [

@@ -1,17 +1,16 @@
-"""Which tables ask for distinct rows and which for pooled bags, by counted bytes.
+"""Decide which tables ask for distinct rows and which for pooled bags, by counted bytes.
 
     unique   a vector per distinct row of the batch     one-hot features, small tables, ids that
                                                         repeat
     pooled   a vector per non-empty (bag, owner) pair   long bags of rarely repeated ids
 
-Both are counted on the same batches, so the choice is a fact of data and plan, never of a clock:
-two identical runs stay identical. One-hot features always choose `unique`: distinct rows are never
+Both are counted on the same batches, so the mode follows from data and plan, never from a clock:
+two identical runs stay identical. One-hot features always get `unique`: distinct rows are never
 more than bags.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -21,38 +20,43 @@ from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import IdRules
-from recapp.tables.lookups import lookups_of
+from recapp.tables.lookups import TableLookup
 
 ID_BYTES = 4
 LENGTH_BYTES = 4
 NUMBER_BYTES = 4
-# of one rank: enough that the choice does not hang on one batch, few enough not to be felt at start
+# of one rank: enough that a mode does not hang on one batch, few enough not to be felt at start
 SAMPLE_BATCHES = 4
 
 
 def exchanged_bytes(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, features: KeyedJaggedTensor
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    features: KeyedJaggedTensor,
+    lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, dict[Mode, int]]:
-    """What one batch of a rank costs each table that is not replicated, both ways, in either mode.
+    """Return the bytes that one batch of a rank exchanges for each table that is not replicated,
+    there and back, in either mode.
 
     Args:
-        tables: Of the plan.
-        plan: Its open modes count as `unique`; modes change no rectangle.
+        tables: The tables of the plan.
+        plan: A plan whose open modes count as `unique`; modes change no rectangle.
         features: Raw ids of the batch.
+        lookups: What reads the tables; None takes the lookups that the tables declare.
     """
-    layout = make_layout(tables, plan.with_modes(dict.fromkeys(plan.undecided, "unique")))
-    lookups = lookups_of(tables)
-    rows = IdRules(lookups)(features)
+    layout = make_layout(tables, plan.with_modes(dict.fromkeys(plan.undecided, "unique")), lookups)
+    rows = IdRules(layout.lookups)(features)
     parts = torch.split(rows.rows_L.long(), rows.per_F)
     pieces = {strip: list(held) for strip, held in groupby(layout.pieces, key=lambda p: p.strip)}
     found: dict[str, dict[Mode, int]] = {}
-    read = Counter(x.table.name for x in lookups)
-    first = [0, *accumulate(read[t.name] for t in tables)]
+    lookups_by_table: dict[str, list[int]] = {t.name: [] for t in tables}
+    for i, lookup in enumerate(layout.lookups):
+        lookups_by_table[lookup.table.name].append(i)
     for number, table in enumerate(tables):
         if plan.tables[table.name].mode == "replicated":
             continue
-        row_N = torch.cat(parts[first[number] : first[number + 1]])
-        lengths_M = rows.lengths_FB[first[number] : first[number + 1]].flatten()
+        row_N = torch.cat([parts[i] for i in lookups_by_table[table.name]])
+        lengths_M = rows.lengths_FB[lookups_by_table[table.name]].flatten()
         found[table.name] = {"unique": 0, "pooled": 0}
         for i, strip in enumerate(layout.strips):
             if strip.table == number:
@@ -71,17 +75,36 @@ def exchanged_bytes(
 
 
 def _pairs(row_N: Tensor, lengths_M: Tensor, start_K: Tensor, rank_K: Tensor) -> int:
-    """Non-empty (bag, owner) pairs."""
+    """Count the non-empty (bag, owner) pairs.
+
+    Args:
+        row_N: The row of each id.
+        lengths_M: Ids of each bag.
+        start_K: First row of each piece of the strip, ascending.
+        rank_K: Owner of each piece.
+    """
     bag_N = torch.repeat_interleave(torch.arange(len(lengths_M)), lengths_M, output_size=len(row_N))
     owner_N = rank_K[torch.bucketize(row_N, start_K, right=True) - 1]
     return len(torch.unique(bag_N * (int(rank_K.max()) + 1) + owner_N))
 
 
 def decide_modes(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, batches: Iterable[KeyedJaggedTensor]
+    tables: Sequence[EmbeddingBagConfig],
+    plan: ShardingPlan,
+    batches: Iterable[KeyedJaggedTensor],
+    lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
-    """The plan with every open mode decided: `pooled` where that moves fewer bytes over all the
-    batches, else `unique`.
+    """Decide every open mode of a plan: `pooled` where that moves fewer bytes over all the batches,
+    else `unique`.
+
+    Args:
+        tables: The tables of the plan.
+        plan: A plan with open modes or without.
+        batches: Batches of one rank, raw ids.
+        lookups: What reads the tables; None takes the lookups that the tables declare.
+
+    Returns:
+        The plan with every mode decided.
     """
     if not plan.undecided:
         return plan
@@ -89,7 +112,7 @@ def decide_modes(
         name: {"unique": 0, "pooled": 0} for name in plan.undecided
     }
     for features in batches:
-        for name, counted in exchanged_bytes(tables, plan, features).items():
+        for name, counted in exchanged_bytes(tables, plan, features, lookups).items():
             for mode, n in counted.items() if name in total else ():
                 total[name][mode] += n
     return plan.with_modes(

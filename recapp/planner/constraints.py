@@ -32,7 +32,7 @@ class ParameterConstraints:
         pooling_factors: Mean ids of a bag, one for all features or one for each; for tables without
             statistics.
         statistics: Of its ids, instead of measured ones.
-        data_type: What its rows count as: "fp32", "bf16", ...
+        data_type: The type that its rows are priced as: "fp32", "bf16", ...
     """
 
     sharding_types: Sequence[str] | None = None
@@ -47,19 +47,19 @@ class ParameterConstraints:
     data_type: str | None = None
 
     def over(self, other: "ParameterConstraints") -> "ParameterConstraints":
-        """Return this, and where it leaves something free, what `other` says."""
+        """Return these constraints, with those of `other` for all that they leave free."""
         mine = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
         return replace(other, **mine)
 
 
 Constraints = Mapping[str, ParameterConstraints]
-"""By table name or glob; a name wins over a glob, of globs the last."""
+"""Constraints by table name or glob; a name wins over a glob, of globs the last."""
 
 
 def constraints_of(
     tables: Sequence[EmbeddingBagConfig], constraints: Constraints, topology: Topology
 ) -> dict[str, ParameterConstraints]:
-    """Return what holds for each table, checked.
+    """Return the constraints of each table, by its name, after checking them.
 
     Raises:
         PlanError: A pattern matches no table, a type or mode is unknown, ranks or hosts are not
@@ -131,8 +131,7 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
         if not allowed_ranks(c, topology):
             raise PlanError(
                 f"constraints.{name}: ranks {list(c.ranks or ())} are none of those of hosts "
-                f"{list(c.hosts or ())}: "
-                "let one of the two be free"
+                f"{list(c.hosts or ())}: let one of the two be free"
             )
         if c.together is not None:
             groups.setdefault(c.together, []).append(name)
@@ -141,8 +140,7 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
         if len(others) > len(set(others)):
             raise PlanError(
                 f"constraints: tables {', '.join(names)} are to lie together ({label}) and apart "
-                f"({others[0]}) at once: "
-                "take one of the two away"
+                f"({others[0]}) at once: take one of the two away"
             )
         shared = [
             type_name
@@ -158,6 +156,5 @@ def _check_groups(found: Mapping[str, ParameterConstraints], topology: Topology)
         if not set.intersection(*(set(allowed_ranks(found[n], topology)) for n in names)):
             raise PlanError(
                 f"constraints: tables {', '.join(names)} are to lie together ({label}) but have no "
-                "rank in common: "
-                "give them one in ranks"
+                "rank in common: give them one in ranks"
             )

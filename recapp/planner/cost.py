@@ -1,15 +1,15 @@
 """What a plan costs: counted work, priced with measured hardware. It reads rectangles and modes,
 never a type's name.
 
-    table, sharding, id statistics -> Work: what each rank does for itself, and what the owner of
-                                      each piece does for all (`pricing.py`)
+    table, sharding, id statistics -> TableWork: what each rank does for itself, and what the
+                                      owner of each piece does for all (`pricing.py`)
     all works of a plan            -> seconds per phase and rank, bytes between ranks
     step = sum over phases of the slowest rank's time: ranks meet at every message
 
 Every rank is home to a batch of B samples, so what is done at home (route, link, combine, spread)
 is the same on all ranks, and only the owners' part depends on where pieces lie. One step has four
-messages: counts (latency alone), ids, vectors and gradients, and where strips of a row agree on a
-statistic one more. TorchRec's estimator (`planner/estimator`) is the model of the terms; latency,
+messages: header (latency alone), ids, vectors and gradients, and where strips of a row exchange row
+statistics one more. TorchRec's estimator (`planner/estimator`) is the model of the terms; latency,
 input exchange, replicas' touched rows, skew and repeated ids are what it leaves out.
 
 W ranks, P phases, n ids of a rank's batch, U distinct rows among them, rho the share of requests
@@ -32,24 +32,24 @@ PHASE_OF_MESSAGE = {"ids": "input", "vectors": "output", "gradients": "gradients
 ID_BYTES = 4
 STATISTIC_BYTES = 8
 VECTOR_PASSES = 3  # in training: read, read again backward, gradients written; serving reads once
-HEADER_BYTES = 64  # of the counts message, from each rank to each
+HEADER_BYTES = 64  # from each rank to each other rank, with the counts of a batch
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Work:
+class TableWork:
     """What one table costs under one sharding, its M rectangles in order.
 
     Args:
-        home: seconds of each rank's kernels for its own batch, by phase, [P].
-        rank_M: owner of each rectangle; of replicas, every rank.
-        seconds_PM: of the owners' kernels, for all ranks' requests.
-        asked_3M: bytes that one home exchanges with the owner, by message.
-        bytes_M: of weights and optimiser state.
-        everywhere: bytes that each rank sends to each other, by message, [3]; zero but for
+        home: Seconds of each rank's kernels for its own batch, by phase, [P].
+        rank_M: Owner of each rectangle; of replicas, every rank.
+        seconds_PM: Seconds of the owners' kernels, for all ranks' requests, by phase.
+        asked_3M: Bytes that one home exchanges with the owner, by message.
+        bytes_M: Bytes of weights and optimiser state.
+        everywhere: Bytes that each rank sends to each other, by message, [3]; zero but for
             replicas.
-        agreeing: rows whose strips tell each other a statistic.
-        kinds: width and mode of each strip, which share kernels' calls with those of other tables.
+        statistics_rows: Rows whose strips exchange row statistics.
+        kinds: Width and mode of each strip, which share kernels' calls with those of other tables.
     """
 
     home: Floats
@@ -58,12 +58,12 @@ class Work:
     asked_3M: Floats
     bytes_M: Floats
     everywhere: Floats
-    agreeing: float
+    statistics_rows: float
     kinds: frozenset[tuple[int, Mode]]
 
     @property
     def mode(self) -> Mode:
-        """How the table asks: one way for all its strips."""
+        """Return how the table asks: all its strips have one mode."""
         return next(iter(self.kinds))[1]
 
 
@@ -72,10 +72,10 @@ class PlanCost:
     """A plan's price.
 
     Args:
-        seconds_PW: of each phase on each rank, messages included.
-        asked_3W: bytes that one home exchanges with each owner in a step, by message.
-        each: bytes that every rank sends to each other beside them, whatever the plan asks.
-        bytes_W: weights and optimiser state of each rank.
+        seconds_PW: Seconds of each phase on each rank, messages included.
+        asked_3W: Bytes that one home exchanges with each owner in a step, by message.
+        each: Bytes that every rank sends to each other beside them, whatever the plan asks.
+        bytes_W: Bytes of weights and optimiser state on each rank.
     """
 
     seconds_PW: Floats
@@ -85,13 +85,13 @@ class PlanCost:
 
     @property
     def step_seconds(self) -> float:
-        """Ranks meet in every phase, so the slowest sets its time."""
+        """Return the seconds of a step: ranks meet in every phase, so the slowest sets its time."""
         return float(self.seconds_PW.max(1).sum())
 
     @cached_property
     def bytes_WW(self) -> Floats:
-        """From rank to rank in a step: ids and gradients go to owners, vectors come from them;
-        nobody sends to itself.
+        """Return the bytes from rank to rank in a step, [W, W]: ids and gradients go to owners,
+        vectors come from them; nobody sends to itself.
         """
         ids, vectors, gradients = self.asked_3W
         sent: Floats = (ids + gradients)[None] + vectors[:, None] + self.each
@@ -100,12 +100,12 @@ class PlanCost:
 
     @property
     def sent_bytes(self) -> float:
-        """By all ranks together in a step."""
+        """Return the bytes that all ranks together send in a step."""
         W = self.asked_3W.shape[1]
         return float((W - 1) * (self.asked_3W.sum() + W * self.each))
 
 
-def cost_of(works: Sequence[Work], problem: PlanningProblem) -> PlanCost:
+def cost_of(works: Sequence[TableWork], problem: PlanningProblem) -> PlanCost:
     """Price all tables of a plan together."""
     W = problem.topology.world_size
     phase = {p: i for i, p in enumerate(PHASES)}
@@ -123,7 +123,7 @@ def cost_of(works: Sequence[Work], problem: PlanningProblem) -> PlanCost:
     kinds = len(set().union(*(w.kinds for w in works))) if works else 0
     for at, spent in _calls(problem, kinds):
         seconds[phase[at]] += spent
-    told = STATISTIC_BYTES * sum(w.agreeing for w in works) / W
+    statistics_bytes = STATISTIC_BYTES * sum(w.statistics_rows for w in works) / W
     if W > 1:
         nothing = np.zeros(W)
         seconds[phase["input"]] += message_seconds(nothing, HEADER_BYTES, problem)
@@ -132,10 +132,10 @@ def cost_of(works: Sequence[Work], problem: PlanningProblem) -> PlanCost:
                 seconds[phase[PHASE_OF_MESSAGE[message]]] += message_seconds(
                     asked[m], float(everywhere[m]), problem
                 )
-        if told:
-            seconds[phase["update"]] += message_seconds(nothing, told, problem)
+        if statistics_bytes:
+            seconds[phase["update"]] += message_seconds(nothing, statistics_bytes, problem)
     seconds[phase["dense"]] += _dense_seconds(problem)
-    beside = float(everywhere.sum()) + HEADER_BYTES + told
+    beside = float(everywhere.sum()) + HEADER_BYTES + statistics_bytes
     return PlanCost(seconds, asked, beside if W > 1 else 0.0, held)
 
 
@@ -152,8 +152,8 @@ _CALLS = {
 
 
 def _calls(problem: PlanningProblem, kinds: int) -> list[tuple[str, float]]:
-    """Phase and seconds of every kernel's calls for so many widths and modes, with nothing to
-    do.
+    """Return the phase and the seconds of every kernel's calls for so many widths and modes, with
+    nothing to do.
     """
     kernels = problem.hardware.kernels
     alone = problem.topology.world_size == 1
@@ -165,7 +165,9 @@ def _calls(problem: PlanningProblem, kinds: int) -> list[tuple[str, float]]:
 
 
 def call_seconds(problem: PlanningProblem) -> tuple[float, float]:
-    """What kernels' calls cost a step at all, and what each width or mode adds."""
+    """Return the seconds that kernels' calls take in a step at all, and those that each width or
+    mode adds.
+    """
     first, second = (sum(spent for _, spent in _calls(problem, kinds)) for kinds in (1, 2))
     return 2 * first - second, second - first
 
@@ -175,23 +177,22 @@ class Fixed:
     """What search and bound add to the tables' own work.
 
     Args:
-        seconds: of every plan: dense part, counts, kernels that are called at all.
-        latency_23: of each message within a host and beyond it, [2, 3].
-        kind_seconds: of each width and mode, in calls of kernels.
-        agreement_seconds: of the message in which strips of rows agree on a statistic, where a
-            table has any.
-        agreement_row_seconds: of each row that they agree on; never too much.
+        seconds: Seconds of every plan: dense part, header, kernels that are called at all.
+        latency_23: Seconds of each empty message within a host and beyond it, [2, 3].
+        kind_seconds: Seconds that each width and mode adds in calls of kernels.
+        statistics_seconds: Seconds of the message of row statistics, where any table has one.
+        statistics_row_seconds: Seconds of each row in it; never too many.
     """
 
     seconds: float
     latency_23: Floats
     kind_seconds: float
-    agreement_seconds: float
-    agreement_row_seconds: float
+    statistics_seconds: float
+    statistics_row_seconds: float
 
 
 def fixed_of(problem: PlanningProblem) -> Fixed:
-    """Of any plan that is priced for this."""
+    """Return what every plan for a problem has in common."""
     first, each = call_seconds(problem)
     topology = problem.topology
     links = problem.hardware.all_to_all
@@ -205,11 +206,11 @@ def fixed_of(problem: PlanningProblem) -> Fixed:
     latency = np.repeat([[near], [far]], messages, 1)
     if problem.rule is None:
         latency[:, MESSAGES.index("gradients")] = 0.0
-    counts = message_seconds(np.zeros(W), HEADER_BYTES, problem) if W > 1 else 0.0
-    # of the link that is slower with nothing to carry
+    header = message_seconds(np.zeros(W), HEADER_BYTES, problem) if W > 1 else 0.0
+    # of the link whose latency is larger
     slope = problem.seconds_per_byte[int(H > 1 and far >= near)]
     return Fixed(
-        _dense_seconds(problem) + counts + first,
+        _dense_seconds(problem) + header + first,
         latency,
         each,
         max(near, far),
@@ -218,18 +219,20 @@ def fixed_of(problem: PlanningProblem) -> Fixed:
 
 
 def by_rank(rank_M: npt.NDArray[np.int64], values_KM: Sequence[Floats], world: int) -> Floats:
-    """Sums of rectangles' values over their ranks, [K, W]; a rank may come several times."""
+    """Return the sums of rectangles' values over their ranks, [K, W]; a rank may come several
+    times.
+    """
     return np.stack([np.bincount(rank_M, of_M, world) for of_M in np.concatenate(values_KM, 1)])
 
 
 def message_seconds(asked_W: Floats, each: float, problem: PlanningProblem) -> float:
-    """One all-to-all: the busiest rank's bytes within its host and beyond it, which travel at the
-    same time.
+    """Return the seconds of one all-to-all: of the busiest rank's bytes within its host and beyond
+    it, which travel at the same time.
 
     Args:
-        asked_W: bytes that every rank exchanges with each owner; the way they go does not matter.
-        each: bytes that every rank sends to each other beside them.
-        problem: the ranks and their links.
+        asked_W: Bytes that every rank exchanges with each owner, in whichever direction.
+        each: Bytes that every rank sends to each other beside them.
+        problem: The ranks and their links.
     """
     topology = problem.topology
     links = problem.hardware.all_to_all
@@ -247,14 +250,14 @@ def message_seconds(asked_W: Floats, each: float, problem: PlanningProblem) -> f
 
 
 def _dense_seconds(problem: PlanningProblem) -> float:
-    """Products, vectors, in training the rest of a step's Python, and what of the gradients' sum
-    tables' backward does not hide.
+    """Return the seconds of the dense part: its products, the vectors that it reads, in training
+    the rest of a step's Python, and the part of its gradients' all-reduce that the backward of the
+    tables does not cover.
     """
     topology = problem.topology
     hardware = problem.hardware
-    # forward is a third of either
     dense = problem.dense
-    share = 1 if problem.rule is not None else 1 / 3
+    share = 1 if problem.rule is not None else 1 / 3  # forward is a third of products and vectors
     products = dense.flops / hardware.flops_per_s
     moved = VECTOR_PASSES * dense.vector_bytes / (hardware.kernels["combine"].gb_per_s * 1e9)
     spent = share * (products + moved) * problem.batch_per_rank

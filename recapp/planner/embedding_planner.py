@@ -9,8 +9,9 @@ no clock, no chance.
     )
     plan = planner.plan(model, sharders)
 
-Names and arguments as of TorchRec's class. `plan_tables` is the same for tables without a model
-around them. Only `collective_plan` talks to other ranks: rank 0 plans and broadcasts the plan.
+Names and arguments are those of TorchRec's class. `plan_tables` does the same for tables without a
+model around them. Only `collective_plan` talks to other ranks: rank 0 plans and broadcasts the
+plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from recapp.planner.bounds import lower_bound
 from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
 from recapp.planner.cost import Floats, PlanCost, cost_of, fixed_of
 from recapp.planner.initial_plan import initial_plan
-from recapp.planner.options import Option, options_of, seen_statistics, seen_table
+from recapp.planner.options import Option, constrained_statistics, constrained_table, options_of
 from recapp.planner.problem import Dense, PlanningProblem
 from recapp.planner.rank_memory import check_memory, human
 from recapp.planner.search import (
@@ -42,16 +43,16 @@ from recapp.planner.search import (
     promising,
     taken,
 )
+from recapp.planner.search_space import Assignment, SearchSpace, TableBundle
 from recapp.planner.topology import Topology
-from recapp.planner.units import Assignment, Catalogue, Unit
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.lookups import collections_in, embedding_tables
+from recapp.tables.lookups import collections_in, embedding_lookups, embedding_tables
 from recapp.tables.statistics import TableStatistics
 
 AUTOMATIC = "automatic"
-ROUNDED = 4  # relaxed problems whose choice of options is a start
+ROUNDED = 4  # relaxed problems whose options are a start of the search
 LARGE = 20_000  # tables times ranks, from which on only the best start is improved
 
 
@@ -64,7 +65,7 @@ class Outcome:
         cost: Its price.
         lower_bound_seconds: No plan under these constraints has a shorter step by the same prices.
         exact: Whether every combination was weighed.
-        units: What there was to choose from.
+        bundles: What there was to choose from.
         assignment: What was chosen.
         problem: What it was priced for.
     """
@@ -73,13 +74,13 @@ class Outcome:
     cost: PlanCost
     lower_bound_seconds: float
     exact: bool
-    units: tuple[Unit, ...]
+    bundles: tuple[TableBundle, ...]
     assignment: Assignment
     problem: PlanningProblem
 
     @property
     def gap(self) -> float:
-        """By how much the step may be longer than the shortest there is: .1 is a tenth."""
+        """Return by how much the step may be longer than the shortest there is: 0.1 is a tenth."""
         return (
             self.cost.step_seconds / self.lower_bound_seconds - 1
             if self.lower_bound_seconds
@@ -108,24 +109,24 @@ def plan_tables(
     if not tables:
         return _nothing(problem, name)
     c = constraints_of(tables, constraints or {}, problem.topology)
-    seen = {t.name: seen_table(t, c[t.name]) for t in tables}
-    known = {t.name: seen_statistics(t, c[t.name], problem.statistics.get(t.name)) for t in tables}
+    seen = {t.name: constrained_table(t, c[t.name]) for t in tables}
+    known = {t.name: constrained_statistics(t, c[t.name], problem) for t in tables}
     problem = replace(problem, statistics=known)
-    catalogue = Catalogue(_units([seen[t.name] for t in tables], c, problem), fixed_of(problem))
-    units = catalogue.units
+    space = SearchSpace(_bundles([seen[t.name] for t in tables], c, problem), fixed_of(problem))
+    bundles = space.bundles
     capacity = _capacity(problem)
-    exact = catalogue.combinations() <= EXACT_COMBINATIONS
-    best, bound = _best_found(catalogue, capacity, problem)
+    exact = space.combinations() <= EXACT_COMBINATIONS
+    best, bound = _best_found(space, capacity, problem)
     if exact:
         best = exhaustive(
-            catalogue, capacity, lambda found: _cost(units, found, problem).step_seconds, best
+            space, capacity, lambda found: _cost(bundles, found, problem).step_seconds, best
         )
     if best is None:
-        raise _does_not_fit(catalogue, capacity, problem, name)
-    cost = _cost(units, best, problem)
+        raise _does_not_fit(space, capacity, problem, name)
+    cost = _cost(bundles, best, problem)
     bound = cost.step_seconds if exact else min(bound, cost.step_seconds)  # a rounding error apart
     return Outcome(
-        _plan(units, best, problem, name), cost, bound, exact, tuple(units), best, problem
+        _plan(bundles, best, problem, name), cost, bound, exact, tuple(bundles), best, problem
     )
 
 
@@ -180,6 +181,7 @@ class EmbeddingShardingPlanner:
             rule,
             self.statistics,
             self.dense,
+            lookups=embedding_lookups(module),
         )
         made = plan_tables(problem, self.constraints).plan
         modules = {
@@ -256,12 +258,12 @@ def _nothing(problem: PlanningProblem, name: str) -> Outcome:
     )
 
 
-def _units(
+def _bundles(
     tables: Sequence[EmbeddingBagConfig],
     c: Mapping[str, ParameterConstraints],
     problem: PlanningProblem,
-) -> list[Unit]:
-    """Return a unit for each table, or for tables that lie together."""
+) -> list[TableBundle]:
+    """Return a bundle for each table, or for tables that lie together."""
     options = options_of(tables, c, problem)
     for name, found in options.items():
         if not found:
@@ -279,7 +281,7 @@ def _units(
         label = c[t.name].together
         groups.setdefault(f"one {t.name}" if label is None else f"group {label}", []).append(t.name)
     return [
-        Unit(
+        TableBundle(
             tuple(names),
             _together([options[n] for n in names]),
             frozenset(a for n in names if (a := c[n].apart) is not None),
@@ -329,78 +331,82 @@ def _capacity(problem: PlanningProblem) -> Floats:
     return np.array(topology.memory_bytes, float) - topology.reserve_bytes
 
 
-def _cost(units: Sequence[Unit], assignment: Assignment, problem: PlanningProblem) -> PlanCost:
-    works = [option.on_ranks(chosen) for option, chosen in chosen_options(units, assignment)]
+def _cost(
+    bundles: Sequence[TableBundle], assignment: Assignment, problem: PlanningProblem
+) -> PlanCost:
+    works = [option.on_ranks(chosen) for option, chosen in chosen_options(bundles, assignment)]
     return cost_of(works, problem)
 
 
 def chosen_options(
-    units: Sequence[Unit], assignment: Assignment
+    bundles: Sequence[TableBundle], assignment: Assignment
 ) -> list[tuple[Option, tuple[int, ...]]]:
     """Return each table's option and the indices of its blocks' candidate ranks."""
     return [
-        (option, choice.candidates)
-        for unit, choice in zip(units, assignment, strict=True)
-        for option in unit.options[choice.option]
+        (option, placement.candidates)
+        for bundle, placement in zip(bundles, assignment, strict=True)
+        for option in bundle.options[placement.option]
     ]
 
 
 def _best_found(
-    catalogue: Catalogue, capacity: Floats, problem: PlanningProblem
+    space: SearchSpace, capacity: Floats, problem: PlanningProblem
 ) -> tuple[Assignment | None, float]:
     """Return the best of several starts, improved, by the whole price; and a lower bound."""
     world = problem.topology.world_size
-    bounds = lower_bound(catalogue, world)
-    worth = promising(catalogue, bounds[:2])
+    bounds = lower_bound(space, world)
+    worth = promising(space, bounds[:2])
     found: list[tuple[float, Assignment]] = []
 
     def add(start: Assignment | None) -> None:
         if start is not None:
-            found.append((_cost(catalogue.units, start, problem).step_seconds, start))
+            found.append((_cost(space.bundles, start, problem).step_seconds, start))
 
     for bound in bounds[:ROUNDED]:
-        add(greedy(catalogue, capacity, taken(catalogue, bound)))
-    add(greedy(catalogue, capacity, of_kinds(catalogue, bounds[0], worth)))
-    large = len(catalogue.units) * world > LARGE
+        add(greedy(space, capacity, taken(space, bound)))
+    add(greedy(space, capacity, of_kinds(space, bounds[0], worth)))
+    large = len(space.bundles) * world > LARGE
     if not large:
-        add(greedy(catalogue, capacity, worth))
+        add(greedy(space, capacity, worth))
     for _, start in sorted(found, key=lambda f: f[0])[: 1 if large else 3]:
-        add(improved(catalogue, capacity, worth, start))
-    for name in dict.fromkeys(cost.sharding_type for cost in catalogue.all_costs):
-        wanted = of_types(catalogue, [name])
-        allowed_N = np.zeros(len(catalogue.all_costs), bool)
+        add(improved(space, capacity, worth, start))
+    for name in dict.fromkeys(cost.sharding_type for cost in space.all_costs):
+        wanted = of_types(space, [name])
+        allowed_N = np.zeros(len(space.all_costs), bool)
         allowed_N[
             [
                 first + o
-                for first, options in zip(catalogue.first_U.tolist(), wanted, strict=True)
+                for first, options in zip(space.first_B.tolist(), wanted, strict=True)
                 for o in options
             ]
         ] = True
         if (
             not found
-            or lower_bound(catalogue, world, allowed_N, pieces=False)[0].seconds
+            or lower_bound(space, world, allowed_N, pieces=False)[0].seconds
             < min(found, key=lambda f: f[0])[0]
         ):
-            uniform = greedy(catalogue, capacity, wanted)
+            uniform = greedy(space, capacity, wanted)
             add(uniform)
             if uniform is not None and found[-1] == min(found, key=lambda f: f[0]):
-                add(improved(catalogue, capacity, worth, uniform))
+                add(improved(space, capacity, worth, uniform))
     if not found:
-        add(greedy(catalogue, capacity, worth, by_bytes=True))
+        add(greedy(space, capacity, worth, by_bytes=True))
     return min(found, key=lambda f: f[0])[1] if found else None, bounds[0].seconds
 
 
 def _plan(
-    units: Sequence[Unit], best: Assignment, problem: PlanningProblem, name: str
+    bundles: Sequence[TableBundle], best: Assignment, problem: PlanningProblem, name: str
 ) -> ShardingPlan:
-    made = {option.table: option.sharding(chosen) for option, chosen in chosen_options(units, best)}
+    made = {
+        option.table: option.sharding(chosen) for option, chosen in chosen_options(bundles, best)
+    }
     return ShardingPlan(
         {t.name: made[t.name] for t in problem.tables}, problem.topology.world_size, name
     )
 
 
 def _does_not_fit(
-    catalogue: Catalogue,
+    space: SearchSpace,
     capacity: Floats,
     problem: PlanningProblem,
     name: str,
@@ -410,22 +416,20 @@ def _does_not_fit(
     """
     free = np.full(len(capacity), np.inf)
     strips = [r.name for r in SHARDING_TYPES.values() if r.cuts in ("rows", "columns")]
-    closest = greedy(catalogue, free, of_types(catalogue, strips), by_bytes=True)
+    closest = greedy(space, free, of_types(space, strips), by_bytes=True)
     if closest is not None:
         try:
             check_memory(
                 problem.tables,
-                _plan(catalogue.units, closest, problem, name),
+                _plan(space.bundles, closest, problem, name),
                 problem.rule,
                 problem.topology,
             )
         except PlanError as error:
             return error
-    total = sum(min(cost.bytes for cost in costs) for costs in catalogue.costs)
+    total = sum(min(cost.bytes for cost in costs) for costs in space.costs)
     return PlanError(
-        f"plan {name}: no plan fits these constraints and {human(float(capacity.sum()))} of "
-        "memory on all ranks "
-        f"(tables and optimiser state need about {human(total)}): allow more types or ranks, or "
-        "tables may not be kept apart "
-        "on so few ranks"
+        f"plan {name}: no plan fits these constraints and {human(float(capacity.sum()))} of memory "
+        f"on all ranks (tables and optimiser state need about {human(total)}): allow more types or "
+        "ranks, or tables may not be kept apart on so few ranks"
     )

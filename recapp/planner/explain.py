@@ -1,4 +1,4 @@
-"""A plan explained: what lies where, what each rank holds, what a step costs and why each table is
+"""Explain a plan: what lies where, what each rank holds, what a step costs and why each table is
 sharded as it is.
 """
 
@@ -53,8 +53,8 @@ def _type(sharding: TableSharding) -> str:
 
 
 def where(table: EmbeddingBagConfig, sharding: TableSharding) -> str:
-    """Say which rank holds what of a table: `0: rows 0-499, 1: rows 500-999`, `0: all`, `all
-    ranks`.
+    """Return as text which rank holds what of a table: `0: rows 0-499, 1: rows 500-999`, `0: all`,
+    `all ranks`.
     """
     if sharding.mode == "replicated":
         return "all ranks"
@@ -106,8 +106,8 @@ def explained(
     lower_bound_seconds: float | None = None,
     alternatives: bool = True,
 ) -> dict[str, Any]:
-    """Return all that is known of a plan before it runs, as plain types: what is printed, drawn,
-    compared and answered as JSON.
+    """Return all that is known of a plan before it runs, as plain values: what is printed, drawn,
+    compared and written as JSON.
 
     Args:
         plan: Any plan of the problem's tables.
@@ -221,9 +221,10 @@ def analyze_plan(
     Args:
         plan: Any plan; one from the planner or a file knows what it was made for, a plan made by
             hand needs the other arguments.
-        tables: Its tables.
-        batch_size: Samples of a rank.
-        statistics: Of ids, by table: `TableStatistics` or their plain types.
+        tables: The tables of the plan; None takes those that it was made for.
+        batch_size: Samples of a rank; None takes what the plan was made for, else 1024.
+        statistics: Id statistics by table name, `TableStatistics` or their plain values; None takes
+            those that the plan was made for.
 
     Returns:
         `sharding_types`: how many tables have each; `memory_distribution`: bytes of weights on each

@@ -1,5 +1,5 @@
-"""What a machine's steps cost: numbers that somebody measured, with the sentence that says who,
-when and on what.
+"""What a machine's steps cost: numbers that were measured, with a sentence that says by whom, when
+and on what.
 
     kernels      a call, an item, a byte      lookup and update, by what they touch
     links        a message, a byte            all-to-all and all-reduce, within a host and between
@@ -16,16 +16,16 @@ measured, and because a person can check it by hand.
 |---------|-------------------------------------------|--------------------------------------------|
 | route   | an id of the batch, for each strip that   |                                            |
 |         | asks for it                               |                                            |
-| link    | the same, whether vectors are asked by    |                                            |
-|         | row or by bag                             |                                            |
-| serve   | a row that somebody asks of this rank     |                                            |
-| group   | the same                                  |                                            |
-| answer  | a row that is read for somebody           | rows read, vectors written                 |
+| link    | an id of the batch, for each strip;       |                                            |
+|         | vectors are asked by row or by bag        |                                            |
+| serve   | a row that some rank asks of this one     |                                            |
+| group   | a row that some rank asks of this one     |                                            |
+| answer  | a row that is read for some rank          | rows read, vectors written                 |
 | combine | a vector read: one per id, pooled: per    | vectors read, output written               |
 |         | (bag, owner)                              |                                            |
-| spread  | the same, read from the output's gradient | gradients read, gradients of asked vectors |
-|         |                                           | written                                    |
-| update  | a distinct row that learns                | gradients read, rows and state read and    |
+| spread  | a vector as of combine, whose gradient is | gradients read, gradients of asked vectors |
+|         | read from that of the output              | written                                    |
+| update  | a distinct row that is updated            | gradients read, rows and state read and    |
 |         |                                           | written                                    |
 
 A call is one group of tables (`recapp/sharding/layout.py`): width, mode and type alike. Links
@@ -46,9 +46,9 @@ from recapp.errors import ConfigError, suggest
 
 KERNELS = ("route", "link", "serve", "group", "answer", "combine", "spread", "update")
 WITHOUT_BYTES = KERNELS[:4]  # integers: their bytes are counted with their items
-PLACES = ("host", "network")
+LINK_KINDS = ("host", "network")
 DEVICES = ("cpu", "cuda")
-DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # for whoever has not calibrated
+DEFAULTS = {"cpu": "cpu_2core", "cuda": "dgx_a100"}  # of a device that was not calibrated
 CONF = "topology"  # the group of settings in which shipped machines lie
 
 
@@ -57,10 +57,10 @@ class Work:
     """What a kernel costs: so much a step, a call and an item, so many bytes a second.
 
     Args:
-        call_us: microseconds of a call that has nothing to do.
-        item_ns: nanoseconds an item.
-        gb_per_s: 10^9 bytes a second; infinite where items say it all.
-        step_us: microseconds of what stands around the calls of a step, once if there are any.
+        call_us: Microseconds of a call that has nothing to do.
+        item_ns: Nanoseconds an item.
+        gb_per_s: 10^9 bytes a second; infinite where the bytes are counted with the items.
+        step_us: Microseconds of what stands around the calls of a step, once if there are any.
     """
 
     call_us: float
@@ -69,8 +69,12 @@ class Work:
     step_us: float = 0.0
 
     def seconds(self, calls: Any, items: Any, bytes: Any = 0) -> Any:
-        """Seconds of a step's calls with so many items and bytes in all; numbers or arrays of
-        numpy, element by element.
+        """Return the seconds of a step's calls with so many items and bytes in all.
+
+        Args:
+            calls: Calls of the kernel, a number or an array of numpy as the others.
+            items: Items of all calls.
+            bytes: Bytes of all calls.
         """
         whole = (calls > 0) * (self.step_us * 1e-6) + calls * (self.call_us * 1e-6)
         return whole + items * (self.item_ns * 1e-9) + bytes * (1e-9 / self.gb_per_s)
@@ -81,7 +85,7 @@ class Link:
     """What a collective costs, by number of ranks; between hosts, by number of hosts.
 
     Args:
-        latency_us: microseconds of one that carries nothing.
+        latency_us: Microseconds of one that carries nothing.
         gb_per_s: 10^9 bytes a second, counted at the rank that sends or receives most; of an
             all-reduce, the bytes that are reduced.
     """
@@ -90,11 +94,14 @@ class Link:
     gb_per_s: Mapping[int, float]
 
     def seconds(self, ranks: Any, bytes: Any) -> Any:
-        """Seconds of one collective among so many ranks; nothing among one. Numbers or arrays of
-        numpy, element by element.
+        """Return the seconds of one collective; 0 among one rank.
 
-        Between numbers of ranks that were measured values are interpolated in log2 of the ranks;
+        Between numbers of ranks that were measured, values are interpolated in log2 of the ranks;
         beyond them the last one holds.
+
+        Args:
+            ranks: Ranks that take part, a number or an array of numpy.
+            bytes: Bytes at the busiest rank, a number or an array of numpy.
         """
         known = _interpolated(self.latency_us, ranks) * 1e-6 + bytes * (
             1e-9 / _interpolated(self.gb_per_s, ranks)
@@ -112,24 +119,24 @@ class Hardware:
     """A machine as the planner sees it.
 
     Args:
-        name: for people.
-        source: a sentence: measured when and on what, or the documents the numbers are from and
-            what was assumed.
+        name: Its name in reports.
+        source: A sentence: when and on what it was measured, or from which documents the numbers
+            are and what was assumed.
         compute_device: "cpu" or "cuda".
-        ranks_per_host: ranks that one host has.
-        memory_bytes: what a rank has for everything; None where nobody knows.
-        kernels: every one of `KERNELS`.
-        all_to_all: a `Link` for each of `PLACES`: ranks of one host, and ranks of several.
-        all_reduce: the same.
-        flops_per_s: of the dense part, one rank's, in training as it is run: what a further sample
-            takes.
-        overlap: share of the dense gradients' all-reduce that hides behind the backward of the
+        ranks_per_host: Ranks of one host.
+        memory_bytes: Bytes that a rank has for everything; None where they are not known.
+        kernels: A `Work` for each of `KERNELS`.
+        all_to_all: A `Link` for each of `LINK_KINDS`: among ranks of one host, and of several.
+        all_reduce: A `Link` for each of `LINK_KINDS`.
+        flops_per_s: Operations a second of one rank's dense part in training, as a further sample
+            adds them.
+        overlap: Share of the dense gradients' all-reduce that runs during the backward of the
             tables, 0 to 1.
-        step_overhead_us: microseconds of a training step that no sample, table or message explains:
+        step_overhead_us: Microseconds of a training step that no sample, table or message explains:
             the loop, the loader, loss, autograd, metrics and optimiser in Python.
 
     Raises:
-        ConfigError: naming the entry that is missing, unknown or not a number that can be.
+        ConfigError: An entry is missing, unknown or a number that cannot be; it is named.
     """
 
     name: str
@@ -143,8 +150,7 @@ class Hardware:
     flops_per_s: float
     overlap: float
     step_overhead_us: float = 0.0
-    # in messages: the file, if there is one
-    where: str = field(default="hardware", compare=False, repr=False)
+    where: str = field(default="hardware", compare=False, repr=False)  # the file, for messages
 
     def __post_init__(self) -> None:
         for key in ("name", "source"):
@@ -165,9 +171,9 @@ class Hardware:
             _check_number(f"{self.where}: kernels.{name}.step_us", work.step_us, least=0)
             _check_number(f"{self.where}: kernels.{name}.gb_per_s", work.gb_per_s, above=0)
         for kind in ("all_to_all", "all_reduce"):
-            _check_keys(f"{self.where}: {kind}", getattr(self, kind), PLACES)
-            for place, link in getattr(self, kind).items():
-                _check_link(f"{self.where}: {kind}.{place}", link)
+            _check_keys(f"{self.where}: {kind}", getattr(self, kind), LINK_KINDS)
+            for link_kind, link in getattr(self, kind).items():
+                _check_link(f"{self.where}: {kind}.{link_kind}", link)
         _check_number(f"{self.where}: flops_per_s", self.flops_per_s, above=0)
         _check_number(f"{self.where}: overlap", self.overlap, least=0, most=1)
         _check_number(f"{self.where}: step_overhead_us", self.step_overhead_us, least=0)
@@ -187,55 +193,56 @@ _FIELDS = (
 )
 
 
-def hardware_from(plain: Mapping[str, Any], where: str = "hardware") -> Hardware:
-    """Hardware from plain types, as YAML has them.
+def hardware_from(values: Mapping[str, Any], where: str = "hardware") -> Hardware:
+    """Return hardware from plain values, as YAML has them.
 
     Args:
-        plain: every field of `Hardware` by name, nested ones likewise; nothing else.
-        where: the file or setting, for messages.
+        values: Every field of `Hardware` by name, down to the fields of each `Work` and `Link`;
+            nothing else.
+        where: The file or setting, for messages.
 
     Raises:
-        ConfigError: one line that names the entry.
+        ConfigError: An entry is wrong; it is named in one line.
     """
-    _check_keys(where, plain, _FIELDS)
-    kernels = _part(where, "kernels", plain["kernels"], KERNELS)
+    _check_keys(where, values, _FIELDS)
+    kernels = _part(where, "kernels", values["kernels"], KERNELS)
     read = {
         name: _work(where, name, _part(where, f"kernels.{name}", kernels[name])) for name in KERNELS
     }
     links = {
         kind: {
-            place: _link(where, f"{kind}.{place}", link)
-            for place, link in _part(where, kind, plain[kind], PLACES).items()
+            link_kind: _link(where, f"{kind}.{link_kind}", link)
+            for link_kind, link in _part(where, kind, values[kind], LINK_KINDS).items()
         }
         for kind in ("all_to_all", "all_reduce")
     }
-    numbers = {key: _number(plain[key]) for key in _NUMBERS}
+    numbers = {key: _number(values[key]) for key in _NUMBERS}
     return Hardware(
-        **{key: plain[key] for key in _FIELDS} | {"kernels": read} | links | numbers, where=where
+        **{key: values[key] for key in _FIELDS} | {"kernels": read} | links | numbers, where=where
     )
 
 
-def hardware_to_plain(hardware: Hardware) -> dict[str, Any]:
-    """The inverse of `hardware_from`."""
+def hardware_to_plain_values(hardware: Hardware) -> dict[str, Any]:
+    """Return hardware as plain values, which `hardware_from` reads."""
 
     def link(kinds: Mapping[str, Link]) -> dict[str, Any]:
         return {
-            place: {
-                "latency_us": dict(kinds[place].latency_us),
-                "gb_per_s": dict(kinds[place].gb_per_s),
+            link_kind: {
+                "latency_us": dict(kinds[link_kind].latency_us),
+                "gb_per_s": dict(kinds[link_kind].gb_per_s),
             }
-            for place in PLACES
+            for link_kind in LINK_KINDS
         }
 
     def work(one: Work) -> dict[str, float]:
-        told = ({"step_us": one.step_us} if one.step_us else {}) | {
+        entries = ({"step_us": one.step_us} if one.step_us else {}) | {
             "call_us": one.call_us,
             "item_ns": one.item_ns,
         }
-        return told if math.isinf(one.gb_per_s) else told | {"gb_per_s": one.gb_per_s}
+        return entries if math.isinf(one.gb_per_s) else entries | {"gb_per_s": one.gb_per_s}
 
-    plain = {key: getattr(hardware, key) for key in _FIELDS}
-    return plain | {
+    values = {key: getattr(hardware, key) for key in _FIELDS}
+    return values | {
         "kernels": {name: work(hardware.kernels[name]) for name in KERNELS},
         "all_to_all": link(hardware.all_to_all),
         "all_reduce": link(hardware.all_reduce),
@@ -243,37 +250,36 @@ def hardware_to_plain(hardware: Hardware) -> dict[str, Any]:
 
 
 def read_hardware(name: str | Path) -> Hardware:
-    """A hardware file, or the hardware of a shipped machine.
+    """Return the hardware of a file, or of a shipped machine.
 
     Args:
-        name: the path of what `write_hardware` or a person has written (alone, or under `hardware:`
+        name: The path of what `write_hardware` or a person has written (alone, or under `hardware:`
             beside the settings of a topology), or as a text without suffix the name of a shipped
             machine: `dgx_h100`.
 
     Raises:
-        ConfigError: no such file or machine, no YAML, or an entry that is wrong.
+        ConfigError: There is no such file or machine, it is not YAML, or an entry is wrong.
     """
     if isinstance(name, str) and "/" not in name and "." not in name:
         return _shipped(name)
     path = Path(name).expanduser()
-    plain = _read(
+    values = _read(
         path,
         f"topology.hardware={path}: no such file; `python -m recapp.plan calibrate path={path}` "
-        "writes one, and "
-        f"topology={path.stem if path.stem in shipped_machines() else 'dgx_h100'} chooses a "
-        "shipped machine",
+        f"writes one, and topology={path.stem if path.stem in shipped_machines() else 'dgx_h100'} "
+        "chooses a shipped machine",
     )
     return hardware_from(
-        plain.get("hardware", plain) if isinstance(plain, dict) else plain, str(name)
+        values.get("hardware", values) if isinstance(values, dict) else values, str(name)
     )
 
 
 def read_machine(name: str) -> dict[str, Any]:
-    """The settings of a shipped machine, its hardware as plain types; what it takes over from
-    others (`defaults`) is put in as Hydra does.
+    """Return the settings of a shipped machine, its hardware as plain values; settings of the
+    machines that its `defaults` name are merged as Hydra merges them.
 
     Raises:
-        ConfigError: there is no such machine, with close matches.
+        ConfigError: There is no such machine, with close matches.
     """
     machines = shipped_machines()
     if name not in machines:
@@ -304,16 +310,15 @@ def write_hardware(hardware: Hardware, path: str | Path) -> None:
     """Write a file that `read_hardware` reads and people edit.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: The file cannot be written.
     """
     head = (
         "# For topology.hardware=PATH. Times are step_us + calls * call_us + items * item_ns + "
-        "bytes / gb_per_s (10^9 bytes/s);\n"
-        "# links go by ranks of a host and by hosts of the network; what items and bytes are: "
-        "recapp/planner/hardware.py\n"
+        "bytes / gb_per_s (10^9 bytes/s);\n# links go by ranks of a host and by hosts of the "
+        "network; what items and bytes are: recapp/planner/hardware.py\n"
     )
     body = yaml.safe_dump(
-        hardware_to_plain(hardware),
+        hardware_to_plain_values(hardware),
         sort_keys=False,
         width=140,
         default_flow_style=None,
@@ -328,8 +333,11 @@ def write_hardware(hardware: Hardware, path: str | Path) -> None:
 
 
 def default_hardware(compute_device: str) -> Hardware:
-    """What is assumed where nothing was measured or chosen: `DEFAULTS`, each of which tells its
-    source.
+    """Return what is assumed of a device where no hardware was measured or chosen, as of
+    `DEFAULTS`.
+
+    Raises:
+        ConfigError: There is no default for such a device.
     """
     if compute_device not in DEFAULTS:
         raise ConfigError(f"compute_device={compute_device}: {suggest(compute_device, DEFAULTS)}")
@@ -342,8 +350,8 @@ def _shipped(name: str) -> Hardware:
 
 
 def shipped_machines() -> dict[str, Path]:
-    """The files of `conf/topology` that carry hardware, by name; conf lies inside the package where
-    it is installed, else beside it.
+    """Return the files of `conf/topology` that carry hardware, by name; `conf` lies inside the
+    package where that is installed, else beside it.
     """
     package = Path(__file__).resolve().parents[1]
     conf = package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
@@ -354,7 +362,9 @@ def shipped_machines() -> dict[str, Path]:
 
 
 def _part(where: str, key: str, given: Any, known: Sequence[str] = ()) -> Mapping[str, Any]:
-    """A mapping of the file, with exactly the known keys if there are any."""
+    """Return a mapping of the file after checking that it has exactly the known keys, if there are
+    any.
+    """
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"{where}: {key}={given}: must be a mapping"
@@ -365,19 +375,19 @@ def _part(where: str, key: str, given: Any, known: Sequence[str] = ()) -> Mappin
     return given
 
 
-def _work(where: str, kernel: str, plain: Mapping[str, Any]) -> Work:
+def _work(where: str, kernel: str, values: Mapping[str, Any]) -> Work:
     known = (
         ("call_us", "item_ns") if kernel in WITHOUT_BYTES else ("call_us", "item_ns", "gb_per_s")
     )
-    _check_keys(f"{where}: kernels.{kernel}", plain, known, optional=("step_us",))
-    return Work(**{key: _number(value) for key, value in plain.items()})
+    _check_keys(f"{where}: kernels.{kernel}", values, known, optional=("step_us",))
+    return Work(**{key: _number(value) for key, value in values.items()})
 
 
 def _link(where: str, key: str, given: Any) -> Link:
-    plain = _part(where, key, given, ("latency_us", "gb_per_s"))
+    values = _part(where, key, given, ("latency_us", "gb_per_s"))
     read: dict[str, dict[int, float]] = {}
-    for name in plain:
-        by_ranks = _part(where, f"{key}.{name}", plain[name])
+    for name in values:
+        by_ranks = _part(where, f"{key}.{name}", values[name])
         for ranks in by_ranks:
             if not str(ranks).isdecimal() or int(ranks) < 2:
                 raise ConfigError(
@@ -388,8 +398,8 @@ def _link(where: str, key: str, given: Any) -> Link:
 
 
 def _number(value: Any) -> Any:
-    """A number, also one like 1e12, which YAML 1.1 calls a text; what is none is left for the
-    check.
+    """Return a number, also where YAML 1.1 takes it for a text, as it does 1e12; what is no number
+    is returned as it is, for the check.
     """
     try:
         return float(value) if isinstance(value, str) else value

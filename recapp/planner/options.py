@@ -1,5 +1,5 @@
-"""What could be done with a table: every allowed sharding type and mode, cut and priced, with its
-ranks still open.
+"""List what could be done with a table: every allowed sharding type and mode, cut and priced, with
+its ranks still open.
 
     Option          a sharding type and a mode                row_wise, unique
       PricedBlock   rectangles whose ranks are chosen         a strip; all the strips of a row;
@@ -7,8 +7,8 @@ ranks still open.
         candidates  sets of ranks, one of which is chosen,    table_wise on 4 ranks:
                     [sets, rectangles]                        [[0], [1], [2], [3]]
 
-A price has lanes, each of which the slowest rank decides for itself: kernels of four phases, and
-three messages by two links. Options of all tables are priced together (`pricing.py`).
+A price has components: kernels of four phases, and three messages by two links. In each of them the
+step takes as long as the slowest rank. Options of all tables are priced together (`pricing.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from recapp.planner.cost import (
     PHASES,
     Fixed,
     Floats,
-    Work,
+    TableWork,
     fixed_of,
 )
 from recapp.planner.pricing import Cut, Prices, cut_of, price_all, work_of
@@ -44,7 +44,7 @@ from recapp.tables.config import DataType, EmbeddingBagConfig
 from recapp.tables.statistics import TableStatistics, default_statistics
 
 KERNEL_PHASES = ("input", "lookup", "gradients", "update")
-LANES = len(KERNEL_PHASES) + 2 * len(MESSAGES)
+COMPONENTS = len(KERNEL_PHASES) + 2 * len(MESSAGES)
 NARROWEST = 16  # columns of a strip unless constraints say less: one cache line of fp32
 UNEVEN_FROM = 1.05  # strips of equal rows whose requests differ by less are left equal
 
@@ -55,15 +55,15 @@ class PricedBlock:
 
     Args:
         rows: First row of each of m rectangles, and the one behind its last, [m, 2].
-        cols: Likewise the columns.
-        lanes: Seconds of each rectangle's owner, [m, LANES].
-        bytes: Of each, [m].
+        cols: First column of each and the one behind its last, [m, 2].
+        seconds: Seconds of each rectangle's owner, [m, COMPONENTS].
+        bytes: Bytes of weights and optimiser state of each, [m].
         candidates: Sets of ranks that could hold them, a rank for each rectangle, [A, m].
     """
 
     rows: Ints
     cols: Ints
-    lanes: Floats
+    seconds: Floats
     bytes: Floats
     candidates: Ints
 
@@ -77,16 +77,16 @@ class Option:
         sharding_type: The name of the type.
         mode: How it asks for rows.
         work: Its price, rectangles in the order of the blocks, each on the first candidate ranks.
-        home: Seconds that every rank spends whichever ranks are chosen, by lane, [LANES].
-        owned: Seconds of all owners together, [LANES].
-        largest: Seconds of the rectangle that takes longest, lane by lane, [LANES].
+        home: Seconds that every rank spends whichever ranks are chosen, by component, [COMPONENTS].
+        owned: Seconds of all owners together, [COMPONENTS].
+        largest: Seconds of the rectangle that takes longest, component by component, [COMPONENTS].
         blocks: What ranks are chosen for.
     """
 
     table: str
     sharding_type: str
     mode: Mode
-    work: Work
+    work: TableWork
     home: Floats
     owned: Floats
     largest: Floats
@@ -94,7 +94,7 @@ class Option:
 
     @property
     def seconds(self) -> float:
-        """All work of all ranks together: by this tables are ordered."""
+        """Return the seconds of all ranks together."""
         return float(self.home.sum() + self.owned.sum())
 
     def sharding(self, chosen: Sequence[int]) -> TableSharding:
@@ -112,8 +112,12 @@ class Option:
         )
         return TableSharding(shards, self.mode, self.sharding_type)
 
-    def on_ranks(self, chosen: Sequence[int]) -> Work:
-        """Return the work with its rectangles on the chosen candidate ranks, as of `sharding`."""
+    def on_ranks(self, chosen: Sequence[int]) -> TableWork:
+        """Return the work with its rectangles on the chosen candidate ranks.
+
+        Args:
+            chosen: For each block the index of its candidate ranks.
+        """
         return replace(
             self.work,
             rank_M=np.concatenate(
@@ -122,13 +126,13 @@ class Option:
         )
 
 
-def seen_table(table: EmbeddingBagConfig, c: ParameterConstraints) -> EmbeddingBagConfig:
-    """Return the table with the data type that its constraints count it as."""
+def constrained_table(table: EmbeddingBagConfig, c: ParameterConstraints) -> EmbeddingBagConfig:
+    """Return the table with the data type that its constraints price it as."""
     return table if c.data_type is None else replace(table, data_type=DataType(c.data_type))
 
 
-def seen_statistics(
-    table: EmbeddingBagConfig, c: ParameterConstraints, known: TableStatistics | None
+def constrained_statistics(
+    table: EmbeddingBagConfig, c: ParameterConstraints, problem: PlanningProblem
 ) -> TableStatistics:
     """Return a table's statistics: those of its constraints, measured ones, or what its pooling
     factors suggest.
@@ -136,8 +140,9 @@ def seen_statistics(
     if c.statistics is not None:
         return c.statistics
     if c.pooling_factors is not None:
-        return default_statistics(table, sum(c.pooling_factors) / len(c.pooling_factors))
-    return known or default_statistics(table)
+        ids_per_bag = sum(c.pooling_factors) / len(c.pooling_factors)
+        return default_statistics(table, ids_per_bag, problem.lookups_per_table[table.name])
+    return problem.statistics_of(table)
 
 
 def options_of(
@@ -196,7 +201,7 @@ def _cuts_and_modes(
         if c.sharding_types is not None
         else _sensible(problem.topology)
     )
-    known = problem.of(table)
+    known = problem.statistics_of(table)
     several = known.ids_per_sample > known.bags_per_sample
     modes = [
         m for m in MODES if (m in c.modes if c.modes is not None else several or m == "unique")
@@ -212,7 +217,7 @@ def _cuts_and_modes(
 
 def _sensible(topology: Topology) -> list[ShardingTypeRecord]:
     """Return the built-in types worth pricing, the simplest first: one rank keeps tables whole, and
-    on one host those for several hosts are others by another name.
+    on one host a type for several hosts cuts as a simpler one does.
     """
     if topology.world_size == 1:
         return list(BUILT_IN[:1])
@@ -226,7 +231,7 @@ def _cuts(
     ranks: CandidateRanks,
     problem: PlanningProblem,
 ) -> list[list[Block]]:
-    """Return the ways to cut a table as a sharding type does: the blocks of each."""
+    """Return the cuts of a table that a sharding type allows, each a list of blocks."""
     wanted = TableToCut(table.num_embeddings, table.embedding_dim, ranks)
     if record.replicated and len(ranks.each_rank) < problem.topology.world_size:
         return []
@@ -236,7 +241,7 @@ def _cuts(
     if not blocks:
         return []
     uneven = (
-        _uneven_rows(problem.of(table), blocks[0].rows, len(ranks.each_rank))
+        _uneven_rows(problem.statistics_of(table), blocks[0].rows, len(ranks.each_rank))
         if record.uneven_rows
         else None
     )
@@ -278,8 +283,8 @@ def _uneven_rows(known: TableStatistics, equal: Ints, count: int) -> Ints | None
 
 
 class _Priced:
-    """Prices by lane: owners' kernels, then each message through the links inside a host, then
-    through the network; likewise what every rank does for its own batch.
+    """Prices by component: owners' kernels, then each message through the links inside a host, then
+    through the network; and what every rank does for its own batch.
     """
 
     def __init__(self, prices: Prices, problem: PlanningProblem) -> None:
@@ -287,17 +292,17 @@ class _Priced:
         near, far = problem.seconds_per_byte
         self.prices = prices
         fixed = fixed_of(problem)
-        self.lanes_ML = np.concatenate(
+        self.seconds_MC = np.concatenate(
             [prices.seconds_PM[kernels], prices.asked_3M * near, prices.asked_3M * far]
         ).T.copy()
-        self.home_JL = np.concatenate(
+        self.home_JC = np.concatenate(
             [prices.home_JP[:, kernels], prices.everywhere_J3 * near, prices.everywhere_J3 * far], 1
         )
-        self.home_JL[:, KERNEL_PHASES.index("update")] += (
-            prices.agreeing_J * fixed.agreement_row_seconds
+        self.home_JC[:, KERNEL_PHASES.index("update")] += (
+            prices.statistics_rows_J * fixed.statistics_row_seconds
         )
-        self.owned_JL = np.add.reduceat(self.lanes_ML, prices.first_J)
-        self.largest_JL = np.maximum.reduceat(self.lanes_ML, prices.first_J)
+        self.owned_JC = np.add.reduceat(self.seconds_MC, prices.first_J)
+        self.largest_JC = np.maximum.reduceat(self.seconds_MC, prices.first_J)
 
     def option(self, j: int, type_name: str, parts: Sequence[tuple[Ints, Ints, Ints]]) -> Option:
         """Return the option of a cut.
@@ -311,17 +316,17 @@ class _Priced:
         at = int(self.prices.first_J[j])
         for rows, cols, candidates in parts:
             here = slice(at, at := at + len(rows))
-            lanes = self.lanes_ML[here]
-            blocks.append(PricedBlock(rows, cols, lanes, self.prices.bytes_M[here], candidates))
+            seconds = self.seconds_MC[here]
+            blocks.append(PricedBlock(rows, cols, seconds, self.prices.bytes_M[here], candidates))
         cut = self.prices.cuts[j]
         return Option(
             cut.table.name,
             type_name,
             cut.mode,
             self.prices.work(j),
-            self.home_JL[j],
-            self.owned_JL[j],
-            self.largest_JL[j],
+            self.home_JC[j],
+            self.owned_JC[j],
+            self.largest_JC[j],
             tuple(blocks),
         )
 
@@ -329,7 +334,7 @@ class _Priced:
 def option_of(
     table: EmbeddingBagConfig, sharding: TableSharding, problem: PlanningProblem
 ) -> Option:
-    """Return a sharding as it stands: one block that has one set of candidate ranks. An open mode
+    """Return a sharding as an option: one block that has one set of candidate ranks. An open mode
     counts as `work_of` counts it.
     """
     cells = sharding.cells(table, problem.topology.world_size)
@@ -343,29 +348,31 @@ def option_of(
     )
 
 
-def base_lanes(fixed: Fixed) -> Floats:
-    """Return what each lane has before any table has ranks, [LANES]: the messages' latencies."""
+def base_components(fixed: Fixed) -> Floats:
+    """Return what each component has before any table has ranks, [COMPONENTS]: the messages'
+    latencies.
+    """
     return np.concatenate([np.zeros(len(KERNEL_PHASES)), *fixed.latency_23])
 
 
 def own_seconds(option: Option, world: int) -> Floats:
-    """Return a table's own share of a step by lane, [LANES]: as if it were alone, on the first
-    candidate ranks, without what calls and messages cost at all.
+    """Return a table's own share of a step by component, [COMPONENTS]: as if it were alone, on its
+    first candidate ranks, without the fixed costs of calls and messages.
     """
-    load = np.zeros((world, LANES))
+    load = np.zeros((world, COMPONENTS))
     for block in option.blocks:
-        np.add.at(load, block.candidates[0], block.lanes)
+        np.add.at(load, block.candidates[0], block.seconds)
     found: Floats = option.home + load.max(0)
     return found
 
 
-def phases_of(lanes: Floats) -> Floats:
-    """Return lanes as phases, [P]: a message takes the slower of its two links."""
+def phases_of(components: Floats) -> Floats:
+    """Return components as phases, [P]: a message takes the slower of its two links."""
     K = len(KERNEL_PHASES)
     M = len(MESSAGES)
     found = dict.fromkeys(PHASES, 0.0)
     for i, phase in enumerate(KERNEL_PHASES):
-        found[phase] += float(lanes[i])
+        found[phase] += float(components[i])
     for i, message in enumerate(MESSAGES):
-        found[PHASE_OF_MESSAGE[message]] += float(max(lanes[K + i], lanes[K + M + i]))
+        found[PHASE_OF_MESSAGE[message]] += float(max(components[K + i], components[K + M + i]))
     return np.array([found[p] for p in PHASES])

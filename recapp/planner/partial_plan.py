@@ -1,5 +1,5 @@
-"""A plan in the making: what each rank has to do and to hold so far, and which ranks one more unit
-costs least on.
+"""A plan in the making: what each rank has to do and to hold so far, and the ranks on which one
+more bundle costs least.
 """
 
 from collections import Counter
@@ -8,85 +8,85 @@ from collections.abc import Sequence
 import numpy as np
 
 from recapp.planner.cost import Floats
-from recapp.planner.options import LANES, PricedBlock
-from recapp.planner.units import Assignment, Catalogue, Choice, Kind, step_seconds
+from recapp.planner.options import COMPONENTS, PricedBlock
+from recapp.planner.search_space import Assignment, Kind, Placement, SearchSpace, step_seconds
 
 SMALLEST_GAIN = 1e-7  # seconds of a step: what gains less does not count as faster
 
 
 class PartialPlan:
-    """Units that have their ranks: seconds by rank and lane, bytes by rank.
+    """Bundles that have their ranks: seconds by rank and component, bytes by rank.
 
     Args:
-        catalogue: The units and what each of their options costs.
-        capacity_W: Bytes that each rank has; infinite where nobody knows.
+        space: The bundles and what each of their options costs.
+        capacity_W: Bytes that each rank has; infinite where it is not known.
     """
 
-    def __init__(self, catalogue: Catalogue, capacity_W: Floats) -> None:
-        self.catalogue = catalogue
+    def __init__(self, space: SearchSpace, capacity_W: Floats) -> None:
+        self.space = space
         self.capacity_W = capacity_W
         self.limited = bool(np.isfinite(capacity_W).any())
         W = len(capacity_W)
-        self.load = np.zeros((W, LANES))
-        self.home = catalogue.base.copy()
+        self.load = np.zeros((W, COMPONENTS))
+        self.home = space.base.copy()
         self.held = np.zeros(W)
-        self.choices: dict[int, Choice] = {}
+        self.placements: dict[int, Placement] = {}
         self.kinds: Counter[Kind] = Counter()
-        self.units_apart: dict[str, Counter[int]] = {
-            label: Counter() for u in catalogue.units for label in u.apart
+        self.bundles_apart: dict[str, Counter[int]] = {
+            label: Counter() for u in space.bundles for label in u.apart
         }
         self._peak: Floats | None = None
 
     @property
     def peak(self) -> Floats:
-        """Seconds of the slowest rank of each lane, [LANES]."""
+        """Return the seconds of the slowest rank of each component, [COMPONENTS]."""
         if self._peak is None:
             self._peak = self.load.max(0)
         return self._peak
 
-    def lanes(self) -> Floats:
-        """Return the seconds of each lane, [LANES]."""
+    def seconds_by_component(self) -> Floats:
+        """Return the seconds of each component, [COMPONENTS]."""
         return self.home + self.peak
 
     def seconds(self) -> float:
-        """Return the seconds of a step by its lanes, never more than its price."""
-        fees = sum(self.catalogue.fee(kind) for kind, n in self.kinds.items() if n > 0)
-        return float(step_seconds(self.lanes())) + fees + self.catalogue.fixed.seconds
+        """Return the seconds of a step by its components, never more than its price."""
+        fees = sum(self.space.fee(kind) for kind, n in self.kinds.items() if n > 0)
+        return float(step_seconds(self.seconds_by_component())) + fees + self.space.fixed.seconds
 
-    def add(self, unit: int, choice: Choice) -> None:
-        """Give a unit its ranks."""
-        self._change(unit, choice, 1)
-        self.choices[unit] = choice
+    def add(self, bundle: int, placement: Placement) -> None:
+        """Put a bundle on the ranks of a placement."""
+        self._change(bundle, placement, 1)
+        self.placements[bundle] = placement
 
-    def remove(self, unit: int) -> Choice:
-        """Take a unit away and return what was chosen for it."""
-        choice = self.choices.pop(unit)
-        self._change(unit, choice, -1)
-        return choice
+    def remove(self, bundle: int) -> Placement:
+        """Take a bundle away and return what was chosen for it."""
+        placement = self.placements.pop(bundle)
+        self._change(bundle, placement, -1)
+        return placement
 
-    def _change(self, unit: int, choice: Choice, sign: int) -> None:
-        cost = self.catalogue.costs[unit][choice.option]
+    def _change(self, bundle: int, placement: Placement, sign: int) -> None:
+        cost = self.space.costs[bundle][placement.option]
         self.home = self.home + sign * cost.home
         for kind in cost.kinds:
             self.kinds[kind] += sign
         chosen = [
             (block, block.candidates[a])
-            for block, a in zip(cost.blocks, choice.candidates, strict=True)
+            for block, a in zip(cost.blocks, placement.candidates, strict=True)
         ]
         for block, ranks in chosen:
-            self.load[ranks] += sign * block.lanes
+            self.load[ranks] += sign * block.seconds
             self.held[ranks] += sign * block.bytes
-        for label in self.catalogue.units[unit].apart:
-            self.units_apart[label].update(
+        for label in self.space.bundles[bundle].apart:
+            self.bundles_apart[label].update(
                 dict.fromkeys({int(r) for _, ranks in chosen for r in ranks}, sign)
             )
         self._peak = None
 
-    def cheapest(self, unit: int, option: int) -> tuple[float, Choice] | None:
+    def cheapest(self, bundle: int, option: int) -> tuple[float, Placement] | None:
         """Return the seconds of a step with an option on the candidate ranks on which it costs
-        least now, block by block, and that choice; None where there is no room.
+        least now, block by block, and that placement; None where there is no room.
         """
-        cost = self.catalogue.costs[unit][option]
+        cost = self.space.costs[bundle][option]
         load = self.load
         held = self.held
         peak = self.peak
@@ -94,8 +94,8 @@ class PartialPlan:
         several = len(cost.blocks) > 1
         taken = [
             r
-            for label in self.catalogue.units[unit].apart
-            for r, n in self.units_apart[label].items()
+            for label in self.space.bundles[bundle].apart
+            for r, n in self.bundles_apart[label].items()
             if n > 0
         ]
         if several:
@@ -105,7 +105,7 @@ class PartialPlan:
         seconds = 0.0
         for block in cost.blocks:
             after = load[block.candidates]
-            after += block.lanes
+            after += block.seconds
             top = np.maximum(after.max(1) if after.shape[1] > 1 else after[:, 0], peak)
             price = step_seconds(top + home)
             if (self.limited or taken) and not self._allow(price, block, held, taken):
@@ -117,8 +117,8 @@ class PartialPlan:
                 load[block.candidates[a]] = after[a]
                 held[block.candidates[a]] += block.bytes
                 peak = top[a]
-        fees = sum(self.catalogue.fee(kind) for kind in cost.kinds if self.kinds[kind] == 0)
-        return seconds + fees, Choice(option, tuple(chosen))
+        fees = sum(self.space.fee(kind) for kind in cost.kinds if self.kinds[kind] == 0)
+        return seconds + fees, Placement(option, tuple(chosen))
 
     def _allow(self, price: Floats, block: PricedBlock, held: Floats, taken: Sequence[int]) -> bool:
         """Give candidate ranks without room, or with tables to be kept apart from, an infinite
@@ -131,17 +131,19 @@ class PartialPlan:
         price[barred] = np.inf
         return not barred.all()
 
-    def best(self, unit: int, options: Sequence[int]) -> Choice | None:
+    def best(self, bundle: int, options: Sequence[int]) -> Placement | None:
         """Return the cheapest of some options now; of those that cost the same, the one named
         first.
         """
-        found = [f for o in options if (f := self.cheapest(unit, o)) is not None]
+        found = [f for o in options if (f := self.cheapest(bundle, o)) is not None]
         least = min((seconds for seconds, _ in found), default=0.0)
-        return next((choice for seconds, choice in found if seconds <= least + SMALLEST_GAIN), None)
+        return next(
+            (placement for seconds, placement in found if seconds <= least + SMALLEST_GAIN), None
+        )
 
     def assignment(self) -> Assignment:
-        """Return what was chosen, unit by unit."""
-        return tuple(self.choices[u] for u in range(len(self.catalogue.units)))
+        """Return what was chosen, bundle by bundle."""
+        return tuple(self.placements[u] for u in range(len(self.space.bundles)))
 
 
 def _cheapest_candidates(price: Floats, block: PricedBlock, held: Floats) -> int:

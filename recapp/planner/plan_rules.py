@@ -8,9 +8,9 @@
     tables: {large_table: row_wise, "C1*": table_wise}
     deal: balanced
 
-The conditions of a rule are about facts of a table and of the machine (`TableFacts`); a fact that
-is not known fulfils no condition, and the plan's notes say so. Each decision names the rule that
-fired (`ShardingPlan.reasons`).
+The conditions of a rule are about table facts, of a table and of the machine (`TableFacts`); a fact
+that is not known fulfils no condition, and the plan's notes say so. Each decision names the rule
+that fired (`ShardingPlan.reasons`).
 
 A sharding type that always takes all ranks leaves nothing to choose (row_wise, data_parallel). The
 ranks of other tables are chosen in one of two ways, `deal`. `balanced`: largest first on the ranks
@@ -37,6 +37,7 @@ from recapp.sharding.sharding_types import (
 )
 from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableLookup
 
 DEALS = ("balanced", "round_robin")
 
@@ -45,7 +46,7 @@ def _named(name: Any, globs: Any) -> bool:
     return any(fnmatchcase(name, g) for g in globs)
 
 
-# the fact, how it is compared, and the condition in words
+# the table fact, how it is compared, and the condition in words
 _CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "rows_above": ("rows", operator.gt, "more than {:,} rows"),
     "rows_at_most": ("rows", operator.le, "at most {:,} rows"),
@@ -64,7 +65,7 @@ _CONDITIONS: dict[str, tuple[str, Callable[[Any, Any], bool], str]] = {
     "tables": ("name", _named, "named {}"),
 }
 _WORDS = {"access": ("frequent", "sparse"), "interconnect": ("fast", "slow")}
-_LEARN = {
+_WHY_UNKNOWN = {
     "lookups_per_row": "the batch size is not known",
     "access": "the batch size is not known",
     "memory_share": "no memory is known (topology.memory_bytes)",
@@ -91,7 +92,7 @@ class PlanRule:
         mode: "unique", "pooled" or "auto" instead of the plan's mode.
 
     Raises:
-        ConfigError: A bound that is no number, a word that is not known.
+        ConfigError: A bound is no number, or a word is not known.
     """
 
     type: str
@@ -124,7 +125,7 @@ class PlanRule:
 
     @property
     def conditions(self) -> list[tuple[str, Any]]:
-        """The conditions that are set: name and value of each."""
+        """Return the name and value of each condition that is set."""
         return [(name, value) for name in _CONDITIONS if (value := getattr(self, name)) is not None]
 
     def matches(self, facts: TableFacts) -> bool:
@@ -151,8 +152,8 @@ PRODUCTION = (
 
 
 def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """Apply the rules of `+plan=production` to plain sizes: more than 1,000,000 rows row_wise; else
-    wider than 256 column_wise; else table_wise.
+    """Apply the rules of `+plan=production` to sizes: more than 1,000,000 rows row_wise; else wider
+    than 256 column_wise; else table_wise.
 
     Args:
         tables: `num_embeddings` and `embedding_dim` by table name.
@@ -161,7 +162,7 @@ def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
         The sharding type by table name.
 
     Raises:
-        ConfigError: A table without one of its sizes.
+        ConfigError: A table lacks one of its sizes.
     """
     for name, sizes in tables.items():
         for key in ("num_embeddings", "embedding_dim"):
@@ -177,26 +178,27 @@ def production_plan(tables: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     return {f.name: next(rule.type for rule in PRODUCTION if rule.matches(f)) for f in facts}
 
 
-def read_rule(plain: Mapping[str, Any], setting: str) -> PlanRule:
+def read_rule(values: Mapping[str, Any], setting: str) -> PlanRule:
     """Return a rule from what YAML made of it.
 
     Raises:
-        ConfigError: A condition that does not exist, a value that it cannot have, or no type.
+        ConfigError: A condition does not exist, has a value that it cannot have, or there is no
+            type.
     """
-    if not isinstance(plain, Mapping):
+    if not isinstance(values, Mapping):
         raise ConfigError(
-            f"{setting}={plain}: a rule is a type and its conditions, e.g. {{type: row_wise, "
+            f"{setting}={values}: a rule is a type and its conditions, e.g. {{type: row_wise, "
             f"rows_above: 100000}}"
         )
     known = [f.name for f in fields(PlanRule)]
-    for key in plain:
+    for key in values:
         if key not in known:
             raise ConfigError(f"{setting}: unknown condition {key}; {suggest(str(key), known)}")
-    if "type" not in plain:
+    if "type" not in values:
         raise ConfigError(f"{setting}: a rule needs a type, one of {', '.join(SHARDING_TYPES)}")
-    globs = plain.get("tables")
+    globs = values.get("tables")
     try:
-        return PlanRule(**(dict(plain) | {"tables": [globs] if isinstance(globs, str) else globs}))
+        return PlanRule(**(dict(values) | {"tables": [globs] if isinstance(globs, str) else globs}))
     except ConfigError as e:
         raise ConfigError(f"{setting}.{e}") from None
 
@@ -213,31 +215,33 @@ def plan_by_rules(
     deal: str = "balanced",
     statistics: Mapping[str, Any] | None = None,
     batch_per_rank: int | None = None,
+    lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
     """Shard every table by the first rule that matches it.
 
     Args:
-        tables: Of the model.
+        tables: The tables of the model.
         topology: The ranks.
-        rules: First match wins.
-        name: Of the plan.
+        rules: The rules in order; the first that matches a table decides.
+        name: The name of the plan.
         overrides: Sharding type by table name or glob; wins over the rules, and a name over a glob.
         mode: How tables ask for rows, "unique", "pooled" or "auto".
         column_width: Columns of a vertical strip.
         deal: "balanced" or "round_robin", for tables whose ranks are chosen.
-        statistics, batch_per_rank: As `table_facts` takes them.
+        statistics, batch_per_rank, lookups: As `table_facts` takes them.
 
     Returns:
         The plan; its `reasons` name the rule of each table, its `notes` the facts that conditions
         are about and that are not known.
 
     Raises:
-        PlanError: An override names no table, no rule matches a table, or there is no such way to
-            deal.
+        PlanError: An override names no table, no rule matches a table, or there is no such `deal`.
     """
     if deal not in DEALS:
         raise PlanError(f"plan.deal={deal}: {suggest(deal, DEALS)}")
-    facts = table_facts(tables, topology, statistics=statistics, batch_per_rank=batch_per_rank)
+    facts = table_facts(
+        tables, topology, statistics=statistics, batch_per_rank=batch_per_rank, lookups=lookups
+    )
     chosen = _overridden(tables, overrides or {}, mode)
     chosen |= {f.name: _choose(f, rules, name, mode) for f in facts if f.name not in chosen}
     tile_all = _balanced if deal == "balanced" else _round_robin
@@ -316,7 +320,7 @@ def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
         _CONDITIONS[name][0]: name for rule in reversed(list(rules)) for name, _ in rule.conditions
     }
     return tuple(
-        f"rules that ask for {name} do not fire: {_LEARN[fact]}"
+        f"rules that ask for {name} do not fire: {_WHY_UNKNOWN[fact]}"
         for fact, name in sorted(asked.items())
         if getattr(facts, fact) is None
     )

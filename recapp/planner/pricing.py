@@ -1,13 +1,13 @@
-"""How often everything happens under a cut of a table, and what that costs: all cuts of all tables
+"""Count how often everything happens under a cut of a table, and price it: all cuts of all tables
 at once.
 
     cuts (table, mode, rectangles)
         -> Prices: arrays over all rectangles of all cuts, one after the other
-        -> Work of each cut
+        -> TableWork of each cut
 
-A thousand tables have six thousand cuts with half a million rectangles. A rectangle's
-price is a dozen products, so they are priced as arrays of all; a loop over cuts would spend its
-time in numpy's calls.
+A thousand tables have six thousand cuts with half a million rectangles. A rectangle's price is a
+dozen products, so they are priced as arrays of all; a loop over cuts would spend its time in
+numpy's calls.
 
 J cuts, S strips of them, M rectangles; W ranks; n ids of a rank's batch, U distinct rows among
 them.
@@ -25,7 +25,7 @@ from recapp.planner.cost import (
     PHASES,
     Floats,
     PlanCost,
-    Work,
+    TableWork,
     cost_of,
 )
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem
@@ -38,11 +38,11 @@ class Cut(NamedTuple):
     """A table's rectangles, strip after strip, and how it asks.
 
     Args:
-        table: What is cut.
+        table: The table that is cut.
         mode: How it asks.
         rank_M: Owner of each rectangle; of replicas, every rank.
-        rows_M2: First row of each, and the one behind its last.
-        strips: Columns and number of rectangles of each strip.
+        rows_M2: First row of each rectangle, and the one behind its last.
+        strips: Number of columns and number of rectangles of each strip.
     """
 
     table: EmbeddingBagConfig
@@ -53,7 +53,13 @@ class Cut(NamedTuple):
 
 
 def cut_of(table: EmbeddingBagConfig, cells: Sequence[Shard], mode: Mode) -> Cut:
-    """Of cells that tile a table, ordered by column."""
+    """Return the cut that cells make.
+
+    Args:
+        table: The table that is cut.
+        cells: Rectangles that tile it, ordered by column.
+        mode: How it asks.
+    """
     strips: dict[int, tuple[int, int]] = {}
     for s in cells:
         strips[s.cols.start] = (len(s.cols), strips.get(s.cols.start, (0, 0))[1] + 1)
@@ -68,17 +74,17 @@ def cut_of(table: EmbeddingBagConfig, cells: Sequence[Shard], mode: Mode) -> Cut
 
 @dataclass(frozen=True)
 class Prices:
-    """What cuts cost; `work` has one cut's share.
+    """What cuts cost: `TableWork` of all of them, in arrays.
 
     Args:
-        cuts: In order.
-        first_J: Where each cut's rectangles begin.
-        home_JP: As of `Work`.
-        seconds_PM: Likewise, of all rectangles.
-        asked_3M: Likewise.
-        bytes_M: Likewise.
-        everywhere_J3: Likewise.
-        agreeing_J: Likewise.
+        cuts: The cuts in order.
+        first_J: Index of each cut's first rectangle.
+        home_JP: `TableWork.home` of each cut.
+        seconds_PM: `TableWork.seconds_PM` of the rectangles of all cuts.
+        asked_3M: `TableWork.asked_3M` of the rectangles of all cuts.
+        bytes_M: `TableWork.bytes_M` of the rectangles of all cuts.
+        everywhere_J3: `TableWork.everywhere` of each cut.
+        statistics_rows_J: `TableWork.statistics_rows` of each cut.
     """
 
     cuts: Sequence[Cut]
@@ -88,52 +94,50 @@ class Prices:
     asked_3M: Floats
     bytes_M: Floats
     everywhere_J3: Floats
-    agreeing_J: Floats
+    statistics_rows_J: Floats
 
     def slice(self, j: int) -> slice:
-        """Where a cut's rectangles are."""
+        """Return the range of a cut's rectangles among those of all cuts."""
         return slice(int(self.first_J[j]), int(self.first_J[j]) + len(self.cuts[j].rank_M))
 
-    def work(self, j: int) -> Work:
-        """Of one cut."""
+    def work(self, j: int) -> TableWork:
+        """Return the work of one cut."""
         here = self.slice(j)
         cut = self.cuts[j]
-        return Work(
+        return TableWork(
             self.home_JP[j],
             cut.rank_M,
             self.seconds_PM[:, here],
             self.asked_3M[:, here],
             self.bytes_M[here],
             self.everywhere_J3[j],
-            float(self.agreeing_J[j]),
+            float(self.statistics_rows_J[j]),
             frozenset((width, cut.mode) for width, _ in cut.strips),
         )
 
 
 class _Counts:
-    """How often things happen, expected over batches: by cut (J), by strip (S) and by rectangle
-    (M).
-    """
+    """Expected counts of a batch, of cuts (J), of strips (S) and of rectangles (M)."""
 
     def __init__(self, cuts: Sequence[Cut], problem: PlanningProblem) -> None:
         self.problem = problem
         rule = problem.rule
         batch = problem.batch_per_rank
         world = problem.topology.world_size
-        facts: dict[str, tuple[float, ...]] = {}
+        counts: dict[str, tuple[float, ...]] = {}
         for table in {c.table.name: c.table for c in cuts}.values():
-            known = problem.of(table)
+            known = problem.statistics_of(table)
             n = batch * known.ids_per_sample
-            facts[table.name] = (
+            counts[table.name] = (
                 n,
                 max(batch * known.bags_per_sample, 1e-9),
                 known.distinct_rows(n),
                 known.distinct_rows(world * n),
-                batch * len(table.feature_names),
+                batch * problem.lookups_per_table[table.name],
                 table.embedding_dim,
                 table.data_type.dtype.itemsize,
             )
-        of_J = np.array([facts[c.table.name] for c in cuts], float).T
+        of_J = np.array([counts[c.table.name] for c in cuts], float).T
         self.n_J, self.bags_J, self.U_J, self.U_of_all_J, self.samples_J, self.dim_J, itemsize_J = (
             of_J
         )
@@ -141,40 +145,42 @@ class _Counts:
             np.array([c.mode == mode for c in cuts]) for mode in ("pooled", "replicated")
         )
         self.strips_J = np.array([len(c.strips) for c in cuts])
-        self.job_S = np.repeat(np.arange(len(cuts)), self.strips_J)
+        self.cut_S = np.repeat(np.arange(len(cuts)), self.strips_J)
         width_S, count_S = np.array([strip for c in cuts for strip in c.strips]).T
         self.width_S = width_S.astype(float)
         self.first_S = np.cumsum(count_S) - count_S
-        job_M = np.repeat(self.job_S, count_S)
+        cut_M = np.repeat(self.cut_S, count_S)
         rows_M2 = np.concatenate([c.rows_M2 for c in cuts])
-        self.job_M = job_M
+        self.cut_M = cut_M
         self.rows_M = (rows_M2[:, 1] - rows_M2[:, 0]).astype(float)
         self.width_M = np.repeat(self.width_S, count_S)
-        self.share_M = np.concatenate([problem.of(c.table).shares(c.rows_M2) for c in cuts])
-        self.touched_M = np.minimum(self.U_of_all_J[job_M] * self.share_M, self.rows_M)
-        self.pairs_M = self.bags_J[job_M] * (
-            1.0 - (1.0 - np.minimum(self.share_M, 1.0)) ** (self.n_J / self.bags_J)[job_M]
+        self.share_M = np.concatenate(
+            [problem.statistics_of(c.table).shares(c.rows_M2) for c in cuts]
+        )
+        self.touched_M = np.minimum(self.U_of_all_J[cut_M] * self.share_M, self.rows_M)
+        self.pairs_M = self.bags_J[cut_M] * (
+            1.0 - (1.0 - np.minimum(self.share_M, 1.0)) ** (self.n_J / self.bags_J)[cut_M]
         )
         self.state_M = sum(
             (
                 self.width_M if kind == "element" else 1.0
                 for _, kind in (rule.state if rule else ())
             ),
-            np.zeros(len(job_M)),
+            np.zeros(len(cut_M)),
         )
         self.bytes_M = (
-            self.rows_M * self.width_M * itemsize_J[job_M]
+            self.rows_M * self.width_M * itemsize_J[cut_M]
             + NUMBER_BYTES * self.rows_M * self.state_M
         )
 
     def by_cut(self, values_S: Floats) -> Floats:
-        """Sums over each cut's strips, [J]."""
+        """Return the sums over each cut's strips, [J]."""
         found: Floats = np.add.reduceat(values_S, np.cumsum(self.strips_J) - self.strips_J)
         return found
 
 
 def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
-    """Price every cut."""
+    """Return the prices of all cuts."""
     c = _Counts(cuts, problem)
     world = problem.topology.world_size
     train = problem.rule is not None
@@ -182,7 +188,7 @@ def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
     everywhere_J3 = np.stack(
         [ID_BYTES * c.U_J, np.zeros(len(cuts)), train * c.U_J * c.dim_J * problem.payload_bytes], 1
     )
-    agree = problem.rule is not None and problem.rule.needs_row
+    row_statistics = problem.rule is not None and problem.rule.needs_row
     return Prices(
         cuts,
         np.cumsum([0, *(len(j.rank_M) for j in cuts[:-1])]),
@@ -191,25 +197,25 @@ def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
         asked_3M,
         c.bytes_M,
         everywhere_J3 * (c.replicated_J & (world > 1))[:, None],
-        c.U_of_all_J * (c.strips_J > 1) * agree,
+        c.U_of_all_J * (c.strips_J > 1) * row_statistics,
     )
 
 
 def _home(c: _Counts) -> Floats:
-    """Kernels of each strip at home, summed by cut and phase, [J, P]. Vectors read: one per id;
-    pooled, one per bag and owner.
+    """Return the seconds of the kernels at home, summed over each cut's strips, [J, P]. They read a
+    vector for each id; pooled, one for each bag and owner.
     """
     kernels = c.problem.hardware.kernels
     number_S = NUMBER_BYTES * c.width_S
-    n_S = c.n_J[c.job_S]
-    U_S = c.U_J[c.job_S]
-    pooled_S = c.pooled_J[c.job_S]
+    n_S = c.n_J[c.cut_S]
+    U_S = c.U_J[c.cut_S]
+    pooled_S = c.pooled_J[c.cut_S]
     pairs_S = np.add.reduceat(c.pairs_M, c.first_S)
     vectors_S = np.where(pooled_S, pairs_S, n_S)
     spent = dict.fromkeys(PHASES, np.zeros(len(n_S)))
     spent["input"] = kernels["route"].seconds(0, n_S) + kernels["link"].seconds(0, n_S)
     spent["lookup"] = kernels["combine"].seconds(
-        0, vectors_S, (vectors_S + c.samples_J[c.job_S]) * number_S
+        0, vectors_S, (vectors_S + c.samples_J[c.cut_S]) * number_S
     )
     if c.problem.rule is not None and c.problem.topology.world_size > 1:
         spent["gradients"] = kernels["spread"].seconds(
@@ -219,16 +225,16 @@ def _home(c: _Counts) -> Floats:
 
 
 def _owners(c: _Counts) -> tuple[Floats, Floats]:
-    """Kernels [P, M] and bytes asked by one home [3, M]. An owner serves all ranks, itself among
-    them; a rank alone asks nobody.
+    """Return the seconds of the owners' kernels, [P, M], and the bytes that one home asks of them,
+    [3, M]. An owner serves all ranks, itself among them; a rank alone asks nobody.
     """
     problem = c.problem
     kernels = c.problem.hardware.kernels
     world = c.problem.topology.world_size
-    pooled_M = c.pooled_J[c.job_M]
-    replicated_M = c.replicated_J[c.job_M]
+    pooled_M = c.pooled_J[c.cut_M]
+    replicated_M = c.replicated_J[c.cut_M]
     number_M = NUMBER_BYTES * c.width_M
-    rows_M = np.where(pooled_M, c.n_J[c.job_M], c.U_J[c.job_M]) * c.share_M  # asked by one home
+    rows_M = np.where(pooled_M, c.n_J[c.cut_M], c.U_J[c.cut_M]) * c.share_M  # asked by one home
     vectors_M = np.where(pooled_M, c.pairs_M, rows_M)
     spent = dict.fromkeys(PHASES, np.zeros(len(number_M)))
     if world > 1:
@@ -238,10 +244,12 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
             * ~replicated_M
         )
     if problem.rule is not None:
-        learned_M = world * rows_M if world > 1 else c.n_J[c.job_M]
+        gradient_rows_M = world * rows_M if world > 1 else c.n_J[c.cut_M]
         if world > 1:
-            spent["gradients"] = kernels["group"].seconds(0, learned_M)
-        moved_M = learned_M * number_M + 2 * c.touched_M * (number_M + NUMBER_BYTES * c.state_M)
+            spent["gradients"] = kernels["group"].seconds(0, gradient_rows_M)
+        moved_M = gradient_rows_M * number_M + 2 * c.touched_M * (
+            number_M + NUMBER_BYTES * c.state_M
+        )
         spent["update"] = kernels["update"].seconds(0, c.touched_M, moved_M)
     asked_3M = np.zeros((len(MESSAGES), len(number_M)))
     if world > 1:
@@ -254,9 +262,11 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
     return np.stack([spent[p] for p in PHASES]), asked_3M
 
 
-def work_of(table: EmbeddingBagConfig, sharding: TableSharding, problem: PlanningProblem) -> Work:
-    """Count and price a table's work; `auto` counts as whichever of `unique` and `pooled` exchanges
-    fewer bytes.
+def work_of(
+    table: EmbeddingBagConfig, sharding: TableSharding, problem: PlanningProblem
+) -> TableWork:
+    """Return the counted and priced work of a table; `auto` counts as whichever of `unique` and
+    `pooled` exchanges fewer bytes.
     """
     cells = sharding.cells(table, problem.topology.world_size)
     modes: tuple[Mode, ...] = ("unique", "pooled") if sharding.mode == "auto" else (sharding.mode,)

@@ -2,9 +2,10 @@
 
     settings, or what ranks find at start -> PlanningProblem -> planner, prices, reports
 
-The prices themselves stand in `recapp/planner/cost.py`.
+`recapp/planner/cost.py` and `recapp/planner/pricing.py` make prices of it.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from recapp.optim.rules import RowRule
 from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.lookups import collections_in
+from recapp.tables.lookups import TableLookup, collections_in, embedding_lookups, lookups_of
 from recapp.tables.statistics import TableStatistics, default_statistics
 
 NUMBER_BYTES = 4
@@ -49,15 +50,15 @@ class CountsOperations(Protocol):
 
 def dense_of(module: nn.Module) -> Dense:
     """Return the costs of the dense part of any model: two operations for each weight and sample
-    forward and four backward, as linear layers do.
+    forward and four backward, as linear layers have.
 
-    A module that multiplies more than its weights says how much by `flops_per_sample()`, as a DLRM
-    does of its interaction.
+    A module that multiplies more than its weights returns how much by `flops_per_sample()`, as a
+    DLRM does for its interaction.
     """
     inside = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
     weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
     more = sum(m.flops_per_sample() for m in module.modules() if isinstance(m, CountsOperations))
-    width = sum(x.dim for _, collection in collections_in(module) for x in collection.lookups)
+    width = sum(x.dim for x in embedding_lookups(module))
     return Dense(6.0 * weights + more, NUMBER_BYTES * float(weights), NUMBER_BYTES * float(width))
 
 
@@ -69,14 +70,15 @@ class PlanningProblem:
         tables: The tables of the model.
         topology: The ranks; its hardware prices the work.
         batch_per_rank: Samples of a rank's training batch, B.
-        rule: What happens to touched rows; None prices serving, which has no backward.
-        statistics: Of the ids of each table, by its name; a table that is not there gets
+        rule: The update of touched rows; None prices serving, which has no backward.
+        statistics: Id statistics of each table, by its name; a table that is not there gets
             `default_statistics`.
-        dense: The part of the model that is not sharded.
-        payload_bytes: The bytes of a number of a vector or gradient that travels.
+        dense: Costs of the part of the model that is not sharded.
+        payload_bytes: Bytes of a number of a vector or gradient that travels.
         val_batch_per_rank: Samples of a rank's validation batch, which takes memory and is no part
             of a step; 0 for no validation.
         look_ahead: Training batches whose ids are exchanged before their turn, which take memory.
+        lookups: What reads the tables; empty, it becomes the lookups that the tables declare.
     """
 
     tables: Sequence[EmbeddingBagConfig]
@@ -88,6 +90,15 @@ class PlanningProblem:
     payload_bytes: int = NUMBER_BYTES
     val_batch_per_rank: int = 0
     look_ahead: int = 1
+    lookups: Sequence[TableLookup] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lookups", tuple(self.lookups) or lookups_of(self.tables))
+
+    @cached_property
+    def lookups_per_table(self) -> Mapping[str, int]:
+        """Return the number of lookups that read each table, by its name."""
+        return dict(Counter(lookup.table.name for lookup in self.lookups))
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -116,6 +127,7 @@ class PlanningProblem:
         )
         return float(near * (mates - 1)), float(far * (W - mates))
 
-    def of(self, table: EmbeddingBagConfig) -> TableStatistics:
+    def statistics_of(self, table: EmbeddingBagConfig) -> TableStatistics:
         """Return the id statistics of a table."""
-        return self.statistics.get(table.name) or default_statistics(table)
+        known = self.statistics.get(table.name)
+        return known or default_statistics(table, lookups=self.lookups_per_table[table.name])

@@ -1,4 +1,4 @@
-"""Bytes that a plan puts on each rank, and whether they fit. This is checked before anything is
+"""Count the bytes that a plan puts on each rank, and check that they fit before anything is
 allocated.
 """
 
@@ -22,14 +22,14 @@ class RankBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Return the bytes of both."""
         return sum(self.weights.values()) + sum(self.state.values())
 
 
 def shard_bytes(
     table: EmbeddingBagConfig, shard: Shard, rule: RowRule | None, state_itemsize: int
 ) -> tuple[int, int]:
-    """Bytes of a shard's weights and of its optimiser state."""
+    """Return the bytes of a shard's weights and of its optimiser state."""
     rows = len(shard.rows)
     elements = len(shard.rows) * len(shard.cols)
     per_state = {"row": rows, "element": elements}
@@ -40,7 +40,7 @@ def shard_bytes(
 def bytes_per_rank(
     tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: RowRule | None
 ) -> list[RankBytes]:
-    """What a plan puts on each rank; `rule` None means no optimiser (serving)."""
+    """Return what a plan puts on each rank; `rule` None means no optimiser (serving)."""
     held = [RankBytes({}, {}) for _ in range(plan.world_size)]
     itemsize = compute_dtype(tables).itemsize
     for t in tables:
@@ -78,16 +78,15 @@ def check_memory(
     blame = ", ".join(f"{t} ({human(held[rank].weights[t] + held[rank].state[t])})" for t in worst)
     raise PlanError(
         f"plan {plan.name} does not fit: rank {rank} lacks {missing:,} bytes ({human(missing)}): "
-        f"it would hold {human(held[rank].total)} "
-        f"of tables and optimiser state beside {human(topology.reserve_bytes)} reserved, and "
-        f"{human(topology.memory_bytes[rank])} "
-        f"are free; largest there: {blame}. What helps: "
+        f"it would hold {human(held[rank].total)} of tables and optimiser state beside "
+        f"{human(topology.reserve_bytes)} reserved, and {human(topology.memory_bytes[rank])} are "
+        f"free; largest there: {blame}. What helps: "
         f"{_what_helps([t for t in tables if t.name in worst], plan, rank)}"
     )
 
 
 def _what_helps(largest: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank: int) -> str:
-    """What would take bytes off a rank's largest tables and is not in force already."""
+    """Return as text what would take bytes off a rank's largest tables and is not done already."""
 
     def in_equal_parts(t: EmbeddingBagConfig) -> bool:
         fair = -(-t.num_embeddings // plan.world_size)
@@ -99,7 +98,7 @@ def _what_helps(largest: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank:
 
     replicated = all(plan.tables[t.name].mode == "replicated" for t in largest)
     hashed = any(t.id_rule == IdRule.HASH for t in largest)
-    ways = {
+    remedies = {
         "more ranks (trainer.devices)": plan.world_size == 1 or not replicated,
         "+plan=row_wise": any(
             plan.tables[t.name].mode == "replicated" or not in_equal_parts(t) for t in largest
@@ -109,7 +108,7 @@ def _what_helps(largest: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank:
         else "hashed tables of fewer rows (id_rule hash)": True,
         "a smaller tables.data_type": any(t.data_type.dtype.itemsize > 2 for t in largest),
     }
-    *others, last = [way for way, fits in ways.items() if fits]
+    *others, last = [remedy for remedy, fits in remedies.items() if fits]
     return f"{', '.join(others)} or {last}" if others else last
 
 

@@ -1,5 +1,5 @@
-"""Scale on paper: what a step takes, sends and holds as ranks grow, by the calibrated costs; and
-what it must send at least.
+"""Predict scaling on paper: what a step takes, sends and holds as ranks grow, by the calibrated
+costs; and what it must send at least.
 
     weak      every rank keeps its batch: a perfect machine's step would stay as long as it is
     strong    all ranks share one batch: a perfect machine's step would halve as ranks double
@@ -51,16 +51,15 @@ MLPERF_ROWS = (
     108,
     36,
 )
-# Ids a bag: 214 a sample.
+# ids of a bag: 214 of a sample
 MLPERF_BAGS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-# of its dense part: three cross layers of rank 512 and two MLPs
-MLPERF_DIM = 128
-MLPERF_WEIGHTS = 16_100_000
+MLPERF_DIM = 128  # columns of each table
+MLPERF_WEIGHTS = 16_100_000  # of the dense part: three cross layers of rank 512 and two MLPs
 STRONG_BATCH = 65_536  # of all ranks, as in its reference runs
 
 
 def mlperf_tables() -> list[EmbeddingBagConfig]:
-    """MLPerf's 26 tables."""
+    """Return MLPerf's 26 tables."""
     return [
         EmbeddingBagConfig(
             name=f"C{i + 1}",
@@ -81,13 +80,13 @@ def scaled(
     weak_batch: int,
     advance: Any = lambda n: None,
 ) -> list[dict[str, Any]]:
-    """A record for each way to grow, plan, mode and number of ranks.
+    """Return a record for each growth (weak or strong), plan, mode and number of ranks.
 
     Args:
-        ranks: How many, ascending.
+        ranks: Numbers of ranks, ascending.
         plans: `best`, the planner's own, or a sharding type for all tables.
         hardware: What steps cost; ranks fill its hosts.
-        rule: Of the tables' optimiser.
+        rule: The row rule of the tables.
         weak_batch: Samples of a rank where every rank keeps its batch.
         advance: Called with 1 after each record.
     """
@@ -113,7 +112,9 @@ def scaled(
 
 
 def _efficiency(growth: str, first: dict[str, Any] | None, row: dict[str, Any]) -> float | None:
-    """Against the first number of ranks that holds the tables."""
+    """Return the efficiency against the first number of ranks that holds the tables; None where
+    there is none.
+    """
     if first is None or not row["step_ms"]:
         return None
     perfect = (
@@ -165,15 +166,16 @@ def _one(
 
 
 def least_sent(problem: PlanningProblem) -> float:
-    """Bytes a rank sends at least in a step, on average, if no table is on every rank.
+    """Return the bytes that a rank sends at least in a step, on average, if no table is on every
+    rank.
 
-    Of each table the fewer of two: its distinct rows named, fetched and taught once; or its ids
-    named and its bags fetched and taught.
+    A table sends the fewer of two: the ids, vectors and gradients of its distinct rows; or all its
+    ids, and the vectors and gradients of its bags.
     """
     world = problem.topology.world_size
     total = 0.0
     for t in problem.tables:
-        known = problem.of(t)
+        known = problem.statistics_of(t)
         vector = 2 * t.embedding_dim * problem.payload_bytes
         ids = problem.batch_per_rank * known.ids_per_sample
         bags = problem.batch_per_rank * known.bags_per_sample

@@ -1,5 +1,5 @@
-"""Search: which option and which ranks for every table, so that the slowest rank of every phase is
-as fast as can be.
+"""Search for a plan: which option and which ranks for every table, so that the slowest rank of
+every phase is as fast as can be.
 
     few combinations      all of them, cut off by a bound: the best plan there is by the model's
                           price
@@ -23,47 +23,45 @@ import numpy as np
 from recapp.planner.bounds import Bound
 from recapp.planner.cost import Floats
 from recapp.planner.partial_plan import SMALLEST_GAIN, PartialPlan
-from recapp.planner.units import Assignment, Catalogue, Kind
+from recapp.planner.search_space import Assignment, Kind, SearchSpace
 
-# of options and candidate ranks of all tables: tried one by one, about a second
+# combinations of options and candidate ranks that are tried one by one, in about a second
 EXACT_COMBINATIONS = 5_000
-PASSES = 8  # over all tables, taking out and adding again, at most
-# options of a unit that are weighed again and again: cheapest of the kinds paid for, cheapest of
-# all
+PASSES = 8  # over all bundles, taking each out and adding it again, at most
+# options of a bundle that are weighed again and again: cheapest of the kinds paid for and of all
 KEPT = 4
-# options weighed in all passes over a start, some 40 us each on 128 ranks; at least one pass is
-# made
+# options weighed in all passes over a start, some 40 us each on 128 ranks; at least one pass runs
 WEIGHED = 12_000
 
 Options = Sequence[Sequence[int]]
-"""For each unit the indices of the options that are weighed."""
+"""For each bundle the indices of the options that are weighed."""
 
 
-def taken(catalogue: Catalogue, bound: Bound) -> Options:
-    """Return for each unit the option that a relaxed problem takes."""
-    return [[int(costs.argmin())] for costs in np.split(bound.cost_N, catalogue.first_U[1:])]
+def taken(space: SearchSpace, bound: Bound) -> Options:
+    """Return for each bundle the option that a relaxed problem takes."""
+    return [[int(costs.argmin())] for costs in np.split(bound.cost_N, space.first_B[1:])]
 
 
-def of_kinds(catalogue: Catalogue, bound: Bound, wanted: Options) -> Options:
+def of_kinds(space: SearchSpace, bound: Bound, wanted: Options) -> Options:
     """Return those of some options that need no other kernel calls than the ones that a relaxed
     problem takes.
     """
     paid = set[Kind]()
-    chosen = taken(catalogue, bound)
-    for costs, (o,) in zip(catalogue.costs, chosen, strict=True):
+    chosen = taken(space, bound)
+    for costs, (o,) in zip(space.costs, chosen, strict=True):
         paid |= costs[o].kinds
     return [
         sorted({*(o for o in options if costs[o].kinds <= paid), *own})
-        for costs, options, own in zip(catalogue.costs, wanted, chosen, strict=True)
+        for costs, options, own in zip(space.costs, wanted, chosen, strict=True)
     ]
 
 
-def promising(catalogue: Catalogue, bounds: Sequence[Bound]) -> Options:
+def promising(space: SearchSpace, bounds: Sequence[Bound]) -> Options:
     """Return the options worth weighing: a few that relaxed problems find cheap, and the one with
     the smallest pieces.
     """
     found = []
-    for first, costs in zip(catalogue.first_U.tolist(), catalogue.costs, strict=True):
+    for first, costs in zip(space.first_B.tolist(), space.costs, strict=True):
         kept = {min(range(len(costs)), key=lambda o: (costs[o].fullest, o))}
         for bound in bounds:
             relaxed = bound.cost_N[first : first + len(costs)]
@@ -75,100 +73,102 @@ def promising(catalogue: Catalogue, bounds: Sequence[Bound]) -> Options:
 
 
 def greedy(
-    catalogue: Catalogue, capacity_W: Floats, wanted: Options, by_bytes: bool = False
+    space: SearchSpace, capacity_W: Floats, wanted: Options, by_bytes: bool = False
 ) -> Assignment | None:
-    """Add the units largest first, each with the wanted option and on the ranks that cost least, or
-    with any option where none of those has room. Return None where there is no room at all.
+    """Add the bundles largest first, each with the wanted option and on the ranks that cost least,
+    or with any option where none of those has room. Return None where there is no room at all.
     """
-    partial = PartialPlan(catalogue, capacity_W)
+    partial = PartialPlan(space, capacity_W)
     sizes = [
         max(cost.bytes for cost in costs)
         if by_bytes
         else min(float(cost.home.sum() + cost.owned.sum()) for cost in costs)
-        for costs in catalogue.costs
+        for costs in space.costs
     ]
-    for unit in sorted(range(len(sizes)), key=lambda u: (-sizes[u], u)):
-        choice = partial.best(unit, wanted[unit]) or partial.best(
-            unit, range(len(catalogue.costs[unit]))
+    for bundle in sorted(range(len(sizes)), key=lambda u: (-sizes[u], u)):
+        placement = partial.best(bundle, wanted[bundle]) or partial.best(
+            bundle, range(len(space.costs[bundle]))
         )
-        if choice is None:
+        if placement is None:
             return None
-        partial.add(unit, choice)
+        partial.add(bundle, placement)
     return partial.assignment()
 
 
-def of_types(catalogue: Catalogue, types: Sequence[str]) -> Options:
-    """Return the options of some sharding types only; all options of a unit that has none."""
+def of_types(space: SearchSpace, types: Sequence[str]) -> Options:
+    """Return the options of some sharding types only; all options of a bundle that has none."""
     return [
         [o for o, cost in enumerate(costs) if cost.sharding_type in types]
         or list(range(len(costs)))
-        for costs in catalogue.costs
+        for costs in space.costs
     ]
 
 
 def improved(
-    catalogue: Catalogue, capacity_W: Floats, worth: Options, start: Assignment
+    space: SearchSpace, capacity_W: Floats, worth: Options, start: Assignment
 ) -> Assignment:
-    """Take each unit out and add it again where it costs least, until a pass moves nothing or
+    """Take each bundle out and add it again where it costs least, until a pass moves nothing or
     enough was weighed.
     """
-    partial = PartialPlan(catalogue, capacity_W)
-    for unit, choice in enumerate(start):
-        partial.add(unit, choice)
+    partial = PartialPlan(space, capacity_W)
+    for bundle, placement in enumerate(start):
+        partial.add(bundle, placement)
     for _ in range(min(PASSES, max(1, WEIGHED // sum(map(len, worth))))):
         moved = False
-        for unit in range(len(worth)):
+        for bundle in range(len(worth)):
             before = partial.seconds()
-            old = partial.remove(unit)
-            new = partial.best(unit, worth[unit]) or old
-            partial.add(unit, new)
+            old = partial.remove(bundle)
+            new = partial.best(bundle, worth[bundle]) or old
+            partial.add(bundle, new)
             if new != old:
                 if partial.seconds() < before - SMALLEST_GAIN:
                     moved = True
                 else:
-                    partial.remove(unit)
-                    partial.add(unit, old)
+                    partial.remove(bundle)
+                    partial.add(bundle, old)
         if not moved:
             break
     return partial.assignment()
 
 
 def exhaustive(
-    catalogue: Catalogue,
+    space: SearchSpace,
     capacity_W: Floats,
     seconds_of: Callable[[Assignment], float],
     start: Assignment | None,
 ) -> Assignment | None:
     """Return the best of all assignments that fit. A partial plan that is no better than the best
-    so far is not completed: more units never make it faster.
+    so far is not completed: more bundles never make it faster.
 
     Args:
-        catalogue: The units and what their options cost.
+        space: The bundles and what their options cost.
         capacity_W: Bytes that each rank has.
         seconds_of: Returns the whole price of an assignment.
         start: An assignment that fits, if there is one; it wins ties.
     """
-    partial = PartialPlan(catalogue, capacity_W)
+    partial = PartialPlan(space, capacity_W)
     best = start
-    units = catalogue.units
+    bundles = space.bundles
     least = np.inf if start is None else seconds_of(start)
 
-    def extend(unit: int) -> None:
+    def extend(bundle: int) -> None:
         nonlocal best, least
-        if unit == len(units):
+        if bundle == len(bundles):
             found = partial.assignment()
             if (partial.held <= capacity_W).all() and (seconds := seconds_of(found)) < least:
                 best = found
                 least = seconds
             return
-        for choice in catalogue.choices(unit):
-            partial.add(unit, choice)
+        for placement in space.placements(bundle):
+            partial.add(bundle, placement)
             alone = all(
-                n <= 1 for label in units[unit].apart for n in partial.units_apart[label].values()
+                n <= 1
+                for label in bundles[bundle].apart
+                for n in partial.bundles_apart[label].values()
             )
             if alone and partial.seconds() < least:
-                extend(unit + 1)
-            partial.remove(unit)
+                extend(bundle + 1)
+            partial.remove(bundle)
 
     extend(0)
     return best

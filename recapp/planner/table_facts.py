@@ -1,5 +1,5 @@
-"""Facts of a table and of the machine before the table is sharded: what the conditions of plan
-rules are about, and what their words mean in numbers.
+"""Table facts: what is known of a table and of the machine before the table is sharded. The
+conditions of plan rules are about them; here stands what their words mean in numbers.
 
     rows, columns                       of its config
     lookups per row, access             ids per sample x samples of all ranks / rows
@@ -7,34 +7,35 @@ rules are about, and what their words mean in numbers.
     interconnect, hosts                 of the machines
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableLookup, lookups_of
 
 # a row is read every step: a replica's gradients are then no more than the table itself
 FREQUENT_LOOKUPS_PER_ROW = 1.0
 SPARSE_LOOKUPS_PER_ROW = 0.01  # a step reads at most one row of a hundred
-# of a rank in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40; PCIe 4.0
-# and
+# what a rank sends in a large all-to-all: NVLink of a V100 gives 37 and more, InfiniBand NDR 40;
+# PCIe 4.0 and InfiniBand HDR 20 to 25
 FAST_GB_PER_S = 30.0
-#                                     InfiniBand HDR 20 to 25
 
 
 @dataclass(frozen=True)
 class TableFacts:
-    """Facts that conditions of rules are about; None is unknown.
+    """What conditions of rules are about; None is unknown.
 
     Args:
-        name: Of the table.
-        rows: R.
-        dim: Columns D.
+        name: The name of the table.
+        rows: Its rows R.
+        dim: Its columns D.
         lookups_per_row: Mean lookups of a row in a step of all ranks.
         memory_share: Weights as a share of what the smallest rank can give.
-        interconnect_gb_per_s: What a rank sends per second.
-        hosts: How many.
+        interconnect_gb_per_s: 10^9 bytes that a rank sends a second in a large all-to-all.
+        hosts: Number of hosts.
     """
 
     name: str
@@ -47,7 +48,7 @@ class TableFacts:
 
     @property
     def access(self) -> str | None:
-        """Frequent, sparse, or between."""
+        """Return `frequent`, `sparse` or `between`."""
         per_row = self.lookups_per_row
         if per_row is None:
             return None
@@ -61,7 +62,7 @@ class TableFacts:
 
     @property
     def interconnect(self) -> str | None:
-        """Fast or slow."""
+        """Return `fast` or `slow`."""
         speed = self.interconnect_gb_per_s
         return None if speed is None else "fast" if speed >= FAST_GB_PER_S else "slow"
 
@@ -72,25 +73,26 @@ def table_facts(
     *,
     statistics: Mapping[str, Any] | None = None,
     batch_per_rank: int | None = None,
+    lookups: Sequence[TableLookup] | None = None,
 ) -> list[TableFacts]:
     """Return the facts of each table.
 
     Args:
-        tables: Of the model.
+        tables: The tables of the model.
         topology: The ranks, their hosts, memory and hardware.
-        statistics: By table name, objects with `ids_per_sample`; without them every feature has one
+        statistics: By table name, objects with `ids_per_sample`; without them every lookup has one
             id in every sample.
         batch_per_rank: Samples of a rank's batch.
+        lookups: What reads the tables; None takes the lookups that the tables declare.
     """
     memory = min(topology.memory_bytes) - topology.reserve_bytes if topology.memory_bytes else None
     batch = batch_per_rank * topology.world_size if batch_per_rank else None
     known = statistics or {}
+    read = Counter(x.table.name for x in (lookups_of(tables) if lookups is None else lookups))
     speed = _gb_per_s(topology)
 
     def of(t: EmbeddingBagConfig) -> TableFacts:
-        ids = (
-            float(known[t.name].ids_per_sample) if t.name in known else float(len(t.feature_names))
-        )
+        ids = float(known[t.name].ids_per_sample if t.name in known else read[t.name])
         return TableFacts(
             t.name,
             t.num_embeddings,
@@ -110,7 +112,9 @@ def weight_bytes(table: EmbeddingBagConfig) -> int:
 
 
 def _gb_per_s(topology: Topology) -> float | None:
-    """What a rank sends in a large all-to-all among all ranks, where the hardware is known."""
+    """Return the 10^9 bytes that a rank sends a second in a large all-to-all among all ranks; None
+    where the hardware is not known.
+    """
     if topology.hardware is None:
         return None
     link = topology.hardware.all_to_all["network" if topology.hosts > 1 else "host"]

@@ -29,17 +29,17 @@ from recapp.sharding.sharding_types import equal_ranges
 
 @dataclass(frozen=True)
 class Topology:
-    """Where shards may go.
+    """The ranks on which shards may lie.
 
     Args:
         world_size: Ranks W.
         hosts: Hosts the ranks are spread over, equally, in rank order.
         compute_device: "cpu" or "cuda".
-        memory_bytes: What each rank can still give to tables and optimiser state; None where nobody
-            knows.
-        reserve_bytes: Of that, what messages, activations and batches need.
+        memory_bytes: Bytes that each rank can still give to tables and optimiser state; None where
+            they are not known.
+        reserve_bytes: Bytes of those that messages, activations and batches need.
         hardware: What steps cost there; None: `costs` takes the default of the device.
-        local_world_size: Ranks of a host, another way to say `hosts`.
+        local_world_size: Ranks of a host, instead of `hosts`.
 
     Raises:
         ConfigError: The ranks cannot be spread over the hosts, or the numbers contradict each
@@ -91,32 +91,32 @@ class Topology:
             )
 
     def host_ranks(self) -> list[list[int]]:
-        """The ranks of each host."""
+        """Return the ranks of each host."""
         return [list(r) for r in equal_ranges(self.world_size, self.hosts)]
 
     @property
     def ranks_per_host(self) -> int:
-        """Ranks of each host."""
+        """Return the number of ranks of each host."""
         return self.world_size // self.hosts
 
     @property
     def costs(self) -> Hardware:
-        """What steps cost there: its own hardware, else the default of its device."""
+        """Return what steps cost there: its own hardware, else the default of its device."""
         return self.hardware or default_hardware(self.compute_device)
 
 
 def topology_from(settings: Mapping[str, Any], ranks: int, compute_device: str = "cpu") -> Topology:
-    """The machine that the settings of `conf/topology` describe. Nothing is looked up here: a
-    laptop plans for a cluster.
-
-    Args:
-        settings: `hosts`, `memory_bytes`, `reserve_bytes`, `ranks`, `hardware` (nothing, a path, or
-            what a shipped machine says).
-        ranks: Where the settings name no number of ranks.
-        compute_device: Where the settings name no hardware.
+    """Return the machine that the settings of `conf/topology` describe, without looking at this
+    machine: a laptop plans for a cluster.
 
     Hosts that are not named follow from the hardware's ranks per host; without hardware all ranks
     are on one.
+
+    Args:
+        settings: `hosts`, `memory_bytes`, `reserve_bytes`, `ranks`, `hardware` (nothing, a path, or
+            the hardware of a shipped machine).
+        ranks: The ranks where the settings name no number of them.
+        compute_device: The device where the settings name no hardware.
 
     Raises:
         ConfigError: The hardware cannot be read, or the ranks do not fill hosts.
@@ -140,11 +140,11 @@ def topology_from(settings: Mapping[str, Any], ranks: int, compute_device: str =
 
 
 def machine(name: str, ranks: int | None = None) -> Topology:
-    """A shipped machine: `dgx_h100`.
+    """Return a shipped machine, such as `dgx_h100`.
 
     Args:
-        name: A file of `conf/topology`.
-        ranks: Instead of as many as it has.
+        name: A file of `conf/topology`, without its suffix.
+        ranks: The number of ranks; None takes as many as the machine has.
 
     Raises:
         ConfigError: There is no such machine.
@@ -154,8 +154,8 @@ def machine(name: str, ranks: int | None = None) -> Topology:
 
 
 def hardware_of(setting: Any) -> Hardware | None:
-    """What `topology.hardware` says: nothing, the path of a file, or the hardware itself as plain
-    types.
+    """Return the hardware that `topology.hardware` names: nothing, the path of a file, or the
+    hardware itself as plain values.
     """
     if setting is None or isinstance(setting, Hardware):
         return setting
@@ -177,10 +177,10 @@ def _hosts_of(world: int, hardware: Hardware) -> int:
 
 
 def hosts_in_blocks(host_W: Sequence[str]) -> int:
-    """How many hosts there are, given that of each rank; 1 where they do not hold equal shares in
-    rank order.
+    """Return the number of hosts, given the host of each rank; 1 where they do not hold equal
+    shares of the ranks in rank order.
 
-    Such ranks have no hosts that a plan could keep a table within (`srun --distribution=cyclic`,
+    Then there are no hosts within which a plan could keep a table (`srun --distribution=cyclic`,
     hosts of different size); all else works.
     """
     hosts = list(dict.fromkeys(host_W))

@@ -1,4 +1,4 @@
-"""HugeCTR's plans: JSON lists of GPUs, groups and lookups, read and written by the rules of its own
+"""Read and write HugeCTR's plans, JSON lists of GPUs, groups and lookups, by the rules of its own
 planner.
 
     [                                            one list for each GPU, in order
@@ -17,23 +17,22 @@ planner.
 | 2    | numbers are lookups, (table, feature) pairs in the model's order, not tables              |
 | 3    | a group has its two lists and its placement                                               |
 | 4    | `shards_count` (`num_sharding` in v3.7) is 1 and `shard_id` (`sharding_id`) 0 unless      |
-|      | said; the id is below the count                                                           |
+|      | given; the id is below the count                                                          |
 | 5    | a dp group has one shard                                                                  |
 | 6    | every GPU has as many groups; group k has one placement and one global list on all of     |
 |      | them                                                                                      |
 | 7    | a local list is the GPU's own entry of the global list, without duplicates                |
 | 8    | a dp group has one local list on all GPUs                                                 |
-| 9    | GPUs with one local list of an mp group are the shards of its tables: as many as the      |
-|      | count says, with the ids                                                                  |
-|      | 0..n-1; other GPUs of the group hold other lookups. A GPU that holds nothing may say so   |
-|      | with an empty list                                                                        |
+| 9    | GPUs with one local list of an mp group are the n shards of its tables: n is the count,   |
+|      | the ids are 0..n-1; other GPUs of the group hold other lookups. A GPU that holds nothing  |
+|      | may have an empty list                                                                    |
 | 10   | all lookups of a table are in one group and sharded alike                                 |
 | 11   | a dp group may hold several lookups of a table (HugeCTR's code refuses that, although its |
 |      | own example does it)                                                                      |
 | 12   | every lookup is in exactly one group                                                      |
 
 HugeCTR puts a row on the shard whose id is key mod n. Here shard s of n is the s-th of n contiguous
-strips: as many rows, other ones. Later versions describe the same with a matrix of GPUs and tables
+strips: as many rows, other ones. Later versions have a matrix of GPUs and tables instead
 (`recapp/sharding/hugectr_matrix.py`).
 
 Sources: `HugeCTR/embedding/embedding_planner.cpp` and `common.cpp` of v3.7, the layer book of v3.8.
@@ -53,20 +52,27 @@ from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.lookups import lookups_of
 
 REQUIRED = ("local_embedding_list", "global_embedding_list", "table_placement_strategy")
-LOCAL, EVERY, PLACED = REQUIRED
+LOCAL, EVERY, PLACEMENT = REQUIRED
 COUNT = ("shards_count", "num_sharding")
 ID = ("shard_id", "sharding_id")
 WORDS = {"mp": "mp", "localized": "mp", "dp": "dp"}
 MODULO = (
-    "HugeCTR puts row r of a sharded table on shard r mod n; here shard s of n holds the s-th of "
-    "n contiguous strips: "
-    "as many rows, other ones"
+    "HugeCTR puts row r of a sharded table on shard r mod n; here shard s of n holds the s-th of n "
+    "contiguous strips: as many rows, other ones"
 )
 
 
 @dataclass(frozen=True)
 class _Group:
-    """A group as one GPU sees it."""
+    """A group in the list of one GPU.
+
+    Args:
+        word: "mp" or "dp".
+        local: The lookups that this GPU holds a part of.
+        every: Those of every GPU.
+        count: Shards of each of its tables.
+        id: Number of the shard that this GPU holds.
+    """
 
     word: str
     local: tuple[int, ...]
@@ -75,47 +81,50 @@ class _Group:
     id: int
 
 
-def is_hugectr(plain: Any) -> bool:
-    """Whether what was read is a HugeCTR plan: lists by GPU, or a matrix of GPUs and tables."""
-    return isinstance(plain, list) or (isinstance(plain, Mapping) and MATRIX in plain)
+def is_hugectr(values: Any) -> bool:
+    """Return whether plain values are a HugeCTR plan: lists by GPU, or a matrix of GPUs and
+    tables.
+    """
+    return isinstance(values, list) or (isinstance(values, Mapping) and MATRIX in values)
 
 
 def plan_from_hugectr(
-    plain: Any, tables: Sequence[EmbeddingBagConfig], source: str
+    values: Any, tables: Sequence[EmbeddingBagConfig], source: str
 ) -> ShardingPlan:
-    """A HugeCTR plan for these tables; as many ranks as it has GPUs, modes left to the data.
+    """Return a HugeCTR plan for these tables as a plan for as many ranks as it has GPUs, modes left
+    open.
 
     Args:
-        plain: what was read from JSON.
-        tables: of the model; their (table, feature) pairs are the lookups.
-        source: the file, for messages.
+        values: Plain values, as read from JSON.
+        tables: The tables of the model; their (table, feature) pairs are the lookups.
+        source: The file, for messages.
 
     Raises:
-        PlanError: naming GPU, group, lookup and the rule that is broken.
+        PlanError: A rule is broken; GPU, group, lookup and rule are named.
     """
-    if isinstance(plain, Mapping):
-        made = plan_from_matrix(plain, tables, source)
+    if isinstance(values, Mapping):
+        made = plan_from_matrix(values, tables, source)
     else:
-        made = _Lists(plain, tables, source).plan()
+        made = _Lists(values, tables, source).plan()
     split = any(
         s.mode != "replicated" and len({p.rows.start for p in s.shards}) > 1 for s in made.values()
     )
-    world = len(plain[MATRIX] if isinstance(plain, Mapping) else plain)
+    world = len(values[MATRIX] if isinstance(values, Mapping) else values)
     return ShardingPlan(made, world, "hugectr", (MODULO,) if split else ())
 
 
 class _Lists:
     """The lists of a plan, checked rule by rule."""
 
-    def __init__(self, plain: Any, tables: Sequence[EmbeddingBagConfig], source: str) -> None:
+    def __init__(self, values: Any, tables: Sequence[EmbeddingBagConfig], source: str) -> None:
         self.tables = tables
         self.source = source
         self.table_of = [x.table.name for x in lookups_of(tables)]
-        if not isinstance(plain, list) or not plain:
+        if not isinstance(values, list) or not values:
             raise PlanError(
                 f"{source}: must be a list of GPUs, each with a list of its groups (rule 1)"
             )
-        for g, groups in enumerate(plain):
+        for g, groups in enumerate(values):
             if not isinstance(groups, list):
                 raise PlanError(
                     f"{source}: GPU {g}: must be a list of groups, not {json.dumps(groups)} (rule "
@@ -123,11 +132,11 @@ class _Lists:
                 )
         self.gpus = [
             [self._group(g, k, group) for k, group in enumerate(groups)]
-            for g, groups in enumerate(plain)
+            for g, groups in enumerate(values)
         ]
 
     def plan(self) -> dict[str, TableSharding]:
-        """Every table's rectangles."""
+        """Return the sharding of every table, by its name."""
         self._check_alike()
         for k in range(len(self.gpus[0])):
             (self._check_dp if self.gpus[0][k].word == "dp" else self._check_mp)(k)
@@ -150,29 +159,29 @@ class _Lists:
     def _lookup(self, i: int) -> str:
         return f"lookup {i} ({self.table_of[i]})"
 
-    def _group(self, g: int, k: int, plain: Any) -> _Group:
-        """Rules 2 to 5."""
-        if not isinstance(plain, Mapping):
+    def _group(self, g: int, k: int, values: Any) -> _Group:
+        """Return a group after checking rules 2 to 5."""
+        if not isinstance(values, Mapping):
             self._fail(
-                g, k, f"must be an object with {', '.join(REQUIRED)}, not {json.dumps(plain)}", 3
+                g, k, f"must be an object with {', '.join(REQUIRED)}, not {json.dumps(values)}", 3
             )
-        for key in plain:
+        for key in values:
             if key not in (known := (*REQUIRED, *COUNT, *ID)):
                 self._fail(g, k, f"unknown key {key}; {suggest(str(key), known)}", 3)
         for key in REQUIRED:
-            if key not in plain:
+            if key not in values:
                 self._fail(g, k, f"{key} must be given", 3)
-        word = plain[PLACED]
+        word = values[PLACEMENT]
         if not isinstance(word, str) or word not in WORDS:
-            self._fail(g, k, f"{PLACED}={word}: {suggest(str(word), WORDS)}", 3)
-        local = self._numbers(g, k, LOCAL, plain[LOCAL])
-        if not isinstance(plain[EVERY], list):
+            self._fail(g, k, f"{PLACEMENT}={word}: {suggest(str(word), WORDS)}", 3)
+        local = self._numbers(g, k, LOCAL, values[LOCAL])
+        if not isinstance(values[EVERY], list):
             self._fail(g, k, f"{EVERY} must be a list of lists of lookups", 3)
         every = tuple(
-            self._numbers(g, k, f"{EVERY}[{i}]", held) for i, held in enumerate(plain[EVERY])
+            self._numbers(g, k, f"{EVERY}[{i}]", held) for i, held in enumerate(values[EVERY])
         )
-        count = self._number(g, k, plain, COUNT, 1)
-        shard = self._number(g, k, plain, ID, 0)
+        count = self._number(g, k, values, COUNT, 1)
+        shard = self._number(g, k, values, ID, 0)
         if count < 1 or not 0 <= shard < count:
             self._fail(g, k, f"shard id {shard} of {count} shards: ids are 0..n-1", 4)
         if WORDS[word] == "dp" and count > 1:
@@ -184,11 +193,11 @@ class _Lists:
             )
         return _Group(WORDS[word], local, every, count, shard)
 
-    def _numbers(self, g: int, k: int, key: str, plain: Any) -> tuple[int, ...]:
-        if not isinstance(plain, list) or set(map(type, plain)) - {int}:
-            self._fail(g, k, f"{key} must be a list of lookups, not {json.dumps(plain)}", 3)
-        if plain and not (min(plain) >= 0 and max(plain) < len(self.table_of)):
-            wrong = next(i for i in plain if not 0 <= i < len(self.table_of))
+    def _numbers(self, g: int, k: int, key: str, values: Any) -> tuple[int, ...]:
+        if not isinstance(values, list) or set(map(type, values)) - {int}:
+            self._fail(g, k, f"{key} must be a list of lookups, not {json.dumps(values)}", 3)
+        if values and not (min(values) >= 0 and max(values) < len(self.table_of)):
+            wrong = next(i for i in values if not 0 <= i < len(self.table_of))
             self._fail(
                 g,
                 k,
@@ -196,32 +205,31 @@ class _Lists:
                 "(table, feature) each",
                 2,
             )
-        return tuple(plain)
+        return tuple(values)
 
     def _number(
-        self, g: int, k: int, plain: Mapping[str, Any], names: Sequence[str], default: int
+        self, g: int, k: int, values: Mapping[str, Any], names: Sequence[str], default: int
     ) -> int:
-        said = {key: plain[key] for key in names if key in plain}
-        value = next(iter(said.values()), default)
-        if not isinstance(value, int) or isinstance(value, bool) or len(set(said.values())) > 1:
+        given = {key: values[key] for key in names if key in values}
+        value = next(iter(given.values()), default)
+        if not isinstance(value, int) or isinstance(value, bool) or len(set(given.values())) > 1:
             self._fail(
                 g,
                 k,
-                f"{' and '.join(f'{key}={v}' for key, v in said.items())}: must be one whole "
+                f"{' and '.join(f'{key}={v}' for key, v in given.items())}: must be one whole "
                 "number",
                 4,
             )
         return value
 
     def _check_alike(self) -> None:
-        """Rules 6 and 7."""
+        """Check rules 6 and 7."""
         first = self.gpus[0]
         for g, groups in enumerate(self.gpus):
             if len(groups) != len(first):
                 raise PlanError(
-                    f"{self.source}: GPU {g} has {len(groups)} groups, GPU 0 has {len(first)}: "
-                    "all have as many; one that "
-                    f"holds nothing of a group has an empty {LOCAL} (rule 6)"
+                    f"{self.source}: GPU {g} has {len(groups)} groups, GPU 0 has {len(first)}: all "
+                    f"have as many; one that holds nothing of a group has an empty {LOCAL} (rule 6)"
                 )
             for k, group in enumerate(groups):
                 if group.word != first[k].word:
@@ -249,7 +257,7 @@ class _Lists:
                     self._fail(g, k, f"{self._lookup(i)} stands twice in {LOCAL}", 7)
 
     def _check_dp(self, k: int) -> None:
-        """Rule 8."""
+        """Check rule 8."""
         for g, groups in enumerate(self.gpus):
             for i in sorted(set(self.gpus[0][k].local) ^ set(groups[k].local)):
                 self._fail(
@@ -265,7 +273,7 @@ class _Lists:
                 )
 
     def _check_mp(self, k: int) -> None:
-        """Rule 9."""
+        """Check rule 9."""
         sets: dict[tuple[int, ...], list[int]] = {}
         owner: dict[int, int] = {}
         for g, groups in enumerate(self.gpus):
@@ -276,31 +284,31 @@ class _Lists:
                         g,
                         k,
                         f"{self._lookup(i)} is on GPU {owner[i]}, too, whose list is another one: "
-                        "GPUs that share a lookup "
-                        "share the whole list",
+                        "GPUs that share a lookup share the whole list",
                         9,
                     )
             if local:
                 sets.setdefault(local, []).append(g)
         for local, gpus in sets.items():
-            told = (
+            holders = (
                 f"{self._lookup(local[0])} lies on GPU{'s' if len(gpus) > 1 else ''} "
                 f"{', '.join(map(str, gpus))}"
             )
             for g in gpus:
                 if (n := self.gpus[g][k].count) != len(gpus):
-                    self._fail(g, k, f"{told}, but {COUNT[0]} is {n}: it must be {len(gpus)}", 9)
+                    self._fail(g, k, f"{holders}, but {COUNT[0]} is {n}: it must be {len(gpus)}", 9)
             for shard in _twice([self.gpus[g][k].id for g in gpus]):
                 g = [g for g in gpus if self.gpus[g][k].id == shard][1]
                 self._fail(
                     g,
                     k,
-                    f"{told}, and {ID[0]} {shard} stands twice: the ids must be 0..{len(gpus) - 1}",
+                    f"{holders}, and {ID[0]} {shard} stands twice: the ids must be "
+                    f"0..{len(gpus) - 1}",
                     9,
                 )
 
     def _homes(self) -> dict[str, tuple[int, int]]:
-        """Group and one lookup of every table: rules 10 and 12."""
+        """Return the group and one lookup of every table after checking rules 10 and 12."""
         held: dict[int, tuple[int, int]] = {}  # GPU and group where a lookup was seen first
         for g, groups in enumerate(self.gpus):
             for k, group in enumerate(groups):
@@ -321,17 +329,17 @@ class _Lists:
                     "list of one (rule 12)"
                 )
             k, other = home.setdefault(name, (held[i][1], i))
-            told = f"{self._lookup(i)} and lookup {other} read one table, which is sharded once, "
+            both = f"{self._lookup(i)} and lookup {other} read one table, which is sharded once, "
             if held[i][1] != k:
-                self._fail(*held[i], f"{told}but lookup {other} is in group {k}", 10)
+                self._fail(*held[i], f"{both}but lookup {other} is in group {k}", 10)
             for g, groups in enumerate(self.gpus):
                 if (i in groups[k].local) != (other in groups[k].local):
-                    self._fail(g, k, f"{told}but only one of them is here", 10)
+                    self._fail(g, k, f"{both}but only one of them is here", 10)
         return home
 
 
 def _twice(numbers: Iterable[int]) -> list[int]:
-    """What stands more than once."""
+    """Return the numbers that occur more than once, ascending."""
     return sorted(i for i, count in Counter(numbers).items() if count > 1)
 
 
@@ -339,11 +347,11 @@ def _twice(numbers: Iterable[int]) -> list[int]:
 
 
 def hugectr_json(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig]) -> str:
-    """A plan as HugeCTR's JSON (v3.8's key names): whole tables, rows over ranks in equal strips,
-    replicas.
+    """Return a plan as HugeCTR's JSON (v3.8's key names): whole tables, rows over ranks in equal
+    strips, replicas.
 
     Raises:
-        PlanError: naming a table that such a file cannot express, and why.
+        PlanError: Such a file cannot express how a table is sharded; the table is named, and why.
     """
     plan.check(tables)
     lookups: dict[str, list[int]] = {}
@@ -371,7 +379,7 @@ def hugectr_json(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig]) -> st
     ]
     for own in written:
         own += (
-            [{LOCAL: replicated, EVERY: [replicated] * plan.world_size, PLACED: "dp"}]
+            [{LOCAL: replicated, EVERY: [replicated] * plan.world_size, PLACEMENT: "dp"}]
             if replicated
             else []
         )
@@ -386,7 +394,7 @@ def hugectr_json(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig]) -> st
 
 
 def _holders(table: EmbeddingBagConfig, sharding: TableSharding, world: int) -> tuple[int, ...]:
-    """The GPUs of a table's shards in the order of their ids."""
+    """Return the GPUs of a table's shards in the order of the shards' ids."""
     cells = sharding.cells(table, world)
     fail = f"table {table.name} ({sharding.sharding_type}) cannot be written for HugeCTR"
     if any(len(s.cols) < table.embedding_dim for s in cells):
@@ -409,11 +417,11 @@ def _holders(table: EmbeddingBagConfig, sharding: TableSharding, world: int) -> 
 
 
 def _written_mp(group: Mapping[tuple[int, ...], list[int]], gpu: int, world: int) -> dict[str, Any]:
-    """A group as GPU `gpu` has it. GPUs that hold nothing are shards of nothing: HugeCTR counts
-    them, too.
+    """Return a group as GPU `gpu` has it. GPUs that hold nothing are shards of nothing: HugeCTR
+    counts them, too.
     """
     idle = tuple(g for g in range(world) if not any(g in gpus for gpus in group))
     held = {g: (gpus, lookups) for gpus, lookups in (*group.items(), (idle, [])) for g in gpus}
     gpus, lookups = held[gpu]
     shards = {COUNT[0]: len(gpus), ID[0]: gpus.index(gpu)} if len(gpus) > 1 else {}
-    return {LOCAL: lookups, EVERY: [held[g][1] for g in range(world)], PLACED: "mp"} | shards
+    return {LOCAL: lookups, EVERY: [held[g][1] for g in range(world)], PLACEMENT: "mp"} | shards

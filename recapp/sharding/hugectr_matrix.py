@@ -1,5 +1,5 @@
-"""HugeCTR's later plans, which are Python arguments there and a JSON object of the same names here:
-a matrix of GPUs and tables.
+"""Read HugeCTR's later plans, a matrix of GPUs and tables: Python arguments there, here a JSON
+object with the names of the arguments.
 
     v4.1   {"shard_matrix": [[1, 0, 1], [0, 1, 1]],        GPU x table: 1 where the GPU holds a part
             "table_group_strategy": [[0, 1], [2]],         tables of each group
@@ -10,7 +10,7 @@ a matrix of GPUs and tables.
 
 The GPUs of an mp table are its shards, in order; those of a dp table are all. `["C1", 2]` instead
 of `"C1"` cuts the columns in two: the first half of its GPUs holds the left strip, by rows.
-Reduction asks for pooled vectors, unique for those of distinct rows. Both versions sometimes say
+Reduction asks for pooled vectors, unique for those of distinct rows. Both versions sometimes have
 `emb_table_...` for `table_...`.
 
 Sources: `EmbeddingPlanner` of v4.1, `HugeCTR/src/embeddings/embedding_collection.cpp` of 25.03.
@@ -27,7 +27,7 @@ from recapp.tables.config import EmbeddingBagConfig
 
 MATRIX = "shard_matrix"
 GROUPS = "table_group_strategy"
-PLACED = "table_placement_strategy"
+PLACEMENT = "table_placement_strategy"
 STRATEGY = "shard_strategy"
 COMPRESSION = "compression_strategy"
 WORDS = {"mp": "mp", "localized": "mp", "dp": "dp"}
@@ -37,13 +37,14 @@ MODES: dict[str, Mode] = {"reduction": "pooled", "unique": "unique"}
 def table_sharding(
     table: EmbeddingBagConfig, gpus: Sequence[int] | None, world: int, strips: int = 1
 ) -> TableSharding:
-    """A table on the GPUs of its shards, in the order of their ids; None: replicated on all.
+    """Return the sharding of a table on some GPUs.
 
     Args:
-        table: to be cut.
-        gpus: as many as `strips` times the shards of a strip.
-        world: all GPUs.
-        strips: of columns, each on an equal run of the GPUs.
+        table: The table to be cut.
+        gpus: The GPUs of its shards in the order of the shards' ids, as many as `strips` times the
+            shards of a strip; None replicates it on all.
+        world: The number of GPUs.
+        strips: The number of vertical strips, each on an equal run of the GPUs.
     """
     rows = range(table.num_embeddings)
     dim = table.embedding_dim
@@ -69,27 +70,32 @@ def table_sharding(
 
 
 def plan_from_matrix(
-    plain: Mapping[str, Any], tables: Sequence[EmbeddingBagConfig], source: str
+    values: Mapping[str, Any], tables: Sequence[EmbeddingBagConfig], source: str
 ) -> dict[str, TableSharding]:
-    """Every table's rectangles.
+    """Return the sharding of every table, by its name.
+
+    Args:
+        values: Plain values, as read from JSON.
+        tables: The tables of the model.
+        source: The file, for messages.
 
     Raises:
-        PlanError: naming GPU, group, table and what would be right.
+        PlanError: An entry is wrong; GPU, group and table are named, and what would be right.
     """
-    said = {str(key).removeprefix("emb_"): value for key, value in plain.items()}
-    for key in said:
-        if key not in (known := (MATRIX, GROUPS, PLACED, STRATEGY, COMPRESSION)):
+    given = {str(key).removeprefix("emb_"): value for key, value in values.items()}
+    for key in given:
+        if key not in (known := (MATRIX, GROUPS, PLACEMENT, STRATEGY, COMPRESSION)):
             raise PlanError(f"{source}: unknown key {key}; {suggest(key, known)}")
     names = [t.name for t in tables]
-    placed = _placed(said, names, source)
-    held = _held(said[MATRIX], names, source)
+    group_of = _placements(given, names, source)
+    held = _held(given[MATRIX], names, source)
     made = {}
     for t in tables:
-        if t.name not in placed:
+        if t.name not in group_of:
             raise PlanError(
                 f"{source}: table {t.name} is in no group: every table is in one (rule 12)"
             )
-        k, word, strips = placed[t.name]
+        k, word, strips = group_of[t.name]
         gpus = [g for g, own in enumerate(held) if t.name in own]
         where = f"{source}: group {k}: table {t.name}"
         if word == "dp":
@@ -108,23 +114,22 @@ def plan_from_matrix(
         ):
             raise PlanError(
                 f"{where}: {strips} strips of columns: must divide its {t.embedding_dim} columns "
-                f"and its {len(gpus)} GPUs, "
-                "and a dp table has one"
+                f"and its {len(gpus)} GPUs, and a dp table has one"
             )
         made[t.name] = table_sharding(t, None if word == "dp" else gpus, len(held), strips)
-    return _with_modes(made, said.get(COMPRESSION, {}), source)
+    return _with_modes(made, given.get(COMPRESSION, {}), source)
 
 
-def _placed(
-    said: Mapping[str, Any], names: list[str], source: str
+def _placements(
+    given: Mapping[str, Any], names: list[str], source: str
 ) -> dict[str, tuple[int, str, int]]:
-    """Group, placement and strips of columns by table."""
-    if (STRATEGY in said) == (GROUPS in said) or (GROUPS in said) != (PLACED in said):
-        raise PlanError(f"{source}: {MATRIX} needs {STRATEGY}, or {GROUPS} and {PLACED}")
-    groups = said.get(GROUPS)
-    words = said.get(PLACED)
-    if STRATEGY in said:
-        pairs = said[STRATEGY]
+    """Return group, placement and number of vertical strips by table."""
+    if (STRATEGY in given) == (GROUPS in given) or (GROUPS in given) != (PLACEMENT in given):
+        raise PlanError(f"{source}: {MATRIX} needs {STRATEGY}, or {GROUPS} and {PLACEMENT}")
+    groups = given.get(GROUPS)
+    words = given.get(PLACEMENT)
+    if STRATEGY in given:
+        pairs = given[STRATEGY]
         if not isinstance(pairs, list) or not all(
             isinstance(p, list) and len(p) == 2 for p in pairs
         ):
@@ -132,8 +137,8 @@ def _placed(
         words = [p[0] for p in pairs]
         groups = [p[1] for p in pairs]
     if not isinstance(groups, list) or not isinstance(words, list) or len(groups) != len(words):
-        raise PlanError(f"{source}: {GROUPS} and {PLACED} must be lists of one length")
-    placed: dict[str, tuple[int, str, int]] = {}
+        raise PlanError(f"{source}: {GROUPS} and {PLACEMENT} must be lists of one length")
+    group_of: dict[str, tuple[int, str, int]] = {}
     for k, (word, group) in enumerate(zip(words, groups, strict=True)):
         if not isinstance(word, str) or word not in WORDS or not isinstance(group, list):
             raise PlanError(
@@ -143,9 +148,9 @@ def _placed(
         for item in group:
             table, strips = item if isinstance(item, list) and len(item) == 2 else (item, 1)
             name = _name(table, names, f"{source}: group {k}")
-            if name in placed:
+            if name in group_of:
                 raise PlanError(
-                    f"{source}: group {k}: table {name} is in group {placed[name][0]}, too: a "
+                    f"{source}: group {k}: table {name} is in group {group_of[name][0]}, too: a "
                     "table is in one group (rule 12)"
                 )
             if not isinstance(strips, int):
@@ -153,12 +158,12 @@ def _placed(
                     f"{source}: group {k}: table {name}: strips of columns must be a whole "
                     f"number, not {strips}"
                 )
-            placed[name] = k, WORDS[word], strips
-    return placed
+            group_of[name] = k, WORDS[word], strips
+    return group_of
 
 
 def _held(matrix: Any, names: list[str], source: str) -> list[list[str]]:
-    """The tables of every GPU."""
+    """Return the tables of every GPU."""
     if (
         not isinstance(matrix, list)
         or not matrix
@@ -182,7 +187,7 @@ def _held(matrix: Any, names: list[str], source: str) -> list[list[str]]:
 
 
 def _name(table: Any, names: list[str], where: str) -> str:
-    """A table by name or number."""
+    """Return the name of a table that is given by name or number."""
     if isinstance(table, int) and 0 <= table < len(names):
         return names[table]
     if table not in names:

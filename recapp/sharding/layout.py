@@ -1,12 +1,13 @@
-"""Where every row of every table lives: a pure function of (tables, plan), equal on every rank.
+"""The layout: where every row of every table lies. It is a pure function of tables and plan, equal
+on every rank.
 
 A column strip *is* a narrow table: nothing below this file knows wide tables. Strips of one width,
-mode and stored dtype form a group: one store of rows per rank and one lookup, however many tables
-it serves. Rows of all strips of a group are numbered by one key (strip.key + row); the sorted
-pieces map a key to a rank and to a row of that rank's store.
+mode and stored dtype form a group: one store of rows per rank and one kernel call, however many
+tables it serves. Rows of all strips of a group are numbered by one key (strip.key + row); the
+sorted pieces map a key to a rank and to a row of that rank's store.
 
     tables      strips (cols)      groups (width, mode)         store of a rank
-    A 6x4  ->   A[0:2], A[2:4] ->  (2, unique): A[0:2] A[2:4] -> its pieces, one behind the other
+    A 6x4  ->   A[0:2], A[2:4] ->  (2, unique): A[0:2] A[2:4] -> its pieces, one after the other
     B 9x3  ->   B[0:3]         ->  (3, unique): B[0:3]
 
 Planner, engine, checkpoint and report read this and nothing else.
@@ -28,8 +29,13 @@ from recapp.tables.lookups import TableLookup, lookups_of
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Some columns of a table, all rows. `key` numbers its first row among the rows of all strips
-    of its group.
+    """Some columns of a table, all rows.
+
+    Args:
+        table: Number of the table.
+        cols: The columns.
+        group: Number of the group.
+        key: Number of its first row among the rows of all strips of the group.
     """
 
     table: int
@@ -40,7 +46,14 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some rows of a strip on one rank. `base` is its first row in the group's store there."""
+    """Some rows of a strip on one rank.
+
+    Args:
+        strip: Number of the strip.
+        rank: The rank.
+        rows: The rows of the table.
+        base: The row of the group's store there at which they begin.
+    """
 
     strip: int
     rank: int
@@ -50,7 +63,13 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The number of a lookup that reads a strip, and the first output column that it fills."""
+    """A strip that a lookup reads.
+
+    Args:
+        lookup: Number of the lookup.
+        strip: Number of the strip.
+        column: First column of the output that it fills.
+    """
 
     lookup: int
     strip: int
@@ -59,7 +78,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Strips of one width, mode and stored dtype. `rows_W`: rows stored on each rank."""
+    """Strips of one width, mode and stored dtype.
+
+    Args:
+        width: Columns of each.
+        mode: How their tables ask.
+        dtype: The dtype of their weights.
+        slots: What lookups read of them, lookup by lookup.
+        rows_W: Rows stored on each rank.
+    """
 
     width: int
     mode: Mode
@@ -70,10 +97,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Strips, pieces (by strip, then row; copies by rank) and groups (replicated ones last: they
-    are not answered).
+    """The strips, pieces and groups of a plan.
 
-    `lookups` are in output order; slots name them by number.
+    Args:
+        tables: The tables of the plan.
+        lookups: What reads them, in output order; slots name them by number.
+        world: The number of ranks.
+        strips: The strips, table by table.
+        pieces: The pieces by strip, then row; copies by rank.
+        groups: The groups; replicated ones last, as no rank asks another for their rows.
     """
 
     tables: tuple[EmbeddingBagConfig, ...]
@@ -85,20 +117,27 @@ class Layout:
 
     @property
     def column_cut(self) -> bool:
-        """Whether any table is cut by columns, so that strips must agree on row-wide statistics."""
+        """Return whether any table is cut by columns, so that row statistics must be exchanged."""
         return any(len(s.cols) < self.tables[s.table].embedding_dim for s in self.strips)
 
     def pieces_of(self, rank: int, group: int) -> list[Piece]:
-        """The pieces of a group in the store of a rank, in store order."""
+        """Return the pieces of a group in the store of a rank, in store order."""
         return [p for p in self.pieces if p.rank == rank and self.strips[p.strip].group == group]
 
 
 class Block(NamedTuple):
-    """One rectangle of one logical tensor, held here: what a checkpoint reads and writes.
+    """One rectangle of one logical tensor on this rank: what a checkpoint reads and writes.
 
-    `data` is [len(rows), len(cols)], a view into the store: reading it saves, copying into it
-    loads. `owner` is true on exactly one holder (replicas, row-wise state beside column strips):
-    that one writes it.
+    Args:
+        table: The name of the table.
+        tensor: The name of the tensor: the weights, or one of the optimiser's states.
+        shape: Shape of the whole tensor.
+        rows: Its rows here.
+        cols: Its columns here.
+        data: A view into the store, [len(rows), len(cols)]: reading it saves, copying into it
+            loads.
+        owner: True on exactly one of the ranks that hold the rectangle (replicas, row-wise state
+            beside column strips): that one writes it.
     """
 
     table: str
@@ -119,20 +158,18 @@ def make_layout(
 
     Args:
         tables: The tables of the plan.
-        plan: What lies where; all modes are decided.
+        plan: Their plan; all modes are decided.
         lookups: What reads the tables, in output order; None takes what the tables declare.
 
     Raises:
-        PlanError: the plan does not tile a table, names other tables or leaves a mode open.
+        PlanError: The plan does not tile a table, names other tables or leaves a mode open.
     """
     plan.check(tables)
     if plan.undecided:
         open_modes = ", ".join(plan.undecided)
         raise PlanError(
             f"the mode of {open_modes} is still open: decide_modes "
-            "(recapp/planner/choose_modes.py) "
-            "or "
-            "with_modes sets it"
+            "(recapp/planner/choose_modes.py) or with_modes sets it"
         )
     world = plan.world_size
     cells = [plan.tables[t.name].cells(t, world) for t in tables]

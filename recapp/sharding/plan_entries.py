@@ -1,5 +1,5 @@
-"""What a plan file may hold, checked entry by entry: each refusal is one line with the file, the
-table, the entry and what would be right.
+"""Make a plan of what a plan file holds, checked entry by entry: each refusal is one line with the
+file, the table, the entry and what would be right.
 
 `recapp/sharding/plan_file.py` shows the format.
 """
@@ -22,19 +22,19 @@ MOST_RANKS = 65_536  # a replica lies on each, so a line of a file becomes as ma
 MOST_ROWS = 2**53
 
 
-def plan_from_plain(plain: Any, source: str) -> ShardingPlan:
-    """A plan from what YAML made of a plan file.
+def plan_from_plain_values(values: Any, source: str) -> ShardingPlan:
+    """Return the plan that the plain values of a plan file describe.
 
     Args:
-        plain: mappings, lists and scalars.
-        source: the file, for messages.
+        values: Mappings, lists and scalars.
+        source: The file, for messages.
 
     Raises:
-        PlanError: naming file, table and entry, and what would be right.
+        PlanError: An entry is wrong; file, table and entry are named, and what would be right.
     """
-    _keys(plain, source, TOP, ("ranks", "tables"))
-    world = _whole(plain["ranks"], f"{source}: ranks", 1, MOST_RANKS)
-    entries = plain["tables"]
+    _keys(values, source, TOP, ("ranks", "tables"))
+    world = _whole(values["ranks"], f"{source}: ranks", 1, MOST_RANKS)
+    entries = values["tables"]
     if not isinstance(entries, Mapping) or not entries:
         raise PlanError(
             f"{source}: tables: must name at least one table, each with `table` and `shards`"
@@ -53,14 +53,20 @@ def plan_from_plain(plain: Any, source: str) -> ShardingPlan:
     return ShardingPlan(
         done,
         world,
-        str(plain.get("name", "custom")),
-        tuple(str(n) for n in _list(plain, "notes", source)),
-        made_for=_made_for(plain, configs, done, source),
+        str(values.get("name", "custom")),
+        tuple(str(n) for n in _list(values, "notes", source)),
+        made_for=_made_for(values, configs, done, source),
     )
 
 
 def shard_text(shard: Shard, rows: int, dim: int) -> str:
-    """A shard as a plan file has it: `{rank: 0, rows: [0, 500]}`."""
+    """Return a shard as a plan file has it: `{rank: 0, rows: [0, 500]}`.
+
+    Args:
+        shard: The shard.
+        rows: Rows of the whole table.
+        dim: Columns of the whole table.
+    """
     parts = [f"rank: {shard.rank}"]
     parts += [
         f"{key}: [{part.start}, {part.stop}]"
@@ -71,7 +77,7 @@ def shard_text(shard: Shard, rows: int, dim: int) -> str:
 
 
 def everywhere(rows: int, dim: int, world: int) -> list[Shard]:
-    """A replica of the whole table on every rank."""
+    """Return a replica of the whole table on every rank."""
     return [Shard(k, range(rows), range(dim)) for k in range(world)]
 
 
@@ -86,17 +92,17 @@ def _sharding(
     if "shards" not in entry and mode == "replicated":
         return TableSharding(tuple(everywhere(rows, dim, world)), mode, kind)
     shards = []
-    for i, plain in enumerate(_list(entry, "shards", where)):
+    for i, values in enumerate(_list(entry, "shards", where)):
         here = f"{where}.shards[{i}]"
-        _keys(plain, here, ("rank", *PARTS), ("rank",))
-        rank = _whole(plain["rank"], f"{here}.rank", 0)
+        _keys(values, here, ("rank", *PARTS), ("rank",))
+        rank = _whole(values["rank"], f"{here}.rank", 0)
         if rank >= world:
             raise PlanError(f"{here}.rank={rank}: there are {world} ranks (0..{world - 1})")
         shards.append(
             Shard(
                 rank,
                 *(
-                    _range(plain.get(key), f"{here}.{key}", end)
+                    _range(values.get(key), f"{here}.{key}", end)
                     for key, end in (("rows", rows), ("cols", dim))
                 ),
             )
@@ -122,8 +128,8 @@ def _check_tiling(sharding: TableSharding, where: str, rows: int, dim: int, worl
 
 
 def _fault(sharding: TableSharding, rows: int, dim: int, world: int) -> str:
-    """Which shards overlap, or which rectangle lies in none; of a replicated table on every rank by
-    itself.
+    """Return as text which shards overlap, or which rectangle lies in none; a replicated table is
+    looked at rank by rank.
     """
     for k in range(world) if sharding.mode == "replicated" else (None,):
         held = [(i, s) for i, s in enumerate(sharding.shards) if k in (None, s.rank)]
@@ -136,23 +142,23 @@ def _fault(sharding: TableSharding, rows: int, dim: int, world: int) -> str:
                 if all(len(part) for part in both):
                     return (
                         f"[{i}] {shard_text(a, rows, dim)} overlaps [{j}] "
-                        f"{shard_text(b, rows, dim)} in rows {_told(both[0])}, columns "
-                        f"{_told(both[1])}: each cell lies in one "
+                        f"{shard_text(b, rows, dim)} in rows {_range_text(both[0])}, columns "
+                        f"{_range_text(both[1])}: each cell lies in one "
                         f"shard{'' if k is None else ' of a rank'}"
                     )
         if hole := _hole([s for _, s in held], rows, dim):
             add = shard_text(Shard(k or 0, *hole), rows, dim)
             of = "" if k is None else f" of rank {k}"
             return (
-                f": rows {_told(hole[0])}, columns {_told(hole[1])} lie in no shard{of}: widen "
-                "one, or add "
+                f": rows {_range_text(hole[0])}, columns {_range_text(hole[1])} lie in no "
+                f"shard{of}: widen one, or add "
                 f"{add if k is not None else add.replace('rank: 0', 'rank: ...', 1)}"
             )
     return ": does not tile its table"
 
 
 def _hole(shards: Sequence[Shard], rows: int, dim: int) -> tuple[range, range] | None:
-    """The first rectangle, along the cuts there are, that no shard covers."""
+    """Return the first rectangle, along the edges of the shards, that no shard covers."""
     row, col = (
         sorted(
             {
@@ -170,18 +176,18 @@ def _hole(shards: Sequence[Shard], rows: int, dim: int) -> tuple[range, range] |
     return None
 
 
-def _told(part: range) -> str:
+def _range_text(part: range) -> str:
     return f"{part.start}..{part.stop - 1}"
 
 
-def _config(name: str, plain: Mapping[str, Any], where: str) -> EmbeddingBagConfig:
-    more = {key: plain[key] for key in CONFIG[2:] if key in plain and key != "features"}
+def _config(name: str, values: Mapping[str, Any], where: str) -> EmbeddingBagConfig:
+    more = {key: values[key] for key in CONFIG[2:] if key in values and key != "features"}
     try:
         return EmbeddingBagConfig(
             name=name,
-            num_embeddings=plain["rows"],
-            embedding_dim=plain["dim"],
-            feature_names=plain["features"],
+            num_embeddings=values["rows"],
+            embedding_dim=values["dim"],
+            feature_names=values["features"],
             **more,
         )
     except (ConfigError, TypeError) as e:
@@ -189,39 +195,38 @@ def _config(name: str, plain: Mapping[str, Any], where: str) -> EmbeddingBagConf
 
 
 def _made_for(
-    plain: Mapping[str, Any],
+    values: Mapping[str, Any],
     configs: list[EmbeddingBagConfig],
     done: Mapping[str, Any],
     source: str,
 ) -> PlannedFor | None:
-    told = [key for key in ("batch_per_rank", "statistics") if key in plain]
+    given = [key for key in ("batch_per_rank", "statistics") if key in values]
     without = [name for name in done if name not in {t.name for t in configs}]
-    if without and (configs or told):
+    if without and (configs or given):
         raise PlanError(
             f"{source}: tables.{without[0]}.table.features must be given where "
-            f"{told[0] if told else 'other tables have them'}"
-            f"{' is' if told else ''}"
+            f"{given[0] if given else 'other tables have them'}{' is' if given else ''}"
         )
     if not configs:
         return None
-    known = plain.get("statistics", {})
+    known = values.get("statistics", {})
     _keys(known, f"{source}: statistics", tuple(done), ())
     batch = (
-        _whole(plain["batch_per_rank"], f"{source}: batch_per_rank", 1)
-        if "batch_per_rank" in plain
+        _whole(values["batch_per_rank"], f"{source}: batch_per_rank", 1)
+        if "batch_per_rank" in values
         else None
     )
     return PlannedFor(tuple(configs), batch, known)
 
 
-def _keys(plain: Any, where: str, known: Sequence[str], needed: Sequence[str]) -> None:
-    if not isinstance(plain, Mapping):
+def _keys(values: Any, where: str, known: Sequence[str], needed: Sequence[str]) -> None:
+    if not isinstance(values, Mapping):
         raise PlanError(f"{where}: must be a mapping with {', '.join(needed or known)}")
-    for key in plain:
+    for key in values:
         if key not in known:
             raise PlanError(f"{where}: unknown key {key}; {suggest(str(key), known)}")
     for key in needed:
-        if key not in plain:
+        if key not in values:
             raise PlanError(f"{where}: {key} must be given")
 
 
@@ -246,8 +251,8 @@ def _range(value: Any, where: str, end: int) -> range:
     return range(*value)
 
 
-def _list(plain: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    value = plain.get(key, [])
+def _list(values: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    value = values.get(key, [])
     if not isinstance(value, list):
         raise PlanError(f"{where}: {key}: must be a list")
     return value

@@ -19,12 +19,12 @@
       large_table: {ids_per_sample: 1.0, bags_per_sample: 1.0, distinct: [[512, 400]],
                     load: [0.5, 0.5]}
 
-Rows and columns are [first, one past the last]; left out they are all there are, so a whole table
-is `{rank: 1}`. A replicated table needs no shards. `features`, the batch and the statistics are
-what the plan was made for (`PlannedFor`); a plan written by hand may leave them out, but the sizes
-must be there: with them a file that does not tile its tables is refused without a model.
+Rows and columns are [first, one past the last]; left out, they are all rows or columns, so a whole
+table is `{rank: 1}`. A replicated table needs no shards. `features`, the batch and the statistics
+are what the plan was made for (`PlannedFor`); a plan written by hand may leave them out, but the
+sizes must be there: with them a file that does not tile its tables is refused without a model.
 
-What is written and read again is the same plan, and what is read and written again the same text
+Writing a plan and reading it gives an equal plan; reading a file and writing it gives an equal text
 (but for comments).
 """
 
@@ -41,8 +41,8 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import PlanError, suggest
 from recapp.sharding.hugectr import is_hugectr, plan_from_hugectr
-from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain, shard_text
-from recapp.sharding.plan_text import read_plain
+from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain_values, shard_text
+from recapp.sharding.plan_text import read_plain_values
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
 
@@ -60,7 +60,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 def plan_to_yaml(plan: ShardingPlan) -> str:
-    """A plan as the text of a plan file."""
+    """Return a plan as the text of a plan file."""
     made_for = plan.made_for or PlannedFor(())
     configs = {t.name: t for t in made_for.tables}
     lines = [f"name: {_word(plan.name)}", f"ranks: {plan.world_size}"]
@@ -83,7 +83,7 @@ def write_plan(plan: ShardingPlan, path: str | Path) -> None:
     """Write a plan file.
 
     Raises:
-        PlanError: it cannot be written there.
+        PlanError: The file cannot be written.
     """
     try:
         Path(path).write_text(plan_to_yaml(plan), encoding="utf-8")
@@ -128,8 +128,8 @@ def _table_lines(
 
 
 def _flow(value: Any) -> str:
-    """Plain types in one line, as PyYAML would write them and hundreds of times faster than it
-    does.
+    """Return plain values in one line, as PyYAML would write them and hundreds of times faster than
+    it does.
     """
     if isinstance(value, Mapping):
         return (
@@ -149,7 +149,7 @@ def _flow(value: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _word(text: str) -> str:
-    """A text as YAML reads it back: bare where it cannot be taken for something else."""
+    """Return a text as YAML reads it back: bare where it cannot be taken for something else."""
     if _PLAIN.fullmatch(text) and yaml.safe_load(text) == text:
         return text
     return str(yaml.safe_dump(text, default_style='"', width=10**9, allow_unicode=True)).strip()
@@ -161,19 +161,23 @@ def _word(text: str) -> str:
 def load_plan(
     path: str | Path, tables: Sequence[EmbeddingBagConfig], world_size: int
 ) -> ShardingPlan:
-    """The plan of a file (YAML, or a HugeCTR plan in JSON: its content decides) for these tables on
-    these ranks.
+    """Return the plan of a file for these tables on these ranks.
+
+    Args:
+        path: A plan file in YAML, or a HugeCTR plan in JSON: the content decides which.
+        tables: The tables of the model.
+        world_size: The number of ranks.
 
     Raises:
-        PlanError: naming file, table and entry: it cannot be read, does not tile, or was made for
-            other tables or ranks.
+        PlanError: The file cannot be read, does not tile the tables, or was made for other tables
+            or ranks; file, table and entry are named.
     """
-    plain = read_plain(path)
-    imported = is_hugectr(plain)
+    values = read_plain_values(path)
+    imported = is_hugectr(values)
     plan = (
-        plan_from_hugectr(plain, tables, str(path))
+        plan_from_hugectr(values, tables, str(path))
         if imported
-        else plan_from_plain(plain, str(path))
+        else plan_from_plain_values(values, str(path))
     )
     again = "export as=hugectr +plan=dp_and_localized" if imported else "export"
     check_made_for(
@@ -187,12 +191,13 @@ def load_plan(
 
 
 def read_plan(path: str | Path) -> ShardingPlan:
-    """The plan of a plan file in YAML, with all that it carries; it tiles the tables that it names.
+    """Return the plan of a plan file in YAML, with all that it carries; it tiles the tables that it
+    names.
 
     Raises:
-        PlanError: naming file, table and entry.
+        PlanError: The file cannot be read or an entry is wrong; file, table and entry are named.
     """
-    return plan_from_plain(read_plain(path), str(path))
+    return plan_from_plain_values(read_plain_values(path), str(path))
 
 
 def check_made_for(
@@ -205,14 +210,14 @@ def check_made_for(
     """Refuse a plan that was made for other ranks or other tables.
 
     Args:
-        plan: tiles the tables that it names.
-        tables: of the model.
-        world_size: the ranks there are.
-        source: the plan's file.
-        again: the command that makes a plan for these ranks and tables.
+        plan: A plan that tiles the tables that it names.
+        tables: The tables of the model.
+        world_size: The number of ranks.
+        source: The plan's file.
+        again: The command that makes a plan for these ranks and tables.
 
     Raises:
-        PlanError: in one line, with what would be right.
+        PlanError: It was; one line says what would be right.
     """
     if plan.world_size != world_size:
         raise PlanError(
@@ -229,13 +234,11 @@ def check_made_for(
         if t.name not in plan.tables:
             raise PlanError(
                 f"{source}: says nothing of table {t.name} ({t.num_embeddings} rows x "
-                f"{t.embedding_dim}); add tables.{t.name}, "
-                f"or make it again: {again}"
+                f"{t.embedding_dim}); add tables.{t.name}, or make it again: {again}"
             )
         had = [max(getattr(s, part).stop for s in plan.tables[t.name].shards) for part in PARTS]
         if had != [t.num_embeddings, t.embedding_dim]:
             raise PlanError(
                 f"{source}: tables.{t.name} was made for {had[0]} rows x {had[1]}, the model's "
-                f"table has {t.num_embeddings} x "
-                f"{t.embedding_dim}: make it again: {again}"
+                f"table has {t.num_embeddings} x {t.embedding_dim}: make it again: {again}"
             )

@@ -1,9 +1,9 @@
-"""From a plan file to plain data: mappings, lists, texts and numbers, not more of them than the
-file holds.
+"""Read a plan file as plain values: mappings, lists, texts and numbers, not many more of them than
+the file holds.
 
 YAML can do more than a plan needs: types of its own, and references with which a few lines expand
-to more than any memory. A plan file may refer to what stands above, a little; everything else is
-one PlanError.
+to more than any memory. A few references to entries above are allowed in a plan file; everything
+else is one PlanError.
 """
 
 import json
@@ -20,14 +20,13 @@ from recapp.errors import PlanError
 FILE_BYTES = 2**28
 DEEPEST = 50  # of nested mappings and lists; a plan has seven
 REPEATED = 2**20  # values that references may repeat
-_Loader: Any = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # ten times faster, where there is libyaml
+# ten times faster, where there is libyaml
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _WRONG = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
 
 
 class _Strict(_Loader):  # type: ignore[misc]
-    """Refuses what YAML lets pass: a key that stands twice."""
+    """A safe loader that refuses a mapping in which a key stands twice, which YAML allows."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         if not isinstance(node, yaml.MappingNode):
@@ -40,19 +39,19 @@ class _Strict(_Loader):  # type: ignore[misc]
         return super().construct_mapping(node, deep)
 
 
-def read_plain(path: str | Path) -> Any:
-    """Read a plan file, JSON or YAML, as plain data.
+def read_plain_values(path: str | Path) -> Any:
+    """Read a plan file, JSON or YAML, as plain values.
 
     Raises:
-        PlanError: it cannot be read, is neither, or holds more than plain data.
+        PlanError: It cannot be read, is neither, or holds more than plain values.
     """
     text = _text(path)
-    plain = _parsed(path, text)
-    if _count(path, plain, 0, {}) > len(text) + REPEATED:
+    values = _parsed(path, text)
+    if _count(path, values, 0, {}) > len(text) + REPEATED:
         raise PlanError(
             f"{path}: what its references repeat is far more than the file: write it out"
         )
-    return plain
+    return values
 
 
 def _text(path: str | Path) -> str:
@@ -79,14 +78,14 @@ def _parsed(path: str | Path, text: str) -> Any:
         return yaml.load(text, Loader=_Strict)  # safe: only adds checks to the safe loader
     except yaml.YAMLError as e:
         mark = getattr(e, "problem_mark", None)
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        told = getattr(e, "problem", None) or str(e)
+        position = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        reason = getattr(e, "problem", None) or str(e)
     except PlanError:
         raise
     except _WRONG as e:
-        place = ""
-        told = "too many brackets" if isinstance(e, RecursionError) else str(e)
-    raise PlanError(f"{path}{place}: neither YAML nor JSON: {' '.join(told.split())}")
+        position = ""
+        reason = "too many brackets" if isinstance(e, RecursionError) else str(e)
+    raise PlanError(f"{path}{position}: neither YAML nor JSON: {' '.join(reason.split())}")
 
 
 def _check_depth(path: str | Path, text: str) -> None:
@@ -106,7 +105,7 @@ def _too_deep(path: str | Path) -> PlanError:
 
 
 def _count(path: str | Path, value: Any, depth: int, known: dict[int, int]) -> int:
-    """How many values there are where references are written out; each container is visited
+    """Count the values that there are with references written out; each container is visited
     once.
     """
     if depth > DEEPEST:

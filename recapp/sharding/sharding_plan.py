@@ -27,15 +27,21 @@ from recapp.tables.config import EmbeddingBagConfig
 
 Mode = Literal["unique", "pooled", "replicated", "auto"]
 """How a table asks for rows. `unique`: a vector per distinct row, pooled at home. `pooled`: a
-vector per bag and owner, pooled there. `replicated`: rows are read at home, every rank learns from
-every rank's gradients. `auto`: unique or pooled, to be decided before the plan is used
+vector per bag and owner, pooled there. `replicated`: rows are read at home, every rank is updated
+by every rank's gradients. `auto`: unique or pooled, to be decided before the plan is used
 (`recapp/planner/choose_modes.py`).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rows x columns of one table on one rank."""
+    """Rows x columns of one table on one rank.
+
+    Args:
+        rank: The rank that holds them.
+        rows: The rows.
+        cols: The columns.
+    """
 
     rank: int
     rows: range
@@ -43,17 +49,17 @@ class Shard:
 
     @property
     def placement(self) -> str:
-        """Where it lies, as TorchRec's plans say it: `rank:1`."""
+        """Return its rank as TorchRec's plans write it: `rank:1`."""
         return f"rank:{self.rank}"
 
     @property
     def shard_offsets(self) -> list[int]:
-        """Its first row and column."""
+        """Return its first row and column."""
         return [self.rows.start, self.cols.start]
 
     @property
     def shard_sizes(self) -> list[int]:
-        """Its rows and columns."""
+        """Return the number of its rows and of its columns."""
         return [len(self.rows), len(self.cols)]
 
 
@@ -61,7 +67,10 @@ class Shard:
 class TableSharding:
     """The rectangles of one table and how it asks.
 
-    `sharding_type` is a label for people (table_wise, ..., custom); nothing branches on it.
+    Args:
+        shards: The rectangles, which cover the table once; of replicas, once on every rank.
+        mode: How the table asks for rows.
+        sharding_type: A label for people (table_wise, ..., custom); nothing branches on it.
     """
 
     shards: tuple[Shard, ...]
@@ -86,24 +95,27 @@ class TableSharding:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that hold something."""
+        """Return the ranks that hold something, ascending."""
         return sorted({s.rank for s in self.shards if len(s.rows) and len(s.cols)})
 
     def cells(self, table: EmbeddingBagConfig, world: int) -> list[Shard]:
-        """The tiling refined along every edge of every shard, so that all strips share their row
-        cuts; by (column, row, rank).
+        """Return the tiling refined along every edge of every shard, so that all strips share their
+        row cuts; ordered by column, row and rank.
+
+        Args:
+            table: The table that is cut.
+            world: The number of ranks.
 
         Raises:
-            PlanError: a rank that does not exist, a shard that leaves the table, a hole, an
-                overlap.
+            PlanError: A shard lies on a rank that does not exist or leaves the table, or shards
+                leave a hole or overlap.
         """
         shards = [s for s in self.shards if len(s.rows) and len(s.cols)]
         for s in shards:
             if not 0 <= s.rank < world:
                 raise PlanError(
                     f"table {table.name}: a shard lies on rank {s.rank}, but there are {world} "
-                    f"ranks (0..{world - 1}): "
-                    f"set trainer.devices={s.rank + 1} or change the plan"
+                    f"ranks (0..{world - 1}): set trainer.devices={s.rank + 1} or change the plan"
                 )
         row = sorted(
             {0, table.num_embeddings, *(e for s in shards for e in (s.rows.start, s.rows.stop))}
@@ -159,10 +171,10 @@ class PlannedFor:
     data.
 
     Args:
-        tables: their configs, in the model's order.
-        batch_per_rank: samples of a rank's batch B; None where nobody said.
-        statistics: of ids, by table name, plain types: `ids_per_sample`, `bags_per_sample`,
-            `distinct`, `load`.
+        tables: The configs of the tables, in the model's order.
+        batch_per_rank: Samples of a rank's batch B; None where it is not known.
+        statistics: Id statistics by table name, as plain values: `ids_per_sample`,
+            `bags_per_sample`, `distinct`, `load`.
     """
 
     tables: tuple[EmbeddingBagConfig, ...]
@@ -170,7 +182,7 @@ class PlannedFor:
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
     def part(self, names: Sequence[str]) -> "PlannedFor":
-        """Of some of its tables."""
+        """Return what of this concerns some of the tables."""
         return replace(
             self,
             tables=tuple(t for t in self.tables if t.name in names),
@@ -178,7 +190,7 @@ class PlannedFor:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types."""
+        """Return it as plain values."""
         tables = [
             {
                 key: str(value) if isinstance(value, StrEnum) else value
@@ -193,27 +205,27 @@ class PlannedFor:
         }
 
     @staticmethod
-    def from_dict(plain: Mapping[str, Any]) -> "PlannedFor":
-        """The inverse of `to_dict`."""
+    def from_dict(values: Mapping[str, Any]) -> "PlannedFor":
+        """Return what `to_dict` has made plain values of."""
         return PlannedFor(
-            tuple(EmbeddingBagConfig(**t) for t in plain["tables"]),
-            plain["batch_per_rank"],
-            plain["statistics"],
+            tuple(EmbeddingBagConfig(**t) for t in values["tables"]),
+            values["batch_per_rank"],
+            values["statistics"],
         )
 
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """What every table's rectangles are, for a number of ranks.
+    """The rectangles and mode of every table, for a number of ranks.
 
     Args:
-        tables: sharding of each table, by table name.
-        world_size: the ranks W the plan was made for.
-        name: for people and for `metrics.json`.
-        notes: what people should know of the whole plan, a sentence each.
-        reasons: why a table is sharded as it is, by table name: the rule that fired, what the
+        tables: Sharding of each table, by table name.
+        world_size: The number of ranks W.
+        name: Its name in reports and in `metrics.json`.
+        notes: What people should know of the whole plan, a sentence each.
+        reasons: Why a table is sharded as it is, by table name: the rule that fired, what the
             planner compared.
-        made_for: the tables, batch and ids the plan was made for.
+        made_for: The tables, batch and ids the plan was made for.
         modules: The names of the tables of each collection, by the path of the collection in the
             model the plan was made for; empty where it was made for tables alone.
     """
@@ -227,10 +239,10 @@ class ShardingPlan:
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
 
     def check(self, tables: Sequence[EmbeddingBagConfig]) -> None:
-        """The plan names exactly these tables and tiles each once.
+        """Check that the plan names exactly these tables and tiles each once.
 
         Raises:
-            PlanError: naming the table.
+            PlanError: It does not; the table is named.
         """
         names = [t.name for t in tables]
         for name in self.tables:
@@ -272,22 +284,22 @@ class ShardingPlan:
         return "\n".join([head, *lines])
 
     def items(self) -> ItemsView[str, TableSharding]:
-        """Tables and how they are sharded."""
+        """Return the names of the tables with their shardings."""
         return self.tables.items()
 
     @property
     def undecided(self) -> list[str]:
-        """Tables whose mode is still open."""
+        """Return the names of the tables whose mode is still open."""
         return [name for name, s in self.tables.items() if s.mode == "auto"]
 
     def with_modes(self, modes: Mapping[str, Mode]) -> "ShardingPlan":
-        """The plan with some tables' modes set."""
+        """Return the plan with the modes of some tables set, by table name."""
         return replace(
             self, tables={n: replace(s, mode=modes.get(n, s.mode)) for n, s in self.tables.items()}
         )
 
     def part(self, names: Sequence[str]) -> "ShardingPlan":
-        """The plan of some of its tables."""
+        """Return the plan of some of its tables, by their names."""
         return replace(
             self,
             tables={n: s for n, s in self.tables.items() if n in names},
@@ -296,10 +308,10 @@ class ShardingPlan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types: what a checkpoint stores. What is said beside the rectangles is there only
-        where something is said.
+        """Return it as plain values, as a checkpoint stores them. Notes, reasons and what the plan
+        was made for are left out where there are none.
         """
-        beside = {
+        optional = {
             "notes": list(self.notes),
             "reasons": dict(self.reasons),
             "made_for": self.made_for and self.made_for.to_dict(),
@@ -318,11 +330,11 @@ class ShardingPlan:
                 }
                 for name, s in self.tables.items()
             },
-        } | {key: value for key, value in beside.items() if value}
+        } | {key: value for key, value in optional.items() if value}
 
     @staticmethod
-    def from_dict(plain: Mapping[str, Any]) -> "ShardingPlan":
-        """The inverse of `to_dict`."""
+    def from_dict(values: Mapping[str, Any]) -> "ShardingPlan":
+        """Return the plan that `to_dict` has made plain values of."""
 
         def shards(table: Mapping[str, Any]) -> tuple[Shard, ...]:
             return tuple(
@@ -332,14 +344,14 @@ class ShardingPlan:
 
         tables = {
             name: TableSharding(shards(s), s["mode"], s["sharding_type"])
-            for name, s in plain["tables"].items()
+            for name, s in values["tables"].items()
         }
-        made_for = plain.get("made_for")
+        made_for = values.get("made_for")
         return ShardingPlan(
             tables,
-            plain["world_size"],
-            plain["name"],
-            plain.get("notes", ()),
-            plain.get("reasons", {}),
+            values["world_size"],
+            values["name"],
+            values.get("notes", ()),
+            values.get("reasons", {}),
             PlannedFor.from_dict(made_for) if made_for else None,
         )

@@ -96,8 +96,8 @@ class Block(NamedTuple):
     Args:
         rows: First row of each of m rectangles and the one behind its last, [m, 2].
         columns: The columns of all of them.
-        candidates: Sets of ranks that could hold the block, the one to be used first in front:
-            a rank for each rectangle, [A, m]. No rank stands twice in a set.
+        candidates: Sets of ranks that could hold the block, the one to be used first in front: a
+            rank for each rectangle, [A, m]. No rank stands twice in a set.
     """
 
     rows: Ints
@@ -107,16 +107,16 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardingTypeRecord:
-    """A sharding type.
+    """A sharding type: its name, how it cuts a table, and what reports say about it.
 
     Args:
-        name: As settings, plans and reports spell it.
-        description: What it does with a table.
-        best_for: The tables it is best for.
-        pros: What speaks for it.
-        cons: What speaks against it.
-        cut: Cuts a table into blocks that cover it once; no block where that is not possible on
-            the ranks that there are.
+        name: Its name in settings, plans and reports.
+        description: What it does with a table, in words.
+        best_for: The tables it is best for, in words.
+        pros: Its advantages, in words.
+        cons: Its disadvantages, in words.
+        cut: Cuts a table into blocks that cover it once; no block where that is not possible on the
+            ranks that there are.
         cuts: Along what it cuts a table. One that cuts columns is offered several column widths.
         chooses_ranks: Whether a block has several sets of candidate ranks; False where it always
             takes all ranks.
@@ -140,7 +140,7 @@ class ShardingTypeRecord:
 
     @property
     def cuts_columns(self) -> bool:
-        """Whether it makes vertical strips."""
+        """Return whether it makes vertical strips."""
         return self.cuts in ("columns", "rows and columns")
 
 
@@ -212,7 +212,7 @@ BUILT_IN = (
         ShardingType.TABLE_WISE.value,
         "the whole table on one rank",
         "tables that fit a rank, when there are many more tables than ranks",
-        "one owner per table; no strip has to agree with another",
+        "one owner per table; no row statistics to exchange",
         "one hot table makes one hot rank; a rank must have room for all of it",
         cut=_table_wise,
     ),
@@ -278,7 +278,7 @@ the first. `register` adds to those that are built in.
 def register(record: ShardingTypeRecord) -> None:
     """Add a sharding type in this process, or replace one that was added before.
 
-    Rules and constraints may then name it. Where no constraint names it the planner does not take
+    Rules and constraints may then name it. Where no constraint names it, the planner does not use
     it, so that no other plan changes.
 
     Raises:
@@ -296,7 +296,7 @@ def sharding_type(name: str, setting: str) -> ShardingTypeRecord:
 
     Args:
         name: The type.
-        setting: What names it, for the error.
+        setting: The setting that names it, for the error.
 
     Raises:
         PlanError: There is no such type.

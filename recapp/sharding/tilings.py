@@ -26,10 +26,11 @@ def tile(
     """Cut one table as a named type does.
 
     The first block takes the first of its sets of candidate ranks, the second block the second, and
-    so on around: whoever decides about balance puts the least loaded ranks in front.
+    so on, starting over after the last: a caller that balances puts the least loaded ranks in
+        front.
 
     Args:
-        table: To be cut.
+        table: The table to be cut.
         type_name: The sharding type, a key of `SHARDING_TYPES`.
         ranks: The ranks and hosts on which the table may lie, those to be used first in front.
         mode: "unique", "pooled" or "auto"; a type that replicates is always "replicated".

@@ -133,6 +133,14 @@ def collections_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, part
 
 
+def embedding_lookups(module: nn.Module) -> list[TableLookup]:
+    """List the lookups of all collections of a model, in the order in which they are met.
+
+    Outputs of different collections may have one name.
+    """
+    return [lookup for _, held in collections_in(module) for lookup in held.lookups]
+
+
 def embedding_tables(module: nn.Module) -> list[EmbeddingBagConfig]:
     """List all tables of a model, in the order in which its collections are met.
 

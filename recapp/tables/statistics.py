@@ -30,7 +30,7 @@ from recapp.errors import ConfigError, suggest
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.ids import IdRules
-from recapp.tables.lookups import lookups_of
+from recapp.tables.lookups import TableLookup, lookups_of
 
 Points = tuple[tuple[float, float], ...]
 
@@ -222,7 +222,9 @@ _EXPECTED = {
 # ---- assumed
 
 
-def default_statistics(table: EmbeddingBagConfig, pooling_factor: float = 1.0) -> TableStatistics:
+def default_statistics(
+    table: EmbeddingBagConfig, pooling_factor: float = 1.0, lookups: int | None = None
+) -> TableStatistics:
     """Return what is assumed of a table that was not measured.
 
     Ids follow Zipf 1.05, popular rows are scattered, and every bag has one length.
@@ -230,12 +232,13 @@ def default_statistics(table: EmbeddingBagConfig, pooling_factor: float = 1.0) -
     Args:
         table: Its rows and features count.
         pooling_factor: Ids of a bag; below 1, the share of bags that have one.
+        lookups: Lookups that read the table; None counts those that the table declares.
     """
-    lookups = len(lookups_of([table]))
+    bags = len(lookups_of([table])) if lookups is None else lookups
     return TableStatistics(
         table.num_embeddings,
-        pooling_factor * lookups,
-        min(pooling_factor, 1.0) * lookups,
+        pooling_factor * bags,
+        min(pooling_factor, 1.0) * bags,
         *_zipf_curves(table.num_embeddings),
     )
 
@@ -280,7 +283,9 @@ def _zipf_curves(rows: int) -> tuple[Points, tuple[float, ...], Points]:
 
 
 def measured_statistics(
-    tables: Sequence[EmbeddingBagConfig], batches: Iterable[KeyedJaggedTensor]
+    tables: Sequence[EmbeddingBagConfig],
+    batches: Iterable[KeyedJaggedTensor],
+    lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, TableStatistics]:
     """Measure the rows that each table's id rule makes of the ids of some batches.
 
@@ -289,14 +294,15 @@ def measured_statistics(
     Args:
         tables: All tables of a model.
         batches: Consecutive batches of one rank, raw ids as a model gets them.
+        lookups: What reads the tables; None takes the lookups that the tables declare.
 
     Raises:
         IdError: An id outside its table.
     """
-    lookups = lookups_of(tables)
-    rules = IdRules(lookups)
+    read = lookups_of(tables) if lookups is None else lookups
+    rules = IdRules(read)
     lookups_by_table: dict[str, list[int]] = {t.name: [] for t in tables}
-    for number, lookup in enumerate(lookups):
+    for number, lookup in enumerate(read):
         lookups_by_table[lookup.table.name].append(number)
     seen = {t.name: _MeasuredRows(t.num_embeddings) for t in tables}
     for features in batches:

@@ -5,9 +5,10 @@ nothing has changed.
         {"looked": [{"key": ..., "samples": 8192, "tables": {name: statistics}}, ...]}
 
 The key is a hash of the data files' names, sizes and times of change, and of what decides how ids
-become rows: the tables' names, rows, features and id rules. Other files or tables have another key,
-so nothing stale is ever read. The name begins with a dot: readers of data sets skip it. A directory
-that cannot be written is no error; the next run measures again.
+become rows: the tables' names, rows and id rules, and the features of their lookups. Other files,
+tables or lookups have another key, so nothing stale is ever read. The name begins with a dot:
+readers of data sets skip it. A directory that cannot be written is no error; the next run measures
+again.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from typing import Any
 
 from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.statistics import TableStatistics
 
 FILE = ".recapp_statistics.json"
@@ -27,7 +29,10 @@ KEPT = 8  # the measurements kept for a data set, so that each job of a sweep fi
 
 
 def read_cached(
-    files: Sequence[str | Path], tables: Sequence[EmbeddingBagConfig], samples: int = 1
+    files: Sequence[str | Path],
+    tables: Sequence[EmbeddingBagConfig],
+    samples: int = 1,
+    lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, TableStatistics] | None:
     """Return what was measured before on exactly these files for exactly these tables.
 
@@ -35,11 +40,12 @@ def read_cached(
         files: The files of the data set.
         tables: The tables of the model.
         samples: The least number of samples that must have been measured.
+        lookups: What reads the tables; None takes the lookups that the tables declare.
 
     Returns:
         Statistics by table; None where nothing was measured, or too few samples.
     """
-    key = _key(files, tables)
+    key = _key(files, tables, lookups)
     for entry in _read(_path(files)) if key else []:
         if entry.get("key") == key and entry.get("samples", 0) >= samples:
             with suppress(
@@ -54,6 +60,7 @@ def write_cached(
     tables: Sequence[EmbeddingBagConfig],
     statistics: Mapping[str, TableStatistics],
     samples: int,
+    lookups: Sequence[TableLookup] | None = None,
 ) -> Path | None:
     """Keep what was measured beside the data.
 
@@ -62,11 +69,12 @@ def write_cached(
         tables: The tables of the model.
         statistics: The statistics of each table.
         samples: The number of samples that were measured.
+        lookups: What reads the tables; None takes the lookups that the tables declare.
 
     Returns:
         The file; None where the data set's directory cannot be written.
     """
-    key = _key(files, tables)
+    key = _key(files, tables, lookups)
     path = _path(files)
     if not key:
         return None
@@ -92,7 +100,11 @@ def _path(files: Sequence[str | Path]) -> Path:
     return Path(files[0]).resolve().parent / FILE if files else Path(FILE)
 
 
-def _key(files: Sequence[str | Path], tables: Sequence[EmbeddingBagConfig]) -> str:
+def _key(
+    files: Sequence[str | Path],
+    tables: Sequence[EmbeddingBagConfig],
+    lookups: Sequence[TableLookup] | None,
+) -> str:
     """Return the key of a measurement; an empty text where a data file is not there."""
     identity: list[Any] = []
     try:
@@ -101,9 +113,10 @@ def _key(files: Sequence[str | Path], tables: Sequence[EmbeddingBagConfig]) -> s
             identity.append([str(Path(file).resolve()), found.st_size, found.st_mtime_ns])
     except OSError:
         return ""
-    identity.append(
-        [[t.name, t.num_embeddings, list(t.feature_names), t.id_rule.value] for t in tables]
-    )
+    features: dict[str, list[str]] = {t.name: [] for t in tables}
+    for lookup in lookups_of(tables) if lookups is None else lookups:
+        features[lookup.table.name].append(lookup.feature)
+    identity.append([[t.name, t.num_embeddings, features[t.name], t.id_rule.value] for t in tables])
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest() if files else ""
 
 

@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer
 
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 
 
@@ -20,8 +21,17 @@ from recapp.tables.statistics import TableStatistics
 class ProvidesStatistics(Protocol):
     """Data that can be looked at before training, once `setup("fit")` was called."""
 
-    def statistics(self, tables: Sequence[EmbeddingBagConfig]) -> Mapping[str, TableStatistics]:
-        """Return the id statistics of the tables, by table."""
+    def statistics(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        lookups: Sequence[TableLookup] | None = None,
+    ) -> Mapping[str, TableStatistics]:
+        """Return the id statistics of the tables, by table.
+
+        Args:
+            tables: The tables of the model.
+            lookups: What reads them; None takes the lookups that the tables declare.
+        """
 
     def sample(self, batches: int) -> Sequence[Batch]:
         """Return this rank's first training batches."""

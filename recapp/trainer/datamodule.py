@@ -25,6 +25,7 @@ from recapp.errors import ConfigError, IdError
 from recapp.planner.initial_plan import from_rank_0
 from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics, measured_statistics
 from recapp.tables.statistics_cache import read_cached, write_cached
 from recapp.trainer.data_protocols import Position
@@ -220,7 +221,11 @@ class ClickData(LightningDataModule):
         stream.set_position(0, 0)
         return list(islice(make_loader(stream, 0), batches))
 
-    def statistics(self, tables: Sequence[EmbeddingBagConfig]) -> dict[str, TableStatistics]:
+    def statistics(
+        self,
+        tables: Sequence[EmbeddingBagConfig],
+        lookups: Sequence[TableLookup] | None = None,
+    ) -> dict[str, TableStatistics]:
         """What the tables' ids are like, from the first training rows of the first epoch: the same
         for any rank and number of ranks.
 
@@ -231,17 +236,18 @@ class ClickData(LightningDataModule):
             # refuses an order that cannot be, before anything is written
             self._stream(self._train, training=True)
         files = [file.path for file in self._train.files]
-        if known := read_cached(files, tables, min(STATISTICS_SAMPLES, self._train.rows // 2)):
+        least = min(STATISTICS_SAMPLES, self._train.rows // 2)
+        if known := read_cached(files, tables, least, lookups):
             return known
         stream = self._stream(self._train, training=True, alone=True)
         batches = list(
             islice(make_loader(stream, 0), max(1, STATISTICS_SAMPLES // self.settings.batch_size))
         )
         try:
-            found = measured_statistics(tables, [b.sparse for b in batches])
+            found = measured_statistics(tables, [b.sparse for b in batches], lookups)
         except IdError:
             return {}  # training will say on which rank
-        write_cached(files, tables, found, sum(b.rows for b in batches))
+        write_cached(files, tables, found, sum(b.rows for b in batches), lookups)
         return found
 
     @property

@@ -19,7 +19,7 @@ from recapp.planner.problem import PlanningProblem, dense_of
 from recapp.planner.topology import Topology
 from recapp.processes.process_memory import free_memory_bytes, host_id, memory_pools
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.tables.lookups import embedding_tables
+from recapp.tables.lookups import embedding_lookups, embedding_tables
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.data_protocols import ProvidesStatistics, datamodule_of
 from recapp.transport.communicator import Comm
@@ -53,9 +53,17 @@ def found_problem(module: LightningModule, topology: Topology, rule: RowRule) ->
     """
     tables = embedding_tables(module)
     data = _data_to_look_at(module, topology.world_size) if tables else None
-    statistics: Mapping[str, TableStatistics] = {} if data is None else data.statistics(tables)
+    lookups = embedding_lookups(module)
+    statistics: Mapping[str, TableStatistics] = (
+        {} if data is None else data.statistics(tables, lookups)
+    )
     return PlanningProblem(
-        tables, topology, rule=rule, statistics=statistics, dense=dense_of(module)
+        tables,
+        topology,
+        rule=rule,
+        statistics=statistics,
+        dense=dense_of(module),
+        lookups=lookups,
     )
 
 
@@ -65,7 +73,9 @@ def with_counted_modes(module: LightningModule, plan: ShardingPlan) -> ShardingP
     """
     data = _data_to_look_at(module, plan.world_size)
     batches = [] if data is None else [batch.sparse for batch in data.sample(SAMPLE_BATCHES)]
-    return decide_modes(embedding_tables(module), plan, batches) if batches else plan
+    if not batches:
+        return plan
+    return decide_modes(embedding_tables(module), plan, batches, embedding_lookups(module))
 
 
 def _data_to_look_at(module: LightningModule, world: int) -> ProvidesStatistics | None:

@@ -16,8 +16,8 @@ from recapp.planner.cost import cost_of, fixed_of
 from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.problem import PlanningProblem
+from recapp.planner.search_space import SearchSpace
 from recapp.planner.topology import Topology
-from recapp.planner.units import Catalogue
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.statistics import default_statistics
 
@@ -76,20 +76,20 @@ def problem(rng, count, world, hosts):
     )
 
 
-def tried(outcome, catalogue):
+def tried(outcome, space):
     """The price of the best assignment there is, each of them made."""
     least = float("inf")
 
-    def place(unit, works):
+    def add(bundle, works):
         nonlocal least
-        if unit == len(outcome.units):
+        if bundle == len(outcome.bundles):
             least = min(least, cost_of(works, outcome.problem).step_seconds)
             return
-        for choice in catalogue.choices(unit):
-            options = outcome.units[unit].options[choice.option]
-            place(unit + 1, works + [o.on_ranks(choice.candidates) for o in options])
+        for placement in space.placements(bundle):
+            options = outcome.bundles[bundle].options[placement.option]
+            add(bundle + 1, works + [o.on_ranks(placement.candidates) for o in options])
 
-    place(0, [])
+    add(0, [])
     return least
 
 
@@ -104,11 +104,11 @@ def test_no_plan_is_faster_than_the_bound(seed, shape):
     outcome = plan_tables(
         asked, {"t0": ParameterConstraints(ranks=[0, 1])} if rng.random() < 0.3 else {}
     )
-    catalogue = Catalogue(outcome.units, fixed_of(asked))
-    if catalogue.combinations() > 1500:
+    space = SearchSpace(outcome.bundles, fixed_of(asked))
+    if space.combinations() > 1500:
         return
-    best = tried(outcome, catalogue)
-    for bound in lower_bound(catalogue, shape[1]):
+    best = tried(outcome, space)
+    for bound in lower_bound(space, shape[1]):
         assert bound.seconds <= best * (1 + 1e-12)
     assert outcome.cost.step_seconds == pytest.approx(best, rel=1e-12)
 
@@ -117,11 +117,11 @@ def test_no_plan_is_faster_than_the_bound(seed, shape):
 def test_types_that_are_left_out_raise_the_bound_and_stay_below_their_own_plans(seed):
     asked = problem(random.Random(seed), 6, 4, 2)
     every = plan_tables(asked)
-    catalogue = Catalogue(every.units, fixed_of(asked))
-    allowed_N = np.array([cost.sharding_type == "row_wise" for cost in catalogue.all_costs])
+    space = SearchSpace(every.bundles, fixed_of(asked))
+    allowed_N = np.array([cost.sharding_type == "row_wise" for cost in space.all_costs])
     uniform = plan_tables(asked, {"*": ParameterConstraints(sharding_types=["row_wise"])})
-    found = lower_bound(catalogue, 4, allowed_N)[0].seconds
-    assert lower_bound(catalogue, 4)[0].seconds <= found <= uniform.cost.step_seconds * (1 + 1e-12)
+    found = lower_bound(space, 4, allowed_N)[0].seconds
+    assert lower_bound(space, 4)[0].seconds <= found <= uniform.cost.step_seconds * (1 + 1e-12)
 
 
 def price(call, item, link):
@@ -174,10 +174,10 @@ def test_what_no_plan_can_avoid_is_in_the_bound(what, tables, ranks, hardware):
     configs, constraints = whole(tables, 10_000, lambda k: 32 if k % 2 else 64, ranks)
     asked = PlanningProblem(configs, Topology(8, hardware=hardware), 1024, sgd())
     outcome = plan_tables(asked, constraints)
-    catalogue = Catalogue(outcome.units, fixed_of(asked))
-    assert lower_bound(catalogue, 8)[0].seconds == pytest.approx(
-        outcome.cost.step_seconds, rel=0.02
-    ), what
+    space = SearchSpace(outcome.bundles, fixed_of(asked))
+    assert lower_bound(space, 8)[0].seconds == pytest.approx(outcome.cost.step_seconds, rel=0.02), (
+        what
+    )
 
 
 def test_a_thousand_tables_on_sixteen_hosts_are_planned_close_to_the_bound():

@@ -232,12 +232,7 @@ def test_a_step_takes_what_its_python_takes_in_training_only():
 
 def test_calls_are_paid_once_for_each_width_and_mode():
     calls = {name: Work(5, 1, 1.0) for name in KERNELS}
-    problem = PlanningProblem(
-        [TABLE],
-        Topology(2, hardware=Hardware("toy", "x", "cpu", 2, None, calls, LINKS, LINKS, 1e9, 0.5)),
-        10,
-        sgd(),
-    )
+    hardware = Hardware("toy", "x", "cpu", 2, None, calls, LINKS, LINKS, 1e9, 0.5)
     ranks = CandidateRanks([0, 1], [[0, 1]])
 
     def step(dims):
@@ -247,6 +242,7 @@ def test_calls_are_paid_once_for_each_width_and_mode():
             )
             for k, d in enumerate(dims)
         ]
+        problem = PlanningProblem(tables, Topology(2, hardware=hardware), 10, sgd())
         return cost_of(
             [work_of(t, tile(t, "table_wise", ranks), problem) for t in tables], problem
         ).step_seconds

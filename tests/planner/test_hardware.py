@@ -16,7 +16,7 @@ from recapp.planner.hardware import (
     Work,
     default_hardware,
     hardware_from,
-    hardware_to_plain,
+    hardware_to_plain_values,
     read_hardware,
     read_machine,
     shipped_machines,
@@ -98,8 +98,8 @@ def test_newer_machines_are_faster():
         times = [h.kernels[kernel].seconds(1, 10**6, 10**8) for h in (old, middle, new)]
         assert times == sorted(times, reverse=True)
     for link in ("all_to_all", "all_reduce"):
-        for place in ("host", "network"):
-            times = [getattr(h, link)[place].seconds(8, 10**9) for h in (old, middle, new)]
+        for link_kind in ("host", "network"):
+            times = [getattr(h, link)[link_kind].seconds(8, 10**9) for h in (old, middle, new)]
             assert times == sorted(times, reverse=True)
 
 
@@ -117,18 +117,20 @@ def test_a_written_file_reads_the_same(name, tmp_path):
         == read_hardware(str(tmp_path / "hardware.yaml"))
         == hardware
     )
-    assert hardware_from(hardware_to_plain(hardware)) == hardware
+    assert hardware_from(hardware_to_plain_values(hardware)) == hardware
 
 
 def test_a_file_of_settings_reads_as_the_hardware_in_it(tmp_path):
     (tmp_path / "mine.yaml").write_text(
-        yaml.safe_dump({"ranks": 2, "hardware": hardware_to_plain(read_hardware("dgx_h100"))})
+        yaml.safe_dump(
+            {"ranks": 2, "hardware": hardware_to_plain_values(read_hardware("dgx_h100"))}
+        )
     )
     assert read_hardware(tmp_path / "mine.yaml") == read_hardware("dgx_h100")
 
 
 def test_numbers_may_be_written_as_people_write_them():
-    plain = hardware_to_plain(read_hardware("dgx_h100"))
+    plain = hardware_to_plain_values(read_hardware("dgx_h100"))
     plain["flops_per_s"] = "1e12"
     plain["all_to_all"]["host"]["latency_us"] = {"2": "5e0"}
     read = hardware_from(plain)
@@ -191,7 +193,7 @@ def _at(plain, path, value):
     ],
 )
 def test_a_wrong_entry_is_named_in_one_line(path, value, said, tmp_path):
-    plain = deepcopy(hardware_to_plain(read_hardware("dgx_h100")))
+    plain = deepcopy(hardware_to_plain_values(read_hardware("dgx_h100")))
     _at(plain, path, value)
     (tmp_path / "h.yaml").write_text(yaml.safe_dump(plain))
     with pytest.raises(ConfigError) as error:
@@ -211,7 +213,7 @@ def test_a_wrong_entry_is_named_in_one_line(path, value, said, tmp_path):
         ("- 3", "must be a mapping with name"),
     ],
 )
-def test_a_file_that_is_none_is_told_in_one_line(text, said, tmp_path):
+def test_a_file_without_hardware_is_refused_in_one_line(text, said, tmp_path):
     (tmp_path / "h.yaml").write_text(text)
     with pytest.raises(ConfigError, match=said) as error:
         read_hardware(tmp_path / "h.yaml")

@@ -69,9 +69,8 @@ def test_what_does_not_fit_is_refused_with_the_missing_bytes_the_rank_and_the_la
         check(rowwise_adagrad(), [403_999, 4_040])
     assert str(error.value).startswith(
         "plan table_wise does not fit: rank 0 lacks 1 bytes (1 B): it would hold 404.0 kB of "
-        "tables and optimiser state beside 0 B "
-        "reserved, and 404.0 kB are free; largest there: big (404.0 kB). What helps: more ranks "
-        "(trainer.devices), +plan=row_wise"
+        "tables and optimiser state beside 0 B reserved, and 404.0 kB are free; largest there: big "
+        "(404.0 kB). What helps: more ranks (trainer.devices), +plan=row_wise"
     )
     with pytest.raises(
         PlanError,
@@ -141,5 +140,5 @@ def test_unknown_memory_refuses_nothing():
         (5e15, "5000.0 TB"),
     ],
 )
-def test_bytes_are_told_in_powers_of_ten(n, text):
+def test_bytes_are_printed_in_powers_of_ten(n, text):
     assert human(n) == text

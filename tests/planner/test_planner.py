@@ -19,8 +19,8 @@ from recapp.planner.hardware import Hardware, Link, Work
 from recapp.planner.partial_plan import SMALLEST_GAIN
 from recapp.planner.pricing import plan_cost
 from recapp.planner.problem import PlanningProblem
+from recapp.planner.search_space import Placement, SearchSpace
 from recapp.planner.topology import Topology
-from recapp.planner.units import Catalogue, Choice
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
 from recapp.sharding.tilings import tile
@@ -66,18 +66,18 @@ def random_tables(rng, count):
 
 def tried(outcome):
     """The least price of every assignment that there is, one by one."""
-    choices = []
-    for unit in outcome.units:
-        of_unit = []
-        for o, chosen in enumerate(unit.options):
+    placements = []
+    for bundle in outcome.bundles:
+        of_bundle = []
+        for o, chosen in enumerate(bundle.options):
             every = (range(len(b.candidates)) for b in chosen[0].blocks)
-            of_unit += [Choice(o, candidates) for candidates in itertools.product(*every)]
-        choices.append(of_unit)
+            of_bundle += [Placement(o, candidates) for candidates in itertools.product(*every)]
+        placements.append(of_bundle)
     least = float("inf")
-    for assignment in itertools.product(*choices):
+    for assignment in itertools.product(*placements):
         works = [
             p.on_ranks(c.candidates)
-            for u, c in zip(outcome.units, assignment, strict=True)
+            for u, c in zip(outcome.bundles, assignment, strict=True)
             for p in u.options[c.option]
         ]
         least = min(least, cost_of(works, outcome.problem).step_seconds)
@@ -88,7 +88,10 @@ def tried(outcome):
 def test_small_problems_get_the_best_plan_there_is(seed):
     rng = random.Random(seed)
     outcome = plan_tables(problem(random_tables(rng, 2), 2, batch=rng.choice([16, 2048])))
-    assert outcome.exact and Catalogue(outcome.units, fixed_of(outcome.problem)).combinations() > 20
+    assert (
+        outcome.exact
+        and SearchSpace(outcome.bundles, fixed_of(outcome.problem)).combinations() > 20
+    )
     assert outcome.cost.step_seconds == pytest.approx(tried(outcome), rel=1e-12)
 
 

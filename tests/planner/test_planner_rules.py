@@ -478,7 +478,7 @@ def test_whole_tables_are_dealt_largest_first_so_no_rank_is_a_table_ahead_of_nee
     assert max(held) <= max(max(CRITEO) * 64, 4 / 3 * sum(held) / world)
 
 
-def test_whole_tables_make_room_for_what_has_no_choice():
+def test_whole_tables_make_room_for_tables_on_all_ranks():
     """Rank 1 has one row less of the spread ones, so the largest whole table goes there, although
     it is named first.
     """
@@ -508,14 +508,14 @@ def test_ranks_that_do_not_spread_over_the_hosts_are_refused():
         Topology(0)
 
 
-def test_plans_are_told_as_rows_for_people():
-    told = plan_rows(SAMPLE, plan(SAMPLE))
-    assert [(r["table"], r["rows"], r["dim"], r["type"]) for r in told] == [
+def test_a_plan_has_a_row_for_people_for_each_table():
+    rows = plan_rows(SAMPLE, plan(SAMPLE))
+    assert [(r["table"], r["rows"], r["dim"], r["type"]) for r in rows] == [
         ("large_table", 1_000_000, 128, "row_wise"),
         ("wide_table", 100_000, 256, "column_wise"),
         ("small_table", 10_000, 32, "table_wise"),
     ]
-    assert [r["ranks"] for r in told[:2]] == [
+    assert [r["ranks"] for r in rows[:2]] == [
         "0: rows 0-499999, 1: rows 500000-999999",
         "0: cols 0-63, 1: cols 64-127, 0: cols 128-191, 1: cols 192-255",
     ]
@@ -530,7 +530,7 @@ def test_plans_are_told_as_rows_for_people():
     assert plan_rows(SAMPLE[2:], whole)[0]["ranks"] == "0: all"
 
 
-def test_ranks_are_told_with_their_bytes():
+def test_ranks_are_listed_with_their_bytes():
     first, second = rank_rows(SAMPLE, plan(SAMPLE), rowwise_adagrad())
     state = 500_000 * 4 + 2 * 100_000 * 4
     assert {first["bytes"], second["bytes"]} == {307_200_000 + state, 308_480_000 + state + 40_000}

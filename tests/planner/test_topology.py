@@ -38,7 +38,7 @@ def test_hosts_that_cannot_have_equal_shares_are_refused_with_those_that_can():
         Topology(6, hosts=4)
 
 
-def test_hosts_may_be_told_by_their_ranks():
+def test_hosts_may_be_given_by_their_ranks():
     topology = Topology(world_size=16, local_world_size=8, compute_device="cuda")
     assert topology.hosts == 2 and topology.ranks_per_host == 8 and topology.host_ranks()[1][0] == 8
     assert Topology(8).ranks_per_host == 8

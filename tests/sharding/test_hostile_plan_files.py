@@ -97,7 +97,9 @@ def within_seconds(seconds=20):
 
 
 def reads(path, plain):
-    """Read a plan file of this content, both ways; the line in which it is refused, or None."""
+    """Read a plan file of this content with both readers, and return the line in which it is
+    refused, or None.
+    """
     if isinstance(plain, bytes):
         path.write_bytes(plain)
     else:
@@ -113,16 +115,16 @@ def reads(path, plain):
     return said
 
 
-def places(plain, here=()):
-    """Where something stands in plain data."""
+def paths_in(plain, here=()):
+    """Yield the path of every value in plain values: keys and indices from the top."""
     yield here
     if isinstance(plain, dict | list):
         for key, part in plain.items() if isinstance(plain, dict) else enumerate(plain):
-            yield from places(part, (*here, key))
+            yield from paths_in(part, (*here, key))
 
 
-def at(plain, place):
-    for key in place:
+def at(plain, path):
+    for key in path:
         plain = plain[key]
     return plain
 
@@ -130,16 +132,16 @@ def at(plain, place):
 @pytest.mark.parametrize("form", ["yaml", "lists", "matrix"])
 def test_whatever_is_wrong_in_a_plan_file_is_one_line(tmp_path, form):
     right = {"yaml": yaml.safe_load(plan_to_yaml(PLAN)), "lists": LISTS, "matrix": MATRIX}[form]
-    for place in list(places(right))[1:]:
+    for path in list(paths_in(right))[1:]:
         for number, wrong in enumerate([*WRONG, "gone"]):
             changed = copy.deepcopy(right)
-            holder = at(changed, place[:-1])
+            holder = at(changed, path[:-1])
             if wrong == "gone":
-                del holder[place[-1]]
+                del holder[path[-1]]
             else:
-                holder[place[-1]] = wrong
+                holder[path[-1]] = wrong
             reads(tmp_path / "plan.yaml", changed)
-            if form == "yaml" and number % 4 == len(place) % 4:
+            if form == "yaml" and number % 4 == len(path) % 4:
                 reads(tmp_path / "plan.yaml", yaml.safe_dump(changed, allow_unicode=True))
 
 

@@ -130,8 +130,7 @@ def test_every_table_over_all_gpus_is_made_by_name_and_says_how_rows_moved():
     assert made.tables == plan.tables and made.world_size == 8
     assert made.notes == (
         "HugeCTR puts row r of a sharded table on shard r mod n; here shard s of n holds the s-th "
-        "of n contiguous "
-        "strips: as many rows, other ones",
+        "of n contiguous strips: as many rows, other ones",
     )
     assert not plan_from_hugectr(well_known(), CRITEO, "x.json").notes
 
@@ -404,9 +403,8 @@ BROKEN = {
     ),
     "lists that overlap": (
         everywhere(good(), 0, [[0, 1], [1, 2]]),
-        "GPU 1, group 0: lookup 1 (t) is on GPU 0, too, whose list is another one: GPUs that "
-        "share a lookup share the whole list "
-        "(rule 9)",
+        "GPU 1, group 0: lookup 1 (t) is on GPU 0, too, whose list is another one: GPUs that share "
+        "a lookup share the whole list (rule 9)",
     ),
     "a count too low": (
         everywhere(good(), 0, [[0, 1, 2], [0, 1, 2]]),
@@ -607,7 +605,7 @@ def test_mixed_placements_share_groups_where_they_can():
     }
 
 
-def test_a_json_file_is_told_by_its_content_and_refused_for_other_gpus(tmp_path):
+def test_a_json_file_is_known_by_its_content_and_refused_for_other_gpus(tmp_path):
     path = tmp_path / "plan.txt"
     path.write_text(json.dumps(well_known()))
     assert lookups_by_rank(load_plan(path, CRITEO, 8)) == WHOLE
@@ -626,7 +624,7 @@ def test_a_json_file_is_told_by_its_content_and_refused_for_other_gpus(tmp_path)
 
 
 @pytest.mark.full
-def test_both_plans_train_and_learn_what_any_plan_learns(jobs, tmp_path):
+def test_both_plans_train_to_the_weights_of_any_plan(jobs, tmp_path):
     data = small(tmp_path / "data", rows=2000)
     tables = build_tables(resolved("train", data))
     measured = [

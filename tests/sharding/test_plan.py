@@ -72,7 +72,7 @@ def test_cells_of_any_tiling_hold_every_element_once_on_the_rank_that_held_it(se
         ([], "row 0, column 0 is held 0 times"),
     ],
 )
-def test_shards_that_do_not_tile_are_refused_with_the_place(shards, message):
+def test_shards_that_do_not_tile_are_refused_with_the_cell(shards, message):
     with pytest.raises(PlanError, match=f"table t: .*{message}"):
         TableSharding(tuple(shards)).cells(TABLE, 2)
 

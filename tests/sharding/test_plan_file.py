@@ -1,5 +1,5 @@
 """A plan file says what a plan is, is read as it was written, and every mistake in it is one line
-that names its place.
+that names file, table and entry.
 """
 
 import json
@@ -319,7 +319,7 @@ BROKEN = {
     ("right", "wrong", "says"),
     [(a, b, says) for a, found in BROKEN.items() for b, says in found.items()],
 )
-def test_a_mistake_names_its_place_and_what_would_be_right(tmp_path, right, wrong, says):
+def test_a_mistake_names_its_entry_and_what_would_be_right(tmp_path, right, wrong, says):
     path = tmp_path / "plan.yaml"
     body = WRITTEN.partition("name: mixed")
     assert right in body[2]
@@ -359,8 +359,7 @@ def test_a_file_for_other_ranks_or_tables_is_refused_with_the_command_that_makes
             TABLES,
             4,
             "was made for 2 ranks, and there are 4: set trainer.devices=2, or make one for 4: "
-            "python -m recapp.plan export "
-            "trainer.devices=4",
+            "python -m recapp.plan export trainer.devices=4",
         ),
         (TABLES[:-1], 2, "tables.small: the model has no such table; known: large, tiny, wide"),
         (
@@ -437,7 +436,7 @@ def test_the_settings_name_a_file_and_nothing_beside_it(logs):
 
 
 @pytest.mark.full
-def test_training_follows_the_file_and_learns_what_any_plan_learns(jobs, logs, tmp_path):
+def test_training_follows_the_file_to_the_weights_of_any_plan(jobs, logs, tmp_path):
     data, _, path = logs
     measured = [
         jobs.train(tmp_path / name, *data, "trainer.max_steps=3", *plan)

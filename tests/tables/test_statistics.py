@@ -11,7 +11,8 @@ from recapp.benchmarks.workloads import Workload
 from recapp.errors import ConfigError
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingBagConfig, PoolingType
+from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics, default_statistics, measured_statistics
 from recapp.tables.statistics_cache import FILE, KEPT, read_cached, write_cached
 
@@ -166,6 +167,14 @@ def test_what_was_measured_is_found_again(data):
     assert write_cached(data, [table()], known, 64) == data[0].parent / FILE
     assert read_cached(data, [table()], 64) == known
     assert [p.name for p in data[0].parent.iterdir() if p.name.startswith(".")] == [FILE]
+
+
+def test_what_other_lookups_measured_is_not_read(data):
+    twice = [TableLookup(table(), "f", name, PoolingType.SUM) for name in ("f", "again")]
+    known = {"t": default_statistics(table(), lookups=2)}
+    write_cached(data, [table()], known, 64, twice)
+    assert read_cached(data, [table()]) is None
+    assert read_cached(data, [table()], lookups=twice) == known
 
 
 @pytest.mark.parametrize(

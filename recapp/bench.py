@@ -133,8 +133,7 @@ def _write_logs(dataset: dict[str, Any]) -> None:
     if dataset["naming"] != "criteo":
         raise ConfigError(
             f"dataset.naming={dataset['naming']}: data trains DLRMs over Criteo's columns; use "
-            "dataset=generated or "
-            "dataset=criteo_kaggle dataset.path=DIR"
+            "dataset=generated or dataset=criteo_kaggle dataset.path=DIR"
         )
     if dataset["generate"] is not None:
         from recapp.app.build import write_generated

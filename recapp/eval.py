@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_data import as_trained, check_data
+from recapp.app.check_data import check_data, match_checkpoint
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.errors import ConfigError, suggest
@@ -65,7 +65,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     settings = with_absolute_paths(
         compose_over(manifest.config, "eval", job.overrides, job.folders)
     )
-    settings = as_trained(settings, manifest)
+    settings = match_checkpoint(settings, manifest)
     if settings["split"] not in SPLITS:
         raise ConfigError(f"split={settings['split']}: {suggest(str(settings['split']), SPLITS)}")
     if settings["split"] == "test" and settings["dataset"]["test_path"] is None:

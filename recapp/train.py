@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_data import as_trained, check_data
+from recapp.app.check_data import check_data, match_checkpoint
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.app.sweep_progress import SweepProgress
@@ -82,7 +82,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     settings = with_absolute_paths(
         compose_over(manifest.config, "train", job.overrides, job.folders)
     )
-    settings = as_trained(settings, manifest)
+    settings = match_checkpoint(settings, manifest)
     said = {override.lstrip("+").partition("=")[0] for override in job.overrides}
     for one, other in (LENGTH, LENGTH[::-1]):
         if (

@@ -52,16 +52,16 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     """
     from recapp.app import build, build_trainer
     from recapp.app.build_strategy import build_strategy
-    from recapp.app.going_on import as_it_was, changed_optimizer, exhausted
-    from recapp.app.measured import measured_by, note_no_validation, write_prediction
+    from recapp.app.measured import metrics_of_run, note_no_validation, write_prediction
+    from recapp.app.resume import changed_optimizer, end_without_training, limit_reached
     from recapp.trainer import callbacks as own
     from recapp.trainer.ending import EndTogether
     from recapp.trainer.keep_last import KeepLast
     from recapp.trainer.performance_recorder import RecordPerformance
-    from recapp.trainer.progress import MovingLine, PlainLines, TellFall, TellStop
+    from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
-    if reached := exhausted(settings):
-        return as_it_was(settings, reached), None
+    if reached := limit_reached(settings):
+        return end_without_training(settings, reached), None
 
     here = rank_info()
     keep = None if here and here.rank else partial(update_settings, settings, job_dir)
@@ -78,10 +78,10 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         settings["launch"]["grace"],
     )
     performance = RecordPerformance(job_dir, clock)
-    ended = TellStop()
-    lines = PlainLines(settings["trainer"]["log_every_n_steps"])
+    ended = NoteEarlyStop()
+    lines = ProgressLines(settings["trainer"]["log_every_n_steps"])
     callbacks = [
-        own.TakeOver(job_dir),
+        own.ClaimDirectory(job_dir),
         own.KeepPosition(),
         *changed_optimizer(settings),
         clock,
@@ -94,9 +94,9 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         *(
             []
             if build_trainer.has_bar(chosen)
-            else [MovingLine(clock) if wants_bar(settings) else lines]
+            else [TerminalProgress(clock) if wants_bar(settings) else lines]
         ),
-        TellFall(),
+        NoteFall(),
         ended,
         *chosen,
         last,
@@ -109,16 +109,16 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         with build_trainer.in_one_line():
             trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
     except Stopped as stopped:
-        if end.said is None:  # before the first step, or without the other ranks
+        if end.reason is None:  # before the first step, or without the other ranks
             raise
         performance.on_train_end(trainer, module)
-        measured = measured_by(settings, trainer, clock, last, end.said)
+        measured = metrics_of_run(settings, trainer, clock, last, end.reason)
         how = {"status": "stopped", "last_checkpoint": str(last.path)}
         return measured and measured | how, stopped
 
     write_prediction(settings, strategy, data.val_rows, job_dir)
     note_no_validation(trainer, data.val_rows)
-    return measured_by(settings, trainer, clock, last, ended.said), None
+    return metrics_of_run(settings, trainer, clock, last, ended.reason), None
 
 
 def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
@@ -129,12 +129,12 @@ def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
     """
     from recapp.app import build, build_trainer
     from recapp.app.build_strategy import build_strategy
-    from recapp.trainer.progress import MovingLine
+    from recapp.trainer.progress import TerminalProgress
 
     data = build.build_data(settings)
     module = build.build_module(settings)
     strategy = build_strategy(settings, training=False)
-    callbacks = [MovingLine()] if wants_bar(settings) else []
+    callbacks = [TerminalProgress()] if wants_bar(settings) else []
     trainer = build_trainer.build_trainer(settings, strategy, callbacks, [], ranks=ranks_here())
 
     measure = trainer.validate if settings["split"] == "val" else trainer.test

@@ -271,8 +271,7 @@ def test_a_rank_that_is_frozen_is_named_after_launch_timeout(place, transport):
     assert run.wait(timeout=120) == 1
     assert told().splitlines()[-1] == (
         "error: rank 0 has waited for rank 1 for 5 seconds (launch.timeout): it is stopped or "
-        "stuck; raise "
-        "launch.timeout if it only needs longer"
+        "stuck; raise launch.timeout if it only needs longer"
     )
     assert "Traceback" not in told()
 
@@ -321,8 +320,7 @@ def test_a_disk_that_fills_while_training_is_one_line(place):
     )
     assert said == [
         f"error: the disk under {place / 'disk/run'} is full, or its quota is used up: make room "
-        "there, or choose another "
-        "hydra.run.dir"
+        "there, or choose another hydra.run.dir"
     ]
 
 

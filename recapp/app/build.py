@@ -115,9 +115,8 @@ def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[Embeddi
             if of_dataset and feature not in features:
                 raise ConfigError(
                     f"tables.{table.name} reads feature {feature}, which the data set does not "
-                    "have; "
-                    f"{suggest(feature, features)}; "
-                    "use tables=from_dataset or the data set these tables are for (dataset=sample)"
+                    f"have; {suggest(feature, features)}; use tables=from_dataset or the data set "
+                    "these tables are for (dataset=sample)"
                 )
     return made
 
@@ -180,8 +179,7 @@ def build_rule(settings: Settings) -> RowRule:
     if not isinstance(rule, RowRule):
         raise ConfigError(
             f"optimizer.sparse._target_={wanted['_target_']}: must make a row rule, as those of "
-            "recapp.optim.rules "
-            "do: sgd, adagrad, rowwise_adagrad, adam"
+            "recapp.optim.rules do: sgd, adagrad, rowwise_adagrad, adam"
         )
     return rule
 
@@ -264,8 +262,8 @@ def build_data(settings: Settings, sized: Callable[[], object] | None = None) ->
         schema_from(settings),
         settings["seed"],
         prepare,
-        take_table_rows=rows,
-        most_rows=settings["tables"].get("max_rows"),
+        set_table_rows=rows,
+        max_table_rows=settings["tables"].get("max_rows"),
     )
 
 
@@ -308,7 +306,7 @@ def write_generated(dataset: Settings) -> None:
         )
 
 
-def hidden_model_auc(settings: Settings, val_rows: int) -> float | None:
+def click_model_auc(settings: Settings, val_rows: int) -> float | None:
     """What the model that drew the labels scores on the rows that validated.
 
     None where the data set was not generated, where its generator scored other rows (both validate

@@ -181,8 +181,7 @@ def _check_filename(
     if name.startswith("last.ckpt") or "/" in pattern:
         raise ConfigError(
             f"{setting}={pattern}: must be a name of its own beside last.ckpt, which is kept in "
-            "any case; "
-            "such as step_{step:06d}"
+            "any case; such as step_{step:06d}"
         )
 
 

@@ -1,7 +1,7 @@
 """What is looked at before ranks are started, so that a mistake costs a second and not the start of
 every rank.
 
-settings, checkpoint  ->  settings as the checkpoint's model needs them      as_trained
+settings, checkpoint  ->  settings as the checkpoint's model needs them      match_checkpoint
 settings, files       ->  nothing, or the one line that a rank would say     check_data
 """
 
@@ -76,7 +76,7 @@ def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
         check_ids(source, schema, texts)
 
 
-def as_trained(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:
+def match_checkpoint(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:
     """Settings that go with a checkpoint, with what its model needs to see the same ids in tables
     of the same size.
 

@@ -13,9 +13,9 @@ from recapp.app.compose import (
     choices,
     compose,
     overrides_that_choose,
-    own_settings,
     to_plain,
     with_absolute_paths,
+    without_hydra,
 )
 from recapp.settings.option_files import Folders, option_file
 
@@ -36,7 +36,7 @@ def option_settings(group: str, option: str, folders: Folders = ()) -> dict[str,
 
 def command_settings(command: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the settings of a command under some overrides, plain, paths as they are written."""
-    return to_plain(own_settings(compose(command, overrides)))
+    return to_plain(without_hydra(compose(command, overrides)))
 
 
 def default_settings(chosen: Mapping[str, str]) -> dict[str, Any]:
@@ -44,5 +44,5 @@ def default_settings(chosen: Mapping[str, str]) -> dict[str, Any]:
     else, as the run leaves them.
     """
     config = compose("train", overrides_that_choose(chosen, "train"))
-    settings = to_plain(own_settings(config), whole=False)
+    settings = to_plain(without_hydra(config), whole=False)
     return with_absolute_paths(settings) | {"choices": choices(config.hydra)}

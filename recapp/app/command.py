@@ -35,7 +35,7 @@ from recapp.app import compose
 from recapp.app.checked_settings import checked
 from recapp.app.command_line import (
     HELP,
-    directory_of,
+    directory_overrides,
     flags_and_overrides,
     help_of,
     hydra_process,
@@ -127,7 +127,7 @@ def run(
         flags, overrides = flags_and_overrides(arguments)
         folders = named_folders(flags)
         first = (
-            *directory_of(writes, overrides),
+            *directory_overrides(writes, overrides),
             *compose.stored_choices(name, overrides, folders),
         )
         if is_sweep(flags):
@@ -185,8 +185,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
     )
     if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
         note(
-            f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks "
-            "share; "
+            f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks share; "
             "fewer are faster"
         )
     written = record.written_at(job.directory)

@@ -50,7 +50,7 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
     )
 
 
-def directory_of(writes: bool, overrides: Sequence[str]) -> list[str]:
+def directory_overrides(writes: bool, overrides: Sequence[str]) -> list[str]:
     """What Hydra is told about directories before the command line: none, a dated one of its own,
     or one for all ranks.
     """
@@ -96,8 +96,7 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     vars(parser)["error"] = complain
     if parser.parse_args([*flags, *overrides]).multirun and external_rank() is not None:
         raise ConfigError(
-            "-m starts the ranks of its jobs itself: without torchrun and srun, or one job at "
-            "a "
+            "-m starts the ranks of its jobs itself: without torchrun and srun, or one job at a "
             "time"
         )
     return flags, overrides

@@ -105,7 +105,7 @@ def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
     }
 
 
-def own_settings(config: DictConfig) -> DictConfig:
+def without_hydra(config: DictConfig) -> DictConfig:
     """Return composed settings without Hydra's own."""
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from recapp.app.build import hidden_model_auc
+from recapp.app.build import click_model_auc
 from recapp.app.planning_problem import predicted
 from recapp.checkpoints.directory import read_manifest
 from recapp.console import note
@@ -23,7 +23,7 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 Settings = Mapping[str, Any]
 
 
-def measured_by(
+def metrics_of_run(
     settings: Settings, trainer: Trainer, clock: StepClock, last: KeepLast, stopped: str | None
 ) -> dict[str, Any]:
     """Return what goes into `metrics.json`: the validation metrics of the checkpoint that is named,
@@ -52,7 +52,7 @@ def measured_by(
         return {}
     data = datamodule_of(trainer)
     assert strategy.plan is not None
-    best = last.named(trainer)
+    best = last.best_or_last(trainer)
     manifest = read_manifest(best)
     tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
@@ -83,7 +83,7 @@ def measured_by(
         "exchange_wait_ms": mean(waits[1]),
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
-        "hidden_model_auc": hidden_model_auc(settings, data.val_rows),
+        "hidden_model_auc": click_model_auc(settings, data.val_rows),
         **facts,
         "status": "ok",
     }
@@ -104,6 +104,6 @@ def note_no_validation(trainer: Trainer, val_rows: int) -> None:
     if not any(name.startswith("val_") for name in trainer.callback_metrics):
         note(
             "no validation came before the end, so there are no metrics, and last.ckpt is the "
-            "only checkpoint: see "
-            "trainer.check_val_every_n_epoch, trainer.val_check_interval and trainer.min_epochs"
+            "only checkpoint: see trainer.check_val_every_n_epoch, trainer.val_check_interval and "
+            "trainer.min_epochs"
         )

@@ -81,8 +81,7 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
     if not found:
         raise ConfigError(
             f"path={path}: no run there has {PERFORMANCE_FILE} and {PREDICTED_FILE}: name a run "
-            "or a sweep of "
-            "python -m recapp.train"
+            "or a sweep of python -m recapp.train"
         )
     return found
 
@@ -163,8 +162,7 @@ def _tell_checked(rows: list[Settings], hardware: str) -> None:
         print(
             fill(
                 f"The runs' predictions are priced for {', '.join(others)}; "
-                "topology.hardware=FILE in training takes what growth is "
-                "priced with.",
+                "topology.hardware=FILE in training takes what growth is priced with.",
                 get_terminal_size((80, 24)).columns,
             )
         )

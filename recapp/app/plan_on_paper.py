@@ -44,7 +44,7 @@ def compare(settings: Settings, job: Job) -> None:
     """Print two plans side by side."""
     problem = planning_problem(settings)
     plans = (
-        chosen_plan(plan_named(settings, name, job.folders), problem)[0]
+        chosen_plan(with_named_plan(settings, name, job.folders), problem)[0]
         for name in (settings["a"], settings["b"])
     )
     a, b = (explained(plan, problem, alternatives=False) for plan in plans)
@@ -73,7 +73,7 @@ def export(settings: Settings, job: Job) -> None:
     console.note(f"written {console.short_path(path)}")
 
 
-def plan_named(settings: Settings, name: str | None, folders: Folders = ()) -> Settings:
+def with_named_plan(settings: Settings, name: str | None, folders: Folders = ()) -> Settings:
     """Return the settings with another plan.
 
     Args:

@@ -50,8 +50,7 @@ def refuse_nan(metrics: Mapping[str, Any], split: str) -> None:
     if loss is not None and not math.isfinite(loss):
         raise TrainingError(
             f"the {SPLITS[split]} log loss is {loss}: either no row was looked at, or the model's "
-            "predictions are not "
-            "finite; lower optimizer.sparse.lr and optimizer.dense.lr"
+            "predictions are not finite; lower optimizer.sparse.lr and optimizer.dense.lr"
         )
 
 

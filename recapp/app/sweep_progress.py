@@ -27,7 +27,7 @@ class SweepProgress:
         self.format = format
         if job.sweep is not None:
             self.jobs.append(job.directory)
-            keep_comparison(comparison.compare(job.sweep, self.jobs, running=True), job.sweep)
+            write_comparison(comparison.compare(job.sweep, self.jobs, running=True), job.sweep)
 
     def job_ended(self, job: Job) -> None:
         """Write how a job ended, and print the jobs so far."""
@@ -37,7 +37,7 @@ class SweepProgress:
         if job.directory not in self.jobs:  # its settings were refused before it began
             self.jobs.append(job.directory)
         self.compared = comparison.compare(job.sweep, self.jobs)
-        keep_comparison(self.compared, job.sweep)
+        write_comparison(self.compared, job.sweep)
         if self.format == "text":
             print_comparison(self.compared, job.sweep)
 
@@ -52,7 +52,7 @@ class SweepProgress:
             console.emit(self.compared, self.format)
 
 
-def keep_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
+def write_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
     """Write the table of the jobs so far into the sweep's directory; a full disk is a remark."""
     path = sweep / comparison.COMPARISON_FILE
     try:

@@ -65,6 +65,6 @@ def _values(override: Override, text: str) -> list[str]:
 
 
 def _check(command: str, composed: DictConfig, overrides: Sequence[str]) -> None:
-    config = compose.own_settings(composed)
+    config = compose.without_hydra(composed)
     whole = not compose.names_checkpoint(config)
     checked(compose.to_plain(config, whole=whole), command, overrides)

@@ -185,8 +185,7 @@ class _Walk:
         for key in value:
             if key in CONVERSIONS:
                 raise ConfigError(
-                    f"unknown setting {name}.{key}: only {TARGET} and the constructor's "
-                    "arguments "
+                    f"unknown setting {name}.{key}: only {TARGET} and the constructor's arguments "
                     "are read"
                 )
         if self.touched is None or name.partition(".")[0] in self.touched:
@@ -264,8 +263,7 @@ def _check_together(config: Mapping[str, Any], said: Collection[str]) -> None:
             if dataset.get("naming") == "criteo" and (dataset.get(key) or f"dataset.{key}" in said):
                 raise ConfigError(
                     f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo has columns "
-                    "of its own, all of which are read; "
-                    "set dataset.naming=exact to name others"
+                    "of its own, all of which are read; set dataset.naming=exact to name others"
                 )
         if not dataset.get("path", True):
             raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
@@ -284,9 +282,8 @@ def _check_together(config: Mapping[str, Any], said: Collection[str]) -> None:
     ):
         raise ConfigError(
             f"trainer.check_val_every_n_epoch={trainer['check_val_every_n_epoch']}: validations "
-            "are every "
-            f"trainer.val_check_interval={trainer['val_check_interval']} steps, counted across "
-            "epochs; set one of the two"
+            f"are every trainer.val_check_interval={trainer['val_check_interval']} steps, counted "
+            "across epochs; set one of the two"
         )
     if isinstance(plan, Mapping):
         _check_plan(plan)

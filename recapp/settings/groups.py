@@ -17,7 +17,7 @@ Positive = Annotated[int, Within(1)]
 Natural = Annotated[int, Within(0)]
 Width = Annotated[int, Within(1, 2**31 - 1)]  # of vectors
 Rows = Annotated[int, Within(1, 2**48)]  # of a table: more would not fit anywhere
-Patience = Annotated[float, Within(above=0, most=31_536_000)]  # in seconds, at most a year
+Timeout = Annotated[float, Within(above=0, most=31_536_000)]  # in seconds, at most a year
 Share = Annotated[float, Within(above=0, most=1)]
 Paths = str | list[str]
 Metric = Literal["auc", "log_loss", "normalized_entropy", "calibration"]
@@ -216,8 +216,7 @@ class Trainer:
         "enable_checkpointing": "the last checkpoint is always kept; callbacks=none keeps no other",
         "enable_model_summary": "layers, plan and ranks are always printed before the first step",
         "num_sanity_val_steps": "there is no validation before the first step; "
-        "trainer.val_check_interval=1"
-        " trainer.max_steps=1 tries one",
+        "trainer.val_check_interval=1 trainer.max_steps=1 tries one",
         "num_nodes": "torchrun or srun say how many hosts there are",
         "default_root_dir": "hydra.run.dir=DIR says where a run writes",
         "use_distributed_sampler": "every rank reads its own lanes of the data (dataset.lanes)",
@@ -271,7 +270,7 @@ class Launch:
 
     port: Annotated[int, Within(0, 65535)] = 0
     grace: Annotated[float, Within(0, 31_536_000)] = 60
-    timeout: Patience = 1800
+    timeout: Timeout = 1800
 
 
 @dataclass

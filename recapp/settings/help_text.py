@@ -21,7 +21,14 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
 from recapp.settings.check_settings import names_of
-from recapp.settings.option_files import Folders, conf_dir, is_group, option_file, options, places
+from recapp.settings.option_files import (
+    Folders,
+    conf_dir,
+    directories,
+    is_group,
+    option_file,
+    options,
+)
 from recapp.settings.values import shown
 
 ADDED = ("plan", "experiment")  # groups of which nothing is chosen by default
@@ -106,9 +113,9 @@ def words_for(folders: Folders, group: str, option: str, name: str) -> str:
     """
     chain = list(_chain(folders, group, option))
     files = [
-        (place / group, path)
-        for place in places(folders)
-        for path in sorted((place / group).rglob("*.yaml"))
+        (directory / group, path)
+        for directory in directories(folders)
+        for path in sorted((directory / group).rglob("*.yaml"))
     ]
     files.sort(key=lambda each: chain.index(each[1]) if each[1] in chain else len(chain))
     for home, path in files:
@@ -191,7 +198,7 @@ def _group(
             f"{option}: {about}", columns, initial_indent="  ", subsequent_indent="  "
         )
     for inner in sorted(
-        {path.name for place in places(folders) for path in (place / group).glob("*/")}
+        {path.name for directory in directories(folders) for path in (directory / group).glob("*/")}
     ):
         below = ", ".join(options(f"{group}/{inner}", folders))
         yield textwrap.fill(

@@ -35,24 +35,28 @@ def named_folders(arguments: Sequence[str]) -> tuple[Path, ...]:
     )
 
 
-def places(folders: Folders = ()) -> tuple[Path, ...]:
+def directories(folders: Folders = ()) -> tuple[Path, ...]:
     """All directories in which options are looked for, in order."""
     return conf_dir(), *folders
 
 
 def is_group(name: str, folders: Folders = ()) -> bool:
     """Tell whether a name is that of a group: a directory in one of the places."""
-    return bool(name) and any((place / name).is_dir() for place in places(folders))
+    return bool(name) and any((directory / name).is_dir() for directory in directories(folders))
 
 
 def option_file(group: str, option: str, folders: Folders = ()) -> Path | None:
     """Find the file of an option; the place that comes first wins, as it does in Hydra."""
-    files = (place / group / f"{option}.yaml" for place in places(folders))
+    files = (directory / group / f"{option}.yaml" for directory in directories(folders))
     return next((file for file in files if file.is_file()), None)
 
 
 def options(group: str, folders: Folders = ()) -> list[str]:
     """List the options that a group has."""
     return sorted(
-        {file.stem for place in places(folders) for file in (place / group).glob("*.yaml")}
+        {
+            file.stem
+            for directory in directories(folders)
+            for file in (directory / group).glob("*.yaml")
+        }
     )

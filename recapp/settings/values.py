@@ -137,8 +137,7 @@ def check_arguments(
             says = suggest(argument, own)
             raise ConfigError(
                 f"unknown setting {name}.{argument}: {says}; {label} takes no such argument from "
-                "the settings"
-                f" (~{name}.{argument} leaves out one that a file sets)"
+                f"the settings (~{name}.{argument} leaves out one that a file sets)"
             )
         read(value, known.get(argument, Any), f"{name}.{argument}")
     parameters = inspect.signature(target).parameters

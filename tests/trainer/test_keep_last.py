@@ -44,7 +44,7 @@ def train(logs, folder, *scores, ckpt=None, epochs=1):
     )
     _, trainer, _ = fit(config, folder, ckpt_path=ckpt and str(ckpt))
     (last,) = [c for c in trainer.checkpoint_callbacks if isinstance(c, KeepLast)]
-    return trainer, Path(last.named(trainer))
+    return trainer, Path(last.best_or_last(trainer))
 
 
 @pytest.fixture

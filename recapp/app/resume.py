@@ -14,7 +14,7 @@ from recapp.trainer.changed_optimizer import ChangedOptimizer
 Settings = Mapping[str, Any]
 
 
-def exhausted(settings: Settings) -> str | None:
+def limit_reached(settings: Settings) -> str | None:
     """Return the setting that the checkpoint to go on from has reached, `trainer.max_steps=20`;
     None where there is something to train.
     """
@@ -27,7 +27,7 @@ def exhausted(settings: Settings) -> str | None:
     return f"trainer.max_epochs={epochs}" if 0 <= epochs <= manifest.position["epoch"] else None
 
 
-def as_it_was(settings: Settings, reached: str) -> dict[str, Any]:
+def end_without_training(settings: Settings, reached: str) -> dict[str, Any]:
     """Say that nothing is left to train, and return the checkpoint's own metrics for
     `metrics.json`; nothing on other ranks than 0.
 

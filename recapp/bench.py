@@ -1,5 +1,5 @@
-"""`python -m recapp.bench kernels|memory|step|train|strategies|data`: measure recapp, and what it is
-compared with, in the same rounds.
+"""`python -m recapp.bench kernels|memory|step|train|strategies|data`: measure recapp, and what it
+is compared with, in the same rounds.
 
     settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.bench_worker`)
                       -> JOB/metrics.json -> a table

@@ -1,4 +1,4 @@
-"""What a run has measured and what was expected of it, as its directory keeps them."""
+"""The measurements of a run and the prediction for it, as its directory keeps them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,15 +26,17 @@ Settings = Mapping[str, Any]
 def metrics_of_run(
     settings: Settings, trainer: Trainer, clock: StepClock, last: KeepLast, stopped: str | None
 ) -> dict[str, Any]:
-    """Return what goes into `metrics.json`: the validation metrics of the checkpoint that is named,
-    and what the steps cost over all ranks. Every rank calls it; other ranks than 0 return nothing.
+    """Return what goes into `metrics.json`: the validation metrics of the checkpoint that the
+    summary names, and what the steps cost over all ranks.
+
+    It is collective; other ranks than 0 return nothing.
 
     Args:
-        settings: Of the run.
-        trainer: Of the run.
+        settings: Those of the run.
+        trainer: That of the run.
         clock: What measured the steps.
         last: What kept the checkpoints.
-        stopped: Why training ended before its time; None where it did not.
+        stopped: Why training ended early; None where it did not.
     """
     strategy = trainer.strategy
     assert isinstance(strategy, EmbeddingShardingStrategy)
@@ -92,13 +94,15 @@ def metrics_of_run(
 def write_prediction(
     settings: Settings, strategy: EmbeddingShardingStrategy, val_rows: int, job_dir: Path
 ) -> None:
-    """Leave beside what was measured what the planner expects of this plan; on rank 0."""
+    """Write what the planner predicts of this plan beside what was measured, on rank 0."""
     if strategy.problem is not None and strategy.plan is not None and strategy.collections():
         write_predicted(predicted(settings, strategy.plan, strategy.problem, val_rows), job_dir)
 
 
 def note_no_validation(trainer: Trainer, val_rows: int) -> None:
-    """Say on rank 0 where rows validate, but no validation came before the end."""
+    """Note on rank 0 that no validation came before the end, though rows were there to
+    validate on.
+    """
     if not (trainer.is_global_zero and val_rows and trainer.limit_val_batches):
         return
     if not any(name.startswith("val_") for name in trainer.callback_metrics):

@@ -126,18 +126,18 @@ def test_the_auc_that_is_told_is_that_of_the_epoch_up_to_this_step(two_epochs, c
     assert found == [(str(step), readings.auc[step]) for step in (13, 26, 39, 52, 65)]
 
 
-def test_the_moving_line_tells_the_auc_of_now(two_epochs, terminal, capsys, monkeypatch):
+def test_the_progress_bar_shows_the_auc_of_now(two_epochs, terminal, capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_READINGS", 0)
-    said = {}
+    shown = {}
 
     class Listening(TerminalProgress):
         def on_train_batch_end(self, trainer, *others):
             super().on_train_batch_end(trainer, *others)
-            said[trainer.global_step] = self._bar.tasks[self._training].fields["said"]
+            shown[trainer.global_step] = self._bar.tasks[self._training].fields["numbers"]
 
     readings = Readings()
     fit(*two_epochs, readings, Listening(StepClock()))
-    assert [text.split()[3] for text in said.values()] == list(readings.auc.values())
+    assert [text.split()[3] for text in shown.values()] == list(readings.auc.values())
 
 
 def test_the_curve_has_an_auc_at_every_point_also_in_the_second_epoch(two_epochs, tmp_path):

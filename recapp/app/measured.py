@@ -58,7 +58,7 @@ def metrics_of_run(
     manifest = read_manifest(best)
     tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
-    facts = about(
+    description = about(
         settings,
         rows=data.rows,
         hosts=[rank["host"] for rank in strategy.ranks],
@@ -86,7 +86,7 @@ def metrics_of_run(
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
         "hidden_model_auc": click_model_auc(settings, data.val_rows),
-        **facts,
+        **description,
         "status": "ok",
     }
 

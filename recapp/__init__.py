@@ -1,10 +1,9 @@
 """recapp: from click logs to a trained, evaluated recommender whose embedding tables are sharded
 over ranks.
 
-The public names are here: `from recapp import KeyedJaggedTensor`. Each is
-loaded when it is first asked for, so `import recapp` costs no import of torch. Where TorchRec has
-the same thing, the name is TorchRec's. The modules below are private: they may move, these names do
-not.
+The public names are here: `from recapp import KeyedJaggedTensor`. Each is loaded when it is first
+asked for, so `import recapp` costs no import of torch. Where TorchRec has the same thing, the name
+is TorchRec's. The modules below are private: they may move, these names do not.
 
 Commands are modules: `python -m recapp.train`, or `recapp train` where the package is installed;
 `python -m recapp` lists them. `docs/` explains how all of it works, and why.

@@ -1,8 +1,8 @@
 """Output on the console: tables, one JSON document, notes, progress.
 
 Standard output carries the result and nothing else: a table for people, or with `format=json` one
-document for machines. Everything else (progress, notes, errors) goes to standard error, so
-that `recapp ... format=json | jq` works.
+document for machines. Everything else (progress, notes, errors) goes to standard error, so that
+`recapp ... format=json | jq` works.
 
 On a terminal tables are drawn by rich; elsewhere the same table is plain aligned text, 80 columns
 wide (or `COLUMNS`). rich is imported when something is drawn, because `--help` must not wait for

@@ -4,9 +4,9 @@
          -> the command's task -> exit code
 
 Hydra composes the settings and runs one job, or with `-m` one after another. What it prints about a
-mistake (a traceback, five lines of advice) becomes one line that names the setting and its
-close matches; the exit code is then 1. A job that fails is reported when it fails and the next job
-of a sweep starts; a signal ends them all, with code 130 for Ctrl-C and 143 for SIGTERM.
+mistake (a traceback, five lines of advice) becomes one line that names the setting and its close
+matches; the exit code is then 1. A job that fails is reported when it fails and the next job of a
+sweep starts; a signal ends them all, with code 130 for Ctrl-C and 143 for SIGTERM.
 
 Only Hydra is imported here: `--help` and a misspelt setting are answered before torch could be
 loaded.
@@ -160,8 +160,10 @@ def run(
 
 
 def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any]:
-    """Run a job on ranks that are started for it; where this process is one of several ranks
-    already, run its part of the job.
+    """Run a job on ranks and return its metrics.
+
+    The ranks are started here; where this process is one of several ranks already, it runs its part
+    of the job.
 
     Args:
         config: The settings, resolved; they become `resolved.yaml` in the job's directory once it
@@ -249,8 +251,9 @@ def report(error: BaseException, cause: BaseException | None = None) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error in one line; with its type where it is not an error meant
-    for users.
+    """Return the text of an error in one line.
+
+    An error that is recapp's own fault has its type in front.
     """
     text = " ".join(str(error).split())
     return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"

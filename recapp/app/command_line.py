@@ -57,8 +57,8 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
 def directory_overrides(writes: bool, overrides: Sequence[str]) -> list[str]:
     """Return the overrides of Hydra's own directory settings, which come before the command line.
 
-    A command that writes nothing gets none, a single process keeps Hydra's dated directory, and
-    ranks that torchrun or srun started share one.
+    A command that writes nothing gets no directory, a single process Hydra's dated one, and ranks
+    that torchrun or srun started share one.
 
     Args:
         writes: Whether each job of the command has a directory.
@@ -125,18 +125,19 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
 
 
 def is_sweep(flags: Sequence[str]) -> bool:
-    """Return whether the command line asks for one job for each of several values."""
+    """Return whether the command line asks for a job for each of several values, by `-m`."""
     return bool(get_args_parser().parse_args(list(flags)).multirun)
 
 
 @contextmanager
 def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
-    """Give Hydra a process of its own making inside of the block: Hydra reads the process's
-    arguments, and raises errors only if the environment asks for it.
+    """Set the process's arguments and environment for Hydra inside of the block.
+
+    Hydra reads `sys.argv`, and raises its errors only where `HYDRA_FULL_ERROR` is set.
 
     Args:
         name: The command.
-        arguments: What Hydra reads as the process's arguments.
+        arguments: What Hydra finds in `sys.argv` behind it.
     """
     kept_arguments = sys.argv
     kept_flag = os.environ.get("HYDRA_FULL_ERROR")

@@ -100,9 +100,7 @@ def write_prediction(
 
 
 def note_no_validation(trainer: Trainer, val_rows: int) -> None:
-    """Note on rank 0 that no validation came before the end, though rows were there to
-    validate on.
-    """
+    """Note on rank 0 that no validation came before the end, though there were rows for it."""
     if not (trainer.is_global_zero and val_rows and trainer.limit_val_batches):
         return
     if not any(name.startswith("val_") for name in trainer.callback_metrics):

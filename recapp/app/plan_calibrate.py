@@ -1,6 +1,4 @@
-"""`recapp.plan calibrate`: time this machine's parts and a short run, and write its hardware
-file.
-"""
+"""`recapp.plan calibrate`: time this machine and a short run, and write its hardware file."""
 
 from dataclasses import replace
 from pathlib import Path

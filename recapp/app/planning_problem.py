@@ -154,9 +154,7 @@ def plan_of_run(settings: Settings, found: PlanningProblem) -> ShardingPlan:
 
 
 def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
-    """Return what a plan file carries of its problem, so that the plan can be explained
-    elsewhere.
-    """
+    """Return what a plan file carries of its problem, so that it can be explained elsewhere."""
     ids = {table.name: problem.of(table).to_dict() for table in problem.tables}
     return PlannedFor(tuple(problem.tables), problem.batch_per_rank, ids)
 

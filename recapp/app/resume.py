@@ -27,7 +27,9 @@ def limit_reached(settings: Settings) -> str | None:
 
 def end_without_training(settings: Settings, limit: str) -> dict[str, Any]:
     """Print that nothing is left to train, and return the checkpoint's own metrics for
-    `metrics.json`; nothing on other ranks than 0.
+    `metrics.json`.
+
+    Other ranks than 0 print and return nothing.
 
     Args:
         settings: Those of the run.

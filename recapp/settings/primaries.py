@@ -1,6 +1,4 @@
-"""The settings of each command: those of its own file in `conf/`, and the groups that it
-composes.
-"""
+"""The settings of each command: those of its own file in `conf/`, and its groups."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal

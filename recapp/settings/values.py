@@ -273,9 +273,7 @@ def _converted(value: Any, options: Options) -> Any:
 
 
 def _allowed(value: Any, options: Options) -> str:
-    """Return what is allowed, as the end of a sentence that begins with the setting and its
-    value.
-    """
+    """Return what is allowed, as the end of a sentence that begins with setting and value."""
     words = [
         word for option, _ in options if _origin(option) is Literal for word in get_args(option)
     ]

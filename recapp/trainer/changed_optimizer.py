@@ -40,9 +40,7 @@ class ChangedOptimizer(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Edit the optimiser's state that is about to be restored, and note every change on
-        rank 0.
-        """
+        """Edit the optimiser's state before it is restored, and note every change on rank 0."""
         if not trainer.optimizers or not any(self.changed.values()):
             return
         with state_must_fit("the optimizer's state", "optimizer"):

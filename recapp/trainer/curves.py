@@ -65,9 +65,7 @@ class CSVCurves(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Append the rows that are in memory, or write the file anew where they have new
-        columns.
-        """
+        """Append the rows in memory, or write the file anew where they have new columns."""
         if not self._unsaved:
             return
         before = [] if self._begun else self._kept()

@@ -141,9 +141,7 @@ class ClickData(LightningDataModule):
         self._val: Source | None = None
 
     def prepare_data(self) -> None:
-        """Generate the data where they are generated; Lightning calls it on one rank of each
-        host.
-        """
+        """Generate the data, if they are generated; Lightning calls it on one rank a host."""
         if self._prepare is not None:
             self._prepare()
 

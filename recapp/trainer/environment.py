@@ -58,9 +58,7 @@ class RankEnvironment(ClusterEnvironment):
         """Ignore Lightning's number, which follows from its product of devices and nodes."""
 
     def local_rank(self) -> int:
-        """Return the number of this rank among those of its host, which is the number of its
-        GPU.
-        """
+        """Return the number of this rank among those of its host, which is its GPU's, too."""
         return self.info.local_rank
 
     def node_rank(self) -> int:

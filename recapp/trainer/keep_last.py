@@ -103,9 +103,7 @@ class KeepLast(Checkpoint):
         trainer.strategy.barrier()
 
     def best_or_last(self, trainer: Trainer) -> str:
-        """Return the path of the best checkpoint, or of the last one where nothing chooses a
-        best.
-        """
+        """Return the path of the best checkpoint; where nothing chooses a best, of the last."""
         callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         best = [c.best_model_path for c in callbacks if c.best_model_path]
         return best[0] if best else str(self.path)

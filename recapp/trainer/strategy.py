@@ -354,9 +354,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         )
 
     def _to_device(self, batch: Any) -> Any:
-        """Copy a batch to the device; a module's own transfer hooks run later, in the batch's
-        turn.
-        """
+        """Copy a batch to the device; a module's own transfer hooks run later, in its turn."""
         return (
             self.batch_to_device(batch)
             if isinstance(batch, Batch)

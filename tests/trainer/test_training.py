@@ -151,13 +151,13 @@ def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):
         )
 
 
-def validate(tell, trainer, module, *aucs):
+def validate(callback, trainer, module, *aucs):
     """Have a callback hear of validations with these AUCs while training."""
     trainer.state.fn = TrainerFn.FITTING
     for auc in aucs:
         trainer.fit_loop.epoch_loop.val_loop._results.clear()
         trainer._logger_connector._callback_metrics = {"val_auc": torch.tensor(auc)}
-        tell.on_validation_end(trainer, module)
+        callback.on_validation_end(trainer, module)
 
 
 def test_a_fall_of_validation_is_told_with_what_helps(logs, tmp_path, capsys):
@@ -177,7 +177,7 @@ def test_what_is_in_force_is_no_advice_when_validation_falls(logs, tmp_path, cap
     assert "from 0.7500 to 0.7300" in said and "early_stopping" not in said
 
 
-def test_a_fall_after_going_on_is_told(logs, tmp_path, capsys):
+def test_a_fall_after_a_resume_is_noted(logs, tmp_path, capsys):
     class Good(Callback):
         def on_validation_end(self, trainer, pl_module):
             trainer.callback_metrics["val_auc"].fill_(0.99)

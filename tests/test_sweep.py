@@ -281,7 +281,8 @@ def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
     comparison.write_csv(comparison.compare(sweep), path)
     header, first, *_ = path.read_text().splitlines()
     assert header == (
-        "job,status,plan,seed,ranks,step_ms,step_ms_q1,step_ms_q3,samples_per_second,val_auc,val_log_loss,bytes_per_rank,bytes_exchanged_per_step,error"
+        "job,status,plan,seed,ranks,step_ms,step_ms_q1,step_ms_q3,samples_per_second,"
+        "val_auc,val_log_loss,bytes_per_rank,bytes_exchanged_per_step,error"
     )
     assert (
         first == "0,ok,table_row_wise,1,2,1234.5,1200.25,1300.0,1234567.0,0.7580123,0.4892,"

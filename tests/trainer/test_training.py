@@ -177,6 +177,10 @@ def test_what_is_in_force_is_no_advice_when_validation_falls(logs, tmp_path, cap
     assert "from 0.7500 to 0.7300" in said and "early_stopping" not in said
 
 
+def test_checkpoints_of_earlier_versions_keep_the_best_auc():
+    assert NoteFall().state_key == "TellFall"
+
+
 def test_a_fall_after_a_resume_is_noted(logs, tmp_path, capsys):
     class Good(Callback):
         def on_validation_end(self, trainer, pl_module):

@@ -1,16 +1,15 @@
 """recapp: from click logs to a trained, evaluated recommender whose embedding tables are sharded
 over ranks.
 
-The names that a program writes down are here: `from recapp import KeyedJaggedTensor`. Each is
-loaded when it is first asked for, so `import recapp` costs no import of torch. Where TorchRec has
-the same thing, the name is TorchRec's. Files below are private to the house: they move, these names
-do not.
+The public names are here: `from recapp import KeyedJaggedTensor`. Each is loaded when it is first
+asked for, so `import recapp` costs no import of torch. Where TorchRec has the same thing, the name
+is TorchRec's. The modules below are private: they may move, these names do not.
 
 TorchRec's other module paths and names are found as well, so that a program written for it changes
 its import lines and nothing else (`recapp/compat`).
 
 Commands are modules: `python -m recapp.train`, or `recapp train` where the package is installed;
-`python -m recapp` lists them. `docs/` says how all of it works and why it is as it is.
+`python -m recapp` lists them. `docs/` explains how all of it works, and why.
 """
 
 from importlib import import_module

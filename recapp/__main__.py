@@ -1,8 +1,8 @@
-"""`recapp COMMAND ...` is the same as `python -m recapp.COMMAND ...`; alone it lists the commands.
+"""`recapp COMMAND ...` runs `python -m recapp.COMMAND ...`; `recapp` alone lists the commands.
 
 recapp train +plan=mixed        python -m recapp.train +plan=mixed
 recapp                          python -m recapp
-recapp --completion bash        prints what makes a shell complete commands and settings
+recapp --completion bash        prints a script for the completion of commands and settings
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""`python -m recapp.bench kernels|memory|step|train|strategies|data`: measures recapp, and those it
+"""`python -m recapp.bench kernels|memory|step|train|strategies|data`: measure recapp, and what it
 is compared with, in the same rounds.
 
     settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.bench_worker`)
@@ -16,13 +16,13 @@ is compared with, in the same rounds.
 |              | exchanged                                        |                                |
 | `data`       | reading Parquet, and training from it            | training from memory           |
 
-Whatever cannot be is refused here, before anything is measured.
+Wrong settings are refused here, before anything is measured.
 """
 
 if __name__ == "__main__":
     from recapp.processes.stopping import end_on_signals
 
-    end_on_signals()  # what follows takes its time to import
+    end_on_signals()  # before the imports below, which take a while
 
 import sys
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ from recapp.processes.rank_process import leave
 from recapp.settings.option_files import options
 from recapp.settings.primaries import VERBS
 
-SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
-PLANS = {  # without plan=...
+SHORT = ("plan", "model")  # short for bench.NAME: Hydra would take them for groups
+PLANS = {  # that each verb measures without plan=...
     "step": (
         "table_wise",
         "row_wise",
@@ -63,12 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments, by default those of the process.
     """
-    arguments = [_spelled_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    arguments = [_in_full(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     return run("bench", measure, verbs=VERBS["bench"], argv=arguments)
 
 
 def measure(config: dict[str, Any], job: Job) -> None:
-    """Measure what the verb says on the ranks of one job, and print it."""
+    """Measure what the verb names on the ranks of one job, and print it."""
     settings = settings_of(config, job)
     with TemporaryDirectory(prefix="recapp_bench_") as folder:
         found = run_on_ranks(settings | {"folder": folder}, job, "recapp.benchmarks.bench_worker")
@@ -86,17 +86,17 @@ def measure(config: dict[str, Any], job: Job) -> None:
         console.note(f"picture {console.short_path(path)}")
 
 
-def _spelled_out(argument: str) -> str:
+def _in_full(argument: str) -> str:
     name = argument.lstrip("+").partition("=")[0]
     return f"bench.{argument.lstrip('+')}" if name in SHORT and "=" in argument else argument
 
 
 def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
-    """What the ranks are told: every name checked, every choice made.
+    """Return the settings that the ranks get: every name checked, every default filled in.
 
     Raises:
-        ConfigError: a name that is none, a number that cannot be, a backend or a Python that is not
-            there.
+        ConfigError: A name is unknown, a number is not allowed, or a backend or a Python is not
+            installed.
     """
     from recapp.benchmarks.checks import checked
 
@@ -122,19 +122,19 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Not resolved: the Python of an environment is a link, and elsewhere it would be another
-    Python.
+    """Return an absolute path, with its links unresolved.
+
+    The Python of an environment is a link, and resolved it would be another Python.
     """
     return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _write_logs(dataset: dict[str, Any]) -> None:
-    """Writes the generated logs, unless they are there."""
+    """Write the generated logs, unless they exist."""
     if dataset["naming"] != "criteo":
         raise ConfigError(
             f"dataset.naming={dataset['naming']}: data trains DLRMs over Criteo's columns; use "
-            "dataset=generated or "
-            "dataset=criteo_kaggle dataset.path=DIR"
+            "dataset=generated or dataset=criteo_kaggle dataset.path=DIR"
         )
     if dataset["generate"] is not None:
         from recapp.app.build import write_generated

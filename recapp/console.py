@@ -1,8 +1,8 @@
-"""What a user sees: tables, one JSON document, progress.
+"""Output on the console: tables, one JSON document, notes, progress.
 
-Standard output carries the answer and nothing else: a table for people, or with `format=json` one
-document for machines. Everything that is said on the way (progress, notes, errors) goes to standard
-error, so that `recapp... format=json | jq` works.
+Standard output carries the result and nothing else: a table for people, or with `format=json` one
+document for machines. Everything else (progress, notes, errors) goes to standard error, so that
+`recapp ... format=json | jq` works.
 
 On a terminal tables are drawn by rich; elsewhere the same table is plain aligned text, 80 columns
 wide (or `COLUMNS`). rich is imported when something is drawn, because `--help` must not wait for
@@ -24,7 +24,7 @@ from typing import Any
 from recapp.errors import ConfigError
 
 FORMATS = ("text", "json")
-# Between lines of progress where the output is no terminal: often enough to see that it lives.
+# Between lines of progress where the output is no terminal: often enough to see that it is alive.
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -45,7 +45,7 @@ class Column:
     scale: float = 1.0
 
     def show(self, value: Any) -> str:
-        """Return `value` as the text of a cell; what is absent is a dash."""
+        """Return `value` as the text of a cell; None becomes a dash."""
         if value is None:
             return "-"
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -69,7 +69,7 @@ def print_table(
     *,
     title: str | None = None,
 ) -> None:
-    """Print rows on standard output as a table; numbers stand at the right, long texts wrap.
+    """Print rows on standard output as a table; numbers are right-aligned, long texts wrap.
 
     Args:
         rows: A record for each line.
@@ -127,7 +127,7 @@ def emit(
     *,
     title: str | None = None,
 ) -> None:
-    """Print the answer of a command on standard output.
+    """Print the result of a command on standard output.
 
     Args:
         rows: A flat record for each line of the table.
@@ -137,7 +137,7 @@ def emit(
         title: A line above the table; JSON has none.
 
     Raises:
-        ConfigError: `format` is neither.
+        ConfigError: `format` is neither of the two.
     """
     check_format(format)
     if format == "json":
@@ -148,7 +148,7 @@ def emit(
 
 
 def emit_document(document: Mapping[str, Any]) -> None:
-    """Print one JSON document: the answer of a command that consists of more than rows."""
+    """Print one JSON document: the result of a command that consists of more than rows."""
     print(json.dumps(_json_value(document), allow_nan=False), flush=True)
 
 
@@ -156,7 +156,7 @@ def check_format(format: object) -> None:
     """Check that `emit` knows a format.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: The format is not known.
     """
     if format not in FORMATS:
         raise ConfigError(f"format={format}: choose one of {', '.join(FORMATS)}")
@@ -181,7 +181,7 @@ def short_path(path: str | Path) -> str:
 
 
 def tracebacks_wanted() -> bool:
-    """Return whether the user asked for tracebacks too, by `RECAPP_TRACEBACK=1`."""
+    """Return whether the user wants tracebacks too, by `RECAPP_TRACEBACK=1`."""
     return os.environ.get("RECAPP_TRACEBACK") == "1"
 
 

@@ -2,13 +2,13 @@
 the fix.
 
 Commands print such a line alone and exit with code 1; `RECAPP_TRACEBACK=1` shows the traceback as
-well. Anything that is not a `RecappError` is a fault of recapp and always comes with its traceback.
+well. Anything that is not a `RecappError` is a fault of recapp, and its traceback is always shown.
 
     RecappError
       ConfigError       a setting, a config group, a model's shapes
       DataError         files, columns, labels, dense values
       IdError           an id outside its table
-      PlanError         a plan that does not tile, does not fit or is unknown
+      PlanError         a plan that is unknown, does not tile its tables or does not fit
       CheckpointError   a checkpoint that is incomplete or does not match
       LaunchError       ranks that could not be started or died
       RankError         another rank failed; its own message says why
@@ -65,7 +65,7 @@ class TrainingError(RecappError, ArithmeticError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return what to add to 'unknown NAME': the close matches, or else all known names."""
+    """Return what to append to 'unknown NAME': the close matches, or else all known names."""
     names = sorted(
         known,
         key=lambda name: [

@@ -1,9 +1,9 @@
-"""`python -m recapp.eval ckpt_path=DIR`: measures a checkpoint, on any number of ranks, under any
+"""`python -m recapp.eval ckpt_path=DIR`: measure a checkpoint, on any number of ranks, under any
 plan.
 
     DIR/manifest.json (settings, plan) + command line -> ranks (`recapp.worker`) -> JOB/metrics.json
 
-Model, tables, data and split come from the checkpoint alone; exactly what the command line says
+Model, tables, data and split come from the checkpoint alone; exactly what the command line sets
 replaces them (`+plan=row_wise`, `trainer.devices=4`, `split=test`). On the data it was validated on
 a checkpoint reproduces the metrics it was saved with.
 """
@@ -11,14 +11,14 @@ a checkpoint reproduces the metrics it was saved with.
 if __name__ == "__main__":
     from recapp.processes.stopping import end_on_signals
 
-    end_on_signals()  # what follows takes its time to import
+    end_on_signals()  # before the imports below, which take a while
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_data import as_trained, check_data
+from recapp.app.check_data import check_data, match_checkpoint
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.errors import ConfigError, suggest
@@ -48,11 +48,11 @@ def evaluate(config: dict[str, Any], job: Job) -> float | None:
 
 
 def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
-    """The checkpoint's settings, with what the command line says replaced.
+    """Return the checkpoint's settings, with what the command line sets replaced.
 
     Raises:
-        ConfigError: no checkpoint named, an unknown split, or no test data.
-        CheckpointError: no checkpoint, or an incomplete one.
+        ConfigError: No checkpoint is named, the split is unknown, or there are no test data.
+        CheckpointError: The checkpoint does not exist or is incomplete.
     """
     from recapp.checkpoints.directory import read_manifest
 
@@ -65,7 +65,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     settings = with_absolute_paths(
         compose_over(manifest.config, "eval", job.overrides, job.folders)
     )
-    settings = as_trained(settings, manifest)
+    settings = match_checkpoint(settings, manifest)
     if settings["split"] not in SPLITS:
         raise ConfigError(f"split={settings['split']}: {suggest(str(settings['split']), SPLITS)}")
     if settings["split"] == "test" and settings["dataset"]["test_path"] is None:

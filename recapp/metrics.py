@@ -1,9 +1,9 @@
-"""What a click model is measured by: AUC, log loss, normalised entropy and calibration; from
-logits, in bounded memory, on any ranks.
+"""The metrics of a click model: AUC, log loss, normalised entropy and calibration, from logits, in
+bounded memory, over any number of ranks.
 
 Every state is a sum over samples, so it does not matter how samples are dealt to batches and ranks,
-and empty batches change nothing. Sums are fp64 or integers: 10^9 samples lose no digit. What a
-metric cannot know (no samples, one class only) is nan.
+and empty batches change nothing. Sums are fp64 or integers: 10^9 samples lose no digit. A metric
+that is undefined (no samples, one class only) is nan.
 
 Sorting all logits for an exact AUC takes memory without bound. Here clicks and non-clicks are
 counted in bins of the logit, and a pair in one bin counts half, as a tie does:
@@ -115,7 +115,7 @@ _SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class _Sums(Metric):
-    """A metric made of fp64 sums over samples; counts are exact up to 2^53."""
+    """A metric made of fp64 sums over samples, in which counts are exact up to 2^53."""
 
     full_state_update = False
     is_differentiable = False
@@ -160,8 +160,8 @@ class LogLoss(_Sums):
 class NormalizedEntropy(_Sums):
     """Log loss divided by that of always predicting the share of clicks.
 
-    Below 1 a model knows more than that share. He et al. 2014, "Practical Lessons from Predicting
-    Clicks on Ads at Facebook". It is nan with one class only.
+    It is below 1 where a model predicts better than that share, and nan with one class only. He et
+    al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook".
     """
 
     higher_is_better = False
@@ -199,18 +199,18 @@ _METRICS: dict[str, type[Metric]] = {
 def click_metrics(
     names: Sequence[str] = tuple(_METRICS), sync_on_compute: bool = True
 ) -> dict[str, Metric]:
-    """Make fresh metrics.
+    """Return fresh metrics.
 
     Args:
         names: Some of auc, log_loss, normalized_entropy, calibration.
-        sync_on_compute: Whether `compute` covers all ranks' batches, and all of them have to call
+        sync_on_compute: Whether `compute` covers all ranks' batches; all ranks then have to call
             it.
 
     Returns:
         The metrics by name.
 
     Raises:
-        ConfigError: An unknown name.
+        ConfigError: A name is unknown.
     """
     for name in names:
         if name not in _METRICS:

@@ -1,25 +1,25 @@
 """`python -m recapp.plan VERB`: sharding plans on paper, for any machine, without devices and
 without data.
 
-| verb        | does                                                                               |
+| verb        | prints or writes                                                                   |
 |-------------|------------------------------------------------------------------------------------|
-| `explain`   | a plan told: what lies where, what it costs, the next best, who sends what to      |
-|             | whom; with `out=DIR` drawn                                                         |
-| `types`     | the sharding types: what each is for                                               |
+| `explain`   | what lies where, what it costs, the next best, which rank sends what to which;     |
+|             | with `out=DIR` drawn                                                               |
+| `types`     | what each sharding type is for                                                     |
 | `compare`   | two plans side by side: `a=mixed b=row_wise`, names or files                       |
 | `export`    | the plan as a file to edit and to train with, or `as=hugectr`                      |
-| `check`     | what was predicted against what runs have measured: `path=RUN_OR_SWEEP`            |
-| `calibrate` | times this machine and writes a hardware file for `topology.hardware=FILE`         |
+| `check`     | what was predicted beside what runs have measured: `path=RUN_OR_SWEEP`             |
+| `calibrate` | timings of this machine, as a hardware file for `topology.hardware=FILE`           |
 | `scale`     | step time, memory and bytes as ranks grow; `path=RUN_OR_SWEEP` checks it against   |
 |             | runs on few ranks                                                                  |
 
-Without `+plan` it is about the plan that recapp would choose.
+Without `+plan` the plan is the one that recapp would choose.
 """
 
 if __name__ == "__main__":
     from recapp.processes.stopping import end_on_signals
 
-    end_on_signals()  # what follows takes its time to import
+    end_on_signals()  # before the imports below, which take a while
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -39,7 +39,7 @@ VERBS = {
     "calibrate": "recapp.app.plan_calibrate",
     "scale": "recapp.app.plan_and_runs",
 }
-"""The module that has a function of each verb's name; imported when it is asked for."""
+"""The module with the function of each verb, which has the verb's name; imported on use."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def answer(config: dict[str, Any], job: Job) -> None:
-    """Do what the verb says, under settings whose paths hold wherever they are read."""
+    """Run the verb, under settings with absolute paths."""
     console.check_format(config["format"])
     verb = getattr(import_module(VERBS[job.verb]), job.verb)
     verb(with_absolute_paths(config), job)

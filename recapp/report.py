@@ -1,16 +1,16 @@
-"""`python -m recapp.report path=DIR`: the report of a sweep, a training run or an evaluation, made
+"""`python -m recapp.report path=DIR`: write the report of a sweep, a training run or an evaluation,
 from what its directory holds.
 
     DIR -> DIR/report.html, DIR/*.png
 
-A sweep of `recapp.train` ends with it; this makes it anew, or for a run of its own. Nothing is
-measured, no rank is started, and the page needs neither network nor script.
+A sweep of `recapp.train` ends with it; this command writes it anew, or writes that of a single run.
+Nothing is measured, no rank is started, and the page needs neither network nor script.
 """
 
 if __name__ == "__main__":
     from recapp.processes.stopping import end_on_signals
 
-    end_on_signals()  # what follows takes its time to import
+    end_on_signals()  # before the imports below, which take a while
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,7 +54,9 @@ def report(config: dict[str, Any], job: Job) -> None:
 
 
 def _file_or_why(row: Mapping[str, Any]) -> str:
-    """One column for both: a column of reasons, mostly empty, would leave too little room for names
+    """Return the file of a row, or why it was left out.
+
+    One column holds both: a column of reasons, mostly empty, would leave too little room for names
     of files.
     """
     return console.short_path(row["file"]) if row["file"] else f"left out: {row['left_out']}"

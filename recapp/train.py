@@ -1,4 +1,4 @@
-"""`python -m recapp.train`: trains a recommender with sharded tables, on as many ranks as there are
+"""`python -m recapp.train`: train a recommender with sharded tables, on as many ranks as there are
 devices.
 
     settings -> JOB/resolved.yaml.tmp -> ranks (`recapp.worker`, each reads it)
@@ -6,14 +6,14 @@ devices.
 
 This process only composes the settings, starts the ranks and waits; with `-m` it does so once for
 each job and compares the jobs so far after each; the last one is followed by the sweep's report.
-Under torchrun or srun the ranks are there already: then each of them runs this, and the worker's
-body in place.
+Under torchrun or srun the ranks have been started: then each of them runs this module, and the
+worker's `run` in its own process.
 """
 
 if __name__ == "__main__":
     from recapp.processes.stopping import end_on_signals
 
-    end_on_signals()  # what follows takes its time to import
+    end_on_signals()  # before the imports below, which take a while
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_data import as_trained, check_data
+from recapp.app.check_data import check_data, match_checkpoint
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.app.sweep_progress import SweepProgress
@@ -30,9 +30,9 @@ from recapp.processes.rank_process import leave
 from recapp.settings.check_settings import check_share
 
 LENGTH = ("max_epochs", "max_steps")
-# whoever stops a sweep does not wait for its report: python -m recapp.report makes it
+# no report after a signal, as whoever stops a sweep does not wait: python -m recapp.report makes it
 FIRST_CODE_OF_SIGNALS = 128
-OBJECTIVE = "val_auc"  # of a sweeper that looks for the best settings
+OBJECTIVE = "val_auc"  # what a sweeper maximises
 
 
 def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") -> int:
@@ -54,7 +54,14 @@ def main(argv: Sequence[str] | None = None, *, worker: str = "recapp.worker") ->
 def train_job(
     config: dict[str, Any], job: Job, *, worker: str, sweep: SweepProgress
 ) -> float | None:
-    """Train one job on its ranks, and return what a sweeper looks for the best of."""
+    """Train one job on its ranks, and return the objective of a sweeper.
+
+    Args:
+        config: The settings of the job.
+        job: Where it writes.
+        worker: The module that the ranks run.
+        sweep: The jobs of the sweep so far.
+    """
     sweep.job_begins(job, config["format"])
     settings = settings_of(config, job)
     check_data(settings)
@@ -66,12 +73,12 @@ def train_job(
 
 
 def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Return the settings of a run: those of the command line; with `ckpt_path` those of the
-    checkpoint and what the command line replaces.
-
-    How long to train is one decision: who says one of trainer.max_epochs and trainer.max_steps
-    lifts the checkpoint's other one. Paths are absolute, so that a checkpoint can be evaluated from
+    """Return the settings of a run, with absolute paths, so that a checkpoint can be evaluated from
     anywhere.
+
+    They are those of the command line; with `ckpt_path` those of the checkpoint, with what the
+    command line sets replaced. How long to train is one decision: a command line with one of
+    trainer.max_epochs and trainer.max_steps lifts the checkpoint's other one.
     """
     config = with_absolute_paths(config)
     if not config["ckpt_path"]:
@@ -82,12 +89,12 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
     settings = with_absolute_paths(
         compose_over(manifest.config, "train", job.overrides, job.folders)
     )
-    settings = as_trained(settings, manifest)
-    said = {override.lstrip("+").partition("=")[0] for override in job.overrides}
+    settings = match_checkpoint(settings, manifest)
+    set_by_user = {override.lstrip("+").partition("=")[0] for override in job.overrides}
     for one, other in (LENGTH, LENGTH[::-1]):
         if (
-            f"trainer.{one}" in said
-            and f"trainer.{other}" not in said
+            f"trainer.{one}" in set_by_user
+            and f"trainer.{other}" not in set_by_user
             and settings["trainer"][one] is not None
         ):
             settings["trainer"][other] = None
@@ -95,7 +102,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
 
 
 def note_no_validation_rows(settings: dict[str, Any]) -> None:
-    """Say so where no row validates: a run then has no metrics, and no checkpoint is the best."""
+    """Note where no row validates: such a run has no metrics, and no checkpoint is the best."""
     dataset = settings["dataset"]
     limit = settings["trainer"]["limit_val_batches"]
     named = (

@@ -1,10 +1,11 @@
-"""What every rank runs: data, model, strategy, callbacks, trainer, fit, report.
+"""The module that every rank runs: data, model, strategy, callbacks, trainer, fit, report.
 
     JOB/resolved.yaml.tmp -> run -> JOB/resolved.yaml, JOB/checkpoints/*.ckpt,
                                     JOB/metrics.json, JOB/csv
 
 `python -m recapp.train` starts this module on every rank; under torchrun and srun it calls `run` in
-place. Hydra composes nothing here: the settings are plain. Rank 0 speaks.
+the rank's own process. Hydra composes nothing here: the settings are plain values. Only rank 0
+prints.
 """
 
 from functools import partial
@@ -19,16 +20,16 @@ from recapp.reporting.record import update_settings
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
-    """Train or, where the settings name a split, evaluate; on rank 0 leave `metrics.json` in the
+    """Train or, where the settings name a split, evaluate; on rank 0 write `metrics.json` into the
     job directory.
 
     Args:
-        settings: Composed and resolved, paths absolute.
-        job_dir: Where the run writes.
+        settings: The settings, composed and resolved, with absolute paths.
+        job_dir: The directory in which the run writes.
 
     Raises:
-        RecappError: What a person can mend.
-        Stopped: A signal has ended training, and all that is left of it is written.
+        RecappError: An error that a person can mend.
+        Stopped: A signal has ended training, and what is left of it is written.
     """
     prepare_process(settings)
     from recapp.app.summary import report_end
@@ -44,60 +45,65 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
 
 
 def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stopped | None]:
-    """Train.
+    """Train one model.
 
     Returns:
-        On rank 0 what goes into `metrics.json`, elsewhere nothing; and the signal that has ended
-        training before its time.
+        On rank 0 what goes into `metrics.json`, on other ranks nothing; and the signal that has
+        ended training early, or None.
     """
     from recapp.app import build, build_trainer
     from recapp.app.build_strategy import build_strategy
-    from recapp.app.going_on import as_it_was, changed_optimizer, exhausted
-    from recapp.app.measured import measured_by, note_no_validation, write_prediction
-    from recapp.trainer import callbacks as own
+    from recapp.app.measured import metrics_of_run, note_no_validation, write_prediction
+    from recapp.app.resume import changed_optimizer, end_without_training, limit_reached
+    from recapp.trainer.callbacks import (
+        ClaimDirectory,
+        KeepPosition,
+        LogRate,
+        StartReport,
+        StepClock,
+    )
     from recapp.trainer.ending import EndTogether
     from recapp.trainer.keep_last import KeepLast
     from recapp.trainer.performance_recorder import RecordPerformance
-    from recapp.trainer.progress import MovingLine, PlainLines, TellFall, TellStop
+    from recapp.trainer.progress import NoteEarlyStop, NoteFall, ProgressLines, TerminalProgress
 
-    if reached := exhausted(settings):
-        return as_it_was(settings, reached), None
+    if limit := limit_reached(settings):
+        return end_without_training(settings, limit), None
 
     here = rank_info()
-    keep = None if here and here.rank else partial(update_settings, settings, job_dir)
-    data = build.build_data(settings, keep)
+    write_sizes = None if here and here.rank else partial(update_settings, settings, job_dir)
+    data = build.build_data(settings, write_sizes)
     module = build.build_module(settings)
     strategy = build_strategy(settings, training=True)
 
     loggers = build_trainer.build_loggers(settings, job_dir)
     chosen = build_trainer.build_callbacks(settings, job_dir / "checkpoints", logging=bool(loggers))
-    clock = own.StepClock()
+    clock = StepClock()
     last = KeepLast(job_dir / "checkpoints")
     end = EndTogether(
         lambda trainer: last.on_train_end(trainer, trainer.lightning_module),
         settings["launch"]["grace"],
     )
     performance = RecordPerformance(job_dir, clock)
-    ended = TellStop()
-    lines = PlainLines(settings["trainer"]["log_every_n_steps"])
+    early_stop = NoteEarlyStop()
+    if wants_bar(settings):
+        progress: TerminalProgress | ProgressLines = TerminalProgress(clock)
+    else:
+        progress = ProgressLines(settings["trainer"]["log_every_n_steps"])
     callbacks = [
-        own.TakeOver(job_dir),
-        own.KeepPosition(),
+        ClaimDirectory(job_dir),
+        KeepPosition(),
         *changed_optimizer(settings),
         clock,
         performance,
-        own.LogRate(clock),
+        LogRate(clock),
         end,
-        own.StartReport(
+        StartReport(
             settings["seed"], settings["format"] == "text", dense_columns=len(data.schema.dense)
         ),
-        *(
-            []
-            if build_trainer.has_bar(chosen)
-            else [MovingLine(clock) if wants_bar(settings) else lines]
-        ),
-        TellFall(),
-        ended,
+        *([] if build_trainer.has_bar(chosen) else [progress]),
+        NoteFall(),
+        early_stop,
         *chosen,
         last,
     ]
@@ -109,32 +115,32 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         with build_trainer.in_one_line():
             trainer.fit(module, datamodule=data, ckpt_path=settings["ckpt_path"])
     except Stopped as stopped:
-        if end.said is None:  # before the first step, or without the other ranks
+        if end.reason is None:  # stopped before the first step, or without the other ranks
             raise
         performance.on_train_end(trainer, module)
-        measured = measured_by(settings, trainer, clock, last, end.said)
+        measured = metrics_of_run(settings, trainer, clock, last, end.reason)
         how = {"status": "stopped", "last_checkpoint": str(last.path)}
         return measured and measured | how, stopped
 
     write_prediction(settings, strategy, data.val_rows, job_dir)
     note_no_validation(trainer, data.val_rows)
-    return measured_by(settings, trainer, clock, last, ended.said), None
+    return metrics_of_run(settings, trainer, clock, last, early_stop.reason), None
 
 
 def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
     """Measure a checkpoint.
 
     Returns:
-        On rank 0 what goes into `metrics.json`, elsewhere nothing.
+        On rank 0 what goes into `metrics.json`, on other ranks nothing.
     """
     from recapp.app import build, build_trainer
     from recapp.app.build_strategy import build_strategy
-    from recapp.trainer.progress import MovingLine
+    from recapp.trainer.progress import TerminalProgress
 
     data = build.build_data(settings)
     module = build.build_module(settings)
     strategy = build_strategy(settings, training=False)
-    callbacks = [MovingLine()] if wants_bar(settings) else []
+    callbacks = [TerminalProgress()] if wants_bar(settings) else []
     trainer = build_trainer.build_trainer(settings, strategy, callbacks, [], ranks=ranks_here())
 
     measure = trainer.validate if settings["split"] == "val" else trainer.test

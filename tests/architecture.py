@@ -100,28 +100,28 @@ def imported(file: File) -> Iterator[tuple[int, str, str | None]]:
 
 def wrong_layers(files: list[File], package: str) -> list[str]:
     """Imports that go up or sideways, and files that no layer names."""
-    place = {}
+    height_of = {}
     group = {}
     for height, line in enumerate(reversed(LAYERS.strip().splitlines())):
         for siblings in line.split("|"):
             for name in siblings.split(","):
-                place[name.strip()] = height
+                height_of[name.strip()] = height
                 group[name.strip()] = siblings
     found = []
     for file in files:
         if not file.name:
             continue
         own = file.layer_name
-        if own not in place:
+        if own not in height_of:
             found.append(f"{file.name}: no layer names it: add it to LAYERS")
             continue
         for line, module, name in imported(file):
             other = _layer_of(module, name, package)
             if other is None:
                 continue
-            if other not in place:
+            if other not in height_of:
                 found.append(f"{file.name}:{line}: imports {other}, which no layer names")
-            elif group[other] != group[own] and place[other] >= place[own]:
+            elif group[other] != group[own] and height_of[other] >= height_of[own]:
                 found.append(f"{file.name}:{line}: {own} may not import {other}")
     return found
 

@@ -144,7 +144,7 @@ def validation(metrics):
 
 
 class Failed(Exception):
-    """A job that failed: kind and text of the exception of each rank that told one, by rank."""
+    """A job that failed: kind and text of the exception of each rank that raised one, by rank."""
 
     def __init__(self, errors):
         super().__init__(
@@ -165,9 +165,9 @@ def refusal(job, *arguments, **options):
     except RecappError as error:
         found = type(error).__name__, str(error)
     except Failed as failed:
-        told = {error for error in failed.errors.values() if error[0] != "RankError"}
-        assert len(told) == 1, failed
-        (found,) = told
+        causes = {error for error in failed.errors.values() if error[0] != "RankError"}
+        assert len(causes) == 1, failed
+        (found,) = causes
     else:
         raise AssertionError("nothing was refused")
     kind, line = found

@@ -85,11 +85,11 @@ def column(name, row, value):
     def spoil(logs):
         file = sorted(logs.glob("*.parquet"))[2]
         table = pq.read_table(file)
-        place = table.schema.get_field_index(name)
+        column = table.schema.get_field_index(name)
         values = table.column(name).to_pylist()
         values[row] = value
         kind = pa.float64() if isinstance(value, float) else table.schema.field(name).type
-        pq.write_table(table.set_column(place, name, pa.array(values, kind)), file)
+        pq.write_table(table.set_column(column, name, pa.array(values, kind)), file)
 
     return spoil
 
@@ -240,22 +240,22 @@ MISTAKES = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Good logs, in place/logs."""
-    place = tmp_path_factory.mktemp("bad")
-    write_criteo(place / "logs", rows=1400, sizes=SIZES, seed=3)
-    return place
+def base(tmp_path_factory):
+    """Good logs, in base/logs."""
+    base = tmp_path_factory.mktemp("bad")
+    write_criteo(base / "logs", rows=1400, sizes=SIZES, seed=3)
+    return base
 
 
 @pytest.fixture
-def made(place, tmp_path):
+def made(base, tmp_path):
     """`made(mistake)`: the mistake's settings on a spoilt copy of the logs, and what its line must
     say.
     """
 
     def make(mistake):
         logs = tmp_path / "logs"
-        shutil.copytree(place / "logs", logs)
+        shutil.copytree(base / "logs", logs)
         if mistake.spoil:
             mistake.spoil(logs)
         settings = [
@@ -346,7 +346,7 @@ def test_the_traceback_is_shown_where_it_is_wanted(made, tmp_path):
 
 
 @pytest.mark.full
-def test_a_rank_that_dies_shows_its_own_traceback_and_ends_the_others(place, tmp_path):
+def test_a_rank_that_dies_shows_its_own_traceback_and_ends_the_others(base, tmp_path):
     (tmp_path / "bomb.py").write_text(
         "from lightning.pytorch import Callback\n\n\nclass Bomb(Callback):\n    def "
         "on_train_batch_end(self, trainer, *others):\n"
@@ -355,7 +355,7 @@ def test_a_rank_that_dies_shows_its_own_traceback_and_ends_the_others(place, tmp
     )
     done = command(
         "train",
-        f"dataset.path={place / 'logs'}",
+        f"dataset.path={base / 'logs'}",
         *SETTINGS,
         "+callbacks.bomb._target_=bomb.Bomb",
         "hydra.run.dir=run",
@@ -459,10 +459,10 @@ def test_the_command_line_is_refused_before_any_rank_is_started(
     assert says.replace("{here}", str(tmp_path)) in say(*arguments)
 
 
-def test_validation_files_are_looked_for_before_any_rank_is_started(say, place):
+def test_validation_files_are_looked_for_before_any_rank_is_started(say, base):
     given = [
         "dataset=criteo_kaggle",
-        f"dataset.path={place / 'logs'}",
+        f"dataset.path={base / 'logs'}",
         "dataset.val_path=gone/*.parquet",
         "trainer.devices=1",
     ]
@@ -471,21 +471,22 @@ def test_validation_files_are_looked_for_before_any_rank_is_started(say, place):
     )
 
 
-def test_far_more_ranks_than_cores_deserve_a_word(place, tmp_path, monkeypatch, capfd):
+def test_far_more_ranks_than_cores_deserve_a_word(base, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("recapp.app.command.launch", lambda *_, **__: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    for ranks, told in ((8, 0), (9, 1)):
+    for ranks, notes in ((8, 0), (9, 1)):
         train.main(
             [
-                f"dataset.path={place / 'logs'}",
+                f"dataset.path={base / 'logs'}",
                 "dataset=custom",
                 "dataset.sparse=[C1]",
                 f"trainer.devices={ranks}",
             ]
         )
         assert (
-            capfd.readouterr().err.count(f"trainer.devices={ranks}: there are 2 cores here") == told
+            capfd.readouterr().err.count(f"trainer.devices={ranks}: there are 2 cores here")
+            == notes
         )
 
 
@@ -500,7 +501,7 @@ def test_a_port_that_is_taken_is_named(say):
 
 
 def test_a_port_that_is_taken_is_named_by_ranks_that_others_started(
-    jobs, place, tmp_path, monkeypatch
+    jobs, base, tmp_path, monkeypatch
 ):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -508,7 +509,7 @@ def test_a_port_that_is_taken_is_named_by_ranks_that_others_started(
         port = other.getsockname()[1]
         monkeypatch.setattr(product, "free_port", lambda: port)
         kind, line = refusal(
-            jobs.train, tmp_path / "run", f"dataset.path={place / 'logs'}", *SETTINGS, world=1
+            jobs.train, tmp_path / "run", f"dataset.path={base / 'logs'}", *SETTINGS, world=1
         )
     assert (
         kind == "LaunchError"
@@ -517,10 +518,10 @@ def test_a_port_that_is_taken_is_named_by_ranks_that_others_started(
     )
 
 
-def test_an_incomplete_checkpoint_is_refused_with_what_is_missing(jobs, place, tmp_path, say):
+def test_an_incomplete_checkpoint_is_refused_with_what_is_missing(jobs, base, tmp_path, say):
     jobs.train(
         tmp_path / "whole",
-        f"dataset.path={place / 'logs'}",
+        f"dataset.path={base / 'logs'}",
         *SETTINGS,
         "trainer.max_steps=1",
         world=1,
@@ -540,10 +541,10 @@ def test_an_incomplete_checkpoint_is_refused_with_what_is_missing(jobs, place, t
 
 
 @pytest.mark.parametrize("job", ["evaluate", pytest.param("train", marks=pytest.mark.full)])
-def test_a_damaged_checkpoint_is_refused_with_file_and_table(jobs, place, tmp_path, job):
+def test_a_damaged_checkpoint_is_refused_with_file_and_table(jobs, base, tmp_path, job):
     jobs.train(
         tmp_path / "whole",
-        f"dataset.path={place / 'logs'}",
+        f"dataset.path={base / 'logs'}",
         *SETTINGS,
         "trainer.max_steps=1",
         world=1,
@@ -561,11 +562,11 @@ def test_a_damaged_checkpoint_is_refused_with_file_and_table(jobs, place, tmp_pa
     )
 
 
-def test_evaluation_needs_a_checkpoint_and_is_shown_one_that_lies_below(jobs, place, tmp_path, say):
+def test_evaluation_needs_a_checkpoint_and_is_shown_one_that_lies_below(jobs, base, tmp_path, say):
     assert "ckpt_path must be given: ckpt_path=DIR" in say(main=evaluation.main)
     jobs.train(
         tmp_path / "whole",
-        f"dataset.path={place / 'logs'}",
+        f"dataset.path={base / 'logs'}",
         *SETTINGS,
         "trainer.max_steps=1",
         world=1,

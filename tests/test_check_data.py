@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from jobs import resolved
 
-from recapp.app.check_data import as_trained, check_data
+from recapp.app.check_data import check_data, match_checkpoint
 from recapp.app.compose import with_absolute_paths
 from recapp.checkpoints.manifest import Manifest
 from recapp.checkpoints.rectangles import StoredBlock
@@ -159,16 +159,18 @@ PLAIN = {"text": "xxh64", "hex": []}
 
 def test_tables_that_would_be_counted_have_the_checkpoints_sizes(logs, tmp_path):
     manifest = checkpoint(tmp_path, {"user": 64, "country": 8}, ids=PLAIN)
-    assert as_trained(settings(logs), manifest)["dataset"]["table_rows"] == [64, 8]
+    assert match_checkpoint(settings(logs), manifest)["dataset"]["table_rows"] == [64, 8]
     assert (
-        as_trained(settings(logs, "dataset.cardinality=[5,6]"), manifest)["dataset"]["table_rows"]
+        match_checkpoint(settings(logs, "dataset.cardinality=[5,6]"), manifest)["dataset"][
+            "table_rows"
+        ]
         is None
     )
-    assert as_trained(settings(logs, "dataset.table_rows=[7,9]"), manifest)["dataset"][
+    assert match_checkpoint(settings(logs, "dataset.table_rows=[7,9]"), manifest)["dataset"][
         "table_rows"
     ] == [7, 9]
     assert (
-        as_trained(settings(logs), checkpoint(tmp_path, {"user": 64}, ids=PLAIN))["dataset"][
+        match_checkpoint(settings(logs), checkpoint(tmp_path, {"user": 64}, ids=PLAIN))["dataset"][
             "table_rows"
         ]
         is None
@@ -184,10 +186,10 @@ def test_another_reading_of_ids_than_the_checkpoints_is_refused(logs, tmp_path, 
             r".*dataset\.hex=\[\]"
         ),
     ):
-        as_trained(settings(logs, "dataset.hex=[user]"), manifest)
-    assert as_trained(settings(logs), manifest)["dataset"]["hex"] == []
+        match_checkpoint(settings(logs, "dataset.hex=[user]"), manifest)
+    assert match_checkpoint(settings(logs), manifest)["dataset"]["hex"] == []
     assert (
-        as_trained(settings(logs), checkpoint(tmp_path, {}, ids=None))["dataset"]["hex"] == []
+        match_checkpoint(settings(logs), checkpoint(tmp_path, {}, ids=None))["dataset"]["hex"] == []
     )  # of a script without data of ours
     assert capsys.readouterr().err == ""
 
@@ -199,10 +201,10 @@ def test_a_checkpoint_that_does_not_say_how_ids_were_read_is_read_as_hexadecimal
     plain = settings(logs)
     before = replace(old, info=dict(old.info))
     del plain["dataset"]["hex"]  # nor do its settings know it
-    assert as_trained(plain, before)["dataset"]["hex"] == ["user", "country"]
+    assert match_checkpoint(plain, before)["dataset"]["hex"] == ["user", "country"]
     notes = capsys.readouterr().err.splitlines()
     assert len(notes) == 1 and notes[0].endswith(
         "x.ckpt does not say how text ids were read: it was as hexadecimal, so it is now"
     )
     with pytest.raises(CheckpointError, match="on ids of country that were read as hexadecimal"):
-        as_trained(settings(logs, "dataset.hex=[user]"), old)
+        match_checkpoint(settings(logs, "dataset.hex=[user]"), old)

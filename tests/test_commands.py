@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
+def base(tmp_path, monkeypatch):
     """An empty working directory, a configuration that the test knows, and nobody who has started
     us as a rank.
     """
@@ -33,7 +33,7 @@ def place(tmp_path, monkeypatch):
 
 
 class Calls(list):
-    """A task that remembers what it was called with, and fails where it is told to."""
+    """A task that remembers what it was called with, and fails where it should."""
 
     def __call__(self, config, job):
         self.append((config, job))
@@ -56,12 +56,12 @@ def files_in(folder: Path) -> list[str]:
 # ---- what a job gets
 
 
-def test_a_job_gets_plain_settings_its_directory_and_what_the_command_line_said(place):
+def test_a_job_gets_plain_settings_its_directory_and_what_the_command_line_said(base):
     code, [(config, job)] = run("+plan=mixed", "seed=2", "hydra.run.dir=out")
     assert code == 0
     assert config["plan"] == {"name": "mixed", "tables": {}} and type(config["trainer"]) is dict
     assert config["seed"] == 2 and config["choices"] == job.choices
-    assert job.directory == place / "out" and job.directory.is_dir()
+    assert job.directory == base / "out" and job.directory.is_dir()
     assert job.overrides == ("+plan=mixed", "seed=2") and job.number is None and job.sweep is None
     assert job.choices == {
         "plan": "mixed",
@@ -72,26 +72,26 @@ def test_a_job_gets_plain_settings_its_directory_and_what_the_command_line_said(
     }
 
 
-def test_without_a_directory_given_a_job_gets_a_dated_one(place):
+def test_without_a_directory_given_a_job_gets_a_dated_one(base):
     _, [(_, job)] = run()
-    assert job.directory.relative_to(place).parts[0] == "outputs"
-    assert not set("=,[] ") & set(str(job.directory.relative_to(place)))
+    assert job.directory.relative_to(base).parts[0] == "outputs"
+    assert not set("=,[] ") & set(str(job.directory.relative_to(base)))
 
 
-def test_jobs_of_a_sweep_have_numbers_and_directories_without_odd_signs(place):
+def test_jobs_of_a_sweep_have_numbers_and_directories_without_odd_signs(base):
     code, calls = run("seed=1,2", "-m", "model=dlrm,deep")  # -m anywhere
     assert code == 0
     assert [job.number for _, job in calls] == [0, 1, 2, 3]
     assert [job.directory.name for _, job in calls] == ["0", "1", "2", "3"]
     assert calls[3][1].overrides == ("seed=2", "model=deep") and calls[3][0]["model"]["depth"] == 2
     assert {job.sweep for _, job in calls} == {calls[0][1].directory.parent}
-    assert not set("=,[] ") & set("".join(files_in(place)))
+    assert not set("=,[] ") & set("".join(files_in(base)))
 
 
-def test_a_command_that_only_prints_leaves_nothing(place):
+def test_a_command_that_only_prints_leaves_nothing(base):
     code, calls = run("subject=x", name="show", writes=False)
     assert code == 0 and len(calls) == 1
-    assert files_in(place) == []
+    assert files_in(base) == []
 
 
 def test_a_verb_is_taken_off_the_front_and_must_be_known(capsys):
@@ -104,14 +104,14 @@ def test_a_verb_is_taken_off_the_front_and_must_be_known(capsys):
     assert "a verb is missing" in capsys.readouterr().err
 
 
-def test_help_and_cfg_answer_without_running_anything(place, capsys):
+def test_help_and_cfg_answer_without_running_anything(base, capsys):
     assert run("--help") == (0, [])
     shown = capsys.readouterr().out
     assert shown.startswith("python -m recapp.train")
     assert "plan: mixed, row_wise" in shown and "RECAPP_TRACEBACK=1" in shown
     assert run("+plan=mixed", "--cfg", "job") == (0, [])
     assert "name: mixed" in capsys.readouterr().out
-    assert files_in(place) == []
+    assert files_in(base) == []
 
 
 # ---- what is wrong with a command line, in one line
@@ -171,18 +171,18 @@ def test_a_setting_that_must_be_given_is_named(capsys):
 # ---- failing jobs
 
 
-def test_an_error_for_people_is_one_line_and_stays_in_the_job_directory(place, capsys):
+def test_an_error_for_people_is_one_line_and_stays_in_the_job_directory(base, capsys):
     assert run("seed=x", "hydra.run.dir=out")[0] == 1
     assert capsys.readouterr().err == "error: seed=x: no number at all\n"
-    assert json.loads((place / "out/error.json").read_text()) == {
+    assert json.loads((base / "out/error.json").read_text()) == {
         "error": "seed=x: no number at all"
     }
 
 
-def test_the_next_run_in_a_directory_forgets_the_error_of_the_last(place):
+def test_the_next_run_in_a_directory_forgets_the_error_of_the_last(base):
     run("seed=x", "hydra.run.dir=out")
     run("seed=2", "hydra.run.dir=out")
-    assert not (place / "out/error.json").exists()
+    assert not (base / "out/error.json").exists()
 
 
 def test_a_traceback_comes_if_asked_for_and_always_with_a_fault_of_ours(capsys, monkeypatch):
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_a_sweep_at_once_and_without_a_traceback(capsys):
     assert capsys.readouterr().err.splitlines()[-2:] == ["job 0: seed=1", "interrupted"]
 
 
-def test_what_follows_a_job_follows_an_interrupted_one_too(place):
+def test_what_follows_a_job_follows_an_interrupted_one_too(base):
     def interrupted(config, job):
         raise KeyboardInterrupt
 
@@ -230,7 +230,7 @@ def test_what_follows_a_job_follows_an_interrupted_one_too(place):
         "train", interrupted, after=seen.append, argv=["-m", "seed=1,2", "hydra.sweep.dir=sweep"]
     )
     assert [job.number for job in seen] == [0]
-    assert json.loads((place / "sweep/0/error.json").read_text()) == {
+    assert json.loads((base / "sweep/0/error.json").read_text()) == {
         "error": "interrupted",
         "status": "stopped",
     }
@@ -240,7 +240,7 @@ def test_what_follows_a_job_follows_an_interrupted_one_too(place):
 
 
 def test_ranks_started_outside_share_a_directory_and_only_rank_0_writes_hydras_files(
-    place, monkeypatch
+    base, monkeypatch
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RECAPP_RUN_ID", "night run")
@@ -250,14 +250,14 @@ def test_ranks_started_outside_share_a_directory_and_only_rank_0_writes_hydras_f
         code, [(_, job)] = run("seed=3")
         assert code == 0
         directories.append(job.directory)
-        assert files_in(place) == (
+        assert files_in(base) == (
             []
             if rank == "1"
             else [
                 f"outputs/night run/.hydra/{name}.yaml" for name in ("config", "hydra", "overrides")
             ]
         )
-    assert directories == [place / "outputs/night run"] * 2
+    assert directories == [base / "outputs/night run"] * 2
 
 
 def test_ranks_started_by_hand_are_asked_for_a_directory(monkeypatch, capsys):
@@ -351,10 +351,10 @@ def test_a_wrong_override_of_a_checkpoint_is_one_line(stored, override, said):
 
 
 def test_settings_of_a_checkpoints_group_can_be_said_though_the_default_group_lacks_them(
-    place, stored
+    base, stored
 ):
-    (place / "last.ckpt").mkdir()
-    (place / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
+    (base / "last.ckpt").mkdir()
+    (base / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
     code, [(_, job)] = run("ckpt_path=last.ckpt", "model.depth=6")
     assert code == 0 and job.overrides == ("ckpt_path=last.ckpt", "model.depth=6")
     got = compose.compose_over(stored, "train", job.overrides)
@@ -362,7 +362,7 @@ def test_settings_of_a_checkpoints_group_can_be_said_though_the_default_group_la
     assert run("model.depth=6") == (1, [])
 
 
-def test_paths_become_absolute_globs_and_lists_included(place, monkeypatch):
+def test_paths_become_absolute_globs_and_lists_included(base, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     config = {
         "ckpt_path": "a/b.ckpt",
@@ -370,9 +370,9 @@ def test_paths_become_absolute_globs_and_lists_included(place, monkeypatch):
         "dataset": {"path": ["x", "y/*.parquet"], "val_path": "~/v", "test_path": None},
     }
     got = compose.with_absolute_paths(config)
-    assert got["ckpt_path"] == f"{place}/a/b.ckpt"
+    assert got["ckpt_path"] == f"{base}/a/b.ckpt"
     assert got["dataset"] == {
-        "path": [f"{place}/x", f"{place}/y/*.parquet"],
+        "path": [f"{base}/x", f"{base}/y/*.parquet"],
         "val_path": "/home/me/v",
         "test_path": None,
     }
@@ -417,7 +417,7 @@ def test_help_and_misspelt_settings_load_neither_torch_nor_lightning(tmp_path):
 @pytest.mark.parametrize(
     ("shell", "printed"), [("| head -1", "table_wise: the whole table on one rank\n"), (">&-", "")]
 )
-def test_a_reader_that_has_seen_enough_is_no_error(place, shell, printed):
+def test_a_reader_that_has_seen_enough_is_no_error(base, shell, printed):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     ran = subprocess.run(
         f"{sys.executable} -u -m recapp.plan types {shell}",
@@ -433,7 +433,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(place, shell, printed):
 
 
 @pytest.mark.parametrize(
-    ("argv", "place_of_lock"),
+    ("argv", "lock_directory"),
     [
         (["hydra.run.dir=out"], "out"),
         (["-m", "seed=1,2", "hydra.sweep.dir=out"], "out"),
@@ -441,7 +441,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(place, shell, printed):
     ],
 )
 def test_a_second_run_in_a_directory_is_refused_and_touches_nothing_there(
-    place, capsys, argv, place_of_lock
+    base, capsys, argv, lock_directory
 ):
     run(*argv)
     hold = (
@@ -449,28 +449,30 @@ def test_a_second_run_in_a_directory_is_refused_and_touches_nothing_there(
         "lock.locked(pathlib.Path(sys.argv[1])): print(flush=True); input()"
     )
     other = subprocess.Popen(
-        [sys.executable, "-c", hold, str(place / place_of_lock)],
+        [sys.executable, "-c", hold, str(base / lock_directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
     )
     assert other.stdout.readline() == b"\n"
     before = {
-        name: (place / name).stat().st_mtime_ns
-        for name in files_in(place)
-        if "out/0" in name or place_of_lock == "out"
+        name: (base / name).stat().st_mtime_ns
+        for name in files_in(base)
+        if "out/0" in name or lock_directory == "out"
     }
     capsys.readouterr()
     code, calls = run(*argv, "seed=7" if "-m" not in argv else "model=deep")
-    assert code == 1 and len(calls) == (place_of_lock == "out/0")
+    assert code == 1 and len(calls) == (lock_directory == "out/0")
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert len(said) == 1 and f"{place_of_lock} is in use: process {other.pid} on " in said[0]
-    assert "choose another hydra.sweep.dir" in said[0] or place_of_lock != "out" or "-m" not in argv
-    if place_of_lock == "out":
-        assert {name: (place / name).stat().st_mtime_ns for name in before} == before
-    assert not (place / place_of_lock / "error.json").exists()
+    assert len(said) == 1 and f"{lock_directory} is in use: process {other.pid} on " in said[0]
+    assert (
+        "choose another hydra.sweep.dir" in said[0] or lock_directory != "out" or "-m" not in argv
+    )
+    if lock_directory == "out":
+        assert {name: (base / name).stat().st_mtime_ns for name in before} == before
+    assert not (base / lock_directory / "error.json").exists()
     other.communicate(b"\n")
-    assert run(*argv)[0] == 0 and not list(place.rglob(".lock"))
+    assert run(*argv)[0] == 0 and not list(base.rglob(".lock"))
 
 
 # ---- folders of one's own
@@ -508,10 +510,10 @@ def test_options_of_ones_own_folder_are_chosen_and_helped_with(folder, said, cap
     assert "experiment: mine" in capsys.readouterr().out
 
 
-def test_a_checkpoint_of_a_model_of_ones_own_takes_its_settings_and_experiments(place, folder):
+def test_a_checkpoint_of_a_model_of_ones_own_takes_its_settings_and_experiments(base, folder):
     _, [(stored, _)] = run("--config-dir", "../own", "model=own")
-    (place / "last.ckpt").mkdir()
-    (place / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
+    (base / "last.ckpt").mkdir()
+    (base / "last.ckpt/manifest.json").write_text(json.dumps({"config": stored}))
     code, [(_, job)] = run(
         "--config-dir", "../own", "ckpt_path=last.ckpt", "model.depth=6", "experiment=mine"
     )

@@ -294,9 +294,9 @@ def test_ci_sets_up_and_tests_as_the_page_for_contributors_says():
 # ---- scripts
 
 
-def run_script(block, place, **variables):
+def run_script(block, base, **variables):
     """What a script of a page prints: on two ranks if it makes a process group."""
-    path = place / (block.file or f"{block.page.replace('/', '_').removesuffix('.md')}.py")
+    path = base / (block.file or f"{block.page.replace('/', '_').removesuffix('.md')}.py")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(block.text)
     two_ranks = "init_process_group" in block.text and "RANK" not in variables
@@ -306,7 +306,7 @@ def run_script(block, place, **variables):
     start = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if two_ranks else []
     ran = subprocess.run(
         [sys.executable, *start, str(path)],
-        cwd=place,
+        cwd=base,
         env=environment(**variables),
         capture_output=True,
         text=True,
@@ -319,11 +319,11 @@ def run_script(block, place, **variables):
 @pytest.fixture(scope="module")
 def with_a_checkpoint(tmp_path_factory):
     """A directory with what the pages' first command leaves, made on few rows."""
-    place = tmp_path_factory.mktemp("documents")
+    base = tmp_path_factory.mktemp("documents")
     arguments = ["trainer.max_steps=4", *small("data/generated", rows=3000)]
-    ran = command("train", "+plan=mixed", "hydra.run.dir=outputs/first", *arguments, cwd=place)
+    ran = command("train", "+plan=mixed", "hydra.run.dir=outputs/first", *arguments, cwd=base)
     assert ran.code == 0, ran.err
-    return place
+    return base
 
 
 def test_the_script_of_the_readme_runs_on_one_rank(tmp_path):

@@ -20,22 +20,22 @@ STEPS = "trainer.max_steps=20"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def base(tmp_path_factory):
     """Where the commands run; the first writes its data here."""
     return tmp_path_factory.mktemp("product")
 
 
 @pytest.fixture(scope="module")
-def trained(place):
-    """A run of 20 steps with data generated first, in place/run."""
-    done = command("train", "+plan=mixed", *small("logs"), STEPS, "hydra.run.dir=run", cwd=place)
+def trained(base):
+    """A run of 20 steps with data generated first, in base/run."""
+    done = command("train", "+plan=mixed", *small("logs"), STEPS, "hydra.run.dir=run", cwd=base)
     assert done.code == 0, done.err
     return done
 
 
 @pytest.fixture(scope="module")
-def swept(place, trained):
-    """The same data and steps under five plans, in place/sweep/<job>."""
+def swept(base, trained):
+    """The same data and steps under five plans, in base/sweep/<job>."""
     done = command(
         "train",
         "-m",
@@ -43,14 +43,14 @@ def swept(place, trained):
         *small("logs"),
         STEPS,
         "hydra.sweep.dir=sweep",
-        cwd=place,
+        cwd=base,
     )
     assert done.code == 0, done.err
     return done
 
 
-def test_metrics_are_flat_and_say_what_was_measured(place, trained):
-    found = metrics_of(place / "run")
+def test_metrics_are_flat_and_say_what_was_measured(base, trained):
+    found = metrics_of(base / "run")
     assert (found["steps"], found["ranks"], found["plan"], found["status"]) == (
         20,
         2,
@@ -68,15 +68,15 @@ def test_metrics_are_flat_and_say_what_was_measured(place, trained):
     assert not any(isinstance(value, dict) for value in found.values())
 
 
-def test_the_named_checkpoint_is_whole_and_holds_the_metrics_of_the_summary(place, trained):
-    found = metrics_of(place / "run")
+def test_the_named_checkpoint_is_whole_and_holds_the_metrics_of_the_summary(base, trained):
+    found = metrics_of(base / "run")
     assert verify(found["checkpoint"]) > 0
     assert read_manifest(found["checkpoint"]).metrics == validation(found)
-    assert {path.name for path in find_checkpoints(place / "run")} <= {
+    assert {path.name for path in find_checkpoints(base / "run")} <= {
         "step_000020.ckpt",
         "last.ckpt",
     }
-    assert not [path for path in (place / "run").rglob("*") if set(path.name) & set("=,[] ")]
+    assert not [path for path in (base / "run").rglob("*") if set(path.name) & set("=,[] ")]
 
 
 def test_before_the_first_step_it_is_said_what_will_happen(trained):
@@ -106,18 +106,18 @@ def test_before_the_first_step_it_is_said_what_will_happen(trained):
     assert said["C2"][3] == "table_wise" and said["C2"][-1] == "all"
 
 
-def test_each_rank_is_listed_with_host_device_and_the_bytes_of_the_metrics(place, trained):
+def test_each_rank_is_listed_with_host_device_and_the_bytes_of_the_metrics(base, trained):
     lines = trained.out[trained.out.index("Ranks") :].splitlines()
     held = [line.split() for line in lines[3:5]]
     assert [(row[0], row[2]) for row in held] == [("0", "cpu"), ("1", "cpu")]
     assert held[0][1] == held[1][1] == os.uname().nodename
     assert [row[-1] for row in held] == [
-        f"{n / 1e6:,.3f}" for n in metrics_of(place / "run")["bytes_by_rank"]
+        f"{n / 1e6:,.3f}" for n in metrics_of(base / "run")["bytes_by_rank"]
     ]
 
 
-def test_at_the_end_the_summary_says_how_good_and_where(place, trained):
-    found = metrics_of(place / "run")
+def test_at_the_end_the_summary_says_how_good_and_where(base, trained):
+    found = metrics_of(base / "run")
     summary = trained.out[trained.out.index("Summary") :]
     lines = {
         line.rsplit(maxsplit=1)[0].strip(): line.split()[-1]
@@ -136,7 +136,7 @@ def test_at_the_end_the_summary_says_how_good_and_where(place, trained):
     assert lines["samples/s, all ranks"] == f"{found['samples_per_second']:,.0f}"
     assert (
         lines["AUC of the model that drew the labels"]
-        == f"{read_truth(place / 'logs')['validation']['auc']:.5f}"
+        == f"{read_truth(base / 'logs')['validation']['auc']:.5f}"
     )
     assert "checkpoint  run/checkpoints/step_000020.ckpt\nmetrics     run/metrics.json" in summary
 
@@ -151,17 +151,17 @@ def test_where_the_output_is_no_terminal_progress_is_plain_lines(trained):
 
 
 @pytest.mark.full
-def test_data_is_written_once_and_the_score_of_its_hidden_model_beside_it(place, trained, swept):
+def test_data_is_written_once_and_the_score_of_its_hidden_model_beside_it(base, trained, swept):
     assert "writing" not in swept.err
-    assert 0.75 < read_truth(place / "logs")["auc"] < 0.9
+    assert 0.75 < read_truth(base / "logs")["auc"] < 0.9
 
 
 @pytest.mark.full
-def test_every_plan_of_a_sweep_trains_the_same_model_bit_for_bit(place, trained, swept):
-    first = metrics_of(place / "run")
+def test_every_plan_of_a_sweep_trains_the_same_model_bit_for_bit(base, trained, swept):
+    first = metrics_of(base / "run")
     for job, plan in enumerate(FIVE):
-        found = metrics_of(place / f"sweep/{job}")
-        assert found["plan"] == plan and find_checkpoints(place / f"sweep/{job}")
+        found = metrics_of(base / f"sweep/{job}")
+        assert found["plan"] == plan and find_checkpoints(base / f"sweep/{job}")
         assert (found["val_auc"], found["val_log_loss"]) == (
             first["val_auc"],
             first["val_log_loss"],
@@ -170,8 +170,8 @@ def test_every_plan_of_a_sweep_trains_the_same_model_bit_for_bit(place, trained,
 
 
 @pytest.mark.full
-def test_a_sweep_compares_its_jobs_on_screen_and_in_a_file(place, swept):
-    with open(place / "sweep/comparison.csv") as file:
+def test_a_sweep_compares_its_jobs_on_screen_and_in_a_file(base, swept):
+    with open(base / "sweep/comparison.csv") as file:
         rows = list(csv.DictReader(file))
     assert [(row["job"], row["status"], row["plan"], row["ranks"]) for row in rows] == [
         (str(i), "ok", p, "2") for i, p in enumerate(FIVE)
@@ -188,8 +188,8 @@ def test_a_sweep_compares_its_jobs_on_screen_and_in_a_file(place, swept):
 
 
 @pytest.mark.full
-def test_evaluation_on_four_ranks_under_another_plan_reproduces_the_metrics(place, trained):
-    named = metrics_of(place / "run")["checkpoint"]
+def test_evaluation_on_four_ranks_under_another_plan_reproduces_the_metrics(base, trained):
+    named = metrics_of(base / "run")["checkpoint"]
     done = command(
         "eval",
         f"ckpt_path={named}",
@@ -197,44 +197,44 @@ def test_evaluation_on_four_ranks_under_another_plan_reproduces_the_metrics(plac
         "trainer.devices=4",
         "hydra.run.dir=eval",
         "format=json",
-        cwd=place,
+        cwd=base,
     )
     assert done.code == 0 and done.err == "", done.err
-    found = metrics_of(place / "eval")
+    found = metrics_of(base / "eval")
     assert json.loads(done.out)["rows"] == [found]
     assert (found["ranks"], found["plan"], found["checkpoint"]) == (4, "row_wise", named)
-    assert validation(found) == pytest.approx(validation(metrics_of(place / "run")), rel=1e-6)
+    assert validation(found) == pytest.approx(validation(metrics_of(base / "run")), rel=1e-6)
 
 
-def test_evaluation_on_as_many_ranks_is_exact_and_on_one_within_rounding(place, trained, jobs):
-    named = f"ckpt_path={metrics_of(place / 'run')['checkpoint']}"
-    saved = validation(metrics_of(place / "run"))
-    assert validation(jobs.evaluate(place / "eval2", named, "+plan=column_wise")) == saved
-    assert validation(jobs.evaluate(place / "eval1", named, world=1)) == pytest.approx(
+def test_evaluation_on_as_many_ranks_is_exact_and_on_one_within_rounding(base, trained, jobs):
+    named = f"ckpt_path={metrics_of(base / 'run')['checkpoint']}"
+    saved = validation(metrics_of(base / "run"))
+    assert validation(jobs.evaluate(base / "eval2", named, "+plan=column_wise")) == saved
+    assert validation(jobs.evaluate(base / "eval1", named, world=1)) == pytest.approx(
         saved, rel=1e-6
     )
 
 
 def test_where_nothing_is_left_to_train_it_says_so_and_leaves_the_checkpoint_alone(
-    place, trained, jobs
+    base, trained, jobs
 ):
-    path = place / "run/checkpoints/last.ckpt"
+    path = base / "run/checkpoints/last.ckpt"
     before = (path / "manifest.json").stat().st_mtime_ns
-    found = jobs.train(place / "done", f"ckpt_path={path}")
-    said = (place / "done/rank0.out").read_text()
+    found = jobs.train(base / "done", f"ckpt_path={path}")
+    said = (base / "done/rank0.out").read_text()
     assert (
         said.startswith("nothing is left to train: ")
         and "20 steps" in said
         and "trainer.max_steps=20" in said
     )
-    assert validation(found) == validation(metrics_of(place / "run")) and found["steps"] == 20
+    assert validation(found) == validation(metrics_of(base / "run")) and found["steps"] == 20
     assert (path / "manifest.json").stat().st_mtime_ns == before and not (
-        place / "done/checkpoints"
+        base / "done/checkpoints"
     ).exists()
 
 
 @pytest.mark.full
-def test_what_a_scheduler_ends_with_sigterm_is_saved_first_and_goes_on(place, trained, jobs):
+def test_what_a_scheduler_ends_with_sigterm_is_saved_first_and_goes_on(base, trained, jobs):
     run = product.start(
         "train",
         "+plan=mixed",
@@ -242,21 +242,21 @@ def test_what_a_scheduler_ends_with_sigterm_is_saved_first_and_goes_on(place, tr
         "trainer.max_steps=1000000",
         "trainer.val_check_interval=1000000",
         "hydra.run.dir=ended",
-        cwd=place,
+        cwd=base,
     )
     end = time.monotonic() + 120
-    while "step 40/" not in (place / "err.txt").read_text():
-        assert run.poll() is None and time.monotonic() < end, (place / "err.txt").read_text()
+    while "step 40/" not in (base / "err.txt").read_text():
+        assert run.poll() is None and time.monotonic() < end, (base / "err.txt").read_text()
         time.sleep(0.05)
     run.terminate()
     assert run.wait(timeout=60) == 128 + signal.SIGTERM
-    found = metrics_of(place / "ended")
+    found = metrics_of(base / "ended")
     assert found["steps"] >= 40 and found["status"] == "stopped"
     more = found["steps"] + 1
     assert (
         jobs.train(
-            place / "ended_on",
-            f"ckpt_path={place}/ended/checkpoints/last.ckpt",
+            base / "ended_on",
+            f"ckpt_path={base}/ended/checkpoints/last.ckpt",
             f"trainer.max_steps={more}",
         )["steps"]
         == more
@@ -265,7 +265,7 @@ def test_what_a_scheduler_ends_with_sigterm_is_saved_first_and_goes_on(place, tr
 
 @pytest.mark.full
 def test_a_killed_rank_is_named_the_others_end_and_the_last_checkpoint_is_whole(
-    place, trained, jobs
+    base, trained, jobs
 ):
     run = product.start(
         "train",
@@ -275,28 +275,26 @@ def test_a_killed_rank_is_named_the_others_end_and_the_last_checkpoint_is_whole(
         "trainer.val_check_interval=3",
         "trainer.limit_val_batches=1",
         "hydra.run.dir=killed",
-        cwd=place,
+        cwd=base,
     )
-    last = place / "killed/checkpoints/last.ckpt"
+    last = base / "killed/checkpoints/last.ckpt"
     end = time.monotonic() + 120
     while not (last / "manifest.json").exists():
-        assert run.poll() is None and time.monotonic() < end, (place / "err.txt").read_text()
+        assert run.poll() is None and time.monotonic() < end, (base / "err.txt").read_text()
         time.sleep(0.05)
     ranks = product.ranks_of(run.pid)
     assert sorted(ranks) == [0, 1]
     os.kill(ranks[1], signal.SIGKILL)
     assert run.wait(timeout=120) == 1
     assert not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values())
-    *_, said = (place / "err.txt").read_text().splitlines()
+    *_, said = (base / "err.txt").read_text().splitlines()
     assert said.startswith(
         f"error: rank 1 on {os.uname().nodename} (process {ranks[1]}) was ended by SIGKILL"
     )
-    assert "Traceback" not in (place / "err.txt").read_text()
+    assert "Traceback" not in (base / "err.txt").read_text()
     steps = read_manifest(last).info["step"]
     assert verify(last) > 0
     assert (
-        jobs.train(place / "goes_on", f"ckpt_path={last}", f"trainer.max_steps={steps + 2}")[
-            "steps"
-        ]
+        jobs.train(base / "goes_on", f"ckpt_path={last}", f"trainer.max_steps={steps + 2}")["steps"]
         == steps + 2
     )

@@ -70,8 +70,7 @@ def logs(tmp_path_factory):
                 "+callbacks.swa.swa_lrs=0.1",
             ],
             "callbacks.swa (StochasticWeightAveraging): cannot be used: it averages parameters, "
-            "and "
-            "tables are none",
+            "and tables are none",
         ),
         (
             ["+callbacks.find._target_=lightning.pytorch.callbacks.LearningRateFinder"],

@@ -54,10 +54,10 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def started_by_recapp(tmp_path_factory, data):
     """The run that all others must be: `python -m recapp.train` with two ranks."""
-    place = tmp_path_factory.mktemp("own")
-    ran = command("train", *TRAIN[1:], *data, "hydra.run.dir=run", cwd=place, OMP_NUM_THREADS="1")
+    base = tmp_path_factory.mktemp("own")
+    ran = command("train", *TRAIN[1:], *data, "hydra.run.dir=run", cwd=base, OMP_NUM_THREADS="1")
     assert ran.code == 0, ran.err
-    return place / "run"
+    return base / "run"
 
 
 def files(directory):
@@ -75,9 +75,9 @@ def assert_same_run(directory, reference):
     assert files(directory) == [file for file in files(reference) if not file.startswith("ranks/")]
 
 
-def only_run_in(place):
-    """The one directory under `place`/outputs."""
-    (run,) = place.glob("outputs/*/*")
+def only_run_in(base):
+    """The one directory under `base`/outputs."""
+    (run,) = base.glob("outputs/*/*")
     return run
 
 

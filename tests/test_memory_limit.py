@@ -37,14 +37,14 @@ def limited(name, *arguments, cwd):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def base(tmp_path_factory):
     """Gigabytes, so they do not stay."""
-    place = tmp_path_factory.mktemp("limited")
-    yield place
-    shutil.rmtree(place)
+    base = tmp_path_factory.mktemp("limited")
+    yield base
+    shutil.rmtree(base)
 
 
-def train(place, plan, *arguments):
+def train(base, plan, *arguments):
     data = [
         "dataset=sample",
         "dataset.path=clicks",
@@ -53,7 +53,7 @@ def train(place, plan, *arguments):
         "dataset.batch_size=256",
         "dataset.val_batch_size=256",
     ]
-    return limited("train", f"+plan={plan}", "trainer.max_steps=10", *data, *arguments, cwd=place)
+    return limited("train", f"+plan={plan}", "trainer.max_steps=10", *data, *arguments, cwd=base)
 
 
 def test_the_limit_is_below_the_tables():
@@ -61,8 +61,8 @@ def test_the_limit_is_below_the_tables():
 
 
 @pytest.mark.parametrize(("plan", "ranks"), [("row_wise", 1), ("mixed", 1), ("data_parallel", 2)])
-def test_one_rank_and_replicas_are_refused_beforehand_with_the_bytes_they_lack(place, plan, ranks):
-    ran = train(place, plan, f"trainer.devices={ranks}", "hydra.run.dir=refused")
+def test_one_rank_and_replicas_are_refused_beforehand_with_the_bytes_they_lack(base, plan, ranks):
+    ran = train(base, plan, f"trainer.devices={ranks}", "hydra.run.dir=refused")
     assert ran.code == 1
     line = ran.err.splitlines()[-1]
     missing = int(
@@ -72,43 +72,39 @@ def test_one_rank_and_replicas_are_refused_beforehand_with_the_bytes_they_lack(p
     )
     assert TABLES - LIMIT < missing < TABLES
     assert "largest there: large_table (1.5 GB)" in line and "Traceback" not in ran.err
-    assert (
-        not list(place.glob("refused/**/*.ckpt")) and not (place / "refused/metrics.json").exists()
-    )
+    assert not list(base.glob("refused/**/*.ckpt")) and not (base / "refused/metrics.json").exists()
 
 
-def test_shards_of_the_same_tables_train_save_go_on_and_are_evaluated_under_that_limit(place):
-    ran = train(place, "mixed", "trainer.devices=2", "hydra.run.dir=mixed")
+def test_shards_of_the_same_tables_train_save_go_on_and_are_evaluated_under_that_limit(base):
+    ran = train(base, "mixed", "trainer.devices=2", "hydra.run.dir=mixed")
     assert ran.code == 0, ran.err
-    trained = metrics_of(place / "mixed")
+    trained = metrics_of(base / "mixed")
     assert trained["steps"] == 10 and sum(trained["bytes_by_rank"]) > TABLES
-    evaluated_alike(place, trained)
+    evaluated_alike(base, trained)
     ran = limited(
         "train",
         f"ckpt_path={trained['checkpoint']}",
         "trainer.max_steps=12",
         "hydra.run.dir=on",
-        cwd=place,
+        cwd=base,
     )
     assert ran.code == 0, ran.err
-    assert metrics_of(place / "on")["steps"] == 12
+    assert metrics_of(base / "on")["steps"] == 12
 
 
-def test_a_checkpoint_is_read_under_another_plan_within_that_limit(place):
-    ran = train(
-        place, "row_wise", "plan.mode=unique", "trainer.devices=2", "hydra.run.dir=row_wise"
-    )
+def test_a_checkpoint_is_read_under_another_plan_within_that_limit(base):
+    ran = train(base, "row_wise", "plan.mode=unique", "trainer.devices=2", "hydra.run.dir=row_wise")
     assert ran.code == 0, ran.err
-    evaluated_alike(place, metrics_of(place / "row_wise"), "+plan=column_wise")
+    evaluated_alike(base, metrics_of(base / "row_wise"), "+plan=column_wise")
 
 
-def evaluated_alike(place, trained, *arguments):
+def evaluated_alike(base, trained, *arguments):
     ran = limited(
         "eval",
         f"ckpt_path={trained['checkpoint']}",
         *arguments,
         "hydra.run.dir=evaluated",
-        cwd=place,
+        cwd=base,
     )
     assert ran.code == 0, ran.err
-    assert validation(metrics_of(place / "evaluated")) == validation(trained)
+    assert validation(metrics_of(base / "evaluated")) == validation(trained)

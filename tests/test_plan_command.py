@@ -26,7 +26,7 @@ IN_PAGES = [
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
+def base(tmp_path, monkeypatch):
     """An empty working directory without data."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -45,13 +45,13 @@ def answer(capsys):
 
 @pytest.mark.full
 @pytest.mark.parametrize("command", IN_PAGES, ids=lambda c: " ".join(c.arguments)[:40])
-def test_the_commands_of_the_pages_answer(command, place, capsys, monkeypatch):
+def test_the_commands_of_the_pages_answer(command, base, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    own_files(place)
-    before = {p.name for p in place.rglob("*") if p.is_file()}
+    own_files(base)
+    before = {p.name for p in base.rglob("*") if p.is_file()}
     assert plan.main(list(command.arguments)) == 0
     said = capsys.readouterr().out
-    written = {p.name for p in place.rglob("*") if p.is_file()} - before
+    written = {p.name for p in base.rglob("*") if p.is_file()} - before
     assert said or written
     if command.arguments[0] in ("explain", "types", "compare", "scale"):
         assert max(map(len, said.splitlines())) <= 80
@@ -64,18 +64,19 @@ def test_the_commands_of_the_pages_answer(command, place, capsys, monkeypatch):
 
 
 def test_an_explanation_has_a_row_per_table_its_ranks_and_what_travels(answer):
-    told = answer("explain", "+plan=mixed", "tables=sample", "trainer.devices=2")
-    assert [(r["table"], r["type"]) for r in told["rows"]] == [
+    report = answer("explain", "+plan=mixed", "tables=sample", "trainer.devices=2")
+    assert [(r["table"], r["type"]) for r in report["rows"]] == [
         ("large_table", "row_wise"),
         ("wide_table", "column_wise"),
         ("small_table", "table_wise"),
     ]
-    assert {"mode", "ranks", "bytes", "predicted_ms", "runner_up", "why"} <= set(told["rows"][0])
-    assert [r["weights"] for r in told["ranks"]] == [308_480_000, 307_200_000]
-    assert {(b["source"], b["target"]) for b in told["between_ranks"]} == {(0, 1), (1, 0)} and told[
-        "step_ms"
-    ] > 0
-    assert "rules[0] of mixed" in told["rows"][0]["why"]
+    assert {"mode", "ranks", "bytes", "predicted_ms", "runner_up", "why"} <= set(report["rows"][0])
+    assert [r["weights"] for r in report["ranks"]] == [308_480_000, 307_200_000]
+    assert {(b["source"], b["target"]) for b in report["between_ranks"]} == {
+        (0, 1),
+        (1, 0),
+    } and report["step_ms"] > 0
+    assert "rules[0] of mixed" in report["rows"][0]["why"]
 
 
 def test_without_a_plan_it_explains_recapps_own_which_is_no_slower_than_any_named_one(answer):
@@ -92,11 +93,11 @@ def test_without_a_plan_it_explains_recapps_own_which_is_no_slower_than_any_name
 
 
 def test_a_machine_on_paper_brings_its_ranks_hosts_and_memory(answer):
-    told = answer("explain", "topology=dgx_h100_x2", "tables=sample")
+    report = answer("explain", "topology=dgx_h100_x2", "tables=sample")
     assert (
-        told["world_size"] == 16
-        and [len(h) for h in told["hosts"]] == [8, 8]
-        and told["ranks"][0]["capacity"] > 10**10
+        report["world_size"] == 16
+        and [len(h) for h in report["hosts"]] == [8, 8]
+        and report["ranks"][0]["capacity"] > 10**10
     )
 
 
@@ -111,14 +112,14 @@ def test_a_plan_that_fits_nowhere_is_refused_with_what_would_help(capsys):
     assert "does not fit: rank" in said and "large_table" in said and "What helps: " in said
 
 
-def test_an_exported_plan_is_the_plan_that_was_asked_for_and_knows_what_it_is_for(answer, place):
+def test_an_exported_plan_is_the_plan_that_was_asked_for_and_knows_what_it_is_for(answer, base):
     assert (
         plan.main(
             ["export", "+plan=mixed", "tables=sample", "trainer.devices=2", "path=made/mixed.yaml"]
         )
         == 0
     )
-    made = read_plan(place / "made/mixed.yaml")
+    made = read_plan(base / "made/mixed.yaml")
     found = analyze_plan(made)
     assert found["sharding_types"] == {"row_wise": 1, "column_wise": 1, "table_wise": 1}
     assert found["memory_distribution"] == [308_480_000, 307_200_000]
@@ -135,7 +136,7 @@ def test_two_plans_differ_table_by_table(answer):
     }
 
 
-def test_growth_is_told_for_every_plan_mode_and_number_of_ranks(answer):
+def test_growth_is_reported_for_every_plan_mode_and_number_of_ranks(answer):
     rows = answer("scale", "ranks=[8,16]", "plans=[best,table_wise]", "topology=dgx_h100")["rows"]
     assert len(rows) == 2 * 2 * 2 * 2 and {r["ranks"] for r in rows} == {8, 16}
     for r in rows:
@@ -144,8 +145,8 @@ def test_growth_is_told_for_every_plan_mode_and_number_of_ranks(answer):
     assert all(r["sent_per_rank"] >= r["least_sent_per_rank"] for r in unique)
 
 
-def test_a_plan_of_ones_own_folder_is_compared(answer, place):
-    own = place / "own/plan"
+def test_a_plan_of_ones_own_folder_is_compared(answer, base):
+    own = base / "own/plan"
     own.mkdir(parents=True)
     (own / "rows.yaml").write_text("rules:\n  - type: row_wise\n")
     rows = answer(
@@ -163,7 +164,7 @@ def test_a_plan_of_ones_own_folder_is_compared(answer, place):
     }
 
 
-def test_runs_are_compared_with_what_was_predicted(answer, place):
+def test_runs_are_compared_with_what_was_predicted(answer, base):
     phases = ("input", "lookup", "output", "dense", "gradients", "update")
     runs = (
         ("0", "a", 10.0, 12.0),
@@ -173,9 +174,9 @@ def test_runs_are_compared_with_what_was_predicted(answer, place):
         ("4", "c", 20.0, 40.0),
     )
     for name, made_by, predicted, measured in runs:
-        (place / "sweep" / name).mkdir(parents=True)
+        (base / "sweep" / name).mkdir(parents=True)
         held = {"weights": 4e6, "state": 1e6, "buffers": 0}
-        told = {
+        prediction = {
             "name": made_by,
             "step_ms": predicted,
             "ranks": [{f"{p}_ms": 1.0 for p in phases} | held],
@@ -185,10 +186,10 @@ def test_runs_are_compared_with_what_was_predicted(answer, place):
             "phases_ms": [dict.fromkeys(phases, 2.0)],
             "memory": [{"weights": 4e6, "state": 1e6, "buffers": 5e6}],
         }
-        (place / "sweep" / name / "predicted.json").write_text(json.dumps(told))
-        (place / "sweep" / name / "performance.json").write_text(json.dumps(seen))
+        (base / "sweep" / name / "predicted.json").write_text(json.dumps(prediction))
+        (base / "sweep" / name / "performance.json").write_text(json.dumps(seen))
     found = answer("check", "path=sweep")
-    # c is told to be as fast as b
+    # c is predicted to be as fast as b
     assert found["kendall_tau"] == pytest.approx(2 / math.sqrt(2 * 3))
     errors = {(r["run"], r["what"]): r["error"] for r in found["rows"]}
     assert (
@@ -207,25 +208,25 @@ def test_runs_are_compared_with_what_was_predicted(answer, place):
     )
 
 
-def test_calibration_ends_with_a_short_run_priced_with_its_file(place):
+def test_calibration_ends_with_a_short_run_priced_with_its_file(base):
     composed = compose("plan", ["trainer.devices=3", "engine.transport=gloo"])
     asked = to_plain(OmegaConf.masked_copy(composed, ["trainer", "engine", "launch"]))
-    told = plan_calibrate.short_run(asked, "mine.yaml", place / "logs")
-    choices = told.pop("choices")
-    assert checked(told, "train") == told and choices == {}
+    settings = plan_calibrate.short_run(asked, "mine.yaml", base / "logs")
+    choices = settings.pop("choices")
+    assert checked(settings, "train") == settings and choices == {}
     assert (
-        told["topology"]["hardware"] == str(place / "mine.yaml")
-        and told["engine"]["transport"] == "gloo"
+        settings["topology"]["hardware"] == str(base / "mine.yaml")
+        and settings["engine"]["transport"] == "gloo"
     )
     assert (
-        told["trainer"]["devices"] == 3
-        and told["dataset"]["batch_size"] == 3 * plan_calibrate.RUN_BATCH
+        settings["trainer"]["devices"] == 3
+        and settings["dataset"]["batch_size"] == 3 * plan_calibrate.RUN_BATCH
     )
     assert (
-        told["dataset"]["generate"]["rows"]
-        > told["dataset"]["batch_size"] * told["trainer"]["max_steps"]
+        settings["dataset"]["generate"]["rows"]
+        > settings["dataset"]["batch_size"] * settings["trainer"]["max_steps"]
     )
-    assert "ckpt_path" in told and "out" not in told
+    assert "ckpt_path" in settings and "out" not in settings
 
 
 def recorded(folder, name, ranks, step, sent):
@@ -258,9 +259,9 @@ def recorded(folder, name, ranks, step, sent):
     )
 
 
-def test_growth_is_checked_against_runs_on_few_ranks(answer, place, capsys):
+def test_growth_is_checked_against_runs_on_few_ranks(answer, base, capsys):
     for ranks, step, sent in ((4, 20.0, 6000), (1, 8.0, 0), (2, 10.0, 1000)):
-        recorded(place / f"sweep/{ranks}", "row_wise", ranks, step, sent)
+        recorded(base / f"sweep/{ranks}", "row_wise", ranks, step, sent)
     asked = ("scale", "ranks=[8]", "plans=[row_wise]", "topology=dgx_h100", "path=sweep")
     found = answer(*asked)
     assert len(found["rows"]) == 4
@@ -282,7 +283,7 @@ def test_growth_is_checked_against_runs_on_few_ranks(answer, place, capsys):
     )
 
 
-def test_growth_that_was_not_checked_says_how(place, capsys):
+def test_growth_that_was_not_checked_says_how(base, capsys):
     assert plan.main(["scale", "ranks=[8]", "plans=[row_wise]", "topology=dgx_h100"]) == 0
     assert "Not checked: recapp.train -m trainer.devices=1,2,4" in capsys.readouterr().out
     assert (
@@ -292,15 +293,15 @@ def test_growth_that_was_not_checked_says_how(place, capsys):
 
 
 @pytest.mark.full
-def test_growth_is_checked_against_real_runs(answer, place):
+def test_growth_is_checked_against_real_runs(answer, base):
     run = command(
         "train",
         "-m",
         "trainer.devices=1,2",
         "+plan=row_wise",
-        *small(place / "data"),
+        *small(base / "data"),
         "hydra.sweep.dir=sweep",
-        cwd=place,
+        cwd=base,
     )
     assert run.code == 0, run.err
     checked = answer("scale", "ranks=[8]", "plans=[row_wise]", "path=sweep")["checked"]
@@ -311,12 +312,12 @@ def test_growth_is_checked_against_real_runs(answer, place):
 
 
 @pytest.mark.full
-def test_this_machine_is_calibrated_and_plans_are_priced_with_it(place, answer):
+def test_this_machine_is_calibrated_and_plans_are_priced_with_it(base, answer):
     run = command(
-        "plan", "calibrate", "trainer.devices=1", "path=mine.yaml", "format=json", cwd=place
+        "plan", "calibrate", "trainer.devices=1", "path=mine.yaml", "format=json", cwd=base
     )
     assert run.code == 0, run.err
-    hardware = read_hardware(place / "mine.yaml")
+    hardware = read_hardware(base / "mine.yaml")
     rows = {r["name"]: r for r in json.loads(run.out)["rows"]}
     assert (
         hardware.step_overhead_us == rows["step overhead"]["us"] > 0
@@ -360,8 +361,8 @@ def test_what_cannot_be_is_refused_in_one_line(arguments, parts, capsys):
     assert line.startswith("error: ") and all(part in line for part in parts), line
 
 
-def test_an_exported_plan_is_what_training_would_read(place):
+def test_an_exported_plan_is_what_training_would_read(base):
     assert plan.main(["export", "+plan=distributed", "trainer.devices=2", "path=p.yaml"]) == 0
     assert resolved("train", ["+plan=file", "plan.path=p.yaml"])["plan"]["path"] == str(
-        place / "p.yaml"
+        base / "p.yaml"
     )

@@ -40,15 +40,15 @@ POOLED_APART = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def base(tmp_path_factory):
     return tmp_path_factory.mktemp("quality")
 
 
 @pytest.fixture(scope="module")
-def train(jobs, real_data, place):
+def train(jobs, real_data, base):
     """`train(name, *overrides)` one epoch on the real logs with the defaults."""
     logs = ["dataset=criteo_kaggle", f"dataset.path={real_data / 'criteo_kaggle_137k/train'}"]
-    return lambda name, *overrides: jobs.train(place / name, *logs, *overrides)
+    return lambda name, *overrides: jobs.train(base / name, *logs, *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -77,24 +77,24 @@ def test_pooled_tables_train_as_well(train, seeds):
         assert found[name] == pytest.approx(seeds[0][name], rel=apart), name
 
 
-def test_a_model_of_real_logs_is_evaluated_from_its_checkpoint_alone(jobs, place, seeds):
+def test_a_model_of_real_logs_is_evaluated_from_its_checkpoint_alone(jobs, base, seeds):
     found = jobs.evaluate(
-        place / "eval", f"ckpt_path={seeds[0]['checkpoint']}", "+plan=row_wise", world=4
+        base / "eval", f"ckpt_path={seeds[0]['checkpoint']}", "+plan=row_wise", world=4
     )
     assert validation(found) == pytest.approx(validation(seeds[0]), rel=1e-5)
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_what_can_be_known_is_learnt_under_every_plan(jobs, place, plan):
+def test_what_can_be_known_is_learnt_under_every_plan(jobs, base, plan):
     easy = [
-        f"dataset.path={place / 'easy'}",
+        f"dataset.path={base / 'easy'}",
         "dataset.generate.rows=60000",
         "dataset.generate.separability=2",
         f"dataset.table_rows={str([6] * 26).replace(' ', '')}",
         "dataset.batch_size=256",
     ]
-    found = jobs.train(place / f"easy_{plan}", *easy, f"+plan={plan}", *PLANS[plan])
-    best = read_truth(Path(place, "easy"))["validation"]
+    found = jobs.train(base / f"easy_{plan}", *easy, f"+plan={plan}", *PLANS[plan])
+    best = read_truth(Path(base, "easy"))["validation"]
     assert best["auc"] - SHORT_OF_THE_HIDDEN_MODEL["auc"] < found["val_auc"] < best["auc"]
     assert (
         best["log_loss"]

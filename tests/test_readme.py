@@ -23,22 +23,22 @@ SUMMARY = re.compile(
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory):
     """The first command, cut short and on few rows, in a directory of its own."""
-    place = tmp_path_factory.mktemp("readme")
+    base = tmp_path_factory.mktemp("readme")
     first = IN_BLOCKS[0]
     ran = command(
         first.name,
         *first.arguments,
         "trainer.max_steps=20",
         *small("data/generated", rows=3000),
-        cwd=place,
+        cwd=base,
     )
     assert ran.code == 0, ran.err
-    return place, ran
+    return base, ran
 
 
 @pytest.mark.full
 def test_the_first_command_says_what_it_does_and_leaves_what_the_readme_names(first_run):
-    place, ran = first_run
+    base, ran = first_run
     said = ran.out + ran.err
     for part in (
         "seed 1, 2 ranks, backend",
@@ -53,8 +53,8 @@ def test_the_first_command_says_what_it_does_and_leaves_what_the_readme_names(fi
         assert part in said
     assert "Warning" not in said and "Traceback" not in said and "\x1b" not in said
     _, checkpoint = SUMMARY.search(ran.out).groups()
-    run = place / "outputs" / "first"
-    assert (place / checkpoint).is_dir() and list(run.glob("checkpoints/*.ckpt"))
+    run = base / "outputs" / "first"
+    assert (base / checkpoint).is_dir() and list(run.glob("checkpoints/*.ckpt"))
     for name in (
         "metrics.json",
         "csv/metrics.csv",
@@ -67,12 +67,12 @@ def test_the_first_command_says_what_it_does_and_leaves_what_the_readme_names(fi
 
 @pytest.mark.full
 def test_its_checkpoint_is_measured_as_the_readme_says(first_run):
-    place, _ = first_run
+    base, _ = first_run
     measure = next(c for c in IN_BLOCKS if c.name == "eval" and len(c.arguments) == 1)
-    ran = command(measure.name, *measure.arguments, cwd=place)
+    ran = command(measure.name, *measure.arguments, cwd=base)
     assert ran.code == 0, ran.err
-    (found,) = place.glob("outputs/20*/*/metrics.json")
-    last = json.loads((place / "outputs/first/checkpoints/last.ckpt/manifest.json").read_text())
+    (found,) = base.glob("outputs/20*/*/metrics.json")
+    last = json.loads((base / "outputs/first/checkpoints/last.ckpt/manifest.json").read_text())
     assert validation(metrics_of(found.parent)) == pytest.approx(last["metrics"], abs=1e-12)
     assert SUMMARY.search(ran.out)
 
@@ -119,8 +119,8 @@ def test_a_newcomer_types_the_readme(tmp_path):
     _typed(develop.replace("-m pytest", "-m pytest --collect-only --quiet"), copy)
 
 
-def _typed(lines, place):
-    """What bash prints when the lines are typed into it in `place`; fails at the first that
+def _typed(lines, base):
+    """What bash prints when the lines are typed into it in `base`; fails at the first that
     fails.
     """
     untouched = {
@@ -130,7 +130,7 @@ def _typed(lines, place):
     }
     ran = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", lines],
-        cwd=place,
+        cwd=base,
         env=untouched,
         capture_output=True,
         text=True,

@@ -22,23 +22,23 @@ from recapp.checkpoints.directory import find_checkpoints, read_manifest
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def base(tmp_path_factory):
     return tmp_path_factory.mktemp("ends")
 
 
-def test_metrics_that_one_class_leaves_open_are_null_and_the_run_is_not_called_ok(jobs, place):
-    jobs.train(place / "first", *small(place / "logs"), "trainer.max_steps=1")
-    rows = pq.read_table(sorted((place / "logs").glob("*.parquet"))[-1])
-    pq.write_table(rows.filter(pc.field("label") == 0), place / "no_clicks.parquet")
+def test_metrics_that_one_class_leaves_open_are_null_and_the_run_is_not_called_ok(jobs, base):
+    jobs.train(base / "first", *small(base / "logs"), "trainer.max_steps=1")
+    rows = pq.read_table(sorted((base / "logs").glob("*.parquet"))[-1])
+    pq.write_table(rows.filter(pc.field("label") == 0), base / "no_clicks.parquet")
     found = jobs.train(
-        place / "one_class",
-        *small(place / "logs"),
-        f"dataset.val_path={place}/no_clicks.parquet",
+        base / "one_class",
+        *small(base / "logs"),
+        f"dataset.val_path={base}/no_clicks.parquet",
         "trainer.max_steps=2",
     )
-    text = (place / "one_class/metrics.json").read_text()
+    text = (base / "one_class/metrics.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == found
-    stored = (place / "one_class" / found["checkpoint"] / "manifest.json").read_text()
+    stored = (base / "one_class" / found["checkpoint"] / "manifest.json").read_text()
     assert json.loads(stored, parse_constant=pytest.fail)["metrics"]["val_auc"] is None
     assert (
         found["status"] == "undefined"
@@ -48,22 +48,22 @@ def test_metrics_that_one_class_leaves_open_are_null_and_the_run_is_not_called_o
     assert set(found["undefined"]) == {"val_auc", "val_normalized_entropy", "val_calibration"}
     (said,) = [
         line
-        for line in (place / "one_class/rank0.err").read_text().splitlines()
+        for line in (base / "one_class/rank0.err").read_text().splitlines()
         if "cannot be computed" in line
     ]
     assert "the validation rows are of one class only" in said and "dataset.val_share" in said
     assert re.search(
-        r"^validation AUC +undefined$", (place / "one_class/rank0.out").read_text(), re.MULTILINE
+        r"^validation AUC +undefined$", (base / "one_class/rank0.out").read_text(), re.MULTILINE
     )
 
 
 def test_a_loss_that_is_not_finite_fails_on_all_ranks_and_leaves_neither_metrics_nor_a_checkpoint(
-    jobs, place
+    jobs, base
 ):
     with pytest.raises(Failed) as failed:
         jobs.train(
-            place / "nan",
-            *small(place / "logs"),
+            base / "nan",
+            *small(base / "logs"),
             "optimizer.sparse.lr=1e30",
             "trainer.log_every_n_steps=1",
         )
@@ -75,7 +75,7 @@ def test_a_loss_that_is_not_finite_fails_on_all_ranks_and_leaves_neither_metrics
         and "is not a finite number on rank" in line
         and "optimizer.sparse.lr (now 1e+30)" in line
     )
-    assert not (place / "nan/metrics.json").exists() and find_checkpoints(place / "nan") == []
+    assert not (base / "nan/metrics.json").exists() and find_checkpoints(base / "nan") == []
 
 
 # ---- whole commands
@@ -88,33 +88,33 @@ ENDLESS = [
 ]
 
 
-def training(place, name, *overrides, said="step 5/", **variables):
-    """A command that trains without end in `place`/`name`, once it has said something; and a
+def training(base, name, *overrides, said="step 5/", **variables):
+    """A command that trains without end in `base`/`name`, once it has said something; and a
     function that reads what it said.
     """
-    folder = place / f"{name}_said"
+    folder = base / f"{name}_said"
     folder.mkdir()
     run = start(
         "train",
         *ENDLESS,
-        *small(place / "logs"),
-        f"hydra.run.dir={place / name}",
+        *small(base / "logs"),
+        f"hydra.run.dir={base / name}",
         *overrides,
         cwd=folder,
         **variables,
     )
 
-    def told():
+    def output():
         return (folder / "out.txt").read_text() + (folder / "err.txt").read_text()
 
     end = time.monotonic() + 120
-    while said not in told():
-        assert run.poll() is None and time.monotonic() < end, told()
+    while said not in output():
+        assert run.poll() is None and time.monotonic() < end, output()
         time.sleep(0.02)
-    return run, told
+    return run, output
 
 
-def assert_stopped(directory, by, told):
+def assert_stopped(directory, by, output):
     """The run is saved, marked and says how to go on; nothing else was said."""
     found = metrics_of(directory)
     assert found["status"] == "stopped" and by in found["stopped"] and found["steps"] >= 5
@@ -125,15 +125,15 @@ def assert_stopped(directory, by, told):
     ).exists()
     assert (
         f"to go on: python -m recapp.train ckpt_path=../{directory.name}/checkpoints/last.ckpt\n"
-        in told
+        in output
     )
-    assert re.search(rf"^stopped +step \d+: {by}( to rank [\d, ]+)?$", told, re.MULTILINE)
-    assert "Traceback" not in told and "error" not in told
+    assert re.search(rf"^stopped +step \d+: {by}( to rank [\d, ]+)?$", output, re.MULTILINE)
+    assert "Traceback" not in output and "error" not in output
 
 
 @pytest.mark.full
-def test_ctrl_c_saves_once_though_every_process_of_the_terminal_hears_it(place):
-    run, told = training(place, "ctrl_c", "dataset.num_workers=1")
+def test_ctrl_c_saves_once_though_every_process_of_the_terminal_hears_it(base):
+    run, output = training(base, "ctrl_c", "dataset.num_workers=1")
     ranks = ranks_of(run.pid)
     began = time.monotonic()
     os.killpg(run.pid, signal.SIGINT)
@@ -142,17 +142,17 @@ def test_ctrl_c_saves_once_though_every_process_of_the_terminal_hears_it(place):
         os.killpg(pid, signal.SIGINT)
     assert run.wait(timeout=60) == 130
     assert time.monotonic() - began < 20
-    assert told().endswith("interrupted\n")
-    assert_stopped(place / "ctrl_c", "SIGINT", told())
+    assert output().endswith("interrupted\n")
+    assert_stopped(base / "ctrl_c", "SIGINT", output())
 
 
 @pytest.mark.full
-def test_sigterm_to_one_rank_stops_all_and_is_no_success(place):
-    run, told = training(place, "one_rank")
+def test_sigterm_to_one_rank_stops_all_and_is_no_success(base):
+    run, output = training(base, "one_rank")
     os.kill(ranks_of(run.pid)[1], signal.SIGTERM)
     assert run.wait(timeout=60) == 143
-    assert told().endswith("stopped by SIGTERM\n")
-    assert_stopped(place / "one_rank", "SIGTERM to rank 1", told())
+    assert output().endswith("stopped by SIGTERM\n")
+    assert_stopped(base / "one_rank", "SIGTERM to rank 1", output())
 
 
 BEGUN = """
@@ -168,8 +168,8 @@ sys.addaudithook(hook)
 @pytest.mark.parametrize(
     ("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")]
 )
-def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(place, number, said):
-    folder = place / f"start_{said.split()[0]}"
+def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(base, number, said):
+    folder = base / f"start_{said.split()[0]}"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(BEGUN)  # the clock starts when recapp runs
 
@@ -178,7 +178,7 @@ def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(place, numbe
         run = start(
             "train",
             *ENDLESS,
-            *small(place / "logs"),
+            *small(base / "logs"),
             f"hydra.run.dir={folder}/run",
             cwd=folder,
             PYTHONPATH=f"{folder}:{environment()['PYTHONPATH']}",
@@ -220,22 +220,22 @@ def test_a_signal_at_any_moment_of_the_start_counts_and_is_one_line(place, numbe
 
 
 @pytest.mark.full
-def test_a_second_signal_ends_the_run_at_once(place):
-    run, _ = training(place, "second")
+def test_a_second_signal_ends_the_run_at_once(base):
+    run, _ = training(base, "second")
     os.kill(ranks_of(run.pid)[0], signal.SIGSTOP)  # it cannot save
     for _ in range(2):
         run.send_signal(signal.SIGINT)
         time.sleep(0.2)
     began = time.monotonic()
     assert run.wait(timeout=60) == 130 and time.monotonic() - began < 5
-    assert json.loads((place / "second/error.json").read_text()) == {
+    assert json.loads((base / "second/error.json").read_text()) == {
         "error": "interrupted",
         "status": "stopped",
     }
 
 
 @pytest.mark.full
-def test_under_torchrun_the_mark_and_the_summary_tell_of_the_stop(place):
+def test_under_torchrun_the_mark_and_the_summary_tell_of_the_stop(base):
     arguments = [
         *TORCHRUN,
         "--standalone",
@@ -243,38 +243,37 @@ def test_under_torchrun_the_mark_and_the_summary_tell_of_the_stop(place):
         "-m",
         "recapp.train",
         *ENDLESS,
-        *small(place / "logs"),
-        f"hydra.run.dir={place / 'torchrun'}",
+        *small(base / "logs"),
+        f"hydra.run.dir={base / 'torchrun'}",
     ]
-    with at_once(Started(arguments, place, "agent", OMP_NUM_THREADS="1")) as (agent,):
+    with at_once(Started(arguments, base, "agent", OMP_NUM_THREADS="1")) as (agent,):
         wait_for("step 5/", agent)
         agent.process.send_signal(signal.SIGTERM)
         ran = agent.wait(60)
         assert agent.processes() == []
-    found = metrics_of(place / "torchrun")
+    found = metrics_of(base / "torchrun")
     assert (
         found["status"] == "stopped"
         and "SIGTERM" in found["stopped"]
         and "to go on: " in ran.err
         and "Summary" in ran.out
     )
-    assert read_manifest(place / "torchrun/checkpoints/last.ckpt").info["step"] == found["steps"]
+    assert read_manifest(base / "torchrun/checkpoints/last.ckpt").info["step"] == found["steps"]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("transport", ["shared_memory", "gloo"])
-def test_a_rank_that_is_frozen_is_named_after_launch_timeout(place, transport):
-    run, told = training(
-        place, f"frozen_{transport}", "launch.timeout=5", f"engine.transport={transport}"
+def test_a_rank_that_is_frozen_is_named_after_launch_timeout(base, transport):
+    run, output = training(
+        base, f"frozen_{transport}", "launch.timeout=5", f"engine.transport={transport}"
     )
     os.kill(ranks_of(run.pid)[1], signal.SIGSTOP)
     assert run.wait(timeout=120) == 1
-    assert told().splitlines()[-1] == (
+    assert output().splitlines()[-1] == (
         "error: rank 0 has waited for rank 1 for 5 seconds (launch.timeout): it is stopped or "
-        "stuck; raise "
-        "launch.timeout if it only needs longer"
+        "stuck; raise launch.timeout if it only needs longer"
     )
-    assert "Traceback" not in told()
+    assert "Traceback" not in output()
 
 
 def in_small_folder(folder, size, *arguments, cwd, **variables):
@@ -308,36 +307,35 @@ def in_small_folder(folder, size, *arguments, cwd, **variables):
 
 
 @pytest.mark.full
-def test_a_disk_that_fills_while_training_is_one_line(place):
-    (place / "disk").mkdir()
+def test_a_disk_that_fills_while_training_is_one_line(base):
+    (base / "disk").mkdir()
     said = in_small_folder(
-        place / "disk",
+        base / "disk",
         "48k",
         *ENDLESS,
-        *small(place / "logs"),
-        f"hydra.run.dir={place / 'disk/run'}",
+        *small(base / "logs"),
+        f"hydra.run.dir={base / 'disk/run'}",
         "trainer.log_every_n_steps=1",
-        cwd=place,
+        cwd=base,
     )
     assert said == [
-        f"error: the disk under {place / 'disk/run'} is full, or its quota is used up: make room "
-        "there, or choose another "
-        "hydra.run.dir"
+        f"error: the disk under {base / 'disk/run'} is full, or its quota is used up: make room "
+        "there, or choose another hydra.run.dir"
     ]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("size", ["64k", "600k"])
-def test_data_workers_without_shared_memory_are_one_line(place, size):
+def test_data_workers_without_shared_memory_are_one_line(base, size):
     said = in_small_folder(
         "/dev/shm",
         size,
         *ENDLESS,
-        *small(place / "logs", batch_size=2048, val_batch_size=2048),
+        *small(base / "logs", batch_size=2048, val_batch_size=2048),
         "trainer.devices=1",
-        f"hydra.run.dir={place / size}",
+        f"hydra.run.dir={base / size}",
         "dataset.num_workers=2",
-        cwd=place,
+        cwd=base,
     )
     (line,) = said
     assert (

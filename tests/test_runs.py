@@ -63,25 +63,25 @@ SCHEDULE = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def base(tmp_path_factory):
     """The data sets, and a directory per run."""
     return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
-def train(jobs, place):
+def train(jobs, base):
     """`train(name, *overrides)` on the generated logs: metrics; nothing but progress may be said on
     standard error.
     """
 
     def run(name, *overrides, world=2, data=None):
         found = jobs.train(
-            place / name,
-            *(small(place / "logs") if data is None else data),
+            base / name,
+            *(small(base / "logs") if data is None else data),
             *overrides,
             world=world,
         )
-        for file in (place / name).glob("rank*.err"):
+        for file in (base / name).glob("rank*.err"):
             assert [
                 line for line in file.read_text().splitlines() if not line.startswith(EXPECTED)
             ] == []
@@ -91,13 +91,13 @@ def train(jobs, place):
 
 
 @pytest.fixture(scope="module")
-def go_on(train, place):
+def go_on(train, base):
     """`go_on(name, other, *overrides)`: train on from the last checkpoint of the run `other`."""
 
     def run(name, other, *overrides, world=2):
         return train(
             name,
-            f"ckpt_path={place / other}/checkpoints/last.ckpt",
+            f"ckpt_path={base / other}/checkpoints/last.ckpt",
             *overrides,
             world=world,
             data=(),
@@ -106,9 +106,9 @@ def go_on(train, place):
     return run
 
 
-def last(place, name):
+def last(base, name):
     """The manifest of a run's last checkpoint."""
-    return read_manifest(Path(place, name, "checkpoints/last.ckpt"))
+    return read_manifest(Path(base, name, "checkpoints/last.ckpt"))
 
 
 # ---- plans and modes
@@ -134,15 +134,15 @@ def test_the_plan_does_not_change_the_model_by_a_bit(train, whole, plan):
     ("plan", "cells"),
     [("column_wise", 4), ("grid_shard", 8), ("row_wise", 2), ("table_row_wise", 2)],
 )
-def test_those_plans_really_cut(place, train, plan, cells):
+def test_those_plans_really_cut(base, train, plan, cells):
     world = 4 if HOSTS in SEVEN[plan] else 2
     train(f"cut_{plan}", f"+plan={plan}", *SEVEN[plan], "trainer.max_steps=1", world=world)
-    shards = last(place, f"cut_{plan}").info["plan"]["tables"]["C1"]["shards"]
+    shards = last(base, f"cut_{plan}").info["plan"]["tables"]["C1"]["shards"]
     assert len(shards) == cells and len({tuple(rectangle) for _, *rectangle in shards}) == cells
-    told = (place / f"cut_{plan}/rank0.out").read_text().partition("Ranks\n")[2].splitlines()
-    first = next(number for number, line in enumerate(told) if line.split()[:1] == ["0"])
-    heading = "\n".join(told[:first])
-    ranks = told[first : first + world]
+    printed = (base / f"cut_{plan}/rank0.out").read_text().partition("Ranks\n")[2].splitlines()
+    first = next(number for number, line in enumerate(printed) if line.split()[:1] == ["0"])
+    heading = "\n".join(printed[:first])
+    ranks = printed[first : first + world]
     assert ("plan's host" in heading) == (world == 4)
     assert world == 2 or [line.split()[2] for line in ranks] == ["0", "0", "1", "1"]
 
@@ -155,13 +155,13 @@ def test_without_a_plan_recapp_decides_and_the_model_stays_the_same(train):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_a_compiled_dense_part_trains_the_same_model_up_to_rounding(train, place):
+def test_a_compiled_dense_part_trains_the_same_model_up_to_rounding(train, base):
     plain = train("not_compiled", "+plan=row_wise")
     compiled = train("compiled", "+plan=row_wise", "engine.compile=true")
     assert compiled["val_log_loss"] == pytest.approx(plain["val_log_loss"], abs=1e-4)
     (said,) = [
         line
-        for line in (place / "compiled/rank0.err").read_text().splitlines()
+        for line in (base / "compiled/rank0.err").read_text().splitlines()
         if line.startswith("torch.compile has ")
     ]
     assert (
@@ -172,7 +172,7 @@ def test_a_compiled_dense_part_trains_the_same_model_up_to_rounding(train, place
     )
 
 
-def test_single_tables_and_globs_can_be_overridden(place, train):
+def test_single_tables_and_globs_can_be_overridden(base, train):
     train(
         "overridden",
         "+plan=mixed",
@@ -182,7 +182,7 @@ def test_single_tables_and_globs_can_be_overridden(place, train):
     )
     kinds = {
         name: table["sharding_type"]
-        for name, table in last(place, "overridden").info["plan"]["tables"].items()
+        for name, table in last(base, "overridden").info["plan"]["tables"].items()
     }
     assert (kinds["C1"], kinds["C2"], kinds["C3"], kinds["C20"], kinds["C26"]) == (
         "row_wise",
@@ -194,11 +194,11 @@ def test_single_tables_and_globs_can_be_overridden(place, train):
 
 
 @pytest.fixture(scope="module")
-def unique(place, train):
+def unique(base, train):
     """What pooled tables must come close to, in double and in single precision; and the sample
     data's settings.
     """
-    data = [*SAMPLE, f"dataset.path={place / 'sample'}"]
+    data = [*SAMPLE, f"dataset.path={base / 'sample'}"]
     return [
         validation(train("unique", "+plan=table_wise", "plan.mode=unique", *precision, data=data))
         for precision in (DOUBLE, [])
@@ -206,7 +206,7 @@ def unique(place, train):
 
 
 @pytest.mark.parametrize("asked", ["planner.mode=pooled", *(f"+plan={plan}" for plan in SEVEN)])
-def test_pooled_tables_train_the_same_model_up_to_rounding(place, train, unique, asked):
+def test_pooled_tables_train_the_same_model_up_to_rounding(base, train, unique, asked):
     plan = asked.partition("=")[2]
     more = (
         [f"+plan={plan}", *(x for x in SEVEN[plan] if x != CUT), "plan.mode=pooled"]
@@ -221,20 +221,20 @@ def test_pooled_tables_train_the_same_model_up_to_rounding(place, train, unique,
     for name in ("val_auc", "val_log_loss"):
         assert found[name] == pytest.approx(single[name], abs=SINGLE_APART)
     replicated = plan == "data_parallel"
-    assert {table["mode"] for table in last(place, "pooled").info["plan"]["tables"].values()} == {
+    assert {table["mode"] for table in last(base, "pooled").info["plan"]["tables"].values()} == {
         "replicated" if replicated else "pooled"
     }
 
 
-def test_on_the_sample_tables_mixed_cuts_rows_columns_and_nothing(place, train):
+def test_on_the_sample_tables_mixed_cuts_rows_columns_and_nothing(base, train):
     data = [
         *SAMPLE,
-        f"dataset.path={place / 'sample'}",
+        f"dataset.path={base / 'sample'}",
         "tables.max_rows=100001",
         "dataset.table_dims={large_table:128,wide_table:256,small_table:32}",
     ]
     found = train("mixed_sample", "+plan=mixed", "trainer.max_steps=5", "optimizer=sgd", data=data)
-    plan = last(place, "mixed_sample").info["plan"]["tables"]
+    plan = last(base, "mixed_sample").info["plan"]["tables"]
     assert {name: plan[name]["sharding_type"] for name in plan} == {
         "large_table": "row_wise",
         "wide_table": "column_wise",
@@ -246,17 +246,17 @@ def test_on_the_sample_tables_mixed_cuts_rows_columns_and_nothing(place, train):
 # ---- how long, how often
 
 
-def test_max_steps_lets_a_run_go_on_over_several_epochs(place, train):
+def test_max_steps_lets_a_run_go_on_over_several_epochs(base, train):
     found = train("epochs", "+plan=mixed", "trainer.max_steps=45")
-    assert found["steps"] == 45 and last(place, "epochs").info["position"] == {
+    assert found["steps"] == 45 and last(base, "epochs").info["position"] == {
         "epoch": 2,
         "batches": 5,
         "batch_size": 256,
     }
-    assert [row["step"] for row in validations(place, "epochs")] == ["19", "39", "44"]
+    assert [row["step"] for row in validations(base, "epochs")] == ["19", "39", "44"]
 
 
-def test_validation_every_n_steps_counts_across_epochs_with_its_own_batches(place, train):
+def test_validation_every_n_steps_counts_across_epochs_with_its_own_batches(base, train):
     train(
         "often",
         "+plan=mixed",
@@ -265,7 +265,7 @@ def test_validation_every_n_steps_counts_across_epochs_with_its_own_batches(plac
         "trainer.limit_val_batches=2",
         "dataset.val_batch_size=128",
     )
-    assert [row["step"] for row in validations(place, "often")] == [
+    assert [row["step"] for row in validations(base, "often")] == [
         "6",
         "13",
         "20",
@@ -276,38 +276,38 @@ def test_validation_every_n_steps_counts_across_epochs_with_its_own_batches(plac
     ]
 
 
-def test_training_stops_when_validation_has_stopped_growing(place, train):
+def test_training_stops_when_validation_has_stopped_growing(base, train):
     found = train("early", "+plan=mixed", "callbacks=early_stopping", "trainer.max_epochs=9")
-    aucs = [float(row["val_auc"]) for row in validations(place, "early")]
+    aucs = [float(row["val_auc"]) for row in validations(base, "early")]
     assert found["steps"] == 20 * len(aucs) < 180 and max(aucs) == found["val_auc"] == aucs[-3]
     assert found["checkpoint_step"] == found["steps"] - 40
     why = (
         f"step {found['steps']}/180: Monitored metric val_auc did not improve in the last 2 records"
     )
-    summary = (place / "early/rank0.out").read_text().partition("Summary")[2]
-    assert f"stopped early at {why}" in (place / "early/rank0.err").read_text() and found[
+    summary = (base / "early/rank0.out").read_text().partition("Summary")[2]
+    assert f"stopped early at {why}" in (base / "early/rank0.err").read_text() and found[
         "stopped"
     ].startswith(why)
     assert re.search(rf"^stopped early +{re.escape(why[:30])}", summary, re.MULTILINE)
     assert f".ckpt (step {found['checkpoint_step']} of {found['steps']})\n" in summary
 
 
-def test_the_best_checkpoint_is_kept_beside_the_last_and_the_metrics_are_its_own(place, train):
+def test_the_best_checkpoint_is_kept_beside_the_last_and_the_metrics_are_its_own(base, train):
     found = train("best", "+plan=mixed", "trainer.max_epochs=3")
-    aucs = [float(row["val_auc"]) for row in validations(place, "best")]
+    aucs = [float(row["val_auc"]) for row in validations(base, "best")]
     # a second epoch of this little data is one too many, and that is said
     assert aucs[0] == max(aucs) > aucs[2]
-    assert f"validation AUC fell from {aucs[0]:.4f} to " in (place / "best/rank0.err").read_text()
+    assert f"validation AUC fell from {aucs[0]:.4f} to " in (base / "best/rank0.err").read_text()
     assert found["checkpoint"].endswith("step_000020.ckpt") and found["val_auc"] == aucs[0]
-    assert last(place, "best").metrics["val_auc"] == aucs[2]
-    assert [path.name for path in find_checkpoints(place / "best")] == [
+    assert last(base, "best").metrics["val_auc"] == aucs[2]
+    assert [path.name for path in find_checkpoints(base / "best")] == [
         "step_000020.ckpt",
         "last.ckpt",
     ]
 
 
 @pytest.mark.parametrize("logger", ["csv", "tensorboard", "csv_and_tensorboard", "none"])
-def test_loggers_write_rates_and_metrics_where_they_are_wanted(place, train, logger):
+def test_loggers_write_rates_and_metrics_where_they_are_wanted(base, train, logger):
     train(
         f"log_{logger}",
         "+plan=mixed",
@@ -317,12 +317,12 @@ def test_loggers_write_rates_and_metrics_where_they_are_wanted(place, train, log
         *SCHEDULE,
     )
     wanted = {"csv", "tensorboard"} & set(logger.split("_and_"))
-    assert {path.name for path in (place / f"log_{logger}").iterdir() if path.is_dir()} == {
+    assert {path.name for path in (base / f"log_{logger}").iterdir() if path.is_dir()} == {
         "checkpoints",
         *wanted,
     }
     if "csv" in wanted:
-        with open(place / f"log_{logger}/csv/metrics.csv") as file:
+        with open(base / f"log_{logger}/csv/metrics.csv") as file:
             rates = [
                 {float(v) for k, v in row.items() if k.startswith("lr-") and v}
                 for row in csv.DictReader(file)
@@ -331,13 +331,13 @@ def test_loggers_write_rates_and_metrics_where_they_are_wanted(place, train, log
             pytest.approx([1e-3 * s / 10, 0.05 * s / 10]) for s in (2, 4)
         ]
     if "tensorboard" in wanted:
-        (events,) = (place / f"log_{logger}/tensorboard").glob("events.*")
+        (events,) = (base / f"log_{logger}/tensorboard").glob("events.*")
         assert b"val_auc" in events.read_bytes()
 
 
-def validations(place, name):
+def validations(base, name):
     """The rows of a run's CSV log that hold a validation."""
-    with open(place / name / "csv/metrics.csv") as file:
+    with open(base / name / "csv/metrics.csv") as file:
         return [row for row in csv.DictReader(file) if row["val_auc"]]
 
 
@@ -345,47 +345,47 @@ def validations(place, name):
 
 
 @pytest.fixture(scope="module")
-def unbroken(place, train):
+def unbroken(base, train):
     """Two epochs at a stretch; the metrics at their end."""
     train("unbroken", "+plan=mixed", *SCHEDULE, "trainer.max_epochs=2")
-    return last(place, "unbroken").metrics
+    return last(base, "unbroken").metrics
 
 
 @pytest.mark.parametrize(
     "stop", ["trainer.max_epochs=1", "trainer.max_steps=7", "trainer.max_steps=27"]
 )
 def test_going_on_gives_the_bits_of_the_unbroken_run_whatever_the_plan(
-    place, train, go_on, unbroken, stop
+    base, train, go_on, unbroken, stop
 ):
     train("stopped", "+plan=mixed", *SCHEDULE, stop)
-    assert last(place, "stopped").metrics != unbroken
+    assert last(base, "stopped").metrics != unbroken
     assert go_on("goes_on", "stopped", "trainer.max_epochs=2")["steps"] == 40
-    assert last(place, "goes_on").metrics == unbroken
+    assert last(base, "goes_on").metrics == unbroken
     go_on("goes_on_otherwise", "stopped", "trainer.max_steps=40", "+plan=column_wise", CUT)
-    assert last(place, "goes_on_otherwise").metrics == unbroken
+    assert last(base, "goes_on_otherwise").metrics == unbroken
 
 
 @pytest.mark.parametrize("world", [1, 4])
-def test_going_on_with_other_ranks_stays_close(place, train, go_on, unbroken, world):
+def test_going_on_with_other_ranks_stays_close(base, train, go_on, unbroken, world):
     train("stopped", "+plan=mixed", *SCHEDULE, "trainer.max_steps=33")
     go_on("goes_on", "stopped", "trainer.max_epochs=2", world=world)
-    assert last(place, "goes_on").metrics == pytest.approx(unbroken, rel=0.01)
+    assert last(base, "goes_on").metrics == pytest.approx(unbroken, rel=0.01)
 
 
-def test_going_on_in_the_same_directory_adds_to_it(place, train, go_on):
+def test_going_on_in_the_same_directory_adds_to_it(base, train, go_on):
     train("same", "+plan=mixed", "trainer.max_epochs=1")
-    first = metrics_of(place / "same")
+    first = metrics_of(base / "same")
     go_on("same", "same", "trainer.max_epochs=2")
-    assert verify(first["checkpoint"]) and last(place, "same").info["step"] == 40
+    assert verify(first["checkpoint"]) and last(base, "same").info["step"] == 40
     # its first epoch was the better one
-    assert metrics_of(place / "same")["val_auc"] == first["val_auc"]
+    assert metrics_of(base / "same")["val_auc"] == first["val_auc"]
 
 
 @pytest.mark.parametrize("stop", ["trainer.max_epochs=1", "trainer.max_steps=20"])
-def test_where_nothing_is_left_the_setting_to_raise_is_named(place, train, go_on, stop):
+def test_where_nothing_is_left_the_setting_to_raise_is_named(base, train, go_on, stop):
     first = train("over", "+plan=mixed", stop)
     found = go_on("nothing", "over")
-    said = (place / "nothing/rank0.out").read_text().splitlines()[0]
+    said = (base / "nothing/rank0.out").read_text().splitlines()[0]
     assert (
         said.startswith("nothing is left to train: ")
         and "20 steps behind it (1 epochs and 0 batches)" in said
@@ -397,19 +397,19 @@ def test_where_nothing_is_left_the_setting_to_raise_is_named(place, train, go_on
 # ---- evaluation
 
 
-def test_test_data_is_evaluated_where_it_was_named(place, train, jobs):
-    files = sorted((place / "logs").glob("*.parquet"))
+def test_test_data_is_evaluated_where_it_was_named(base, train, jobs):
+    files = sorted((base / "logs").glob("*.parquet"))
     train(
         "tested",
         "+plan=mixed",
         f"dataset.test_path=[{files[-2]},{files[-1]}]",
         f"dataset.val_path={files[-1]}",
     )
-    named = f"ckpt_path={place}/tested/checkpoints/last.ckpt"
-    found = jobs.evaluate(place / "test", named, "split=test")
+    named = f"ckpt_path={base}/tested/checkpoints/last.ckpt"
+    found = jobs.evaluate(base / "test", named, "split=test")
     assert found["split"] == "test" and not validation(found)
     other = jobs.evaluate(
-        place / "test_as_val",
+        base / "test_as_val",
         named,
         f"dataset.val_path=[{files[-2]},{files[-1]}]",
         "+plan=row_wise",
@@ -424,7 +424,7 @@ def test_test_data_is_evaluated_where_it_was_named(place, train, jobs):
 # ---- sweeps of other things than plans
 
 
-def test_a_sweep_over_ranks_and_seeds_compares_them(place, train):
+def test_a_sweep_over_ranks_and_seeds_compares_them(base, train):
     train("data", "trainer.max_steps=1")
     done = command(
         "train",
@@ -432,13 +432,13 @@ def test_a_sweep_over_ranks_and_seeds_compares_them(place, train):
         "+plan=row_wise",
         "trainer.devices=1,2,4",
         "seed=1,2",
-        *small(place / "logs"),
+        *small(base / "logs"),
         "trainer.max_steps=10",
-        f"hydra.sweep.dir={place}/sweep",
-        cwd=place,
+        f"hydra.sweep.dir={base}/sweep",
+        cwd=base,
     )
     assert done.code == 0, done.err
-    with open(place / "sweep/comparison.csv") as file:
+    with open(base / "sweep/comparison.csv") as file:
         rows = list(csv.DictReader(file))
     assert [(row["ranks"], row["seed"]) for row in rows] == [
         (r, s) for r, s in itertools.product("124", "12")

@@ -36,7 +36,7 @@ MEASURED = {
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def base(tmp_path, monkeypatch):
     """A working directory with a configuration beside it; ranks find the stand-in."""
     (tmp_path / "conf").mkdir()
     conf = standin_conf.write(tmp_path / "conf")
@@ -56,40 +56,40 @@ def run(*argv):
     return train.main(list(argv), worker="standin_worker")
 
 
-def test_a_run_writes_its_settings_with_absolute_paths_and_reports_as_json_alone(place, capfd):
+def test_a_run_writes_its_settings_with_absolute_paths_and_reports_as_json_alone(base, capfd):
     assert run("+plan=mixed", "dataset=other", "hydra.run.dir=out", "format=json") == 0
-    written = yaml.safe_load((place / "out/resolved.yaml").read_text())
-    assert written["dataset"]["path"] == [f"{place}/a", f"{place}/b/*.parquet"]
+    written = yaml.safe_load((base / "out/resolved.yaml").read_text())
+    assert written["dataset"]["path"] == [f"{base}/a", f"{base}/b/*.parquet"]
     assert written["choices"]["plan"] == "mixed" and written["plan"]["name"] == "mixed"
     (row,) = json.loads(capfd.readouterr().out)["rows"]
-    assert row == json.loads((place / "out/metrics.json").read_text())
+    assert row == json.loads((base / "out/metrics.json").read_text())
     assert row["val_auc"] == 0.75 and row["plan"] == "mixed"
 
 
-def test_a_run_that_could_not_begin_leaves_what_an_earlier_one_left(place):
-    (place / "out").mkdir()
+def test_a_run_that_could_not_begin_leaves_what_an_earlier_one_left(base):
+    (base / "out").mkdir()
     earlier = {"metrics.json": "{}", "resolved.yaml": "seed: 7"}
     for name, text in earlier.items():
-        (place / "out" / name).write_text(text)
+        (base / "out" / name).write_text(text)
     assert run("model=bad", "hydra.run.dir=out") == 1
     assert {
-        file.name: file.read_text() for file in (place / "out").iterdir() if file.name in earlier
+        file.name: file.read_text() for file in (base / "out").iterdir() if file.name in earlier
     } == earlier
-    assert (place / "out/error.json").exists() and not (place / "out/resolved.yaml.tmp").exists()
+    assert (base / "out/error.json").exists() and not (base / "out/resolved.yaml.tmp").exists()
 
 
 def test_what_an_earlier_run_left_is_not_taken_for_the_result_of_one_that_measured_nothing(
-    place, capfd
+    base, capfd
 ):
-    (place.parent / "conf/model/mute.yaml").write_text("ranks: [mute, fine]")
-    (place / "out").mkdir()
-    (place / "out/metrics.json").write_text('{"val_auc": 0.9}')
+    (base.parent / "conf/model/mute.yaml").write_text("ranks: [mute, fine]")
+    (base / "out").mkdir()
+    (base / "out/metrics.json").write_text('{"val_auc": 0.9}')
     assert run("model=mute", "hydra.run.dir=out", "format=json") == 1
     captured = capfd.readouterr()
     assert captured.out == "" and "the ranks ended without an error, but wrote no" in captured.err
 
 
-def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(place, capfd):
+def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(base, capfd):
     assert run("-m", "+plan=mixed,row_wise", "model=dlrm,bad", "hydra.sweep.dir=sweep") == 1
     captured = capfd.readouterr()
     assert captured.out.count("comparison.csv") == 4  # after each job
@@ -97,11 +97,11 @@ def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(place, capfd):
     assert [
         captured.err.count(
             f"error: rank 1 on {socket.gethostname()} (process "
-            f"{(place / f'sweep/{job}/pid1').read_text()}) failed: "
+            f"{(base / f'sweep/{job}/pid1').read_text()}) failed: "
         )
         for job in (1, 3)
     ] == [1, 1]
-    with (place / "sweep/comparison.csv").open() as file:
+    with (base / "sweep/comparison.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["job"], row["status"], row["plan"], row["model"]) for row in rows] == [
         ("0", "ok", "mixed", "dlrm"),
@@ -114,8 +114,8 @@ def test_a_sweep_goes_on_after_a_failing_job_and_compares_all(place, capfd):
         and rows[3]["val_auc"] == ""
         and "boom in rank 1" in rows[3]["error"]
     )
-    assert not list(place.glob("sweep/*/*/*torchelastic*")) and sorted(
-        p.name for p in place.iterdir()
+    assert not list(base.glob("sweep/*/*/*torchelastic*")) and sorted(
+        p.name for p in base.iterdir()
     ) == ["sweep"]
 
 
@@ -124,7 +124,7 @@ def rows_of(sweep):
         return [(row["job"], row["status"], row["val_auc"]) for row in csv.DictReader(file)]
 
 
-def test_a_sweep_where_an_earlier_one_was_compares_its_own_jobs(place, capfd, monkeypatch):
+def test_a_sweep_where_an_earlier_one_was_compares_its_own_jobs(base, capfd, monkeypatch):
     where = ("trainer.devices=1", "hydra.sweep.dir=sweep")
     assert run("-m", "seed=1,2,3", *where) == 0
     capfd.readouterr()
@@ -133,20 +133,20 @@ def test_a_sweep_where_an_earlier_one_was_compares_its_own_jobs(place, capfd, mo
     monkeypatch.setattr(
         train,
         "run_on_ranks",
-        lambda *given: while_it_ran.append(rows_of(place / "sweep")) or launch(*given),
+        lambda *given: while_it_ran.append(rows_of(base / "sweep")) or launch(*given),
     )
     assert run("-m", "seed=5,6", *where) == 0
     assert while_it_ran == [[("0", "running", "")], [("0", "ok", "0.75"), ("1", "running", "")]]
-    assert rows_of(place / "sweep") == [("0", "ok", "0.75"), ("1", "ok", "0.75")]
+    assert rows_of(base / "sweep") == [("0", "ok", "0.75"), ("1", "ok", "0.75")]
     first, _, _ = capfd.readouterr().out.partition("seed=6")
     assert "seed=2" not in first  # the table after the first job has that one alone
-    assert "Varied: seed (5, 6)." in (place / "sweep/report.html").read_text()
+    assert "Varied: seed (5, 6)." in (base / "sweep/report.html").read_text()
     # what recapp.report shows later
-    assert [job.name for job in comparison.jobs_of(place / "sweep")] == ["0", "1"]
+    assert [job.name for job in comparison.jobs_of(base / "sweep")] == ["0", "1"]
 
 
 @pytest.mark.full
-def test_a_sweep_as_json_is_one_document_at_its_end(place, capfd):
+def test_a_sweep_as_json_is_one_document_at_its_end(base, capfd):
     assert run("-m", "seed=1,2", "trainer.devices=1", "format=json", "hydra.sweep.dir=sweep") == 0
     rows = json.loads(capfd.readouterr().out)["rows"]
     assert [(row["job"], row["seed"], row["ranks"], row["status"]) for row in rows] == [
@@ -156,7 +156,7 @@ def test_a_sweep_as_json_is_one_document_at_its_end(place, capfd):
 
 
 @pytest.mark.full
-def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
+def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(base):
     sweep = subprocess.Popen(
         [
             sys.executable,
@@ -173,7 +173,7 @@ def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
         start_new_session=True,
     )
     end = time.monotonic() + 60
-    files = [place / f"sweep/0/pid{rank}" for rank in (0, 1)]
+    files = [base / f"sweep/0/pid{rank}" for rank in (0, 1)]
     while not all(file.exists() and file.read_text() for file in files):
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -181,8 +181,8 @@ def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
     said, _ = sweep.communicate(timeout=60)
     assert sweep.returncode == 130
     assert "Traceback" not in said and said.endswith("interrupted\n")
-    assert not (place / "sweep/1").exists()
-    with (place / "sweep/comparison.csv").open() as file:
+    assert not (base / "sweep/1").exists()
+    with (base / "sweep/comparison.csv").open() as file:
         assert [(row["job"], row["status"], row["error"]) for row in csv.DictReader(file)] == [
             ("0", "stopped", "interrupted")
         ]
@@ -190,7 +190,7 @@ def test_ctrl_c_ends_all_ranks_and_starts_no_other_job(place):
 
 
 @pytest.mark.full
-def test_ranks_started_by_torchrun_share_one_directory(place):
+def test_ranks_started_by_torchrun_share_one_directory(base):
     ran = subprocess.run(
         [
             sys.executable,
@@ -208,7 +208,7 @@ def test_ranks_started_by_torchrun_share_one_directory(place):
         text=True,
     )
     assert ran.returncode == 0, ran.stderr
-    (metrics,) = place.glob("outputs/*/*/metrics.json")
+    (metrics,) = base.glob("outputs/*/*/metrics.json")
     assert {file.name for file in metrics.parent.iterdir()} == {
         ".hydra",
         "resolved.yaml",
@@ -282,8 +282,7 @@ def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
     header, first, *_ = path.read_text().splitlines()
     assert header == (
         "job,status,plan,seed,ranks,step_ms,step_ms_q1,step_ms_q3,samples_per_second,"
-        "val_auc,val_log_loss,"
-        "bytes_per_rank,bytes_exchanged_per_step,error"
+        "val_auc,val_log_loss,bytes_per_rank,bytes_exchanged_per_step,error"
     )
     assert (
         first == "0,ok,table_row_wise,1,2,1234.5,1200.25,1300.0,1234567.0,0.7580123,0.4892,"

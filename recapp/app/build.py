@@ -1,4 +1,4 @@
-"""From settings to objects: tables, schema, rule, data module, model, module.
+"""From settings to objects: what a run is made of, except its strategy and trainer.
 
     settings (plain dict) -> tables, row rule, statistics, data module, model, module
 
@@ -37,17 +37,23 @@ PAYLOADS: dict[str, torch.dtype | None] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-"""`engine.payload`; other values are refused before ranks start."""
+"""The type of each value of `engine.payload`; None is the type of the computation."""
 
 
 def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
-    """Call the constructor that `_target_` names with the other keys as arguments.
+    """Call the constructor that `_target_` names, with the other keys as arguments.
 
-    Plain values in, plain errors out: Hydra's own `instantiate` would hand over its list type and
-    wrap what a constructor raises.
+    Hydra's own `instantiate` would pass its list type instead of plain lists and wrap what a
+    constructor raises.
+
+    Args:
+        settings: The constructor and its arguments.
+        setting: The dotted name of `settings`, for errors.
+        args: Arguments that recapp passes by position.
+        extra: Arguments that recapp passes by name.
 
     Raises:
-        ConfigError: there is no such constructor, it takes no such argument, or refuses its value.
+        ConfigError: There is no such constructor, it takes no such argument, or refuses its value.
     """
     wanted = {k: v for k, v in settings.items() if k != "_target_"}
     target = find_constructor(str(settings.get("_target_")), setting)
@@ -59,8 +65,18 @@ def make(settings: Settings, setting: str, *args: Any, **extra: Any) -> Any:
 
 
 def construct(target: Any, setting: str, *args: Any, **extra: Any) -> Any:
-    """Call a constructor; what others than recapp refuse with exceptions of their own is still a
-    mistake in the settings.
+    """Call a constructor, and turn what it raises into a ConfigError.
+
+    Exceptions of libraries are mistakes in the settings as well.
+
+    Args:
+        target: The constructor.
+        setting: The dotted name of its settings, for errors.
+        args: Its arguments by position.
+        extra: Its arguments by name.
+
+    Raises:
+        ConfigError: The constructor refuses its arguments.
     """
     try:
         return target(*args, **extra)
@@ -72,15 +88,15 @@ def construct(target: Any, setting: str, *args: Any, **extra: Any) -> Any:
 
 
 def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[EmbeddingBagConfig]:
-    """The tables of the model.
+    """Return the tables of the model.
 
     Args:
-        settings: `tables` and `dataset`.
-        of_dataset: whether the data set must have what listed tables read; on paper nothing is
-            read.
+        settings: `tables` and `dataset` of a command.
+        of_dataset: Whether the data set must have the features that listed tables read; a plan on
+            paper reads no data.
 
     Raises:
-        ConfigError: a table reads a feature that the data set does not have.
+        ConfigError: A table reads a feature that the data set does not have.
     """
     tables = settings["tables"]
     features = schema_from(settings).sparse
@@ -92,9 +108,8 @@ def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[Embeddi
             if of_dataset and feature not in features:
                 raise ConfigError(
                     f"tables.{table.name} reads feature {feature}, which the data set does not "
-                    "have; "
-                    f"{suggest(feature, features)}; "
-                    "use tables=from_dataset or the data set these tables are for (dataset=sample)"
+                    f"have; {suggest(feature, features)}; use tables=from_dataset or the data set "
+                    "these tables are for (dataset=sample)"
                 )
     return made
 
@@ -131,10 +146,10 @@ def _tables_of_dataset(
 
 
 def counts_ids(settings: Settings) -> bool:
-    """Whether tables get their sizes from the ids that are there.
+    """Return whether tables get their sizes from the distinct ids of the training rows.
 
-    Hashed ones do, where neither cardinality nor table_rows says more. Not those of generated data,
-    whose `table_rows` say what is generated.
+    That is so for hashed tables of which neither `cardinality` nor `table_rows` gives a size,
+    except on generated data, whose `table_rows` define what is generated.
     """
     tables = settings["tables"]
     dataset = settings["dataset"]
@@ -146,7 +161,11 @@ def counts_ids(settings: Settings) -> bool:
 
 
 def build_rule(settings: Settings) -> RowRule:
-    """What happens to touched rows."""
+    """Return the row rule: what an update does to a row.
+
+    Raises:
+        ConfigError: What `optimizer.sparse._target_` names makes no row rule.
+    """
     wanted = settings["optimizer"]["sparse"]
     target = find_constructor(str(wanted.get("_target_")), "optimizer.sparse")
     rule = (
@@ -157,8 +176,7 @@ def build_rule(settings: Settings) -> RowRule:
     if not isinstance(rule, RowRule):
         raise ConfigError(
             f"optimizer.sparse._target_={wanted['_target_']}: must make a row rule, as those of "
-            "recapp.optim.rules "
-            "do: sgd, adagrad, rowwise_adagrad, adam"
+            "recapp.optim.rules do: sgd, adagrad, rowwise_adagrad, adam"
         )
     return rule
 
@@ -166,8 +184,8 @@ def build_rule(settings: Settings) -> RowRule:
 def build_statistics(
     settings: Settings, tables: Sequence[EmbeddingBagConfig]
 ) -> dict[str, TableStatistics]:
-    """Id statistics of the data set's first training rows; nothing where its files are not
-    there.
+    """Return id statistics of the data set's first training rows, by table; nothing where its files
+    do not exist.
     """
     data = build_data(settings)
     features = {f for t in tables for f in t.feature_names}
@@ -186,12 +204,16 @@ def build_model(
     *,
     on_paper: bool = False,
 ) -> nn.Module:
-    """The model, its tables on the meta device: those of the settings unless others are given. On
-    paper all of it is there.
+    """Return the model, its tables on the meta device.
+
+    Args:
+        settings: Those of a command.
+        tables: The tables; None takes those of the settings.
+        on_paper: Whether the dense part is on the meta device, too.
 
     Raises:
-        ConfigError: the dense part is larger than this rank's memory, or what `_target_` names
-            makes no module.
+        ConfigError: The dense part is larger than this rank's memory, or what `model._target_`
+            names makes no module.
     """
     made = build_tables(settings) if tables is None else list(tables)
     dense = len(schema_from(settings).dense)
@@ -217,12 +239,12 @@ def build_model(
 
 
 def build_data(settings: Settings, sized: Callable[[], object] | None = None) -> ClickData:
-    """Where rows come from.
+    """Return the data module.
 
     Args:
-        settings: where tables are to be sized by their ids, `dataset.table_rows` is set in them
-            once the training rows are there, so that the model, checkpoints and all others agree.
-        sized: called then.
+        settings: Those of a command. Where tables are sized by their ids, `dataset.table_rows` is
+            set in them once the training rows were counted, so that model and checkpoints agree.
+        sized: Called after that; None where nobody waits for it.
     """
     dataset = settings["dataset"]
     rows = None
@@ -241,15 +263,16 @@ def build_data(settings: Settings, sized: Callable[[], object] | None = None) ->
         schema_from(settings),
         settings["seed"],
         prepare,
-        take_table_rows=rows,
-        most_rows=settings["tables"].get("max_rows"),
+        set_table_rows=rows,
+        max_table_rows=settings["tables"].get("max_rows"),
     )
 
 
 def size_on_paper(settings: Settings) -> str:
-    """Size tables by their ids as training would, where the data are there; says what was assumed.
+    """Size tables by their ids as training would, and return a note of what was assumed or counted.
 
-    Without a look at the data where `statistics` says so.
+    Nothing is counted where `statistics=assumed`, or where the data do not exist. The note is empty
+    where sizes do not depend on ids.
     """
     if not counts_ids(settings):
         return ""
@@ -268,7 +291,7 @@ def size_on_paper(settings: Settings) -> str:
 
 
 def write_generated(dataset: Settings) -> None:
-    """Write the data set that the settings describe, unless it is there; progress is shown."""
+    """Write the data set that the settings describe, unless it exists; progress is shown."""
     kind, wanted = writer_arguments(dataset["generate"], dataset["table_rows"])
     with console.progress(
         f"writing {console.short_path(dataset['path'])}", wanted["rows"]
@@ -285,15 +308,16 @@ def write_generated(dataset: Settings) -> None:
         )
 
 
-def hidden_model_auc(settings: Settings, val_rows: int) -> float | None:
-    """What the model that drew the labels scores on the rows that validated.
+def click_model_auc(settings: Settings, val_rows: int) -> float | None:
+    """Return the AUC of the click model that drew the labels, on the rows that validated.
 
-    None where the data set was not generated, where its generator scored other rows (both validate
-    on the last rows, so their number tells), or where those are of one class.
+    It is None where the data set was not generated, where the click model was measured on other
+    rows (both validate on the last rows, so their numbers are compared), or where those rows are of
+    one class.
 
     Args:
-        settings: `dataset` and `trainer`.
-        val_rows: rows that were cut off to validate on.
+        settings: `dataset` and `trainer` of the run.
+        val_rows: The rows that were cut off to validate on.
     """
     dataset = settings["dataset"]
     limit = settings["trainer"].get("limit_val_batches")
@@ -305,7 +329,7 @@ def hidden_model_auc(settings: Settings, val_rows: int) -> float | None:
 
 
 def build_module(settings: Settings) -> ClickModule:
-    """Loss, optimiser and metrics around the model."""
+    """Return the LightningModule: loss, optimiser and metrics around the model."""
     optimizer = dict(settings["optimizer"])
     return ClickModule(
         lambda: build_model(settings),

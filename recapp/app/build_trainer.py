@@ -2,8 +2,8 @@
 
     settings.callbacks, .logger, .trainer -> [Callback], [Logger], Trainer
 
-What Lightning offers is taken as it is. What would do half of its work where tables are no
-parameters, or watch a metric that nobody measures, is refused here with what to use instead.
+What Lightning offers is used unchanged. A callback that would do half of its work where tables are
+no parameters, or monitor a metric that nobody measures, is refused here with what to use instead.
 """
 
 import re
@@ -34,10 +34,10 @@ from recapp.settings.check_settings import find_constructor
 from recapp.trainer.curves import CSVCurves
 from recapp.trainer.strategy import EmbeddingShardingStrategy, check_precision
 
-SAID_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar")
-"""Of `trainer`: what Lightning is given follows from the ranks that run and the callbacks."""
+SET_BY_RECAPP = ("devices", "accelerator", "enable_progress_bar")
+"""Settings of `trainer` that Lightning does not get: its values follow from ranks and callbacks."""
 _AVERAGES = "it averages parameters, and tables are none: half of the model would be an average"
-NOT_OF_TABLES = {  # of Lightning's callbacks: why
+NOT_OF_TABLES = {  # Lightning's callbacks that cannot be used: why
     "StochasticWeightAveraging": _AVERAGES,
     "WeightAveraging": _AVERAGES,
     "EMAWeightAveraging": _AVERAGES,
@@ -57,11 +57,12 @@ NOT_OF_TABLES = {  # of Lightning's callbacks: why
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Inside, what Lightning finds wrong with its settings once it knows the data is an error for
-    people.
+    """Turn what Lightning finds wrong with its settings inside of the block into an error of one
+    line.
 
     Raises:
-        ConfigError: such as a share of the batches that is less than one batch.
+        ConfigError: A setting does not fit the data, such as a share of the batches that is less
+            than one batch.
     """
     try:
         yield
@@ -70,14 +71,23 @@ def in_one_line() -> Iterator[None]:
 
 
 def build_callbacks(settings: Settings, folder: Path, *, logging: bool) -> list[Callback]:
-    """Those of `conf/callbacks`; checkpoints go to `folder`."""
+    """Return the callbacks of `conf/callbacks`.
+
+    Args:
+        settings: Those of a run.
+        folder: The directory of checkpoints.
+        logging: Whether there is a logger.
+
+    Raises:
+        ConfigError: A callback cannot be used here, or its settings are wrong.
+    """
     made: list[Callback] = []
     measured = {
         f"val_{name}": metric
         for name, metric in click_metrics(settings["metrics"]["names"]).items()
     }
     targets = [str(wanted.get("_target_")) for wanted in settings["callbacks"].values()]
-    # others may log what they like
+    # callbacks of others may log metrics of their own
     all_known = all(target.startswith(("lightning.", "recapp.")) for target in targets)
     for name, wanted in settings["callbacks"].items():
         kind = find_constructor(str(wanted.get("_target_")), f"callbacks.{name}")
@@ -108,8 +118,10 @@ def _is(kind: Any, base: type) -> bool:
 
 
 def _refuse_callback(kind: Any, setting: str) -> None:
-    """Raises ConfigError for those of Lightning's that would do half of their work here, with what
-    to use instead.
+    """Check that a callback is none of Lightning's that would do half of their work here.
+
+    Raises:
+        ConfigError: It is one of them; the error names what to use instead.
     """
     for base in getattr(kind, "__mro__", ()):
         if base.__module__.startswith("lightning.") and base.__name__ in NOT_OF_TABLES:
@@ -121,15 +133,19 @@ def _refuse_callback(kind: Any, setting: str) -> None:
 def _check_monitor(
     callback: Callback, setting: str, measured: Mapping[str, Metric], all_known: bool
 ) -> None:
-    """Raises ConfigError where a callback watches what is not measured, or takes worse for better.
+    """Check that a callback monitors a metric that is measured, and takes larger for better where
+    it is.
 
-    Lightning would find the one out after the first epoch, and the other never.
+    Lightning would find the first mistake after the first epoch, and the second never.
 
     Args:
-        callback: to be looked at.
-        setting: that it is made of.
-        measured: what validation measures.
-        all_known: whether nothing else is measured, because no callback is the user's own.
+        callback: The callback.
+        setting: The dotted name of its settings.
+        measured: The metrics of validation, by name.
+        all_known: Whether nothing else is measured, because no callback is the user's own.
+
+    Raises:
+        ConfigError: The metric is not measured, or the mode is the wrong one.
     """
     monitor = getattr(callback, "monitor", None)
     mode = getattr(callback, "mode", None)
@@ -146,17 +162,19 @@ def _check_monitor(
         )
     better = _better(measured[monitor])
     if mode in ("min", "max") and better is not None and mode != better:
-        said = "larger" if better == "max" else "smaller"
+        word = "larger" if better == "max" else "smaller"
         raise ConfigError(
-            f"{setting}.mode={mode}: a {said} {monitor} is better; set {setting}.mode={better}"
+            f"{setting}.mode={mode}: a {word} {monitor} is better; set {setting}.mode={better}"
         )
 
 
 def _check_filename(
     callback: ModelCheckpoint, setting: str, measured: Mapping[str, Metric], all_known: bool
 ) -> None:
-    """Raises ConfigError for a pattern of file names that cannot be filled in, or gives the name of
-    what training goes on from.
+    """Check a pattern of checkpoint file names.
+
+    Raises:
+        ConfigError: It cannot be filled in, or it gives the name `last.ckpt`.
     """
     numbers = {"epoch": 0, "step": 0, **dict.fromkeys(measured, 0.5)}
     pattern = callback.filename or ""
@@ -182,8 +200,7 @@ def _check_filename(
     if name.startswith("last.ckpt") or "/" in pattern:
         raise ConfigError(
             f"{setting}={pattern}: must be a name of its own beside last.ckpt, which is kept in "
-            "any case; "
-            "such as step_{step:06d}"
+            "any case; such as step_{step:06d}"
         )
 
 
@@ -192,15 +209,18 @@ def _better(metric: Metric) -> str | None:
 
 
 def has_bar(callbacks: Iterable[Callback]) -> bool:
-    """Whether one of Lightning's progress bars was chosen, which takes the place of recapp's
-    own.
-    """
+    """Return whether one of Lightning's progress bars was chosen, which replaces recapp's own."""
     return any(isinstance(callback, ProgressBar) for callback in callbacks)
 
 
 def build_loggers(settings: Settings, folder: Path) -> list[Logger]:
-    """Those of `conf/logger`, below `folder`. Where a run goes on from a checkpoint of its own, its
-    curve goes on too.
+    """Return the loggers of `conf/logger`, which write below a directory.
+
+    Where a run resumes from a checkpoint below that directory, its curve is continued.
+
+    Args:
+        settings: Those of a run.
+        folder: The directory of the run.
     """
     made = [
         make(wanted, f"logger.{name}", save_dir=str(folder))
@@ -215,8 +235,8 @@ def build_loggers(settings: Settings, folder: Path) -> list[Logger]:
 
 
 def length(trainer: Settings) -> tuple[int, int]:
-    """Epochs and steps after which training ends, -1 for no such end; where nothing is said, one
-    epoch.
+    """Return the epochs and the steps after which training ends, -1 for no such end; one epoch
+    where neither is set.
     """
     steps = trainer.get("max_steps")
     epochs = trainer.get("max_epochs")
@@ -233,9 +253,20 @@ def build_trainer(
     *,
     ranks: tuple[int, int],
 ) -> Trainer:
-    """Lightning's Trainer for one of `ranks`: so many on each host, so many hosts."""
+    """Return Lightning's Trainer of this rank.
+
+    Args:
+        settings: Those of a run.
+        strategy: What shards the tables.
+        callbacks: All callbacks.
+        loggers: All loggers.
+        ranks: The number of ranks on each host, and the number of hosts.
+
+    Raises:
+        ConfigError: A setting of `trainer` has a value that Lightning refuses.
+    """
     wanted = {
-        k: v for k, v in settings["trainer"].items() if v is not None and k not in SAID_BY_RECAPP
+        k: v for k, v in settings["trainer"].items() if v is not None and k not in SET_BY_RECAPP
     }
     wanted["max_epochs"], wanted["max_steps"] = length(wanted)
     if isinstance(wanted.get("val_check_interval"), int):

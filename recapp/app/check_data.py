@@ -1,8 +1,8 @@
-"""What is looked at before ranks are started, so that a mistake costs a second and not the start of
-every rank.
+"""Checks of the data before ranks are started, so that a mistake costs a second and not the start
+of every rank.
 
-settings, checkpoint  ->  settings as the checkpoint's model needs them      as_trained
-settings, files       ->  nothing, or the one line that a rank would say     check_data
+    settings, checkpoint  ->  settings that fit the checkpoint's model              match_checkpoint
+    settings, files       ->  nothing, or the error that a rank would have raised   check_data
 """
 
 from collections.abc import Mapping
@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 
 
 def check_data(config: Mapping[str, Any]) -> None:
-    """Refuse, before ranks are started, what each of them would refuse some seconds later.
+    """Check, before ranks are started, what each of them would refuse some seconds later.
 
-    That is: columns that cannot be, no label, files that are not there or are no Parquet files,
-    columns that the first file lacks, text in its first row group where a table takes ids for rows,
-    other data where some are to be generated, too few lanes. Files are not looked at where others
-    have started the ranks: they may lie on the ranks' hosts only.
+    That is: impossible columns, no label, files that do not exist or are no Parquet files, columns
+    that the first file lacks, text in its first row group where a table takes ids for rows, other
+    data where some are to be generated, too few lanes. Files are not looked at where the ranks were
+    started from outside: they may lie on the ranks' hosts only.
+
+    Args:
+        config: The settings of a run.
 
     Raises:
-        ConfigError, DataError: As a rank would say it.
+        ConfigError, DataError: The error that a rank would raise.
     """
     from recapp.dataset.schema import NO_LABEL, check_sizes, schema_from
 
@@ -61,7 +64,7 @@ def check_data(config: Mapping[str, Any]) -> None:
 
 
 def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
-    """Files are there, and the first that has rows is what the schema says."""
+    """Check that files exist, and that the first one with rows has the columns of the schema."""
     from recapp.dataset.files import file_names
     from recapp.dataset.source import open_files, text_that_must_be_integers
 
@@ -76,13 +79,17 @@ def _check_files(paths: Any, schema: "Schema", setting: str) -> None:
         check_ids(source, schema, texts)
 
 
-def as_trained(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:
-    """Settings that go with a checkpoint, with what its model needs to see the same ids in tables
-    of the same size.
+def match_checkpoint(settings: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:
+    """Return settings under which a checkpoint's model reads the same ids into tables of the same
+    size.
 
     Tables that would be sized by the ids of the data set keep the checkpoint's sizes. A checkpoint
-    of a recapp that did not say how it read text ids read all of them as hexadecimal: so they are
-    read again, which is noted.
+    of an earlier recapp does not say how it read text ids; it read all of them as hexadecimal, so
+    they are read in this way again, which is noted.
+
+    Args:
+        settings: Those of a run that loads the checkpoint.
+        manifest: That of the checkpoint.
 
     Raises:
         CheckpointError: Text ids would be read otherwise than they were in training.

@@ -1,4 +1,4 @@
-"""The settings of a command, checked before anything is started."""
+"""The check of a command's settings before anything is started, sharding types included."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,15 +10,17 @@ from recapp.settings import check_settings
 def checked(
     settings: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Check the settings of a command, the names of sharding types included.
+    """Return the settings of a command, checked, defaults filled in.
 
     Args:
-        settings: As `check_settings.checked` takes them, which does all but the names of types.
+        settings: As `check_settings.checked` takes them, which checks all but the names of sharding
+            types.
         command: The name of the command.
-        overrides: What its command line says; None where nothing is known of it.
+        overrides: What its command line sets; None where nothing is known of it.
 
     Raises:
-        ConfigError: It names the setting, the value, what is allowed and what is close.
+        ConfigError: A setting is wrong; the error names the setting, the value, what is allowed and
+            what is close.
     """
     found = check_settings.checked(settings, command, overrides)
     plan = found.get("plan")

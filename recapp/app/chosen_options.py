@@ -13,9 +13,9 @@ from recapp.app.compose import (
     choices,
     compose,
     overrides_that_choose,
-    own_settings,
     to_plain,
     with_absolute_paths,
+    without_hydra,
 )
 from recapp.settings.option_files import Folders, option_file
 
@@ -24,9 +24,9 @@ def option_settings(group: str, option: str, folders: Folders = ()) -> dict[str,
     """Return the settings of one option, plain and resolved.
 
     Args:
-        group: Of the option.
-        option: One that is there.
-        folders: Where options are looked for beside recapp's own.
+        group: The group of the option.
+        option: The name of an option that exists.
+        folders: Directories in which options are looked for beside recapp's own.
     """
     whole = OmegaConf.create({group: OmegaConf.load(str(option_file(group, option, folders)))})
     plain: Any = OmegaConf.to_container(whole, resolve=True)
@@ -35,14 +35,16 @@ def option_settings(group: str, option: str, folders: Folders = ()) -> dict[str,
 
 
 def command_settings(command: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a command under some overrides, plain, paths as they are written."""
-    return to_plain(own_settings(compose(command, overrides)))
+    """Return the settings of a command under some overrides as plain values, with paths as they are
+    written.
+    """
+    return to_plain(without_hydra(compose(command, overrides)))
 
 
 def default_settings(chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings of a training run whose command line chooses some options and nothing
-    else, as the run leaves them.
+    """Return the settings of a training run whose command line chooses some options and sets
+    nothing else, as the run writes them.
     """
     config = compose("train", overrides_that_choose(chosen, "train"))
-    settings = to_plain(own_settings(config), whole=False)
+    settings = to_plain(without_hydra(config), whole=False)
     return with_absolute_paths(settings) | {"choices": choices(config.hydra)}

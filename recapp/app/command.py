@@ -1,12 +1,12 @@
-"""What all commands have in common: `python -m recapp.<command> [verb] key=value ...`.
+"""The course of every command: `python -m recapp.<command> [verb] key=value ...`.
 
     argv -> verb | Hydra: conf/<command>.yaml and overrides -> plain settings, Job
          -> the command's task -> exit code
 
-Hydra composes the settings and runs one job, or with `-m` one after another. What it would say
-about a mistake (a traceback, five lines of advice) becomes one line that names the setting and its
-close matches; the exit code is then 1. A job that fails is reported when it fails and the next job
-of a sweep starts; a signal ends them all, with code 130 for Ctrl-C and 143 for SIGTERM.
+Hydra composes the settings and runs one job, or with `-m` one after another. What it prints about a
+mistake (a traceback, five lines of advice) becomes one line that names the setting and its close
+matches; the exit code is then 1. A job that fails is reported when it fails and the next job of a
+sweep starts; a signal ends them all, with code 130 for Ctrl-C and 143 for SIGTERM.
 
 Only Hydra is imported here: `--help` and a misspelt setting are answered before torch could be
 loaded.
@@ -35,7 +35,7 @@ from recapp.app import compose
 from recapp.app.checked_settings import checked
 from recapp.app.command_line import (
     HELP,
-    directory_of,
+    directory_overrides,
     flags_and_overrides,
     help_of,
     hydra_process,
@@ -60,10 +60,10 @@ from recapp.reporting.lock import locked, locked_as_named
 from recapp.settings import option_files
 from recapp.settings.option_files import named_folders
 
-# in the directory of a job that failed: {"error": its one line}; of a stopped one "status" as well
+# in the directory of a job that failed: {"error": its one line}; with "status" where it was stopped
 ERROR_FILE = "error.json"
 INTERRUPTED = 128 + signal.SIGINT
-RANKS_PER_CORE = 4  # more of them deserve a word
+RANKS_PER_CORE = 4  # more of them are noted
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,16 @@ class Job:
     """One run of a command.
 
     Args:
-        directory: Where it writes (absolute).
-        overrides: What the command line says beside the defaults, as typed: `+plan=mixed`,
+        directory: The directory in which it writes (absolute).
+        overrides: What the command line sets beside the defaults, as typed: `+plan=mixed`,
             `seed=2`.
         choices: The option chosen of each configuration group: `{"model": "dlrm", "plan":
             "mixed"}`.
         verb: The word behind the command; empty for commands without verbs.
-        number: Which job of a sweep it is, counted from 0; None outside of sweeps.
+        number: The number of the job in a sweep, counted from 0; None outside of sweeps.
         sweep: The directory of the sweep; None outside of sweeps.
-        folders: Of the command line's `--config-dir`: options are looked for there too.
+        folders: The directories of the command line's `--config-dir`: options are looked for there
+            too.
     """
 
     directory: Path
@@ -103,7 +104,7 @@ def run(
     after: Callable[[Job], None] | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Runs a command and answers its exit code.
+    """Run a command and return its exit code.
 
     Args:
         name: The command: its settings are `conf/<name>.yaml`, its module is `recapp.<name>`.
@@ -127,7 +128,7 @@ def run(
         flags, overrides = flags_and_overrides(arguments)
         folders = named_folders(flags)
         first = (
-            *directory_of(writes, overrides),
+            *directory_overrides(writes, overrides),
             *compose.stored_choices(name, overrides, folders),
         )
         if is_sweep(flags):
@@ -147,33 +148,35 @@ def run(
     except (HydraException, OmegaConfBaseException) as error:
         known = compose.known_settings(name, arguments)
         report(ConfigError(compose.in_one_line(error, known)), error)
-    except OSError as error:  # of Hydra's: a job's own are caught where it runs
-        said = (
+    except OSError as error:  # raised by Hydra: those of a job are caught where it runs
+        text = (
             f"{error.filename}: cannot be written ({error.strerror}): choose another "
             "hydra.run.dir or hydra.sweep.dir"
         )
-        report(ConfigError(said), error)
+        report(ConfigError(text), error)
     except Exception as error:
         report(ConfigError(str(error)) if _raised_by_hydra(error) else error, error)
     return 1
 
 
 def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any]:
-    """Runs a job on ranks of its own; where this process is one of several ranks already, its part
+    """Run a job on ranks and return its metrics.
+
+    The ranks are started here; where this process is one of several ranks already, it runs its part
     of the job.
 
     Args:
         config: The settings, resolved; they become `resolved.yaml` in the job's directory once it
             writes there.
         job: Where the ranks write.
-        module: What a rank runs: it has `run(config, directory)`, and its `__main__` calls
-            `rank_main(run)`.
+        module: The module that a rank runs: it has `run(config, directory)`, and its `__main__`
+            calls `rank_main(run)`.
 
     Returns:
         What rank 0 has left in `metrics.json`; nothing for other ranks.
 
     Raises:
-        RecappError: A setting that cannot be, or what a rank has raised.
+        RecappError: A setting is not allowed, or a rank has raised it.
         Stopped: A signal has ended the run; what it has left of checkpoints, curves and metrics is
             in its directory.
     """
@@ -185,8 +188,7 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
     )
     if ranks > RANKS_PER_CORE * (cores := len(os.sched_getaffinity(0))):
         note(
-            f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks "
-            "share; "
+            f"trainer.devices={ranks}: there are {cores} cores here, which that many ranks share; "
             "fewer are faster"
         )
     written = record.written_at(job.directory)
@@ -227,10 +229,14 @@ def run_on_ranks(config: dict[str, Any], job: Job, module: str) -> dict[str, Any
 
 
 def report(error: BaseException, cause: BaseException | None = None) -> None:
-    """Says what went wrong, on standard error: what a rank left to say, then one line.
+    """Print what went wrong on standard error: the notes of a rank, then one line.
 
-    Tracebacks come where `RECAPP_TRACEBACK=1` asks for them, and always with an error that is
-    recapp's own fault.
+    Tracebacks are printed where `RECAPP_TRACEBACK=1` asks for them, and always with an error that
+    is recapp's own fault.
+
+    Args:
+        error: What is printed in one line.
+        cause: The exception whose traceback is printed; None takes `error`.
     """
     rank = external_rank()
     if rank is not None and isinstance(error, RecappError):
@@ -245,15 +251,18 @@ def report(error: BaseException, cause: BaseException | None = None) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error in one line; of an error that no user is meant to see, its type as
-    well.
+    """Return the text of an error in one line.
+
+    An error that is recapp's own fault has its type in front.
     """
     text = " ".join(str(error).split())
     return text if isinstance(error, RecappError) else f"{type(error).__name__}: {text}"
 
 
 def _raised_by_hydra(error: Exception) -> bool:
-    """Some mistakes on the command line meet a plain ValueError deep in Hydra."""
+    """Return whether Hydra raised an error: some mistakes on the command line meet a plain
+    ValueError deep in Hydra.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
     return not isinstance(error, RecappError) and frames[-1][0].f_globals["__name__"].startswith(
         ("hydra.", "omegaconf.")
@@ -262,7 +271,7 @@ def _raised_by_hydra(error: Exception) -> bool:
 
 @dataclass
 class _Jobs:
-    """What Hydra calls for each job; counts those that failed."""
+    """The jobs of a command, as Hydra calls them, and the number of those that failed."""
 
     name: str
     task: Task
@@ -274,7 +283,9 @@ class _Jobs:
     failed: int = 0
 
     def as_function(self) -> Callable[[DictConfig], Any]:
-        """Hydra takes functions only, and reads the command's name off the function's module."""
+        """Return the function that Hydra calls for each job; Hydra reads the command's name off its
+        module.
+        """
 
         def task(config: DictConfig) -> Any:
             return self._run(config)
@@ -291,7 +302,7 @@ class _Jobs:
             if self.writes and not external_rank():
                 try:
                     held.enter_context(locked(job.directory))
-                except ConfigError as error:  # nothing there is this job's
+                except ConfigError as error:  # another job writes there
                     self.failed += 1
                     return report(error)
                 (job.directory / ERROR_FILE).unlink(missing_ok=True)
@@ -305,18 +316,18 @@ class _Jobs:
                 plain = checked(compose.to_plain(config, whole=whole), self.name, job.overrides)
                 plain |= {"choices": job.choices}
                 result = self.task(plain, job)
-        # `| head` has seen enough: there is nothing to say, and nobody to say it to
+        # `| head` has read enough and closed standard output: there is nobody to print for
         except BrokenPipeError:
             stop_printing()
             self.failed += 1
             result = None
         except Exception as error:
             self._failed(error, job)
-            # no word from Hydra, and the next job; to a sweeper this is a failed job, too
+            # Hydra prints nothing and starts the next job; to a sweeper None is a failed job
             result = None
-        # Ctrl-C, SIGTERM: there is no next job, but what follows a job takes place
+        # Ctrl-C, SIGTERM: there is no next job, but what follows a job is still called
         except BaseException as stop:
-            # else its metrics say how it ended
+            # a run that has written its metrics says in them how it ended
             if record.written_at(job.directory) in (None, written):
                 self._note_error(
                     describe_stop(getattr(stop, "number", signal.SIGINT)), job, status="stopped"
@@ -333,14 +344,14 @@ class _Jobs:
     def _job(self) -> Job:
         found = HydraConfig.get()
         task: Any = OmegaConf.to_container(OmegaConf.create(found.overrides.task), resolve=False)
-        said = tuple(override for override in task if override not in self.first)
+        typed = tuple(override for override in task if override not in self.first)
         sweeps = found.mode is RunMode.MULTIRUN
         number, sweep = (
             (int(found.job.num), Path(found.sweep.dir).absolute()) if sweeps else (None, None)
         )
         return Job(
             Path(found.runtime.output_dir),
-            said,
+            typed,
             compose.choices(found),
             self.verb,
             number,
@@ -355,5 +366,5 @@ class _Jobs:
 
     def _note_error(self, text: str, job: Job, **more: str) -> None:
         if self.writes and not external_rank():
-            with suppress(OSError):  # it was said, and a full disk may be what it says
+            with suppress(OSError):  # it was printed, and a full disk may be the error itself
                 (job.directory / ERROR_FILE).write_text(json.dumps({"error": text, **more}) + "\n")

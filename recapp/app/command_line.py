@@ -1,4 +1,4 @@
-"""The command line before Hydra has it: the verb, flags in any place, help, and where a run writes.
+"""The command line before Hydra reads it: the verb, flags in any order, help, where a run writes.
 
 argv -> verb | help | flags, overrides -> Hydra's own arguments
 """
@@ -22,8 +22,12 @@ HELP = ("--help", "-h")
 
 
 def help_of(name: str, arguments: Sequence[str]) -> str:
-    """The help of a command, or of the group named behind `--help`, under what else the command
-    line says.
+    """Return the help of a command, or of the group named behind `--help`, with the values that the
+    rest of the command line sets.
+
+    Args:
+        name: The command.
+        arguments: Its command line.
     """
     from recapp.settings.help_text import help_text
 
@@ -50,9 +54,15 @@ def help_of(name: str, arguments: Sequence[str]) -> str:
     )
 
 
-def directory_of(writes: bool, overrides: Sequence[str]) -> list[str]:
-    """What Hydra is told about directories before the command line: none, a dated one of its own,
-    or one for all ranks.
+def directory_overrides(writes: bool, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of Hydra's own directory settings, which come before the command line.
+
+    A command that writes nothing gets no directory, a single process Hydra's dated one, and ranks
+    that torchrun or srun started share one.
+
+    Args:
+        writes: Whether each job of the command has a directory.
+        overrides: The command line's.
     """
     rank = external_rank()
     if not writes:
@@ -65,7 +75,16 @@ def directory_of(writes: bool, overrides: Sequence[str]) -> list[str]:
 
 
 def take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
-    """Takes the verb off the front of the arguments; asking for help needs none."""
+    """Remove the verb from the front of the arguments and return it; asking for help needs none.
+
+    Args:
+        name: The command.
+        verbs: Its verbs; empty where it has none.
+        arguments: The command line; it is changed.
+
+    Raises:
+        ConfigError: The verb is missing or unknown.
+    """
     first = arguments[0] if arguments else ""
     word = "" if "=" in first or first.startswith(("-", "+", "~")) else first
     if not verbs or (not word and {*HELP, "--hydra-help", "--version"} & set(arguments)):
@@ -77,11 +96,14 @@ def take_verb(name: str, verbs: Sequence[str], arguments: list[str]) -> str:
 
 
 def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hydra wants its flags first, people write them anywhere. Wrong ones are an error here:
-    Hydra's is a page, and code 2.
+    """Return the flags and the overrides of a command line.
+
+    Hydra wants its flags first, and users write them anywhere. Hydra answers wrong ones with a page
+    of help and exit code 2; here they are an error of one line.
 
     Raises:
-        ConfigError: An unknown flag, or `-m` in one of several ranks that torchrun or srun started.
+        ConfigError: A flag is unknown, or `-m` was given to one of several ranks that torchrun or
+            srun started.
     """
 
     def is_override(argument: str) -> bool:
@@ -96,22 +118,26 @@ def flags_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]
     vars(parser)["error"] = complain
     if parser.parse_args([*flags, *overrides]).multirun and external_rank() is not None:
         raise ConfigError(
-            "-m starts the ranks of its jobs itself: without torchrun and srun, or one job at "
-            "a "
+            "-m starts the ranks of its jobs itself: without torchrun and srun, or one job at a "
             "time"
         )
     return flags, overrides
 
 
 def is_sweep(flags: Sequence[str]) -> bool:
-    """Whether the command line asks for one job for each of several values."""
+    """Return whether the command line asks for a job for each of several values, by `-m`."""
     return bool(get_args_parser().parse_args(list(flags)).multirun)
 
 
 @contextmanager
 def hydra_process(name: str, arguments: list[str]) -> Iterator[None]:
-    """Hydra reads the process's arguments, and lets an error out only if the environment says
-    so.
+    """Set the process's arguments and environment for Hydra inside of the block.
+
+    Hydra reads `sys.argv`, and raises its errors only where `HYDRA_FULL_ERROR` is set.
+
+    Args:
+        name: The command.
+        arguments: What Hydra finds in `sys.argv` behind it.
     """
     kept_arguments = sys.argv
     kept_flag = os.environ.get("HYDRA_FULL_ERROR")

@@ -1,13 +1,12 @@
-"""Settings: `conf/*.yaml` and what the command line says, composed by Hydra, told in one line where
-they are wrong.
+"""Settings: `conf/*.yaml` and the command line, composed by Hydra; mistakes become one line each.
 
     conf/train.yaml        the groups, and one option of each as default      model: dlrm
     conf/model/dlrm.yaml   the settings of one option                         model.top_layers
     command line           group=option, key=value, +plan=option             +plan=mixed seed=2
 
-A checkpoint keeps the settings it was made with. Going on from it, or evaluating it, means: those
-settings, and exactly what the command line says replaces them (`compose_over`), not the defaults of
-today.
+A checkpoint keeps the settings it was made with. A run that resumes from it, or evaluates it, takes
+those settings and replaces exactly what the command line sets (`compose_over`); the defaults of
+today do not count.
 """
 
 import json
@@ -49,10 +48,10 @@ ADDED_GROUPS = ("plan",)  # in no defaults list: chosen with +plan=option, or no
 # Hydra wants the name of an option to be a word
 NO_OPTION = re.compile(r"|null|true|false|[-+.0-9].*")
 NULLABLE_GROUPS = ("experiment", "optimizer/schedule")
-# as a checkpoint may name them: files of conf/ and no others
+# what a checkpoint may name: files of conf/ and no others
 GROUP = re.compile(r"\w+(?:/\w+)*")
 OPTION = re.compile(r"[\w-]+")
-ADVICE = (  # what Hydra says: what to do
+ADVICE = (  # what Hydra's error says: what the user should do
     (
         r"default list use \+(\S+)",
         "{0}: nothing is chosen there by default, so it needs a plus: +{0}",
@@ -68,34 +67,34 @@ ADVICE = (  # what Hydra says: what to do
     ),
     (r"Sweep parameters '(.*)' requires", "{0}: put -m in front for one job for each value"),
 )
-# said for one command, never taken over from a checkpoint
+# settings of one command line, never taken from a checkpoint
 OF_THE_INVOCATION = ("format", "trust", "hydra")
 
 
 def compose(primary: str, overrides: Sequence[str] = (), folders: Folders = ()) -> DictConfig:
-    """The settings `conf/<primary>.yaml` under some overrides, unresolved, Hydra's own under
-    `hydra`.
+    """Return the settings `conf/<primary>.yaml` under some overrides, unresolved, with Hydra's own
+    under `hydra`.
 
     Args:
         primary: The command.
-        overrides: As a command line says them.
-        folders: Where options are looked for beside recapp's own; inside of a job Hydra knows them
-            already.
+        overrides: As a command line has them.
+        folders: Directories in which options are looked for beside recapp's own; inside of a job
+            Hydra knows them already.
     """
     if GlobalHydra.instance().is_initialized():
         return hydra.compose(primary, list(overrides), return_hydra_config=True)
-    places = (
+    search_path = (
         [f"hydra.searchpath={json.dumps([f'file://{folder}' for folder in folders])}"]
         if folders
         else []
     )
     with hydra.initialize_config_dir(str(option_files.conf_dir()), version_base=HYDRA_VERSION_BASE):
-        return hydra.compose(primary, [*overrides, *places], return_hydra_config=True)
+        return hydra.compose(primary, [*overrides, *search_path], return_hydra_config=True)
 
 
 def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
-    """The option chosen of each group, without Hydra's own groups: `{"model": "dlrm", "plan":
-    "mixed"}`.
+    """Return the option chosen of each group, without Hydra's own groups: `{"model": "dlrm",
+    "plan": "mixed"}`.
     """
     chosen = hydra_config.runtime.choices.items()
     return {
@@ -105,13 +104,15 @@ def choices(hydra_config: HydraConf | DictConfig) -> dict[str, str]:
     }
 
 
-def own_settings(config: DictConfig) -> DictConfig:
+def without_hydra(config: DictConfig) -> DictConfig:
     """Return composed settings without Hydra's own."""
     return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
 
 def names_checkpoint(config: DictConfig) -> bool:
-    """Whether a checkpoint is named, which knows what the command line leaves open."""
+    """Return whether the settings name a checkpoint, which supplies those that the command line
+    leaves open.
+    """
     return (
         "ckpt_path" in config
         and not OmegaConf.is_missing(config, "ckpt_path")
@@ -120,14 +121,15 @@ def names_checkpoint(config: DictConfig) -> bool:
 
 
 def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
-    """Settings as plain dicts and lists, every reference resolved.
+    """Return settings as plain dicts and lists, every reference resolved.
 
     Args:
         config: Composed settings.
-        whole: Whether what must be given has to be there; where it is not, such a setting is `???`.
+        whole: Whether every setting that must be given has to be there; otherwise a missing one is
+            `???`.
 
     Raises:
-        ConfigError: A setting that must be given is not, or a reference leads nowhere.
+        ConfigError: A setting that must be given is missing, or a reference leads nowhere.
     """
     try:
         missing = sorted(OmegaConf.missing_keys(config)) if whole else []
@@ -141,8 +143,8 @@ def to_plain(config: DictConfig, *, whole: bool = True) -> dict[str, Any]:
 
 
 def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain settings whose paths (`PATHS`: a path, a glob, or a list of them) hold wherever they
-    are read.
+    """Return plain settings whose paths (`PATHS`: a path, a glob, or a list of them) are absolute,
+    so that they hold in any working directory.
     """
     here = Path.cwd()
 
@@ -166,12 +168,17 @@ def with_absolute_paths(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()) -> list[str]:
-    """`group=option` for all that the checkpoint of `ckpt_path=DIR` was made with and the command
-    line does not choose itself.
+    """Return `group=option` for every choice that the checkpoint of `ckpt_path=DIR` was made with
+    and the command line does not make itself.
 
     Hydra refuses `model.depth=3` where the default model has no depth, whatever the checkpoint's
-    model has: so the checkpoint's options are chosen first. A checkpoint that cannot be read is the
-    error of its reader, not of this function.
+    model has: so the checkpoint's options are chosen first. A checkpoint that cannot be read gives
+    none; its reader raises the error.
+
+    Args:
+        primary: The command.
+        overrides: Its command line.
+        folders: Directories in which options are looked for beside recapp's own.
     """
     paths = [
         override.partition("=")[2] for override in overrides if override.startswith("ckpt_path=")
@@ -187,17 +194,22 @@ def stored_choices(primary: str, overrides: Sequence[str], folders: Folders = ()
         chosen = overrides_that_choose(stored, primary, folders)
     except (IndexError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
-    said = {override.lstrip("+").partition("=")[0] for override in overrides}
-    return [choice for choice in chosen if choice.lstrip("+").partition("=")[0] not in said]
+    own = {override.lstrip("+").partition("=")[0] for override in overrides}
+    return [choice for choice in chosen if choice.lstrip("+").partition("=")[0] not in own]
 
 
 def overrides_that_choose(
     chosen: Mapping[str, str], primary: str, folders: Folders = ()
 ) -> list[str]:
-    """`group=option` for each of some options, `+group=option` where the command has no such group
-    by itself.
+    """Return `group=option` for each of some options, or `+group=option` where the command has no
+    such group by default.
 
-    An option that is nowhere any more is left out.
+    An option that does not exist any more is left out.
+
+    Args:
+        chosen: The option of each group.
+        primary: The command.
+        folders: Directories in which options are looked for beside recapp's own.
     """
     default = compose(primary, folders=folders).hydra.runtime.choices  # null ones too
     there = {
@@ -209,7 +221,7 @@ def overrides_that_choose(
 def compose_over(
     stored: Mapping[str, Any], primary: str, overrides: Sequence[str], folders: Folders = ()
 ) -> dict[str, Any]:
-    """A checkpoint's settings, with exactly what the command line says replaced.
+    """Return a checkpoint's settings, with exactly what the command line sets replaced.
 
     Args:
         stored: Plain settings, as `resolved.yaml` and the checkpoint's manifest hold them.
@@ -217,10 +229,10 @@ def compose_over(
             `stored` has not is added.
         overrides: The command line: a group choice replaces the whole group, `+plan=x` the plan,
             `key=value` one setting.
-        folders: Where options are looked for beside recapp's own.
+        folders: Directories in which options are looked for beside recapp's own.
 
     Raises:
-        ConfigError: An override names a setting that neither has; with close matches.
+        ConfigError: An override names a setting that neither has; the error names close matches.
         CheckpointError: What is left of the checkpoint's settings names something that may not be
             called (`recapp/checkpoints/trust.py`).
     """
@@ -247,8 +259,8 @@ def compose_over(
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(in_one_line(error, known)) from error
     OmegaConf.set_struct(config, False)
-    said = {override.key_or_group: override.value() for override in groups}
-    chosen = {**choices, **{group: str(option) for group, option in said.items() if option}}
+    named = {override.key_or_group: override.value() for override in groups}
+    chosen = {**choices, **{group: str(option) for group, option in named.items() if option}}
     plain = to_plain(config)
     plain = judged(plain, plain.get("trust") or [])  # before anything that they name is imported
     plain, dropped = known_part(plain, primary)
@@ -263,14 +275,14 @@ def compose_over(
 
 
 def check_groups(arguments: Sequence[str]) -> None:
-    """Refuse choices of groups that Hydra would refuse with a sentence that does not name them.
+    """Check the choices of groups that Hydra would refuse with a sentence that does not name them.
 
     Args:
         arguments: The command line.
 
     Raises:
         ConfigError: A group that needs an option is to have none, or an experiment is named and
-            there is no folder of them.
+            there is no directory of them.
     """
     folders = named_folders(arguments)
     elsewhere = any(argument.startswith("hydra.searchpath") for argument in arguments)
@@ -297,8 +309,8 @@ def check_groups(arguments: Sequence[str]) -> None:
 
 
 def _written_by(choice: Override, folders: Folders) -> list[str]:
-    """The settings (dotted) that a group choice decides: its own group, or what a global option
-    such as an experiment lists.
+    """Return the dotted settings that a group choice decides: its own group, or what a global
+    option such as an experiment lists.
     """
     group = choice.key_or_group
     file = option_file(group, str(choice.value()), folders)
@@ -313,7 +325,7 @@ def _written_by(choice: Override, folders: Folders) -> list[str]:
 
 
 def _take(into: dict[str, Any], source: Mapping[str, Any], path: Sequence[str]) -> None:
-    """Makes `into` have at `path` what `source` has there, or nothing."""
+    """Set in `into` at `path` what `source` has there; delete it where `source` has nothing."""
     *parents, last = path
     for parent in parents:
         into[parent] = dict(into.get(parent) or {})
@@ -324,11 +336,11 @@ def _take(into: dict[str, Any], source: Mapping[str, Any], path: Sequence[str]) 
         into[last] = source[last]
 
 
-# ---- what Hydra says, in one line
+# ---- Hydra's errors, in one line
 
 
 def dotted(config: Mapping[Any, Any], prefix: str = "", *, leaves_only: bool = False) -> list[str]:
-    """Every key of plain nested settings, inner ones as `group.key`."""
+    """Return every key of plain nested settings, inner ones as `group.key`."""
     keys = []
     for key, value in config.items():
         inner = isinstance(value, dict)
@@ -338,8 +350,8 @@ def dotted(config: Mapping[Any, Any], prefix: str = "", *, leaves_only: bool = F
 
 
 def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
-    """The dotted settings there are under the group choices of a command line (or of none, where
-    those are wrong).
+    """Return the dotted settings that exist under the group choices of a command line, or under
+    none where those are wrong.
     """
     folders = named_folders(overrides)
     chosen = [
@@ -357,11 +369,11 @@ def known_settings(primary: str, overrides: Sequence[str]) -> list[str]:
 
 
 def in_one_line(error: HydraException | OmegaConfBaseException, known: Iterable[str]) -> str:
-    """What is wrong with the settings, and what is close to it.
+    """Return in one line what is wrong with the settings, and which names are close.
 
     Args:
         error: What Hydra or OmegaConf raised.
-        known: The settings there are, dotted.
+        known: The settings that exist, dotted.
     """
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(error, OverrideParseException):

@@ -1,4 +1,4 @@
-"""What a run has measured and what was expected of it, as its directory keeps them."""
+"""The measurements of a run and the prediction for it, as its directory keeps them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from recapp.app.build import hidden_model_auc
+from recapp.app.build import click_model_auc
 from recapp.app.planning_problem import predicted
 from recapp.checkpoints.directory import read_manifest
 from recapp.console import note
@@ -23,18 +23,20 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 Settings = Mapping[str, Any]
 
 
-def measured_by(
+def metrics_of_run(
     settings: Settings, trainer: Trainer, clock: StepClock, last: KeepLast, stopped: str | None
 ) -> dict[str, Any]:
-    """Return what goes into `metrics.json`: the validation metrics of the checkpoint that is named,
-    and what the steps cost over all ranks. Every rank calls it; other ranks than 0 return nothing.
+    """Return what goes into `metrics.json`: the validation metrics of the checkpoint that the
+    summary names, and what the steps cost over all ranks.
+
+    It is collective; other ranks than 0 return nothing.
 
     Args:
-        settings: Of the run.
-        trainer: Of the run.
+        settings: Those of the run.
+        trainer: That of the run.
         clock: What measured the steps.
         last: What kept the checkpoints.
-        stopped: Why training ended before its time; None where it did not.
+        stopped: Why training ended early; None where it did not.
     """
     strategy = trainer.strategy
     assert isinstance(strategy, EmbeddingShardingStrategy)
@@ -52,11 +54,11 @@ def measured_by(
         return {}
     data = datamodule_of(trainer)
     assert strategy.plan is not None
-    best = last.named(trainer)
+    best = last.best_or_last(trainer)
     manifest = read_manifest(best)
     tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
-    facts = about(
+    description = about(
         settings,
         rows=data.rows,
         hosts=[rank["host"] for rank in strategy.ranks],
@@ -83,8 +85,8 @@ def measured_by(
         "exchange_wait_ms": mean(waits[1]),
         "ids_changed": sum(changed),
         **{f"hidden_share_{phase}": mean(rank[phase] for rank in shares) for phase in shares[0]},
-        "hidden_model_auc": hidden_model_auc(settings, data.val_rows),
-        **facts,
+        "hidden_model_auc": click_model_auc(settings, data.val_rows),
+        **description,
         "status": "ok",
     }
 
@@ -92,18 +94,18 @@ def measured_by(
 def write_prediction(
     settings: Settings, strategy: EmbeddingShardingStrategy, val_rows: int, job_dir: Path
 ) -> None:
-    """Leave beside what was measured what the planner expects of this plan; on rank 0."""
+    """Write what the planner predicts of this plan beside what was measured, on rank 0."""
     if strategy.problem is not None and strategy.plan is not None and strategy.collections():
         write_predicted(predicted(settings, strategy.plan, strategy.problem, val_rows), job_dir)
 
 
 def note_no_validation(trainer: Trainer, val_rows: int) -> None:
-    """Say on rank 0 where rows validate, but no validation came before the end."""
+    """Note on rank 0 that no validation came before the end, though there were rows for it."""
     if not (trainer.is_global_zero and val_rows and trainer.limit_val_batches):
         return
     if not any(name.startswith("val_") for name in trainer.callback_metrics):
         note(
             "no validation came before the end, so there are no metrics, and last.ckpt is the "
-            "only checkpoint: see "
-            "trainer.check_val_every_n_epoch, trainer.val_check_interval and trainer.min_epochs"
+            "only checkpoint: see trainer.check_val_every_n_epoch, trainer.val_check_interval and "
+            "trainer.min_epochs"
         )

@@ -16,8 +16,9 @@ from recapp.sharding.sharding_types import ShardingTypeRecord, register
 
 
 def register_own_types(settings: Mapping[str, Any]) -> None:
-    """Register every sharding type that `plan.sharding_types` names. Every process needs it before
-    it plans; to do it again changes nothing.
+    """Register every sharding type that `plan.sharding_types` names.
+
+    Every process has to call it before it plans; another call changes nothing.
 
     Raises:
         ConfigError: A target does not exist, makes no record, or makes one of another name.

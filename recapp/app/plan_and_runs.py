@@ -1,4 +1,4 @@
-"""The verbs of `recapp.plan` that hold predictions against runs: `check` and `scale`."""
+"""The verbs of `recapp.plan` that compare predictions with runs: `check` and `scale`."""
 
 from pathlib import Path
 from shutil import get_terminal_size
@@ -71,7 +71,11 @@ def check(settings: Settings, job: Job) -> None:
 
 
 def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
-    """Return name, prediction and measurement of every run that lies somewhere below."""
+    """Return name, prediction and measurement of every run below a directory.
+
+    Raises:
+        ConfigError: There is no run with both.
+    """
     found = [
         (str(d.relative_to(path)) if d != Path(path) else d.name, prediction, measured)
         for d in sorted({f.parent for f in Path(path).rglob(PERFORMANCE_FILE)})
@@ -81,8 +85,7 @@ def measured_runs(path: str) -> list[tuple[str, Settings, Settings]]:
     if not found:
         raise ConfigError(
             f"path={path}: no run there has {PERFORMANCE_FILE} and {PREDICTED_FILE}: name a run "
-            "or a sweep of "
-            "python -m recapp.train"
+            "or a sweep of python -m recapp.train"
         )
     return found
 
@@ -133,7 +136,7 @@ def scale(settings: Settings, job: Job) -> None:
         console.Column("least_sent_per_rank", "at\nleast", ",.1f", 1e6),
     ]
     console.print_table(rows, columns, title=f"MLPerf's tables on {hardware.name}; -: no room")
-    _tell_checked(checked, hardware.name)
+    _print_checked(checked, hardware.name)
     if settings["out"]:
         from recapp.reporting.scale_figure import draw_scale
 
@@ -141,7 +144,7 @@ def scale(settings: Settings, job: Job) -> None:
             console.note(f"written {console.short_path(path)}")
 
 
-def _tell_checked(rows: list[Settings], hardware: str) -> None:
+def _print_checked(rows: list[Settings], hardware: str) -> None:
     if not rows:
         print("\nNot checked: recapp.train -m trainer.devices=1,2,4, then path=SWEEP here")
         return
@@ -163,8 +166,7 @@ def _tell_checked(rows: list[Settings], hardware: str) -> None:
         print(
             fill(
                 f"The runs' predictions are priced for {', '.join(others)}; "
-                "topology.hardware=FILE in training takes what growth is "
-                "priced with.",
+                "topology.hardware=FILE in training takes what growth is priced with.",
                 get_terminal_size((80, 24)).columns,
             )
         )

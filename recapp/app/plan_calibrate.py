@@ -1,6 +1,4 @@
-"""`recapp.plan calibrate`: time this machine's parts and a short run, and write its hardware
-file.
-"""
+"""`recapp.plan calibrate`: time this machine and a short run, and write its hardware file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +16,13 @@ from recapp.reporting.performance import PREDICTED_FILE, read_document, read_per
 
 Settings = dict[str, Any]
 RUN_BATCH = 512
-"""Samples of a rank of the run by which a step's overhead is found."""
+"""Samples of a rank in the run by which a step's overhead is measured."""
 RUN_STEPS = 60
 """Steps of that run."""
 
 
 def calibrate(settings: Settings, job: Job) -> None:
-    """Time this machine and write its hardware file."""
+    """Time this machine, and write its hardware file."""
     timing = settings_for(settings, settings["path"])
     path = Path(timing["path"])
     with TemporaryDirectory(prefix="recapp_calibrate_") as folder:
@@ -64,11 +62,11 @@ def calibrate(settings: Settings, job: Job) -> None:
 
 
 def short_run(settings: Settings, hardware: str, data: Path) -> Settings:
-    """Return the settings of a short run of recapp.train on data made for it.
+    """Return the settings of a short run of recapp.train on data generated for it.
 
     Args:
         settings: Those of `recapp.plan`.
-        hardware: The file that the run is priced with.
+        hardware: The hardware file that the run is priced with.
         data: Where the data are written.
     """
     ranks = rank_count(settings["trainer"]["devices"], settings["trainer"]["accelerator"])

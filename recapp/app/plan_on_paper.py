@@ -23,7 +23,7 @@ BEST = "best"
 
 
 def explain(settings: Settings, job: Job) -> None:
-    """Print a plan: what lies where, what it costs; with `out` draw it."""
+    """Print a plan: what lies where and what it costs; with `out` draw it as well."""
     problem = planning_problem(settings)
     plan, bound = chosen_plan(settings, problem)
     report = explained(plan, problem, lower_bound_seconds=bound)
@@ -44,7 +44,7 @@ def compare(settings: Settings, job: Job) -> None:
     """Print two plans side by side."""
     problem = planning_problem(settings)
     plans = (
-        chosen_plan(plan_named(settings, name, job.folders), problem)[0]
+        chosen_plan(with_named_plan(settings, name, job.folders), problem)[0]
         for name in (settings["a"], settings["b"])
     )
     a, b = (explained(plan, problem, alternatives=False) for plan in plans)
@@ -73,16 +73,16 @@ def export(settings: Settings, job: Job) -> None:
     console.note(f"written {console.short_path(path)}")
 
 
-def plan_named(settings: Settings, name: str | None, folders: Folders = ()) -> Settings:
+def with_named_plan(settings: Settings, name: str | None, folders: Folders = ()) -> Settings:
     """Return the settings with another plan.
 
     Args:
         settings: Those of `recapp.plan`.
         name: An option of the group `plan`, a file, or `best`, the planner's own.
-        folders: Where options are looked for beside recapp's own.
+        folders: Directories in which options are looked for beside recapp's own.
 
     Raises:
-        ConfigError: No name, or one that is none of these.
+        ConfigError: There is no name, or it is none of these.
     """
     if name is None:
         raise ConfigError(
@@ -102,7 +102,7 @@ def plan_named(settings: Settings, name: str | None, folders: Folders = ()) -> S
 
 def chosen_plan(settings: Settings, problem: PlanningProblem) -> tuple[ShardingPlan, float | None]:
     """Return the plan that the settings ask for, and the lower bound of a step in seconds where the
-    planner has looked for one.
+    planner has computed one.
     """
     plan = settings.get("plan") or {}
     if "path" in plan or "rules" in plan:

@@ -1,11 +1,11 @@
-"""From settings to a plan: the one way that training and `python -m recapp.plan` go.
+"""From settings to a plan, for training and for `python -m recapp.plan` alike.
 
     settings                          -> PlanningProblem, on paper
     settings, what the ranks found    -> PlanningProblem, of a run
     settings, PlanningProblem         -> ShardingPlan
 
-`plan.path` names a file, `plan.rules` are rules by hand; where the settings have neither, the
-planner decides within `planner.constraints`.
+`plan.path` names a file, `plan.rules` are rules written by hand; where the settings have neither,
+the planner decides within `planner.constraints`.
 """
 
 from collections.abc import Mapping
@@ -34,14 +34,14 @@ Settings = Mapping[str, Any]
 def planning_problem(
     settings: Settings, found: PlanningProblem | None = None, *, val_rows: int | None = None
 ) -> PlanningProblem:
-    """Return what a plan is made for: tables, ranks, batches, optimiser, ids, the rest of the
+    """Return the planning problem: tables, ranks, batches, optimiser, ids, the dense part of the
     model.
 
     Args:
         settings: Those of a command.
         found: Tables, topology, rule, statistics and dense part as the ranks of a run found them;
             None takes those of the settings, on paper.
-        val_rows: Rows that validate; None takes validation batches to be full.
+        val_rows: The rows that validate; None takes validation batches to be full.
     """
     problem = _on_paper(settings) if found is None else found
     world = problem.topology.world_size
@@ -56,22 +56,24 @@ def planning_problem(
 
 
 def _on_paper(settings: Settings) -> PlanningProblem:
-    """Nothing is started; ids are looked at where the data are there and `statistics` allows it."""
+    """Return the problem without starting anything; ids are read where the data exist and
+    `statistics` allows it.
+    """
     if assumed := build.size_on_paper(settings):
         console.note(assumed)
     tables = build.build_tables(settings, of_dataset=False)
-    looked = settings["statistics"] != "assumed"
+    measure = settings["statistics"] != "assumed"
     return PlanningProblem(
         tables,
         _topology_on_paper(settings),
         rule=build.build_rule(settings),
-        statistics=build.build_statistics(settings, tables) if looked else {},
+        statistics=build.build_statistics(settings, tables) if measure else {},
         dense=dense_of(build.build_model(settings, tables, on_paper=True)),
     )
 
 
 def _topology_on_paper(settings: Settings) -> Topology:
-    """The machine of the settings, with as many ranks as `topology` or `trainer` say."""
+    """Return the machine of the settings, with as many ranks as `topology` or `trainer` set."""
     machine = dict(settings["topology"])
     hardware = hardware_of(machine["hardware"])
     on = hardware.compute_device if hardware else settings["trainer"]["accelerator"]
@@ -84,7 +86,7 @@ def _topology_on_paper(settings: Settings) -> Topology:
 
 
 def _val_batch(settings: Settings, world: int, rows: int | None) -> int:
-    """A rank's share of the largest validation batch; 0 where nothing validates."""
+    """Return a rank's share of the largest validation batch; 0 where nothing validates."""
     if settings["trainer"].get("limit_val_batches") == 0:
         return 0
     size = int(settings["dataset"].get("val_batch_size") or settings["dataset"]["batch_size"])
@@ -99,7 +101,7 @@ def build_plan(settings: Settings, problem: PlanningProblem) -> ShardingPlan:
         problem: What `planning_problem` returned.
 
     Raises:
-        PlanError: It names what does not exist, or does not fit.
+        PlanError: The plan names what does not exist, or does not fit.
     """
     register_own_types(settings)
     plan = dict(settings.get("plan") or {})
@@ -127,10 +129,11 @@ def build_plan(settings: Settings, problem: PlanningProblem) -> ShardingPlan:
 
 
 def best_plan(settings: Settings, problem: PlanningProblem) -> Outcome:
-    """Return the planner's own plan, whatever `plan` says beside single tables.
+    """Return the planner's own plan; of `plan` it takes only the types of single tables and the
+    mode.
 
     Raises:
-        PlanError: Constraints that cannot hold, or no plan fits.
+        PlanError: Constraints cannot hold, or no plan fits.
     """
     register_own_types(settings)
     plan = settings.get("plan") or {}
@@ -146,13 +149,13 @@ def plan_of_run(settings: Settings, found: PlanningProblem) -> ShardingPlan:
     """Return the plan of a run for what its ranks found; rank 0 calls it.
 
     Raises:
-        PlanError: As of `build_plan`.
+        PlanError: The plan names what does not exist, or does not fit.
     """
     return build_plan(settings, planning_problem(settings, found))
 
 
 def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
-    """Return what a plan should carry, so that it can be explained elsewhere."""
+    """Return what a plan file carries of its problem, so that it can be explained elsewhere."""
     ids = {table.name: problem.statistics_of(table).to_dict() for table in problem.tables}
     return PlannedFor(tuple(problem.tables), problem.batch_per_rank, ids)
 
@@ -160,35 +163,39 @@ def made_for(plan: ShardingPlan, problem: PlanningProblem) -> PlannedFor:
 def predicted(
     settings: Settings, plan: ShardingPlan, found: PlanningProblem, val_rows: int
 ) -> dict[str, Any]:
-    """Return what is expected of a run: its plan explained, without other types for its tables.
+    """Return what is predicted of a run: its plan explained, without other types for its tables.
 
     Args:
-        settings: Of the run.
+        settings: Those of the run.
         plan: Its plan.
         found: What its ranks found when the plan was made.
-        val_rows: Rows that validate.
+        val_rows: The rows that validate.
     """
     problem = planning_problem(settings, found, val_rows=val_rows)
     return explained(plan, problem, alternatives=False)
 
 
 def build_constraints(plain: Settings, overrides: Mapping[str, str], mode: str) -> Constraints:
-    """Return constraints from `planner.constraints`, with the types of single tables
-    (`+plan.tables.C3=row_wise`) and the mode of all.
+    """Return the planner's constraints, by table or glob.
+
+    Args:
+        plain: `planner.constraints`.
+        overrides: The types of single tables (`+plan.tables.C3=row_wise`).
+        mode: The mode of all tables, or `auto`.
 
     Raises:
-        ConfigError: an entry that no constraint has.
-        PlanError: a mode or type that does not exist.
+        ConfigError: An entry is none of a constraint's.
+        PlanError: A mode or type does not exist.
     """
     known = [name for name in ParameterConstraints.__dataclass_fields__ if name != "statistics"]
     found: dict[str, ParameterConstraints] = {}
-    for pattern, said in plain.items():
-        for key in said:
+    for pattern, wanted in plain.items():
+        for key in wanted:
             if key not in known:
                 raise ConfigError(
                     f"planner.constraints.{pattern}.{key}: unknown; {suggest(str(key), known)}"
                 )
-        found[str(pattern)] = ParameterConstraints(**said)
+        found[str(pattern)] = ParameterConstraints(**wanted)
     if mode not in ("auto", *MODES):
         raise PlanError(f"planner.mode={mode}: {suggest(mode, ['auto', *MODES])}")
     for pattern, kind in overrides.items():

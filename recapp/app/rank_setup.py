@@ -1,4 +1,4 @@
-"""The process of a rank before its run and after it: memory, precision, what libraries say."""
+"""The process of a rank before its run and after it: memory, precision, messages of libraries."""
 
 import logging
 import os
@@ -16,14 +16,14 @@ def prepare_process(settings: Mapping[str, Any]) -> None:
     """Load torch and Lightning, and set what has to be set before a run begins.
 
     Args:
-        settings: Of the run.
+        settings: Those of the run.
     """
-    # before torch: else sums depend on how busy the machine is, and one seed gives two runs
+    # before torch: otherwise sums depend on how busy the machine is, and two runs of a seed differ
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     with loading():
         import torch
 
-        from recapp.app import build_trainer  # noqa: F401  (what the rest needs)
+        from recapp.app import build_trainer  # noqa: F401  (imports what a run needs)
         from recapp.processes.process_memory import keep_freed_memory
 
         # after Lightning: it sets its loggers' levels when it is imported
@@ -35,28 +35,31 @@ def prepare_process(settings: Mapping[str, Any]) -> None:
 
 
 def silence_lightning(*, profiles: bool) -> None:
-    """Silence what Lightning says to people who write loops, not to those who run this command; the
-    report of a profiler stays.
+    """Silence Lightning's hints, which are for those who write loops and not for those who run this
+    command.
+
+    Args:
+        profiles: Whether a profiler runs, whose report is kept.
     """
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     if profiles:
         logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)
     warnings.filterwarnings("ignore", module=r"lightning\.")
-    # torch's, of a tree that Lightning walks
+    # a warning of torch about a tree that Lightning walks
     warnings.filterwarnings("ignore", ".*isinstance.treespec, LeafSpec.*")
 
 
 def ranks_here() -> tuple[int, int]:
-    """Return the ranks on this host and the number of hosts, as whoever started the ranks says:
-    torch elastic, torchrun, srun, a person.
+    """Return the number of ranks on this host and the number of hosts, as the environment says:
+    that of torch elastic, torchrun, srun or a person.
     """
     info = rank_info()
     return (info.local_world, -(-info.world // info.local_world)) if info else (1, 1)
 
 
 def wants_bar(settings: Mapping[str, Any]) -> bool:
-    """Return whether a progress bar is shown: it wants a terminal; elsewhere there are lines."""
+    """Return whether a progress bar is shown: it needs a terminal; elsewhere lines are printed."""
     return (
         bool(settings["trainer"]["enable_progress_bar"])
         and sys.stderr.isatty()
@@ -65,11 +68,14 @@ def wants_bar(settings: Mapping[str, Any]) -> bool:
 
 
 def leave_ranks(stopped: Stopped | None) -> None:
-    """Leave the process group; after a signal wait for the others first, as whoever has started the
-    ranks ends them as soon as one has left.
+    """Leave the process group; after a signal wait for the other ranks first, because the launcher
+    ends them as soon as one has left.
+
+    Args:
+        stopped: The signal that has ended training; None where none has.
 
     Raises:
-        Stopped: The signal.
+        Stopped: A signal has ended training.
     """
     from recapp.transport.communicator import leave_process_group, wait_for_all
 

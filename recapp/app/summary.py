@@ -1,4 +1,4 @@
-"""What a run says when it has ended: on the terminal, and in `metrics.json`."""
+"""The end of a run: the summary on the terminal, and `metrics.json`."""
 
 import math
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ SPLITS = {"val": "validation", "test": "test"}
 def report_end(
     settings: Mapping[str, Any], measured: dict[str, Any], job_dir: Path, stopped: Stopped | None
 ) -> None:
-    """Write `metrics.json` and print the summary; on rank 0.
+    """Write `metrics.json` and print the summary; called on rank 0.
 
     Args:
-        settings: Of the run.
+        settings: Those of the run.
         measured: What goes into `metrics.json`.
         job_dir: The directory of the run.
-        stopped: The signal that has ended it before its time.
+        stopped: The signal that has ended training early; None where none has.
 
     Raises:
         TrainingError: The log loss is not a finite number.
@@ -43,20 +43,22 @@ def report_end(
 
 
 def refuse_nan(metrics: Mapping[str, Any], split: str) -> None:
-    """Raise TrainingError where the log loss is not a finite number: of any rows it is one, if the
-    model's predictions are.
+    """Check that the log loss is a finite number: it is one on any rows if the model's predictions
+    are finite.
+
+    Raises:
+        TrainingError: The log loss is not finite.
     """
     loss = metrics.get(f"{split}_log_loss")
     if loss is not None and not math.isfinite(loss):
         raise TrainingError(
             f"the {SPLITS[split]} log loss is {loss}: either no row was looked at, or the model's "
-            "predictions are not "
-            "finite; lower optimizer.sparse.lr and optimizer.dense.lr"
+            "predictions are not finite; lower optimizer.sparse.lr and optimizer.dense.lr"
         )
 
 
 def print_summary(metrics: Mapping[str, Any], job_dir: Path) -> None:
-    """Print what a person wants to know at the end."""
+    """Print metrics, speed, and where checkpoint and metrics lie."""
     split = metrics.get("split", "val")
     shown = {
         "AUC": "auc",

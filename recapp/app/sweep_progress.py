@@ -1,6 +1,4 @@
-"""What a sweep leaves and says while its jobs run: `comparison.csv`, a table, the report at the
-end.
-"""
+"""The output of a sweep while its jobs run: `comparison.csv`, a table, the report at the end."""
 
 import sys
 from collections.abc import Sequence
@@ -13,12 +11,12 @@ from recapp.reporting import comparison
 
 
 class SweepProgress:
-    """The jobs of a sweep so far; of a single run there are none, and nothing is written."""
+    """The jobs of a sweep so far; a single run has none, and nothing is written."""
 
     def __init__(self) -> None:
         self.format = "text"
         self.directory: Path | None = None
-        # of this sweep: an earlier one in the same directory may have had more
+        # this sweep's alone: an earlier one in the same directory may have had more
         self.jobs: list[Path] = []
         self.compared: list[dict[str, Any]] = []
 
@@ -27,17 +25,17 @@ class SweepProgress:
         self.format = format
         if job.sweep is not None:
             self.jobs.append(job.directory)
-            keep_comparison(comparison.compare(job.sweep, self.jobs, running=True), job.sweep)
+            write_comparison(comparison.compare(job.sweep, self.jobs, running=True), job.sweep)
 
     def job_ended(self, job: Job) -> None:
-        """Write how a job ended, and print the jobs so far."""
+        """Write how a job ended, and print the comparison of the jobs so far."""
         self.directory = job.sweep
         if job.sweep is None:
             return
         if job.directory not in self.jobs:  # its settings were refused before it began
             self.jobs.append(job.directory)
         self.compared = comparison.compare(job.sweep, self.jobs)
-        keep_comparison(self.compared, job.sweep)
+        write_comparison(self.compared, job.sweep)
         if self.format == "text":
             print_comparison(self.compared, job.sweep)
 
@@ -47,13 +45,15 @@ class SweepProgress:
             write_report_of(self.directory)
 
     def emit(self) -> None:
-        """Print the records of all jobs, where standard output carries a document."""
+        """Print the records of all jobs, where standard output carries a JSON document."""
         if self.compared and self.format == "json":
             console.emit(self.compared, self.format)
 
 
-def keep_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
-    """Write the table of the jobs so far into the sweep's directory; a full disk is a remark."""
+def write_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
+    """Write the table of the jobs so far into the sweep's directory; where it cannot be written,
+    note why.
+    """
     path = sweep / comparison.COMPARISON_FILE
     try:
         comparison.write_csv(compared, path)
@@ -62,8 +62,8 @@ def keep_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
 
 
 def write_report_of(sweep: Path) -> None:
-    """Write the sweep's report beside its comparison, which does not depend on it: a full disk is
-    a remark.
+    """Write the sweep's report beside its comparison, which does not depend on it; where it cannot
+    be written, note why.
     """
     from recapp.reporting.sweep_report import REPORT_FILE, write_report
 
@@ -78,8 +78,9 @@ def write_report_of(sweep: Path) -> None:
 
 
 def print_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
-    """Print the jobs of a sweep so far. Why one failed was said when it did, and stands in
-    `comparison.csv`.
+    """Print the jobs of a sweep so far.
+
+    Why a job failed was printed when it did, and stands in `comparison.csv`.
     """
     print()
     console.print_table(

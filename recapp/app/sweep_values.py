@@ -1,4 +1,4 @@
-"""Every value of a sweep is looked at before its first job: a sweep of hours is not to end at a
+"""The check of every value of a sweep before its first job, so that no sweep of hours ends at a
 misspelt number.
 
     -m seed=1,x          seed=x: must be a whole number
@@ -18,30 +18,30 @@ from recapp.settings.option_files import Folders, is_group
 def check_sweep(
     command: str, first: Sequence[str], overrides: Sequence[str], folders: Folders
 ) -> None:
-    """Refuse a value that no job could have, whatever the others have.
+    """Check that every value of a sweep is one that a job can have.
 
     Each swept setting takes its values in turn, under the first values of the others. Values that a
-    sweeper draws (intervals, distributions) are looked at by the job that gets them; glob(...)
-    finds nothing but options that are there.
+    sweeper draws (intervals, distributions) are checked by the job that gets them; glob(...) finds
+    nothing but options that exist.
 
     Args:
-        command: Whose settings they are.
-        first: What comes before the command line.
+        command: The command whose settings they are.
+        first: Overrides that come before the command line.
         overrides: The command line's.
-        folders: Where options are looked for beside recapp's own.
+        folders: Directories in which options are looked for beside recapp's own.
 
     Raises:
-        ConfigError: A value that is not allowed.
-        HydraException: A setting or an option that is not there.
+        ConfigError: A value is not allowed.
+        HydraException: A setting or an option does not exist.
     """
     parser = OverridesParser.create()
     values = [found for text in overrides if (found := _values(parser.parse_override(text), text))]
-    said = [of_one[0] for of_one in values]
-    whole = compose.compose(command, [*first, *said], folders)
-    _check(command, whole, said)
+    first_values = [of_one[0] for of_one in values]
+    whole = compose.compose(command, [*first, *first_values], folders)
+    _check(command, whole, first_values)
     for number, of_one in enumerate(values):
         for value in of_one[1:]:
-            job = [*said[:number], value, *said[number + 1 :]]
+            job = [*first_values[:number], value, *first_values[number + 1 :]]
             parsed = parser.parse_override(value)
             if is_group(parsed.key_or_group, folders):
                 config = compose.compose(command, [*first, *job], folders)
@@ -53,8 +53,8 @@ def check_sweep(
 
 
 def _values(override: Override, text: str) -> list[str]:
-    """What an override says in one job after the other, as far as that is known before the
-    first.
+    """Return what an override sets in one job after the other, as far as that is known before the
+    first job.
     """
     if not override.is_sweep_override():
         return [text]
@@ -65,6 +65,6 @@ def _values(override: Override, text: str) -> list[str]:
 
 
 def _check(command: str, composed: DictConfig, overrides: Sequence[str]) -> None:
-    config = compose.own_settings(composed)
+    config = compose.without_hydra(composed)
     whole = not compose.names_checkpoint(config)
     checked(compose.to_plain(config, whole=whole), command, overrides)

@@ -1,1 +1,1 @@
-"""What settings there are, what values they take, and how `--help` and errors speak of them."""
+"""What settings there are, what values they take, and how `--help` and errors describe them."""

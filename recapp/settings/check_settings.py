@@ -1,13 +1,12 @@
-"""Settings are held against `recapp/settings/groups.py` before anything is started: unknown keys,
-missing ones, wrong values.
+"""The check of settings against `recapp/settings/groups.py` before anything is started: unknown
+keys, missing ones, wrong values.
 
-    composed settings -> unknown keys refused, defaults filled in,
-                         values read by their annotations -> settings
+    composed settings -> unknown keys refused, defaults filled in, values read by their annotations
+                      -> settings
 
-Every command does this with what Hydra composed, and once more with what a checkpoint's settings
-became under the command line. A `_target_` is imported for this only where the command line touched
-its group: importing Lightning takes a second, and a rank checks every one of them before it calls
-it.
+Every command checks what Hydra composed, and once more what a checkpoint's settings became under
+the command line. A `_target_` is imported for this only where the command line touched its group:
+importing Lightning takes a second, and a rank checks every one of them before it calls it.
 """
 
 import dataclasses
@@ -28,32 +27,32 @@ from recapp.settings.values import check_arguments, read, shown, takes
 
 MISSING = "???"  # what Hydra calls a setting that must be given
 TARGET = "_target_"
-# of Hydra's own instantiate, which nobody calls here
+# keys of Hydra's own instantiate, which recapp does not call
 CONVERSIONS = ("_partial_", "_args_", "_recursive_", "_convert_")
 
 
 def checked(
     config: Mapping[str, Any], command: str, overrides: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Answer the settings of a command, complete and of the types they must have.
+    """Return the settings of a command, complete and of the types they must have.
 
     Args:
         config: Plain settings, resolved. A setting that must be given may still be `???`.
-        command: Whose settings they are.
-        overrides: What the command line says: the constructors in groups that it changes are looked
-            at; None looks at all.
+        command: The name of the command.
+        overrides: What the command line sets: constructors in the groups that it changes are
+            checked; None checks all.
 
     Raises:
-        ConfigError: A setting that does not exist, is missing, or has a value that is not allowed.
+        ConfigError: A setting does not exist, is missing, or has a value that is not allowed.
     """
-    walk = _Walk(command, None if overrides is None else _touched_by(overrides))
-    whole = walk.group(dict(config), primaries.COMMANDS[command], "")
+    checker = _Checker(command, None if overrides is None else _touched_by(overrides))
+    whole = checker.group(dict(config), primaries.COMMANDS[command], "")
     _check_together(whole, {_name_of(override) for override in overrides or ()})
     return whole
 
 
 def known_part(stored: Mapping[str, Any], command: str) -> tuple[dict[str, Any], list[str]]:
-    """Split a checkpoint's settings into those that exist today and the dotted names of those that
+    """Return those of a checkpoint's settings that exist today, and the dotted names of those that
     do not.
     """
     dropped: list[str] = []
@@ -61,8 +60,8 @@ def known_part(stored: Mapping[str, Any], command: str) -> tuple[dict[str, Any],
 
 
 def names_of(command: str) -> list[str]:
-    """List the settings of a command, dotted, groups included; below a `_target_` there are
-    none.
+    """Return the dotted names of a command's settings, groups included; below a `_target_` there
+    are none.
     """
     return list(_names(primaries.COMMANDS[command], ""))
 
@@ -72,7 +71,7 @@ def _name_of(override: str) -> str:
 
 
 def _touched_by(overrides: Iterable[str]) -> Collection[str] | None:
-    """Tell which groups a command line changes; None where that may be any of them (an
+    """Return the groups that a command line changes; None where that may be any of them (an
     experiment).
     """
     names = map(_name_of, overrides)
@@ -81,11 +80,11 @@ def _touched_by(overrides: Iterable[str]) -> Collection[str] | None:
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """Say that a setting does not exist, and what is close to it.
+    """Return the text of an error: a setting does not exist, and which names are close to it.
 
     Args:
-        name: Dotted.
-        known: The settings there are, dotted.
+        name: The setting, dotted.
+        known: The settings that exist, dotted.
     """
     known = list(known)
     if (new := new_name(name, known)) is not None:
@@ -101,14 +100,19 @@ def unknown(name: str, known: Iterable[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Walk:
-    """The way through the settings of a command."""
+class _Checker:
+    """A check of a command's settings, from its groups down to single values.
+
+    Args:
+        command: The name of the command.
+        touched: The groups whose constructors are checked; None checks all.
+    """
 
     command: str
     touched: Collection[str] | None
 
     def value(self, value: Any, annotation: Any, name: str) -> Any:
-        """Check one setting, or the group that it is."""
+        """Return one setting, or the group that it is, checked."""
         if value == MISSING:
             return value
         groups = [part for part in _parts(annotation) if dataclasses.is_dataclass(part)]
@@ -138,7 +142,9 @@ class _Walk:
         return None if groups else read(value, annotation, name)
 
     def group(self, value: dict[str, Any], kind: type, name: str) -> dict[str, Any]:
-        """Check the settings of a dataclass, and fill in those that are not there."""
+        """Return the settings of a dataclass, checked, with its defaults for those that are
+        missing.
+        """
         fields = _fields(kind)
         prefix = f"{name}." if name else ""
         for key in value:
@@ -154,7 +160,9 @@ class _Walk:
         return value
 
     def other(self, value: Any, kind: type, key: str, prefix: str) -> Any:
-        """Check a setting that the dataclass does not have, but whose constructor takes it."""
+        """Return a setting that the dataclass does not have but whose constructor takes it,
+        checked.
+        """
         refused = getattr(kind, "refused", {})
         if key in refused:
             raise ConfigError(f"{prefix}{key}={shown(value)}: cannot be set: {refused[key]}")
@@ -175,8 +183,8 @@ class _Walk:
         raise ConfigError(unknown(f"{prefix}{key}", names if prefix else every))
 
     def constructor(self, value: Any, made: Made, name: str) -> Any:
-        """Check a mapping with a `_target_`, and its keys where the command line touched the
-        group.
+        """Return a mapping with a `_target_`, with its keys checked where the command line touched
+        the group.
         """
         if not isinstance(value, dict) or not isinstance(value.get(TARGET), str):
             raise ConfigError(
@@ -185,8 +193,7 @@ class _Walk:
         for key in value:
             if key in CONVERSIONS:
                 raise ConfigError(
-                    f"unknown setting {name}.{key}: only {TARGET} and the constructor's "
-                    "arguments "
+                    f"unknown setting {name}.{key}: only {TARGET} and the constructor's arguments "
                     "are read"
                 )
         if self.touched is None or name.partition(".")[0] in self.touched:
@@ -213,7 +220,7 @@ def _named_class(dotted: str) -> type:
 
 
 def _parameter() -> Any:
-    """What an optimiser is made for."""
+    """Return the parameter list for which an optimiser is made to try its arguments."""
     import torch
 
     return [torch.zeros(1, requires_grad=True)]
@@ -229,7 +236,7 @@ def _try(target: Any, given: list[Any], wanted: Mapping[str, Any], name: str) ->
 
 
 def find_constructor(target: str, name: str) -> Any:
-    """Import what a `_target_` names.
+    """Return what a `_target_` names.
 
     Args:
         target: A dotted path.
@@ -253,19 +260,20 @@ def find_constructor(target: str, name: str) -> Any:
     return getattr(module, leaf)
 
 
-# ---- settings that belong together
+# ---- settings that depend on each other
 
 
-def _check_together(config: Mapping[str, Any], said: Collection[str]) -> None:
+def _check_together(config: Mapping[str, Any], set_by_user: Collection[str]) -> None:
     dataset = config.get("dataset")
     plan = config.get("plan")
     if isinstance(dataset, Mapping):
         for key in ("dense", "sparse"):
-            if dataset.get("naming") == "criteo" and (dataset.get(key) or f"dataset.{key}" in said):
+            if dataset.get("naming") == "criteo" and (
+                dataset.get(key) or f"dataset.{key}" in set_by_user
+            ):
                 raise ConfigError(
                     f"dataset.{key}={shown(dataset.get(key))}: dataset.naming=criteo has columns "
-                    "of its own, all of which are read; "
-                    "set dataset.naming=exact to name others"
+                    "of its own, all of which are read; set dataset.naming=exact to name others"
                 )
         if not dataset.get("path", True):
             raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
@@ -284,9 +292,8 @@ def _check_together(config: Mapping[str, Any], said: Collection[str]) -> None:
     ):
         raise ConfigError(
             f"trainer.check_val_every_n_epoch={trainer['check_val_every_n_epoch']}: validations "
-            "are every "
-            f"trainer.val_check_interval={trainer['val_check_interval']} steps, counted across "
-            "epochs; set one of the two"
+            f"are every trainer.val_check_interval={trainer['val_check_interval']} steps, counted "
+            "across epochs; set one of the two"
         )
     if isinstance(plan, Mapping):
         _check_plan(plan)
@@ -301,31 +308,31 @@ def _check_plan(plan: Mapping[str, Any]) -> None:
         )
 
 
-def check_share(said: object) -> Fraction:
-    """Read `dataset.val_share`.
+def check_share(share: object) -> Fraction:
+    """Return `dataset.val_share` as a fraction.
 
     Raises:
         ConfigError: It is no fraction, or leaves nothing to train on.
     """
     try:
-        share = Fraction(str(said))
+        found = Fraction(str(share))
     except (ValueError, ZeroDivisionError):
         raise ConfigError(
-            f"dataset.val_share={said}: must be a fraction such as 1/7 or 0.1"
+            f"dataset.val_share={share}: must be a fraction such as 1/7 or 0.1"
         ) from None
-    if not 0 <= share < 1:
+    if not 0 <= found < 1:
         raise ConfigError(
-            f"dataset.val_share={said}: must be a share of the rows, from 0 to less than 1"
+            f"dataset.val_share={share}: must be a share of the rows, from 0 to less than 1"
         )
-    return share
+    return found
 
 
-# ---- what the dataclasses say
+# ---- the dataclasses' fields and annotations
 
 
 @lru_cache
 def _fields(kind: type) -> dict[str, tuple[Any, Any]]:
-    """Each setting's annotation and default."""
+    """Return the annotation and the default of each setting."""
     hints = get_type_hints(kind, include_extras=True)
     found = {}
     for each in dataclasses.fields(kind):
@@ -336,7 +343,7 @@ def _fields(kind: type) -> dict[str, tuple[Any, Any]]:
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union, or the annotation alone."""
+    """Return the alternatives of a union, or the annotation alone."""
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
@@ -351,7 +358,7 @@ def _made(annotation: Any) -> Made | None:
 
 
 def _named(annotation: Any) -> Any:
-    """The annotation of the values of a mapping of names to constructors."""
+    """Return the annotation of the values where settings map names to constructors; else None."""
     inner = get_args(annotation)[1:] if get_origin(annotation) is dict else ()
     return inner[0] if inner and _made(inner[0]) else None
 
@@ -361,7 +368,7 @@ def _item(annotation: Any) -> Any:
 
 
 def _closest(value: Mapping[str, Any], groups: list[Any]) -> Any:
-    """Of several dataclasses the one that has most of the keys."""
+    """Return the dataclass that has most of the keys."""
     return max(groups, key=lambda kind: len(set(_fields(kind)) & set(value)))
 
 

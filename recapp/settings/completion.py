@@ -1,11 +1,11 @@
-"""What may follow in a command line: candidates for the shell's completion.
+"""The shell's completion: what the last word of a command line may become.
 
     recapp tr                       train
     recapp train tra                trainer=  trainer.devices=  trainer.max_steps=  ...
     recapp train model=             model=dlrm
     recapp train +plan=             +plan=mixed  +plan=row_wise  ...
 
-Nothing heavy is imported for it: a shell asks at every press of the key.
+Nothing heavy is imported for it, because a shell asks at every press of the key.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from recapp.settings.check_settings import names_of
 from recapp.settings.option_files import is_group, named_folders, options
 from recapp.settings.primaries import VERBS
 
-ADDED = "+plan="  # the group of which nothing is chosen by default
+ADDED = "+plan="  # the group without a default option
 
 _SCRIPT = """\
 _recapp_complete() {
@@ -39,15 +39,15 @@ def shell_script(shell: str) -> str:
 
 
 def candidates(line: str, commands: Iterable[str]) -> list[str]:
-    """List what the last word of a command line may become.
+    """Return what the last word of a command line may become.
 
     Args:
         line: The line up to the cursor, `recapp` included.
         commands: The names of all commands.
 
     Returns:
-        Whole words, without what stands before their last `=`: shells take that for a word of its
-        own. A word that is finished ends in a blank, a setting in `=`.
+        Whole words, without what stands before their last `=`, because shells take that for a word
+        of its own. A word that is complete ends in a blank, a setting in `=`.
     """
     _, *words = line.split()
     last = "" if line.endswith(" ") or not words else words.pop()

@@ -2,7 +2,7 @@
 `recapp/settings/primaries.py`.
 
 A field is a setting: its annotation says what it may be (`recapp/settings/values.py`), its default
-is that of the group's first option, and what it means stands as a comment in `conf/`, where people
+is that of the group's first option, and its meaning stands as a comment in `conf/`, where users
 look. Keys that no dataclass has are refused, so that no setting is accepted that nothing reads.
 `Made` marks a mapping with a `_target_`: its keys are the arguments of that constructor, whatever
 it is. `ABSENT` marks a setting that some options of a group have and others do not.
@@ -15,9 +15,9 @@ from recapp.settings.values import Within
 
 Positive = Annotated[int, Within(1)]
 Natural = Annotated[int, Within(0)]
-Width = Annotated[int, Within(1, 2**31 - 1)]  # of vectors
-Rows = Annotated[int, Within(1, 2**48)]  # of a table: more would not fit anywhere
-Patience = Annotated[float, Within(above=0, most=31_536_000)]  # in seconds, at most a year
+Width = Annotated[int, Within(1, 2**31 - 1)]  # numbers in a vector
+Rows = Annotated[int, Within(1, 2**48)]  # rows of a table: more would fit nowhere
+Timeout = Annotated[float, Within(above=0, most=31_536_000)]  # seconds, at most a year
 Share = Annotated[float, Within(above=0, most=1)]
 Paths = str | list[str]
 Metric = Literal["auc", "log_loss", "normalized_entropy", "calibration"]
@@ -27,7 +27,7 @@ IdRule = Literal["error", "hash", "clamp", "drop"]
 
 
 class _Absent:
-    """A setting that is not there unless an option or the command line adds it."""
+    """The default of a setting that does not exist unless an option or the command line adds it."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -38,16 +38,17 @@ ABSENT: Any = _Absent()
 
 @dataclass(frozen=True)
 class Made:
-    """A mapping whose `_target_` names a constructor; the other keys are its arguments.
+    """A mapping whose `_target_` names a constructor; its other keys are the constructor's
+    arguments.
 
     Args:
-        given: Arguments that recapp gives by name.
-        positional: How many arguments recapp gives by position.
-        tried: Whether it is called once before ranks start, to hear what it says of the values: of
-            constructors that do nothing but make an object. The arguments that recapp gives by
-            position are a parameter of one number.
+        given: Arguments that recapp passes by name.
+        positional: How many arguments recapp passes by position.
+        tried: Whether the constructor is called once before ranks start, to see whether it accepts
+            the values; for constructors that do nothing but make an object. Arguments by position
+            are then a parameter of one number.
         makes: The class of what it makes, dotted.
-        such_as: Constructors that do.
+        such_as: Examples of such constructors, for errors.
     """
 
     given: tuple[str, ...] = ()
@@ -113,7 +114,7 @@ OwnShardingType = Annotated[
 
 @dataclass
 class Generate:
-    """`dataset.generate`: data that recapp writes itself."""
+    """The group `dataset.generate`: data that recapp writes itself."""
 
     kind: Literal["criteo", "sample"] = "criteo"
     rows: Positive = 200_000
@@ -123,7 +124,7 @@ class Generate:
 
 @dataclass
 class Dataset:
-    """`dataset`: files, columns, order."""
+    """The group `dataset`: files, columns, order."""
 
     path: Paths
     val_path: Paths | None = None
@@ -149,7 +150,7 @@ class Dataset:
 
 @dataclass
 class TablesOfDataset:
-    """`tables=from_dataset`: a table for each sparse column."""
+    """The group `tables` under `tables=from_dataset`: a table for each sparse column."""
 
     source: Literal["from_dataset"] = "from_dataset"
     dim: Width = 16
@@ -162,7 +163,7 @@ class TablesOfDataset:
 
 @dataclass
 class ListedTable:
-    """A table that is written out, as `recapp.tables.config.EmbeddingBagConfig` takes it."""
+    """One table of `tables=sample`, as `recapp.tables.config.EmbeddingBagConfig` takes it."""
 
     name: str
     num_embeddings: Rows
@@ -176,7 +177,7 @@ class ListedTable:
 
 @dataclass
 class ListedTables:
-    """`tables=sample`: tables that are written out."""
+    """The group `tables` under `tables=sample`: tables that the file lists."""
 
     source: Literal["list"]
     tables: list[ListedTable]
@@ -184,7 +185,9 @@ class ListedTables:
 
 @dataclass
 class Optimizer:
-    """`optimizer`: of the dense part and of the tables."""
+    """The group `optimizer`: the optimiser of the dense part, the row rule of the tables, a
+    schedule.
+    """
 
     dense: DenseOptimizer
     sparse: RowRule
@@ -193,7 +196,7 @@ class Optimizer:
 
 @dataclass
 class Metrics:
-    """`metrics`: what is measured."""
+    """The group `metrics`: the metrics that are measured."""
 
     names: list[Metric] = field(
         default_factory=lambda: ["auc", "log_loss", "normalized_entropy", "calibration"]
@@ -202,8 +205,11 @@ class Metrics:
 
 @dataclass
 class Trainer:
-    """`trainer`: settings of Lightning's Trainer; those that are not listed can be added with a
-    plus.
+    """The group `trainer`: settings of Lightning's Trainer; those that are not listed can be added
+    with a plus.
+
+    `others` is the constructor whose other arguments are accepted, `refused` why some of them are
+    not.
     """
 
     others: ClassVar[str] = "lightning.pytorch.Trainer"
@@ -216,8 +222,7 @@ class Trainer:
         "enable_checkpointing": "the last checkpoint is always kept; callbacks=none keeps no other",
         "enable_model_summary": "layers, plan and ranks are always printed before the first step",
         "num_sanity_val_steps": "there is no validation before the first step; "
-        "trainer.val_check_interval=1"
-        " trainer.max_steps=1 tries one",
+        "trainer.val_check_interval=1 trainer.max_steps=1 tries one",
         "num_nodes": "torchrun or srun say how many hosts there are",
         "default_root_dir": "hydra.run.dir=DIR says where a run writes",
         "use_distributed_sampler": "every rank reads its own lanes of the data (dataset.lanes)",
@@ -255,7 +260,9 @@ class Trainer:
 
 @dataclass
 class Engine:
-    """`engine`: how tables are looked up and updated, and how ranks exchange what that takes."""
+    """The group `engine`: how tables are looked up and updated, and how ranks exchange what that
+    takes.
+    """
 
     backend: Literal["auto", "numba", "triton", "torch"] = "auto"
     transport: Literal["auto", "gloo", "shared_memory"] = "auto"
@@ -267,16 +274,16 @@ class Engine:
 
 @dataclass
 class Launch:
-    """`launch`: how ranks are started."""
+    """The group `launch`: how ranks are started."""
 
     port: Annotated[int, Within(0, 65535)] = 0
     grace: Annotated[float, Within(0, 31_536_000)] = 60
-    timeout: Patience = 1800
+    timeout: Timeout = 1800
 
 
 @dataclass
 class Planner:
-    """`planner`: what the planner may decide."""
+    """The group `planner`: what the planner may decide."""
 
     mode: Mode = "auto"
     constraints: dict[str, dict[str, Any]] | None = None
@@ -284,7 +291,7 @@ class Planner:
 
 @dataclass
 class Plan:
-    """`plan`: rules by hand, single tables, or a file."""
+    """The group `plan`: rules written by hand, types of single tables, or a file."""
 
     name: str = ABSENT
     rules: list[dict[str, Any]] = ABSENT
@@ -299,7 +306,7 @@ class Plan:
 
 @dataclass
 class Topology:
-    """`topology`: the machines."""
+    """The group `topology`: the machines."""
 
     hosts: Positive | None = None
     memory_bytes: Natural | None = None

@@ -1,11 +1,11 @@
-"""What `--help` says: a line for each setting, in the words of the comments in `conf/`.
+"""The text of `--help`: a line for each setting, taken from the comments in `conf/`.
 
     conf/dataset/custom.yaml     lanes: 16    # the order of rows depends on ...
     --help dataset               dataset.lanes=16      the order of rows depends on ...
 
 A comment belongs to the setting on its line or, where it stands on lines of its own, to the setting
-below it; lines that go on further right belong to the comment above them. What stands at the top of
-a file tells of the option. Values are those of the command line, so that `--help
+below it; lines that continue further right belong to the comment above them. A comment at the top
+of a file describes the option. Values are those of the command line, so that `--help
 dataset=criteo_kaggle` shows that data set.
 """
 
@@ -21,10 +21,17 @@ import yaml  # type: ignore[import-untyped]
 
 from recapp.errors import ConfigError, suggest
 from recapp.settings.check_settings import names_of
-from recapp.settings.option_files import Folders, conf_dir, is_group, option_file, options, places
+from recapp.settings.option_files import (
+    Folders,
+    conf_dir,
+    directories,
+    is_group,
+    option_file,
+    options,
+)
 from recapp.settings.values import shown
 
-ADDED = ("plan", "experiment")  # groups of which nothing is chosen by default
+ADDED = ("plan", "experiment")  # groups without a default option
 LEFT_COLUMNS = 34
 LEAST_WORDS_COLUMNS = 24
 FOOTER = """\
@@ -45,8 +52,8 @@ class Comments:
     """The comments of a file of `conf/`.
 
     Args:
-        about: What stands at its top.
-        of: The words for each setting in it, by its dotted name inside the file.
+        about: The comment at its top.
+        of: The comment of each setting in it, by its dotted name inside the file.
         parents: The options of the same group that it starts from.
     """
 
@@ -64,15 +71,15 @@ def help_text(
     only: str = "",
     columns: int = 80,
 ) -> str:
-    """Write the help of a command.
+    """Return the help of a command.
 
     Args:
-        command: Its name.
+        command: The name of the command.
         config: Its settings, plain, as its command line composes them.
         chosen: The option chosen of each group.
-        folders: Where options are looked for beside recapp's own.
+        folders: Directories in which options are looked for beside recapp's own.
         only: The one group to show; empty shows all.
-        columns: Of the terminal.
+        columns: The width of the terminal.
 
     Raises:
         ConfigError: There is no group of that name.
@@ -82,7 +89,7 @@ def help_text(
         for name in dict.fromkeys([*config, *chosen, *ADDED])
         if is_group(name, folders) and _known(command, name)
     ]
-    only = only.partition("/")[0]  # a group inside of a group stands with that
+    only = only.partition("/")[0]  # a group inside of a group is shown with that
     if only and only not in groups:
         raise ConfigError(f"--help {only}: there is no such group; {suggest(only, groups)}")
     parts = [] if only else list(_opening(command, config, groups, columns))
@@ -95,20 +102,20 @@ def help_text(
 
 
 def words_for(folders: Folders, group: str, option: str, name: str) -> str:
-    """Find what a setting of a group means: in its option's file, in those that it starts from, in
-    any of the group's.
+    """Return the comment of a group's setting: that in its option's file, else in the files that
+    one starts from, else in any of the group's.
 
     Args:
-        folders: Where options are looked for beside recapp's own.
-        group: Of the setting.
-        option: That is chosen of the group.
+        folders: Directories in which options are looked for beside recapp's own.
+        group: The group of the setting.
+        option: The option that is chosen of the group.
         name: The setting, dotted, without the group.
     """
     chain = list(_chain(folders, group, option))
     files = [
-        (place / group, path)
-        for place in places(folders)
-        for path in sorted((place / group).rglob("*.yaml"))
+        (directory / group, path)
+        for directory in directories(folders)
+        for path in sorted((directory / group).rglob("*.yaml"))
     ]
     files.sort(key=lambda each: chain.index(each[1]) if each[1] in chain else len(chain))
     for home, path in files:
@@ -123,7 +130,7 @@ def words_for(folders: Folders, group: str, option: str, name: str) -> str:
 
 @lru_cache
 def comments_of(path: Path) -> Comments:
-    """Read the comments of a file."""
+    """Return the comments of a file."""
     text = path.read_text()
     lines = text.splitlines()
     top = next(
@@ -165,7 +172,7 @@ def _opening(
 
 
 def _primaries(conf: Path, command: str) -> list[str]:
-    """The commands whose settings another one has as well: those of train in eval's."""
+    """Return the commands whose settings another one has as well: eval has those of train."""
     text = yaml.safe_load((conf / f"{command}.yaml").read_text())
     return [
         str(each) for each in text.get("defaults", []) if isinstance(each, str) and each != "_self_"
@@ -191,7 +198,7 @@ def _group(
             f"{option}: {about}", columns, initial_indent="  ", subsequent_indent="  "
         )
     for inner in sorted(
-        {path.name for place in places(folders) for path in (place / group).glob("*/")}
+        {path.name for directory in directories(folders) for path in (directory / group).glob("*/")}
     ):
         below = ", ".join(options(f"{group}/{inner}", folders))
         yield textwrap.fill(
@@ -199,14 +206,16 @@ def _group(
         )
     if isinstance(value, Mapping):
         leaves = [leaf for key, item in value.items() for leaf in _leaves(f"{group}.{key}", item)]
-    else:  # not chosen by default: what could be set there
+    else:  # nothing is chosen by default: list what could be set
         leaves = [(f"+{name}", None) for name in names_of(command) if name.startswith(f"{group}.")]
     for name, item in leaves:
         yield _line(name, item, words_for(folders, group, option, name.partition(".")[2]), columns)
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The settings inside of a value: those of mappings in turn, but for long tables of numbers."""
+    """Yield the settings inside of a value: those of mappings in turn, except long tables of
+    numbers.
+    """
     if isinstance(value, Mapping) and value and not name.endswith((".hardware", ".plans")):
         for key, item in value.items():
             yield from _leaves(f"{name}.{key}", item)
@@ -215,9 +224,9 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _line(name: str, value: Any, words: str, columns: int) -> str:
-    said = name if name.startswith("+") else f"{name}={shown(value)}"
+    setting = name if name.startswith("+") else f"{name}={shown(value)}"
     width = max(columns - LEFT_COLUMNS, LEAST_WORDS_COLUMNS)
-    left = said if len(said) <= columns - 2 else f"{said[: columns - 5]}..."
+    left = setting if len(setting) <= columns - 2 else f"{setting[: columns - 5]}..."
     lines = textwrap.wrap(words, width) or [""]
     if len(left) + 3 > LEFT_COLUMNS:
         return "\n".join([f"  {left}", *(" " * LEFT_COLUMNS + line for line in lines if line)])
@@ -233,7 +242,7 @@ def _line(name: str, value: Any, words: str, columns: int) -> str:
 
 
 def _chain(folders: Folders, group: str, option: str) -> Iterator[Path]:
-    """The file of an option and those that it starts from."""
+    """Yield the file of an option and those that it starts from."""
     path = option_file(group, option, folders) if option else None
     if path:
         yield path
@@ -251,7 +260,9 @@ def _of_mapping(node: Any, lines: list[str], prefix: str) -> Iterator[tuple[str,
 
 
 def _comment(key: Any, value: Any, lines: list[str]) -> str:
-    """The comment behind a setting and the lines that go on, or else the lines above it."""
+    """Return the comment behind a setting and its continuation lines, or else the lines above the
+    setting.
+    """
     block = isinstance(value, yaml.CollectionNode) and not value.flow_style
     number, column = (
         (key.end_mark.line, key.end_mark.column)
@@ -269,7 +280,7 @@ def _comment(key: Any, value: Any, lines: list[str]) -> str:
     above = _while(
         range(key.start_mark.line - 1, -1, -1), lambda n: lines[n].startswith(" " * indent + "#")
     )
-    first_free = above and above[-1] == 0  # what stands at the top tells of the option
+    first_free = above and above[-1] == 0  # a comment at the top describes the option
     return "" if first_free else " ".join(_text(lines[n]) for n in reversed(above))
 
 

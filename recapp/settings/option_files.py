@@ -1,4 +1,4 @@
-"""Where configuration files are looked for: recapp's own `conf/`, and the folders of the command
+"""The files of configuration options: in recapp's own `conf/`, and in the folders of the command
 line's `--config-dir`.
 
     conf/model/dlrm.yaml        model=dlrm
@@ -10,12 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 
 FLAGS = ("--config-dir", "-cd")
-Folders = Sequence[Path]  # those of the command line; recapp's own comes before them
+Folders = Sequence[Path]  # the command line's; recapp's own directory comes before them
 
 
 def conf_dir() -> Path:
-    """The directory of the configuration: inside the package where recapp is installed, beside it
-    in a checkout.
+    """Return the directory of the configuration: inside the package where recapp is installed,
+    beside it in a checkout.
     """
     package = Path(__file__).resolve().parents[1]
     installed = package / "conf"
@@ -23,8 +23,8 @@ def conf_dir() -> Path:
 
 
 def named_folders(arguments: Sequence[str]) -> tuple[Path, ...]:
-    """Find the folders that `--config-dir FOLDER` names in a command line (absolute); one that is
-    not there is Hydra's error.
+    """Return the folders that `--config-dir FOLDER` names in a command line (absolute); Hydra
+    refuses one that does not exist.
     """
     behind = [value for flag, value in pairwise(arguments) if flag in FLAGS]
     joined = [
@@ -35,24 +35,30 @@ def named_folders(arguments: Sequence[str]) -> tuple[Path, ...]:
     )
 
 
-def places(folders: Folders = ()) -> tuple[Path, ...]:
-    """All directories in which options are looked for, in order."""
+def directories(folders: Folders = ()) -> tuple[Path, ...]:
+    """Return all directories in which options are looked for, in order."""
     return conf_dir(), *folders
 
 
 def is_group(name: str, folders: Folders = ()) -> bool:
-    """Tell whether a name is that of a group: a directory in one of the places."""
-    return bool(name) and any((place / name).is_dir() for place in places(folders))
+    """Return whether a name is that of a group: a directory in one of those `directories`."""
+    return bool(name) and any((directory / name).is_dir() for directory in directories(folders))
 
 
 def option_file(group: str, option: str, folders: Folders = ()) -> Path | None:
-    """Find the file of an option; the place that comes first wins, as it does in Hydra."""
-    files = (place / group / f"{option}.yaml" for place in places(folders))
+    """Return the file of an option, None where there is none; the first directory wins, as it does
+    in Hydra.
+    """
+    files = (directory / group / f"{option}.yaml" for directory in directories(folders))
     return next((file for file in files if file.is_file()), None)
 
 
 def options(group: str, folders: Folders = ()) -> list[str]:
-    """List the options that a group has."""
+    """Return the names of the options of a group, sorted."""
     return sorted(
-        {file.stem for place in places(folders) for file in (place / group).glob("*.yaml")}
+        {
+            file.stem
+            for directory in directories(folders)
+            for file in (directory / group).glob("*.yaml")
+        }
     )

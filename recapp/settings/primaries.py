@@ -1,6 +1,4 @@
-"""The settings of each command: those of its own file in `conf/`, and the groups that it
-composes.
-"""
+"""The settings of each command: those of its own file in `conf/`, and its groups."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -28,14 +26,14 @@ from recapp.settings.values import Within
 
 @dataclass
 class Command:
-    """What every command has."""
+    """The settings of every command."""
 
     format: Literal["text", "json"] = "text"
 
 
 @dataclass
 class Run(Command):
-    """What a run is planned from: all that a plan on paper needs, too."""
+    """The settings that a run is planned from; a plan on paper needs all of them, too."""
 
     seed: Annotated[int, Within(0, 2**63 - 1)] = 1
     dataset: Dataset = ABSENT
@@ -52,7 +50,7 @@ class Run(Command):
 
 @dataclass
 class Train(Run):
-    """`python -m recapp.train`."""
+    """The settings of `python -m recapp.train`."""
 
     ckpt_path: str | None = None
     trust: list[str] = field(default_factory=list)
@@ -63,14 +61,14 @@ class Train(Run):
 
 @dataclass
 class Eval(Train):
-    """`python -m recapp.eval`."""
+    """The settings of `python -m recapp.eval`."""
 
     split: Literal["val", "test"] = "val"
 
 
 @dataclass
 class OnPaper(Run):
-    """`python -m recapp.plan`."""
+    """The settings of `python -m recapp.plan`."""
 
     statistics: Literal["auto", "assumed"] = "auto"
     out: str | None = None
@@ -85,7 +83,7 @@ class OnPaper(Run):
 
 @dataclass
 class Benchmark:
-    """`bench`: what is measured against what."""
+    """The group `bench`: what is measured, and what it is compared with."""
 
     plan: str | list[str] | None = None
     model: str | list[str] | None = None
@@ -95,7 +93,7 @@ class Benchmark:
 
 @dataclass
 class Bench(Command):
-    """`python -m recapp.bench`."""
+    """The settings of `python -m recapp.bench`."""
 
     workload: str | list[str] | None = None
     threads: Positive | list[Positive] | None = None
@@ -117,7 +115,7 @@ class Bench(Command):
 
 @dataclass
 class Report(Command):
-    """`python -m recapp.report`."""
+    """The settings of `python -m recapp.report`."""
 
     path: str = ABSENT
 

@@ -1,7 +1,7 @@
 """Names that earlier versions of recapp gave to settings and to constructors.
 
     in a checkpoint or resolved.yaml    trainer: {look_ahead: 2}    read as engine: {look_ahead: 2}
-    on the command line, in conf/       trainer.look_ahead=2        refused, and the new name said
+    on the command line, in conf/       trainer.look_ahead=2        refused with the new name
 
 Stored settings are read under their new names before anything else looks at them.
 """
@@ -27,7 +27,7 @@ MODULES = {
 
 
 def new_name(name: str, known: Collection[str]) -> str | None:
-    """Return the name that a setting has today, or None where it never had another one.
+    """Return the present name of a setting, or None where it never had another one.
 
     Args:
         name: The setting, dotted.
@@ -41,7 +41,7 @@ def new_name(name: str, known: Collection[str]) -> str | None:
 
 
 def name_of_today(name: str) -> str:
-    """Return the name that a setting of a stored command line has today."""
+    """Return the present name of a setting in a stored command line."""
     return SETTINGS.get(name, name)
 
 
@@ -55,11 +55,11 @@ def target_of_today(target: str) -> str:
 
 
 def with_names_of_today(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return stored settings under the names that settings and constructors have today.
+    """Return stored settings under the present names of settings and constructors.
 
     Args:
-        stored: Plain settings of a checkpoint or of `resolved.yaml`, in which anything may stand.
-            They are left as they are.
+        stored: Plain settings of a checkpoint or of `resolved.yaml`, which may hold anything. They
+            are left unchanged.
     """
     settings = {key: _with_new_targets(value) for key, value in stored.items()}
     for old, new in SETTINGS.items():
@@ -70,9 +70,7 @@ def with_names_of_today(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _move(settings: dict[str, Any], value: Any, name: str) -> None:
-    """Set a setting that is not there yet; the option of a group that was not there is its
-    default.
-    """
+    """Set a setting, unless it is set; a group that is added for it gets the option `default`."""
     group, _, key = name.partition(".")
     if group not in settings and isinstance(settings.get("choices"), dict):
         settings["choices"].setdefault(group, "default")
@@ -82,7 +80,7 @@ def _move(settings: dict[str, Any], value: Any, name: str) -> None:
 
 
 def _with_new_targets(value: Any) -> Any:
-    """Return a copy in which every `_target_` has the name of today."""
+    """Return a copy in which every `_target_` has its present name."""
     if isinstance(value, list):
         return [_with_new_targets(item) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What the value of a setting may be, said by the type annotation of whoever takes it.
+"""The check of a setting's value against the type annotation of what takes it.
 
     annotation                         allowed in YAML    refused with
     Annotated[int, Within(1)] | None   20, null           must be a whole number of at least 1,
@@ -6,10 +6,10 @@
     Literal["auto", "gloo"]            auto               did you mean auto?
     list[str]                          [user, item]       must be a list of names, such as [user]
 
-Both sources of annotations are read alike: the dataclasses of `recapp/settings/groups.py`, one for
-each group of settings, and the signatures of the constructors that a `_target_` names. Settings are
-plain values, so of `float | Tensor` only the number counts. An annotation that says nothing about
-plain values refuses nothing.
+Annotations come from the dataclasses of `recapp/settings/groups.py`, one for each group of
+settings, and from the signatures of the constructors that a `_target_` names. Settings are values
+of YAML, so of `float | Tensor` only the number counts. `Any` and annotations of unknown kinds
+refuse nothing.
 """
 
 import inspect
@@ -27,18 +27,18 @@ from recapp.errors import ConfigError, suggest
 LISTS = (list, AbstractSequence, Iterable, tuple)
 MAPPINGS = (dict, Mapping)
 ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-SHOWN_CHARACTERS = 80  # of a value in a message
+SHOWN_CHARACTERS = 80  # of a value in an error
 PLURALS = {bool: "flags", int: "whole numbers", float: "numbers", str: "names"}
 
 
 @dataclass(frozen=True)
 class Within:
-    """The range of a number; a whole one or not.
+    """The range of a number.
 
     Args:
-        least: The smallest that is allowed.
-        most: The largest that is allowed; None is no bound.
-        above: What it must exceed, where the bound itself is not allowed.
+        least: The smallest value that is allowed; None is no bound.
+        most: The largest value that is allowed; None is no bound.
+        above: The value that it must exceed; None is no bound.
     """
 
     least: float | None = None
@@ -46,7 +46,7 @@ class Within:
     above: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Answer whether a number lies inside."""
+        """Return whether a number lies inside."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -54,7 +54,7 @@ class Within:
         )
 
     def __str__(self) -> str:
-        """What follows "a number" in a sentence."""
+        """Return what follows "a number" in a sentence."""
         low = f" of at least {self.least:g}" if self.least is not None else ""
         low = low if self.above is None else f" above {self.above:g}"
         high = (
@@ -64,25 +64,23 @@ class Within:
 
 
 class Wrong(ValueError):
-    """A value that an annotation does not allow; its text says what is allowed."""
+    """The error for a value that an annotation does not allow; its text says what is allowed."""
 
 
 def read(value: Any, annotation: Any, name: str) -> Any:
-    """Check a value of the settings and convert what YAML could not know.
+    """Return a value of the settings, checked and converted where YAML could not know its type.
 
     A whole number that was written as 1e3 becomes one where only whole numbers are allowed, and a
     number becomes text where only text is (columns may be called 0 and 1).
 
     Args:
-        value: Plain, as Hydra composed it.
+        value: A plain value, as Hydra composed it.
         annotation: What is allowed.
         name: The setting, dotted, for the error.
 
-    Returns:
-        The value, converted where need be.
-
     Raises:
-        ConfigError: The value is not allowed; it names the setting, the value and what is.
+        ConfigError: The value is not allowed; the error names the setting, the value and what is
+            allowed.
     """
     try:
         return _read(value, annotation)
@@ -91,10 +89,10 @@ def read(value: Any, annotation: Any, name: str) -> Any:
 
 
 def takes(target: Callable[..., Any]) -> dict[str, Any]:
-    """List the arguments that a constructor takes by name, each with its annotation, `Any` where it
-    has none.
+    """Return the arguments that a constructor takes by name, each with its annotation, `Any` where
+    it has none.
 
-    Arguments that it takes by `**kwargs` are listed as `**`.
+    Arguments that it takes by `**kwargs` appear as `**`.
     """
     hints = _hints(target)
     found: dict[str, Any] = {}
@@ -114,18 +112,19 @@ def check_arguments(
     given: Iterable[str] = (),
     positional: int = 0,
 ) -> None:
-    """Refuse arguments that a constructor does not take, that it needs and nobody gives, or of a
-    wrong type.
+    """Check that a constructor takes the arguments of the settings, and that none it needs is
+    missing.
 
     Args:
         target: The constructor.
         wanted: The arguments that the settings name.
         name: The setting that names the constructor, dotted.
-        given: Arguments that recapp gives by name.
-        positional: How many arguments recapp gives by position.
+        given: Arguments that recapp passes by name.
+        positional: How many arguments recapp passes by position.
 
     Raises:
-        ConfigError: Naming the setting and what the constructor takes.
+        ConfigError: An argument is unknown, missing or of a wrong type; the error names the setting
+            and what the constructor takes.
     """
     known = takes(target)
     label = f"{target.__module__}.{target.__qualname__}"
@@ -137,8 +136,7 @@ def check_arguments(
             says = suggest(argument, own)
             raise ConfigError(
                 f"unknown setting {name}.{argument}: {says}; {label} takes no such argument from "
-                "the settings"
-                f" (~{name}.{argument} leaves out one that a file sets)"
+                f"the settings (~{name}.{argument} leaves out one that a file sets)"
             )
         read(value, known.get(argument, Any), f"{name}.{argument}")
     parameters = inspect.signature(target).parameters
@@ -148,7 +146,7 @@ def check_arguments(
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of a constructor; none where one of them cannot be resolved."""
+    """Return the annotations of a constructor; none where one of them cannot be resolved."""
     made = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
     try:
         return get_type_hints(made, include_extras=True)
@@ -178,8 +176,8 @@ Options = list[tuple[Any, tuple[Within, ...]]]
 
 
 def _options(annotation: Any) -> Options:
-    """The alternatives of an annotation with their ranges; those that no plain value can be are
-    left out.
+    """Return the alternatives of an annotation with their ranges, without those that no value of
+    YAML can be.
     """
     origin = _origin(annotation)
     if origin in (Union, types.UnionType):
@@ -200,13 +198,15 @@ def _options(annotation: Any) -> Options:
     if isinstance(kind, type) and issubclass(kind, PathLike):
         return [(str, ())]
     if isinstance(kind, type) and kind is not object:
-        return []  # a class of somebody's own: not written in YAML
+        return []  # another class: YAML cannot write its objects
     return [(Any, ())]
 
 
 def _origin(annotation: Any) -> Any:
-    """Of `list[int]` the list; None where nothing is in brackets. The type of `get_origin` itself
-    forbids to compare it with a class.
+    """Return the type outside of the brackets, `list` of `list[int]`; None where nothing is in
+    brackets.
+
+    `get_origin` is typed so narrowly that its result cannot be compared with a class; this one can.
     """
     return get_origin(annotation)
 
@@ -232,7 +232,7 @@ def _is(value: Any, option: Any) -> bool:
 
 
 def _inside(value: Any, option: Any) -> Any:
-    """The values of a list or a mapping are read in turn."""
+    """Return a value whose items are checked, where it is a list or a mapping."""
     kind = _origin(option)
     parts = get_args(option)
     if kind is tuple and parts and parts[-1] is not Ellipsis:
@@ -269,11 +269,11 @@ def _converted(value: Any, options: Options) -> Any:
     return value
 
 
-# ---- what is allowed, in words
+# ---- what is allowed, as text
 
 
 def _allowed(value: Any, options: Options) -> str:
-    """What would be right, as the end of a sentence that begins with the setting and its value."""
+    """Return what is allowed, as the end of a sentence that begins with setting and value."""
     words = [
         word for option, _ in options if _origin(option) is Literal for word in get_args(option)
     ]
@@ -286,14 +286,14 @@ def _allowed(value: Any, options: Options) -> str:
         return suggest(value, [shown(word) for word in words])
     if not options:
         return "must be left out: settings cannot write what it takes"
-    parts = [_said(option, bounds) for option, bounds in others if option is not type(None)]
+    parts = [_described(option, bounds) for option, bounds in others if option is not type(None)]
     parts += [shown(word) for word in words]
     parts += ["null" for option, _ in others if option is type(None)]
     hint = _example(value, options)
     return f"must be {', or '.join(dict.fromkeys(parts))}{hint}"
 
 
-def _said(option: Any, bounds: tuple[Within, ...]) -> str:
+def _described(option: Any, bounds: tuple[Within, ...]) -> str:
     kind = _origin(option) or option
     parts = get_args(option)
     if kind in LISTS:
@@ -319,7 +319,7 @@ def _plural(annotation: Any) -> str:
 
 
 def _example(value: Any, options: Options) -> str:
-    """The value in brackets, where a list of such values would be right."""
+    """Return the value in brackets, where a list of such values would be allowed."""
     lists = [get_args(option) for option, _ in options if (_origin(option) or option) in LISTS]
     if not lists or isinstance(value, list | dict) or value is None:
         return ""
@@ -336,7 +336,7 @@ def _plain(number: float) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as YAML writes it on one line, a long one cut short."""
+    """Return a value as YAML writes it on one line, a long one cut short."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""What a run does beside training: keep the position, measure steps, say how it goes, leave a last
-checkpoint.
+"""Callbacks of every run: claim the directory, keep the position, measure steps, log rates, print
+the start report.
 
-Ordinary Lightning callbacks; those of `conf/callbacks` (checkpoints, early stopping, rate monitor)
-stand beside them.
+They are ordinary Lightning callbacks; those of `conf/callbacks` (checkpoints, early stopping, rate
+monitor) run beside them.
 """
 
 import statistics
@@ -24,8 +24,8 @@ from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 from recapp.transport.choose_transport import describe
 
-WARM_UP_STEPS = 10  # not measured: first touches of memory, DDP's first step
-RATE_STEPS = 10  # a rate is that of so many steps
+WARM_UP_STEPS = 10  # not measured: memory is touched for the first time, DDP takes its first step
+RATE_STEPS = 10  # steps over which a rate is averaged
 IN_MB = {  # columns of the start report, each in one unit
     "bytes": Column("bytes", "MB a\nrank", ",.3f", 1e6),
     "weights": Column("weights", "weights\nMB", ",.3f", 1e6),
@@ -44,12 +44,12 @@ def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
     return trainer.strategy
 
 
-class TakeOver(Callback):
-    """A run has its directory for itself (`recapp/reporting/record.py`) once it writes there: a
-    curve's first row or a checkpoint.
+class ClaimDirectory(Callback):
+    """Claims the run's directory for this run (`recapp/reporting/record.py`) just before it writes
+    there: a curve's first row or a checkpoint.
 
     Args:
-        directory: of the run.
+        directory: The directory of the run.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -59,18 +59,18 @@ class TakeOver(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Loggers write after this step."""
+        """Claim the directory where loggers write after this step."""
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if trainer.loggers and trainer.global_step % every == 0:
-            self._take_over(trainer)
+            self._claim(trainer)
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """A checkpoint is about to be written."""
-        self._take_over(trainer)
+        """Claim the directory, because a checkpoint is about to be written."""
+        self._claim(trainer)
 
-    def _take_over(self, trainer: Trainer) -> None:
+    def _claim(self, trainer: Trainer) -> None:
         if trainer.is_global_zero and not self._done:
             claim_directory(self.directory)
         self._done = True
@@ -80,7 +80,7 @@ class KeepPosition(Callback):
     """Writes how far training has come into the data module, before checkpoints are written."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """After a resume under another batch size Lightning's own count of batches is put right."""
+        """Correct Lightning's own count of batches after a resume under another batch size."""
         loop = trainer.fit_loop.epoch_loop
         data = _data(trainer)
         if loop.restarting and data.position.epoch == trainer.current_epoch:
@@ -93,16 +93,16 @@ class KeepPosition(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Loggers number steps by a count of their own, which a checkpoint written inside an epoch
-        holds one step too low.
+        """Set the loggers' own count of steps, which a checkpoint written inside an epoch holds one
+        step too low.
         """
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """One more batch is trained; after the last one the position is the start of the next
-        epoch.
+        """Count one more trained batch; after an epoch's last one set the position to the start of
+        the next epoch.
         """
         position = _data(trainer).position
         done = batch_idx + 1
@@ -113,11 +113,11 @@ class KeepPosition(Callback):
 
 
 class StepClock(Callback):
-    """Measures training steps, waiting for data included, validation excluded: milliseconds, rows,
-    bytes sent, collectives.
+    """Measures every training step: milliseconds, rows, bytes sent, collectives.
 
-    Also for how much of it the host stood waiting for the tables' messages: for counts and ids
-    (`input_wait_ms`), and for all of them.
+    A step includes the wait for its data and excludes validation. Also measured is how long the
+    host waited in it for messages of the tables: for counts and ids (`input_wait_ms`), and for all
+    of them (`exchange_wait_ms`).
     """
 
     def __init__(self) -> None:
@@ -132,11 +132,11 @@ class StepClock(Callback):
         self._input = self._exchange = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The first step begins."""
+        """Begin to measure the first step."""
         self._begin(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation is no part of the next step."""
+        """Begin to measure the next step anew, because validation is no part of it."""
         self._begin(trainer)
 
     def _begin(self, trainer: Trainer) -> None:
@@ -149,7 +149,7 @@ class StepClock(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The step is over; the next begins."""
+        """Record the step that has ended, and begin to measure the next one."""
         assert self._since is not None
         comm = _strategy(trainer).comm
         self.step_ms.append((time.perf_counter() - self._since) * 1e3)
@@ -162,14 +162,16 @@ class StepClock(Callback):
         self._begin(trainer)
 
     def recent_rate(self) -> float:
-        """Samples per second of all ranks over the last steps; 0 before the first."""
+        """Return the samples per second of all ranks over the last `RATE_STEPS` steps; 0 before the
+        first step.
+        """
         rows = sum(self.rows[-RATE_STEPS:])
         ms = sum(self.step_ms[-RATE_STEPS:])
         return 1e3 * rows / ms if ms else 0.0
 
     def recent_input_wait_ms(self) -> float:
-        """What a step of the last ones waited for counts and ids on this rank; 0 before the
-        first.
+        """Return how long one of the last `RATE_STEPS` steps waited for counts and ids on this
+        rank, in milliseconds on average; 0 before the first step.
         """
         return statistics.mean(self.input_wait_ms[-RATE_STEPS:] or [0.0])
 
@@ -177,8 +179,9 @@ class StepClock(Callback):
         return values[WARM_UP_STEPS:] or values
 
     def summary(self) -> dict[str, Any]:
-        """Medians, quartiles and rates without the first steps; empty where nothing was trained.
-        Bytes are this rank's.
+        """Return medians, quartiles and rates of the steps after the warm-up.
+
+        Bytes are those that this rank sent. The result is empty where nothing was trained.
         """
         if not self.step_ms:
             return {}
@@ -189,7 +192,7 @@ class StepClock(Callback):
             "step_ms_quartiles": quartiles(ms),
             "samples_per_second": sum(rows) / sum(ms) * 1e3,
             "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
-            # an epoch's first steps make some of its last ones'
+            # an epoch's first step also starts exchanges of later ones, so its last ones have fewer
             "collectives_per_step": statistics.median_low(self.calls),
             "input_wait_ms": statistics.median(self._measured(self.input_wait_ms)),
             "exchange_wait_ms": statistics.median(self._measured(self.exchange_wait_ms)),
@@ -197,7 +200,9 @@ class StepClock(Callback):
 
 
 def _waited_ms(trainer: Trainer) -> tuple[float, float]:
-    """So far: for counts and ids, for every message of the tables."""
+    """Return how long this rank has waited so far for counts and ids, and for every message of the
+    tables.
+    """
     waited = [c.waits.waited_s for c in _strategy(trainer).collections()]
     return 1e3 * sum(w["counts"] + w["ids"] for w in waited), 1e3 * sum(
         sum(w.values()) for w in waited
@@ -205,8 +210,11 @@ def _waited_ms(trainer: Trainer) -> tuple[float, float]:
 
 
 class LogRate(Callback):
-    """Logs samples per second of all ranks, and what a step of this rank waited for its input
-    exchange.
+    """Logs the samples per second of all ranks, and how long a step of this rank waited for its
+    input exchange.
+
+    Args:
+        clock: What measures the steps.
     """
 
     def __init__(self, clock: StepClock) -> None:
@@ -215,7 +223,7 @@ class LogRate(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A reading in a while."""
+        """Log both after every `RATE_STEPS` steps."""
         if batch_idx % RATE_STEPS == RATE_STEPS - 1:
             # As tensors of the host: Lightning would put numbers on the module's GPU, and wait for
             # all it has to do.
@@ -226,12 +234,12 @@ class LogRate(Callback):
 
 
 class StartReport(Callback):
-    """Before the first step: seed, ranks with their hosts and devices, the layers with their output
-    shapes, the plan.
+    """Prints before the first step: seed, ranks with their hosts and devices, the layers with their
+    output shapes, the plan.
 
     Args:
-        seed: Of the run.
-        shown: False where standard output carries a document.
+        seed: The seed of the run.
+        shown: Whether the report is printed; False where standard output carries a document.
         dense_columns: How many numbers of a sample the model reads.
     """
 
@@ -241,7 +249,7 @@ class StartReport(Callback):
         self.dense_columns = dense_columns
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rank 0 prints."""
+        """Print the report on rank 0."""
         strategy = _strategy(trainer)
         if not (self.shown and trainer.is_global_zero):
             return
@@ -257,9 +265,9 @@ class StartReport(Callback):
             {"rank": i, **_hosts(strategy, i), "device": r["device"]}
             for i, r in enumerate(strategy.ranks)
         ]
-        way = f", {describe(strategy.comm)}" if strategy.comm.world > 1 else ""
+        transport = f", {describe(strategy.comm)}" if strategy.comm.world > 1 else ""
         print(
-            f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}{way}, plan "
+            f"seed {self.seed}, {ranks}, backend {strategy.ranks[0]['backend']}{transport}, plan "
             f"{readable(strategy.plan.name)}"
         )
         for title, rows in (
@@ -275,8 +283,8 @@ class StartReport(Callback):
 
 
 def _hosts(strategy: EmbeddingShardingStrategy, rank: int) -> dict[str, Any]:
-    """The host a rank is on, and the number of the one it is on for the plan where `topology.hosts`
-    says otherwise.
+    """Return the host that a rank runs on, and where `topology.hosts` assumes others the number of
+    the one that the plan puts it on.
     """
     found = strategy.ranks[rank]["host"]
     if strategy.hosts in (None, hosts_in_blocks([r["host_id"] for r in strategy.ranks])):

@@ -5,7 +5,7 @@
     goes on      at .0004, on the same schedule
 
 Lightning restores an optimiser with its rates and all other hyper-parameters, and a schedule with
-the rates it began with: what the settings say instead would be lost without a word.
+the rates it began with: new values in the settings would be ignored silently.
 """
 
 from collections.abc import Mapping
@@ -21,30 +21,33 @@ PARTS = ("dense", "sparse", "schedule")
 
 
 class ChangedOptimizer(Callback):
-    """Put what the settings change in the place of what the checkpoint says, before Lightning
-    restores that.
+    """Replaces what a checkpoint says of the optimiser by what the settings have changed, before
+    Lightning restores it.
 
     Args:
-        before: the group `optimizer` of the settings that the checkpoint holds, whatever that is.
-        now: of this run.
+        before: The group `optimizer` of the settings in the checkpoint; of a damaged file it may be
+            anything.
+        now: The group `optimizer` of this run's settings.
     """
 
     def __init__(self, before: Any, now: Settings) -> None:
-        stored = before if isinstance(before, Mapping) else {}  # of a file: it may be anything
+        stored = (
+            before if isinstance(before, Mapping) else {}
+        )  # read from a file, so it may be anything
         self.changed = {part: _changed(stored.get(part), now.get(part)) for part in PARTS}
         self.now = now
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Edit the state that is about to be restored."""
+        """Edit the optimiser's state before it is restored, and note every change on rank 0."""
         if not trainer.optimizers or not any(self.changed.values()):
             return
         with state_must_fit("the optimizer's state", "optimizer"):
             self._edit(trainer, checkpoint)
         if trainer.is_global_zero:
             for part, keys in self.changed.items():
-                self._tell(part, keys)
+                self._note(part, keys)
 
     def _edit(self, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         fresh: Any = trainer.optimizers[0]
@@ -54,10 +57,10 @@ class ChangedOptimizer(Callback):
         groups = [*stored["dense"]["param_groups"], *stored["sparse"]]
         keys = [self.changed["dense"]] * len(fresh.dense.param_groups)
         keys += [self.changed["sparse"]] * len(fresh.sparse_groups)
-        another = "_target_" in self.changed["schedule"]
+        new_schedule = "_target_" in self.changed["schedule"]
         for group, new, own in zip(groups, fresh.param_groups, keys, strict=True):
-            _take(group, new, [*own, "lr"] if another else own, in_proportion=not another)
-        if another:
+            _take(group, new, [*own, "lr"] if new_schedule else own, in_proportion=not new_schedule)
+        if new_schedule:
             checkpoint["lr_schedulers"] = []
         for config, state in zip(
             trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False
@@ -67,7 +70,7 @@ class ChangedOptimizer(Callback):
             state["base_lrs"] = [group.get("initial_lr", group["lr"]) for group in groups]
             state["_last_lr"] = [group["lr"] for group in groups]
 
-    def _tell(self, part: str, keys: list[str]) -> None:
+    def _note(self, part: str, keys: list[str]) -> None:
         new = self.now.get(part) or {}
         for key in keys:
             if key == "_target_":
@@ -88,8 +91,13 @@ def _changed(before: Any, now: Settings | None) -> list[str]:
 def _take(
     stored: dict[str, Any], new: Mapping[str, Any], keys: list[str], *, in_proportion: bool
 ) -> None:
-    """Put some hyper-parameters of a new group into a stored one; a rate as a schedule has made
-    it.
+    """Copy some hyper-parameters of a new parameter group into a stored one.
+
+    Args:
+        stored: The group as the checkpoint holds it; it is changed.
+        new: The group as the settings make it.
+        keys: The hyper-parameters to copy.
+        in_proportion: Whether a new learning rate is scaled as the schedule has scaled the old one.
     """
     before = stored.get("initial_lr")
     for key in keys:

@@ -1,17 +1,17 @@
-"""A run's curves as CSV, for any spreadsheet: a row per reading, a column per name, empty where a
-reading has no such number.
+"""A run's curves as CSV, for any spreadsheet: a row per logged step, a column per name, empty where
+that step has no such number.
 
     epoch,lr-dense,step,train_auc,train_loss,val_auc
     0,0.001,19,,,
     0,,19,0.6612,0.5093,
 
-`train_loss` is the mean of the steps since the row before that has one, `train_auc` that of the
+`train_loss` is the mean of the steps since the row before that has one, `train_auc` the AUC of the
 epoch so far.
 
 Lightning's own CSV logger deletes the file of an earlier run when it is set up, before anybody
-knows whether this run can begin, and also where the run goes on from a checkpoint of the same
-directory. Here nothing is touched until there is something to write, and going on keeps the rows of
-the steps that the checkpoint has behind it.
+knows whether this run can begin, and also where the run resumes from a checkpoint of the same
+directory. Here nothing is touched until there is something to write, and a resumed run keeps the
+rows of the steps that the checkpoint has behind it.
 """
 
 import csv
@@ -28,8 +28,8 @@ class CSVCurves(Logger):
     """Writes `<save_dir>/csv/metrics.csv`.
 
     Args:
-        save_dir: the directory of the run.
-        kept_steps: rows of so many steps stay of the file that is there; 0 begins a new one.
+        save_dir: The directory of the run.
+        kept_steps: How many steps' rows of an existing file are kept; 0 begins a new file.
     """
 
     def __init__(self, save_dir: str, kept_steps: int = 0) -> None:
@@ -42,30 +42,30 @@ class CSVCurves(Logger):
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """Return the name of the folder."""
         return "csv"
 
     @property
     def version(self) -> str:
-        """None: a run has a directory of its own."""
+        """Return an empty text, because a run has a directory of its own and needs no version."""
         return ""
 
     @property
     def log_dir(self) -> str:
-        """Where the file is."""
+        """Return the directory of the file."""
         return str(self.file.parent)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Take down a row. Lightning saves after the step."""
+        """Keep a row in memory; Lightning calls `save` after the step."""
         self._unsaved.append({**metrics, "step": step})
 
     def log_hyperparams(self, params: object, *args: object, **kwargs: object) -> None:
-        """Settings are in `resolved.yaml`."""
+        """Do nothing, because `resolved.yaml` holds the settings."""
 
     @rank_zero_only
     def save(self) -> None:
-        """Append the rows taken down; the file is written anew where they have new columns."""
+        """Append the rows in memory, or write the file anew where they have new columns."""
         if not self._unsaved:
             return
         before = [] if self._begun else self._kept()
@@ -82,7 +82,7 @@ class CSVCurves(Logger):
         self._begun = True
 
     def finalize(self, status: str) -> None:
-        """The last rows; none of a run that failed before it had begun."""
+        """Save the last rows, unless the run failed before it wrote any."""
         if self._begun or status != "failed":
             self.save()
 

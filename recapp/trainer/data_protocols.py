@@ -1,7 +1,7 @@
 """What recapp uses of a LightningDataModule beyond Lightning's own methods.
 
-A data module that has none of it trains all the same: the planner then assumes the ids, open modes
-are `unique`, and a checkpoint holds no position in the data.
+A data module that has none of it trains all the same: the planner then assumes id statistics, open
+modes are `unique`, and a checkpoint holds no position in the data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from recapp.tables.statistics import TableStatistics
 
 @runtime_checkable
 class ProvidesStatistics(Protocol):
-    """Data that can be looked at before training, once `setup("fit")` was called."""
+    """Data whose first rows can be read before training, once `setup("fit")` was called."""
 
     def statistics(
         self,
@@ -39,7 +39,12 @@ class ProvidesStatistics(Protocol):
 
 @dataclass
 class Position:
-    """How far training has come: batches trained in an epoch."""
+    """How far training has come.
+
+    Args:
+        epoch: The epoch, counted from 0.
+        batches: The batches trained in it.
+    """
 
     epoch: int = 0
     batches: int = 0
@@ -47,26 +52,30 @@ class Position:
 
 @runtime_checkable
 class KeepsPosition(Protocol):
-    """Data in which training can go on where a checkpoint was saved.
+    """Data in which training can resume where a checkpoint was saved.
 
     Args:
-        position: How far training has come; written after every step.
+        position: How far training has come; a callback writes it after every step.
     """
 
     position: Position
 
     @property
     def batch_size(self) -> int:
-        """Return the rows of a training batch, all ranks together."""
+        """Return the rows of a training batch over all ranks."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position as a checkpoint keeps it: `epoch`, `batches`, `batch_size`."""
 
-    def reading(self) -> dict[str, Any]:
+    def id_encoding(self) -> dict[str, Any]:
         """Return how text becomes ids, as a checkpoint keeps it."""
 
     def check_ids(self, checkpoint: str | Path) -> None:
-        """Refuse a checkpoint in whose training text became other ids."""
+        """Check that a checkpoint was trained on ids made of text in the same way.
+
+        Raises:
+            CheckpointError: Its text became other ids.
+        """
 
 
 def datamodule_of(trainer: Trainer) -> Any:

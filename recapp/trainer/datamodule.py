@@ -1,9 +1,9 @@
 """The LightningDataModule: where a run's rows come from, and where in them it is.
 
-Lightning counts batches but skips no data on resume, and looks ahead of what was trained. So the
-position is kept here, as (epoch, batches trained in it), written by a callback after each step; the
-train loader reads it at its first `next()`, when Lightning has settled the epoch. It is the same on
-all ranks and holds for any number of ranks and workers.
+Lightning counts batches but skips no data on resume, and fetches batches before they are trained.
+So the position is kept here, as (epoch, batches trained in it), written by a callback after each
+step; the train loader reads it at its first `next()`, when Lightning has settled the epoch. It is
+the same on all ranks and holds for any number of ranks and workers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,19 +35,19 @@ Paths = str | Sequence[str]
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """What of a data set's settings decides which rows come in which order.
+    """The settings of a data set that decide which rows come in which order.
 
     Args:
-        path: training logs: a directory, a glob, a `_file_list.txt`, a file, or a list of those.
-        val_path: validation logs; None cuts them off the end of `path`.
-        test_path: test logs, or None.
-        val_share: part of `path` that validates, as a fraction: "1/7".
-        batch_size: rows of a GLOBAL training batch, a multiple of `lanes`.
-        val_batch_size: of a validation batch; None is `batch_size`.
+        path: Training logs: a directory, a glob, a `_file_list.txt`, a file, or a list of those.
+        val_path: Validation logs; None cuts them off the end of `path`.
+        test_path: Test logs; None where there are none.
+        val_share: The part of `path` that validates, as a fraction such as "1/7".
+        batch_size: The rows of a GLOBAL training batch, a multiple of `lanes`.
+        val_batch_size: The rows of a GLOBAL validation batch; None takes `batch_size`.
         lanes: V of the data order (`recapp/dataset/order.py`); at least the number of ranks.
-        shuffle_rows: rows within which the order is shuffled.
-        num_workers: reader processes per rank; 0 reads in the rank's own.
-        dense_transform: of dense columns.
+        shuffle_rows: The number of consecutive rows within which the order is shuffled.
+        num_workers: The reader processes of each rank; 0 reads in the rank's own process.
+        dense_transform: The function applied to dense columns.
     """
 
     path: Paths
@@ -71,14 +71,22 @@ class DataSettings:
             )
 
 
-# rows that id statistics are measured on: a fraction of a second, and ids of several ranks' batches
+# rows that id statistics are measured on: it takes a fraction of a second and covers the ids of
+# several ranks' batches
 STATISTICS_SAMPLES = 32_768
 
 
 @dataclass
 class EpochLoader:
-    """A training epoch from the position on. Its length is the full epoch's: Lightning goes on
-    counting after a resume.
+    """The loader of a training epoch from the position on.
+
+    Its length is that of the full epoch, because Lightning continues its count after a resume.
+
+    Args:
+        loader: What reads the batches.
+        stream: What `loader` reads; the position is set in it.
+        position: How far training has come.
+        current_epoch: Returns the epoch that Lightning is in.
     """
 
     loader: BatchLoader
@@ -97,16 +105,19 @@ class EpochLoader:
 
 
 class ClickData(LightningDataModule):
-    """Streams Parquet click logs to this rank.
+    """The data module that streams Parquet click logs to this rank.
 
     Args:
-        settings: which rows in which order.
-        schema: the columns.
-        seed: of the order.
-        prepare: writes the data where it is generated; called once per host before any rank reads.
-        take_table_rows: told before training how many rows the hashed table of each sparse feature
-            should have (`recapp/dataset/first_rows.py`), the same on all ranks; None: known.
-        most_rows: that such a table may have; given with `take_table_rows`.
+        settings: Which rows come in which order.
+        schema: The columns.
+        seed: The seed of the order.
+        prepare: Writes the data where they are generated; called once per host before any rank
+            reads.
+        set_table_rows: Called before training with the rows that the hashed table of each sparse
+            feature should have (`recapp/dataset/first_rows.py`), the same on all ranks; None where
+            sizes are known.
+        max_table_rows: The largest number of rows that such a table may have; given with
+            `set_table_rows`.
     """
 
     def __init__(
@@ -116,38 +127,42 @@ class ClickData(LightningDataModule):
         seed: int = 1,
         prepare: Callable[[], None] | None = None,
         *,
-        take_table_rows: Callable[[list[int]], None] | None = None,
-        most_rows: int | None = None,
+        set_table_rows: Callable[[list[int]], None] | None = None,
+        max_table_rows: int | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings
         self.schema = schema
         self.seed = seed
         self._prepare = prepare
-        self._take_table_rows = take_table_rows
-        self._most_rows = most_rows
+        self._take_table_rows = set_table_rows
+        self._max_table_rows = max_table_rows
         self.position = Position()
         self._train: Source | None = None
         self._val: Source | None = None
 
     def prepare_data(self) -> None:
-        """Generate what is to be generated; on one rank of each host."""
+        """Generate the data, if they are generated; Lightning calls it on one rank a host."""
         if self._prepare is not None:
             self._prepare()
 
     def setup(self, stage: str) -> None:
-        """Read footers, cut training from validation rows, and size tables where that is wanted.
+        """Read the footers of the files, cut training from validation rows, and size tables where
+        that is wanted.
+
+        Args:
+            stage: Lightning's "fit", "validate", "test" or "predict".
 
         Raises:
-            ConfigError: rows without labels, of which only predictions can be made.
+            ConfigError: The rows have no labels, so only predictions can be made of them.
         """
         if self.schema.label is None and stage != "predict":
             raise ConfigError(NO_LABEL)
         if self._train is None:
             everything = open_source(_paths(self.settings.path), self.schema)
             if self.settings.val_path is None:
-                said = self.settings.val_share
-                self._train, self._val = split(everything, _share(said), said)
+                share = self.settings.val_share
+                self._train, self._val = split(everything, _share(share), share)
             else:
                 self._train = everything
                 self._val = open_source(
@@ -163,32 +178,33 @@ class ClickData(LightningDataModule):
                 )
 
     def _count(self) -> list[int]:
-        assert self._train is not None and self._most_rows is not None
-        return table_rows(self._train, self.schema, self._most_rows)
+        assert self._train is not None and self._max_table_rows is not None
+        return table_rows(self._train, self.schema, self._max_table_rows)
 
     @property
     def batch_size(self) -> int:
-        """Return the rows of a training batch, all ranks together."""
+        """Return the rows of a training batch over all ranks."""
         return self.settings.batch_size
 
-    def reading(self) -> dict[str, Any]:
+    def id_encoding(self) -> dict[str, Any]:
         """Return how text becomes ids, as a checkpoint keeps it."""
         return self.schema.id_encoding()
 
     def check_ids(self, checkpoint: str | Path) -> None:
-        """Refuse to go on with a checkpoint whose text ids were read otherwise.
+        """Check that a checkpoint was trained on ids made of text in the same way.
 
-        One that does not say read them as hexadecimal: where that is not so here, it is noted.
+        A checkpoint of an earlier recapp does not say how; it read all text as hexadecimal. Where
+        this run does not, that is noted.
 
         Raises:
-            CheckpointError: naming the column.
+            CheckpointError: Text of a column became other ids.
         """
         info = read_manifest(checkpoint).info
         schema = self.schema
-        speaks = self.trainer is None or self.trainer.is_global_zero
+        is_rank_0 = self.trainer is None or self.trainer.is_global_zero
         if info.get("ids") is not None:
             schema.check_id_encoding(info["ids"], str(checkpoint))
-        elif "ids" not in info and set(schema.hex) != set(schema.sparse) and speaks:
+        elif "ids" not in info and set(schema.hex) != set(schema.sparse) and is_rank_0:
             note(
                 f"{checkpoint} does not say how text ids were read: it was as hexadecimal, for "
                 "which Schema(hex=...) names the columns"
@@ -196,12 +212,12 @@ class ClickData(LightningDataModule):
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Rows to train on and rows to validate on; known after `setup`."""
+        """Return the numbers of rows to train on and to validate on; known after `setup`."""
         assert self._train is not None and self._val is not None
         return self._train.rows, self._val.rows
 
     def train_dataloader(self) -> EpochLoader:
-        """This rank's part of every global batch, from the position on."""
+        """Return the loader of this rank's part of every global batch, from the position on."""
         assert self._train is not None and self.trainer is not None
         stream = self._stream(self._train, training=True)
         trainer = self.trainer
@@ -213,8 +229,12 @@ class ClickData(LightningDataModule):
         )
 
     def sample(self, batches: int) -> list[Batch]:
-        """This rank's first training batches of the first epoch, whatever the position: what
-        choices about traffic are counted on.
+        """Return this rank's first training batches of the first epoch, whatever the position is.
+
+        The modes of tables are decided by what these batches exchange.
+
+        Args:
+            batches: How many to return.
         """
         assert self._train is not None
         stream = self._stream(self._train, training=True)
@@ -226,14 +246,19 @@ class ClickData(LightningDataModule):
         tables: Sequence[EmbeddingBagConfig],
         lookups: Sequence[TableLookup] | None = None,
     ) -> dict[str, TableStatistics]:
-        """What the tables' ids are like, from the first training rows of the first epoch: the same
-        for any rank and number of ranks.
+        """Return id statistics of the tables, by table, from the first training rows of the first
+        epoch.
 
-        Kept beside the data (`recapp/tables/statistics_cache.py`), so looked at once.
+        They do not depend on the rank or the number of ranks. They are cached beside the data
+        (`recapp/tables/statistics_cache.py`), so the rows are read once.
+
+        Args:
+            tables: The tables whose ids are counted.
+            lookups: What reads them; None takes what they declare.
         """
         assert self._train is not None
         if self.trainer is not None:
-            # refuses an order that cannot be, before anything is written
+            # refuses an impossible order before anything is written
             self._stream(self._train, training=True)
         files = [file.path for file in self._train.files]
         least = min(STATISTICS_SAMPLES, self._train.rows // 2)
@@ -246,28 +271,28 @@ class ClickData(LightningDataModule):
         try:
             found = measured_statistics(tables, [b.sparse for b in batches], lookups)
         except IdError:
-            return {}  # training will say on which rank
+            return {}  # training will raise it, with the rank
         write_cached(files, tables, found, sum(b.rows for b in batches), lookups)
         return found
 
     @property
     def val_rows(self) -> int:
-        """How many rows validate."""
+        """Return the number of rows to validate on."""
         assert self._val is not None
         return self._val.rows
 
     def val_dataloader(self) -> BatchLoader:
-        """Every validation row once, in file order; ranks that have none left hand out empty
-        batches.
+        """Return the loader of every validation row once, in file order; a rank that has none left
+        gets empty batches.
         """
         assert self._val is not None
         return make_loader(self._stream(self._val, training=False), self.settings.num_workers)
 
     def test_dataloader(self) -> BatchLoader:
-        """Every test row once.
+        """Return the loader of every test row once.
 
         Raises:
-            ConfigError: dataset.test_path is not set.
+            ConfigError: `dataset.test_path` is not set.
         """
         if self.settings.test_path is None:
             raise ConfigError(
@@ -301,7 +326,7 @@ class ClickData(LightningDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what it is counted in."""
+        """Return the position, and the batch size in which it is counted."""
         return {
             "epoch": self.position.epoch,
             "batches": self.position.batches,
@@ -309,8 +334,8 @@ class ClickData(LightningDataModule):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a checkpoint stopped; under another batch size at the same row, rounded down
-        to a batch.
+        """Set the position of a checkpoint; under another batch size that of the same row, rounded
+        down to a batch.
         """
         self.position.epoch = int(state_dict.get("epoch", 0))
         rows = int(state_dict.get("batches", 0)) * int(

@@ -1,12 +1,12 @@
 """Ends a run before its time, on all ranks at the same step: after a signal, or when a loss is not
 finite.
 
-A rank tells what it knows in the header of the counts message of its next batch, so all ranks hear
-it with the counts, and no message is added. With look-ahead that is one step later on the CPU; on a
-GPU, where a loss is read a step late, two.
+A rank puts its report (the signal it got, the step of a loss that is not finite) into the header of
+the counts message of its next batch, so all ranks get it with the counts, and no message is added.
+With look-ahead that is one step later on the CPU; on a GPU, where a loss is read a step late, two.
 
     a signal, on any rank     checkpoint, then `Stopped` on all ranks; no validation, which may take
-                              longer than whoever stops us waits
+                              longer than the scheduler that stops the run waits
     a loss that is nan        `TrainingError` on all ranks, with the rank and the step; nothing is
                               saved
 """
@@ -26,18 +26,18 @@ from recapp.processes.stopping import Stopped
 from recapp.trainer.finite import LossWatch
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
-# of what a rank tells: the signal it got; above them the step whose loss was not finite
+# of a rank's report: the signal it got; the bits above are the step whose loss was not finite
 SIGNAL_BITS = 8
 
 
 class EndTogether(Callback):
-    """Agrees with the other ranks to end, and ends. It stands before callbacks that save.
+    """Ends training on all ranks at the same step. It stands before callbacks that save.
+
+    `reason` is when and why a signal has ended training; None where it has not.
 
     Args:
-        save: writes a checkpoint of the state as it is; called on all ranks.
-        grace: seconds that a checkpoint under way has after a signal.
-
-    `said` is when and why a signal has ended training; None where it has not.
+        save: Writes a checkpoint of the state as it is; called on all ranks.
+        grace: The seconds that a checkpoint under way has after a signal.
     """
 
     def __init__(
@@ -45,40 +45,43 @@ class EndTogether(Callback):
     ) -> None:
         self.save = save
         self.grace = grace
-        self.said: str | None = None
+        self.reason: str | None = None
         self._losses = LossWatch()
-        self._told = 0
+        self._report = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here on a signal asks. An earlier one ends this rank, as there is nothing to
-        save.
+        """Report signals to the other ranks from here on.
+
+        An earlier signal ends this rank alone, as there is nothing to save.
         """
         self._losses = LossWatch()
-        self._told = 0
-        self.said = None
-        self._tell(trainer, 0)
-        stopping.listen(lambda number: self._tell(trainer, number), self.grace)
+        self._report = 0
+        self.reason = None
+        self._add_to_report(trainer, 0)
+        stopping.listen(lambda number: self._add_to_report(trainer, number), self.grace)
 
-    def _tell(self, trainer: Trainer, what: int) -> None:
-        """At once: the next counts to leave are those of a batch that is looked ahead to."""
-        self._told |= what
+    def _add_to_report(self, trainer: Trainer, bits: int) -> None:
+        """Set bits of this rank's report in the headers at once: the next counts to leave are those
+        of a batch that is looked ahead to.
+        """
+        self._report |= bits
         for collection in _strategy(trainer).collections():
-            collection.header.wanted = self._told
+            collection.header.wanted = self._report
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Look at the loss, hear the others, end."""
+        """Check the loss, read the reports of all ranks, and end where one of them asks for it."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        self._losses.see(trainer.global_step, loss if isinstance(loss, Tensor) else None)
-        self._tell(trainer, self._losses.step << SIGNAL_BITS)
-        told_W = self._heard(trainer)
-        self._refuse(trainer, told_W)
-        self._stop(trainer, told_W)
+        self._losses.check(trainer.global_step, loss if isinstance(loss, Tensor) else None)
+        self._add_to_report(trainer, self._losses.step << SIGNAL_BITS)
+        reports_W = self._reports_of_ranks(trainer)
+        self._raise_if_not_finite(trainer, reports_W)
+        self._stop_after_signal(trainer, reports_W)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A model whose loss was not finite is not validated."""
-        self._settle(trainer)
+        """Refuse to validate a model whose loss was not finite."""
+        self._check_all_losses(trainer)
 
     def on_validation_batch_end(
         self,
@@ -89,47 +92,55 @@ class EndTogether(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Validation in between is not finished where a signal asks to stop."""
+        """Break off a validation inside of training where a signal asks to stop."""
         if trainer.state.fn == TrainerFn.FITTING:
-            self._stop(trainer, self._heard(trainer))
+            self._stop_after_signal(trainer, self._reports_of_ranks(trainer))
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Nothing is saved after a loss that was not finite."""
-        self._settle(trainer)
+        """Refuse to save a model whose loss was not finite."""
+        self._check_all_losses(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Where this process was no rank before, signals mean what they did."""
+        """Give signals the meaning they had before training."""
         stopping.stop_listening()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """As after a run that has ended."""
+        """Give signals the meaning they had before training."""
         stopping.stop_listening()
 
-    def _heard(self, trainer: Trainer) -> list[int]:
-        """What each rank has told. Models without tables exchange no counts, so they ask."""
-        strategy = _strategy(trainer)
-        told_CW = [c.header.wanted_W for c in strategy.collections() if c.header.wanted_W]
-        if not strategy.collections():
-            return strategy.comm.all_gather(self._told)
-        return [reduce(or_, told_C) for told_C in zip(*told_CW, strict=True)]
+    def _reports_of_ranks(self, trainer: Trainer) -> list[int]:
+        """Return the report of each rank.
 
-    def _settle(self, trainer: Trainer) -> None:
-        """Before what takes all ranks a while anyway: hear of the last steps, whose counts nobody
-        has.
+        It came with the counts; a model without tables exchanges none, so its ranks gather their
+        reports.
+        """
+        strategy = _strategy(trainer)
+        reports_CW = [c.header.wanted_W for c in strategy.collections() if c.header.wanted_W]
+        if not strategy.collections():
+            return strategy.comm.all_gather(self._report)
+        return [reduce(or_, reports_C) for reports_C in zip(*reports_CW, strict=True)]
+
+    def _check_all_losses(self, trainer: Trainer) -> None:
+        """Check the losses of the last steps on all ranks, whose reports no counts have carried
+        yet.
+
+        It waits for every rank, so it comes only before work that does so anyway.
         """
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        self._losses.settle()
-        self._told |= self._losses.step << SIGNAL_BITS
-        self._refuse(trainer, _strategy(trainer).comm.all_gather(self._told))
+        self._losses.check_pending()
+        self._report |= self._losses.step << SIGNAL_BITS
+        self._raise_if_not_finite(trainer, _strategy(trainer).comm.all_gather(self._report))
 
-    def _refuse(self, trainer: Trainer, told_W: Sequence[int]) -> None:
+    def _raise_if_not_finite(self, trainer: Trainer, reports_W: Sequence[int]) -> None:
         found = [
-            (told >> SIGNAL_BITS, rank) for rank, told in enumerate(told_W) if told >> SIGNAL_BITS
+            (report >> SIGNAL_BITS, rank)
+            for rank, report in enumerate(reports_W)
+            if report >> SIGNAL_BITS
         ]
         if found:
             step, rank = min(found)
@@ -137,9 +148,9 @@ class EndTogether(Callback):
                 f"the loss of step {step} is not a finite number on rank {rank}: {_advice(trainer)}"
             )
 
-    def _stop(self, trainer: Trainer, told_W: Sequence[int]) -> None:
-        found = [(rank, told & (1 << SIGNAL_BITS) - 1) for rank, told in enumerate(told_W)]
-        signals = [(rank, number) for rank, number in found if number]
+    def _stop_after_signal(self, trainer: Trainer, reports_W: Sequence[int]) -> None:
+        numbers = [(rank, report & (1 << SIGNAL_BITS) - 1) for rank, report in enumerate(reports_W)]
+        signals = [(rank, number) for rank, number in numbers if number]
         if not signals:
             return
         strategy = _strategy(trainer)
@@ -150,7 +161,7 @@ class EndTogether(Callback):
         stopped = Stopped(signals[0][1])
         ranks = [str(rank) for rank, _ in signals]
         whose = "" if len(ranks) == strategy.comm.world else f" to rank {', '.join(ranks)}"
-        self.said = f"step {trainer.global_step}: {stopped}{whose}"
+        self.reason = f"step {trainer.global_step}: {stopped}{whose}"
         raise stopped
 
 
@@ -160,7 +171,7 @@ def _strategy(trainer: Trainer) -> EmbeddingShardingStrategy:
 
 
 def _advice(trainer: Trainer) -> str:
-    """What to try: the rates, the highest first, and the data."""
+    """Return what to try: lower learning rates, the highest named first, or other data."""
     groups = sorted(trainer.optimizers[0].param_groups, key=lambda group: -group["lr"])
     rates = dict.fromkeys(
         f"optimizer.{str(group.get('name', 'dense')).partition('/')[0]}.lr (now {group['lr']:g})"
@@ -168,6 +179,5 @@ def _advice(trainer: Trainer) -> str:
     )
     return (
         f"lower the learning rates, {', '.join(rates)}, or look at the numbers of that batch (a "
-        "dense column that is huge: "
-        "dataset.dense_transform=log1p); nothing was saved since"
+        "dense column that is huge: dataset.dense_transform=log1p); nothing was saved since"
     )

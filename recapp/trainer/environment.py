@@ -1,5 +1,5 @@
-"""Tells Lightning which rank this is, as `recapp/processes/rank_environment.py` reads it: one
-answer in the whole product.
+"""Lightning's cluster environment: which rank this is, as `recapp/processes/rank_environment.py`
+reads it, so that the whole product has one answer.
 
 Lightning's own environments differ in what they accept: its SLURM refuses `srun -n 2`, installs a
 handler that requeues the job, and meets at one port for all steps of a job; ranks started by hand
@@ -15,7 +15,7 @@ class RankEnvironment(ClusterEnvironment):
     """A cluster in which all ranks have been started.
 
     Args:
-        info: Number, host and address of this rank.
+        info: The number, host and address of this rank.
     """
 
     def __init__(self, info: RankInfo) -> None:
@@ -23,44 +23,44 @@ class RankEnvironment(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Lightning starts none."""
+        """Return True, because Lightning starts no ranks."""
         return True
 
     @property
     def main_address(self) -> str:
-        """Where rank 0 listens."""
+        """Return the address at which rank 0 listens."""
         return self.info.address
 
     @property
     def main_port(self) -> int:
-        """The same."""
+        """Return the port at which rank 0 listens."""
         return self.info.port
 
     @staticmethod
     def detect() -> bool:
-        """Whether this process is a rank."""
+        """Return whether this process is a rank."""
         return started_externally()
 
     def world_size(self) -> int:
-        """Ranks in all."""
+        """Return the number of ranks on all hosts."""
         return self.info.world
 
     def set_world_size(self, size: int) -> None:
-        """Lightning's product of devices and nodes; hosts may have different numbers of ranks, so
-        it is not asked.
+        """Ignore Lightning's product of devices and nodes, because hosts may have different numbers
+        of ranks.
         """
 
     def global_rank(self) -> int:
-        """Among all ranks."""
+        """Return the number of this rank among all ranks."""
         return self.info.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """As `set_world_size`."""
+        """Ignore Lightning's number, which follows from its product of devices and nodes."""
 
     def local_rank(self) -> int:
-        """Among the ranks of this host: the number of its GPU."""
+        """Return the number of this rank among those of its host, which is its GPU's, too."""
         return self.info.local_rank
 
     def node_rank(self) -> int:
-        """Number of this host."""
+        """Return the number of this host."""
         return self.info.node

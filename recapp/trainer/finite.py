@@ -13,8 +13,9 @@ from torch import Tensor
 
 
 class LossWatch:
-    """Looks at the loss of every step of this rank. `step` is the first one whose loss is not
-    finite, 0 as long as there is none.
+    """A check of the loss of every step of this rank.
+
+    `step` is the first step whose loss is not finite; 0 as long as there is none.
     """
 
     def __init__(self) -> None:
@@ -22,15 +23,14 @@ class LossWatch:
         # step, loss, the event of its arrival
         self._under_way: tuple[int, Tensor, Any] | None = None
 
-    def see(self, step: int, loss: Tensor | None) -> None:
-        """Look at the loss of a step that has just been queued; on a GPU at that of the step
-        before.
+    def check(self, step: int, loss: Tensor | None) -> None:
+        """Check the loss of a step that has just been queued; on a GPU that of the step before.
 
         Args:
-            step: its number, from 1 on.
-            loss: a scalar; None where the step has none.
+            step: The number of the step, from 1 on.
+            loss: A scalar; None where the step has none.
         """
-        self.settle()  # the step before this one
+        self.check_pending()  # the step before this one
         if loss is None:
             return
         if loss.device.type != "cuda":
@@ -41,8 +41,8 @@ class LossWatch:
         arrived = torch.cuda.current_stream(loss.device).record_event()
         self._under_way = step, copy, arrived
 
-    def settle(self) -> None:
-        """Look at the one that is on its way."""
+    def check_pending(self) -> None:
+        """Check the loss that is still being copied to the host, if there is one."""
         if self._under_way is not None:
             step, copy, arrived = self._under_way
             self._under_way = None

@@ -26,8 +26,8 @@ from recapp.transport.communicator import Comm
 
 
 def found_ranks(comm: Comm, device: torch.device, memory_bytes: int | None) -> list[dict[str, Any]]:
-    """Return `host`, `host_id`, `device`, `backend` and `free_bytes` of every rank; each of them
-    calls it.
+    """Return `host`, `host_id`, `device`, `backend` and `free_bytes` of every rank. It is
+    collective.
 
     Args:
         comm: The ranks.
@@ -46,10 +46,15 @@ def found_ranks(comm: Comm, device: torch.device, memory_bytes: int | None) -> l
 
 
 def found_problem(module: LightningModule, topology: Topology, rule: RowRule) -> PlanningProblem:
-    """Return what rank 0 knows of the problem when the plan is made; batch sizes are left at their
-    defaults.
+    """Return what rank 0 knows of the planning problem when the plan is made.
 
-    Ids are looked at where there is something to train on several ranks.
+    Id statistics are measured only where several ranks are about to train. Batch sizes, payload and
+    look-ahead have their defaults.
+
+    Args:
+        module: The module whose tables are sharded.
+        topology: The ranks and their memory.
+        rule: What an update does to a row.
     """
     tables = embedding_tables(module)
     data = _data_to_look_at(module, topology.world_size) if tables else None
@@ -69,7 +74,9 @@ def found_problem(module: LightningModule, topology: Topology, rule: RowRule) ->
 
 def with_counted_modes(module: LightningModule, plan: ShardingPlan) -> ShardingPlan:
     """Return the plan with its open modes decided by what they exchange in the first training
-    batches; as it is where there are none to look at.
+    batches.
+
+    The plan is returned as it is where there are no batches to count on.
     """
     data = _data_to_look_at(module, plan.world_size)
     batches = [] if data is None else [batch.sparse for batch in data.sample(SAMPLE_BATCHES)]

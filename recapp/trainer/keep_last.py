@@ -1,7 +1,7 @@
-"""`last.ckpt`, from which training goes on, and which checkpoint is the best over all runs of a
+"""`last.ckpt`, from which training resumes, and which checkpoint is the best over all runs of a
 model.
 
-    checkpoints/step_000020.ckpt           the best, of Lightning's ModelCheckpoint
+    checkpoints/step_000020.ckpt                 the best, of Lightning's ModelCheckpoint
     checkpoints/last.ckpt -> step_000020.ckpt    where it is the last one, too
     checkpoints/last.ckpt -> last.ckpt.000027    else a directory of its own
 
@@ -26,8 +26,8 @@ from recapp.trainer.restored import state_must_fit
 
 
 class KeepLast(Checkpoint):
-    """However a run ends, it validates at its last step and leaves `last.ckpt`, from which training
-    goes on.
+    """Validates at the last step of a run, however it ends, and leaves `last.ckpt`, from which
+    training resumes.
 
     Lightning validates after a stop, but not where max_steps ends an epoch early or where
     validation goes by steps: so the last step becomes a stop. All of it happens inside the epoch,
@@ -35,7 +35,7 @@ class KeepLast(Checkpoint):
     `ModelCheckpoint` has just written the same state, `last.ckpt` is a link to it.
 
     Args:
-        folder: of the checkpoints.
+        folder: The directory of the checkpoints.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,10 +45,11 @@ class KeepLast(Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Let every `ModelCheckpoint` know the best checkpoints of the run that goes on, wherever
+        """Give every `ModelCheckpoint` the best checkpoints of the run that is resumed, wherever
         they are.
 
-        Lightning forgets their scores in another directory, and calls the next one the best.
+        Lightning forgets the scores of checkpoints in another directory, and calls the next one the
+        best.
         """
         states = checkpoint["callbacks"]
         beside = Path(trainer.ckpt_path or "").absolute().parent
@@ -70,7 +71,7 @@ class KeepLast(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The last step is a stop; without validation it is the time to save."""
+        """Make the last step a stop, and save after it where nothing validates."""
         epochs = trainer.max_epochs
         last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
         over = last_epoch and trainer.is_last_batch
@@ -80,12 +81,12 @@ class KeepLast(Checkpoint):
             self._keep(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Every validated state is the last one for a while."""
+        """Save the state that was validated, which is the last one until the next validation."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._keep(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """An epoch's end without validation is kept too."""
+        """Save the state at the end of an epoch that ended without validation."""
         self._keep(trainer)
 
     def _keep(self, trainer: Trainer) -> None:
@@ -101,17 +102,15 @@ class KeepLast(Checkpoint):
             clean_up(self.path.parent)
         trainer.strategy.barrier()
 
-    def named(self, trainer: Trainer) -> str:
-        """The checkpoint that a run's summary speaks of: the best one, or the last where none was
-        chosen.
-        """
+    def best_or_last(self, trainer: Trainer) -> str:
+        """Return the path of the best checkpoint; where nothing chooses a best, of the last."""
         callbacks = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
         best = [c.best_model_path for c in callbacks if c.best_model_path]
         return best[0] if best else str(self.path)
 
 
 def _just_saved(trainer: Trainer) -> Path | None:
-    """What a `ModelCheckpoint` has written in this step, if one can go on from it."""
+    """Return what a `ModelCheckpoint` has written in this step, if training can resume from it."""
     for callback in trainer.checkpoint_callbacks:
         if not isinstance(callback, ModelCheckpoint) or callback.save_weights_only:
             continue
@@ -125,26 +124,26 @@ def _just_saved(trainer: Trainer) -> Path | None:
 def _known_best(
     callback: ModelCheckpoint, state: Mapping[str, Any], beside: Path
 ) -> dict[str, Any]:
-    """The state of a `ModelCheckpoint`, with those of its best checkpoints that are still there.
+    """Return the state of a `ModelCheckpoint`, with those of its best checkpoints that still exist.
 
     Args:
-        callback: the new run's.
-        state: of the earlier run's, as its checkpoint holds it.
-        beside: the folder of that checkpoint; a run's directory may have been moved with all it
+        callback: The `ModelCheckpoint` of the new run.
+        state: The state of the earlier run's, as its checkpoint holds it.
+        beside: The directory of that checkpoint; a run's directory may have been moved with all it
             holds.
 
     Returns:
-        Nothing where none of them is there. Paths are absolute and normal, so that Lightning tells
-        those of another directory, which are not this run's to delete.
+        An empty mapping where none of them exists. Paths are absolute and normalised, so that
+        Lightning recognises those of another directory, which this run must not delete.
     """
-    if callback.monitor is None:  # the newest is the best: of another directory it says nothing
+    if callback.monitor is None:  # the newest is the best, so another directory's say nothing
         return dict(state) if state["dirpath"] == callback.dirpath else {}
     scores = {}
     for name, score in dict(state["best_k_models"]).items():
         path = Path(os.path.normpath(Path(name).absolute()))
         found = next((p for p in (path, beside / path.name) if is_checkpoint(p)), None)
         if found is not None:
-            # as it is: another precision is another score
+            # in its own precision: another one would make another score
             scores[str(found)] = torch.as_tensor(score)
     ranked = sorted(scores, key=lambda path: float(scores[path]), reverse=callback.mode == "max")
     most = callback.save_top_k

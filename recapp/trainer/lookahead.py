@@ -1,14 +1,16 @@
-"""The next batches' host work, copy and input exchange, while a batch computes.
+"""Look-ahead: the next batches' host work, copy and input exchange run while a batch computes.
+
+TorchRec calls this the train pipeline, which prefetches the input_dist of a batch.
 
     look_ahead=1     | step 0 | step 1 | step 2 | step 3 (the last)
-    before it, read  |  0, 1  |   2    |   3    |      ids become rows, equal rows meet; then counts
-                                                       leave
+    before it, read  |  0, 1  |   2    |   3    |      ids become rows, equal rows are merged;
+                                                       then counts are sent
     in its forward   |   1    |   2    |   3    |      counts travel
     in its backward  |   1    |   2    |   3    |      ids travel, while gradients are made and sent
     it computes      |   0    |   1    |   2    |   3  asked for everything it needs already
 
-On a GPU all that is early goes to a stream of its own (`recapp/transport/side_stream.py`), where
-it runs while the step computes.
+On a GPU this early work goes to a stream of its own (`recapp/transport/side_stream.py`), where it
+runs while the step computes.
 
 Only the input exchange is early: it reads no weights, so the numbers are those of a loop that does
 not look ahead, to the last bit. Every rank runs the same program, so messages leave in the same
@@ -31,29 +33,30 @@ from recapp.transport.side_stream import SideStream
 
 @dataclass(frozen=True)
 class _Unread:
-    """Stands where a batch would, which could not be read."""
+    """What takes the position of a batch that could not be read."""
 
     error: Exception
 
 
 class LookAhead:
-    """A loader whose batches are on the device and under exchange before their turn.
+    """A loader whose batches are on the device, and their input exchange under way, before their
+    turn.
 
-    The ids of a batch (`sparse_of`) go to every collection. One that is called with something else
-    finds nothing, exchanges in its turn as if nobody looked ahead, and is left alone once more
-    exchanges wait than batches.
+    The ids of a batch (`sparse_of`) go to every collection. A collection that is called with
+    something else finds no exchange, starts one in its turn as without look-ahead, and is left out
+    once more exchanges wait than batches.
 
     An error belongs to its batch's turn: ids that no table has, a file that cannot be read. The
-    other ranks hear of it with the counts, so none waits for a rank that is about to fail, and the
+    other ranks learn of it with the counts, so none waits for a rank that is about to fail, and the
     step before is trained.
 
     Args:
-        loader: of training batches, the same number on all ranks.
-        depth: batches to look ahead, at least 1.
-        collections: those of the model, when they are asked for.
-        to_device: moves a batch. What is there already must stay the object it is: forward knows it
-            again.
-        side: the stream for what is early, that of the collections; None where the device has none.
+        loader: The loader of training batches, the same number on all ranks.
+        depth: How many batches to look ahead, at least 1.
+        collections: Returns the sharded collections of the model.
+        to_device: Moves a batch to the device. What is there already must stay the object it is:
+            forward recognises it.
+        side: The stream for early work, that of the collections; None where the device has none.
             What the loader itself makes on a device while it is read, it makes there.
     """
 
@@ -74,17 +77,23 @@ class LookAhead:
         self._has_ids = True
 
     def __getattr__(self, name: str) -> Any:
-        """What else the loader has: Lightning looks for samplers."""
+        """Return an attribute of the loader: Lightning looks for samplers there."""
         if name.startswith("__") or name == "loader":
             raise AttributeError(name)
         return getattr(self.loader, name)
 
     def __len__(self) -> int:
-        """The loader's. TypeError where it has none."""
+        """Return the length of the loader.
+
+        Raises:
+            TypeError: The loader has no length.
+        """
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        """Nothing is read or sent before the first `next`: only then Lightning has settled the
+        """Yield the batches in order.
+
+        Nothing is read or sent before the first `next`, because only then Lightning has settled the
         epoch.
         """
         self.forget()
@@ -107,14 +116,15 @@ class LookAhead:
             yield batch
 
     def forget(self) -> None:
-        """End exchanges of batches that will not be trained. Every rank calls it."""
+        """End the exchanges of batches that will not be trained. It is collective."""
         for collection in self.collections():
             collection.forget_ahead()
 
     def _started(self) -> Iterator[tuple[Any, Any]]:
-        """Batches whose exchange has begun, and when the side stream has copied them.
+        """Yield each batch once its exchange has begun, and the event of its copy on the side
+        stream.
 
-        One that cannot be read is one still to the other ranks, as are those behind it.
+        A batch that cannot be read is one to the other ranks all the same, as are those behind it.
         """
         batches = iter(self.loader)
         while True:
@@ -145,8 +155,9 @@ class LookAhead:
                 self._fed.remove(collection)
 
     def _failure_ahead(self) -> bool:
-        """All ranks know of a batch that will fail: none reads beyond it, because the guilty one
-        cannot.
+        """Return whether a batch that is looked ahead to will fail on some rank.
+
+        All ranks know that, and none reads beyond it, because the rank that fails cannot.
         """
         return any(collection.failure_ahead() for collection in self._fed)
 

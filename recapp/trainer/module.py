@@ -25,16 +25,16 @@ from recapp.sparse.batch import Batch
 
 
 class ClickModule(LightningModule):
-    """Binary cross entropy of a model's logits.
+    """A click model with binary cross entropy of its logits.
 
     Args:
-        make_model: builds the model, tables on the meta device; called once, on every rank alike.
-        make_optimizer: makes the dense part's optimiser from its parameters.
-        make_metrics: makes fresh metrics by name; each is updated with (logits_B, labels_B);
-            `sync_on_compute` as of torchmetrics.
-        make_schedule: makes a learning-rate schedule of the one optimiser, stepped every batch;
+        make_model: Builds the model, tables on the meta device; called once, on every rank alike.
+        make_optimizer: Makes the dense part's optimiser from its parameters.
+        make_metrics: Makes fresh metrics by name; each is updated with (logits_B, labels_B). It
+            takes torchmetrics' `sync_on_compute`.
+        make_schedule: Makes a learning-rate schedule of the one optimiser, stepped every batch;
             None keeps rates constant.
-        seed: of the dense part's start values.
+        seed: The seed of the dense part's start values.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ClickModule(LightningModule):
         self._make_schedule = make_schedule
         self._seed = seed
         self.val_metrics = MetricCollection(dict(make_metrics()), compute_groups=False)
-        # The running value on the bar is this rank's: only some ranks ask for it, so it may not
+        # The running value on the bar is this rank's: only some ranks compute it, so it may not
         # need the others.
         self.train_metrics = MetricCollection(
             dict(make_metrics(sync_on_compute=False)), compute_groups=False
@@ -67,15 +67,15 @@ class ClickModule(LightningModule):
             self.model = self._make_model()
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits of a batch, [B]."""
+        """Return the logits of a batch, [B]."""
         assert self.model is not None
         logits_B = self.model(batch)
         assert isinstance(logits_B, Tensor)
         return logits_B
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Mean loss over this rank's batch; the strategy weighs it where ranks have batches of
-        different size.
+        """Return the mean loss over this rank's batch; the strategy weighs it where ranks have
+        batches of different size.
         """
         logits_B = self(batch)
         loss = F.binary_cross_entropy_with_logits(logits_B, batch.labels_B, reduction="sum") / max(
@@ -86,8 +86,8 @@ class ClickModule(LightningModule):
         return loss
 
     def _mean_loss(self, loss: Tensor) -> Tensor:
-        """Return the mean loss of the steps since loggers last wrote, with this one; nothing waits
-        for its device.
+        """Return the mean loss of the steps since loggers last wrote, this one included, without
+        waiting for the device.
         """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self._loss_steps == 0 or self.global_step % every == 0:
@@ -98,11 +98,11 @@ class ClickModule(LightningModule):
         return self._loss_sum / self._loss_steps
 
     def on_train_start(self) -> None:
-        """Begin to average the loss anew: what an earlier fit left is not of this run."""
+        """Begin to average the loss anew, without what an earlier fit has left."""
         self._loss_steps = 0
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Log the running AUC where loggers write: every so many steps, and at a stop, which a
+        """Log the running AUC where loggers write: every `log_every_n_steps`, and at a stop that a
         callback may just have asked for.
         """
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -111,8 +111,8 @@ class ClickModule(LightningModule):
             self.log("train_auc", auc, batch_size=batch.rows)
 
     def train_auc(self) -> float | None:
-        """AUC of the epoch's training batches so far, of this rank; None before both classes were
-        seen. 3 ms: it walks a histogram.
+        """Return the AUC of this rank's training batches of the epoch so far; None before both
+        classes were seen. It takes 3 ms, because it walks a histogram.
         """
         value = (
             float(self.train_metrics["auc"].compute()) if "auc" in self.train_metrics else math.nan
@@ -120,39 +120,39 @@ class ClickModule(LightningModule):
         return None if math.isnan(value) else value
 
     def on_train_epoch_start(self) -> None:
-        """The running training metrics are those of the epoch."""
+        """Reset the running training metrics."""
         self.train_metrics.reset()
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count a batch in; an empty one counts nothing but takes part in the exchange."""
+        """Add a batch to the metrics; an empty one adds nothing but takes part in the exchange."""
         logits_B = self(batch)
         self.val_metrics.update(logits_B.float(), batch.labels_B)
 
     def on_validation_epoch_start(self) -> None:
-        """Start from nothing."""
+        """Reset the validation metrics."""
         self.val_metrics.reset()
 
     def on_validation_epoch_end(self) -> None:
-        """Log `val_<metric>` over all ranks: the same numbers on each."""
+        """Log `val_<metric>` over all ranks, the same numbers on each."""
         for name, value in self.val_metrics.compute().items():
             self.log(f"val_{name}", value, prog_bar=name in ("auc", "log_loss"))
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """As validation."""
+        """Add a batch to the metrics; an empty one adds nothing but takes part in the exchange."""
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_start(self) -> None:
-        """As validation."""
+        """Reset the metrics."""
         self.on_validation_epoch_start()
 
     def on_test_epoch_end(self) -> None:
-        """Log `test_<metric>`."""
+        """Log `test_<metric>` over all ranks, the same numbers on each."""
         for name, value in self.val_metrics.compute().items():
             self.log(f"test_{name}", value)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """One optimiser: the dense parameters' own, and a group per sharded collection whose rate
-        the fused update reads.
+        """Return one optimiser: the dense parameters' own, and a param group per sharded collection
+        whose rate the fused update reads.
         """
         dense = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
         optimizer = HybridOptimizer(dense, [c.param_group for c in sharded_collections(self)])

@@ -4,8 +4,8 @@
     batch arrives -> [data] input_dist ... -> [outside] forward ... vectors
                   -> [autograd] backward ... update -> [outside] step is over
 
-An observer (`recapp/engine/observer.py`) hears where a collection begins to work and where each of
-its parts ends: what lies between an end and the next beginning is not the collection's.
+An observer (`recapp/engine/observer.py`) is called where a collection begins to work and where each
+of its parts ends: what lies between an end and the next beginning is not the collection's.
 """
 
 from pathlib import Path
@@ -24,15 +24,15 @@ from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 class RecordPerformance(Callback):
     """Measures phases of training steps, memory and bytes sent on every rank; rank 0 writes them at
-    the end. Not after an exception.
+    the end of training, but not after an exception.
 
-    Costs a few microseconds a step. Times are the host's: on a GPU, where the host only queues
-    work, a phase shows what it cost to queue it and to wait for messages, and `step_ms` alone is
-    the truth.
+    It costs a few microseconds a step. Times are the host's: on a GPU, where the host only queues
+    work, a phase shows what it cost to queue it and to wait for messages, and only `step_ms`
+    includes the GPU's work.
 
     Args:
-        directory: of the run.
-        clock: of whole steps; stands before this callback in the list.
+        directory: The directory of the run.
+        clock: What measures whole steps; it stands before this callback in the list.
     """
 
     def __init__(self, directory: Path, clock: StepClock) -> None:
@@ -42,40 +42,40 @@ class RecordPerformance(Callback):
         self._fetching = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach to the collections; the first step begins."""
+        """Attach an observer to the collections, and begin the first step."""
         for collection in _strategy(trainer).collections():
             collection.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
         self._next_step()
 
     def _next_step(self) -> None:
-        """It begins with a batch that is fetched, and put on its way where there is look-ahead."""
+        """Begin a step: first its batch is fetched, and with look-ahead its exchange started."""
         self.phases.start()
         self._fetching = True
 
     def _begins(self) -> None:
-        """A collection begins to work: what came before was waiting for a batch, or dense."""
+        """End the phase before a collection's work: waiting for a batch, or the dense part."""
         self.phases(DATA if self._fetching else OUTSIDE)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validation is no part of the next step."""
+        """Begin the next step anew, because validation is no part of it."""
         self._next_step()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """The batch is there."""
+        """End the wait for the batch."""
         self.phases(DATA)
         self._fetching = False
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The step is over; the next begins."""
+        """End the step, and begin the next."""
         self.phases.end(OUTSIDE)
         self._next_step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gather what every rank measured; rank 0 writes it."""
+        """Gather what every rank has measured; rank 0 writes it."""
         strategy = _strategy(trainer)
         measured = self.clock.summary()
         if not measured:

@@ -1,12 +1,12 @@
-"""How far a run is, told while it runs: on a terminal one line that moves, elsewhere a line every
-so many steps.
+"""How far a run is, printed while it runs: on a terminal a progress bar, elsewhere a line every n
+steps.
 
     epoch 1 ━━━━━━━━━━━━━━ 120/167 0:00:03 loss 0.4226 AUC 0.7503 13,556 samples/s
     step 120/167, 0.94 s for 20 steps, loss 0.4226, lr 0.001, auc 0.7503
 
 Both fit 80 columns. Steps are those of the whole run; loss and AUC are rank 0's own, because no
-step is to wait for another rank to tell them. Loss is the mean since loggers last wrote. AUC is the
-epoch's so far, up to this step. Both say what each validation found.
+step is to wait for another rank's numbers. Loss is the mean since loggers last wrote. AUC is the
+epoch's so far, up to this step. Both print what each validation measured.
 """
 
 import math
@@ -31,28 +31,27 @@ from recapp.console import note
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.module import ClickModule
 
-FALL = 0.005  # of AUC: seeds of one setting differ by up to .004
+FALL = 0.005  # of AUC that is worth a note: seeds of one setting differ by up to .004
 # a loss is read off its device, which waits for it, and an AUC takes 3 ms
 SECONDS_BETWEEN_READINGS = 0.5
 
 
-class MovingLine(Callback):
+class TerminalProgress(Callback):
     """A progress bar for terminals, on standard error.
 
     Args:
-        clock: measures the steps; None where nothing trains.
+        clock: What measures the steps; None where nothing trains.
     """
 
     def __init__(self, clock: StepClock | None = None) -> None:
         self._clock = clock
         self._next_reading = 0.0
-        said = TextColumn("{task.fields[said]}", markup=False)
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TimeRemainingColumn(elapsed_when_finished=True),
-            said,
+            TextColumn("{task.fields[numbers]}", markup=False),
             console=Console(stderr=True),
             expand=True,
         )
@@ -60,17 +59,17 @@ class MovingLine(Callback):
         self._validation: TaskID | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The line appears; after a resume it starts where training does."""
+        """Show the bar; after a resume it starts at the steps that are done."""
         if trainer.is_global_zero:
             self._training = self._bar.add_task(
-                "epoch 1", total=steps_planned(trainer), completed=trainer.global_step, said=""
+                "epoch 1", total=steps_planned(trainer), completed=trainer.global_step, numbers=""
             )
             self._bar.start()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """One step more; the numbers from time to time."""
+        """Advance the bar by a step, and show the numbers at most twice a second."""
         if self._training is None:
             return
         self._bar.update(
@@ -80,25 +79,25 @@ class MovingLine(Callback):
         )
         if (now := time.monotonic()) >= self._next_reading:
             self._next_reading = now + SECONDS_BETWEEN_READINGS
-            self._say(trainer, pl_module)
+            self._show_numbers(trainer, pl_module)
 
-    def _say(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _show_numbers(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._training is not None:
             numbers = _loss_and_auc(trainer, pl_module)
             rate = self._clock.recent_rate() if self._clock else 0.0
-            said = " ".join(
+            text = " ".join(
                 [
                     *(f"{title} {value:.4f}" for title, value in numbers.items()),
                     f"{rate:,.0f} samples/s",
                 ]
             )
-            self._bar.update(self._training, said=said)
+            self._bar.update(self._training, numbers=text)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A second line while validation lasts."""
+        """Show a second bar while validation lasts."""
         if trainer.is_global_zero:
             self._validation = self._bar.add_task(
-                "validation", total=_batches(trainer.num_val_batches), said=""
+                "validation", total=_batches(trainer.num_val_batches), numbers=""
             )
             self._bar.start()
 
@@ -111,12 +110,12 @@ class MovingLine(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """One batch more."""
+        """Advance the second bar by a batch."""
         if self._validation is not None:
             self._bar.advance(self._validation)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Where training goes on, only what was found stays."""
+        """Replace the second bar by a line of what validation measured, where training goes on."""
         if self._validation is not None and trainer.state.fn == TrainerFn.FITTING:
             self._bar.remove_task(self._validation)
             self._bar.console.print(validated(trainer), highlight=False)
@@ -124,10 +123,10 @@ class MovingLine(Callback):
             self._bar.stop()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As validation."""
+        """Show a bar for the test rows."""
         if trainer.is_global_zero:
             self._validation = self._bar.add_task(
-                "test", total=_batches(trainer.num_test_batches), said=""
+                "test", total=_batches(trainer.num_test_batches), numbers=""
             )
             self._bar.start()
 
@@ -140,30 +139,31 @@ class MovingLine(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """As validation."""
+        """Advance the bar by a batch."""
         self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As validation."""
+        """Stop the bar."""
         self.on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The line stays as it ended."""
-        self._say(trainer, pl_module)
+        """Show the last numbers, and stop the bar."""
+        self._show_numbers(trainer, pl_module)
         self._bar.stop()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """The error is told below the line."""
+        """Stop the bar, so that the error is printed below it."""
         self._bar.stop()
 
 
-class PlainLines(Callback):
-    """Lines on standard error where it is no terminal: step, seconds of the last n steps, loss, lr.
+class ProgressLines(Callback):
+    """Prints lines on standard error where it is no terminal: step, seconds of the last n steps,
+    loss, lr.
 
     Args:
-        every: steps between two lines.
+        every: The steps between two lines.
     """
 
     def __init__(self, every: int) -> None:
@@ -172,14 +172,14 @@ class PlainLines(Callback):
         self._first = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Time begins."""
+        """Start the time."""
         self._since = time.perf_counter()
         self._first = trainer.global_step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """A line every so many steps."""
+        """Print a line every `every` steps."""
         if trainer.global_step % self.every == 0 and trainer.is_global_zero:
             now = time.perf_counter()
             loss, *auc = (
@@ -198,25 +198,25 @@ class PlainLines(Callback):
             self._first = trainer.global_step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What was found; the time it took is no part of the next steps'."""
+        """Print what validation measured; the time it took is no part of the next steps'."""
         if trainer.state.fn == TrainerFn.FITTING and trainer.is_global_zero:
             print(validated(trainer), file=sys.stderr, flush=True)
             self._since = time.perf_counter()
             self._first = trainer.global_step
 
 
-class TellFall(Callback):
-    """Says so when validation gets worse while training goes on: a second epoch costs about .02 AUC
+class NoteFall(Callback):
+    """Notes that validation gets worse while training goes on: a second epoch costs about .02 AUC
     on Criteo's logs.
 
-    The best so far is in the checkpoint, so a fall after going on is told as well.
+    A checkpoint keeps the best AUC so far, so a fall after a resume is noted as well.
     """
 
     def __init__(self) -> None:
         self._best = -math.inf
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare with the best so far."""
+        """Compare the validation AUC with the best so far."""
         auc = float(trainer.callback_metrics.get("val_auc", math.nan))
         if (
             trainer.state.fn == TrainerFn.FITTING
@@ -230,46 +230,51 @@ class TellFall(Callback):
             )
             note(
                 f"validation AUC fell from {self._best:.4f} to {auc:.4f}: training longer on the "
-                "same rows overfits; the best "
-                f"checkpoint is kept{advice}"
+                f"same rows overfits; the best checkpoint is kept{advice}"
             )
         self._best = max(self._best, auc) if auc == auc else self._best
 
+    @property
+    def state_key(self) -> str:
+        """Return the name under which checkpoints keep the state."""
+        return "TellFall"  # the class had this name when the first checkpoints were written
+
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the best AUC so far, for a checkpoint."""
         return {"best": self._best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From the checkpoint."""
+        """Take the best AUC so far from a checkpoint."""
         self._best = float(state_dict["best"])
 
 
-class TellStop(Callback):
-    """Says why and when early stopping has ended a run; `said` is the same for the summary, None
-    where it has not.
+class NoteEarlyStop(Callback):
+    """Notes why and when early stopping has ended a run.
+
+    `reason` is the same text for the summary; None where early stopping has not ended it.
     """
 
     def __init__(self) -> None:
-        self.said: str | None = None
+        self.reason: str | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What a checkpoint tells of an earlier stop is over."""
+        """Discard the reason of an earlier stop that a checkpoint has kept."""
         for stopping in _early_stopping(trainer):
             stopping.stopping_reason_message = None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that would have ended here anyway was not stopped."""
+        """Note the reason, unless the run would have ended at this step anyway."""
         reasons = [
             stopping.stopping_reason_message
             for stopping in _early_stopping(trainer)
             if stopping.stopping_reason_message
         ]
         if reasons and trainer.global_step != steps_planned(trainer):
-            self.said = (
+            self.reason = (
                 f"{_step(trainer)}: {reasons[0].removesuffix(' Signaling Trainer to stop.')}"
             )
             if trainer.is_global_zero:
-                note(f"stopped early at {self.said}")
+                note(f"stopped early at {self.reason}")
 
 
 def _early_stopping(trainer: Trainer) -> list[EarlyStopping]:
@@ -281,7 +286,7 @@ def _early_stopping(trainer: Trainer) -> list[EarlyStopping]:
 
 
 def _loss_and_auc(trainer: Trainer, module: LightningModule) -> dict[str, float]:
-    """Of the step that has just ended."""
+    """Return the loss, and the AUC where there is one, of the step that has just ended."""
     auc = module.train_auc() if isinstance(module, ClickModule) else None
     return {"loss": float(trainer.callback_metrics["train_loss"])} | (
         {} if auc is None else {"AUC": auc}
@@ -289,7 +294,7 @@ def _loss_and_auc(trainer: Trainer, module: LightningModule) -> dict[str, float]
 
 
 def validated(trainer: Trainer) -> str:
-    """What a validation found, in one line."""
+    """Return what a validation has measured, in one line."""
     titles = {"val_auc": "AUC", "val_log_loss": "log loss"}
     found = [
         f"{title} {float(trainer.callback_metrics[name]):.4f}"
@@ -305,7 +310,9 @@ def _step(trainer: Trainer) -> str:
 
 
 def steps_planned(trainer: Trainer) -> int | None:
-    """After how many steps training ends, unless something stops it; None where nothing says so."""
+    """Return after how many steps training ends unless something stops it; None where nothing
+    limits it.
+    """
     total = trainer.estimated_stepping_batches
     return int(total) if math.isfinite(total) else None
 

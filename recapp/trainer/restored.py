@@ -1,4 +1,4 @@
-"""What Lightning takes from a checkpoint's plain part, looked at before Lightning does: its own
+"""Checks of the part of a checkpoint that Lightning restores, made first because Lightning's own
 errors there are tracebacks.
 """
 
@@ -24,14 +24,14 @@ VERSION = re.compile(r"\d+\.\d+(\.\w+)*(\+[\w.]+)?")
 
 
 def check_state(meta: Mapping[str, Any], path: object) -> None:
-    """Check that a plain part is one that Lightning has written.
+    """Check that what a checkpoint keeps beside its tables was written by Lightning.
 
     Args:
-        meta: what a checkpoint keeps beside its tables.
-        path: the checkpoint, for messages.
+        meta: What the checkpoint keeps beside its tables.
+        path: The checkpoint, for messages.
 
     Raises:
-        CheckpointError: an entry is missing or of another type.
+        CheckpointError: An entry is missing or of another type.
     """
     for name, kind in STATE.items():
         if name not in meta and name not in NEEDED:
@@ -50,23 +50,23 @@ def check_state(meta: Mapping[str, Any], path: object) -> None:
 
 @contextmanager
 def state_must_fit(what: str, setting: str) -> Iterator[None]:
-    """Turn what torch says of a state that does not fit into one line.
+    """Turn what torch raises for a state that does not fit into an error of one line.
 
     Args:
-        what: the state.
-        setting: the group of settings that decides what it has to fit.
+        what: The name of the state, for the message.
+        setting: The group of settings that decides what the state has to fit.
 
     Raises:
-        CheckpointError: it does not fit.
+        CheckpointError: The state does not fit.
     """
     try:
         yield
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OSError) as error:
         if isinstance(error, CheckpointError):
             raise
-        told = " ".join(str(error).split())
-        told = told.removeprefix("Error(s) in loading state_dict for ClickModule: ")
+        text = " ".join(str(error).split())
+        text = text.removeprefix("Error(s) in loading state_dict for ClickModule: ")
         raise CheckpointError(
             f"{what} of the checkpoint does not fit: set {setting} as it was when it was saved "
-            f"({type(error).__name__}: {told[:200]})"
+            f"({type(error).__name__}: {text[:200]})"
         ) from error

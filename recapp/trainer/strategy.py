@@ -9,7 +9,7 @@
                         any number of ranks
 
 Everything else is DDPStrategy. Where Lightning would do something that is wrong or slow for shards,
-the method here says why.
+the docstring of the method here says why.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,44 +62,47 @@ Planner = Callable[[PlanningProblem], ShardingPlan]
 
 
 def check_precision(precision: object) -> None:
-    """Raises ConfigError for 16-mixed: the loss is scaled there, and tables would be updated with
-    the scaled gradient.
+    """Check that tables can be trained in a precision.
+
+    Raises:
+        ConfigError: It is 16-mixed: the loss is scaled there, and tables would be updated with the
+            scaled gradient.
     """
     if precision == "16-mixed":
         raise ConfigError(
             "trainer.precision=16-mixed: tables are updated in backward, where the scaled loss "
-            "would reach them; "
-            "use bf16-mixed"
+            "would reach them; use bf16-mixed"
         )
 
 
 class EmbeddingShardingStrategy(DDPStrategy):
-    """Shards every `EmbeddingBagCollection` of a LightningModule; wraps the rest in DDP. One
+    """Shards every `EmbeddingBagCollection` of a LightningModule and wraps the rest in DDP. One
     process runs the same code.
+
+    Ranks are started from outside (`recapp.train`, torchrun, srun): this strategy starts none.
 
     Args:
         planner: Makes the plan; called on rank 0 with the model's tables, the topology found at
             start, the rule, id statistics of the first training rows and the dense part. Batch
             sizes, payload and look-ahead of the problem have their defaults.
-        rule: what happens to touched rows.
-        hosts: hosts the plan assumes; None takes the real ones.
-        memory_bytes: of a rank, for tables and their optimiser; None takes what is free at start.
-        reserve_bytes: of that, what tables may not use.
-        hardware: what steps cost, for the planner; None takes the default of the device.
-        transport: which way the tables' messages go (`recapp/transport/choose_transport.py`).
-        backend: which kernels run (`recapp/kernels/backend.py`).
-        payload: type of vectors and gradients that travel; None takes the compute type.
-        modes: of tables whose plan leaves the mode open; what is open then is counted on the first
-            training batches.
-        look_ahead: training batches whose input exchange runs before their turn
+        rule: What an update does to a touched row.
+        hosts: The number of hosts that the plan assumes; None takes the real ones.
+        memory_bytes: The memory of a rank for tables and their optimiser, in bytes; None takes what
+            is free at start.
+        reserve_bytes: The bytes of it that tables may not use.
+        hardware: What steps cost, for the planner; None takes the default of the device.
+        transport: How the tables' messages are sent (`recapp/transport/choose_transport.py`).
+        backend: Which kernels run (`recapp/kernels/backend.py`).
+        payload: The type of the vectors and gradients that are sent; None takes the compute type.
+        modes: The modes of tables whose plan leaves the mode open; any that is still open is
+            decided by counting the first training batches.
+        look_ahead: The training batches whose input exchange runs before their turn
             (`recapp/trainer/lookahead.py`); 0 for none.
-        compiled: whether `torch.compile` has the dense part in training.
-        timeout: how long a rank waits for a silent one, whichever way messages go; None for torch's
-            half an hour.
-        stored: plain data that every checkpoint's manifest keeps (the run's settings).
-        ddp: settings of DistributedDataParallel.
-
-    Ranks are started from outside (`recapp.train`, torchrun, srun): this strategy starts none.
+        compiled: Whether the dense part is compiled by `torch.compile` in training.
+        timeout: How long a rank waits for a silent one, with every transport; None for torch's half
+            an hour.
+        stored: Plain values that the manifest of every checkpoint keeps (the run's settings).
+        ddp: Arguments of DistributedDataParallel.
     """
 
     def __init__(
@@ -122,10 +125,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
         **ddp: Any,
     ) -> None:
         info = rank_info()
-        self.patience = timeout or default_pg_timeout
+        self.exchange_timeout = timeout or default_pg_timeout
         super().__init__(
             cluster_environment=RankEnvironment(info) if info else None,
-            timeout=self.patience,
+            timeout=self.exchange_timeout,
             **(
                 {"static_graph": True, "gradient_as_bucket_view": True, "broadcast_buffers": False}
                 | ddp
@@ -145,80 +148,82 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.compiled = compiled
         self.hardware = hardware
         self.plan: ShardingPlan | None = None
-        self.problem: PlanningProblem | None = None  # that the plan was made for; on rank 0
+        self.problem: PlanningProblem | None = None  # that the plan was made for; rank 0 alone
         self.ranks: list[dict[str, Any]] = []
         self.average: AverageOverRanks | None = None
         self.comm = Comm()
-        self._newest: Path | None = None  # what was saved last
+        self._newest: Path | None = None  # the checkpoint that was saved last
 
     def _configure_launcher(self) -> None:
-        """Lightning's launcher would run the whole command again for every rank, and in a sweep the
-        whole sweep.
+        """Set no launcher: Lightning's would run the whole command again for every rank, and in a
+        sweep the whole sweep.
         """
         assert self.cluster_environment is not None
         if self.num_processes > 1 and not self.cluster_environment.creates_processes_externally:
             raise ConfigError(
                 f"trainer.devices={self.num_processes}: ranks are started by `python -m "
-                "recapp.train`, torchrun or srun, "
-                "not by Trainer"
+                "recapp.train`, torchrun or srun, not by Trainer"
             )
 
     def collections(self) -> list[ShardedEmbeddingBagCollection]:
-        """The sharded collections of the module, once it was set up."""
+        """Return the sharded collections of the module; none before it was set up."""
         return (
             sharded_collections(self.lightning_module) if self.lightning_module is not None else []
         )
 
     def hidden_share(self) -> dict[str, float]:
-        """Of the time that this rank's messages were under way, by phase, the share in which the
+        """Return by phase the share of the time this rank's messages were under way in which the
         host did other work.
 
-        The tables' messages; and `dense` where the ranks' gradients are averaged through shared
-        memory. Of several collections the mean.
+        The phases are those of the tables' messages, and `dense` where the ranks' gradients are
+        averaged through shared memory. Of several collections it is the mean.
         """
-        told = [c.waits.hidden() for c in self.collections()] + (
+        shares_of_all = [c.waits.hidden() for c in self.collections()] + (
             [self.average.waits.hidden()] if self.average else []
         )
         shares: dict[str, list[float]] = {}
-        for phase, share in (item for shares_of_one in told for item in shares_of_one.items()):
+        for phase, share in (
+            item for shares_of_one in shares_of_all for item in shares_of_one.items()
+        ):
             shares.setdefault(phase, []).append(share)
         return {phase: sum(found) / len(found) for phase, found in shares.items()}
 
     def setup_environment(self) -> None:
-        """After the process group: a group of its own for embedding traffic, so that its messages
+        """Make the process group, and one of its own for embedding traffic, so that its messages
         keep their own order.
 
         Raises:
-            LaunchError: the ranks do not meet: a port that is taken, an address that cannot be
-                reached. Or they cannot share memory though they should.
+            LaunchError: The ranks do not meet, because a port is taken or an address cannot be
+                reached; or they cannot share memory though they should.
         """
         try:
             super().setup_environment()
         except dist.DistError as e:
-            where = self.cluster_environment
-            assert where is not None
+            cluster = self.cluster_environment
+            assert cluster is not None
             raise LaunchError(
-                f"the ranks could not meet at {where.main_address}:{where.main_port} "
-                "(MASTER_ADDR, MASTER_PORT): "
-                f"{' '.join(str(e).split())}"
+                f"the ranks could not meet at {cluster.main_address}:{cluster.main_port} "
+                f"(MASTER_ADDR, MASTER_PORT): {' '.join(str(e).split())}"
             ) from e
         if self.comm.group is None:
             self.comm = make_comm(
-                dist.new_group(timeout=self.patience),
+                dist.new_group(timeout=self.exchange_timeout),
                 self.root_device,
                 self.transport,
-                self.patience.total_seconds(),
+                self.exchange_timeout.total_seconds(),
             )
 
     def setup(self, trainer: Trainer) -> None:
-        """Shard first, so that nothing ever holds a whole table; then DDP over the rest."""
+        """Shard the tables first, so that no rank ever holds a whole one; then wrap the rest in
+        DDP.
+        """
         assert (
             self.accelerator is not None
             and self.model is not None
             and self.lightning_module is not None
         )
         self.accelerator.setup(trainer)
-        self._refuse(trainer)
+        self._check_settings(trainer)
         self._shard(self.lightning_module)
         if self.compiled and trainer.state.fn == TrainerFn.FITTING:
             self._compile(self.lightning_module)
@@ -228,15 +233,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
             self.model = self._setup_model(self.lightning_module)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
-        self._silence_broadcast(trainer)
+        self._remove_stop_broadcast(trainer)
 
-    def _refuse(self, trainer: Trainer) -> None:
+    def _check_settings(self, trainer: Trainer) -> None:
         check_precision(trainer.precision)
         if trainer.accumulate_grad_batches != 1:
             raise ConfigError(
                 f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: tables are "
-                "updated in every backward; "
-                "use a larger dataset.batch_size instead"
+                "updated in every backward; use a larger dataset.batch_size instead"
             )
 
     def _shard(self, module: LightningModule) -> None:
@@ -252,7 +256,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
                 self.hardware,
             )
             self.plan = initial_plan(
-                partial(self._made, module, topology),
+                partial(self._make_plan, module, topology),
                 self.comm,
                 modes=self.modes,
                 count=partial(with_counted_modes, module),
@@ -267,8 +271,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
             module.trainer.training,
         )
 
-    def _made(self, module: LightningModule, topology: Topology) -> ShardingPlan:
-        """Make the plan; on rank 0, which alone looks at the data."""
+    def _make_plan(self, module: LightningModule, topology: Topology) -> ShardingPlan:
+        """Return the plan; called on rank 0, which alone looks at the data."""
         self.problem = found_problem(module, topology, self.rule)
         return self.planner(self.problem)
 
@@ -280,8 +284,9 @@ class EmbeddingShardingStrategy(DDPStrategy):
             )
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
-        """On the default stream: Lightning 2.6 wraps on a side stream, which makes gradients wait
-        for the wrong one.
+        """Wrap the dense part in DDP, on the default stream.
+
+        Lightning 2.6 wraps on a side stream, which makes gradients wait for the wrong one.
         """
         wrapped = wrap_dense(
             model, self.comm, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs
@@ -289,12 +294,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.average = hook_of(wrapped)
         return wrapped
 
-    def _silence_broadcast(self, trainer: Trainer) -> None:
-        """Lightning broadcasts a stop flag before every step and waits for it; the counts message
-        carries it here.
+    def _remove_stop_broadcast(self, trainer: Trainer) -> None:
+        """Remove Lightning's broadcast of a stop flag before every step, which waits for all ranks;
+        the header of the counts message carries the flag here.
 
-        Its handler of SIGTERM would start another broadcast wherever it interrupts this rank
-        (`recapp/trainer/ending.py` takes signals).
+        Lightning's handler of SIGTERM goes, too: it would start another broadcast wherever it
+        interrupts this rank (`recapp/trainer/ending.py` handles signals).
         """
         connector = trainer._signal_connector
         connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
@@ -306,12 +311,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Weigh the loss so that ranks with batches of different size train as one process on the
-        whole batch would.
+        whole batch would, and run its backward.
         """
         return super().backward(closure_loss * self._share(), optimizer, *args, **kwargs)
 
     def _share(self) -> float:
-        """Rows of this rank times W over rows of all: 1 where batches are equal."""
+        """Return the rows of this rank times W over the rows of all ranks: 1 where batches are
+        equal.
+        """
         for collection in self.collections():
             rows_W = collection.header.rows_W
             if rows_W and sum(rows_W):
@@ -329,11 +336,11 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return super().batch_to_device(batch, device, dataloader_idx)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Training batches are looked ahead to. Not those of a loader that keeps its own position,
-        which would count what was read.
+        """Wrap the loader of training batches in `LookAhead`.
 
-        Evaluation is not: without a backward, and with every row read once, there is too little to
-        hide an exchange behind.
+        A loader that keeps its own position is returned as it is, because it would count batches
+        that were only read. So is that of an evaluation: without a backward, and with every row
+        read once, there is too little work to hide an exchange behind.
         """
         assert self.lightning_module is not None
         if (
@@ -342,10 +349,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
             or hasattr(dataloader, "state_dict")
         ):
             return dataloader
-        return LookAhead(dataloader, self.look_ahead, self.collections, self._moved, self.comm.side)
+        return LookAhead(
+            dataloader, self.look_ahead, self.collections, self._to_device, self.comm.side
+        )
 
-    def _moved(self, batch: Any) -> Any:
-        """On the device before a module's own transfer hooks, which come in the batch's turn."""
+    def _to_device(self, batch: Any) -> Any:
+        """Copy a batch to the device; a module's own transfer hooks run later, in its turn."""
         return (
             self.batch_to_device(batch)
             if isinstance(batch, Batch)
@@ -353,24 +362,26 @@ class EmbeddingShardingStrategy(DDPStrategy):
         )
 
     def on_train_end(self) -> None:
-        """Batches that were looked ahead to beyond a limit or a stop will not come.
+        """End the exchanges of batches that were looked ahead to beyond a limit or a stop.
 
-        Not after an exception: another rank may be gone, and waiting for it would hang. A next
-        `fit` clears what is left.
+        It is not called after an exception: another rank may be gone, and waiting for it would
+        hang. A next `fit` clears what is left.
         """
         for collection in self.collections():
             collection.forget_ahead()
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Rows can be read into shards only once there are shards."""
+        """Return True, because rows can be read into shards only once there are shards."""
         return True
 
     @saving()
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None
     ) -> None:
-        """Write a directory: every rank its rectangles, rank 0 the rest. Collective."""
+        """Write a checkpoint directory: every rank its rectangles, rank 0 the rest. It is
+        collective.
+        """
         assert self.lightning_module is not None and self.plan is not None
         collections = self.collections()
         trainer = self.lightning_module.trainer
@@ -382,7 +393,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             "metrics": metrics,
             "step": trainer.global_step,
             "position": data.state_dict() if continues else None,
-            "ids": data.reading() if continues else None,
+            "ids": data.id_encoding() if continues else None,
             "updates": [c.updates for c in collections],
             "rule": self.rule.name,
         }
@@ -399,15 +410,15 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self._newest = path
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The dense part: tables are saved as rectangles beside it."""
+        """Return the state of the dense part; tables are saved as rectangles beside it."""
         with without_tables(self.collections()):
             return super().lightning_module_state_dict()
 
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Fill this rank's rectangles from a checkpoint of any plan; optimiser state only where
-        training goes on.
+        """Fill this rank's rectangles from a checkpoint of any plan, optimiser state only in
+        training, and return the rest of it.
         """
         assert self.lightning_module is not None
         fitting = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
@@ -424,27 +435,33 @@ class EmbeddingShardingStrategy(DDPStrategy):
         return meta
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """The dense part, as tables are loaded from rectangles; where it is another model's, one
-        line says so.
+        """Load the dense part; tables are loaded from rectangles.
+
+        Raises:
+            CheckpointError: It is the dense part of another model.
         """
         with state_must_fit("the dense part", "model"), without_tables(self.collections()):
             super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """The dense part's optimiser; where it is another one's, one line says so."""
+        """Load the state of the dense part's optimiser.
+
+        Raises:
+            CheckpointError: It is the state of another optimiser.
+        """
         with state_must_fit("the optimizer's state", "optimizer"):
             super().load_optimizer_state_dict(checkpoint)
 
     def remove_checkpoint(self, filepath: _PATH) -> None:
-        """Rank 0 removes the directory. Where `last.ckpt` leads to it, that leads to what was saved
-        last from then on.
+        """Remove a checkpoint directory, on rank 0; a `last.ckpt` that leads to it then leads to
+        what was saved last.
         """
         if self.is_global_zero:
             remove_checkpoint(filepath, instead=self._newest)
 
     def teardown(self) -> None:
-        """Leave tables and optimiser state where they are: the base would copy all of it to the
-        CPU.
+        """End the run, and leave tables and optimiser state on their device: the base class would
+        copy all of it to the CPU.
         """
         assert self.cluster_environment is not None and self.accelerator is not None
         if self.lightning_module is not None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from dataset_files import lengths_of, values_of
 
-from recapp.app.build import hidden_model_auc
+from recapp.app.build import click_model_auc
 from recapp.dataset.click_model import Score
 from recapp.dataset.column_shapes import CRITEO_SIZES
 from recapp.dataset.counter_random import normal, uniform
@@ -147,7 +147,7 @@ def test_the_click_models_score_is_known_of_the_rows_that_validate_only(criteo, 
     def known_auc(val_rows=rows, limit=None, **dataset):
         dataset = {"path": str(criteo), "generate": {"kind": "criteo"}, "val_path": None, **dataset}
         trainer = {"limit_val_batches": limit}
-        return hidden_model_auc({"dataset": dataset, "trainer": trainer}, val_rows)
+        return click_model_auc({"dataset": dataset, "trainer": trainer}, val_rows)
 
     assert known_auc() == known_auc(limit=1.0) == auc
     others = [{"limit": 1}, {"limit": 0.5}, {"limit": 0}, {"val_rows": rows - 1}, {"val_rows": 0}]

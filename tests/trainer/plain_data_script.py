@@ -68,13 +68,13 @@ def main(folder):
     )
     trainer.fit(Model(), datamodule=PlainData())
     trainer.save_checkpoint(folder / "mine.ckpt")
-    told = {
+    found = {
         "steps": trainer.global_step,
         "modes": sorted({sharding.mode for sharding in strategy.plan.tables.values()}),
         "problem": strategy.problem is not None,
         "updates": [c.updates for c in strategy.collections()],
     }
-    (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(told))
+    (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def fit(config, folder, *extra, ckpt_path=None):
     strategy = build_strategy(config, training=True)
     loggers = build_trainer.build_loggers(config, Path(folder))
     callbacks = [
-        own.TakeOver(Path(folder)),
+        own.ClaimDirectory(Path(folder)),
         own.KeepPosition(),
         own.StepClock(),
         end,

@@ -172,22 +172,22 @@ def test_a_loss_that_is_not_finite_at_the_end_is_found_before_anything_is_saved(
 def test_a_watch_knows_the_first_step_that_was_not_finite():
     watch = LossWatch()
     for step, loss in enumerate([0.5, None, float("nan"), float("inf"), 0.3], 1):
-        watch.see(step, None if loss is None else torch.tensor(loss))
+        watch.check(step, None if loss is None else torch.tensor(loss))
         assert watch.step == (3 if step >= 3 else 0)
-    watch.settle()
+    watch.check_pending()
     assert watch.step == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_a_loss_is_known_a_step_later_or_when_it_is_asked_for():
     watch = LossWatch()
-    watch.see(1, torch.tensor(float("nan"), device="cuda"))
+    watch.check(1, torch.tensor(float("nan"), device="cuda"))
     assert watch.step == 0
-    watch.see(2, torch.tensor(0.5, device="cuda"))
+    watch.check(2, torch.tensor(0.5, device="cuda"))
     assert watch.step == 1
     other = LossWatch()
-    other.see(1, torch.tensor(float("inf"), device="cuda"))
-    other.settle()
+    other.check(1, torch.tensor(float("inf"), device="cuda"))
+    other.check_pending()
     assert other.step == 1
 
 

@@ -51,21 +51,21 @@ def write(path, rows, users, seed=0):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    place = tmp_path_factory.mktemp("sizes")
-    write(place / "train.parquet", 1300, 50)
-    write(place / "more.parquet", 1300, 900, seed=1)
-    write(place / "few.parquet", 5, 50, seed=3)
-    return place
+def base(tmp_path_factory):
+    base = tmp_path_factory.mktemp("sizes")
+    write(base / "train.parquet", 1300, 50)
+    write(base / "more.parquet", 1300, 900, seed=1)
+    write(base / "few.parquet", 5, 50, seed=3)
+    return base
 
 
 @pytest.fixture(scope="module")
-def run(place, jobs):
+def run(base, jobs):
     """The directory of a run of two ranks, and its metrics."""
     metrics = jobs.train(
-        place / "run", *DATA, *LENGTH, f"dataset.path={place}/train.parquet", "trainer.max_epochs=4"
+        base / "run", *DATA, *LENGTH, f"dataset.path={base}/train.parquet", "trainer.max_epochs=4"
     )
-    return place / "run", metrics
+    return base / "run", metrics
 
 
 def table_rows(path):
@@ -102,41 +102,41 @@ def test_the_checkpoint_keeps_how_text_was_read(run):
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(4, marks=pytest.mark.full)])
-def test_evaluation_has_the_checkpoints_sizes_whatever_the_data(place, run, jobs, world):
+def test_evaluation_has_the_checkpoints_sizes_whatever_the_data(base, run, jobs, world):
     checkpoint = run[1]["checkpoint"]
-    measured = jobs.evaluate(place / f"eval{world}", f"ckpt_path={checkpoint}", world=world)
+    measured = jobs.evaluate(base / f"eval{world}", f"ckpt_path={checkpoint}", world=world)
     assert validation(measured) == pytest.approx(validation(run[1]))
     other = jobs.evaluate(
-        place / f"other{world}",
+        base / f"other{world}",
         f"ckpt_path={checkpoint}",
-        f"dataset.path={place}/more.parquet",
+        f"dataset.path={base}/more.parquet",
         world=world,
     )
     assert other["status"] == "ok"
 
 
 @pytest.mark.full
-def test_training_goes_on_with_the_checkpoints_sizes_on_data_of_more_ids(place, run, jobs):
+def test_training_goes_on_with_the_checkpoints_sizes_on_data_of_more_ids(base, run, jobs):
     given = (
         f"ckpt_path={run[1]['checkpoint']}",
-        f"dataset.path={place}/more.parquet",
+        f"dataset.path={base}/more.parquet",
         "trainer.max_epochs=5",
     )
-    more = jobs.train(place / "more", *given, world=1)
+    more = jobs.train(base / "more", *given, world=1)
     assert table_rows(more["checkpoint"]) == table_rows(run[1]["checkpoint"])
 
 
-def test_a_checkpoint_of_another_reading_is_refused_by_the_ranks_as_well(place, run):
+def test_a_checkpoint_of_another_reading_is_refused_by_the_ranks_as_well(base, run):
     data = ClickData(
-        DataSettings(path=str(place)), Schema("label", (), ("user", "country"), hex=("user",))
+        DataSettings(path=str(base)), Schema("label", (), ("user", "country"), hex=("user",))
     )
     with pytest.raises(CheckpointError, match="on ids of user that were read as plain text"):
         data.check_ids(run[1]["checkpoint"])
 
 
-def test_rows_without_labels_are_for_prediction_only(place):
+def test_rows_without_labels_are_for_prediction_only(base):
     data = ClickData(
-        DataSettings(path=f"{place}/train.parquet"), Schema(None, (), ("user", "country"))
+        DataSettings(path=f"{base}/train.parquet"), Schema(None, (), ("user", "country"))
     )
     for stage in ("fit", "validate", "test"):
         with pytest.raises(
@@ -147,28 +147,28 @@ def test_rows_without_labels_are_for_prediction_only(place):
 
 
 @pytest.mark.full
-def test_ranks_without_a_row_validate_and_test(place, run, jobs):
+def test_ranks_without_a_row_validate_and_test(base, run, jobs):
     found = []
     for world in (1, 2, 4):
         given = (
             f"ckpt_path={run[1]['checkpoint']}",
-            f"dataset.val_path={place}/few.parquet",
-            f"dataset.test_path={place}/few.parquet",
+            f"dataset.val_path={base}/few.parquet",
+            f"dataset.test_path={base}/few.parquet",
         )
-        found.append(validation(jobs.evaluate(place / f"few{world}", *given, world=world)))
-        tested = jobs.evaluate(place / f"test{world}", *given, "split=test", world=world)
+        found.append(validation(jobs.evaluate(base / f"few{world}", *given, world=world)))
+        tested = jobs.evaluate(base / f"test{world}", *given, "split=test", world=world)
         assert tested["test_log_loss"] == pytest.approx(found[0]["val_log_loss"])
     assert found[1] == pytest.approx(found[0]) and found[2] == pytest.approx(found[0])
 
 
-def test_ranks_without_a_row_to_validate_train(place, jobs):
+def test_ranks_without_a_row_to_validate_train(base, jobs):
     metrics = [
         jobs.train(
-            place / f"train{world}",
+            base / f"train{world}",
             *DATA,
             *LENGTH,
-            f"dataset.path={place}/train.parquet",
-            f"dataset.val_path={place}/few.parquet",
+            f"dataset.path={base}/train.parquet",
+            f"dataset.val_path={base}/few.parquet",
             "trainer.max_steps=4",
             world=world,
         )
@@ -178,13 +178,13 @@ def test_ranks_without_a_row_to_validate_train(place, jobs):
         assert validation(others) == pytest.approx(validation(metrics[0]), rel=1e-5)
 
 
-def test_a_mistake_that_counting_finds_is_told_by_every_rank(place, jobs):
-    write(place / "bad.parquet", 1300, 50)
-    table = pq.read_table(place / "bad.parquet")
+def test_a_mistake_that_counting_finds_is_raised_by_every_rank(base, jobs):
+    write(base / "bad.parquet", 1300, 50)
+    table = pq.read_table(base / "bad.parquet")
     reserved = pa.array([-(2**63) if n == 700 else n for n in range(1300)])
-    pq.write_table(table.set_column(1, "user", reserved), place / "bad.parquet", row_group_size=200)
+    pq.write_table(table.set_column(1, "user", reserved), base / "bad.parquet", row_group_size=200)
     kind, line = refusal(
-        jobs.train, place / "bad", *DATA, *LENGTH, f"dataset.path={place}/bad.parquet"
+        jobs.train, base / "bad", *DATA, *LENGTH, f"dataset.path={base}/bad.parquet"
     )
     assert (
         kind == "DataError"
@@ -210,15 +210,15 @@ def test_a_mistake_that_counting_finds_is_told_by_every_rank(place, jobs):
         ("nowhere", (), "=3000 rows, no ids were counted: dataset.path=", [3000, 3000]),
     ],
 )
-def test_a_plan_on_paper_says_what_sizes_it_assumed(place, capsys, path, more, says, rows):
+def test_a_plan_on_paper_says_what_sizes_it_assumed(base, capsys, path, more, says, rows):
     given = [
         *DATA,
-        f"dataset.path={place}/{path}",
+        f"dataset.path={base}/{path}",
         "dataset.sparse=[user,country]",
         "format=json",
         *more,
     ]
     assert plan.main(["explain", "trainer.devices=2", *given]) == 0
-    told = capsys.readouterr()
-    assert says in told.err.splitlines()[0]
-    assert [table["rows"] for table in json.loads(told.out)["rows"]] == rows
+    printed = capsys.readouterr()
+    assert says in printed.err.splitlines()[0]
+    assert [table["rows"] for table in json.loads(printed.out)["rows"]] == rows

@@ -44,7 +44,7 @@ def train(logs, folder, *scores, ckpt=None, epochs=1):
     )
     _, trainer, _ = fit(config, folder, ckpt_path=ckpt and str(ckpt))
     (last,) = [c for c in trainer.checkpoint_callbacks if isinstance(c, KeepLast)]
-    return trainer, Path(last.named(trainer))
+    return trainer, Path(last.best_or_last(trainer))
 
 
 @pytest.fixture
@@ -60,27 +60,27 @@ def saved(logs, tmp_path_factory):
     return train(logs, tmp_path_factory.mktemp("saved"), 0.7)[1]
 
 
-@pytest.mark.parametrize("place", ["elsewhere", "first"])
-def test_the_earlier_best_stays_the_best_where_it_is(logs, tmp_path, first, place):
+@pytest.mark.parametrize("base", ["elsewhere", "first"])
+def test_the_earlier_best_stays_the_best_where_it_is(logs, tmp_path, first, base):
     best, last = first
-    trainer, named = train(logs, tmp_path / place, 0.6, ckpt=last, epochs=2)
+    trainer, named = train(logs, tmp_path / base, 0.6, ckpt=last, epochs=2)
     assert named == best and named.is_absolute() and read_manifest(named).step == 18
     assert float(trainer.checkpoint_callbacks[0].best_model_score) == pytest.approx(0.7)
-    assert read_manifest(tmp_path / place / "checkpoints/last.ckpt").step == 36
+    assert read_manifest(tmp_path / base / "checkpoints/last.ckpt").step == 36
     again, named = train(
-        logs, tmp_path / "third", 0.65, ckpt=tmp_path / place / "checkpoints/last.ckpt", epochs=3
+        logs, tmp_path / "third", 0.65, ckpt=tmp_path / base / "checkpoints/last.ckpt", epochs=3
     )
     assert named == best and again.global_step == 54
 
 
-@pytest.mark.parametrize(("place", "kept"), [("elsewhere", True), ("first", False)])
+@pytest.mark.parametrize(("base", "kept"), [("elsewhere", True), ("first", False)])
 def test_a_better_one_takes_over_and_another_directorys_is_not_deleted(
-    logs, tmp_path, first, place, kept
+    logs, tmp_path, first, base, kept
 ):
     best, last = first
-    _, named = train(logs, tmp_path / place, 0.8, ckpt=last, epochs=2)
+    _, named = train(logs, tmp_path / base, 0.8, ckpt=last, epochs=2)
     assert (
-        named == tmp_path / place / "checkpoints/step_000036.ckpt"
+        named == tmp_path / base / "checkpoints/step_000036.ckpt"
         and read_manifest(named).step == 36
     )
     assert best.exists() == kept

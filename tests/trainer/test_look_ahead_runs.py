@@ -238,43 +238,43 @@ def weights(directory):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    return tmp_path_factory.mktemp("place")
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("base")
 
 
 @pytest.fixture(scope="module")
-def train(jobs, place):
+def train(jobs, base):
     def run(name, depth, *overrides, data=True):
-        given = small(place / "logs", 4000) if data else []
+        given = small(base / "logs", 4000) if data else []
         more = [
             "trainer.log_every_n_steps=1",
             "trainer.val_check_interval=5",
             f"engine.look_ahead={depth}",
             "logger=csv",
         ]
-        return jobs.train(place / name, *given, *more, *overrides)
+        return jobs.train(base / name, *given, *more, *overrides)
 
     return run
 
 
 @pytest.fixture(scope="module")
-def plain(train, place):
+def plain(train, base):
     return (
         validation(train("plain", 0, "+plan=mixed")),
-        curve(place / "plain"),
-        weights(place / "plain"),
+        curve(base / "plain"),
+        weights(base / "plain"),
     )
 
 
 @pytest.mark.parametrize(
     ("depth", "transport"), [(1, "shared_memory"), pytest.param(2, "gloo", marks=pytest.mark.full)]
 )
-def test_a_run_on_ranks_is_the_same_run_to_the_last_bit(train, place, plain, depth, transport):
+def test_a_run_on_ranks_is_the_same_run_to_the_last_bit(train, base, plain, depth, transport):
     found = train(f"ahead{depth}", depth, "+plan=mixed", f"engine.transport={transport}")
     assert (
         validation(found),
-        curve(place / f"ahead{depth}"),
-        weights(place / f"ahead{depth}"),
+        curve(base / f"ahead{depth}"),
+        weights(base / f"ahead{depth}"),
     ) == plain
     assert (
         found["collectives_per_step"] == 4
@@ -290,14 +290,14 @@ def test_a_run_on_ranks_is_the_same_run_to_the_last_bit(train, place, plain, dep
     )
 
 
-def test_so_is_one_that_goes_on_from_a_step_between_validations(train, place, plain):
+def test_so_is_one_that_goes_on_from_a_step_between_validations(train, base, plain):
     train("first", 2, "+plan=mixed", "trainer.max_steps=8")
     found = train(
         "rest",
         1,
-        f"ckpt_path={place / 'first'}/checkpoints/last.ckpt",
+        f"ckpt_path={base / 'first'}/checkpoints/last.ckpt",
         "trainer.max_steps=null",
         data=False,
     )
-    assert (validation(found), weights(place / "rest")) == (plain[0], plain[2])
-    assert metrics_of(place / "rest")["steps"] == metrics_of(place / "plain")["steps"]
+    assert (validation(found), weights(base / "rest")) == (plain[0], plain[2])
+    assert metrics_of(base / "rest")["steps"] == metrics_of(base / "plain")["steps"]

@@ -12,7 +12,7 @@ from recapp.metrics import click_metrics
 from recapp.trainer import progress
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.module import ClickModule
-from recapp.trainer.progress import MovingLine, PlainLines
+from recapp.trainer.progress import ProgressLines, TerminalProgress
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -49,7 +49,7 @@ def two_epochs(logs, tmp_path_factory):
 
 def test_the_line_fits_80_columns_and_has_loss_auc_and_rate(two_epochs, terminal, capsys):
     clock = StepClock()
-    fit(*two_epochs, clock, MovingLine(clock))
+    fit(*two_epochs, clock, TerminalProgress(clock))
     lines = drawn(capsys)
     assert max(map(len, lines)) <= 80
     assert re.fullmatch(
@@ -66,7 +66,7 @@ def test_the_line_fits_80_columns_and_has_loss_auc_and_rate(two_epochs, terminal
 def test_a_validation_under_way_has_a_line_below_and_then_none(two_epochs, terminal, capsys):
     kept = []
 
-    class Slow(MovingLine):
+    class Slow(TerminalProgress):
         def on_validation_end(self, trainer, pl_module):
             kept.append([task.description for task in self._bar.tasks])
             super().on_validation_end(trainer, pl_module)
@@ -81,7 +81,7 @@ def test_going_on_starts_where_training_does(logs, tmp_path, terminal):
     fit(compose(logs, "trainer.max_steps=5"), tmp_path)
     started = []
 
-    class First(MovingLine):
+    class First(TerminalProgress):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
             started.append([(task.completed, task.total) for task in self._bar.tasks])
@@ -96,10 +96,10 @@ def test_going_on_starts_where_training_does(logs, tmp_path, terminal):
 
 
 def test_lines_count_the_steps_whose_seconds_they_tell(two_epochs, capsys):
-    fit(*two_epochs, PlainLines(every=16))
+    fit(*two_epochs, ProgressLines(every=16))
     lines = capsys.readouterr().err.splitlines()
-    told = r"step (\d+)/74, \d+\.\d\d s for (\d+) steps, loss 0\.\d{4}, lr 0\.001, auc 0\.\d{4}"
-    steps = [re.fullmatch(told, line) for line in lines]
+    pattern = r"step (\d+)/74, \d+\.\d\d s for (\d+) steps, loss 0\.\d{4}, lr 0\.001, auc 0\.\d{4}"
+    steps = [re.fullmatch(pattern, line) for line in lines]
     assert [tuple(map(int, found.groups())) for found in steps if found] == [
         (16, 16),
         (32, 2),
@@ -121,23 +121,23 @@ class Readings(Callback):
 
 def test_the_auc_that_is_told_is_that_of_the_epoch_up_to_this_step(two_epochs, capsys):
     readings = Readings()
-    fit(*two_epochs, readings, PlainLines(every=13))
+    fit(*two_epochs, readings, ProgressLines(every=13))
     found = re.findall(r"step (\d+)/74, .* auc (0\.\d{4})", capsys.readouterr().err)
     assert found == [(str(step), readings.auc[step]) for step in (13, 26, 39, 52, 65)]
 
 
-def test_the_moving_line_tells_the_auc_of_now(two_epochs, terminal, capsys, monkeypatch):
+def test_the_progress_bar_shows_the_auc_of_now(two_epochs, terminal, capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_READINGS", 0)
-    said = {}
+    shown = {}
 
-    class Listening(MovingLine):
+    class Listening(TerminalProgress):
         def on_train_batch_end(self, trainer, *others):
             super().on_train_batch_end(trainer, *others)
-            said[trainer.global_step] = self._bar.tasks[self._training].fields["said"]
+            shown[trainer.global_step] = self._bar.tasks[self._training].fields["numbers"]
 
     readings = Readings()
     fit(*two_epochs, readings, Listening(StepClock()))
-    assert [text.split()[3] for text in said.values()] == list(readings.auc.values())
+    assert [text.split()[3] for text in shown.values()] == list(readings.auc.values())
 
 
 def test_the_curve_has_an_auc_at_every_point_also_in_the_second_epoch(two_epochs, tmp_path):

@@ -10,7 +10,7 @@ from recapp.app import build, build_trainer
 from recapp.app.build_strategy import build_strategy
 from recapp.checkpoints.directory import read_meta
 from recapp.errors import ConfigError, RecappError
-from recapp.trainer.progress import TellFall, TellStop
+from recapp.trainer.progress import NoteEarlyStop, NoteFall
 
 
 @pytest.fixture(scope="module")
@@ -151,18 +151,18 @@ def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):
         )
 
 
-def validate(tell, trainer, module, *aucs):
+def validate(callback, trainer, module, *aucs):
     """Have a callback hear of validations with these AUCs while training."""
     trainer.state.fn = TrainerFn.FITTING
     for auc in aucs:
         trainer.fit_loop.epoch_loop.val_loop._results.clear()
         trainer._logger_connector._callback_metrics = {"val_auc": torch.tensor(auc)}
-        tell.on_validation_end(trainer, module)
+        callback.on_validation_end(trainer, module)
 
 
 def test_a_fall_of_validation_is_told_with_what_helps(logs, tmp_path, capsys):
     _, trainer, module = fit(compose(logs, "trainer.max_steps=1"), tmp_path)
-    validate(TellFall(), trainer, module, 0.75, 0.747, 0.73)
+    validate(NoteFall(), trainer, module, 0.75, 0.747, 0.73)
     said = capsys.readouterr().err
     assert said.count("fell") == 1
     assert "from 0.7500 to 0.7300" in said and "callbacks=early_stopping" in said
@@ -172,21 +172,25 @@ def test_what_is_in_force_is_no_advice_when_validation_falls(logs, tmp_path, cap
     _, trainer, module = fit(
         compose(logs, "trainer.max_steps=1", "callbacks=early_stopping"), tmp_path
     )
-    validate(TellFall(), trainer, module, 0.75, 0.73)
+    validate(NoteFall(), trainer, module, 0.75, 0.73)
     said = capsys.readouterr().err
     assert "from 0.7500 to 0.7300" in said and "early_stopping" not in said
 
 
-def test_a_fall_after_going_on_is_told(logs, tmp_path, capsys):
+def test_checkpoints_of_earlier_versions_keep_the_best_auc():
+    assert NoteFall().state_key == "TellFall"
+
+
+def test_a_fall_after_a_resume_is_noted(logs, tmp_path, capsys):
     class Good(Callback):
         def on_validation_end(self, trainer, pl_module):
             trainer.callback_metrics["val_auc"].fill_(0.99)
 
-    fit(compose(logs, "trainer.max_steps=2"), tmp_path, Good(), TellFall())
+    fit(compose(logs, "trainer.max_steps=2"), tmp_path, Good(), NoteFall())
     fit(
         compose(logs, "trainer.max_steps=3"),
         tmp_path / "rest",
-        TellFall(),
+        NoteFall(),
         ckpt_path=tmp_path / "checkpoints/last.ckpt",
     )
     assert "validation AUC fell from 0.9900 to 0." in capsys.readouterr().err
@@ -202,24 +206,24 @@ STOPPING = [
 
 
 def test_early_stopping_says_when_and_why_once(logs, tmp_path, capsys):
-    told = TellStop()
-    _, trainer, _ = fit(compose(logs, *STOPPING), tmp_path, told)
-    assert trainer.global_step == 4 and told.said.startswith(
+    stop = NoteEarlyStop()
+    _, trainer, _ = fit(compose(logs, *STOPPING), tmp_path, stop)
+    assert trainer.global_step == 4 and stop.reason.startswith(
         "step 4/18: Monitored metric val_auc did not improve in the last 1 records"
     )
-    assert capsys.readouterr().err.splitlines() == [f"stopped early at {told.said}"]
-    again = TellStop()
+    assert capsys.readouterr().err.splitlines() == [f"stopped early at {stop.reason}"]
+    again = NoteEarlyStop()
     config = compose(
         logs, *STOPPING[:2], "trainer.max_steps=6", "callbacks.early_stopping.min_delta=-1"
     )
     _, trainer, _ = fit(
         config, tmp_path / "rest", again, ckpt_path=tmp_path / "checkpoints/last.ckpt"
     )
-    assert trainer.global_step == 6 and again.said is None
+    assert trainer.global_step == 6 and again.reason is None
 
 
 @pytest.mark.parametrize("end", [["trainer.max_steps=4"], ["trainer.max_steps=3"]])
 def test_a_run_that_ends_as_it_should_was_not_stopped(logs, tmp_path, end):
-    told = TellStop()
-    fit(compose(logs, *STOPPING, *end), tmp_path, told)
-    assert told.said is None
+    stop = NoteEarlyStop()
+    fit(compose(logs, *STOPPING, *end), tmp_path, stop)
+    assert stop.reason is None

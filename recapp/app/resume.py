@@ -1,6 +1,4 @@
-"""Going on from a checkpoint: whether anything is left to train, and what of the settings has
-changed.
-"""
+"""Resuming from a checkpoint: what is left to train, and which optimiser settings have changed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +12,9 @@ from recapp.trainer.changed_optimizer import ChangedOptimizer
 Settings = Mapping[str, Any]
 
 
-def exhausted(settings: Settings) -> str | None:
-    """Return the setting that the checkpoint to go on from has reached, `trainer.max_steps=20`;
-    None where there is something to train.
+def limit_reached(settings: Settings) -> str | None:
+    """Return the setting whose limit the checkpoint to resume from has reached, such as
+    `trainer.max_steps=20`; None where there is something to train.
     """
     if not settings["ckpt_path"]:
         return None
@@ -27,13 +25,15 @@ def exhausted(settings: Settings) -> str | None:
     return f"trainer.max_epochs={epochs}" if 0 <= epochs <= manifest.position["epoch"] else None
 
 
-def as_it_was(settings: Settings, reached: str) -> dict[str, Any]:
-    """Say that nothing is left to train, and return the checkpoint's own metrics for
-    `metrics.json`; nothing on other ranks than 0.
+def end_without_training(settings: Settings, limit: str) -> dict[str, Any]:
+    """Print that nothing is left to train, and return the checkpoint's own metrics for
+    `metrics.json`.
+
+    Other ranks than 0 print and return nothing.
 
     Args:
-        settings: Of the run.
-        reached: What `exhausted` returned.
+        settings: Those of the run.
+        limit: What `limit_reached` returned.
     """
     here = rank_info()
     path = settings["ckpt_path"]
@@ -45,7 +45,7 @@ def as_it_was(settings: Settings, reached: str) -> dict[str, Any]:
     print(
         f"nothing is left to train: {short_path(path)} has {steps} steps behind it "
         f"({position['epoch']} epochs and {position['batches']} "
-        f"batches) and {reached}; raise that to go on"
+        f"batches) and {limit}; raise that to go on"
     )
     return manifest.metrics | {
         "samples_per_second": None,
@@ -61,8 +61,8 @@ def as_it_was(settings: Settings, reached: str) -> dict[str, Any]:
 
 
 def changed_optimizer(settings: Settings) -> list[ChangedOptimizer]:
-    """Return the callback that takes the settings' own rates where a run goes on from a checkpoint;
-    none where it does not.
+    """Return the callback that applies changed optimiser settings to a resumed run, in a list; an
+    empty list where no run is resumed.
     """
     if not settings["ckpt_path"]:
         return []

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 from jobs import Jobs
 from ranks import Ranks
 
+from recapp.engine import sharded_embedding_bag
+
 settings.register_profile(
     "busy machine",
     deadline=None,
@@ -60,3 +62,14 @@ def real_data():
             "criteo_kaggle_137k/train"
         )
     return Path(path)
+
+
+@pytest.fixture
+def reference_kernels(monkeypatch):
+    """In this process too nothing is compiled: here it does not matter which kernels run."""
+    choose = sharded_embedding_bag.choose_backend
+
+    def chosen(asked, device):
+        return choose("torch" if asked == "auto" else asked, device)
+
+    monkeypatch.setattr(sharded_embedding_bag, "choose_backend", chosen)

@@ -24,6 +24,7 @@ NAMES = [
     "DataSettings",
     "DataType",
     "DistributedModelParallel",
+    "EmbOptimType",
     "EmbeddingBagCollection",
     "EmbeddingBagCollectionSharder",
     "EmbeddingBagConfig",

@@ -14,6 +14,7 @@ Names and argument order are those of `torchrec/optim/keyed.py`. Under Lightning
 `HybridOptimizer` does this work (`recapp/optim/optimizer.py`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.optim import Optimizer
 from recapp.errors import ConfigError
 
 
-class KeyedOptimizer(Optimizer):
+class KeyedOptimizer(Optimizer, ABC):
     """An optimiser that knows the names of its parameters.
 
     Args:
@@ -47,11 +48,11 @@ class KeyedOptimizer(Optimizer):
         """Add the very dict that the update reads, not a copy."""
         self.param_groups.append(param_group)
 
+    @abstractmethod
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
-        """Update the parameters; each kind of keyed optimiser says how."""
-        raise NotImplementedError(f"{type(self).__name__} has no step of its own")
+        """Run the closure once, then update the parameters."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state by parameter names, and the param groups with names."""

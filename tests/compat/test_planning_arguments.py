@@ -1,0 +1,114 @@
+"""TorchRec's arguments of planner, topology and constraints mean what recapp's records then say."""
+
+import pytest
+import torch
+from torch import nn
+
+from recapp.compat.planning import (
+    EmbeddingShardingPlanner,
+    FixedPercentageStorageReservation,
+    HeuristicalStorageReservation,
+    ParameterConstraints,
+    Topology,
+)
+from recapp.console import note_once
+from recapp.errors import ConfigError, PlanError
+from recapp.planner import embedding_planner, topology
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+
+
+def model(rows=1000, dense=10):
+    tables = [
+        EmbeddingBagConfig(name=n, num_embeddings=rows, embedding_dim=16, feature_names=[n])
+        for n in ("a", "b")
+    ]
+    return nn.ModuleDict(
+        {
+            "bags": EmbeddingBagCollection(tables=tables, device=torch.device("meta")),
+            "dense": nn.Linear(dense, 1, bias=False),
+        }
+    )
+
+
+def test_a_topology_has_hosts_of_so_many_ranks_and_a_cap_of_its_device():
+    made = Topology(8, "cuda", hbm_cap=100, ddr_cap=7, local_world_size=4)
+    assert made == topology.Topology(
+        8, compute_device="cuda", memory_bytes=[100] * 8, local_world_size=4
+    )
+    assert Topology(2, "cpu", hbm_cap=100, ddr_cap=7).memory_bytes == [7, 7]
+    assert Topology(2, "cpu").memory_bytes is None
+
+
+def test_a_kernel_is_a_choice_of_sharding_types():
+    assert ParameterConstraints(compute_kernels=["dense"]).sharding_types == ["data_parallel"]
+    fused = ParameterConstraints(compute_kernels=["fused"]).sharding_types
+    assert "row_wise" in fused and "data_parallel" not in fused
+    both = ParameterConstraints(["row_wise", "data_parallel"], ["fused", "dense"])
+    assert both.sharding_types == ["row_wise", "data_parallel"]
+    assert ParameterConstraints(min_partition=32, ranks=[1]).ranks == [1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Topology(2, "cpu", intra_host_bw=1.0), "intra_host_bw would have no effect here"),
+        (
+            lambda: ParameterConstraints(compute_kernels=["fused_uvm"]),
+            "compute_kernels has fused_u",
+        ),
+        (lambda: ParameterConstraints(["row_wise"], ["dense"]), "no sharding type of"),
+        (lambda: ParameterConstraints(enforce_hbm=True), "enforce_hbm would have no effect here"),
+        (lambda: EmbeddingShardingPlanner(proposer=object()), "proposer would have no effect"),
+        (lambda: EmbeddingShardingPlanner(timeout_seconds=3), "timeout_seconds would have no eff"),
+        (lambda: FixedPercentageStorageReservation(15), "percentage=15: must be 0 to 1"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_constraints_hold_in_the_plan_and_modules_have_their_paths(capsys):
+    planner = EmbeddingShardingPlanner(
+        Topology(2, "cpu"),
+        constraints={
+            "a": ParameterConstraints(["row_wise"]),
+            "b": ParameterConstraints(compute_kernels=["dense"]),
+        },
+        debug=True,
+    )
+    assert isinstance(planner, embedding_planner.EmbeddingShardingPlanner)
+    plan = planner.plan(model())
+    assert capsys.readouterr().err == f"{plan}\n"
+    assert list(plan.plan) == ["bags"] and list(plan.plan["bags"]) == ["a", "b"]
+    a, b = plan.plan["bags"].values()
+    assert (a.sharding_type, a.compute_kernel, a.ranks) == ("row_wise", "fused", [0, 1])
+    assert (b.sharding_type, b.compute_kernel) == ("data_parallel", "dense")
+    first = a.sharding_spec.shards[0]
+    assert (first.shard_offsets, first.shard_sizes) == ([0, 0], [500, 16])
+    assert first.placement == "rank:0"
+
+
+def test_what_is_reserved_is_not_given_to_tables():
+    need = 2 * 1000 * (16 * 4 + 4)  # weights and row-wise Adagrad
+    fits = Topology(1, "cpu", ddr_cap=need + 2000)
+    EmbeddingShardingPlanner(fits).plan(model())
+    small = HeuristicalStorageReservation(0.0, dense_tensor_estimate=1000)
+    EmbeddingShardingPlanner(fits, storage_reservation=small).plan(model())
+    for reservation in (
+        FixedPercentageStorageReservation(0.1),
+        HeuristicalStorageReservation(0.0),  # six times 100 numbers of 4 bytes
+        HeuristicalStorageReservation(0.0, dense_tensor_estimate=3000),
+    ):
+        planner = EmbeddingShardingPlanner(fits, storage_reservation=reservation)
+        with pytest.raises(PlanError, match="does not fit: rank 0 lacks"):
+            planner.plan(model(dense=100))
+        assert planner.topology is fits
+
+
+def test_a_reservation_of_unknown_memory_says_that_it_does_nothing(capsys):
+    note_once.cache_clear()
+    reservation = FixedPercentageStorageReservation(0.5)
+    EmbeddingShardingPlanner(Topology(1, "cpu"), storage_reservation=reservation).plan(model())
+    assert "nothing is reserved, because the topology has no cap" in capsys.readouterr().err

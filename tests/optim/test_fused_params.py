@@ -1,0 +1,87 @@
+"""TorchRec's fused_params and its row-wise Adagrad name the row rules they compute."""
+
+from enum import Enum
+
+import pytest
+import torch
+from torch.distributed.optim import _apply_optimizer_in_backward
+
+from recapp.errors import ConfigError
+from recapp.optim.fused_params import EmbOptimType, rule_of_fused_params
+from recapp.optim.rowwise_adagrad import RowWiseAdagrad
+from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
+from recapp.optim.table_rule import table_rule
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+
+
+class Foreign(Enum):
+    """As FBGEMM's own enumeration, which is another class."""
+
+    EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({}, sgd(0.01)),
+        ({"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.3}, sgd(0.3)),
+        ({"optimizer": EmbOptimType.EXACT_ADAGRAD, "eps": 0.1}, adagrad(0.01, 0.1)),
+        (
+            {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 1, "eps": 0.002},
+            rowwise_adagrad(1.0, 0.002),
+        ),
+        ({"optimizer": Foreign.EXACT_ROWWISE_ADAGRAD}, rowwise_adagrad(0.01, 1e-8)),
+        ({"optimizer": "exact_row_wise_adagrad"}, rowwise_adagrad(0.01, 1e-8)),
+        ({"optimizer": "adam", "beta1": 0.5}, adam(0.01, 0.5, 0.999, 1e-8)),
+    ],
+)
+def test_fused_params_are_a_rule(given, rule):
+    assert rule_of_fused_params(given) == rule
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"optimizer": "exact_sdg"}, r"fused_params\['optimizer'\]=exact_sdg: known: ADAM"),
+        ({"optimizer": "lamb"}, r"fused_params\['optimizer'\]=lamb"),
+        ({"eps": 1e-3}, "EXACT_SGD reads optimizer, learning_rate; leave it out"),
+        ({"stochastic_rounding": True}, r"fused_params\['stochastic_rounding'\]"),
+    ],
+)
+def test_what_no_rule_has_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        rule_of_fused_params(given)
+
+
+def test_rowwise_adagrad_computes_what_torchrecs_does():
+    p = torch.nn.Parameter(torch.arange(6.0).view(2, 3))
+    optimizer = RowWiseAdagrad([p], lr=0.1)
+    for k in range(3):
+        p.grad = torch.arange(6.0).view(2, 3) * (k + 1) - 2
+        optimizer.step()
+    expected = [  # printed by TorchRec 1.8
+        [0.31040507555007935, 1.047755241394043, 1.7851054668426514],
+        [2.835662364959717, 3.7344398498535156, 4.633216857910156],
+    ]
+    torch.testing.assert_close(p.detach(), torch.tensor(expected))
+
+
+def test_rowwise_adagrad_takes_sparse_gradients_and_closures_and_skips_what_has_none():
+    p = torch.nn.Parameter(torch.ones(3, 2))
+    twin = torch.nn.Parameter(torch.ones(3, 2))
+    idle = torch.nn.Parameter(torch.ones(1, 2))
+    p.grad = torch.tensor([[1.0, 2.0], [0.0, 0.0], [0.5, 0.5]]).to_sparse(1)
+    twin.grad = p.grad.to_dense()
+    assert RowWiseAdagrad([p, idle], lr=0.1).step(lambda: 2.0) == 2.0
+    RowWiseAdagrad([twin], lr=0.1).step()
+    assert torch.equal(p, twin) and torch.equal(idle, torch.ones(1, 2))
+    with pytest.raises(ConfigError, match="both must be at least 0"):
+        RowWiseAdagrad([p], lr=-1)
+
+
+def test_applied_in_backward_it_names_the_rule_of_the_tables():
+    table = EmbeddingBagConfig(name="t", num_embeddings=3, embedding_dim=2, feature_names=["f"])
+    collection = EmbeddingBagCollection([table], device="meta")
+    _apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": 0.2, "eps": 1e-3})
+    assert table_rule(collection) == rowwise_adagrad(0.2, 1e-3)

@@ -38,7 +38,7 @@ class Session:
     directory: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def say(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """Print a note on standard error, on rank 0 alone."""
         if self.comm.rank == 0:
             note(text)

@@ -97,7 +97,7 @@ def run(session: Session) -> None:
     steps: dict[tuple[str, str], EmbeddingStep] = {}
     memory: dict[tuple[str, str], dict[str, float]] = {}
     for name, plan_settings in settings["plans"].items():
-        session.say(f"{name}: tables are made")
+        session.print_note(f"{name}: tables are made")
         before = settled_bytes()
         plan = make_plan(name, plan_settings, tables, session.comm, batches[largest])
         collection = make_collection(tables, plan, comm, settings["backend"])

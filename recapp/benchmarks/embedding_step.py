@@ -148,8 +148,8 @@ def _against_torchrec(
     Args:
         session: The rank and its settings.
         workload: Tables and batches.
-        plan: Of both.
-        steps: recapp's step through each transport.
+        plan: The plan of both.
+        steps: The step of recapp through each transport.
         with_all_plans: What each transport took in the rounds of all plans; returned instead where
             TorchRec is not there or refuses the plan. Empty: recapp is timed alone then.
     """

@@ -1,4 +1,4 @@
-"""`python -m recapp.bench kernels|memory|step|train|strategies|data`: measure recapp, and what it
+"""`python -m recapp.bench kernels|memory|step|train|strategies|data`: measures recapp, and what it
 is compared with, in the same rounds.
 
     settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.bench_worker`)
@@ -16,7 +16,7 @@ is compared with, in the same rounds.
 |              | exchanged                                        |                                |
 | `data`       | reading Parquet, and training from it            | training from memory           |
 
-Wrong settings are refused here, before anything is measured.
+A setting that cannot be is refused here, before anything is measured.
 """
 
 if __name__ == "__main__":
@@ -40,8 +40,8 @@ from recapp.processes.rank_process import leave
 from recapp.settings.option_files import options
 from recapp.settings.primaries import VERBS
 
-SHORT = ("plan", "model")  # short for bench.NAME: Hydra would take them for groups
-PLANS = {  # that each verb measures without plan=...
+SHORT = ("plan", "model")  # groups have these names, and Hydra would look for an option there
+PLANS = {  # that are measured without plan=...
     "step": (
         "table_wise",
         "row_wise",
@@ -68,7 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(config: dict[str, Any], job: Job) -> None:
-    """Measure what the verb names on the ranks of one job, and print it."""
+    """Run the measurement of the job's verb on its ranks, and print the records.
+
+    Args:
+        config: The composed settings of the command.
+        job: The job: its verb, directory and overrides.
+    """
     settings = settings_of(config, job)
     with TemporaryDirectory(prefix="recapp_bench_") as folder:
         found = run_on_ranks(settings | {"folder": folder}, job, "recapp.benchmarks.bench_worker")
@@ -92,11 +97,15 @@ def _in_full(argument: str) -> str:
 
 
 def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
-    """Return the settings that the ranks get: every name checked, every default filled in.
+    """Return the settings of the ranks: checked, with the rules of each plan and no open value.
+
+    Args:
+        config: The composed settings of the command.
+        job: The job: its verb and the folders of its options.
 
     Raises:
-        ConfigError: A name is unknown, a number is not allowed, or a backend or a Python is not
-            installed.
+        ConfigError: An unknown name, a number out of range, a backend that is not installed, or a
+            Python without TorchRec.
     """
     from recapp.benchmarks.checks import checked
 
@@ -122,15 +131,15 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
 
 
 def _absolute(path: str | None) -> str | None:
-    """Return an absolute path, with its links unresolved.
+    """Return a path as an absolute one, with its links.
 
-    The Python of an environment is a link, and resolved it would be another Python.
+    The Python of an environment is a link; what it points to is a Python without the environment.
     """
     return None if path is None else str(Path(path).expanduser().absolute())
 
 
 def _write_logs(dataset: dict[str, Any]) -> None:
-    """Write the generated logs, unless they exist."""
+    """Write the generated logs, unless they are there."""
     if dataset["naming"] != "criteo":
         raise ConfigError(
             f"dataset.naming={dataset['naming']}: data trains DLRMs over Criteo's columns; use "

@@ -5,10 +5,12 @@ A dense gradient is as large as the table, however few rows were touched; a spar
 id's row before equal rows are added. Here rows are updated where gradients are summed, so nothing
 of a row's width is made but what travels.
 
-The table is the largest of `tables`; one process; everyone updates by plain gradient descent, which
-keeps no state of its own. The peak is what the process grows by, from before the backward to its
-highest during backward and update, a fresh batch each round. What stays allocated after the first
-(buffers that are used again) is counted there.
+The table is the largest of `tables`, in one process. Every method updates by plain gradient
+descent, which keeps no state of its own. The peak is what the process grows by, from before the
+backward to its highest during backward and update, with another batch each round. What stays
+allocated after the first round (buffers that are used again) is counted in that round.
+
+B samples of the batch, D columns of the table, L ids of the batch.
 """
 
 from collections.abc import Callable
@@ -36,7 +38,13 @@ WHOLE = {"rules": [{"type": "table_wise"}]}
 
 
 class Recapp:
-    """Rows are updated inside of backward."""
+    """A sharded collection of recapp, whose backward updates the rows.
+
+    Args:
+        workload: The table and the shape of a batch.
+        batch: The batch that the mode of the table is chosen by.
+        session: The rank and the backend.
+    """
 
     def __init__(self, workload: Workload, batch: KeyedJaggedTensor, session: Session) -> None:
         tables = workload.tables()
@@ -46,16 +54,24 @@ class Recapp:
         )
 
     def forward(self, batch: KeyedJaggedTensor) -> Tensor:
-        """Pooled vectors."""
+        """Return the pooled vectors of a batch, [B, D]."""
         pooled: Tensor = self.collection(batch).values()
         return pooled
 
     def update(self) -> None:
-        """Done already."""
+        """Do nothing: backward has updated the rows."""
 
 
 class PlainBag:
-    """`nn.EmbeddingBag` and `torch.optim.SGD`."""
+    """`nn.EmbeddingBag` with `torch.optim.SGD`.
+
+    Args:
+        workload: The table and the shape of a batch.
+        batch: Not used; `Recapp` takes one.
+        session: Not used; `Recapp` takes one.
+        sparse: Whether the gradient is a sparse tensor of the ids' rows, else one of the table's
+            size.
+    """
 
     def __init__(
         self, workload: Workload, batch: KeyedJaggedTensor, session: Session, sparse: bool
@@ -71,17 +87,17 @@ class PlainBag:
         self.offsets = torch.arange(0, workload.ids + 1, workload.bag_F[0])
 
     def forward(self, batch: KeyedJaggedTensor) -> Tensor:
-        """Pooled vectors."""
+        """Return the pooled vectors of a batch, [B, D]."""
         pooled: Tensor = self.bag(batch.values(), self.offsets)
         return pooled
 
     def update(self) -> None:
-        """Of the whole table, or of the rows that have a gradient."""
+        """Update the whole table, or only the rows of a sparse gradient."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
-WAYS: dict[str, Callable[[Workload, KeyedJaggedTensor, Session], Recapp | PlainBag]] = {
+METHODS: dict[str, Callable[[Workload, KeyedJaggedTensor, Session], Recapp | PlainBag]] = {
     "recapp": Recapp,
     "sparse gradient": partial(PlainBag, sparse=True),
     "dense gradient": partial(PlainBag, sparse=False),
@@ -89,7 +105,7 @@ WAYS: dict[str, Callable[[Workload, KeyedJaggedTensor, Session], Recapp | PlainB
 
 
 def run(session: Session) -> None:
-    """Measure every way at every batch size with every kind of ids."""
+    """Measure every method at every batch size with every kind of ids."""
     settings = session.settings
     torch.set_num_threads(settings["threads"][0])
     table = max(
@@ -100,15 +116,15 @@ def run(session: Session) -> None:
         for batch_size in settings["batch_size"]:
             workload = workload_of([table], batch_size, settings["bag"], ids)
             batches = session.batches(workload)
-            with progress(f"{ids} ids, batch {batch_size}, ways", len(WAYS)) as advance:
-                for name, made in WAYS.items():
+            with progress(f"{ids} ids, batch {batch_size}, methods", len(METHODS)) as advance:
+                for name, make in METHODS.items():
                     session.add(
                         _record(
                             name,
                             workload,
                             ids,
                             _measure(
-                                made(workload, batches[0], session), batches, settings["rounds"]
+                                make(workload, batches[0], session), batches, settings["rounds"]
                             ),
                         )
                     )
@@ -116,20 +132,20 @@ def run(session: Session) -> None:
 
 
 def _measure(
-    way: Recapp | PlainBag, batches: list[KeyedJaggedTensor], rounds: int
+    method: Recapp | PlainBag, batches: list[KeyedJaggedTensor], rounds: int
 ) -> dict[str, Any]:
-    """The highest peak of some backwards, and how long they took."""
+    """Return the highest peak of so many rounds in bytes, and how long backward and update took."""
     peaks = []
     times = []
     for i in range(rounds):
-        pooled_BD = way.forward(batches[i % len(batches)])
+        pooled_BD = method.forward(batches[i % len(batches)])
         gradient_BD = torch.ones_like(pooled_BD)
         before = settled_bytes()
         forget_peak_resident()
         times += time_steps(
             [
                 ("backward", partial(torch.autograd.backward, pooled_BD, gradient_BD)),
-                ("update", way.update),
+                ("update", method.update),
             ],
             1,
         )["step"]

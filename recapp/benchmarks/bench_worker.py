@@ -1,5 +1,5 @@
-"""What every rank of a benchmark runs: join the others, measure one verb, leave records and
-pictures.
+"""The worker of a benchmark, which every rank runs: join the other ranks, run the measurement of
+one verb, write its records and pictures.
 
     JOB/resolved.yaml -> run -> JOB/rows.json, JOB/metrics.json, JOB/*.png
 """
@@ -22,16 +22,16 @@ MEASUREMENTS = {
     "data": "recapp.benchmarks.data",
     "calibrate": "recapp.benchmarks.calibrate",
 }
-"""The module that measures a verb; its `run(session)` is called on every rank."""
+"""The module of each verb; every rank calls its `run(session)`."""
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
-    """Measure what the settings ask for; rank 0 leaves `metrics.json` with the records as `rows`.
+    """Measure what the settings ask for; rank 0 writes the records to `metrics.json` as `rows`.
 
     Args:
-        settings: of `recapp.bench`, checked; `verb` says which measurement, `folder` where its
-            files may lie.
-        job_dir: where the run writes.
+        settings: The checked settings of `recapp.bench`; `verb` names the measurement, `folder`
+            the directory of its temporary files.
+        job_dir: The directory of the records and pictures.
     """
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     warnings.filterwarnings("ignore", ".*[Ss]parse invariant checks.*")
@@ -41,7 +41,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     from recapp.transport.communicator import leave_process_group
 
     if settings["keep_freed_memory"]:
-        keep_freed_memory()  # as the product's own worker does
+        keep_freed_memory()  # as the worker of training does
     comm = join()
     session = Session(settings, comm, Path(settings["folder"]), job_dir)
     import_module(MEASUREMENTS[settings["verb"]]).run(session)

@@ -34,7 +34,14 @@ from recapp.benchmarks.kernel_costs import (
     synchroniser,
     turns,
 )
-from recapp.benchmarks.link_costs import SIZES, Found, Kind, measure_link, measure_overlap, worlds
+from recapp.benchmarks.link_costs import (
+    SIZES,
+    Kind,
+    LinkCost,
+    measure_link,
+    measure_overlap,
+    measured_world_sizes,
+)
 from recapp.benchmarks.models import DENSE, NamedModel
 from recapp.benchmarks.session import Session
 from recapp.console import progress
@@ -63,40 +70,40 @@ from recapp.tables.lookups import lookups_of
 from recapp.transport.choose_transport import check_transport
 from recapp.transport.communicator import Comm
 
-PATH = "hardware.yaml"  # where nothing is said
+PATH = "hardware.yaml"  # where the settings name no file
 ROUNDS = 5
 DENSE_TURNS = 4  # steps of the dense part in a round
 COPIED_BYTES = 1 << 26  # several times the caches of a core
 # the DLRM of conf/model/dlrm.yaml
 DENSE_MODEL = NamedModel("default", 2048, 16, (256, 64), (256, 128, 1))
-# a batch of the dense part, and one of so many times fewer samples: what a step takes at all falls
-# out
+# The dense part is timed with a batch and with one of so many times fewer samples. What a step
+# costs whatever its batch is in both times, so it cancels out of their difference.
 FEWER = 4
 KINDS: tuple[Kind, Kind] = ("all_to_all", "all_reduce")
 
 
 def settings_for(config: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:
-    """What the ranks are told, checked before any is started.
+    """Return the settings of the ranks, checked before any rank is started.
 
     Args:
-        config: settings with `trainer` (devices, accelerator), `topology` (transport, backend),
-            `launch` and `format`.
-        path: of the hardware file; None: `hardware.yaml` here.
+        config: Settings with `trainer` (devices, accelerator), `engine` (transport, backend,
+            keep_freed_memory), `launch` and `format`.
+        path: The path of the hardware file; None for `hardware.yaml` in the working directory.
 
     Returns:
         What `recapp.app.command.run_on_ranks` gives to the ranks of
         `recapp.benchmarks.bench_worker`; its rows are then in `metrics.json`.
 
     Raises:
-        ConfigError: the file cannot be there, or the transport or backend is none.
+        ConfigError: The file cannot be written, or the transport or the backend is unknown.
     """
-    place = Path(path or PATH).expanduser().absolute()
+    file = Path(path or PATH).expanduser().absolute()
     if (
-        place.is_dir()
-        or not place.parent.is_dir()
-        or not os.access(place if place.exists() else place.parent, os.W_OK)
+        file.is_dir()
+        or not file.parent.is_dir()
+        or not os.access(file if file.exists() else file.parent, os.W_OK)
     ):
-        why = "is a directory" if place.is_dir() else "cannot be written"
+        why = "is a directory" if file.is_dir() else "cannot be written"
         raise ConfigError(
             f"path={path or PATH}: {why}: name a file in a directory that is there, such as "
             f"path={PATH}"
@@ -109,7 +116,7 @@ def settings_for(config: Mapping[str, Any], path: str | None = None) -> dict[str
         )
     return {
         "verb": "calibrate",
-        "path": str(place),
+        "path": str(file),
         "transport": engine["transport"],
         "backend": engine["backend"],
         "keep_freed_memory": engine["keep_freed_memory"],
@@ -120,7 +127,7 @@ def settings_for(config: Mapping[str, Any], path: str | None = None) -> dict[str
 
 
 def run(session: Session) -> None:
-    """Measure this machine and write its hardware file; a record for each line of the table."""
+    """Measure this machine, write its hardware file, and add the records of the table."""
     settings = session.settings
     device = _device(session.settings["trainer"]["accelerator"])
     make_backend(settings["backend"], device)
@@ -152,26 +159,26 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     model: NamedModel = DENSE_MODEL,
 ) -> tuple[Hardware, list[dict[str, Any]]]:
-    """Measure the machine that these ranks run on. Every rank calls it and gets the same.
+    """Measure the machine that these ranks run on. Every rank calls it and gets the same result.
 
     Args:
-        comm: the ranks, through a process group of the CPU.
-        device: where rows and messages live.
-        transport: of messages.
-        backend: local kernels.
-        rounds: of everything.
-        cases: steps of the engine that are timed.
-        sizes: of messages.
-        model: whose dense part is timed.
+        comm: The ranks, through a process group of the CPU.
+        device: The device of rows and messages.
+        transport: The transport of messages.
+        backend: The backend of local kernels.
+        rounds: The rounds of every measurement.
+        cases: The steps of the engine that are timed.
+        sizes: The sizes of messages in bytes.
+        model: The model whose dense part is timed.
 
     Returns:
         The hardware, and a record for each line of the table.
     """
     local = comm.world // hosts_in_blocks(comm.all_gather(host_id()))
-    asked = worlds(local, comm.world)
-    total = turns(cases, rounds) + 2 * rounds * len(asked) + 3
-    with progress("calibrating, turns", total if comm.rank == 0 else 0) as told:
-        advance = told if comm.rank == 0 else lambda _: None
+    world_sizes = measured_world_sizes(local, comm.world)
+    total = turns(cases, rounds) + 2 * rounds * len(world_sizes) + 3
+    with progress("calibrating, turns", total if comm.rank == 0 else 0) as advance_bar:
+        advance = advance_bar if comm.rank == 0 else lambda _: None
         copy = _slowest(comm, _copy_seconds(comm, device, rounds))
         advance(1)
         samples = measure_kernels(
@@ -182,10 +189,10 @@ def calibrate(
             _slowest(comm, _dense_seconds(comm, model, batch, device, rounds)) for batch in batches
         )
         advance(1)
-        links: dict[Kind, list[Found]] = {kind: [] for kind in KINDS}
+        links: dict[Kind, list[LinkCost]] = {kind: [] for kind in KINDS}
         for kind in KINDS:
-            for world in asked:
-                found = measure_link(
+            for world in world_sizes:
+                cost = measure_link(
                     kind,
                     comm,
                     device,
@@ -195,7 +202,7 @@ def calibrate(
                     rounds=rounds,
                     advance=advance,
                 )
-                links[kind].append(comm.broadcast(found))
+                links[kind].append(comm.broadcast(cost))
         alone = comm.world == 1
         overlap = (
             default_hardware(device.type).overlap
@@ -219,7 +226,7 @@ def _slowest(comm: Comm, seconds: float) -> float:
 
 
 def _timed(comm: Comm, work: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Seconds of a round, all ranks beginning together."""
+    """Return the typical seconds of a piece of work that all ranks begin together."""
     wait = synchroniser(device)
     times = []
     for _ in range(1 + rounds):
@@ -239,7 +246,7 @@ def _copy_seconds(comm: Comm, device: torch.device, rounds: int) -> float:
 
 
 class _Pooled(nn.Module):
-    """In place of tables: pooled vectors that want a gradient, as those of tables do."""
+    """A stand-in for sharded tables: constant pooled vectors that take a gradient, as theirs do."""
 
     def __init__(
         self, tables: Sequence[EmbeddingBagConfig], batch_size: int, device: torch.device
@@ -255,14 +262,14 @@ class _Pooled(nn.Module):
         )
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
-        """The tables whose vectors these would be."""
+        """Return the configs of the tables that this stands in for."""
         return self.tables
 
     def leave_room(self, columns: int) -> None:
-        """It makes no vectors that anything could stand before."""
+        """Do nothing: the constant vectors have no columns left free before them."""
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """The same vectors whatever is asked."""
+        """Return the constant vectors, whatever the ids."""
         vectors: Any = self.vectors_BK
         return KeyedTensor([x.output for x in self.lookups], [x.dim for x in self.lookups], vectors)
 
@@ -277,7 +284,7 @@ def _dlrm(model: NamedModel, batch_size: int, device: torch.device) -> DLRM:
 def _dense_seconds(
     comm: Comm, model: NamedModel, batch_size: int, device: torch.device, rounds: int
 ) -> float:
-    """A training step of a DLRM without its tables."""
+    """Return the typical seconds of a training step of a DLRM without its tables."""
     dlrm = _dlrm(model, batch_size, device)
     optimizer = torch.optim.Adam(dlrm.parameters(), lr=1e-3, fused=True)
     dense_BI = torch.rand(batch_size, DENSE, device=device)
@@ -297,10 +304,17 @@ def _dense_seconds(
 
 
 def _flops_per_s(model: NamedModel, few: float, many: float, gb_per_s: float) -> float:
-    """Operations of the samples that one batch has more than the other, as plans count them, by the
-    seconds that it takes longer.
+    """Return the rate of the dense part from the times of two batches.
 
-    Less those that plans count for moving the pooled vectors.
+    That is the operations, as plans count them, of the samples that the larger batch has more, over
+    the seconds that it takes longer. Seconds that plans count for moving the pooled vectors are
+    taken off first.
+
+    Args:
+        model: The model of both batches.
+        few: Seconds of the smaller batch.
+        many: Seconds of the larger batch.
+        gb_per_s: The rate at which pooled vectors are moved.
     """
     dense = dense_of(_dlrm(model, 1, torch.device("cpu")))
     more = model.batch_size - model.batch_size // FEWER
@@ -311,26 +325,25 @@ def _flops_per_s(model: NamedModel, few: float, many: float, gb_per_s: float) ->
 def with_overhead(
     path: Path, measured: Mapping[str, Any], predicted: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write into a hardware file what a run's dense phase took beside what was predicted of it with
-    that file.
+    """Write the overhead of a step into a hardware file: by how much the dense phase of a run took
+    longer than was predicted with that file.
 
     Args:
-        path: of the file.
-        measured: `performance.json` of the run.
-        predicted: its `predicted.json`.
+        path: The path of the hardware file.
+        measured: The content of the run's `performance.json`.
+        predicted: The content of the run's `predicted.json`.
 
     Returns:
         The record for the table.
     """
     hardware = read_hardware(path)
-    seen = sum(rank["dense"] for rank in measured["phases_ms"]) / len(measured["phases_ms"])
-    said = sum(rank["dense_ms"] for rank in predicted["ranks"]) / len(predicted["ranks"])
-    us = float(f"{max(0.0, (seen - said) * 1e3 + hardware.step_overhead_us):.4g}")
+    measured_ms = sum(rank["dense"] for rank in measured["phases_ms"]) / len(measured["phases_ms"])
+    predicted_ms = sum(rank["dense_ms"] for rank in predicted["ranks"]) / len(predicted["ranks"])
+    us = float(f"{max(0.0, (measured_ms - predicted_ms) * 1e3 + hardware.step_overhead_us):.4g}")
     source = hardware.source.removesuffix(_assumed_overhead(hardware.compute_device))
     source += (
         f"; a step's overhead is what {measured['steps']} steps of recapp.train on "
-        f"{measured['batch_per_rank']} samples a rank "
-        "took beside"
+        f"{measured['batch_per_rank']} samples a rank took beside"
     )
     write_hardware(replace(hardware, step_overhead_us=us, source=source), path)
     return _row("step overhead", us, None, None)
@@ -340,7 +353,7 @@ def _assumed_overhead(device: str) -> str:
     return f"; a step's overhead is assumed as of {default_hardware(device).name}"
 
 
-# ---- what it comes to
+# ---- the hardware file and the table
 
 
 def _hardware(
@@ -350,29 +363,31 @@ def _hardware(
     transport: str,
     backend: str,
     kernels: Mapping[str, Work],
-    links: Mapping[Kind, Sequence[Found]],
+    links: Mapping[Kind, Sequence[LinkCost]],
     measured: Mapping[str, float],
 ) -> Hardware:
     assumed = default_hardware(device.type)
     machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     free = [n for n in free_memory_bytes(comm.all_gather(memory_pools(device))) if n is not None]
-    places = {kind: _by_place(links[kind], local, getattr(assumed, kind)) for kind in KINDS}
-    lacking = [
-        place
-        for place, there in (("within a host", local > 1), ("between hosts", comm.world > local))
-        if not there
+    of_kind = {kind: _links(links[kind], local, getattr(assumed, kind)) for kind in KINDS}
+    unmeasured = [
+        reach
+        for reach, has_ranks in (
+            ("within a host", local > 1),
+            ("between hosts", comm.world > local),
+        )
+        if not has_ranks
     ]
+    threads = torch.get_num_threads()
     source = (
         f"measured on {date.today()} by python -m recapp.plan calibrate: {comm.world} ranks of "
-        f"{torch.get_num_threads()} "
-        f"thread{'s' if torch.get_num_threads() > 1 else ''} on {machine}, {os.cpu_count()} "
-        f"cores, transport {transport}, kernels "
-        f"{make_backend(backend, device).name}; a plain copy moves "
+        f"{threads} thread{'s' if threads > 1 else ''} on {machine}, {os.cpu_count()} cores, "
+        f"transport {transport}, kernels {make_backend(backend, device).name}; a plain copy moves "
         f"{measured['copy_gb_per_s']:.1f} GB/s"
     )
-    if lacking:
+    if unmeasured:
         source += (
-            f"; messages {' and '.join(lacking)} were not measured but are assumed as of "
+            f"; messages {' and '.join(unmeasured)} were not measured but are assumed as of "
             f"{assumed.name}"
         )
     source += _assumed_overhead(device.type)
@@ -383,8 +398,8 @@ def _hardware(
         local,
         min(free, default=None),
         {name: _rounded_work(work) for name, work in kernels.items()},
-        places["all_to_all"],
-        places["all_reduce"],
+        of_kind["all_to_all"],
+        of_kind["all_reduce"],
         float(f"{measured['flops_per_s']:.4g}"),
         round(measured["overlap"], 3),
         assumed.step_overhead_us,
@@ -402,20 +417,26 @@ def _processor() -> str:
     )
 
 
-def _by_place(found: Sequence[Found], local: int, assumed: Mapping[str, Link]) -> dict[str, Link]:
-    """Within a host by ranks, between hosts by hosts; assumed where nothing was measured."""
+def _links(costs: Sequence[LinkCost], local: int, assumed: Mapping[str, Link]) -> dict[str, Link]:
+    """Return the links `host`, by the number of ranks, and `network`, by the number of hosts.
+
+    Args:
+        costs: The measured costs of one kind of message.
+        local: The ranks of a host.
+        assumed: The links that are returned where nothing was measured.
+    """
     parts = {
-        "host": [(f.ranks, f) for f in found if f.ranks <= local],
-        "network": [(f.ranks // local, f) for f in found if f.ranks > local],
+        "host": [(cost.ranks, cost) for cost in costs if cost.ranks <= local],
+        "network": [(cost.ranks // local, cost) for cost in costs if cost.ranks > local],
     }
     return {
-        place: Link(
-            {n: float(f"{f.latency_us:.4g}") for n, f in part},
-            {n: float(f"{f.gb_per_s:.4g}") for n, f in part},
+        link: Link(
+            {n: float(f"{cost.latency_us:.4g}") for n, cost in part},
+            {n: float(f"{cost.gb_per_s:.4g}") for n, cost in part},
         )
         if part
-        else assumed[place]
-        for place, part in parts.items()
+        else assumed[link]
+        for link, part in parts.items()
     }
 
 
@@ -432,10 +453,12 @@ def _rows(
     samples: Mapping[str, Sequence[Sample]],
     kernels: Mapping[str, Work],
     errors: Mapping[str, float],
-    links: Mapping[Kind, Sequence[Found]],
+    links: Mapping[Kind, Sequence[LinkCost]],
     measured: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """The table: what was fitted, then lookup and update by width as they were measured."""
+    """Return the records of the table: what was fitted, then lookup and update as measured by
+    width, then messages and the dense part.
+    """
     rows = [
         _row(
             name,
@@ -448,9 +471,9 @@ def _rows(
     ]
     for kernel in ("combine", "update"):
         for width in WIDTHS:
-            alike = [s for s in samples[kernel] if s.widths == (width,)]
-            if alike:
-                most = max(alike, key=lambda s: s.bytes)
+            of_width = [s for s in samples[kernel] if s.widths == (width,)]
+            if of_width:
+                most = max(of_width, key=lambda s: s.bytes)
                 us = most.seconds * 1e6
                 rows.append(
                     _row(
@@ -461,9 +484,9 @@ def _rows(
                     )
                 )
     rows += [
-        _row(f"{kind}, {f.ranks} ranks", f.latency_us, None, f.gb_per_s, error=f.error)
+        _row(f"{kind}, {cost.ranks} ranks", cost.latency_us, None, cost.gb_per_s, error=cost.error)
         for kind in KINDS
-        for f in links[kind]
+        for cost in links[kind]
     ]
     rows.append(_row("copy", None, None, measured["copy_gb_per_s"]))
     return [

@@ -1,6 +1,4 @@
-"""What a benchmark is told, checked before anything is measured; what is left open becomes a
-choice.
-"""
+"""The settings of a benchmark, checked before anything is measured, the open ones filled in."""
 
 import os
 from collections.abc import Mapping
@@ -17,14 +15,14 @@ STRATEGY_BATCHES = [32, 4096]
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with every choice made.
+    """Return the settings with every name a list of known names and no open value left.
 
     Args:
-        settings: of the command, with `verb` and `plans`.
+        settings: The settings of the command, with `verb` and `plans`.
 
     Raises:
-        ConfigError: a name that is none, a number that cannot be, a backend or a Python that is not
-            there.
+        ConfigError: An unknown name, a number out of range, a backend that is not installed, or a
+            Python without TorchRec.
     """
     verb = settings["verb"]
     cores = len(os.sched_getaffinity(0))

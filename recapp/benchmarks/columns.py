@@ -1,4 +1,4 @@
-"""What the table of each measurement shows; the records have more.
+"""The columns of the table that each measurement prints; the records have more entries.
 
 A median has its quartiles below it, so that everything fits into 80 columns.
 """
@@ -13,7 +13,7 @@ class Spread(Column):
 
 
 def shown(verb: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records as they are printed: a median or ratio as text, with its quartiles below."""
+    """Return the records as they are printed: medians and ratios as text, quartiles below them."""
     return [{column.key: _cell(row, column) for column in COLUMNS[verb]} for row in rows]
 
 
@@ -26,7 +26,11 @@ def _cell(row: dict[str, Any], column: Column) -> Any:
 
 
 def quartile_keys(key: str) -> tuple[str, str]:
-    """The entries with the quartiles of an entry."""
+    """Return the keys of a record that hold the first and third quartile of an entry.
+
+    Args:
+        key: The key of a median or a ratio.
+    """
     if key.endswith("median_ms"):
         stem = key.removesuffix("median_ms")
         return f"{stem}q1_ms", f"{stem}q3_ms"
@@ -34,7 +38,7 @@ def quartile_keys(key: str) -> tuple[str, str]:
 
 
 def _short(value: float) -> str:
-    """Three digits that matter."""
+    """Return a number with its three leading digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -50,7 +54,7 @@ COLUMNS: dict[str, list[Column]] = {
         Spread("backward_floor_ratio", "floor,\nbackward"),
     ],
     "memory": [
-        Column("way", "way"),
+        Column("way", "method"),
         Column("ids", "ids"),
         Column("batch_size", "batch"),
         Column("touched_rows", "rows\ntouched"),

@@ -1,12 +1,12 @@
-"""`data`: how fast Parquet becomes batches, stage by stage, and what of it training notices.
+"""`data`: how fast Parquet becomes batches, stage by stage, and how much slower training is for it.
 
     parquet    decompressed into Arrow's columns
     decoded    + ids, numbers and labels as arrays, checked and transformed
     batches    + shuffled, cut into batches, as a rank gets them
 
-Each stage holds the one before it. Rates are those of one process; a MB is a million bytes of the
-columns' Parquet on disk. Then DLRMs are trained from the very same stream and, in the same rounds,
-from batches of it that are held in memory; a round counts as the mean of its steps.
+Each stage includes the one before it. Rates are those of one process; a MB is a million bytes of
+the columns' Parquet on disk. Then DLRMs are trained from the very same stream and, in the same
+rounds, from batches of it that are held in memory; a round counts as the mean of its steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,20 +32,24 @@ from recapp.sparse.batch import Batch
 from recapp.tables.config import EmbeddingBagConfig, IdRule
 from recapp.transport.communicator import Comm
 
-MOST_ROWS = 100_000  # that a pass of a reader's stage takes: enough for a rate
-# in memory, taken in turn; the rows of a few would stay in the caches, and reading seem to cost
-# what fresh ids do
+MOST_ROWS = 100_000  # of a pass over a stage of reading: enough for a rate
+# Batches that are held in memory, taken in turn. The rows of fewer batches would stay in the
+# caches; what fresh ids cost would then count as the cost of reading.
 KEPT_BATCHES = 32
 
 
 class Pass:
-    """A stage of reading, once over the rows."""
+    """A contender whose step reads all rows of a source once, up to one stage.
+
+    Args:
+        chunks: Starts a pass, and yields what the stage makes of the rows.
+    """
 
     def __init__(self, chunks: Callable[[], Iterable[Any]]) -> None:
         self.chunks = chunks
 
     def run(self, steps: int) -> Times:
-        """Passes."""
+        """Time so many passes."""
         return time_steps([("step", self._read)], steps)
 
     def _read(self) -> None:
@@ -54,7 +58,12 @@ class Pass:
 
 
 class FromParquet:
-    """Trains on the stream, epoch after epoch; `read` is what the rank waits for its next batch."""
+    """A contender that trains on batches as they are read; `read` is the wait for the next one.
+
+    Args:
+        training: The step.
+        batches: The batches of this rank, without an end.
+    """
 
     def __init__(self, training: TrainingStep, batches: Iterator[Batch]) -> None:
         self.training = training
@@ -62,7 +71,7 @@ class FromParquet:
         self.batch = next(batches)
 
     def run(self, steps: int) -> Times:
-        """Whole training steps, and reading apart."""
+        """Time so many training steps, with reading as a part of its own."""
         return time_steps(
             [("read", self._read), ("train", self._train)], steps, self.training.barrier.barrier
         )
@@ -75,7 +84,12 @@ class FromParquet:
 
 
 def endless(stream: BatchStream, workers: int) -> Iterator[Batch]:
-    """The batches of a stream, epoch after epoch."""
+    """Yield the batches of a stream, epoch after epoch.
+
+    Args:
+        stream: The batches of this rank.
+        workers: The number of processes that read; 0 for this process.
+    """
     loader = make_loader(stream, workers)
     for epoch in count():
         stream.set_position(epoch, 0)
@@ -89,16 +103,24 @@ def run(session: Session) -> None:
     torch.set_num_threads(settings["threads"][0])
     (comm,) = open_transports(settings["transport"]).values()
     source = open_source(dataset["path"], criteo_schema())
-    _stages(session, source.slice(0, MOST_ROWS), dataset)
-    for name in settings["model"]:
-        for plan, plain in settings["plans"].items():
-            _training(session, MODELS[name], source, plan, plain, comm)
+    _measure_stages(session, source.slice(0, MOST_ROWS), dataset)
+    for model in settings["model"]:
+        for plan_name, plan_settings in settings["plans"].items():
+            _measure_training(session, MODELS[model], source, plan_name, plan_settings, comm)
 
 
 def stream_of(
     source: Source, dataset: Mapping[str, Any], batch_size: int, rank: int, world: int
 ) -> BatchStream:
-    """A rank's part of the stream that training reads."""
+    """Return a rank's part of the stream of batches that training reads.
+
+    Args:
+        source: The rows.
+        dataset: The settings of the data set.
+        batch_size: The samples of all ranks together.
+        rank: Whose part.
+        world: The number of ranks.
+    """
     return BatchStream(
         source,
         criteo_schema(),
@@ -111,7 +133,7 @@ def stream_of(
     )
 
 
-def _stages(session: Session, source: Source, dataset: Mapping[str, Any]) -> None:
+def _measure_stages(session: Session, source: Source, dataset: Mapping[str, Any]) -> None:
     schema = criteo_schema()
     transform = dataset["dense_transform"]
     batch_size = min(dataset["batch_size"], source.rows // dataset["lanes"] * dataset["lanes"])
@@ -141,12 +163,12 @@ def _stages(session: Session, source: Source, dataset: Mapping[str, Any]) -> Non
         )
 
 
-def _training(
+def _measure_training(
     session: Session,
     model: NamedModel,
     source: Source,
     plan_name: str,
-    plain: Mapping[str, Any],
+    plan_settings: Mapping[str, Any],
     comm: Comm,
 ) -> None:
     dataset = session.settings["dataset"]
@@ -171,23 +193,27 @@ def _training(
         stream_of(source, dataset, batch_size, session.comm.rank, world), dataset["num_workers"]
     )
     kept = list(islice(batches, KEPT_BATCHES))
-    plan = make_plan(plan_name, plain, tables, session.comm, [batch.sparse for batch in kept])
+    plan = make_plan(
+        plan_name, plan_settings, tables, session.comm, [batch.sparse for batch in kept]
+    )
     training = TrainingStep(model, tables, plan, comm, session.comm, session.settings["backend"])
     contenders: dict[str, Contender] = {
         "parquet": FromParquet(training, batches),
         "memory": InMemory(training, kept),
     }
     measured = {
-        name: sustained(found)
-        for name, found in session.measure(f"training {model.name}", contenders).items()
+        name: mean_of_rounds(times)
+        for name, times in session.measure(f"training {model.name}", contenders).items()
     }
     for name, own in measured.items():
         session.add(_record(model, name, plan_name, batch_size, own, measured["memory"]))
 
 
-def sustained(measured: Measured) -> Measured:
-    """Rounds as one step each, their mean: reading comes in bursts, a chunk of a row group for
-    several batches, which a median hides.
+def mean_of_rounds(measured: Measured) -> Measured:
+    """Return the same rounds with one step each, which takes the mean of the round's steps.
+
+    Reading comes in bursts: a chunk of a row group serves several batches. The median of the steps
+    would not show the steps that wait for a chunk.
     """
     return Measured(
         {part: [[mean(steps)] for steps in rounds] for part, rounds in measured.rounds.items()}

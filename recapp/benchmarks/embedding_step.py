@@ -2,8 +2,10 @@
 plans and transports.
 
 All plans and transports of recapp are timed in the same rounds first, so that they can be compared
-with each other (`best_plan_ratio`: the fastest plan's time over this one's). Then plan by plan
-recapp and TorchRec under the same plan.
+with each other (`best_plan_ratio`: the fastest plan's time over this one's). Then recapp and
+TorchRec are timed under the same plan, one plan after the other.
+
+B samples of a rank's batch, K columns of the pooled output.
 """
 
 from typing import Any
@@ -26,16 +28,16 @@ from recapp.transport.communicator import Comm
 PHASE_STEPS = 20
 
 Key = tuple[str, str]
-"""Plan and transport."""
+"""The names of a plan and of a transport."""
 
 
 class EmbeddingStep:
-    """recapp: requests, lookup, backward, update.
+    """The embedding step of recapp, as a contender: requests, lookup, backward, update.
 
     Args:
-        collection: sharded.
-        batches: of this rank, in turn.
-        comm: whose barrier stands before each step.
+        collection: The sharded tables.
+        batches: The batches of this rank, which steps take in turn.
+        comm: The ranks, which meet at a barrier before each step.
     """
 
     def __init__(
@@ -51,34 +53,37 @@ class EmbeddingStep:
         self.gradient_BK = torch.randn(batches[0].stride(), collection.width)
 
     def run(self, steps: int) -> Times:
-        """Whole steps."""
+        """Time so many steps."""
         return time_steps([("step", self.step)], steps, self.comm.barrier)
 
     def step(self) -> None:
-        """One of them."""
+        """Look up the next batch and take its gradient back, which updates the tables."""
         self.collection(self.batches[self.number % len(self.batches)]).values().backward(
             self.gradient_BK
         )
         self.number += 1
 
     def bytes_exchanged(self) -> int:
-        """What all ranks send in one step."""
+        """Run a step and return the bytes that all ranks send in it. Every rank calls it."""
         before = self.collection.comm.bytes_sent
         self.step()
         return int(sum(self.comm.all_gather(self.collection.comm.bytes_sent - before)))
 
     def phases(self) -> dict[str, float]:
-        """Where a step's milliseconds go on this rank; `rest` comes after the last phase."""
+        """Run some steps and return the mean milliseconds of each part on this rank.
+
+        `rest` is what follows the last part that the collection marks.
+        """
         clock = PhaseClock()
         state = self.collection.state
-        quiet = state.observer
+        own_observer = state.observer
         state.observer = EngineObserver(ends=clock)
         for _ in range(PHASE_STEPS):
             self.comm.barrier()
             clock.start()
             self.step()
             clock.end("rest")
-        state.observer = quiet
+        state.observer = own_observer
         return clock.means()
 
 
@@ -95,8 +100,8 @@ def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> No
     tables = workload.tables()
     batches = session.batches(workload)
     plans = {
-        name: make_plan(name, plain, tables, session.comm, batches)
-        for name, plain in settings["plans"].items()
+        name: make_plan(name, plan_settings, tables, session.comm, batches)
+        for name, plan_settings in settings["plans"].items()
     }
     own = {
         (name, transport): EmbeddingStep(
@@ -105,12 +110,12 @@ def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> No
         for name, plan in plans.items()
         for transport, comm in comms.items()
     }
-    alike = {}
+    all_plans = {}
     if len(own) > 1:
-        together = session.measure(
+        by_label = session.measure(
             f"{workload.name}, all plans", {"/".join(key): step for key, step in own.items()}
         )
-        alike = {key: together["/".join(key)] for key in own}
+        all_plans = {key: by_label["/".join(key)] for key in own}
     for name, plan in plans.items():
         steps = {transport: own[name, transport] for transport in comms}
         measured = _against_torchrec(
@@ -118,11 +123,11 @@ def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> No
             workload,
             plan,
             steps,
-            {transport: alike[name, transport] for transport in comms if alike},
+            {transport: all_plans[name, transport] for transport in comms if all_plans},
         )
         for transport, step in steps.items():
             record = _record(workload, name, transport, measured) | _against_plans(
-                (name, transport), alike
+                (name, transport), all_plans
             )
             session.add(
                 record
@@ -136,10 +141,17 @@ def _against_torchrec(
     workload: Workload,
     plan: ShardingPlan,
     steps: dict[str, EmbeddingStep],
-    alike: dict[str, Measured],
+    with_all_plans: dict[str, Measured],
 ) -> dict[str, Measured]:
-    """recapp and TorchRec in the same rounds; what was measured with the other plans where TorchRec
-    is not there or refuses.
+    """Time recapp and TorchRec in the same rounds, under one plan.
+
+    Args:
+        session: The rank and its settings.
+        workload: Tables and batches.
+        plan: The plan of both.
+        steps: The step of recapp through each transport.
+        with_all_plans: What each transport took in the rounds of all plans; returned instead where
+            TorchRec is not there or refuses the plan. Empty: recapp is timed alone then.
     """
     specs = session.specs("step", workload, sharding=torchrec_sharding(plan))
     with rivals(
@@ -147,8 +159,8 @@ def _against_torchrec(
     ) as others:
         return (
             session.measure(f"{workload.name}, {plan.name}", {**steps, **others})
-            if others or not alike
-            else alike
+            if others or not with_all_plans
+            else with_all_plans
         )
 
 
@@ -167,18 +179,20 @@ def _record(
     }
 
 
-def _against_plans(key: Key, alike: dict[Key, Measured]) -> dict[str, Any]:
-    """How near a plan comes to the best one through its transport."""
-    rivals_of = [m for (_, transport), m in alike.items() if transport == key[1]]
-    if len(rivals_of) < 2:
+def _against_plans(key: Key, all_plans: dict[Key, Measured]) -> dict[str, Any]:
+    """Return the ratio of the fastest plan's time to this one's, through the same transport."""
+    comparable = [m for (_, transport), m in all_plans.items() if transport == key[1]]
+    if len(comparable) < 2:
         return ratio("best_plan", None, Measured())
-    return ratio("best_plan", min(rivals_of, key=lambda m: m.median()), alike[key])
+    return ratio("best_plan", min(comparable, key=lambda m: m.median()), all_plans[key])
 
 
 def _phases(step: EmbeddingStep) -> dict[str, float]:
-    """The phases of a step as `phase_<name>_ms`, the mean of all ranks; `phases_ms` is their
-    sum.
+    """Return the parts of a step as `phase_<name>_ms`, means of all ranks, and their sum as
+    `phases_ms`.
     """
-    told = step.comm.all_gather(step.phases())
-    phases = {f"phase_{name}_ms": sum(t[name] for t in told) / len(told) for name in told[0]}
+    of_ranks = step.comm.all_gather(step.phases())
+    phases = {
+        f"phase_{name}_ms": sum(ms[name] for ms in of_ranks) / len(of_ranks) for name in of_ranks[0]
+    }
     return phases | {"phases_ms": sum(phases.values())}

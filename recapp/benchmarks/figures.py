@@ -1,4 +1,4 @@
-"""Pictures of what was measured, next to the records.
+"""Pictures of the records of a measurement, written next to them.
 
 kernels      roofline.png              work per byte against work per second, under the copy
                                        bandwidth's roof
@@ -21,7 +21,13 @@ MEMORY_TITLE = "Memory Usage by Sharding Strategy"
 
 
 def draw(verb: str, rows: Records, folder: Path) -> list[str]:
-    """Draw what belongs to a measurement; the paths of the pictures."""
+    """Draw the pictures of a measurement and return their paths.
+
+    Args:
+        verb: The measurement.
+        rows: Its records.
+        folder: The directory of the pictures.
+    """
     from matplotlib.figure import Figure
 
     paths = []
@@ -37,8 +43,9 @@ def draw(verb: str, rows: Records, folder: Path) -> list[str]:
 
 
 def roofline(axes: "Axes", rows: Records) -> None:
-    """Forward and backward of each workload at the least number of threads: a point on the roof
-    moves bytes as fast as a plain copy.
+    """Draw forward and backward of each workload as points, at the least number of threads.
+
+    A point on the roof moves bytes as fast as a plain copy.
     """
     threads = min(row["threads"] for row in rows)
     shown = [row for row in rows if row["threads"] == threads]
@@ -73,7 +80,7 @@ def roofline(axes: "Axes", rows: Records) -> None:
 
 
 def phases(axes: "Axes", rows: Records) -> None:
-    """Each plan's step as a bar of its phases."""
+    """Draw the step of each plan as a bar of its phases."""
     names = list(dict.fromkeys(name for row in rows for name in _phases_of(row)))
     labels = [f"{row['workload']} {row['plan']}\n{row['transport']}" for row in rows]
     left = [0.0] * len(rows)
@@ -97,7 +104,7 @@ def _phases_of(row: dict[str, Any]) -> list[str]:
 
 
 def latency(axes: "Axes", rows: Records) -> None:
-    """A bar for each strategy, batch size and pass, with quartiles."""
+    """Draw a bar for each strategy, batch size and pass, with quartiles."""
 
     def group(row: dict[str, Any]) -> str:
         return f"{row['step']}, batch {row['batch_size']:,}, {row['ids']}"
@@ -107,7 +114,7 @@ def latency(axes: "Axes", rows: Records) -> None:
 
 
 def memory(axes: "Axes", rows: Records) -> None:
-    """A bar for each strategy: what stays and what the peak adds, with the largest batch."""
+    """Draw a bar for each strategy: the memory that stays and the peak, with the largest batch."""
     most = max(row["batch_size"] for row in rows)
     last = {row["strategy"]: row for row in rows if row["batch_size"] == most}
     names = list(last)
@@ -129,7 +136,14 @@ def memory(axes: "Axes", rows: Records) -> None:
 
 
 def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], key: str) -> None:
-    """Bars side by side: strategies along the axis, a colour for each group."""
+    """Draw bars side by side: strategies along the axis, a colour for each group.
+
+    Args:
+        axes: The axes to draw on.
+        rows: The records.
+        group: Returns the label of a record's group.
+        key: The entry that is the height of a bar, with quartiles.
+    """
     strategies, groups = (
         list(dict.fromkeys(values))
         for values in ([row["strategy"] for row in rows], [group(row) for row in rows])
@@ -137,12 +151,12 @@ def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], k
     width = 0.8 / len(groups)
     for i, name in enumerate(groups):
         own = {row["strategy"]: row for row in rows if group(row) == name}
-        places = [strategies.index(s) + (i + 0.5) * width - 0.4 for s in own]
+        positions = [strategies.index(s) + (i + 0.5) * width - 0.4 for s in own]
         heights = [row[key] for row in own.values()]
         below = [max(0.0, row[key] - row[f"{key}_q1"]) for row in own.values()]
         above = [max(0.0, row[f"{key}_q3"] - row[key]) for row in own.values()]
         axes.bar(
-            places, heights, width, yerr=[below, above], label=name, error_kw={"linewidth": 0.8}
+            positions, heights, width, yerr=[below, above], label=name, error_kw={"linewidth": 0.8}
         )
     axes.set_xticks(range(len(strategies)), strategies)
     axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.06))

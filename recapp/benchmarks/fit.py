@@ -3,9 +3,9 @@ timings.
 
     seconds ~ step * 1 + call * calls + item * items + byte * bytes
 
-A time that falls with the number of bytes is chance, so such a coefficient is 0. There are four of
-them at most: every subset that may stay is tried. What is made small is the error of the ratio,
-twice as long as bad as half as long: a message of 4 KB matters as much as one of 4 MB.
+A time that falls with the number of bytes is chance, so such a coefficient is 0. There are four
+coefficients at most, so every subset of them is tried. What is made small is the error of the
+ratio, twice as long being as bad as half as long: a message of 4 KB matters as much as one of 4 MB.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_SECONDS = 1e-9  # below the resolution of any clock
-PASSES = 12  # weights follow the line, and the line them: it settles in a few
+PASSES = 12  # weights follow the line, and the line follows them: it settles in a few passes
 
 
 def typical(seconds: Sequence[float]) -> float:
-    """The lower quartile of some rounds: others on the machine only ever make a round slower."""
+    """Return the lower quartile of the seconds of some rounds.
+
+    Other programs on the machine only ever make a round slower, so the quickest rounds say most.
+    """
     return float(np.quantile(seconds, 0.25))
 
 
 def fit(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[list[float], float]:
-    """Coefficients of at least 0 of each count, and the median relative error that is left.
+    """Return a coefficient of at least 0 for each count, and the median relative error of the fit.
 
     Args:
-        counts: of each sample, as many of each.
-        seconds: that each sample took.
+        counts: The counts of each sample; all samples have as many.
+        seconds: The time that each sample took.
     """
     taken = np.maximum(np.asarray(seconds, np.float64), LEAST_SECONDS)
     counted = np.asarray(counts, np.float64)
@@ -36,21 +39,25 @@ def fit(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[li
     for _ in range(PASSES):
         scale = np.sqrt(weight)
         found = _not_negative(counted * scale[:, None], taken * scale)
-        said = np.maximum(counted @ found, LEAST_SECONDS)
-        weight = _weights(said, taken)
-    return found.tolist(), float(np.median(np.abs(said / taken - 1)))
+        fitted = np.maximum(counted @ found, LEAST_SECONDS)
+        weight = _weights(fitted, taken)
+    return found.tolist(), float(np.median(np.abs(fitted / taken - 1)))
 
 
-def _weights(said: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
-    """With these, squares of differences have the slope of squares of the ratio's logarithm, so
-    both are least at the same place.
+def _weights(fitted: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return weights that make least squares minimise the logarithm of the ratio.
+
+    With them, squares of differences have the slope of squares of the ratio's logarithm, so both
+    are least for the same coefficients.
     """
-    apart = np.where(np.abs(said / taken - 1) < 1e-6, 1e-6 * taken, said - taken)
-    return np.asarray(np.log1p(apart / taken) / (apart * said))
+    difference = np.where(np.abs(fitted / taken - 1) < 1e-6, 1e-6 * taken, fitted - taken)
+    return np.asarray(np.log1p(difference / taken) / (difference * fitted))
 
 
 def _not_negative(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The best solution among those of all subsets of columns in which none is negative."""
+    """Return the best of the least-squares solutions of all subsets of columns without a negative
+    coefficient.
+    """
     size = np.maximum(np.abs(matrix).max(0), np.finfo(float).tiny)
     best = np.zeros(matrix.shape[1])
     least = float((target**2).sum())

@@ -1,17 +1,17 @@
-"""What the engine's own kernels cost on this machine: steps of it, timed from mark to mark, and
-lines through the times.
+"""What the engine's own kernels cost on this machine: steps of the engine, timed from mark to mark,
+and lines fitted to the times.
 
 A rank's peer is its own mirror image here: what it sends comes back as what the other would have
-sent. So everything that a rank does in a step on several ranks is done, on any machine, and nobody
-waits for anybody. All ranks of the machine do so at once: they share memory.
+sent. So a rank does everything that it does in a step on several ranks, on any machine, and no rank
+waits for another. All ranks of the machine do so at once, because they share memory.
 
-In training a dense step lies between a batch's lookup and its update, and another before the next
-lookup: rows and messages have left the caches by then. So batches are several, and other memory is
-written before each half of a step.
+In training, the dense part runs between a batch's lookup and its update, and the rest of the dense
+part before the next lookup: rows and messages have left the caches by then. So there are several
+batches, and other memory is written before each half of a step.
 
     mark               kernel      counted
     route, counts      route       ids of the batch, for each strip
-    place, link        link        the same
+    place, link        link        ids of the batch, for each strip
     serve              serve       rows asked of this rank
     answer             answer      rows read for somebody, and bytes
     combine            combine     vectors read, and bytes
@@ -46,15 +46,14 @@ PARTS = {"route": ("route", "counts"), "link": ("place", "link")} | {
 }
 ROWS = (203931, 71328, 18598, 7012, 1245, 49, 14092, 4)  # tables as different as Criteo's
 WIDTHS = (16, 64, 128)
-BATCHES = 6  # in turn
-# of a turn
-WARM = 1
-STEPS = 4
-# written before an update: what a dense part writes forward and backward for a thousand samples,
-# gradients included
+BATCHES = 6  # that steps take in turn
+WARM = 1  # first steps of a turn, which are not timed
+STEPS = 4  # timed steps of a turn
+# Memory written before an update: what a dense part writes forward and backward for a thousand
+# samples, gradients included.
 OTHER_BYTES = 1 << 26
-OTHER_PART = 4  # before a lookup: a part of that, for loss, optimiser and loader
-MOST_GB_PER_S = 1e6  # told of bytes that cost nothing beside their items; no memory has it
+OTHER_PART = 4  # one part in so many is written before a lookup, for loss, optimiser and loader
+MOST_GB_PER_S = 1e6  # written where bytes cost nothing beside their items; no memory is as fast
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,11 @@ class Case:
     """Tables of some widths under one mode, and batches of several sizes.
 
     Args:
-        widths: of the tables, in turn.
-        type: how they are sharded.
-        mode: how they ask.
-        shapes: batch size and ids a bag.
-        rows: of the tables.
+        widths: The columns of the tables, which take them in turn.
+        type: The sharding type of all tables.
+        mode: The mode of all tables.
+        shapes: The batch size and the ids of a bag, for each size of batch.
+        rows: The rows of each table.
     """
 
     widths: tuple[int, ...]
@@ -76,7 +75,12 @@ class Case:
     rows: tuple[int, ...] = ROWS
 
     def workload(self, batch_size: int, bag: int) -> Workload:
-        """Its tables and ids."""
+        """Return the tables of this case with batches of one shape.
+
+        Args:
+            batch_size: The samples of a batch.
+            bag: The ids of a bag.
+        """
         widths = tuple(self.widths[i % len(self.widths)] for i in range(len(self.rows)))
         return Workload("calibrate", batch_size, self.rows, widths, (bag,) * len(self.rows))
 
@@ -95,14 +99,14 @@ CASES = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One kernel in one step.
+    """What one kernel did in one step, and how long it took.
 
     Args:
-        widths: of the case's tables.
-        calls: groups that had something to do.
-        items: as `recapp/planner/hardware.py` counts them.
-        bytes: likewise.
-        seconds: that it took.
+        widths: The columns of the case's tables.
+        calls: The groups that had something to do.
+        items: The items, as `recapp/planner/hardware.py` counts them.
+        bytes: The bytes, as `recapp/planner/hardware.py` counts them.
+        seconds: The time of all calls.
     """
 
     widths: tuple[int, ...]
@@ -113,7 +117,7 @@ class Sample:
 
 
 class Mirror(Comm):
-    """Two ranks, of which the other does what this one does: what is sent comes back."""
+    """A Comm of two ranks without a peer: what this rank sends comes back as the peer's message."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(None, device)
@@ -124,26 +128,35 @@ class Mirror(Comm):
     def swap(
         self, buffer: torch.Tensor, send_W: Sequence[Span], recv_W: Sequence[Span]
     ) -> Callable[[], None]:
-        """The other's message is this one's."""
+        """Copy the message to the peer into the buffer's part for the message from it.
+
+        Args:
+            buffer: The flat buffer of both messages.
+            send_W: Begin and end of the message to each rank.
+            recv_W: Begin and end of the message from each rank.
+
+        Returns:
+            A function that waits for the messages; there is nothing to wait for.
+        """
         buffer[slice(*recv_W[1])] = buffer[slice(*send_W[1])]
         return lambda: None
 
     def barrier(self) -> None:
-        """The other is here already."""
+        """Return at once: there is no peer to wait for."""
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Both have the same."""
+        """Return this rank's value for both ranks."""
         return [value, value]
 
 
 class Steps:
-    """A collection's steps on batches of one shape.
+    """Steps of a collection on batches of one shape, timed kernel by kernel.
 
     Args:
-        collection: sharded over a mirror.
-        widths: of its tables.
-        workload: the shape.
-        seed: of the ids.
+        collection: A collection that is sharded over a `Mirror`.
+        widths: The columns of its tables.
+        workload: The shape of the batches.
+        seed: The seed of the ids.
     """
 
     def __init__(
@@ -170,7 +183,11 @@ class Steps:
         }
 
     def run(self, steps: int) -> None:
-        """A turn; the median of each kernel is kept."""
+        """Run so many steps and keep the median seconds of each kernel.
+
+        Args:
+            steps: The timed steps; one step runs before them untimed.
+        """
         clock = PhaseClock()
         wait = synchroniser(self.collection.comm.device)
 
@@ -179,7 +196,7 @@ class Steps:
             clock(part)
 
         state = self.collection.state
-        quiet = state.observer
+        own_observer = state.observer
         state.observer = EngineObserver(ends=ends)
         for i in range(WARM + steps):
             self.other[: len(self.other) // OTHER_PART] += 1
@@ -190,13 +207,13 @@ class Steps:
             pooled_BK.backward(self.gradient_BK)
             clock.end("rest")
         self.done += WARM + steps
-        state.observer = quiet
+        state.observer = own_observer
         parts = clock.parts_ms(WARM)
         for kernel, marks in PARTS.items():
             self.seconds.setdefault(kernel, []).append(sum(parts.get(m, 0.0) for m in marks) / 1e3)
 
     def samples(self) -> dict[str, Sample]:
-        """Each kernel over all turns."""
+        """Return a sample of each kernel, with its typical seconds over all turns."""
         return {
             k: Sample(
                 self.widths, self.counts[k][0], self.counts[k][1], self.counts[k][2], typical(times)
@@ -206,14 +223,17 @@ class Steps:
 
 
 def synchroniser(device: torch.device) -> Callable[[], None]:
-    """Waits until the device has done what it was told; a CPU has."""
+    """Return a function that waits until the device has finished its work.
+
+    A CPU computes before a call returns, so its function does nothing.
+    """
     return torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
 
 def _counts(
     c: ShardedEmbeddingBagCollection, features: KeyedJaggedTensor
 ) -> dict[str, tuple[int, int, int]]:
-    """Calls, items and bytes of every kernel in a step."""
+    """Return calls, items and bytes of every kernel in a step on one batch."""
     q = c.input_dist(features)
     q.finish()
     parts = [_group_counts(c, q, g) for g in range(len(c.stores))]
@@ -231,7 +251,7 @@ def _counts(
 def _group_counts(
     c: ShardedEmbeddingBagCollection, q: Requests, g: int
 ) -> dict[str, tuple[int, int]]:
-    """Items and bytes of one group."""
+    """Return items and bytes of every kernel for one group of tables."""
     asked = q.asked[g]
     served = q.served[g]
     store = c.store(g)
@@ -270,17 +290,20 @@ def measure_kernels(
     steps: int = STEPS,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[Sample]]:
-    """Samples of every kernel: medians of turns, `typical` of all rounds, the median of the ranks.
-    Every rank calls it.
+    """Return samples of every kernel. Every rank calls it.
+
+    The seconds of a sample are the median of a turn's steps, of these the `typical` one of all
+    rounds, and of these the median of the ranks.
 
     Args:
-        comm: the ranks; only their barriers are used while steps run.
-        device: of the kernels.
-        backend: local kernels.
-        cases: what is run.
-        rounds: in which each case and shape has one turn.
-        steps: of a turn.
-        advance: told after each turn, and after each shape is made.
+        comm: The ranks; only their barriers are used while steps run.
+        device: The device of the kernels.
+        backend: The backend of local kernels.
+        cases: The tables and batches.
+        rounds: The rounds; each case and shape has one turn in each.
+        steps: The timed steps of a turn.
+        advance: Called with 1 after each turn, and with the number of a case's shapes once these
+            are built.
     """
     runs: list[Steps] = []
     for case in cases:
@@ -295,19 +318,19 @@ def measure_kernels(
             comm.barrier()
             run.run(steps)
             advance(1)
-    told = comm.all_gather([run.samples() for run in runs])
+    of_ranks = comm.all_gather([run.samples() for run in runs])
     return {
         k: [
-            _median([samples[i][k] for samples in told])
+            _median([samples[i][k] for samples in of_ranks])
             for i in range(len(runs))
-            if told[0][i][k].calls
+            if of_ranks[0][i][k].calls
         ]
         for k in KERNELS
     }
 
 
 def turns(cases: Sequence[Case] = CASES, rounds: int = 5) -> int:
-    """How often `measure_kernels` will say `advance`."""
+    """Return the sum of the numbers that `measure_kernels` will pass to `advance`."""
     return sum(len(case.shapes) for case in cases) * (1 + rounds)
 
 
@@ -332,7 +355,7 @@ def _steps(case: Case, device: torch.device, backend: str, rank: int) -> list[St
 def fit_kernels(
     samples: Mapping[str, Sequence[Sample]],
 ) -> tuple[dict[str, Work], dict[str, float]]:
-    """Each kernel's `Work`, and the median relative error of its line."""
+    """Return the `Work` of each kernel, and the median relative error of the line fitted to it."""
     found = {}
     errors = {}
     for kernel in KERNELS:

@@ -4,13 +4,15 @@ bytes that must move.
 The floor is what memory allows: the bytes that have to cross it, over the bandwidth of a plain copy
 measured in the same rounds.
 
-    forward     output twice (a write fetches the line first) + each distinct row once + ids
+    forward     output twice (a write fetches the cache line first) + each distinct row once + ids
     backward    gradient of the output once + each distinct row twice
                 + its optimiser state, a cache line, twice + ids
 
-recapp's side is the product's own path on one rank: id checks, grouping, lookup, and backward with
-the update inside. Grouping counts as forward there; FBGEMM sorts in backward. Plain torch is an
+recapp runs what training runs on one rank: id checks, grouping, lookup, and backward with the
+update inside. Grouping counts as forward there; FBGEMM sorts in backward. Plain torch is an
 `nn.EmbeddingBag` per table with sparse gradients and `torch.optim.Adagrad`.
+
+B samples of a batch, K columns of the pooled output.
 """
 
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ WHOLE = {"rules": [{"type": "table_wise"}]}
 
 @dataclass(frozen=True)
 class Floor:
-    """Bytes that must move, and the arithmetic done on them."""
+    """The bytes that a step must move, and the floating-point operations that it does on them."""
 
     forward: int
     backward: int
@@ -43,7 +45,12 @@ class Floor:
 
 
 def floor_of(workload: Workload, features: KeyedJaggedTensor) -> Floor:
-    """What a batch of a workload costs at least."""
+    """Return what a batch of a workload costs at least.
+
+    Args:
+        workload: The tables; all have the columns of the first.
+        features: The batch.
+    """
     row = 4 * workload.dim_F[0]
     distinct = sum(
         len(torch.unique(ids)) for ids in torch.split(features.values(), features.length_per_key())
@@ -60,7 +67,14 @@ def floor_of(workload: Workload, features: KeyedJaggedTensor) -> Floor:
 
 
 class Lookup:
-    """recapp: forward, and backward with its fused update."""
+    """recapp as a contender: forward, and backward with its fused update.
+
+    Args:
+        collection: The tables, on one rank.
+        batches: The batches, which steps take in turn.
+        width: The columns of the pooled output.
+        threads: The threads of torch and of the kernels.
+    """
 
     def __init__(
         self,
@@ -77,7 +91,7 @@ class Lookup:
         self.pooled_BK = torch.empty(0)
 
     def run(self, steps: int) -> Times:
-        """Forward and backward apart."""
+        """Time so many steps, with forward and backward as parts of their own."""
         torch.set_num_threads(self.threads)
         return time_steps([("forward", self._forward), ("backward", self._backward)], steps)
 
@@ -91,8 +105,13 @@ class Lookup:
 
 
 class PlainTorch:
-    """`nn.EmbeddingBag` per table, sparse gradients, `torch.optim.Adagrad` (which has a state per
-    weight: torch has no row-wise one).
+    """Plain torch as a contender: an `nn.EmbeddingBag` per table, sparse gradients, and
+    `torch.optim.Adagrad`, which has a state per weight, because torch has no row-wise Adagrad.
+
+    Args:
+        workload: The tables and the shape of a batch.
+        batches: The batches, which steps take in turn.
+        threads: The threads of torch.
     """
 
     def __init__(self, workload: Workload, batches: list[KeyedJaggedTensor], threads: int) -> None:
@@ -113,7 +132,7 @@ class PlainTorch:
         self.pooled_BK = torch.empty(0)
 
     def run(self, steps: int) -> Times:
-        """Forward and backward apart."""
+        """Time so many steps, with forward and backward as parts of their own."""
         torch.set_num_threads(self.threads)
         return time_steps([("forward", self._forward), ("backward", self._backward)], steps)
 
@@ -133,7 +152,11 @@ class PlainTorch:
 
 
 class Copy:
-    """A plain copy of memory; each byte is read and written."""
+    """A plain copy of memory as a contender; each byte is read and written.
+
+    Args:
+        threads: The threads of torch.
+    """
 
     def __init__(self, threads: int) -> None:
         self.source = torch.zeros(COPIED_BYTES // 4)
@@ -141,13 +164,18 @@ class Copy:
         self.threads = threads
 
     def run(self, steps: int) -> Times:
-        """One copy a step."""
+        """Time so many copies."""
         torch.set_num_threads(self.threads)
         return time_steps([("step", lambda: self.target.copy_(self.source))], steps)
 
 
 def at_bandwidth(copy: Measured, moved: int) -> Measured:
-    """How long so many bytes take at the speed of a measured copy, round by round."""
+    """Return how long so many bytes take at the speed of a measured copy, round by round.
+
+    Args:
+        copy: The times of `Copy`.
+        moved: The bytes that are read or written.
+    """
     return Measured(
         {
             "step": [

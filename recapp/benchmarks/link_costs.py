@@ -4,8 +4,8 @@ gradients, by size and by number of ranks.
     a message = latency + bytes / rate      bytes: what one rank sends (all-to-all),
                                             what is summed (all-reduce)
 
-Ranks 0, 1, ... of the first hosts take part; the others wait. What is between hosts can be measured
-only where ranks are on several.
+Ranks 0, 1, ... of the first hosts take part; the others wait. Messages between hosts can be
+measured only where the ranks are on several hosts.
 """
 
 import math
@@ -21,7 +21,7 @@ from recapp.benchmarks.kernel_costs import synchroniser
 from recapp.benchmarks.ranks import first_ranks, reducer
 from recapp.transport.communicator import Comm
 
-# bytes; of an all-to-all between two ranks, of an all-reduce in all
+# bytes that one rank sends another in an all-to-all, and bytes that an all-reduce sums
 SIZES = (1 << 6, 1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 TURN_SECONDS = 0.02  # of one size in one round
 MOST_REPEATS = 50
@@ -31,8 +31,15 @@ Kind = Literal["all_to_all", "all_reduce"]
 
 
 @dataclass(frozen=True)
-class Found:
-    """One kind of message among so many ranks."""
+class LinkCost:
+    """What one kind of message costs among so many ranks.
+
+    Args:
+        ranks: The number of ranks that take part.
+        latency_us: The microseconds of an empty message.
+        gb_per_s: The rate of further bytes.
+        error: The median relative error of these two.
+    """
 
     ranks: int
     latency_us: float
@@ -40,9 +47,14 @@ class Found:
     error: float
 
 
-def worlds(local: int, world: int) -> list[int]:
-    """Numbers of ranks that are measured: 2, 4, ... and all of one host; then two, four, ... and
-    all hosts.
+def measured_world_sizes(local: int, world: int) -> list[int]:
+    """Return the numbers of ranks among which messages are measured.
+
+    They are 2, 4, ... and all ranks of one host; then all ranks of two, four, ... and all hosts.
+
+    Args:
+        local: The ranks of a host.
+        world: All ranks.
     """
 
     def up_to(most: int) -> list[int]:
@@ -63,22 +75,23 @@ def measure_link(
     sizes: Sequence[int] = SIZES,
     rounds: int = 5,
     advance: Callable[[int], None] = lambda _: None,
-) -> Found | None:
-    """Latency and rate of messages among the first ranks. Every rank calls it; those that take no
-    part get None.
+) -> LinkCost | None:
+    """Return latency and rate of messages among the first ranks, or None on the other ranks.
+
+    Every rank calls it.
 
     Args:
-        kind: of message.
-        comm: all ranks.
-        device: of what is sent.
-        world: how many take part.
-        transport: of both, as training has it.
-        sizes: of messages.
-        rounds: in which each size has one turn.
-        advance: told after each round.
+        kind: The kind of message.
+        comm: All ranks.
+        device: The device of the messages.
+        world: How many ranks take part.
+        transport: The transport, as training names it.
+        sizes: The sizes of messages in bytes.
+        rounds: The rounds; each size has one turn in each.
+        advance: Called with 1 after each round.
     """
     ranks = first_ranks(world, transport, device)
-    found = None
+    cost = None
     if ranks is not None:
         turns = [_message(kind, ranks, size) for size in sizes]
         repeats = [_repeats(ranks, turn) for turn in turns]
@@ -89,9 +102,9 @@ def measure_link(
             advance(1)
         sent = [size * (world - 1) if kind == "all_to_all" else size for size in sizes]
         (latency, byte), error = fit([[1, n] for n in sent], [typical(t) for t in times])
-        found = Found(world, latency * 1e6, 1e-9 / max(byte, 1e-15), error)
+        cost = LinkCost(world, latency * 1e6, 1e-9 / max(byte, 1e-15), error)
     comm.barrier()
-    return found
+    return cost
 
 
 def _message(kind: Kind, ranks: Comm, size: int) -> Callable[[], object]:
@@ -102,13 +115,14 @@ def _message(kind: Kind, ranks: Comm, size: int) -> Callable[[], object]:
         return lambda: reduce(tensor)()
     buffer = torch.zeros(2 * ranks.world * n, device=ranks.device)
     send_W, recv_W = (
-        [(at + r * n, at + (r + 1) * n) for r in range(ranks.world)] for at in (0, ranks.world * n)
+        [(offset + r * n, offset + (r + 1) * n) for r in range(ranks.world)]
+        for offset in (0, ranks.world * n)
     )
     return lambda: ranks.swap(buffer, send_W, recv_W)()
 
 
 def _time(ranks: Comm, turn: Callable[[], object], repeats: int) -> float:
-    """Mean seconds of one of several in a row, on this rank."""
+    """Return the mean seconds of one turn of several in a row, on this rank."""
     synchronise = synchroniser(ranks.device)
     ranks.barrier()
     turn()
@@ -121,14 +135,21 @@ def _time(ranks: Comm, turn: Callable[[], object], repeats: int) -> float:
 
 
 def _repeats(ranks: Comm, turn: Callable[[], object]) -> int:
-    """As many as make a turn, on all ranks alike."""
+    """Return how often a message is sent in a turn of `TURN_SECONDS`, equal on all ranks."""
     once: float = max(ranks.all_gather(_time(ranks, turn, 2)))
     return min(MOST_REPEATS, max(2, math.ceil(TURN_SECONDS / once)))
 
 
 def measure_overlap(comm: Comm, device: torch.device, transport: str, rounds: int = 5) -> float:
-    """Share of an all-reduce that hides behind what a rank computes meanwhile; 0 where a rank's
-    core does both one after the other.
+    """Return the share of an all-reduce that overlaps with what a rank computes meanwhile, 0 to 1.
+
+    It is 0 where the core of a rank does both one after the other. Every rank calls it.
+
+    Args:
+        comm: All ranks.
+        device: The device of the gradients and of the computation.
+        transport: The transport, as training names it.
+        rounds: The rounds; computing, summing and both together have one turn in each.
     """
     ranks = first_ranks(comm.world, transport, device)
     assert ranks is not None

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from recapp.benchmarks.workloads import CRITEO_ROWS, Workload
+from recapp.benchmarks.workloads import Workload
+from recapp.dataset.column_shapes import CRITEO_SIZES
 
 DENSE = 13  # numbers of a Criteo sample
 
@@ -12,11 +13,11 @@ class NamedModel:
     """A DLRM over Criteo's one-hot tables.
 
     Args:
-        name: as on the command line.
-        batch_size: samples of a rank.
-        dim: of tables and interaction.
-        bottom: layers of the bottom MLP before the last, whose width is `dim`.
-        top: layers of the top MLP.
+        name: The name on the command line.
+        batch_size: The samples of a rank.
+        dim: The columns of the tables, and the width of the interaction's vectors.
+        bottom: The widths of the bottom MLP's layers before the last one, whose width is `dim`.
+        top: The widths of the top MLP's layers.
     """
 
     name: str
@@ -27,20 +28,20 @@ class NamedModel:
 
     @property
     def bottom_layers(self) -> list[int]:
-        """All of the bottom MLP."""
+        """The widths of all layers of the bottom MLP."""
         return [*self.bottom, self.dim]
 
     def workload(self) -> Workload:
-        """Its tables and ids."""
-        count = len(CRITEO_ROWS)
-        return Workload(self.name, self.batch_size, CRITEO_ROWS, (self.dim,) * count, (1,) * count)
+        """Return the tables of the model and the shape of its batches, with one id a bag."""
+        count = len(CRITEO_SIZES)
+        return Workload(self.name, self.batch_size, CRITEO_SIZES, (self.dim,) * count, (1,) * count)
 
 
 HUGECTR_TOP = (1024, 1024, 512, 256, 1)
 MODELS = {
     m.name: m
     for m in (
-        # of HugeCTR's notebook, as the next
+        # the first two are of HugeCTR's notebook on hybrid embeddings
         NamedModel("hugectr_d128", 8192, 128, (512, 256), HUGECTR_TOP),
         NamedModel("hugectr_d64", 4096, 64, (512, 256), HUGECTR_TOP),
         NamedModel("small", 1024, 16, (512, 256, 64), (512, 256, 1)),

@@ -1,4 +1,4 @@
-"""The process groups of a benchmark's ranks: made here, handed down as `Comm`s."""
+"""The process groups of a benchmark's ranks, which the measurements get as `Comm`s."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -12,18 +12,23 @@ from recapp.transport.dense_gradients import AverageOverRanks
 
 
 def join() -> Comm:
-    """Meet the other ranks, if there are any."""
+    """Join the process group of all ranks, if there are several, and return it as a Comm."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group("gloo")
     return Comm()
 
 
 def open_transports(names: Sequence[str]) -> dict[str, Comm]:
-    """A Comm for each transport, with a process group of its own; under the name of what it turned
-    out to be. Every rank calls it.
+    """Return a Comm for each transport, with a process group of its own. Every rank calls it.
+
+    Args:
+        names: The names of transports; `auto` chooses one.
+
+    Returns:
+        The Comms by the names of their transports, where `auto` has become the chosen one.
 
     Raises:
-        LaunchError: a transport that was asked for by name cannot be had.
+        LaunchError: A transport that is named, not chosen, does not work here.
     """
     comms = [
         make_comm(dist.new_group() if dist.is_initialized() else None, transport=name)
@@ -33,19 +38,25 @@ def open_transports(names: Sequence[str]) -> dict[str, Comm]:
 
 
 def first_ranks(world: int, transport: str, device: torch.device) -> Comm | None:
-    """A Comm of the first ranks, whose process group fits the device; None for the others. Every
-    rank calls it.
+    """Return a Comm of the first ranks, or None on the other ranks. Every rank calls it.
+
+    Args:
+        world: The number of ranks in the Comm.
+        transport: The name of the transport; `auto` chooses one.
+        device: The device of the messages, which the process group fits.
 
     Raises:
-        LaunchError: the transport was asked for by name and cannot be had.
+        LaunchError: The transport is named, not chosen, and does not work here.
     """
     group = dist.new_group(list(range(world)), backend="nccl" if device.type == "cuda" else "gloo")
     return make_comm(group, device, transport) if dist.get_rank() < world else None
 
 
 def reducer(comm: Comm) -> Callable[[torch.Tensor], Callable[[], object]]:
-    """What starts to add a tensor up over the ranks, as training does with dense gradients; what
-    that returns waits for it.
+    """Return a function that starts to reduce a tensor over the ranks, as training reduces dense
+    gradients.
+
+    What that function returns waits for the result.
     """
     if comm.device.type == "cpu":
         average = AverageOverRanks(comm)

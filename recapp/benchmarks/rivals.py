@@ -5,11 +5,11 @@ turn.
             --- {"steps": 12} --->  torchrec_worker.py, rank 1     allocator setting
             <-- {"step": [...]} ---
 
-They are told what to build by a file, read the very ids that recapp looks up, and then wait on
-their standard input, using no core, until they are told to run some steps. recapp's rank 0 leads
-them; other ranks hold a contender that does nothing.
+The first line on their standard input says what to build. They read the very ids that recapp looks
+up from a file, and then wait for the next line, using no core, until it asks for some steps.
+recapp's rank 0 leads them; the other ranks hold a contender that does nothing.
 
-They run twice: as installed, and with glibc's malloc told never to give memory back, which spares
+They run twice: as installed, and with glibc's malloc set never to give memory back, which spares
 TorchRec a page fault per fresh 4 KB.
 """
 
@@ -35,7 +35,7 @@ TUNED = {
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
 ALLOCATORS: dict[str, dict[str, str]] = {"": {}, "_tuned": TUNED}
-"""What is added to a rival's name, and to its environment."""
+"""The environment variables of each way to run a rival, by the suffix of the rival's name."""
 NOT_FOR_RIVALS = (
     "RANK",
     "WORLD_SIZE",
@@ -48,12 +48,19 @@ NOT_FOR_RIVALS = (
     "PYTHONPATH",
     "RECAPP_",
 )
+"""The beginnings of the environment variables that a rival does not inherit."""
 SECONDS_TO_IMPORT = 180
+"""How long a Python may take to import TorchRec."""
 
 
 def check_python(path: str | None) -> None:
-    """Raises ConfigError where `bench.torchrec_python` is given and is no Python that has
-    TorchRec.
+    """Check that `bench.torchrec_python` is a Python that has TorchRec and FBGEMM.
+
+    Args:
+        path: The path of the Python, or None, which passes.
+
+    Raises:
+        ConfigError: There is no such program, or it cannot import them.
     """
     if path is None:
         return
@@ -77,37 +84,42 @@ def check_python(path: str | None) -> None:
             f"{setting}: cannot be run ({' '.join(str(error).split())}); {how}"
         ) from None
     if found.returncode:
-        said = (found.stderr.strip().splitlines() or ["no word"])[-1]
-        raise ConfigError(f"{setting}: cannot import torchrec there ({said}); {how}")
+        why = (found.stderr.strip().splitlines() or ["nothing on its standard error"])[-1]
+        raise ConfigError(f"{setting}: cannot import torchrec there ({why}); {how}")
 
 
 class Refused(Exception):
-    """A rival does not do what was asked of it; its own words."""
+    """A rival cannot build what the spec asks for; the message is the rival's own."""
 
 
 @dataclass
 class Absent:
-    """A contender in which this rank has no part: another rank leads it."""
+    """A contender in which this rank has no part, because rank 0 leads it.
+
+    Args:
+        threads: Not used; a `Rival` has them.
+    """
 
     threads: int = 1
 
     def run(self, steps: int) -> Times:
-        """Nothing."""
+        """Run nothing and return no times."""
         return {}
 
 
 class Rival:
-    """Processes that a rank leads: one, or one per rank of theirs.
+    """A contender that runs in processes of another Python: one process, or one for each rank.
 
     Args:
-        python: their interpreter.
-        specs: what each of them builds; see `torchrec_worker.py`.
-        folder: for their files.
-        environment: added to theirs.
-        threads: of each.
+        python: The path of their interpreter.
+        specs: What each process builds; see `torchrec_worker.py`.
+        folder: The directory of their files.
+        environment: The environment variables that are added to theirs.
+        threads: The threads of each process.
 
     Raises:
-        Refused: they cannot build it.
+        Refused: They cannot build it.
+        LaunchError: A process ended without an answer.
     """
 
     def __init__(
@@ -120,10 +132,10 @@ class Rival:
     ) -> None:
         self.threads = threads
         own = Path(tempfile.mkdtemp(dir=folder))
-        self._said = own / "stderr.txt"
+        self._stderr_file = own / "stderr.txt"
         self._processes: list[subprocess.Popen[str]] = []
         try:
-            with self._said.open("w") as log:
+            with self._stderr_file.open("w") as log:
                 for rank, spec in enumerate(specs):
                     text = json.dumps(
                         spec
@@ -144,7 +156,7 @@ class Rival:
                             env=_environment(environment, threads),
                         )
                     )
-                    self._tell(self._processes[-1], text)
+                    self._send(self._processes[-1], text)
             refusals = [answer["refused"] for answer in self._answers() if "refused" in answer]
             if refusals:
                 raise Refused(refusals[0])
@@ -153,9 +165,13 @@ class Rival:
             raise
 
     def run(self, steps: int) -> Times:
-        """Run so many steps; each as long as its slowest process took."""
+        """Run so many steps and return their times, each that of the slowest process.
+
+        Raises:
+            LaunchError: A process ended without an answer.
+        """
         for process in self._processes:
-            self._tell(process, json.dumps({"steps": steps, "threads": self.threads}))
+            self._send(process, json.dumps({"steps": steps, "threads": self.threads}))
         answers = self._answers()
         return {
             part: [max(step) for step in zip(*(answer[part] for answer in answers), strict=True)]
@@ -163,7 +179,7 @@ class Rival:
         }
 
     def close(self) -> None:
-        """End the processes; those that do not take the hint are killed."""
+        """End the processes by closing their standard input; kill those that are left."""
         for process in self._processes:
             if process.stdin is not None:
                 with suppress(OSError):
@@ -178,9 +194,9 @@ class Rival:
                 process.stdout.close()
 
     @staticmethod
-    def _tell(process: subprocess.Popen[str], line: str) -> None:
+    def _send(process: subprocess.Popen[str], line: str) -> None:
         assert process.stdin is not None
-        with suppress(OSError):  # it has died, which its missing answer tells
+        with suppress(OSError):  # it has died, which its missing answer shows
             process.stdin.write(line + "\n")
             process.stdin.flush()
 
@@ -191,23 +207,22 @@ class Rival:
             line = process.stdout.readline()
             if not line:
                 raise LaunchError(
-                    "bench.torchrec_python: the process that runs TorchRec ended without a "
-                    "word: "
-                    f"{self._last_words()}"
+                    "bench.torchrec_python: the process that runs TorchRec ended without an "
+                    f"answer: {self._last_stderr_line()}"
                 )
             answers.append(json.loads(line))
         return answers
 
-    def _last_words(self) -> str:
-        lines = [
-            line for line in self._said.read_text(errors="replace").splitlines() if line.strip()
-        ]
+    def _last_stderr_line(self) -> str:
+        text = self._stderr_file.read_text(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
         return lines[-1].strip() if lines else "nothing on its standard error"
 
 
 def _environment(added: Mapping[str, str], threads: int) -> dict[str, str]:
-    """What a rival inherits: nothing that says how recapp's ranks meet or how their memory is
-    allocated.
+    """Return the environment of a rival.
+
+    It inherits nothing that says how recapp's ranks meet or how their memory is allocated.
     """
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(NOT_FOR_RIVALS)
@@ -232,16 +247,18 @@ def rivals(
     comm: Comm,
     threads: int = 1,
 ) -> Iterator[dict[str, Rival | Absent]]:
-    """Contenders `<name>` and `<name>_tuned` while this lasts; none where no Python is given or it
-    refuses. Every rank calls it.
+    """Start the contenders `<name>` and `<name>_tuned`, and end them with the context.
+
+    There are none where no Python is given or it refuses to build what the specs ask for. Every
+    rank calls it.
 
     Args:
-        name: of the contender as installed.
-        python: `bench.torchrec_python`, or None.
-        specs: what each of their processes builds.
-        folder: for files.
-        comm: recapp's ranks; rank 0 leads.
-        threads: of each process.
+        name: The name of the contender as installed.
+        python: The setting `bench.torchrec_python`, or None.
+        specs: What each of their processes builds.
+        folder: The directory of their files.
+        comm: The ranks of recapp; rank 0 leads the processes.
+        threads: The threads of each process.
     """
     with ExitStack() as stack:
         led: dict[str, Rival | Absent] = {}

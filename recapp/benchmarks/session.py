@@ -1,5 +1,5 @@
-"""What every measurement works with on a rank: the settings, the other ranks, files, progress, and
-the records made so far.
+"""The session of a benchmark, with which every measurement works on a rank: the settings, the other
+ranks, files, progress, and the records made so far.
 """
 
 import json
@@ -17,7 +17,7 @@ from recapp.console import note, progress
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.transport.communicator import Comm
 
-ROWS_FILE = "rows.json"  # in the run's directory: what has been measured so far
+ROWS_FILE = "rows.json"  # in the run's directory: the records made so far
 
 
 @dataclass
@@ -25,10 +25,11 @@ class Session:
     """One run of one verb on one rank.
 
     Args:
-        settings: of the command, checked.
-        comm: the ranks, through their process group.
-        folder: for files of this run only; all ranks have the same.
-        directory: where the run leaves its records and pictures.
+        settings: The checked settings of the command.
+        comm: The ranks, through their process group.
+        folder: The directory of temporary files, which all ranks share.
+        directory: The directory of the run's records and pictures.
+        rows: The records made so far.
     """
 
     settings: dict[str, Any]
@@ -37,13 +38,13 @@ class Session:
     directory: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def say(self, text: str) -> None:
-        """Rank 0 speaks, on standard error."""
+    def print_note(self, text: str) -> None:
+        """Print a note on standard error, on rank 0 alone."""
         if self.comm.rank == 0:
             note(text)
 
     def add(self, row: dict[str, Any]) -> None:
-        """One more record; all so far are in the run's directory, should the next never end."""
+        """Add a record, and write all records so far, in case the next one never ends."""
         self.rows.append(row)
         if self.comm.rank == 0:
             (self.directory / ROWS_FILE).write_text(
@@ -51,7 +52,12 @@ class Session:
             )
 
     def measure(self, title: str, contenders: Mapping[str, Contender]) -> dict[str, Measured]:
-        """Time contenders in rounds, with progress."""
+        """Time contenders in rounds, with a progress bar on rank 0. Every rank calls it.
+
+        Args:
+            title: The title of the progress bar.
+            contenders: The contenders by name.
+        """
         rounds = self.settings["rounds"]
         seconds = self.settings["round_seconds"]
         if self.comm.rank:
@@ -62,7 +68,10 @@ class Session:
             )
 
     def batches(self, workload: Workload) -> list[KeyedJaggedTensor]:
-        """This rank's batches; their ids are left in a file that rivals read."""
+        """Return this rank's batches, and write their ids to a file that rivals read.
+
+        Every rank calls it.
+        """
         ids_NL = workload.draw(self.comm.rank)
         path = self.ids_file(workload, self.comm.rank)
         if not path.exists():
@@ -71,11 +80,17 @@ class Session:
         return workload.features_of(ids_NL)
 
     def ids_file(self, workload: Workload, rank: int) -> Path:
-        """Where a rank's ids lie."""
+        """Return the path of the file with a rank's ids."""
         return self.folder / f"{workload.name}_{rank}.npy"
 
     def specs(self, kind: str, workload: Workload, **more: Any) -> list[dict[str, Any]]:
-        """What the rivals' processes, one for each rank, are told to build."""
+        """Return what each process of a rival builds, one process for each rank.
+
+        Args:
+            kind: What is built: `kernels`, `step` or `train`; see `torchrec_worker.py`.
+            workload: The tables and batches.
+            more: Further entries, such as the sharding.
+        """
         tables = list(zip(workload.features, workload.rows_F, workload.dim_F, strict=True))
         return [
             {

@@ -1,6 +1,6 @@
-"""The engine as benchmarks use it: which plan, transport and backend, in one place.
+"""The engine as benchmarks set it up: plan, transport, backend and row rule.
 
-names on the command line -> ShardingPlan, Comm, ShardedEmbeddingBagCollection
+names on the command line -> ShardingPlan, ShardedEmbeddingBagCollection
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,10 +29,15 @@ EPS = 1e-8
 
 
 def check_names(setting: str, given: object, known: Sequence[str]) -> list[str]:
-    """The names that a setting chooses: one, several, or with null all.
+    """Return the names that a setting chooses, without repeats.
+
+    Args:
+        setting: The name of the setting, for errors.
+        given: A name, a list of names, or None for all.
+        known: The names there are.
 
     Raises:
-        ConfigError: a name that is none, with close matches.
+        ConfigError: An unknown name, or none.
     """
     names = list(known) if given is None else given if isinstance(given, list) else [given]
     for name in names:
@@ -44,45 +49,56 @@ def check_names(setting: str, given: object, known: Sequence[str]) -> list[str]:
 
 
 def check_transports(given: object) -> list[str]:
-    """The transports that a setting names."""
+    """Return the transports that the setting `transport` names; None means `auto`."""
     return check_names("transport", "auto" if given is None else given, TRANSPORTS)
 
 
 def check_backend(name: object) -> str:
-    """Raises ConfigError for a backend that is none, or that is not there."""
+    """Return the name of a backend; None means `auto`.
+
+    Raises:
+        ConfigError: The backend is unknown or not installed.
+    """
     chosen = str(name or "auto")
     make_backend(chosen, torch.device("cpu"))
     return chosen
 
 
 def rule() -> RowRule:
-    """What happens to touched rows in every benchmark, and at every rival."""
+    """Return the rule by which every benchmark and every rival updates touched rows."""
     return rowwise_adagrad(LEARNING_RATE, EPS)
 
 
 def make_plan(
     name: str,
-    plain: Mapping[str, Any],
+    plan_settings: Mapping[str, Any],
     tables: Sequence[EmbeddingBagConfig],
     comm: Comm,
     batches: Sequence[KeyedJaggedTensor],
 ) -> ShardingPlan:
-    """The plan of that name on these ranks; open modes are decided as in training, on rank 0's
-    batches. Every rank calls it.
+    """Return a plan by rules on these ranks. Every rank calls it.
 
-    Strips are narrow enough that every rank can have one: at dim 64 the usual 64 columns would make
-    one strip of a table, on two ranks they become 32.
+    Open modes are decided as in training, on rank 0's batches. Strips are narrow enough that every
+    rank can have one: at dim 64 the usual 64 columns would make one strip of a table, on two ranks
+    they become 32.
+
+    Args:
+        name: The name of the plan.
+        plan_settings: Its `rules`, and where they are set its `mode` and `column_width`.
+        tables: The tables.
+        comm: The ranks.
+        batches: This rank's batches.
     """
-    rules = [read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plain["rules"])]
+    rules = [read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plan_settings["rules"])]
     widest = max(t.embedding_dim for t in tables)
-    width = min(plain.get("column_width", COLUMN_WIDTH), -(-widest // comm.world))
+    width = min(plan_settings.get("column_width", COLUMN_WIDTH), -(-widest // comm.world))
     make = partial(
         plan_by_rules,
         tables,
         Topology(comm.world),
         rules,
         name=name,
-        mode=plain.get("mode", "auto"),
+        mode=plan_settings.get("mode", "auto"),
         column_width=width,
     )
     return initial_plan(
@@ -91,12 +107,15 @@ def make_plan(
 
 
 def pooled_tables(plan: ShardingPlan) -> int:
-    """How many tables ask for pooled bags instead of distinct rows."""
+    """Return how many tables ask for pooled bags instead of distinct rows."""
     return sum(s.mode == "pooled" for s in plan.tables.values())
 
 
 def torchrec_sharding(plan: ShardingPlan) -> dict[str, tuple[str, list[int]]]:
-    """A plan as TorchRec is told it: type and ranks of each table, a rank for each column strip."""
+    """Return a plan as `torchrec_worker.py` takes it.
+
+    That is the sharding type and the ranks of each table, one rank for each column strip.
+    """
     return {
         name: (s.sharding_type, [shard.rank for shard in s.shards])
         for name, s in plan.tables.items()
@@ -106,5 +125,5 @@ def torchrec_sharding(plan: ShardingPlan) -> dict[str, tuple[str, list[int]]]:
 def make_collection(
     tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, backend: str
 ) -> ShardedEmbeddingBagCollection:
-    """The sharded collection that is measured."""
+    """Return the sharded collection that is measured. Every rank calls it."""
     return ShardedEmbeddingBagCollection(list(tables), plan, comm, rule(), backend=backend)

@@ -2,7 +2,7 @@
 
 Every strategy shards the same tables, looks up the same ids and takes the same gradient. Forward is
 timed alone and with backward (and so with the update). Memory is what a rank's process has grown
-by: when tables and buffers are there, and at its highest during steps.
+by: once tables and buffers are made, and at its highest during steps.
 """
 
 from dataclasses import replace
@@ -25,29 +25,33 @@ FORWARD = "forward"
 BOTH = "forward+backward"
 
 Key = tuple[str, int, str]
-"""Strategy, batch size, kind of ids."""
+"""The name of a strategy, the batch size and the kind of ids."""
 
 
 class ForwardAlone:
-    """The forward of a step, as in evaluation."""
+    """A contender that runs the forward of a step alone, as evaluation does.
+
+    Args:
+        step: The step whose collection and batches are used.
+    """
 
     def __init__(self, step: EmbeddingStep) -> None:
         self._step = step
         self.number = 0
 
     def run(self, steps: int) -> Times:
-        """Forwards."""
+        """Time so many forwards."""
         return time_steps([("step", self.forward)], steps, self._step.comm.barrier)
 
     @torch.no_grad()
     def forward(self) -> None:
-        """One of them."""
+        """Look up the next batch."""
         batches = self._step.batches
         self._step.collection(batches[self.number % len(batches)]).values()
         self.number += 1
 
     def bytes_exchanged(self) -> int:
-        """What all ranks send in one forward."""
+        """Run a forward and return the bytes that all ranks send in it. Every rank calls it."""
         comm = self._step.collection.comm
         before = comm.bytes_sent
         self.forward()
@@ -55,7 +59,14 @@ class ForwardAlone:
 
 
 def workload_of(tables: list[EmbeddingBagConfig], batch_size: int, bag: int, ids: str) -> Workload:
-    """Those tables as a workload."""
+    """Return tables as a workload, with one feature for each.
+
+    Args:
+        tables: The tables.
+        batch_size: The samples of a rank.
+        bag: The ids of each bag.
+        ids: How ids are drawn: `uniform` or `zipf`.
+    """
     return Workload(
         f"{ids}_{batch_size}",
         batch_size,
@@ -85,10 +96,10 @@ def run(session: Session) -> None:
     largest = max(workloads, key=lambda w: w.batch_size).name
     steps: dict[tuple[str, str], EmbeddingStep] = {}
     memory: dict[tuple[str, str], dict[str, float]] = {}
-    for name, plain in settings["plans"].items():
-        session.say(f"{name}: tables are made")
+    for name, plan_settings in settings["plans"].items():
+        session.print_note(f"{name}: tables are made")
         before = settled_bytes()
-        plan = make_plan(name, plain, tables, session.comm, batches[largest])
+        plan = make_plan(name, plan_settings, tables, session.comm, batches[largest])
         collection = make_collection(tables, plan, comm, settings["backend"])
         for w in workloads:
             steps[name, w.name] = EmbeddingStep(collection, batches[w.name], session.comm)
@@ -133,11 +144,17 @@ def _measure(
 
 
 def _memory(step: EmbeddingStep, before: int, comm: Comm) -> dict[str, float]:
-    """GB of the rank that has most: tables and buffers as they stay, and the peak of some steps."""
+    """Return the GB that tables and buffers hold on the rank with most, and the peak of some steps.
+
+    Args:
+        step: The step that is run.
+        before: The bytes of this process before the tables were made.
+        comm: The ranks.
+    """
     forget_peak_resident()
     step.run(MEMORY_STEPS)
-    told = comm.all_gather((settled_bytes() - before, peak_bytes() - before))
+    of_ranks = comm.all_gather((settled_bytes() - before, peak_bytes() - before))
     return {
-        "memory_gb": max(now for now, _ in told) / 1e9,
-        "memory_peak_gb": max(peak for _, peak in told) / 1e9,
+        "memory_gb": max(now for now, _ in of_ranks) / 1e9,
+        "memory_peak_gb": max(peak for _, peak in of_ranks) / 1e9,
     }

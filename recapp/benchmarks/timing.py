@@ -1,13 +1,13 @@
-"""Timing in rounds: everyone who is compared runs a few steps, then the next one, and so again.
+"""Timing in rounds: each contender in turn runs a few steps, and so again in the next round.
 
     round 1   recapp ······   torchrec ······   torchrec tuned ······
     round 2   torchrec tuned ······   torchrec ······   recapp ······
     ...
 
-A machine that others use too drifts by more than what is to be measured; what stands in one round
-has met the same machine. So a comparison is a ratio of medians of one round, its median and
-quartiles over the rounds of one run, and never a number from another day. A step of several ranks
-takes as long as its slowest rank.
+The speed of a machine that others use too drifts by more than what is to be measured, but hardly
+within one round. So a comparison is a ratio of two medians of the same round, reported as the
+median and quartiles of these ratios over the rounds of one run, and never against a number from
+another day. A step of several ranks takes as long as its slowest rank.
 """
 
 import statistics
@@ -18,52 +18,51 @@ from typing import Protocol
 
 from recapp.transport.communicator import Comm
 
-# of a round
-LEAST_STEPS = 2
-MOST_STEPS = 40
-SETTLE_STEPS = 1  # of a round, not counted: the caches are another's
+LEAST_STEPS = 2  # of a turn
+MOST_STEPS = 40  # of a turn
+SETTLE_STEPS = 1  # first steps of a turn, not counted: the caches hold another contender's data
 WARM_STEPS = 3  # before the first round: buffers grow, memory is touched for the first time
 
 Times = dict[str, list[float]]
-"""Milliseconds of steps, by part: `step` always, and what a contender tells apart (`forward`,
-`backward`).
+"""The milliseconds of each step, by part: `step` always, and the parts that a contender times
+separately, such as `forward` and `backward`.
 """
 
 
 class Contender(Protocol):
-    """Whoever is timed."""
+    """What is timed in rounds."""
 
     def run(self, steps: int) -> Times:
-        """Run so many steps and time each; nothing where this rank has no part in it."""
+        """Run so many steps and return the time of each; no times where this rank has no part."""
         ...
 
 
 @dataclass
 class Measured:
-    """What a contender took: milliseconds, by part, by round, by step."""
+    """The milliseconds that a contender took, by part, round and step."""
 
     rounds: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def add(self, times: Times) -> None:
-        """One more round."""
+        """Add the times of one more round."""
         for part, steps in times.items():
             self.rounds.setdefault(part, []).append(steps)
 
     def summary(self, part: str = "step") -> tuple[float, float, float]:
-        """Median and quartiles over all steps."""
+        """Return median, first and third quartile over the steps of all rounds."""
         return quartiles([ms for steps in self.rounds[part] for ms in steps])
 
     def median(self, part: str = "step") -> float:
-        """Median over all steps."""
+        """Return the median over the steps of all rounds."""
         return self.summary(part)[0]
 
     def by_round(self, part: str = "step") -> list[float]:
-        """The median of each round."""
+        """Return the median of each round."""
         return [statistics.median(steps) for steps in self.rounds[part]]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Median, first and third quartile, interpolated between neighbours as numpy does."""
+    """Return median, first and third quartile, interpolated between neighbours as numpy does."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     first, median, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -71,7 +70,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def spread(measured: Measured, part: str = "step", prefix: str = "") -> dict[str, float]:
-    """`median_ms`, `q1_ms`, `q3_ms` of a record, as `<prefix>median_ms`."""
+    """Return the entries `<prefix>median_ms`, `<prefix>q1_ms` and `<prefix>q3_ms` of a record."""
     return dict(
         zip(
             (f"{prefix}median_ms", f"{prefix}q1_ms", f"{prefix}q3_ms"),
@@ -84,16 +83,17 @@ def spread(measured: Measured, part: str = "step", prefix: str = "") -> dict[str
 def ratio(
     name: str, other: Measured | None, own: Measured, part: str = "step"
 ) -> dict[str, float | None]:
-    """How much faster recapp is: `<name>_ratio`, above 1 where it is faster, with quartiles.
+    """Return how much faster recapp is: `<name>_ratio`, above 1 where it is faster, with quartiles.
 
-    Each round has a ratio of two medians; theirs is the median over rounds, which a machine that
-    drifts between rounds does not move.
+    Each round has a ratio of two medians. The entry is the median of these ratios, which does not
+    change when the machine becomes slower between rounds.
 
     Args:
-        name: of the entry.
-        other: who recapp is compared with; None where it was not there or refused.
-        own: recapp.
-        part: what is compared.
+        name: The beginning of the entries' names.
+        other: The times of what recapp is compared with; None where it was not there or refused.
+            The entries are None then.
+        own: The times of recapp.
+        part: The part of a step that is compared.
     """
     keys = (f"{name}_ratio", f"{name}_ratio_q1", f"{name}_ratio_q3")
     if other is None or part not in other.rounds:
@@ -109,12 +109,13 @@ def time_steps(
     steps: int,
     before: Callable[[], None] = lambda: None,
 ) -> Times:
-    """Run steps of some parts; each part's time, and their sum as `step`.
+    """Run steps of one or several parts and return the time of each part, and their sum as `step`.
 
     Args:
-        parts: name and work of each part, in order. One part called `step` has no other sum.
-        steps: how many.
-        before: done before each step, untimed: a barrier.
+        parts: The name and the work of each part, in order. A part called `step` is not listed
+            beside its sum.
+        steps: The number of steps.
+        before: Called before each step, untimed: a barrier.
     """
     parts = list(parts)
     times: Times = {name: [] for name in (*(name for name, _ in parts), "step")}
@@ -142,11 +143,11 @@ def interleave(
     """Time contenders round by round. Every rank calls it with the same names.
 
     Args:
-        contenders: who is timed, by name.
-        comm: the ranks.
-        rounds: how often each has its turn; the order turns round every time.
-        seconds: how long a turn should be; it is at least two steps.
-        advance: told after each round.
+        contenders: What is timed, by name.
+        comm: The ranks.
+        rounds: How often each contender has its turn; every other round has the order reversed.
+        seconds: How long a turn should be; it has at least two steps.
+        advance: Called with 1 after each round.
     """
     steps = {}
     for name, contender in contenders.items():
@@ -164,8 +165,12 @@ def interleave(
 
 
 def slowest(comm: Comm, times: Times) -> Times:
-    """Of each step the time of the rank that took longest; ranks without times have no say."""
-    told = [t for t in comm.all_gather(times) if t]
+    """Return the times of the slowest rank in each step; ranks without times do not count.
+
+    Every rank calls it.
+    """
+    of_ranks = [t for t in comm.all_gather(times) if t]
     return {
-        part: [max(step) for step in zip(*(t[part] for t in told), strict=True)] for part in told[0]
+        part: [max(step) for step in zip(*(t[part] for t in of_ranks), strict=True)]
+        for part in of_ranks[0]
     }

@@ -1,5 +1,5 @@
-"""The rivals' side, run by a Python that has TorchRec and FBGEMM, and no recapp: builds what it is
-told and times steps on command.
+"""The process of a rival, run by a Python that has TorchRec and FBGEMM, and no recapp: it builds
+what the first line of its standard input asks for, and times steps on command.
 
 First line in: what to build. First line out: `{"ready": true}`, or `{"refused": "why"}`. Every
 further line in, such as `{"steps": 12, "threads": 1}`, is answered by the milliseconds of each
@@ -25,15 +25,15 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 Step = Callable[[int], dict[str, float]]
-"""Runs the step of that number and answers its milliseconds by part."""
+"""Runs the step of a number and returns its milliseconds by part."""
 
 
 def main() -> None:
-    """Builds, then obeys."""
+    """Build what the first line asks for, then time steps for every further line."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     sys.path.pop(0)  # the folder of this file: its other modules are no top-level modules
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print must not stand among the answers
     spec = json.loads(sys.stdin.readline())
     try:
         step = BUILD[spec["kind"]](spec)
@@ -43,10 +43,10 @@ def main() -> None:
         return
     number = 0
     for line in sys.stdin:
-        wanted = json.loads(line)
-        set_threads(wanted["threads"])
+        request = json.loads(line)
+        set_threads(request["threads"])
         times: dict[str, list[float]] = {}
-        for _ in range(wanted["steps"]):
+        for _ in range(request["steps"]):
             for part, ms in step(number).items():
                 times.setdefault(part, []).append(ms)
             number += 1
@@ -54,25 +54,32 @@ def main() -> None:
 
 
 class Refusal(Exception):
-    """TorchRec does not do this."""
+    """TorchRec cannot build what the spec asks for."""
 
 
-def answer(to: Any, what: dict[str, Any]) -> None:
-    """One line."""
-    to.write(json.dumps(what) + "\n")
+def answer(to: Any, document: dict[str, Any]) -> None:
+    """Write a document as one line of JSON.
+
+    Args:
+        to: The text file of the answers.
+        document: The answer.
+    """
+    to.write(json.dumps(document) + "\n")
     to.flush()
 
 
 def set_threads(threads: int) -> None:
-    """Torch's own threads; FBGEMM asks torch."""
+    """Set the number of torch's threads, which FBGEMM uses too."""
     import torch
 
     torch.set_num_threads(threads)
 
 
 def load_ids(spec: dict[str, Any]) -> Any:
-    """Ids of the batches of this rank, int64 [N, L], as recapp's rank has written them, and the ids
-    of each bag, [F * B].
+    """Return the ids of this rank's batches, int64 [N, L], and the length of each bag, [F * B].
+
+    They are those that recapp's rank has written. N batches, L ids of a batch, F features, B
+    samples.
     """
     import numpy
     import torch
@@ -85,7 +92,7 @@ def load_ids(spec: dict[str, Any]) -> Any:
 
 
 def build_kernels(spec: dict[str, Any]) -> Step:
-    """FBGEMM alone: forward, and backward with its fused update."""
+    """Return a step of FBGEMM alone: forward, and backward with its fused update."""
     import torch
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -123,7 +130,7 @@ def build_kernels(spec: dict[str, Any]) -> Step:
 
 
 def join_ranks(spec: dict[str, Any]) -> None:
-    """Gloo, met through a file."""
+    """Join a gloo process group, whose ranks meet through a file."""
     import torch.distributed as dist
 
     set_threads(spec["threads"])
@@ -135,11 +142,16 @@ def join_ranks(spec: dict[str, Any]) -> None:
 
 
 def shard(spec: dict[str, Any], module: Any, collection: Any, path: str) -> Any:
-    """TorchRec's DistributedModelParallel under the plan of the spec.
+    """Return a module as TorchRec's DistributedModelParallel under the plan of the spec.
+
+    Args:
+        spec: The spec, with `sharding`, `world`, `learning_rate` and `eps`.
+        module: The whole module.
+        collection: Its unsharded EmbeddingBagCollection.
+        path: The dotted name of the collection in the module.
 
     Raises:
-        Refusal: a sharding type that TorchRec's sharder does not list for the CPU, or what it says
-            when it builds.
+        Refusal: A sharding type that TorchRec's sharder does not list for the CPU.
     """
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -165,8 +177,8 @@ def shard(spec: dict[str, Any], module: Any, collection: Any, path: str) -> Any:
         "column_wise": lambda ranks: column_wise(ranks=ranks),
         "data_parallel": lambda ranks: data_parallel(),
     }
-    wanted = {kind for kind, _ in spec["sharding"].values()}
-    refused = sorted(wanted - set(sharder.sharding_types("cpu")) | wanted - set(made))
+    asked_for = {kind for kind, _ in spec["sharding"].values()}
+    refused = sorted(asked_for - set(sharder.sharding_types("cpu")) | asked_for - set(made))
     if refused:
         raise Refusal(f"no {', '.join(refused)} on the CPU")
     tables = {table: made[kind](ranks) for table, (kind, ranks) in spec["sharding"].items()}
@@ -184,7 +196,7 @@ def shard(spec: dict[str, Any], module: Any, collection: Any, path: str) -> Any:
 
 
 def features(spec: dict[str, Any]) -> list[Any]:
-    """The batches as TorchRec takes them."""
+    """Return the batches as TorchRec's KeyedJaggedTensors."""
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     ids_NL, lengths_FB = load_ids(spec)
@@ -193,7 +205,7 @@ def features(spec: dict[str, Any]) -> list[Any]:
 
 
 def collection_of(spec: dict[str, Any]) -> Any:
-    """The unsharded collection, on the meta device."""
+    """Return the unsharded EmbeddingBagCollection of the spec, on the meta device."""
     import torch
     from torchrec.modules.embedding_configs import EmbeddingBagConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -210,7 +222,7 @@ def collection_of(spec: dict[str, Any]) -> Any:
 
 
 def replicated(model: Any, spec: dict[str, Any]) -> list[Any]:
-    """The weights of tables that are data-parallel: the only ones whose gradient is dense."""
+    """Return the weights of the data-parallel tables, the only ones whose gradient is dense."""
     names = {
         f"embedding_bags.{table}.weight"
         for table, (kind, _) in spec["sharding"].items()
@@ -220,7 +232,7 @@ def replicated(model: Any, spec: dict[str, Any]) -> list[Any]:
 
 
 def build_step(spec: dict[str, Any]) -> Step:
-    """The embedding step: exchange, lookup, backward, update."""
+    """Return TorchRec's embedding step: exchange, lookup, backward, update."""
     import torch
     import torch.distributed as dist
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -248,7 +260,7 @@ def build_step(spec: dict[str, Any]) -> Step:
 
 
 def build_train(spec: dict[str, Any]) -> Step:
-    """A whole training step of TorchRec's DLRM."""
+    """Return a whole training step of TorchRec's DLRM."""
     import torch
     import torch.distributed as dist
     from torchrec.models.dlrm import DLRM
@@ -257,12 +269,12 @@ def build_train(spec: dict[str, Any]) -> Step:
     join_ranks(spec)
     torch.manual_seed(0)
     collection = collection_of(spec)
-    wanted = spec["model"]
+    shape = spec["model"]
     dlrm = DLRM(
         collection,
-        wanted["dense"],
-        wanted["bottom"],
-        wanted["top"],
+        shape["dense"],
+        shape["bottom"],
+        shape["top"],
         dense_device=torch.device("cpu"),
     )
     model = shard(spec, dlrm, collection, "sparse_arch.embedding_bag_collection")
@@ -272,7 +284,7 @@ def build_train(spec: dict[str, Any]) -> Step:
     if weights:
         optimizers.append(RowWiseAdagrad(weights, lr=spec["learning_rate"], eps=spec["eps"]))
     batches = features(spec)
-    numbers = torch.rand(spec["batch_size"], wanted["dense"])
+    numbers = torch.rand(spec["batch_size"], shape["dense"])
     labels = torch.randint(2, (spec["batch_size"],)).float()
 
     def step(number: int) -> dict[str, float]:

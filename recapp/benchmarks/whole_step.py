@@ -4,11 +4,12 @@ against TorchRec's DLRM.
 The step is forward, loss, backward (tables are updated inside, dense gradients reduced by DDP) and
 Adam for the dense part, on batches that are in memory. The floor is what no framework can avoid:
 the matrix products of the MLPs, forward and backward, and the two batched products of the
-interaction, into memory that is there already, on all ranks at once. No bias, no ReLU, no loss, no
-optimiser, no all-reduce, no tables count in it. With `compile=true` the same model with its dense
-part under torch.compile takes part too, through the first transport.
+interaction, into memory that is there already, on all ranks at once. Bias, ReLU, loss, optimiser,
+all-reduce and tables do not count in it. With `compile=true` the same model with its dense part
+under torch.compile takes part too, through the first transport.
 
-B batch per rank, F vectors of the interaction, D their width.
+B samples of a rank's batch, F vectors of the interaction, D their width, I inputs and O outputs of
+a layer.
 """
 
 from itertools import pairwise
@@ -35,16 +36,16 @@ from recapp.transport.communicator import Comm
 
 
 class TrainingStep:
-    """recapp: a DLRM under DDP with sharded tables.
+    """The training step of recapp: a DLRM under DDP with sharded tables.
 
     Args:
-        model: what is trained.
-        tables: of it.
-        plan: where those lie.
-        comm: the transport.
-        barrier: the ranks, whose barrier stands before each step.
-        backend: local kernels.
-        compiled: whether torch.compile has the dense part.
+        model: The shape of the DLRM.
+        tables: Its tables.
+        plan: The plan of the tables.
+        comm: The ranks, through the transport that is measured.
+        barrier: The ranks, which meet at a barrier before each step.
+        backend: The backend of local kernels.
+        compiled: Whether the dense part runs under torch.compile.
     """
 
     def __init__(
@@ -82,7 +83,12 @@ class TrainingStep:
 
 
 class InMemory:
-    """Trains on batches that are in memory, in turn."""
+    """A contender that trains on batches in memory.
+
+    Args:
+        training: The step.
+        batches: The batches of this rank, which steps take in turn.
+    """
 
     def __init__(self, training: TrainingStep, batches: list[Batch]) -> None:
         self.training = training
@@ -90,7 +96,7 @@ class InMemory:
         self.number = 0
 
     def run(self, steps: int) -> Times:
-        """Whole training steps."""
+        """Time so many training steps."""
         return time_steps([("step", self._step)], steps, self.training.barrier.barrier)
 
     def _step(self) -> None:
@@ -99,7 +105,12 @@ class InMemory:
 
 
 class MatrixProducts:
-    """The products of a DLRM's dense part, forward and backward, and nothing else."""
+    """A contender of the matrix products of a DLRM's dense part, forward and backward, alone.
+
+    Args:
+        model: The shape of the DLRM.
+        barrier: The ranks, which meet at a barrier before each step.
+    """
 
     def __init__(self, model: NamedModel, barrier: Comm) -> None:
         B = model.batch_size
@@ -118,7 +129,7 @@ class MatrixProducts:
         self.barrier = barrier
 
     def run(self, steps: int) -> Times:
-        """All products of a step."""
+        """Time all products of so many steps."""
         return time_steps([("step", self._step)], steps, self.barrier.barrier)
 
     def _step(self) -> None:
@@ -131,7 +142,9 @@ class MatrixProducts:
 
 
 class _Layer:
-    """x W^T; g^T x; g W."""
+    """The products of a linear layer: x W^T forward; g^T x and, unless it is the first, g W
+    backward.
+    """
 
     def __init__(self, batch_size: int, inputs: int, outputs: int, first: bool) -> None:
         self.x_BI = torch.randn(batch_size, inputs)
@@ -150,7 +163,7 @@ class _Layer:
 
 
 def dense_flops(model: NamedModel) -> int:
-    """Multiplications and additions of `MatrixProducts` in a step of one rank."""
+    """Return the multiplications and additions of `MatrixProducts` in a step of one rank."""
     B = model.batch_size
     F = len(model.workload().rows_F) + 1
     D = model.dim
@@ -164,7 +177,12 @@ def dense_flops(model: NamedModel) -> int:
 
 
 def batches_of(model: NamedModel, features: list[KeyedJaggedTensor]) -> list[Batch]:
-    """Batches in memory: numbers and labels by chance."""
+    """Return batches with the given ids and random numbers and labels.
+
+    Args:
+        model: The shape of the DLRM.
+        features: The ids of each batch.
+    """
     torch.manual_seed(1)
     return [
         Batch(
@@ -179,12 +197,12 @@ def run(session: Session) -> None:
     torch.set_num_threads(session.settings["threads"][0])
     comms = open_transports(session.settings["transport"])
     for name in session.settings["model"]:
-        for plan, plain in session.settings["plans"].items():
+        for plan_name, plan_settings in session.settings["plans"].items():
             workload = MODELS[name].workload()
             features = session.batches(workload)
-            made = make_plan(plan, plain, workload.tables(), session.comm, features)
+            plan = make_plan(plan_name, plan_settings, workload.tables(), session.comm, features)
             _measure(
-                session, MODELS[name], workload, made, batches_of(MODELS[name], features), comms
+                session, MODELS[name], workload, plan, batches_of(MODELS[name], features), comms
             )
 
 
@@ -250,5 +268,5 @@ def _record(
 
 
 def _samples_per_second(model: NamedModel, own: Measured) -> float:
-    """Of one rank."""
+    """Return the samples that one rank trains in a second."""
     return model.batch_size / own.median() * 1e3

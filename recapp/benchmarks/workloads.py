@@ -7,11 +7,11 @@
     W3    one-hot, batch 8,192, dim 16              narrow rows
     W4    one-hot, batch 256, dim 16                tiny: what a message costs
 
-Ids are Zipf 1.05: row of popularity k is drawn with probability proportional to k^-1.05, and
-popularity is shuffled over the row numbers so that popular rows are not neighbours. What TorchRec
-is given are the same ids, read from the file that a rank has written.
+Ids are Zipf 1.05: the row of popularity k is drawn with probability proportional to k^-1.05, and
+popularity is shuffled over the row numbers so that popular rows are not neighbours. TorchRec reads
+the same ids from the file that a rank has written.
 
-B batch per rank, F features (= tables), L ids of a batch, N batches.
+B samples of a rank's batch, F features (= tables), L ids of a batch, N batches.
 """
 
 from collections.abc import Sequence
@@ -21,54 +21,26 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from recapp.dataset.column_shapes import CRITEO_SIZES
 from recapp.planner.scale import MLPERF_BAGS
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 
-# Rows of HugeCTR's Criteo tables (their notebook on hybrid embeddings).
-CRITEO_ROWS = (
-    203931,
-    18598,
-    14092,
-    7012,
-    18977,
-    4,
-    6385,
-    1245,
-    49,
-    186213,
-    71328,
-    67288,
-    11,
-    2168,
-    7338,
-    61,
-    4,
-    932,
-    15,
-    204515,
-    141526,
-    199433,
-    60919,
-    9137,
-    71,
-    34,
-)
 EXPONENT = 1.05
 BATCHES = 6  # that steps take in turn: enough that none is still in a cache when it comes again
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Tables and the shape of a batch.
+    """Tables, the shape of a batch, and how its ids are drawn.
 
     Args:
-        name: as on the command line.
-        batch_size: samples of one rank, B.
-        rows_F: rows of each table.
-        dim_F: columns of each table.
-        bag_F: ids of each bag of each feature.
-        zipf: skewed ids; else every row is equally likely.
+        name: The name on the command line.
+        batch_size: The samples of one rank's batch, B.
+        rows_F: The rows of each table.
+        dim_F: The columns of each table.
+        bag_F: The ids of each bag of each feature.
+        zipf: Whether ids are skewed; else every row is equally likely.
     """
 
     name: str
@@ -80,21 +52,21 @@ class Workload:
 
     @property
     def features(self) -> list[str]:
-        """C1, C2, ...: names of tables and features."""
+        """The names of tables and features: C1, C2, ..."""
         return [f"C{i + 1}" for i in range(len(self.rows_F))]
 
     @property
     def ids(self) -> int:
-        """Ids of one rank's batch, L."""
+        """The number of ids in one rank's batch, L."""
         return self.batch_size * sum(self.bag_F)
 
     @property
     def width(self) -> int:
-        """Columns of the pooled output."""
+        """The columns of the pooled output."""
         return sum(self.dim_F)
 
     def tables(self) -> list[EmbeddingBagConfig]:
-        """A table for each feature; ids are rows."""
+        """Return a table for each feature; an id is the number of its row."""
         return [
             EmbeddingBagConfig(
                 name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[name]
@@ -103,31 +75,36 @@ class Workload:
         ]
 
     def lengths(self) -> Tensor:
-        """Ids of each bag, [F * B], feature by feature."""
+        """Return the length of each bag, [F * B], feature by feature."""
         return torch.repeat_interleave(torch.tensor(self.bag_F), self.batch_size)
 
     def draw(self, rank: int, batches: int = BATCHES) -> Tensor:
-        """Ids of a rank's batches, int64 [N, L], feature by feature; the same for the same rank on
-        every machine.
+        """Return the ids of a rank's batches, int64 [N, L], feature by feature.
+
+        They depend on the rank alone and are equal on every machine.
+
+        Args:
+            rank: The seed of the ids.
+            batches: The number of batches, N.
         """
         generator = torch.Generator().manual_seed(rank)
         draw = _zipf if self.zipf else _uniform
-        shapes = list(zip(self.rows_F, self.bag_F, strict=True))
+        features = list(zip(self.rows_F, self.bag_F, strict=True))
         return torch.stack(
             [
-                torch.cat([draw(rows, self.batch_size * bag, generator) for rows, bag in shapes])
+                torch.cat([draw(rows, self.batch_size * bag, generator) for rows, bag in features])
                 for _ in range(batches)
             ]
         )
 
     def features_of(self, ids_NL: Tensor) -> list[KeyedJaggedTensor]:
-        """The batches as a model takes them."""
+        """Return ids, int64 [N, L], as the batches that a model takes."""
         lengths = self.lengths()
         return [KeyedJaggedTensor(self.features, ids_L, lengths=lengths) for ids_L in ids_NL]
 
 
 def _criteo(name: str, batch_size: int, dim: int, bags: Sequence[int]) -> Workload:
-    return Workload(name, batch_size, CRITEO_ROWS, (dim,) * len(CRITEO_ROWS), tuple(bags))
+    return Workload(name, batch_size, CRITEO_SIZES, (dim,) * len(CRITEO_SIZES), tuple(bags))
 
 
 WORKLOADS = {
@@ -145,7 +122,7 @@ WORKLOADS = {
 
 @lru_cache(maxsize=64)
 def _popularity(rows: int) -> tuple[Tensor, Tensor]:
-    """The distribution function over popularity, and the row of each popularity."""
+    """Return the distribution function over popularity, and the row of each popularity."""
     share = (1 / torch.arange(1, rows + 1, dtype=torch.float64) ** EXPONENT).cumsum(0)
     return share / share[-1], torch.randperm(rows, generator=torch.Generator().manual_seed(rows))
 

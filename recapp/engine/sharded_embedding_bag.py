@@ -26,7 +26,7 @@ from recapp.engine.sharded_state import put_tables_in_state
 from recapp.engine.state import EngineState
 from recapp.errors import PlanError
 from recapp.kernels.backend import backend as choose_backend
-from recapp.kernels.backend import missed
+from recapp.kernels.backend import slow_kernels_note
 from recapp.kernels.warm_up import report_compilation, warm_up
 from recapp.optim.rules import RowRule
 from recapp.sharding.layout import Block, make_layout
@@ -117,7 +117,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self.tables_in_state = True
         put_tables_in_state(self)
-        self._warm_up(trains, missed(backend, device))
+        self._warm_up(trains, slow_kernels_note(backend, device))
 
     def _warm_up(self, trains: bool, missing: str) -> None:
         """Compile kernels before the first step: rank 0 first, the others read what it left on

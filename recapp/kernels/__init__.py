@@ -1,3 +1,3 @@
-"""Local arithmetic of the embedding engine: group, pool, update. One file per backend; the torch
-reference defines the result.
+"""The local functions of the embedding engine: group, pool, update. Each backend has its files; the
+torch reference defines the result.
 """

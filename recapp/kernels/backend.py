@@ -1,4 +1,4 @@
-"""Which kernels run: one object with the local functions of the engine, chosen once per collection.
+"""The backend of kernels: one object with the engine's local functions, chosen once per collection.
 
 | backend | device | what it is                                                                    |
 |---------|--------|-------------------------------------------------------------------------------|
@@ -22,21 +22,23 @@ from recapp.errors import ConfigError, suggest
 from recapp.kernels.reference import TorchBackend
 
 Backend = TorchBackend | Any
-"""Something with the reference's functions."""
+"""An object with the functions of `TorchBackend`."""
 
 BACKENDS = ("auto", "numba", "torch", "triton")
+"""The names of the backends, as the setting takes them."""
 SETTING = "engine.backend"
+"""The name of the setting, for errors."""
 
 
 def backend(name: str, device: torch.device) -> Backend:
-    """Return kernels for tensors of a device.
+    """Return the backend for tensors of a device.
 
     Args:
-        name: `auto`, or one of the table above to force it.
-        device: Device of rows and messages.
+        name: `auto`, or a name of the table above to force that backend.
+        device: The device of rows and messages.
 
     Raises:
-        ConfigError: The name is unknown, or what was forced is not there.
+        ConfigError: The name is unknown, or the forced backend does not work here.
     """
     if name not in BACKENDS:
         raise ConfigError(f"{SETTING}={name}: unknown; {suggest(name, BACKENDS)}")
@@ -54,9 +56,14 @@ def backend(name: str, device: torch.device) -> Backend:
     return TorchBackend()
 
 
-def missed(name: str, device: torch.device) -> str:
-    """Return a line for people about the kernels that `auto` had to do without on a device; empty
-    where it has the fast ones or was not asked.
+def slow_kernels_note(name: str, device: torch.device) -> str:
+    """Return a line that says why `auto` found no fast kernels on a device.
+
+    It is empty where `auto` found them, and where the setting names a backend.
+
+    Args:
+        name: The setting, as `backend` takes it.
+        device: The device of rows and messages.
     """
     why = _no_triton(device) if device.type == "cuda" else _no_numba(device)
     return (
@@ -67,14 +74,17 @@ def missed(name: str, device: torch.device) -> str:
 
 
 def _no_numba(device: torch.device) -> str:
-    """Return why numba's kernels cannot be had; empty if they can."""
+    """Return why numba's kernels do not work on a device; empty where they do."""
     if device.type != "cpu":
         return f"it computes on the CPU, rows live on {device}"
     return "" if find_spec("numba") else "numba is not installed (pip install numba)"
 
 
 def _no_triton(device: torch.device) -> str:
-    """Return why Triton's kernels cannot be had; its interpreter takes CPU tensors as well."""
+    """Return why Triton's kernels do not work on a device; empty where they do.
+
+    Triton's interpreter takes CPU tensors as well.
+    """
     if not find_spec("triton"):
         return "triton is not installed (torch for CUDA brings it; pip install triton)"
     from triton import knobs

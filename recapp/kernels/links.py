@@ -1,5 +1,5 @@
-"""What the two halves of a kernel backend hand to each other: a group as arrays, a batch as a group
-sees it, and sparse matrices.
+"""The arguments of kernels: a group of tables as arrays, a batch as a group sees it, and sparse
+matrices. The integer kernels of a backend make the matrices, the arithmetic kernels follow them.
 
 An *offset* counts elements of a flat buffer (a message, the output, its gradient): vectors of every
 width lie behind each other in one buffer, and nothing has to be moved or aligned. A *row* counts in
@@ -17,32 +17,42 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Counts = NDArray[np.int64]
+"""Integers on the host: counts, or offsets made of them."""
 CACHE_LINE_BYTES = 64
 
 
 class Staged(NamedTuple):
-    """How the source of a sparse matrix is read strip by strip: first copied side by side, then
-    gathered from the copy.
+    """How the source of a sparse matrix is read strip by strip: the vectors of a strip's bags are
+    first copied side by side, then gathered from the copy.
 
     Bags of one table lie a whole output row apart, and at such distances thousands of them fall
     into a few sets of a cache. Where each is read several times (bags of many ids), a copy that
     fits the cache halves the gathering (measured).
+
+    Args:
+        where_M: The offset of each bag in the source.
+        bag_I1: Strip i has bags bag[i] .. bag[i + 1]; entries of the matrix are offsets in the copy
+            of these bags.
+        row_I1: Strip i has rows row[i] .. row[i + 1] of the matrix.
     """
 
-    where_M: Tensor  # offsets of all bags in the source
-    # strip i has bags bag[i] .. bag[i + 1]; entries of the matrix are offsets in the copy of its
-    # bags
+    where_M: Tensor
     bag_I1: Counts
-    row_I1: Counts  # and rows of the matrix row[i] .. row[i + 1]
+    row_I1: Counts
 
 
 class Links(NamedTuple):
     """A sparse matrix in CSR between flat buffers: bag m sums `weights[k] * source[index[k]]` over
     its entries k in offsets[m] .. offsets[m + 1].
 
-    No `offsets_M1`: one entry per bag. No weights: ones. The result of bag m stands at offset
-    `at[m]` of the target; without, bags stand side by side. `index` holds offsets in the source, or
-    rows where the source is a store. `staged`: or offsets in copies that are made strip by strip.
+    Args:
+        index_N: The offset of each entry's vector in the source; its row where the source is a
+            store; its offset in the copy of a strip's bags where there is `staged`.
+        offsets_M1: Where the entries of each bag begin and end; None: one entry per bag.
+        weights_N: The weight of each entry; None: ones.
+        at_M: The offset of each bag's result in the target; None: results stand side by side.
+        bags: The number of bags M.
+        staged: How the source is copied strip by strip; None: it is not.
     """
 
     index_N: Tensor
@@ -55,23 +65,23 @@ class Links(NamedTuple):
 
 @dataclass(frozen=True)
 class Routes:
-    """A group as arrays: its slots strip by strip, and where every row of its strips lives.
+    """A group as arrays: its slots strip by strip, and where every row of its strips lies.
     Integers are int64, on the group's device.
 
     Args:
-        mode: How its rows are requested.
-        width: Columns of its strips.
-        features: Feature of each slot, on the host.
-        feature_S: The same, on the device.
-        column_S: First output column of each slot, on the host.
-        strip_S: Strip of each slot, numbered within the group.
-        rows_I: Rows of each strip.
+        mode: The mode in which rows are requested.
+        width: The columns of the group's strips.
+        features: The feature of each slot, on the host.
+        feature_S: The feature of each slot, on the device.
+        column_S: The first output column of each slot, on the host.
+        strip_S: The strip of each slot, numbered within the group.
+        rows_I: The rows of each strip.
         piece_I1: Strip i is made of pieces piece[i] .. piece[i + 1].
-        start_K: First row of each piece within its strip.
-        rank_K: Owner of each piece.
-        base_K: First row of each piece in the owner's store.
-        row_dtype: Type of rows in requests; int32 where all stores' rows fit, for all groups of a
-            collection alike, because ids travel in one message.
+        start_K: The first row of each piece within its strip.
+        rank_K: The owner of each piece.
+        base_K: The first row of each piece in the owner's store.
+        row_dtype: The type of rows in requests: int32 where all stores' rows fit, for all groups of
+            a collection, because their ids travel in one message.
     """
 
     mode: str
@@ -93,13 +103,14 @@ class Bags:
     """A batch as a group sees it.
 
     Args:
-        rows_L: Rows of the whole batch, pair by pair.
-        lengths_FB: Ids per bag.
-        first_S: Where the ids of each slot begin, on the host.
-        last_S: Where they end.
-        where_M: Offset of each bag in the output, slots first.
-        scale_M: Factor of each bag (means); None: there is none, and there are no weights either.
-        weights_L: A weight per id, or None.
+        rows_L: The rows of the whole batch, feature by feature and bag by bag.
+        lengths_FB: The number of ids of each bag.
+        first_S: Where the ids of each slot begin in `rows_L`, on the host.
+        last_S: Where the ids of each slot end in `rows_L`, on the host.
+        where_M: The offset of each bag in the output, slot by slot.
+        scale_M: The factor of each bag, 1 or that of a mean; None where there are neither means
+            nor weights.
+        weights_L: The weight of each id, or None.
     """
 
     rows_L: Tensor
@@ -112,44 +123,48 @@ class Bags:
 
     @property
     def pairs(self) -> int:
-        """Return P: how many ids the group looks up."""
+        """The number of (slot, id) pairs that the group looks up, P."""
         return int((self.last_S - self.first_S).sum())
 
 
 class Rule(Protocol):
-    """What kernels need to know of a row rule (`recapp/optim/rules.py`)."""
+    """The attributes of a row rule (`recapp/optim/rules.py`) that kernels read."""
 
     @property
     def step(self) -> Callable[..., tuple[Any, ...]]:
-        """The expression."""
+        """The expression that makes new weights and state of the old ones and the gradient."""
 
     @property
     def constants(self) -> tuple[float, ...]:
-        """Handed to it before the state."""
+        """The constants of the expression, its arguments before the state."""
 
     @property
     def state(self) -> tuple[tuple[str, Any], ...]:
-        """Name and kind ("row" or "element") of every state tensor."""
+        """The name and the kind ("row" or "element") of each state tensor."""
 
     @property
     def needs_row(self) -> bool:
-        """Whether it asks for the mean square of the whole row's gradient."""
+        """Whether the expression uses the mean square of the whole row's gradient."""
 
 
 class Scratch:
-    """Arrays by name that stay: a fresh one costs a page fault per 4 KB, more than the arithmetic
-    done in it (measured).
+    """Named arrays whose memory is kept and used again by later batches.
 
-    One belongs to one group of one batch in flight, so what stands in it is that batch's until the
-    batch's backward has run.
+    A fresh array costs a page fault per 4 KB, more than the arithmetic done in it (measured). A
+    scratch belongs to one group of one batch in flight, so that batch's arrays keep their contents
+    until its backward has run.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
     def __call__(self, name: str, n: int, dtype: torch.dtype) -> Tensor:
-        """Return an array of n elements on the CPU, contents undefined; the same memory for the
-        same name.
+        """Return an array on the CPU whose contents are undefined.
+
+        Args:
+            name: The name of the array; a later call with this name returns the same memory.
+            n: The number of elements.
+            dtype: Their type.
         """
         held = self._held.get(name)
         if held is None or held.numel() < n or held.dtype != dtype:
@@ -157,13 +172,17 @@ class Scratch:
         return held[:n]
 
     def tensors(self) -> Iterable[Tensor]:
-        """Return the memory that is held."""
+        """Return the arrays that are held."""
         return self._held.values()
 
     @staticmethod
     @torch.inference_mode(False)
     def _grown(n: int, dtype: torch.dtype) -> Tensor:
-        """Memory made in inference mode could not be written outside of it."""
+        """Return new memory, made outside of inference mode: else no later training could write it.
+
+        It has room for a fifth more elements, so that batches of slightly more ids find it large
+        enough.
+        """
         return torch.empty(n + n // 5 + 64, dtype=dtype)
 
 

@@ -1,13 +1,13 @@
-"""How kernels are compiled, and when one that lies on disk is taken instead.
+"""The compilation of kernels by numba, and its cache on disk.
 
-numba knows a kernel on disk by the file that it stands in, and by its code and all that it closes
+numba finds a kernel on disk by the file of its function, and by its code and all that it closes
 over, pickled.
 
 - Kernels are put together from several files. If one of these changed alone, kernels of two
   versions would work on the same arrays: so each carries the digest of all of them (`compiled`).
 - Compiled functions and intrinsics pickle differently in every process, and with them in a closure
   each process would compile anew. So kernels close over numbers and over plain functions that
-  pickle knows by their name (`part`); numba compiles those into them.
+  pickle knows by their name (`inlined`); numba compiles those into them.
 """
 
 import sys
@@ -26,13 +26,13 @@ Function = Callable[..., Any]
 
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 SOURCES = ("kernels/*.py", "optim/rules.py")  # below the package
-# names become names of files, and pickle reads a dot as "of"
+# Names of functions become names of files, and pickle takes what stands before a dot for the owner.
 NO_PATH = str.maketrans(".", "p", "(), '")
 
 
 @lru_cache(None)
 def digest() -> str:
-    """Of all files that kernels are made of."""
+    """Return the SHA-256 of all files that kernels are made of."""
     package = Path(__file__).parents[1]
     return sha256(
         b"".join(path.read_bytes() for pattern in SOURCES for path in sorted(package.glob(pattern)))
@@ -40,25 +40,30 @@ def digest() -> str:
 
 
 def compiled(**more: Any) -> Callable[[Function], Function]:
-    """A decorator for a kernel: compiled at its first call, or taken from disk if no source has
-    changed since.
+    """Return a decorator for a kernel: it is compiled at its first call, or read from disk where no
+    source has changed since.
 
     Args:
-        more: numba's options beside ours.
+        more: Options of numba beside `OPTIONS`.
     """
 
     def compile(function: Function) -> Function:
         kernel = njit(**OPTIONS, cache=True, **more)(function)
-        # numba's own: of this function's file alone
+        # numba would look at this function's file alone
         kernel._cache._cache_file._source_stamp = digest()
         return kernel  # type: ignore[no-any-return]
 
     return compile
 
 
-def part(*made_for: Any) -> Callable[[Function], Function]:
-    """A decorator for a function that kernels are made with: plain, and its module's own under a
-    name that says what it was made for.
+def inlined(*made_for: Any) -> Callable[[Function], Function]:
+    """Return a decorator for a function that numba compiles into kernels.
+
+    The function stays a plain one. It becomes an attribute of its module under a name that says
+    what it was made for, so that pickle finds it and the cache on disk tells it from others.
+
+    Args:
+        made_for: The numbers and functions that the function closes over.
     """
 
     def name(function: Function) -> Function:
@@ -85,8 +90,12 @@ class _CompilationListener(event.Listener):  # type: ignore[misc]
 
 
 def listen_to_compilations(begins: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Call a function whenever numba begins to compile a kernel, while this lasts; not when it
-    reads one from disk.
+    """Call a function whenever numba begins to compile a kernel inside of this context.
+
+    It is not called when numba reads a kernel from disk.
+
+    Args:
+        begins: The function.
     """
     listener = _CompilationListener(begins)
     return event.install_listener("numba:compile", listener)  # type: ignore[no-any-return]

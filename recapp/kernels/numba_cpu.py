@@ -1,9 +1,9 @@
 """The compiled CPU backend: numba kernels behind the functions of `recapp/kernels/reference.py`,
 several times as fast.
 
-Tensors become arrays without a copy; results stand in the caller's `Scratch`, which stays from
-batch to batch. What the functions mean is documented at the reference; how they are fast, in
-`numba_integers.py`, `numba_unique.py` and `numba_vectors.py`.
+Tensors become arrays without a copy; results are written to the caller's `Scratch`, whose memory
+is used again from batch to batch. The reference documents what the functions mean;
+`numba_integers.py`, `numba_unique.py` and `numba_vectors.py` how they are fast.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from recapp.kernels import numba_integers as integers
-from recapp.kernels import numba_partition as shares
+from recapp.kernels import numba_partition as partition
 from recapp.kernels import numba_row_statistics as statistics
-from recapp.kernels import numba_unique as distinct
+from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import (
     CACHE_LINE_BYTES,
@@ -31,23 +31,30 @@ from recapp.kernels.links import (
 )
 from recapp.kernels.quantised import QuantisedRows
 
-# Torch's libgomp is in the process already and serves numba's OpenMP layer too: one pool. TBB's or
-# numba's own would fight for the cores.
+# Torch's libgomp is in the process already and serves numba's OpenMP layer too, so there is one
+# pool of threads. The threads of TBB or of numba's own layer would compete with it for the cores.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
 STREAM_FROM_BYTES = 4 << 20  # smaller targets are read again from the caches
-STAGE_FROM_READS = 3  # times that a bag's gradient is read: below, a copy costs more than it gains
-# fewer bags or touched rows are not worth waking a second thread (10 to 30 us)
-SPREAD_FROM_ROWS = 2048
-SPREAD_FROM_PAIRS = 16384  # likewise ids, of which one takes 10 ns
+# How often a bag's gradient must be read so that a copy of it costs less than it gains.
+STAGE_FROM_READS = 3
+# Waking a second thread takes 10 to 30 us: more than it gains with fewer bags or touched rows ...
+THREADS_FROM_ROWS = 2048
+THREADS_FROM_PAIRS = 16384  # ... or with fewer ids, at 10 ns an id
 
 
 class UniqueRows(NamedTuple):
-    """Distinct rows of a group in one batch, strip by strip: pairs' numbers within their strip,
-    rows in the owners' stores, owners, uses.
+    """The distinct rows of a group in one batch, strip by strip.
 
-    Strip i has pairs pair[i] .. pair[i + 1] and distinct rows row[i] .. row[i + 1], and is worked
-    on by thread[i] of so many threads.
+    Args:
+        number_P: The number of each pair's row among the distinct rows of its strip.
+        row_U: The number of each row in its owner's store.
+        rank_U: The owner of each row.
+        count_U: The number of pairs of each row.
+        pair_I1: Strip i has pairs pair[i] .. pair[i + 1].
+        row_I1: Strip i has distinct rows row[i] .. row[i + 1].
+        thread_I: The thread that works on each strip.
+        threads: The number of threads.
     """
 
     number_P: Tensor
@@ -61,7 +68,7 @@ class UniqueRows(NamedTuple):
 
 
 def _array(tensor: Tensor | None) -> Any:
-    """The tensor's memory, flat; 16-bit floats under the names that `simd.py` reads."""
+    """Return a tensor's memory as an array, 16-bit floats under the types that `simd.py` reads."""
     if tensor is None:
         return None
     if tensor.dtype == torch.bfloat16:
@@ -71,14 +78,15 @@ def _array(tensor: Tensor | None) -> Any:
     return tensor.numpy()
 
 
-def _given(tensor: Tensor | None, dtype: torch.dtype) -> Any:
-    """The tensor's memory; nothing of its type where there is none, so that one compiled kernel
-    serves both.
+def _array_or_empty(tensor: Tensor | None, dtype: torch.dtype) -> Any:
+    """Return a tensor's memory as an array, or an empty array of its type for None.
+
+    So one compiled kernel serves both, where None would need another.
     """
-    return _NOTHING[dtype] if tensor is None else tensor.numpy()
+    return _EMPTY[dtype] if tensor is None else tensor.numpy()
 
 
-_NOTHING = {
+_EMPTY = {
     dtype: torch.empty(0, dtype=dtype).numpy()
     for dtype in (torch.int32, torch.float32, torch.float64)
 }
@@ -89,8 +97,9 @@ def _number(dtype: torch.dtype, value: float) -> Any:
 
 
 class NumbaBackend:
-    """Kernels for tensors on the CPU. One belongs to one collection: it holds the hash table that
-    the grouping kernels share.
+    """The compiled backend for tensors on the CPU.
+
+    Each collection has its own, because it holds the hash table that the grouping kernels share.
     """
 
     name = "numba"
@@ -101,14 +110,17 @@ class NumbaBackend:
         self._copies = Scratch()
 
     def _buckets(self, n: int) -> Any:
-        """The hash table for up to n rows, all -1."""
+        """Return the hash table for up to n rows, filled with -1."""
         if len(self._bucket_H) < 4 * n:
             self._bucket_H = np.full(4 << max(n, 1).bit_length(), -1, np.int32)
         return self._bucket_H
 
     def _arrays(self, r: Routes) -> tuple[Any, ...]:
-        """strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K; slot_I1: strip i has slots
-        slot[i] .. slot[i + 1].
+        """Return the routes' tensors as arrays, made once for each group.
+
+        Returns:
+            strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K, and slot_I1: strip i has
+            slots slot[i] .. slot[i + 1].
         """
         known, found = self._routes.get(id(r), (None, ()))
         if known is not r:
@@ -123,14 +135,25 @@ class NumbaBackend:
         return found
 
     def sizes(self) -> list[tuple[int, int]]:
-        """See the reference: small batches, and those that several threads share."""
-        return [(1, 1), (SPREAD_FROM_ROWS, SPREAD_FROM_PAIRS)][: _threads()]
+        """See the reference. The kinds are small batches, and those that several threads share."""
+        return [(1, 1), (THREADS_FROM_ROWS, THREADS_FROM_PAIRS)][: _threads()]
 
     def rows_of_ids(
         self, ids_L: Tensor, edges: Sequence[int], size_F: Tensor, rule_F: Tensor, changed_F: Tensor
     ) -> tuple[Tensor, int]:
-        """Rows of raw ids by the rules of all tables in one pass (`recapp/tables/ids.py` says what
-        is what).
+        """Return the rows of raw ids by the id rules of all tables, in one pass.
+
+        `recapp/tables/ids.py` documents the rules.
+
+        Args:
+            ids_L: The ids, feature by feature.
+            edges: Feature f has ids edges[f] .. edges[f + 1].
+            size_F: The rows of each feature's table.
+            rule_F: The number of each feature's rule.
+            changed_F: How many ids of each feature a rule has clamped or dropped; added to.
+
+        Returns:
+            The rows, and the position of the first id that is an error, or -1.
         """
         rows_L = torch.empty(
             len(ids_L), dtype=torch.int32 if int(size_F.max()) < 2**31 else torch.int64
@@ -160,8 +183,8 @@ class NumbaBackend:
             take(name, P, torch.int32) for name in ("number", "rank", "count", "bucket")
         )
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
-        threads = _threads() if P >= SPREAD_FROM_PAIRS else 1
-        thread_I = shares.deal(np.diff(pair_I1), threads)
+        threads = _threads() if P >= THREADS_FROM_PAIRS else 1
+        thread_I = partition.assign_threads(np.diff(pair_I1), threads)
         buckets = self._buckets(threads * int(np.diff(pair_I1).max(initial=1)))
         whole = (
             _array(b.rows_L),
@@ -184,11 +207,13 @@ class NumbaBackend:
             n_IW,
         )
         if threads == 1:
-            distinct.route_strips(thread_I, 0, threads, buckets, *whole)
+            unique_kernels.route_strips(thread_I, 0, threads, buckets, *whole)
         else:
             numba.set_num_threads(threads)
-            distinct.route_strips_on_threads(thread_I, threads, buckets, *whole)
-        U = distinct.close_up(first_I, found_I, _array(row), _array(rank), _array(count), row_I1)
+            unique_kernels.route_strips_on_threads(thread_I, threads, buckets, *whole)
+        U = unique_kernels.compact_rows(
+            first_I, found_I, _array(row), _array(rank), _array(count), row_I1
+        )
         return UniqueRows(
             number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
         ), n_IW.sum(0)
@@ -196,7 +221,7 @@ class NumbaBackend:
     def write_row_requests(
         self,
         r: Routes,
-        d: UniqueRows,
+        unique: UniqueRows,
         ids: Tensor,
         id_first_W: Counts,
         vector_first_W: Counts,
@@ -204,11 +229,11 @@ class NumbaBackend:
         take: Scratch,
     ) -> Tensor:
         """See the reference."""
-        at = take("at", len(d.row_U), offset_dtype)
-        distinct.write_row_requests(
-            _array(d.rank_U),
-            _array(d.row_U),
-            len(d.row_U),
+        at = take("at", len(unique.row_U), offset_dtype)
+        unique_kernels.write_row_requests(
+            _array(unique.rank_U),
+            _array(unique.row_U),
+            len(unique.row_U),
             r.width,
             vector_first_W.copy(),
             id_first_W.copy(),
@@ -218,12 +243,18 @@ class NumbaBackend:
         return at
 
     def link_rows(
-        self, r: Routes, b: Bags, d: UniqueRows, source_U: Tensor, dtype: torch.dtype, take: Scratch
+        self,
+        r: Routes,
+        b: Bags,
+        unique: UniqueRows,
+        source_U: Tensor,
+        dtype: torch.dtype,
+        take: Scratch,
     ) -> tuple[Links, Links]:
         """See the reference."""
         P = b.pairs
         M = len(b.where_M)
-        U = len(d.row_U)
+        U = len(unique.row_U)
         start = take("start", U + 1, torch.int32)
         offsets = take("offsets", M + 1, torch.int32)
         index = take("index", P, source_U.dtype)
@@ -231,16 +262,16 @@ class NumbaBackend:
         use, use_T = (
             (None, None) if b.scale_M is None else (take("use", P, dtype), take("use_T", P, dtype))
         )
-        staged, staged_S = self._stages(r, b, d)
+        staged, staged_S = self._staging(r, b, unique)
         _, feature_S, *_, slot_I1 = self._arrays(r)
         whole = (
-            _array(d.number_P),
-            _array(d.count_U),
+            _array(unique.number_P),
+            _array(unique.count_U),
             _array(source_U),
             b.first_S,
             slot_I1,
-            d.pair_I1,
-            d.row_I1,
+            unique.pair_I1,
+            unique.row_I1,
             feature_S,
             _array(b.lengths_FB),
             _array(b.where_M),
@@ -255,22 +286,25 @@ class NumbaBackend:
             staged_S,
             r.width,
         )
-        if d.threads == 1:
-            distinct.link_strips(d.thread_I, 0, *whole)
+        if unique.threads == 1:
+            unique_kernels.link_strips(unique.thread_I, 0, *whole)
         else:
-            numba.set_num_threads(d.threads)
-            distinct.link_strips_on_threads(d.thread_I, d.threads, *whole)
+            numba.set_num_threads(unique.threads)
+            unique_kernels.link_strips_on_threads(unique.thread_I, unique.threads, *whole)
         return Links(index, offsets, use, b.where_M, M), Links(order, start, use_T, None, U, staged)
 
-    def _stages(self, r: Routes, b: Bags, d: UniqueRows) -> tuple[Staged | None, Counts]:
-        """Whether gradients are copied strip by strip first, and in which bag of its strip's copy
-        each slot begins.
+    def _staging(self, r: Routes, b: Bags, unique: UniqueRows) -> tuple[Staged | None, Counts]:
+        """Return how gradients are copied strip by strip, and where slots begin in the copies.
+
+        Returns:
+            The copies, or None where they cost more than they gain; and the number of the bag in
+            its strip's copy with which each slot begins.
         """
         strip_S, *_, slot_I1 = self._arrays(r)
         bags = b.lengths_FB.shape[1]
         if b.pairs < STAGE_FROM_READS * len(b.where_M) or len(r.rows_I) < _threads():
             return None, np.zeros(0, np.int64)
-        return Staged(b.where_M, slot_I1 * bags, d.row_I1), (
+        return Staged(b.where_M, slot_I1 * bags, unique.row_I1), (
             np.arange(len(strip_S)) - slot_I1[strip_S]
         ) * bags
 
@@ -380,22 +414,22 @@ class NumbaBackend:
         )
         return Links(row, offsets, use, at, V)
 
-    def group_rows(self, rows: int, asked: Links, take: Scratch) -> tuple[Tensor, Links]:
+    def group_rows(self, rows: int, served: Links, take: Scratch) -> tuple[Tensor, Links]:
         """See the reference."""
-        N = len(asked.index_N)
-        row = take("grouped_row", N, asked.index_N.dtype)
+        N = len(served.index_N)
+        row = take("grouped_row", N, served.index_N.dtype)
         start = take("grouped_start", N + 1, torch.int32)
-        assert asked.at_M is not None
-        order = take("grouped_order", N, asked.at_M.dtype)
-        use_T = None if asked.weights_N is None else take("grouped_use", N, asked.weights_N.dtype)
+        assert served.at_M is not None
+        order = take("grouped_order", N, served.at_M.dtype)
+        use_T = None if served.weights_N is None else take("grouped_use", N, served.weights_N.dtype)
         number = take("grouped_number", N, torch.int32)
         bucket = take("grouped_bucket", N, torch.int32)
         U = integers.group_rows(
-            _array(asked.index_N),
-            _array(asked.offsets_M1),
-            _array(asked.at_M),
-            asked.bags,
-            _array(asked.weights_N),
+            _array(served.index_N),
+            _array(served.offsets_M1),
+            _array(served.at_M),
+            served.bags,
+            _array(served.weights_N),
             rows,
             self._buckets(N),
             _array(row),
@@ -410,7 +444,7 @@ class NumbaBackend:
     def pool(
         self,
         source: Tensor,
-        unit: int,
+        stride: int,
         width: int,
         links: Links,
         target: Tensor,
@@ -425,7 +459,7 @@ class NumbaBackend:
                 vectors.pool,
                 vectors.pool_on_threads,
                 (width, _streams(in_lines, target), 0),
-                (_array(source), unit, *matrix, *result),
+                (_array(source), stride, *matrix, *result),
                 links,
             )
         else:
@@ -469,7 +503,7 @@ class NumbaBackend:
             _array(gradients),
             _array(links.index_N),
             _array(links.offsets_M1),
-            _given(links.weights_N, dtype),
+            _array_or_empty(links.weights_N, dtype),
             _number(dtype, 0),
             links.bags,
             _array(total_U),
@@ -527,13 +561,16 @@ class NumbaBackend:
         """See the reference."""
         kinds = tuple(kind for _, kind in rule.state)
         made_for = rule.step, tuple(rule.constants), kinds, rule.needs_row, weights_RD.shape[1]
-        held = [*(_array(s.view(-1)) for s in state), *[_given(None, dtype)] * (2 - len(kinds))]
+        held = [
+            *(_array(s.view(-1)) for s in state),
+            *[_array_or_empty(None, dtype)] * (2 - len(kinds)),
+        ]
         arguments = (
             _array(links.index_N),
             _array(links.offsets_M1),
-            _given(links.weights_N, dtype),
+            _array_or_empty(links.weights_N, dtype),
             _array(row_U),
-            _given(mean_U, dtype),
+            _array_or_empty(mean_U, dtype),
             _array(weights_RD.view(-1)),
             *held,
             float(lr),
@@ -568,7 +605,17 @@ class NumbaBackend:
         arguments: tuple[Any, ...],
         dtype: torch.dtype,
     ) -> None:
-        """Strip by strip, on as many threads as torch uses."""
+        """Run a staged kernel strip by strip, on as many threads as torch uses.
+
+        Args:
+            serial: Makes the kernel for one thread.
+            on_threads: Makes the kernel for several threads.
+            made_for: The arguments of both; the last one is the width.
+            source: The source, which is copied.
+            links: The sparse matrix, with `staged`.
+            arguments: The kernel's arguments after the source and its bags.
+            dtype: The type of the copies.
+        """
         staged = links.staged
         threads = _threads()
         assert staged is not None and links.offsets_M1 is not None
@@ -576,7 +623,7 @@ class NumbaBackend:
         copies = _array(self._copies("copies", threads * int(bags_I.max()) * made_for[-1], dtype))
         entries_I = np.diff(_array(links.offsets_M1)[staged.row_I1])
         results_I = np.diff(staged.row_I1)
-        thread_I = shares.deal(bags_I + entries_I + results_I, threads)
+        thread_I = partition.assign_threads(bags_I + entries_I + results_I, threads)
         whole = (
             _array(source),
             _array(staged.where_M),
@@ -605,13 +652,13 @@ def _streams(in_lines: bool, target: Tensor) -> bool:
 def _matrix_and_result(
     links: Links, target: Tensor, dtype: torch.dtype, scale: float
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return a sparse matrix and where its result goes, as the kernels take them."""
+    """Return a sparse matrix and its target, as the kernels take them."""
     matrix = (
         _array(links.index_N),
-        _given(links.offsets_M1, torch.int32),
-        _given(links.weights_N, dtype),
+        _array_or_empty(links.offsets_M1, torch.int32),
+        _array_or_empty(links.weights_N, dtype),
     )
-    return matrix, (_array(target), _given(links.at_M, torch.int32), _number(dtype, scale))
+    return matrix, (_array(target), _array_or_empty(links.at_M, torch.int32), _number(dtype, scale))
 
 
 def _threads() -> int:
@@ -625,14 +672,21 @@ def _run(
     arguments: tuple[Any, ...],
     links: Links,
 ) -> None:
-    """On as many threads as torch uses; alone where the work is too small or numba is set to use
-    one.
+    """Run a kernel on as many threads as torch uses, or on one where the work is too small.
+
+    Args:
+        serial: Makes the kernel for one thread.
+        on_threads: Makes the kernel for several threads.
+        made_for: The arguments of both.
+        arguments: The kernel's arguments before the bags.
+        links: The sparse matrix.
     """
     threads = _threads()
-    if threads == 1 or links.bags < SPREAD_FROM_ROWS:
+    if threads == 1 or links.bags < THREADS_FROM_ROWS:
         serial(*made_for)(*arguments, 0, links.bags)
         return
     numba.set_num_threads(threads)
     on_threads(*made_for)(
-        *arguments, shares.cut(_given(links.offsets_M1, torch.int32), links.bags, threads)
+        *arguments,
+        partition.split_bags(_array_or_empty(links.offsets_M1, torch.int32), links.bags, threads),
     )

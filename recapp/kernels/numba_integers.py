@@ -1,18 +1,18 @@
-"""The integer half of the compiled backend: which rows a batch needs, of whom, and where their
-vectors will stand.
+"""The integer half of the compiled backend: which rows a batch needs, of which ranks, and at which
+offsets their vectors will stand.
 
 Nothing here sorts. Equal rows meet in a small hash table, `bucket_H`, whose size follows the batch
 and not the table (a table of a billion rows costs nothing here); one that has a bucket for every
-row of a table is used without hashing. It is all -1 between calls: who fills it notes the buckets
-and clears those. Distinct rows so come in the order of first appearance.
+row of a table is used without hashing. It is all -1 between calls: a kernel that fills buckets
+notes them and clears them. So distinct rows come in the order of first appearance.
 
 An *offset* counts elements of a flat buffer (a message, the output, its gradient); a *row* counts
 in units of a width. Letters: S slots, I strips, K pieces, P (slot, id) pairs, M output bags, V
 vectors, U distinct rows, W ranks, H buckets of the hash table.
 
-The step in which equal rows meet is written out in both kernels that take it: as a function of its
+The step in which equal rows meet is written out in both kernels that need it: as a function of its
 own, inlined by numba, by LLVM or not, it makes routing five to ten times as slow (1.0 against 5.5
-ms for 106,000 ids, measured). Distinct rows at home have a file of their own, `numba_unique.py`.
+ms for 106,000 ids, measured). The home side of mode `unique` is in `numba_unique.py`.
 """
 
 from typing import Any
@@ -30,8 +30,9 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplic
 
 @jit
 def hashing(rows: Any, n: Any) -> Any:
-    """(multiplier, shift, mask) for n rows of a table: a quarter to half of the buckets are used,
-    or each row has its own.
+    """Return (multiplier, shift, mask) of the hash function for n rows of a table.
+
+    A quarter to half of the buckets are used, or each row of the table has its own.
     """
     bits = 1
     while 1 << bits < 2 * n:
@@ -54,7 +55,7 @@ def find(row: Any, bucket_H: Any, row_U: Any, multiplier: Any, shift: Any, mask:
 
 @jit
 def piece_of(row: Any, start_K: Any, first: Any, last: Any) -> Any:
-    """The last piece in first..last that starts at or before row."""
+    """Return the last piece of first .. last that starts at or before a row."""
     while last - first > 1:
         middle = (first + last) >> 1
         if get(start_K, middle) <= row:
@@ -71,8 +72,9 @@ def piece_of(row: Any, start_K: Any, first: Any, last: Any) -> Any:
 def rows_of_ids(
     ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: Any, rows_L: Any
 ) -> Any:
-    """Rows by the rules of `recapp/tables/ids.py`; returns the number of the first id that is an
-    error, or -1.
+    """Write rows of ids by the rules of `recapp/tables/ids.py`.
+
+    Returns the position of the first id that is an error, or -1.
     """
     for f in range(len(size_F)):
         size = size_F[f]
@@ -97,7 +99,7 @@ def rows_of_ids(
     return -1
 
 
-# ---- home, one vector per bag and owner
+# ---- home in mode `pooled`: one vector per bag and owner
 
 
 @jit
@@ -114,9 +116,7 @@ def route_bags(
     rows_W: Any,
     vectors_W: Any,
 ) -> Any:
-    """Count the rows and vectors that each rank will be asked; returns how many (bag, owner) pairs
-    there are.
-    """
+    """Count the rows and vectors that are requested of each rank; return the number of vectors."""
     last_W[:] = -1
     m = 0
     V = 0
@@ -165,10 +165,10 @@ def write_bag_requests(
     source_V: Any,
     use_V: Any,
 ) -> None:
-    """Fill the requests (rows, bag lengths, bits of the weights); vector v of a bag stands at
-    index[v] and its gradient is summed from source[v].
+    """Write the requests: rows, bag lengths and the bits of the weights.
 
-    The entries of A are the scales of the bags alone: sample weights go to the owner, who sums.
+    Vector v of a bag will stand at index[v], and its gradient is read from source[v]. The entries
+    of the matrix A are the scales of the bags alone: sample weights go to the owner, which sums.
     """
     last_W[:] = -1
     m = 0
@@ -227,8 +227,8 @@ def group_rows(
     number_N: Any,
     bucket_U: Any,
 ) -> Any:
-    """The distinct rows that were requested, and for each the offsets of its gradients, in the
-    order of the requests.
+    """Write the distinct rows that were requested, and for each the offsets of its gradients, in
+    the order of the requests; return the number of distinct rows.
     """
     U = 0
     multiplier, shift, mask = hashing(rows, len(row_N))
@@ -284,8 +284,8 @@ def serve(
     at_V: Any,
     word_N: Any,
 ) -> None:
-    """The requests of all ranks behind each other: rows, and for each vector its entries and the
-    offset of its answer.
+    """Write the requests of all ranks behind each other: rows, and for each vector its entries and
+    the offset of its answer.
     """
     n = 0
     v = 0

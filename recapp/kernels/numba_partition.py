@@ -1,8 +1,8 @@
-"""How work is dealt to threads: equal shares of what it costs, not of how many pieces it has.
+"""The partition of work over threads, by what it costs and not by how many pieces it has.
 
-Bags differ a hundredfold in ids (MLPerf's tables ask for 1 to 100 a sample), so equal numbers of
-bags or of tables keep one thread waiting for the other half of the step. Who does what changes no
-result.
+Bags differ a hundredfold in ids (MLPerf's tables ask for 1 to 100 a sample), so with equal numbers
+of bags or of tables one thread would wait for the other half of the step. Which thread does what
+changes no result.
 """
 
 from typing import Any
@@ -15,29 +15,41 @@ from recapp.kernels.simd import get
 jit = compiled()
 
 
-def deal(cost_I: Any, threads: int) -> Any:
-    """The thread of each strip: the dearest first, each to whoever has least (Graham's longest
-    processing time first).
+def assign_threads(cost_I: Any, threads: int) -> Any:
+    """Return the thread of each strip: the dearest strip first, each to the thread with least work
+    (Graham's longest processing time first).
+
+    Args:
+        cost_I: What each strip costs, in any measure.
+        threads: The number of threads.
     """
     thread_I = np.zeros(len(cost_I), np.int64)
-    # numba would compile its sort for a second and a half, and for one thread as well
+    # numpy sorts, because numba would compile a sort of its own for a second and a half
     if threads > 1:
-        _deal(cost_I, np.argsort(-cost_I, kind="stable"), np.zeros(threads, np.int64), thread_I)
+        _assign_in_order(
+            cost_I, np.argsort(-cost_I, kind="stable"), np.zeros(threads, np.int64), thread_I
+        )
     return thread_I
 
 
 @jit
-def _deal(cost_I: Any, order_I: Any, load_T: Any, thread_I: Any) -> None:
-    """Strips in the order given."""
+def _assign_in_order(cost_I: Any, order_I: Any, load_T: Any, thread_I: Any) -> None:
+    """Write the thread of each strip, in the given order of strips."""
     for i in order_I:
         thread_I[i] = np.argmin(load_T)
         load_T[thread_I[i]] += cost_I[i]
 
 
 @jit
-def cut(offsets_M1: Any, M: Any, threads: Any) -> Any:
-    """Bags edge[t] .. edge[t + 1] for each thread: about as many entries and results each. Empty
-    offsets: one entry per bag.
+def split_bags(offsets_M1: Any, M: Any, threads: Any) -> Any:
+    """Return where the bags of each thread begin: thread t has bags edge[t] .. edge[t + 1].
+
+    Threads have about the same number of entries and results together.
+
+    Args:
+        offsets_M1: The offsets of the bags' entries; empty: one entry per bag.
+        M: The number of bags.
+        threads: The number of threads.
     """
     edge_T1 = np.zeros(threads + 1, np.int64)
     edge_T1[threads] = M

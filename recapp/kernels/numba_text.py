@@ -1,4 +1,4 @@
-"""Texts to ids, compiled: a canonical decimal is its integer, any other text is the XXH64 hash of
+"""Ids of texts, compiled: a canonical decimal is its integer, any other text is the XXH64 hash of
 its bytes.
 
 XXH64 with seed 0 is specified bit by bit ("xxHash fast digest algorithm", Yann Collet), so an id is
@@ -13,9 +13,8 @@ import numpy as np
 from recapp.kernels.numba_cache import compiled
 
 jit = compiled()
-MISSING = np.int64(
-    -(2**63)
-)  # is no text's id: of the hash that would be it, the next number is taken
+# The number of missing ids, which no text may have: a text with this hash gets the next number.
+MISSING = np.int64(-(2**63))
 P1 = np.uint64(0x9E3779B185EBCA87)
 P2 = np.uint64(0xC2B2AE3D27D4EB4F)
 P3 = np.uint64(0x165667B19E3779F9)
@@ -29,8 +28,8 @@ MINUS = ord("-")
 
 @jit
 def is_decimal(data_C: Any, first: Any, last: Any) -> Any:
-    """Whether bytes first..last spell an int64 as it is printed: no plus, no leading zero, no "-0",
-    nothing beyond its range.
+    """Return whether bytes first .. last spell an int64 as it is printed: without a plus, a leading
+    zero or "-0", and within its range.
     """
     negative = data_C[first] == MINUS
     begin = first + 1 if negative else first
@@ -47,19 +46,18 @@ def is_decimal(data_C: Any, first: Any, last: Any) -> Any:
 
 @jit
 def decimal(data_C: Any, first: Any, last: Any) -> Any:
-    """The int64 that bytes first..last spell, of which `is_decimal` holds."""
+    """Return the int64 that bytes first .. last spell, for which `is_decimal` is true."""
     value = np.int64(0)
     for at in range(first, last):
         if data_C[at] != MINUS:
-            value = value * 10 - np.int64(
-                data_C[at] - ZERO
-            )  # below zero, where there is room for -2^63
+            # digits are subtracted, because -2^63 fits below zero and 2^63 not above
+            value = value * 10 - np.int64(data_C[at] - ZERO)
     return value if data_C[first] == MINUS else -value
 
 
 @jit
 def word(data_C: Any, at: Any, size: Any) -> Any:
-    """A little-endian number of `size` bytes."""
+    """Return the little-endian number in `size` bytes."""
     value = np.uint64(0)
     for i in range(size):
         value |= np.uint64(data_C[at + i]) << np.uint64(8 * i)
@@ -68,19 +66,19 @@ def word(data_C: Any, at: Any, size: Any) -> Any:
 
 @jit
 def rotated(value: Any, bits: Any) -> Any:
-    """The 64 bits of a value, turned left."""
+    """Return a value with its 64 bits rotated left."""
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
 @jit
 def mixed(state: Any, lane: Any) -> Any:
-    """A lane of eight bytes taken into a state: XXH64's round."""
+    """Return a state with a lane of eight bytes mixed in: XXH64's round."""
     return rotated(state + lane * P2, 31) * P1
 
 
 @jit
 def xxh64(data_C: Any, first: Any, last: Any) -> Any:
-    """XXH64, seed 0, of bytes first..last."""
+    """Return the XXH64 hash, with seed 0, of bytes first .. last."""
     at = first
     size = last - first
     if size >= 32:
@@ -116,11 +114,17 @@ def xxh64(data_C: Any, first: Any, last: Any) -> Any:
 
 @jit
 def ids_of_texts(data_C: Any, bound_N1: Any, integers_only: Any, ids_N: Any) -> Any:
-    """Write the id of each text; an empty one is missing. Returns the first text that has none, or
-    -1.
+    """Write the id of each text; an empty text is a missing id.
 
-    A text has no id where it spells the number that stands for missing ids, and, if only integers
-    are allowed, where it spells none.
+    Args:
+        data_C: The bytes of all texts.
+        bound_N1: Text n has bytes bound[n] .. bound[n + 1].
+        integers_only: Whether only canonical decimals have ids.
+        ids_N: The ids that are written.
+
+    Returns:
+        The number of the first text that has no id, or -1. A text has none where it spells the
+        number of missing ids and, if only integers are allowed, where it spells no int64.
     """
     for n in range(len(ids_N)):
         first = bound_N1[n]

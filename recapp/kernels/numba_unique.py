@@ -1,10 +1,10 @@
-"""Home of mode `unique`, compiled: which distinct rows a batch needs, of whom, and which of their
-vectors make which bag.
+"""The home side of mode `unique`, compiled: which distinct rows a batch needs, of which ranks, and
+which of their vectors each bag sums.
 
-Strips of tables have no row in common, so threads take them as they are dealt: each strip numbers
-its distinct rows from 0 and keeps their properties where its pairs begin; then they move
-together (a thread that is alone leaves no gaps). The order is that of strips, whatever the number
-of threads. Letters are those of `numba_integers.py`.
+Strips of tables have no row in common, so each thread works on strips of its own. Each strip
+numbers its distinct rows from 0 and keeps their properties from where its pairs begin; then the
+properties of all strips are moved together (one thread alone leaves no gaps). The order is that of
+the strips, whatever the number of threads. Letters are those of `numba_integers.py`.
 """
 
 from typing import Any
@@ -17,13 +17,13 @@ from recapp.kernels.numba_integers import find, hashing, piece_of
 from recapp.kernels.simd import get, put
 
 jit = compiled()
-spread = compiled(parallel=True)
+parallel_jit = compiled(parallel=True)
 
 
 @jit
 def route_strips(
     thread_I: Any,
-    mine: Any,
+    thread: Any,
     threads: Any,
     bucket_H: Any,
     rows_L: Any,
@@ -45,14 +45,14 @@ def route_strips(
     found_I: Any,
     vectors_IW: Any,
 ) -> None:
-    """Number the distinct rows of the strips of thread `mine`, each strip's from 0; count their
+    """Number the distinct rows of the strips of `thread`, each strip's from 0; count their
     uses and find their owners.
 
     The properties of a strip's distinct rows stand from first[i] on, found[i] of them.
     """
     end = 0
     for i in range(len(thread_I)):
-        if thread_I[i] != mine:
+        if thread_I[i] != thread:
             continue
         if threads > 1:
             end = pair_I1[i]
@@ -76,7 +76,7 @@ def route_strips(
                 p += 1
         first_I[i] = begin
         found_I[i] = end - begin
-        _settle(
+        _rows_at_owners(
             row_P,
             rank_P,
             bucket_P,
@@ -92,7 +92,7 @@ def route_strips(
         )
 
 
-@spread
+@parallel_jit
 def route_strips_on_threads(
     thread_I: Any,
     threads: Any,
@@ -116,11 +116,10 @@ def route_strips_on_threads(
     found_I: Any,
     vectors_IW: Any,
 ) -> None:
-    """`route_strips` on every thread, which has its part of the hash table."""
+    """Run `route_strips` on every thread, each with its part of the hash table."""
     size = len(bucket_H) // threads
     for t in prange(threads):
-        # numba counts unsigned, and would compile another `route_strips` than the one that a thread
-        # alone has
+        # prange counts with an unsigned number, for which numba would compile `route_strips` anew
         route_strips(
             thread_I,
             np.int64(t),
@@ -148,8 +147,10 @@ def route_strips_on_threads(
 
 
 @jit
-def close_up(first_I: Any, found_I: Any, row_P: Any, rank_P: Any, count_P: Any, row_I1: Any) -> Any:
-    """Move the strips' distinct rows together; returns how many there are."""
+def compact_rows(
+    first_I: Any, found_I: Any, row_P: Any, rank_P: Any, count_P: Any, row_I1: Any
+) -> Any:
+    """Move the distinct rows of all strips together; return how many there are."""
     U = 0
     for i in range(len(found_I)):
         row_I1[i] = U
@@ -164,7 +165,7 @@ def close_up(first_I: Any, found_I: Any, row_P: Any, rank_P: Any, count_P: Any, 
 
 
 @jit
-def _settle(
+def _rows_at_owners(
     row_U: Any,
     rank_U: Any,
     bucket_U: Any,
@@ -178,7 +179,9 @@ def _settle(
     last: Any,
     vectors_W: Any,
 ) -> None:
-    """Rows of a strip become rows of their owners' stores."""
+    """Replace rows of a strip by rows of their owners' stores, count them by owner, and clear their
+    buckets.
+    """
     for u in range(begin, end):
         row = get(row_U, u)
         put(bucket_H, get(bucket_U, u), -1)
@@ -193,7 +196,10 @@ def _settle(
 def write_row_requests(
     rank_U: Any, row_U: Any, U: Any, width: Any, vector_W: Any, row_W: Any, ids: Any, at_U: Any
 ) -> None:
-    """Vectors and requests go to the next offset for their rank; both cursors move."""
+    """Write each row to the next offset of its rank's request, and fix the offset of its vector.
+
+    `row_W` and `vector_W` are the next offsets of each rank, and move on.
+    """
     for u in range(U):
         rank = get(rank_U, u)
         put(at_U, u, get(vector_W, rank))
@@ -205,7 +211,7 @@ def write_row_requests(
 @jit
 def link_strips(
     thread_I: Any,
-    mine: Any,
+    thread: Any,
     number_P: Any,
     count_U: Any,
     source_U: Any,
@@ -227,16 +233,16 @@ def link_strips(
     staged_S: Any,
     width: Any,
 ) -> None:
-    """The matrix A and its transpose: bag m reads index[offsets[m]:offsets[m+1]]; the
-    gradient of vector u is summed from order[start[u]:start[u+1]].
+    """Write the matrix A and its transpose: bag m sums index[offsets[m] : offsets[m + 1]], and the
+    gradient of vector u is summed from order[start[u] : start[u + 1]].
 
-    Only those of the strips of thread `mine`; where two strips meet, their threads write the same
-    number. Where copies are made strip by strip, `staged_S` says in which bag of its strip's copy a
-    slot begins; else it is empty.
+    Only strips of `thread` are written; where two strips meet, their threads write the same number.
+    Where gradients are copied strip by strip, `staged_S` has the bag of its strip's copy with which
+    each slot begins; else it is empty.
     """
     bags = lengths_FB.shape[1]
     for i in range(len(thread_I)):
-        if thread_I[i] != mine:
+        if thread_I[i] != thread:
             continue
         start = pair_I1[i]
         base = row_I1[i]
@@ -270,7 +276,7 @@ def link_strips(
         put(offsets_M1, slot_I1[i + 1] * bags, p)
 
 
-@spread
+@parallel_jit
 def link_strips_on_threads(
     thread_I: Any,
     threads: Any,
@@ -295,7 +301,7 @@ def link_strips_on_threads(
     staged_S: Any,
     width: Any,
 ) -> None:
-    """`link_strips` on every thread."""
+    """Run `link_strips` on every thread."""
     for t in prange(threads):
         link_strips(
             thread_I,

@@ -1,10 +1,13 @@
-"""The arithmetic half of the compiled backend: `pool`, `update` and `squares`, made for one width
-each.
+"""The arithmetic half of the compiled backend: `pool`, `update` and `squares`, each made for one
+width.
 
-One source serves every width, type and rule; LLVM keeps a row in registers. A bag or a touched row
-is one task's whole work and its entries are added in their order, so results are the same bits for
-every number of threads. A dispatch over threads goes to OpenMP, whose pool torch uses as well: two
-pools would fight for the cores.
+One source serves every width, type and rule; LLVM keeps a row in registers. One thread sums a whole
+bag or touched row and adds its entries in their order, so results are the same bits for every
+number of threads. Threads are those of OpenMP's pool, which torch uses as well: two pools would
+compete for the cores.
+
+The functions here return kernels. A kernel for one thread takes the bags, touched rows or strips
+that it works on as its last arguments; a kernel on threads shares all of them out.
 """
 
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from typing import Any
 from numba import prange
 from numba.extending import register_jitable
 
-from recapp.kernels.numba_cache import compiled, part
+from recapp.kernels.numba_cache import compiled, inlined
 from recapp.kernels.quantised import bytes_of_row
 from recapp.kernels.simd import (
     broadcast,
@@ -32,48 +35,50 @@ from recapp.kernels.simd import (
     zeros,
 )
 
-WIDE_COLUMNS = 64  # more than that and a row's sum takes nearly all registers of AVX2
-# vectors fetched before they are needed (4 to 64 tried: 16 to 32 are best, by up to a quarter over
-# 12)
+WIDE_COLUMNS = 64  # the sum of a wider row takes nearly all registers of AVX2
+# How many vectors before its use a vector is prefetched (4 to 64 were tried: 16 to 32 are best, by
+# up to a quarter over 12).
 AHEAD = 24
-ROWS_AHEAD = 6  # rows of the store, in an update
+ROWS_AHEAD = 6  # how many rows before its update a row of the store is prefetched
 
 jit = compiled()
-spread = compiled(parallel=True)
+parallel_jit = compiled(parallel=True)
 
 
-def alone(make: Callable[..., Callable[..., None]]) -> Any:
-    """What makes kernels for one thread, of what makes their common part with the other threads'
-    kernels.
+def on_one_thread(make: Callable[..., Callable[..., None]]) -> Any:
+    """Return a function that makes kernels for one thread.
+
+    Args:
+        make: Makes the function that is compiled; kernels on threads contain the same one.
     """
     return lru_cache(None)(lambda *made_for: jit(make(*made_for)))
 
 
 @lru_cache(None)
 def summed(width: int) -> Callable[..., Any]:
-    """The sum of weights[k] * source[index[k] * unit : +width] over k in begin .. end, added in
-    that order.
+    """Return the function that sums weights[k] * source[index[k] * stride : +width] over k in
+    begin .. end, in that order.
 
-    For wide rows asking the cache stands in a loop of its own: beside the additions it takes
-    registers, and LLVM keeps the sum in memory (W2's lookup took 1.4 times as long with AVX2). For
-    narrow ones a second loop costs more, 5 to 25 %.
+    For wide rows the prefetches have a loop of their own: beside the additions they take registers,
+    and LLVM keeps the sum in memory (the lookup of workload W2 took 1.4 times as long with AVX2).
+    For narrow rows a second loop costs more, 5 to 25 %.
     """
-    apart = width > WIDE_COLUMNS
+    prefetch_loop = width > WIDE_COLUMNS
 
-    @part(width)
+    @inlined(width)
     def summed(
-        source: Any, unit: Any, index_N: Any, weights_N: Any, begin: Any, end: Any, like: Any
+        source: Any, stride: Any, index_N: Any, weights_N: Any, begin: Any, end: Any, like: Any
     ) -> Any:
         row = zeros(like, width)
         weighted = len(weights_N) > 0
         N = len(index_N)
-        if apart:
+        if prefetch_loop:
             for k in range(begin + AHEAD, min(end + AHEAD, N)):
-                prefetch(source, get(index_N, k) * unit, width)
+                prefetch(source, get(index_N, k) * stride, width)
         for k in range(begin, end):
-            if not apart and k + AHEAD < N:
-                prefetch(source, get(index_N, k + AHEAD) * unit, width)
-            here = load(source, get(index_N, k) * unit, like, width)
+            if not prefetch_loop and k + AHEAD < N:
+                prefetch(source, get(index_N, k + AHEAD) * stride, width)
+            here = load(source, get(index_N, k) * stride, like, width)
             if weighted:
                 here = here * get(weights_N, k)
             row = row + here
@@ -84,14 +89,16 @@ def summed(width: int) -> Callable[..., Any]:
 
 @lru_cache(None)
 def summed_packed(width: int, bits: int) -> Callable[..., Any]:
-    """The same sum of packed rows: `source` is (bytes, scales, biases), `unit` the bytes of a row,
-    and a row's values are computed where it is added (`recapp/kernels/quantised.py`).
+    """Return the function that sums packed rows as `summed` sums floats.
+
+    Its `source` is (bytes, scales, biases), its `stride` the bytes of a row. The values of a row
+    are computed where it is added (`recapp/kernels/quantised.py`).
     """
     size = bytes_of_row(width, bits)
 
-    @part(width, bits)
+    @inlined(width, bits)
     def summed_packed(
-        source: Any, unit: Any, index_N: Any, weights_N: Any, begin: Any, end: Any, like: Any
+        source: Any, stride: Any, index_N: Any, weights_N: Any, begin: Any, end: Any, like: Any
     ) -> Any:
         packed, scales, biases = source
         row = zeros(like, width)
@@ -100,11 +107,11 @@ def summed_packed(width: int, bits: int) -> Callable[..., Any]:
         for k in range(begin, end):
             if k + AHEAD < N:
                 soon = get(index_N, k + AHEAD)
-                prefetch(packed, soon * unit, size)
+                prefetch(packed, soon * stride, size)
                 prefetch(scales, soon, 1)
                 prefetch(biases, soon, 1)
             r = get(index_N, k)
-            here = load_packed(packed, r * unit, like, width, bits)
+            here = load_packed(packed, r * stride, like, width, bits)
             here = here * broadcast(scales, r, like, width) + broadcast(biases, r, like, width)
             if weighted:
                 here = here * get(weights_N, k)
@@ -116,21 +123,25 @@ def summed_packed(width: int, bits: int) -> Callable[..., Any]:
 
 @lru_cache(None)
 def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
-    """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over k
-    in offsets[m] .. offsets[m + 1].
+    """Return the function that pools bags first .. last: target[at[m] : +width] = scale * sum of
+    weights[k] * source[index[k] * stride : +width] over k in offsets[m] .. offsets[m + 1].
 
-    Lookup, combine and, on transposes, the segment sums of backward. Empty offsets: one entry per
-    bag; empty weights: ones; empty `at`: bags side by side. (None instead of empty would compile a
-    kernel for each combination.) Returns what does bags first..last. `streamed`: results go past
-    the caches, 2 times as fast where the target is larger than they are (measured; 4 times on a
-    busy machine). `bits`: of packed rows; 0 where the source holds floats.
+    It is lookup, combine and, on transposes, the segment sums of backward. Empty offsets: one entry
+    per bag; empty weights: ones; empty `at`: bags side by side. (None instead of empty arrays would
+    compile a kernel for each combination.)
+
+    Args:
+        width: The columns of a vector.
+        streamed: Whether results are written past the caches, 2 times as fast where the target is
+            larger than these (measured; 4 times on a busy machine).
+        bits: The bits of packed rows; 0 where the source holds floats.
     """
     total = summed_packed(width, bits) if bits else summed(width)
 
-    @part(width, streamed, bits)
+    @inlined(width, streamed, bits)
     def pooling(
         source: Any,
-        unit: Any,
+        stride: Any,
         index_N: Any,
         offsets_M1: Any,
         weights_N: Any,
@@ -141,7 +152,7 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
         last: Any,
     ) -> None:
         bags = len(offsets_M1) > 0
-        placed = len(at_M) > 0
+        scattered = len(at_M) > 0
         begin = first
         if bags:
             begin = int(get(offsets_M1, first))
@@ -150,9 +161,9 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
             if bags:
                 end = int(get(offsets_M1, m + 1))
             at = m * width
-            if placed:
+            if scattered:
                 at = int(get(at_M, m))
-            row = total(source, unit, index_N, weights_N, begin, end, scale) * scale
+            row = total(source, stride, index_N, weights_N, begin, end, scale) * scale
             if streamed:
                 stream(target, at, row)
             else:
@@ -164,18 +175,18 @@ def pooling(width: int, streamed: bool, bits: int) -> Callable[..., None]:
     return pooling
 
 
-pool = alone(pooling)
+pool = on_one_thread(pooling)
 
 
 @lru_cache(None)
 def pool_on_threads(width: int, streamed: bool, bits: int) -> Callable[..., None]:
-    """`pooling` of bags edge[t] .. edge[t + 1] on each thread."""
+    """Return the kernel that runs `pooling` of bags edge[t] .. edge[t + 1] on each thread t."""
     serial = pooling(width, streamed, bits)
 
-    @spread
+    @parallel_jit
     def pool_on_threads(
         source: Any,
-        unit: Any,
+        stride: Any,
         index_N: Any,
         offsets_M1: Any,
         weights_N: Any,
@@ -187,7 +198,7 @@ def pool_on_threads(width: int, streamed: bool, bits: int) -> Callable[..., None
         for t in prange(len(edge_T1) - 1):
             serial(
                 source,
-                unit,
+                stride,
                 index_N,
                 offsets_M1,
                 weights_N,
@@ -203,9 +214,9 @@ def pool_on_threads(width: int, streamed: bool, bits: int) -> Callable[..., None
 
 @lru_cache(None)
 def stage(width: int) -> Callable[..., None]:
-    """Copy vectors from offsets in a buffer, side by side."""
+    """Return the function that copies vectors from their offsets in a buffer side by side."""
 
-    @part(width)
+    @inlined(width)
     def stage(source: Any, where_M: Any, first: Any, last: Any, like: Any, copy: Any) -> None:
         for m in range(first, last):
             if m + AHEAD < last:
@@ -217,11 +228,13 @@ def stage(width: int) -> Callable[..., None]:
 
 @lru_cache(None)
 def pooling_staged(width: int) -> Callable[..., None]:
-    """`pooling` from copies of the bags of the strips that are thread `mine`'s."""
+    """Return the function that runs `pooling` for the strips of `thread`, from copies of the
+    vectors of their bags.
+    """
     serial = pooling(width, False, 0)
     copied = stage(width)
 
-    @part(width)
+    @inlined(width)
     def pooling_staged(
         source: Any,
         where_M: Any,
@@ -235,10 +248,10 @@ def pooling_staged(width: int) -> Callable[..., None]:
         scale: Any,
         copy: Any,
         thread_I: Any,
-        mine: Any,
+        thread: Any,
     ) -> None:
         for i in range(len(thread_I)):
-            if thread_I[i] == mine:
+            if thread_I[i] == thread:
                 copied(source, where_M, bag_I1[i], bag_I1[i + 1], scale, copy)
                 serial(
                     copy,
@@ -256,15 +269,15 @@ def pooling_staged(width: int) -> Callable[..., None]:
     return pooling_staged
 
 
-pool_staged = alone(pooling_staged)
+pool_staged = on_one_thread(pooling_staged)
 
 
 @lru_cache(None)
 def pool_staged_on_threads(width: int) -> Callable[..., None]:
-    """`pooling_staged` of all strips, each by its thread, which has a part of `copies`."""
+    """Return the kernel that runs `pooling_staged` on all threads, each with a part of `copies`."""
     serial = pooling_staged(width)
 
-    @spread
+    @parallel_jit
     def pool_staged_on_threads(
         source: Any,
         where_M: Any,
@@ -304,8 +317,8 @@ def pool_staged_on_threads(width: int) -> Callable[..., None]:
 def _bound(
     step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
 ) -> Callable[..., Any]:
-    """A rule's expression with its constants filled in, ready to be compiled into a kernel."""
-    # stays a plain function: the disk cache knows it by its name
+    """Return a rule's expression with its constants filled in, as kernels are compiled with it."""
+    # the expression stays a plain function: the cache on disk finds it by its name
     register_jitable(error_model="numpy")(step)
 
     @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
@@ -327,25 +340,23 @@ def updating(
     needs_row: bool,
     width: int,
 ) -> Callable[..., None]:
-    """Sum the gradients of each touched row and apply the rule to its weights and state, in one
-    pass over memory.
+    """Return the function that updates touched rows first .. last: it sums the gradients of each
+    and applies the rule to its weights and state, in one pass over memory.
+
+    Its `mean_U` is empty where rows are whole, its state arrays are empty where the rule has none.
 
     Args:
-        step: the rule's expression.
-        constants: of the rule.
+        step: The rule's expression.
+        constants: The constants of the rule.
         state: "row" or "element" for each state tensor; at most two.
-        needs_row: whether the rule asks for the mean square.
-        width: of the store.
-
-    Returns:
-        What does touched rows first..last. `mean_U` is empty where rows are whole, state arrays are
-        empty where the rule has none.
+        needs_row: Whether the expression uses the mean square of the row's gradient.
+        width: The columns of the store.
     """
     rule = _bound(step, constants)
     total = summed(width)
     first_kind, second_kind = (*state, "none", "none")[:2]
 
-    @part(step, constants, state, needs_row, width)
+    @inlined(step, constants, state, needs_row, width)
     def updating(
         gradients: Any,
         index_N: Any,
@@ -366,7 +377,7 @@ def updating(
             if u + ROWS_AHEAD < last:
                 soon = get(row_U, u + ROWS_AHEAD)
                 prefetch(weights, soon * width, width)
-                if first_kind == "row":  # a miss of its own: a tenth of the update
+                if first_kind == "row":  # a cache miss of its own: a tenth of the update's time
                     prefetch(state0, soon, 1)
                 elif first_kind == "element":
                     prefetch(state0, soon * width, width)
@@ -401,15 +412,15 @@ def updating(
     return updating
 
 
-update = alone(updating)
+update = on_one_thread(updating)
 
 
 @lru_cache(None)
 def update_on_threads(*made_for: Any) -> Callable[..., None]:
-    """`updating` of touched rows edge[t] .. edge[t + 1] on each thread."""
+    """Return the kernel that runs `updating` of rows edge[t] .. edge[t + 1] on each thread t."""
     serial = updating(*made_for)
 
-    @spread
+    @parallel_jit
     def update_on_threads(
         gradients: Any,
         index_N: Any,
@@ -446,11 +457,13 @@ def update_on_threads(*made_for: Any) -> Callable[..., None]:
 
 @lru_cache(None)
 def updating_staged(*made_for: Any) -> Callable[..., None]:
-    """`updating` from copies of the bags of the strips that are thread `mine`'s."""
+    """Return the function that runs `updating` for the strips of `thread`, from copies of the
+    gradients of their bags.
+    """
     serial = updating(*made_for)
     copied = stage(made_for[-1])
 
-    @part(*made_for)
+    @inlined(*made_for)
     def updating_staged(
         source: Any,
         where_M: Any,
@@ -468,10 +481,10 @@ def updating_staged(*made_for: Any) -> Callable[..., None]:
         like: Any,
         copy: Any,
         thread_I: Any,
-        mine: Any,
+        thread: Any,
     ) -> None:
         for i in range(len(thread_I)):
-            if thread_I[i] == mine:
+            if thread_I[i] == thread:
                 copied(source, where_M, bag_I1[i], bag_I1[i + 1], like, copy)
                 serial(
                     copy,
@@ -492,15 +505,17 @@ def updating_staged(*made_for: Any) -> Callable[..., None]:
     return updating_staged
 
 
-update_staged = alone(updating_staged)
+update_staged = on_one_thread(updating_staged)
 
 
 @lru_cache(None)
 def update_staged_on_threads(*made_for: Any) -> Callable[..., None]:
-    """`updating_staged` of all strips, each by its thread, which has a part of `copies`."""
+    """Return the kernel that runs `updating_staged` on all threads, each with a part of
+    `copies`.
+    """
     serial = updating_staged(*made_for)
 
-    @spread
+    @parallel_jit
     def update_staged_on_threads(
         source: Any,
         where_M: Any,
@@ -547,8 +562,9 @@ def update_staged_on_threads(*made_for: Any) -> Callable[..., None]:
 
 @lru_cache(None)
 def squares(width: int) -> Callable[..., None]:
-    """fp64 sum of squares of each touched row's gradient: what strips of one row
-    exchange.
+    """Return the kernel that writes the fp64 sum of squares of each touched row's gradient.
+
+    The strips of one row exchange these sums.
     """
     total = summed(width)
 

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 BITS = (8, 4)
-"""Bits in which a value can be kept."""
+"""The numbers of bits in which a value can be kept."""
 
 
 @dataclass(frozen=True)
 class QuantisedRows:
-    """Rows of a store, packed.
+    """The packed rows of a store.
 
     Args:
-        packed_RK: Bytes of the rows (uint8), [R, D] with 8 bits or [R, (D + 1) // 2] with 4.
-        scale_R: Scale of each row, fp16 or fp32.
-        bias_R: Bias of each row, in the same type.
-        width: Number of columns D.
-        bits: Bits of a value, 8 or 4.
+        packed_RK: The bytes of the rows (uint8), [R, D] with 8 bits or [R, (D + 1) // 2] with 4.
+        scale_R: The scale of each row, fp16 or fp32.
+        bias_R: The bias of each row, in the type of the scales.
+        width: The number of columns D.
+        bits: The bits of a value, 8 or 4.
     """
 
     packed_RK: Tensor
@@ -43,19 +43,24 @@ def bytes_of_row(width: int, bits: int) -> int:
 
 
 def check_bits(bits: int) -> None:
-    """Raise ValueError for bits in which rows are not kept."""
+    """Check that rows can be kept in so many bits.
+
+    Raises:
+        ValueError: They cannot.
+    """
     if bits not in BITS:
         raise ValueError(f"bits={bits}: rows are kept in 4 or 8 bits")
 
 
 def quantise(weights_RD: Tensor, bits: int, dtype: torch.dtype = torch.float32) -> QuantisedRows:
-    """Pack rows; each value moves by at most half a step of its row, and by the rounding of scale
-    and bias.
+    """Return packed rows.
+
+    Each value changes by at most half a step of its row, and by the rounding of scale and bias.
 
     Args:
-        weights_RD: Rows of finite floats.
-        bits: Bits of a value, 8 or 4.
-        dtype: Type of scale and bias, fp32 or fp16.
+        weights_RD: The rows, finite floats.
+        bits: The bits of a value, 8 or 4.
+        dtype: The type of scale and bias, fp32 or fp16.
 
     Raises:
         ValueError: Other bits, or rows that are not finite in `dtype`.

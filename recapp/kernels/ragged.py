@@ -1,7 +1,7 @@
 """Ragged arithmetic in torch: offsets, runs, equal keys brought together, vectors gathered from
-flat buffers. No loops over bags.
+flat buffers. Nothing loops over bags.
 
-Nothing waits for a device but `group`, for the number of distinct keys.
+Only `group` waits for the device, for the number of distinct keys.
 """
 
 from typing import NamedTuple
@@ -14,8 +14,14 @@ from recapp.sparse.transfer import true_indices
 
 
 class Grouped(NamedTuple):
-    """Equal keys brought together: `order[start[u] : start[u + 1]]` are the positions of `key[u]`
-    in their original order.
+    """Equal keys brought together.
+
+    Args:
+        key_U: The distinct keys, ascending.
+        number_N: The number u of each entry's key.
+        order_N: The positions of the entries, key by key: those of `key[u]` are
+            `order[start[u] : start[u + 1]]`, in their original order.
+        start_U1: Where the positions of each key begin and end.
     """
 
     key_U: Tensor
@@ -25,20 +31,26 @@ class Grouped(NamedTuple):
 
 
 def starts(counts_M: Tensor) -> Tensor:
-    """Offsets of counts: 0, c0, c0 + c1, ...; one longer."""
+    """Return the offsets of counts, 0, c0, c0 + c1, ...: one more than counts."""
     return F.pad(counts_M.cumsum(0, dtype=counts_M.dtype), (1, 0))
 
 
 def runs(first_K: Tensor, count_K: Tensor, total: int) -> Tensor:
-    """first0, first0 + 1, ... (count0 of them), first1, ...; `total` is the sum of the counts."""
+    """Return first0, first0 + 1, ... (count0 of them), first1, ... as one tensor.
+
+    Args:
+        first_K: The first number of each run.
+        count_K: The length of each run.
+        total: The sum of the lengths, which the host knows.
+    """
     return torch.repeat_interleave(
         first_K - starts(count_K)[:-1], count_K, output_size=total
     ) + torch.arange(total, device=first_K.device)
 
 
 def numbered(kind_N: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
-    """How many entries of the same kind stand before each entry, [N], and how many there are of
-    each of 0 .. kinds - 1, [kinds].
+    """Return how many entries of its kind stand before each entry, [N], and how many entries each
+    of the kinds 0 .. kinds - 1 has, [kinds].
     """
     sorted_N, order_N = torch.sort(kind_N, stable=True)
     first_K1 = torch.searchsorted(
@@ -49,7 +61,7 @@ def numbered(kind_N: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
 
 
 def group(key_N: Tensor) -> Grouped:
-    """Bring equal keys together; distinct keys come out ascending."""
+    """Bring equal keys together, the distinct keys in ascending order."""
     sorted_N, order_N = torch.sort(key_N, stable=True)
     new_N = torch.ones_like(sorted_N, dtype=torch.bool)
     torch.ne(sorted_N[1:], sorted_N[:-1], out=new_N[1:])
@@ -65,14 +77,20 @@ def group(key_N: Tensor) -> Grouped:
     )
 
 
-def gather(source: Tensor, unit: int, width: int, index_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """source[index[n] * unit : +width], [N, width]: rows of a store (`unit` is the width) or
-    vectors at offsets of a buffer (1).
+def gather(source: Tensor, stride: int, width: int, index_N: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return vectors of a flat buffer, source[index[n] * stride : +width], as [N, width].
+
+    Args:
+        source: The flat buffer.
+        stride: The width where `index_N` holds rows of a store, 1 where it holds offsets.
+        width: The elements of a vector.
+        index_N: The rows or offsets.
+        dtype: The type of the result.
     """
     if not len(index_N):
         return source.new_zeros(0, width, dtype=dtype)
     return (
-        source.as_strided(((len(source) - width) // unit + 1, width), (unit, 1))
+        source.as_strided(((len(source) - width) // stride + 1, width), (stride, 1))
         .index_select(0, index_N)
         .to(dtype)
     )

@@ -1,8 +1,8 @@
 """The local functions of the engine in torch: they define the result that every faster backend must
 reproduce, and run on any device.
 
-    integers    route, write, link      home: which rows a batch needs, of whom, and which vectors
-                                        make which bag
+    integers    route, write, link      home: which rows a batch needs, of which ranks, and which
+                                        vectors each bag sums
                 serve, group            owner: what was requested, and the distinct rows to update
     arithmetic  pool                    sums of vectors along a sparse matrix: lookup, combine,
                                         segment sums of backward
@@ -26,14 +26,19 @@ from recapp.kernels.quantised import QuantisedRows, dequantise
 from recapp.kernels.ragged import Grouped, gather, group, numbered, runs, starts
 from recapp.sparse.transfer import to_device, to_host
 
-# gathered at a time where vectors are scattered over a buffer: 64 MB in fp32
+# elements that are gathered at a time where vectors are scattered over a buffer: 64 MB in fp32
 CHUNK_ELEMENTS = 1 << 24
 SQUARE_BLOCK = 64  # columns; as wide as a vertical strip is by default (sharding/sharding_types.py)
 
 
 class UniqueRows(NamedTuple):
-    """Distinct rows of a group in one batch: their numbers in their owners' stores, the owners, how
-    many rows the owner has before each, the pairs of each.
+    """The distinct rows of a group in one batch.
+
+    Args:
+        row_U: The number of each row in its owner's store.
+        rank_U: The owner of each row.
+        nth_U: How many of the owner's rows stand before each row.
+        grouped: The pairs of each row.
     """
 
     row_U: Tensor
@@ -46,9 +51,16 @@ class _BagRows(NamedTuple):
     """The pairs of a group in one batch, grouped to vectors, one per (bag, owner), owners within
     bags.
 
-    Owner, row there, position in the batch and number among the owner's, of pairs in that order;
-    owner, number among the owner's, bag and pairs of each vector; how many pairs and vectors each
-    rank owns.
+    Args:
+        rank_P: The owner of each pair, in the order of the vectors.
+        row_P: The row of each pair in its owner's store.
+        pair_P: The position of each pair in the batch.
+        nth_P: How many of the owner's pairs stand before each pair.
+        rank_V: The owner of each vector.
+        nth_V: How many of the owner's vectors stand before each vector.
+        bag_V: The bag of each vector.
+        length_V: The number of pairs of each vector.
+        count_W2: How many pairs and vectors each rank owns.
     """
 
     rank_P: Tensor
@@ -63,16 +75,20 @@ class _BagRows(NamedTuple):
 
 
 class TorchBackend:
-    """The reference. Functions take a `Scratch` for results that stay from batch to batch; this
-    backend allocates fresh ones.
+    """The reference backend.
+
+    Functions take a `Scratch` for results, whose memory is used again from batch to batch; this
+    backend allocates new tensors instead.
     """
 
     name = "torch"
     rows_of_ids = None  # id rules have their own torch operations
 
     def sizes(self) -> list[tuple[int, int]]:
-        """Return (bags or touched rows, ids) of the smallest batch of each kind that has kernels of
-        its own.
+        """Return the smallest batch of each kind that has kernels of its own.
+
+        Returns:
+            (bags or touched rows, ids) of each such batch.
         """
         return [(1, 1)]
 
@@ -84,24 +100,24 @@ class TorchBackend:
         Args:
             r: The group.
             b: The batch.
-            world: Number of ranks W.
-            take: Memory for results.
+            world: The number of ranks W.
+            take: The memory of results.
 
         Returns:
-            What `write_row_requests` and `link_rows` of this backend go on with (its `row_U`: rows
-            in their owners' stores), and counts [W].
+            The distinct rows, as `write_row_requests` and `link_rows` of this backend take them
+            (their `row_U`: rows in their owners' stores), and counts [W].
         """
         row_P, strip_P, _ = _pairs(r, b)
-        distinct = group(row_P + _keys(r)[strip_P])
-        strip_U = strip_P[distinct.order_N[distinct.start_U1[:-1].long()]]
-        rank_U, row_U = _locate(r, distinct.key_U - _keys(r)[strip_U], strip_U)
+        grouped = group(row_P + _keys(r)[strip_P])
+        strip_U = strip_P[grouped.order_N[grouped.start_U1[:-1].long()]]
+        rank_U, row_U = _locate(r, grouped.key_U - _keys(r)[strip_U], strip_U)
         nth_U, n_W = numbered(rank_U, world)
-        return UniqueRows(row_U, rank_U, nth_U, distinct), to_host(n_W).numpy()
+        return UniqueRows(row_U, rank_U, nth_U, grouped), to_host(n_W).numpy()
 
     def write_row_requests(
         self,
         r: Routes,
-        d: UniqueRows,
+        unique: UniqueRows,
         ids: Tensor,
         id_first_W: Counts,
         vector_first_W: Counts,
@@ -112,40 +128,46 @@ class TorchBackend:
 
         Args:
             r: The group.
-            d: From `route_rows`.
-            ids: The message of ids; each rank's request is written at its offset.
-            id_first_W: Those offsets.
-            vector_first_W: Offset of each rank's first vector of the group in the message of
+            unique: The distinct rows, from `route_rows`.
+            ids: The message of ids, which is written.
+            id_first_W: The offset of each rank's request in it.
+            vector_first_W: The offset of each rank's first vector of the group in the message of
                 vectors.
-            offset_dtype: Type of the offsets.
-            take: Memory for results.
+            offset_dtype: The type of the offsets.
+            take: The memory of results.
 
         Returns:
-            Offsets of the vectors, [U].
+            The offsets of the vectors, [U].
         """
         first_W, first_vector_W = to_device(
             np.stack([id_first_W, vector_first_W]), ids.device
         ).unbind()
-        ids[first_W[d.rank_U] + d.nth_U] = d.row_U.to(ids.dtype)
-        return (first_vector_W[d.rank_U] + d.nth_U * r.width).to(offset_dtype)
+        ids[first_W[unique.rank_U] + unique.nth_U] = unique.row_U.to(ids.dtype)
+        return (first_vector_W[unique.rank_U] + unique.nth_U * r.width).to(offset_dtype)
 
     def link_rows(
-        self, r: Routes, b: Bags, d: UniqueRows, source_U: Tensor, dtype: torch.dtype, take: Scratch
+        self,
+        r: Routes,
+        b: Bags,
+        unique: UniqueRows,
+        source_U: Tensor,
+        dtype: torch.dtype,
+        take: Scratch,
     ) -> tuple[Links, Links]:
-        """Return the matrix A and its transpose.
+        """Return the matrix A, by which bags sum the vectors of distinct rows, and its transpose.
 
         Args:
             r: The group.
             b: The batch.
-            d: From `route_rows`.
+            unique: The distinct rows, from `route_rows`.
             source_U: Where each distinct row's vector stands: its offset in a message, or its row
                 of the store.
-            dtype: Type of the matrices' entries.
-            take: Memory for results.
+            dtype: The type of the matrices' entries.
+            take: The memory of results.
 
         Returns:
-            Links of the bags to vectors, with the bags' offsets in the output, and of the distinct
-            rows to offsets in the output's gradient.
+            The links of the bags to vectors, with the bags' offsets in the output, and those of the
+            distinct rows to offsets in the output's gradient.
         """
         offsets_M1 = starts(_lengths(r, b)).int()
         bag_P = torch.repeat_interleave(
@@ -160,24 +182,30 @@ class TorchBackend:
                 if b.weights_L is None
                 else b.scale_M[bag_P] * b.weights_L[_pairs(r, b)[2]]
             )
-        order = d.grouped.order_N
+        order = unique.grouped.order_N
         gradient_links = Links(
             b.where_M[bag_P[order]],
-            d.grouped.start_U1,
+            unique.grouped.start_U1,
             None if use_P is None else use_P[order],
             None,
-            len(d.row_U),
+            len(unique.row_U),
         )
         return Links(
-            source_U[d.grouped.number_N], offsets_M1, use_P, b.where_M, len(b.where_M)
+            source_U[unique.grouped.number_N], offsets_M1, use_P, b.where_M, len(b.where_M)
         ), gradient_links
 
     def route_bags(self, r: Routes, b: Bags, world: int, take: Scratch) -> tuple[_BagRows, Counts]:
-        """Find what each bag of a group wants of each rank; arguments as of `route_rows`.
+        """Find the rows that each bag of a group needs of each rank.
+
+        Args:
+            r: The group.
+            b: The batch.
+            world: The number of ranks W.
+            take: The memory of results.
 
         Returns:
-            What `write_bag_requests` of this backend goes on with, and rows and vectors requested
-            of each rank, [W, 2].
+            What `write_bag_requests` of this backend takes as `found`, and the rows and vectors
+            that are requested of each rank, [W, 2].
         """
         row_P, strip_P, pair_P = _pairs(r, b)
         rank_P, local_P = _locate(r, row_P, strip_P)
@@ -219,18 +247,18 @@ class TorchBackend:
         Args:
             r: The group.
             b: The batch.
-            found: From `route_bags`.
-            ids: The message of ids; each rank's request is written at its offset.
-            id_first_W: Those offsets.
-            vector_first_W: Offset of each rank's first vector of the group in the message of
+            found: The first result of `route_bags`.
+            ids: The message of ids, which is written.
+            id_first_W: The offset of each rank's request in it.
+            vector_first_W: The offset of each rank's first vector of the group in the message of
                 vectors.
-            words_L: Sample weights as integers of the message's type, [L, words], or None.
-            offset_dtype: Type of the offsets.
-            take: Memory for results.
+            words_L: The sample weights as integers of the message's type, [L, words], or None.
+            offset_dtype: The type of the offsets.
+            take: The memory of results.
 
         Returns:
-            Links of the bags to vectors, and of the vectors, with their offsets in the message, to
-            offsets in the output's gradient.
+            The links of the bags to vectors, and those of the vectors, with their offsets in the
+            message, to offsets in the output's gradient.
         """
         device = ids.device
         rank_P, row_P, pair_P, nth_P, rank_V, nth_V, bag_V, length_V, count_W2 = found
@@ -267,15 +295,15 @@ class TorchBackend:
 
         Args:
             ids: The message of ids.
-            id_first_W: Offset of each rank's request in it.
-            counts_W3: Rows, vectors and words of each request.
-            vector_first_W: Offset of each rank's first answer in the message of vectors.
-            width: Of the group.
-            pooled: Whether requests carry bag lengths.
-            words: Integers per sample weight, 0 without.
-            weights: Type of the weights.
-            offset_dtype: Type of the offsets.
-            take: Memory for results.
+            id_first_W: The offset of each rank's request in it.
+            counts_W3: The rows, vectors and words of each request.
+            vector_first_W: The offset of each rank's first answer in the message of vectors.
+            width: The columns of the group.
+            pooled: Whether requests hold bag lengths.
+            words: The integers of a sample weight; 0 where there are no weights.
+            weights: The type of the weights.
+            offset_dtype: The type of the offsets.
+            take: The memory of results.
         """
         requests = [
             ids[first : first + n]
@@ -300,34 +328,34 @@ class TorchBackend:
         use_N = torch.cat([bits for _, _, bits in parts]).view(weights) if words else None
         return Links(row_N, offsets, use_N, at_V, len(at_V))
 
-    def group_rows(self, rows: int, asked: Links, take: Scratch) -> tuple[Tensor, Links]:
+    def group_rows(self, rows: int, served: Links, take: Scratch) -> tuple[Tensor, Links]:
         """Return the distinct rows that were requested, and the links that sum their gradients.
 
         Args:
-            rows: How many the store has.
-            asked: From `serve`: rows, and the offset of each vector's gradient.
-            take: Memory for results.
+            rows: The number of rows of the store.
+            served: The links from `serve`: rows, and the offset of each vector's gradient.
+            take: The memory of results.
 
         Returns:
-            Rows [U] in an order that depends on the requests alone, and links of each to offsets of
-            gradients, in the order of the requests.
+            The rows [U] in an order that depends on the requests alone, and the links of each to
+            offsets of gradients, in the order of the requests.
         """
-        assert asked.at_M is not None
-        distinct = group(asked.index_N)
-        at_N = asked.at_M
-        if asked.offsets_M1 is not None:
+        assert served.at_M is not None
+        grouped = group(served.index_N)
+        at_N = served.at_M
+        if served.offsets_M1 is not None:
             at_N = torch.repeat_interleave(
-                at_N, asked.offsets_M1.diff(), output_size=len(asked.index_N)
+                at_N, served.offsets_M1.diff(), output_size=len(served.index_N)
             )
-        use_T = None if asked.weights_N is None else asked.weights_N[distinct.order_N]
-        return distinct.key_U, Links(
-            at_N[distinct.order_N], distinct.start_U1, use_T, None, len(distinct.key_U)
+        use_T = None if served.weights_N is None else served.weights_N[grouped.order_N]
+        return grouped.key_U, Links(
+            at_N[grouped.order_N], grouped.start_U1, use_T, None, len(grouped.key_U)
         )
 
     def pool(
         self,
         source: Tensor,
-        unit: int,
+        stride: int,
         width: int,
         links: Links,
         target: Tensor,
@@ -335,24 +363,24 @@ class TorchBackend:
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width]
-        over k in offsets[m] .. offsets[m + 1].
+        """Write sums of vectors along a sparse matrix: target[at[m] : +width] = scale * sum of
+        weights[k] * source[index[k] * stride : +width] over k in offsets[m] .. offsets[m + 1].
 
         Args:
-            source: Flat buffer; 16-bit floats are read as fp32.
-            unit: The width where `index` holds rows, 1 where it holds offsets.
-            width: Of a vector.
+            source: The flat buffer of vectors; 16-bit floats are read as fp32.
+            stride: The width where `index` holds rows, 1 where it holds offsets.
+            width: The columns of a vector.
             links: The sparse matrix.
-            target: Flat buffer, written in its own type.
-            dtype: Type that is computed in, fp32 or fp64.
-            scale: Factor of all sums.
-            in_lines: Every result fills whole cache lines of a target that begins with one, and is
-                not read soon: a hint.
+            target: The flat buffer of results, written in its own type.
+            dtype: The type that is computed in, fp32 or fp64.
+            scale: The factor of all sums.
+            in_lines: A hint that every result fills whole cache lines of a target that begins with
+                one, and is not read soon.
         """
         step = max(1, CHUNK_ELEMENTS // width)
         for first in range(0, links.bags, step):
             last = min(first + step, links.bags)
-            rows_MD = _sums(source, unit, width, links, dtype, first, last) * scale
+            rows_MD = _sums(source, stride, width, links, dtype, first, last) * scale
             if links.at_M is None:
                 target[first * width : last * width] = rows_MD.view(-1).to(target.dtype)
             else:
@@ -368,15 +396,15 @@ class TorchBackend:
         scale: float = 1.0,
         in_lines: bool = False,
     ) -> None:
-        """Sum packed rows along a sparse matrix: `pool` with rows in 8 or 4 bits as its source.
+        """Write sums of packed rows along a sparse matrix: `pool` with rows in 8 or 4 bits.
 
         Args:
-            rows: Packed rows of a store.
+            rows: The packed rows of a store.
             links: The sparse matrix; its `index_N` holds rows.
-            target: Flat buffer, written in its own type.
-            dtype: Type that values and sums are computed in, fp32 or fp64.
-            scale: Factor of all sums.
-            in_lines: As of `pool`.
+            target: The flat buffer of results, written in its own type.
+            dtype: The type that values and sums are computed in, fp32 or fp64.
+            scale: The factor of all sums.
+            in_lines: A hint, as of `pool`.
         """
         values_ND = dequantise(rows, links.index_N, dtype)
         each = torch.arange(len(values_ND), device=values_ND.device)
@@ -386,17 +414,29 @@ class TorchBackend:
     def square_sums(
         self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
     ) -> Tensor:
-        """Return the fp64 sum of squares of every touched row's gradient, [U]: within blocks of
-        `SQUARE_BLOCK` columns, then block by block.
+        """Return the fp64 sum of squares of every touched row's gradient, [U].
 
-        So a table cut into such strips, whose owners add each other's sums, gets the bits of an
-        uncut one.
+        Squares are added within blocks of `SQUARE_BLOCK` columns, then block by block. So a table
+        cut into such strips, whose owners add each other's sums, gets the bits of an uncut one.
+
+        Args:
+            gradients: The flat message, or the output's gradient.
+            width: The columns of a row here.
+            links: The sparse matrix that sums the gradient of each touched row.
+            dtype: The type in which gradients are summed, fp32 or fp64.
         """
         return _squares(_sums(gradients, 1, width, links, dtype, 0, links.bags))
 
     def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
-        """Return the piece of each row of a store (`base_K`: first row of each piece), the row's
-        number among the piece's rows here, and rows per piece.
+        """Return the piece of each touched row of a store.
+
+        Args:
+            row_U: The rows.
+            base_K: The first row of each piece in the store.
+
+        Returns:
+            The piece of each row, the number of touched rows of the piece before it, and the
+            number of touched rows of each piece.
         """
         piece_U = torch.bucketize(row_U, base_K, right=True) - 1
         nth_U, n_K = numbered(piece_U, len(base_K))
@@ -405,7 +445,15 @@ class TorchBackend:
     def scatter_parts(
         self, part_U: Tensor, first_K: Tensor, piece_U: Tensor, nth_U: Tensor, parts: Tensor
     ) -> None:
-        """Write each row's own part: parts[first of the row's piece + the row's number in it]."""
+        """Write each row's part, its sum of squares here, to the message of parts.
+
+        Args:
+            part_U: The parts.
+            first_K: The offset of each piece's first part in the message.
+            piece_U: The piece of each row, from `find_pieces`.
+            nth_U: The number of each row among its piece's, from `find_pieces`.
+            parts: The message, which is written.
+        """
         parts[first_K[piece_U] + nth_U] = part_U
 
     def mean_of_parts(
@@ -417,8 +465,19 @@ class TorchBackend:
         dim_K: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:
-        """Return the parts of each row, added in the order J of its strips (-1: no such strip),
-        over the columns of the whole row.
+        """Return the mean square of each touched row over all of its strips.
+
+        The parts of a row are added in the order of its strips and divided by the columns of the
+        whole row.
+
+        Args:
+            parts: The message of parts.
+            begin_JK: The offset of the first part of piece k in strip j of its table; -1 where
+                there is no such strip.
+            piece_U: The piece of each row, from `find_pieces`.
+            nth_U: The number of each row among its piece's, from `find_pieces`.
+            dim_K: The columns of whole rows, for each piece.
+            dtype: The type of the result.
         """
         total_U = torch.zeros(len(piece_U), dtype=torch.float64, device=parts.device)
         for begin_K in begin_JK:
@@ -443,17 +502,17 @@ class TorchBackend:
         """Sum each touched row's gradient and apply a rule (`recapp/optim/rules.py`) to it, once.
 
         Args:
-            gradients: Flat message or output gradient.
+            gradients: The flat message, or the output's gradient.
             links: The sparse matrix that sums the gradient of each touched row.
-            row_U: Distinct rows of the store.
-            mean_U: Mean of the squared gradient over the whole logical row where the row here is a
-                strip of it; else None.
-            weights_RD: The store, changed in place; half types are read as `dtype` and rounded
-                back.
-            state: Its state tensors, [R, 1] or [R, D], changed in place.
-            dtype: Type that is computed in.
-            lr: Learning rate of this update.
-            rule: Its expression, constants and kinds of state.
+            row_U: The distinct rows of the store.
+            mean_U: The mean square of the gradient over the whole row of the table, where the row
+                here is a strip of it; else None.
+            weights_RD: The rows of the store, changed in place; 16-bit floats are read as `dtype`
+                and rounded back.
+            state: The state tensors of the store, [R, 1] or [R, D], changed in place.
+            dtype: The type that is computed in, fp32 or fp64.
+            lr: The learning rate of this update.
+            rule: The rule: its expression, constants and kinds of state.
         """
         row_U = row_U.long()
         held = [weights_RD, *state]
@@ -467,17 +526,17 @@ class TorchBackend:
 
 
 def _sums(
-    source: Tensor, unit: int, width: int, links: Links, dtype: torch.dtype, first: int, last: int
+    source: Tensor, stride: int, width: int, links: Links, dtype: torch.dtype, first: int, last: int
 ) -> Tensor:
-    """Bags first..last of `pool`, unscaled: [last - first, width]."""
+    """Return the unscaled sums of bags first .. last of `pool`, [last - first, width]."""
     begin = first
     end = last
-    if links.offsets_M1 is not None:  # they are read only where bags come in several chunks
+    if links.offsets_M1 is not None:  # the host reads them only where bags come in several chunks
         begin = int(to_host(links.offsets_M1[first])) if first else 0
         end = int(to_host(links.offsets_M1[last])) if last < links.bags else len(links.index_N)
     if begin == end:
         return source.new_zeros(last - first, width, dtype=dtype)
-    gathered_ND = gather(source, unit, width, links.index_N[begin:end], dtype)
+    gathered_ND = gather(source, stride, width, links.index_N[begin:end], dtype)
     if links.offsets_M1 is None and links.weights_N is None:
         return gathered_ND
     offsets = torch.arange(end - begin + 1, device=source.device)
@@ -502,8 +561,9 @@ def _squares(grad_UD: Tensor) -> Tensor:
 
 
 def _pairs(r: Routes, b: Bags) -> tuple[Tensor, Tensor, Tensor]:
-    """Row, strip and position in the batch of every pair of a group, slot by slot; a strip asks for
-    its feature again.
+    """Return the row, strip and position in the batch of every pair of a group, slot by slot.
+
+    The ids of a feature appear once for each of its slots.
     """
     device = b.rows_L.device
     first_S, last_S = to_device(np.stack([b.first_S, b.last_S]), device).unbind()
@@ -517,14 +577,12 @@ def _lengths(r: Routes, b: Bags) -> Tensor:
 
 
 def _keys(r: Routes) -> Tensor:
-    """A number for the first row of each strip, such that rows of all strips are numbered without
-    gaps.
-    """
+    """Return the number of each strip's first row when all strips' rows are numbered in turn."""
     return starts(r.rows_I)[:-1]
 
 
 def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of strips to (owner, row of the owner's store)."""
+    """Return the owner of each row of a strip, and its row in the owner's store."""
     first_K = r.start_K + torch.repeat_interleave(
         _keys(r), r.piece_I1.diff(), output_size=len(r.start_K)
     )

@@ -6,11 +6,11 @@ width works: LLVM splits it into machine registers.
 
     zeros(like, width)                an empty accumulator in the type of the number `like`
     load(array, at, like, width)      width elements of a flat array from element `at` on, as a row
-    load_packed(.., width, bits)      the same of unsigned integers of 8 or 4 bits, in bytes
+    load_packed(.., width, bits)      width unsigned integers of 8 or 4 bits, as a row
     broadcast(array, at, like, width) one element, as a row of equal numbers
-    store(array, at, row)             and back
-    stream(array, at, row), fence()   and back past the caches
-    prefetch(array, at, width)        ask the cache for them
+    store(array, at, row)             write a row into an array
+    stream(array, at, row), fence()   write a row past the caches
+    prefetch(array, at, width)        fetch elements into the cache ahead of use
     cast(like, x)                     a number in the type of `like`
     square_total(row)                 fp64 sum of squares, in a fixed order
     get(array, i), put(array, i, x)   one number
@@ -42,7 +42,12 @@ I32 = ir.IntType(32)
 
 
 class Row(types.Type):  # type: ignore[misc]
-    """The type of a row: `width` numbers of an element type."""
+    """The numba type of a row: `width` numbers of an element type.
+
+    Args:
+        element: The type of a number, float32 or float64.
+        width: How many there are.
+    """
 
     def __init__(self, element: types.Float, width: int) -> None:
         self.element = element
@@ -52,7 +57,7 @@ class Row(types.Type):  # type: ignore[misc]
 
 @register_model(Row)
 class RowModel(models.PrimitiveModel):  # type: ignore[misc]
-    """A row is an LLVM vector."""
+    """The data model of `Row`: an LLVM vector."""
 
     def __init__(self, dmm: Any, fe_type: Row) -> None:
         super().__init__(
@@ -67,7 +72,7 @@ def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: An
 def _vector_address(
     context: Any, builder: Any, array_type: Any, array: Any, offset: Any, width: int
 ) -> tuple[Any, int]:
-    """Address of array[offset], seen as a vector, and the alignment it has."""
+    """Return the address of array[offset] as that of a vector, and the alignment it has."""
     element = context.get_data_type(array_type.dtype)
     at = _address(context, builder, array_type, array, offset)
     return builder.bitcast(at, ir.VectorType(element, width).as_pointer()), context.get_abi_sizeof(
@@ -80,7 +85,7 @@ def _splat(value: Any, width: int) -> Any:
 
 
 def _widen(builder: Any, raw: Any, kind: Any, element: Any, width: int) -> Any:
-    """What was loaded becomes numbers of the row's type."""
+    """Convert loaded elements to the element type of a row."""
     wide = ir.VectorType(element, width)
     if kind == types.int16:  # bfloat16: the upper half of an fp32
         bits = builder.shl(builder.zext(raw, ir.VectorType(I32, width)), _splat(I32(16), width))
@@ -100,7 +105,7 @@ def _widen(builder: Any, raw: Any, kind: Any, element: Any, width: int) -> Any:
 
 
 def _narrow(builder: Any, value: Any, kind: Any, width: int) -> Any:
-    """Numbers of a row become what is stored, rounded to nearest, ties to even."""
+    """Convert a row to the type of the array it is stored in, rounded to nearest, ties to even."""
     single = ir.VectorType(ir.FloatType(), width)
     if kind in (types.int16, types.uint16) and value.type != single:
         value = builder.fptrunc(value, single)
@@ -127,7 +132,7 @@ def _narrow(builder: Any, value: Any, kind: Any, width: int) -> Any:
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def load(typingctx: Any, array: Any, offset: Any, like: Any, width: Any) -> Any:
-    """`width` elements from `offset` on, as a row of the type of `like`."""
+    """Return `width` elements from `offset` on, as a row of the type of `like`."""
     row = Row(like, width.literal_value)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -143,8 +148,10 @@ def load(typingctx: Any, array: Any, offset: Any, like: Any, width: Any) -> Any:
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def load_packed(typingctx: Any, array: Any, offset: Any, like: Any, width: Any, bits: Any) -> Any:
-    """`width` unsigned integers of 8 or 4 bits from byte `offset` on, as a row of the type of
-    `like`; of 4 bits two share a byte, the even one in the low half.
+    """Return `width` unsigned integers of 8 or 4 bits from byte `offset` on, as a row of the type
+    of `like`.
+
+    Two integers of 4 bits share a byte, the even one in the low half.
     """
     row = Row(like, width.literal_value)
     halves = bits.literal_value == 4
@@ -167,7 +174,7 @@ def load_packed(typingctx: Any, array: Any, offset: Any, like: Any, width: Any, 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def broadcast(typingctx: Any, array: Any, offset: Any, like: Any, width: Any) -> Any:
-    """The element at `offset`, as a row of equal numbers of the type of `like`."""
+    """Return the element at `offset` as a row of equal numbers of the type of `like`."""
     row = Row(like, width.literal_value)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -198,8 +205,9 @@ def store(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def stream(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
-    """`store` past the caches: no line is read before it is overwritten whole. The row fills whole
-    cache lines; `fence` comes after.
+    """Write a row at `offset` past the caches: no line is read before it is overwritten whole.
+
+    The row must fill whole cache lines, and `fence` must follow the last one.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -215,7 +223,7 @@ def stream(typingctx: Any, array: Any, offset: Any, row: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def fence(typingctx: Any) -> Any:
-    """What was streamed is seen before anything that is written later."""
+    """Make streamed rows visible to other threads before anything that is written later."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.fence("seq_cst")
@@ -226,7 +234,7 @@ def fence(typingctx: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def get(typingctx: Any, array: Any, i: Any) -> Any:
-    """array[i], neither checked nor wrapped."""
+    """Return array[i], without a bounds check and without wrapping a negative index."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(_address(context, builder, signature.args[0], args[0], args[1]))
@@ -236,7 +244,7 @@ def get(typingctx: Any, array: Any, i: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def put(typingctx: Any, array: Any, i: Any, value: Any) -> Any:
-    """array[i] = value, neither checked nor wrapped."""
+    """Set array[i] to a value, without a bounds check and without wrapping a negative index."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1]))
@@ -247,7 +255,7 @@ def put(typingctx: Any, array: Any, i: Any, value: Any) -> Any:
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def prefetch(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
-    """Ask the cache for `width` elements from `offset` on; numba has no prefetch of its own."""
+    """Fetch `width` elements from `offset` on into the caches; numba has no prefetch of its own."""
     lines = -(-width.literal_value * array.dtype.bitwidth // (8 * CACHE_LINE_BYTES))
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -266,7 +274,7 @@ def prefetch(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def zeros(typingctx: Any, like: Any, width: Any) -> Any:
-    """A row of zeros in the type of `like`."""
+    """Return a row of zeros of the type of `like`."""
     row = Row(like, width.literal_value)
     return row(like, width), lambda context, builder, signature, args: ir.Constant(
         context.get_value_type(row), None
@@ -275,7 +283,7 @@ def zeros(typingctx: Any, like: Any, width: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def cast(typingctx: Any, like: Any, number: Any) -> Any:
-    """A number in the type of `like`."""
+    """Return a number in the type of `like`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.cast(builder, args[1], signature.args[1], signature.args[0])
@@ -285,10 +293,11 @@ def cast(typingctx: Any, like: Any, number: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def square_total(typingctx: Any, row: Any) -> Any:
-    """fp64 sum of squares: a tree within blocks of `SQUARE_BLOCK` columns, then block by block.
+    """Return the fp64 sum of squares of a row, added in a fixed order.
 
-    A table cut into such strips gets the bits of the whole one, if its owners add each other's sums
-    in column order.
+    Squares are added in a tree within blocks of `SQUARE_BLOCK` columns, then block by block. So a
+    table that is cut into such strips gets the bits of an uncut one, where the strips' sums are
+    added in column order.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -332,7 +341,7 @@ def _shuffle(builder: Any, vector: Any, lanes: range) -> Any:
 
 
 def _spread(context: Any, builder: Any, value: Any, kind: Any, row: Row) -> Any:
-    """A number becomes a row of equal numbers."""
+    """Return a number as a row of equal numbers, and a row as it is."""
     if isinstance(kind, Row):
         return value
     value = context.cast(builder, value, kind, row.element)
@@ -389,8 +398,9 @@ def _root(typingctx: Any, row: Any) -> Any:
 
 
 def sqrt(x: Any) -> Any:
-    """The square root of a number or of each number of a row; what row rules get as their `sqrt` in
-    compiled loops.
+    """Return the square root of a number, or of each number of a row.
+
+    Row rules get it as their `sqrt` in compiled kernels.
     """
     return np.sqrt(x)
 

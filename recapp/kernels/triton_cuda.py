@@ -1,10 +1,10 @@
 """The GPU backend: the reference's integers, which run on any device, and Triton kernels for the
 arithmetic.
 
-What the functions mean is documented at `recapp/kernels/reference.py`, how they are made in
-`triton_vectors.py`. Nothing here waits for the device: grids and buffers follow from sizes that the
-host knows. Kernels are compiled at their first call with new types or a new width, and kept on disk
-by Triton. Triton's interpreter (TRITON_INTERPRET=1) runs them on CPU tensors: slow, for tests.
+`recapp/kernels/reference.py` documents what the functions mean, `triton_vectors.py` how the kernels
+work. Nothing here waits for the device: grids and buffers follow from sizes that the host knows.
+Kernels are compiled at their first call with new types or a new width, and kept on disk by Triton.
+Triton's interpreter (TRITON_INTERPRET=1) runs them on CPU tensors: slowly, for tests.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,19 @@ TYPES = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 class _Source(NamedTuple):
-    """Vectors as kernels read them: at multiples of `unit`; packed rows have scales, biases and
-    bits as well.
+    """Vectors as kernels read them.
+
+    Args:
+        memory: The flat buffer, or the bytes of packed rows.
+        stride: What an index counts in: elements of the buffer, or bytes of packed rows.
+        width: The columns of a vector.
+        scales: The scale of each packed row; None for floats.
+        biases: The bias of each packed row; None for floats.
+        bits: The bits of a packed value; 0 for floats.
     """
 
     memory: Tensor
-    unit: int
+    stride: int
     width: int
     scales: Tensor | None = None
     biases: Tensor | None = None
@@ -38,14 +45,14 @@ class _Source(NamedTuple):
 
 
 class TritonBackend(TorchBackend):
-    """Kernels for tensors on a GPU."""
+    """The backend for tensors on a GPU."""
 
     name = "triton"
 
     def pool(
         self,
         source: Tensor,
-        unit: int,
+        stride: int,
         width: int,
         links: Links,
         target: Tensor,
@@ -54,7 +61,7 @@ class TritonBackend(TorchBackend):
         in_lines: bool = False,
     ) -> None:
         """See the reference."""
-        _pool(_Source(source, unit, width), links, target, dtype, scale, in_lines)
+        _pool(_Source(source, stride, width), links, target, dtype, scale, in_lines)
 
     def pool_quantised(
         self,
@@ -180,7 +187,7 @@ def _pool(
             scale,
             TYPES[dtype],
             source.width,
-            source.unit,
+            source.stride,
             source.bits,
             in_lines,
             vectors.RUN,
@@ -192,7 +199,9 @@ def _pool(
 
 
 def _partial_sums(source: _Source, links: Links, dtype: torch.dtype) -> Tensor | None:
-    """What the runs of long bags sum to, see `triton_vectors.py`; None where no bag can be long."""
+    """Return the sums of the runs of long bags (see `triton_vectors.py`), or None where no bag can
+    be long.
+    """
     entries = len(links.index_N)
     if links.offsets_M1 is None or entries <= vectors.RUN:
         return None
@@ -211,7 +220,7 @@ def _partial_sums(source: _Source, links: Links, dtype: torch.dtype) -> Tensor |
             links.bags,
             TYPES[dtype],
             source.width,
-            source.unit,
+            source.stride,
             source.bits,
             vectors.RUN,
             columns,
@@ -222,10 +231,13 @@ def _partial_sums(source: _Source, links: Links, dtype: torch.dtype) -> Tensor |
 
 
 def _folds(columns: int) -> int:
-    """How often a block of squares in a tile is halved until one column is left."""
+    """Return how often a block of squares in a tile is halved until one column is left."""
     return min(columns, SQUARE_BLOCK).bit_length() - 1
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current GPU, whatever its arguments live on."""
+    """Return a context in which a device is the current one.
+
+    Triton launches on the current GPU, whichever GPU its arguments lie on.
+    """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

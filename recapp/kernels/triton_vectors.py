@@ -1,12 +1,12 @@
 """The arithmetic half of the GPU backend as Triton kernels: one source for every type, width and
 rule.
 
-A program has a tile of bags (or touched rows) x columns and walks along its bags' entries together;
-every bag adds its own, one after the other. No sum goes over threads and no addition is atomic, so
-what a bag sums to depends on its entries alone. Bags of very different lengths would leave a tile
-waiting for its longest one, and rows of small tables have tens of thousands of entries; so a bag
-longer than `RUN` is summed in runs of that many, counted from its own first entry, and then run by
-run:
+A program has a tile of bags (or touched rows) x columns and goes through the entries of its bags
+together; every bag adds its own entries, one after the other. No sum goes over threads and no
+addition is atomic, so what a bag sums to depends on its entries alone. With bags of very different
+lengths a tile would wait for its longest one, and rows of small tables have tens of thousands of
+entries; so a bag longer than `RUN` is summed in runs of that many, counted from its own first
+entry, and then run by run:
 
     entries   0         256        512        768      a run that begins in entries
     bags      |a|        b           |  c  |           256 w .. 256 w + 255 has position 2 w + 1
@@ -29,7 +29,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-RUN = 256  # entries; fewer need more partial sums, more take longer one after the other
+RUN = 256  # entries of a run; fewer need more partial sums, more take longer one after the other
 TILE_ELEMENTS = 1024  # of a program's tile: 8 in each thread of 4 warps
 TILE_BAGS = 64
 TILE_COLUMNS = 128  # whole blocks of squares (`SQUARE_BLOCK` of the reference)
@@ -37,19 +37,20 @@ AT_ONCE = 4  # entries whose loads do not wait for each other
 
 
 def tile(width: int) -> tuple[int, int]:
-    """Bags and columns of a program's tile for vectors of a width."""
+    """Return the bags and the columns of a program's tile for vectors of a width."""
     columns = min(triton.next_power_of_2(width), TILE_COLUMNS)
     return min(TILE_ELEMENTS // columns, TILE_BAGS), columns
 
 
 @lru_cache(None)
 def device_function(step: Callable[..., Any]) -> Any:
-    """A rule's expression as a function that kernels call: Triton compiles the source that Python
-    runs.
+    """Return a rule's expression as a function that kernels call: Triton compiles the source that
+    Python runs.
 
-    Without its annotations, which Triton would take for its own: so the source is compiled anew,
-    and put where `inspect` looks for source. The interpreter takes the expression as it is: kernels
-    are Python there, and it wants `triton.language` beside all that it decorates.
+    Triton would take the annotations of the expression for its own. So the source is compiled anew
+    without them, and put where `inspect` looks for source. The interpreter takes the expression as
+    it is: kernels are Python there, and it needs `triton.language` in the module of all that it
+    decorates.
     """
     if triton.knobs.runtime.interpret:
         return step
@@ -69,7 +70,7 @@ def device_function(step: Callable[..., Any]) -> Any:
 
 @triton.jit
 def sqrt(x):
-    """Correctly rounded; in single precision the bare `tl.sqrt` is an approximation."""
+    """Return the correctly rounded square root: `tl.sqrt` approximates it in single precision."""
     if x.dtype == tl.float64:
         return tl.sqrt(x)
     else:
@@ -86,14 +87,15 @@ def _vectors(
     column_C,
     inside_C,
     DTYPE: tl.constexpr,
-    UNIT: tl.constexpr,
+    STRIDE: tl.constexpr,
     BITS: tl.constexpr,
 ):
-    """Vectors at index `at` of the source: floats, or rows of `UNIT` bytes in `BITS` bits with a
-    scale and a bias each.
+    """Return the vectors at index `at` of the source, [BAGS, COLUMNS].
+
+    They are floats, or rows of `STRIDE` bytes in `BITS` bits with a scale and a bias each.
     """
     here_BC = here_B[:, None] & inside_C[None, :]
-    first_B = at_B * UNIT
+    first_B = at_B * STRIDE
     if scales is None:
         return tl.load(source + first_B[:, None] + column_C[None, :], mask=here_BC, other=0.0).to(
             DTYPE
@@ -122,13 +124,15 @@ def _entries(
     column_C,
     inside_C,
     DTYPE: tl.constexpr,
-    UNIT: tl.constexpr,
+    STRIDE: tl.constexpr,
     BITS: tl.constexpr,
     BAGS: tl.constexpr,
     COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Entries begin .. begin + length of each bag, one after the other: [BAGS, COLUMNS]."""
+    """Return the sum of entries begin .. begin + length of each bag, added one after the other:
+    [BAGS, COLUMNS].
+    """
     total_BC = tl.zeros([BAGS, COLUMNS], DTYPE)
     for first in range(0, tl.max(length_B, 0), AT_ONCE):
         for ahead in tl.static_range(AT_ONCE):
@@ -136,7 +140,7 @@ def _entries(
             k_B = begin_B + first + ahead
             at_B = tl.load(index + k_B, mask=here_B, other=0).to(tl.int64)
             vector_BC = _vectors(
-                source, scales, biases, at_B, here_B, column_C, inside_C, DTYPE, UNIT, BITS
+                source, scales, biases, at_B, here_B, column_C, inside_C, DTYPE, STRIDE, BITS
             )
             if weights is not None:
                 vector_BC = (
@@ -161,14 +165,14 @@ def _sums(
     inside_C,
     DTYPE: tl.constexpr,
     WIDTH: tl.constexpr,
-    UNIT: tl.constexpr,
+    STRIDE: tl.constexpr,
     BITS: tl.constexpr,
     RUN: tl.constexpr,
     BAGS: tl.constexpr,
     COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """A tile of sums: short bags from their entries, long ones from the sums of their runs."""
+    """Return a tile of sums: of short bags from their entries, of long ones from their runs."""
     if offsets is None:
         return _entries(
             source,
@@ -181,7 +185,7 @@ def _sums(
             column_C,
             inside_C,
             DTYPE,
-            UNIT,
+            STRIDE,
             BITS,
             BAGS,
             COLUMNS,
@@ -202,7 +206,7 @@ def _sums(
             column_C,
             inside_C,
             DTYPE,
-            UNIT,
+            STRIDE,
             BITS,
             BAGS,
             COLUMNS,
@@ -231,19 +235,21 @@ def sum_runs(
     bags,
     DTYPE: tl.constexpr,
     WIDTH: tl.constexpr,
-    UNIT: tl.constexpr,
+    STRIDE: tl.constexpr,
     BITS: tl.constexpr,
     RUN: tl.constexpr,
     COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Partial sums of bags longer than `RUN`: program 2 w + 1 the run that begins such a bag in
-    window w, 2 w one that goes on.
+    """Write the partial sums of bags longer than `RUN`.
+
+    Program 2 w + 1 sums the run in window w that begins such a bag, program 2 w the run that
+    continues one.
     """
     position = tl.program_id(0)
     window = (position // 2) * RUN
     begins = position % 2 == 1
-    # an entry that only the bag in question can hold
+    # the number of an entry that can belong only to the bag whose run this program sums
     look = tl.where(begins, window + RUN - 1, window - 1)
     low = 0
     high = bags
@@ -270,7 +276,7 @@ def sum_runs(
             column_C,
             inside_C,
             DTYPE,
-            UNIT,
+            STRIDE,
             BITS,
             1,
             COLUMNS,
@@ -298,7 +304,7 @@ def pool(
     scale: tl.float64,
     DTYPE: tl.constexpr,
     WIDTH: tl.constexpr,
-    UNIT: tl.constexpr,
+    STRIDE: tl.constexpr,
     BITS: tl.constexpr,
     IN_LINES: tl.constexpr,
     RUN: tl.constexpr,
@@ -306,12 +312,12 @@ def pool(
     COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """target[at[m] : +width] = scale * sum of weights[k] * source[index[k] * unit : +width] over
-    the entries k of bag m.
+    """Write a tile of sums: target[at[m] : +width] = scale * sum of weights[k] *
+    source[index[k] * stride : +width] over the entries k of bag m.
 
-    Where `offsets`, `weights`, `at` are None: one entry per bag, ones, bags side by side; `partial`
-    is None where no bag can be long. `scales` and `biases` are None where the source holds floats;
-    `quantised.py` says what they are.
+    Where `offsets` is None, each bag has one entry; where `weights` is None, they are ones; where
+    `at` is None, bags stand side by side. `partial` is None where no bag can be long, `scales` and
+    `biases` are None where the source holds floats (see `quantised.py`).
     """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -331,7 +337,7 @@ def pool(
         inside_C,
         DTYPE,
         WIDTH,
-        UNIT,
+        STRIDE,
         BITS,
         RUN,
         BAGS,
@@ -355,7 +361,8 @@ def pool(
 
 @triton.jit
 def _add_squares(total_B, grad_BC, BAGS: tl.constexpr, COLUMNS: tl.constexpr, FOLDS: tl.constexpr):
-    """total + sums of squares of the tile's blocks of 2^FOLDS columns, block by block.
+    """Return the total plus the sums of squares of the tile's blocks of 2^FOLDS columns, added
+    block by block.
 
     Within a block neighbours are added, then neighbouring pairs, and so on: the same tree for a
     narrow block as for a wide one that ends in zeros, whatever threads hold the tile. (`tl.sum`
@@ -390,7 +397,7 @@ def _gradients(
     COLUMNS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """Summed gradients of a tile of touched rows, columns first .. first + COLUMNS."""
+    """Return the summed gradients of a tile of touched rows, columns first .. first + COLUMNS."""
     column_C = first + tl.arange(0, COLUMNS)
     return _sums(
         source,
@@ -432,8 +439,9 @@ def square_sums(
     FOLDS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    """fp64 sum of squares of each touched row's gradient: what strips of one row
-    exchange.
+    """Write the fp64 sum of squares of each touched row's gradient.
+
+    The strips of one row exchange these sums.
     """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     there_B = bag_B < bags
@@ -524,9 +532,9 @@ def update(
     """Sum the gradients of each touched row and apply a rule to its weights and state, in one pass
     over memory.
 
-    A row wider than a tile is summed a second time where the rule wants the mean square of the
-    whole row first. `mean` is None where rows are whole, `state0` and `state1` are None where the
-    rule has fewer; KIND is "row" or "element".
+    A row wider than a tile is summed a second time where the rule needs the mean square of the
+    whole row first. `mean` is None where rows are whole; `state0` and `state1` are None where the
+    rule has fewer state tensors; KIND0 and KIND1 are "row" or "element".
     """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     there_B = bag_B < bags
@@ -588,7 +596,7 @@ def update(
             new = STEP(
                 old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants, first_state, second_state
             )
-        tl.debug_barrier()  # several threads may have read what one of them writes now
+        tl.debug_barrier()  # all threads must have read what one of them writes now
         _write(held, new[0], row_B, there_B, column_C, inside_C, WIDTH, "element")
         if state0 is not None and (KIND0 == "element" or first + COLUMNS >= WIDTH):
             _write(state0, new[1], row_B, there_B, column_C, inside_C, WIDTH, KIND0)

@@ -1,10 +1,10 @@
-"""Compiles what a collection will need before its first step, once per machine: results lie in
+"""Compiles the kernels of a collection before its first step, once per machine: they are kept in
 numba's cache on disk.
 
-Kernels are compiled for the types and widths they are called with, and anew for work that is dealt
-to threads. So each function is called here for each width, the way the engine calls it: with one
-row and, where a rank has several threads, with as many as they share. A step that finds something
-new still compiles it then: sample weights do, and bags of many ids, which only batches show.
+Kernels are compiled for the types and widths they are called with, and anew for work that several
+threads share. So each function is called here for each width, as the engine calls it: with one row
+and, where a rank has several threads, with as many rows as threads share. A step that needs another
+kernel compiles it then: sample weights do, and bags of many ids, which only batches show.
 """
 
 import time
@@ -20,15 +20,14 @@ from recapp.kernels.backend import Backend
 from recapp.kernels.links import Bags, Links, Routes, Rule, Scratch
 from recapp.kernels.quantised import QuantisedRows
 
-STREAMED_BYTES = 8 << 20  # an output of which results are written past the caches
+STREAMED_BYTES = 8 << 20  # an output that is large enough to be written past the caches
 
 
 @contextmanager
 def report_compilation(prints: bool) -> Iterator[None]:
-    """Print that kernels are compiled when the first compilation begins, and in the end how long it
-    took.
+    """Print a note when the first compilation of a kernel begins, and at the end how long all took.
 
-    Nothing is printed where numba finds everything on disk, however long the disk takes.
+    Nothing is printed where numba finds all kernels on disk, however long the disk takes.
 
     Args:
         prints: Whether this process prints.
@@ -63,18 +62,18 @@ def warm_up(
     rule: Rule | None,
     exchanges_squares: bool,
 ) -> None:
-    """Call every function once, and once more on threads.
+    """Call every function of a backend once, and once more on several threads.
 
     Args:
         kernels: The backend.
-        routes: Of each group: its width and mode.
-        world: Number of ranks.
+        routes: The routes of each group; their width and mode are read.
+        world: The number of ranks.
         stored: One row of each group's store (`RowStore.example`).
         in_lines: Whether each group's results may be written past the caches.
-        dtype: Type that is computed in.
-        payload: Type that travels.
+        dtype: The type that is computed in.
+        payload: The type of vectors in messages.
         scales: Whether bags are scaled (means).
-        rule: Optimiser of the rows; None where they are not updated.
+        rule: The rule that updates the rows; None where they are not updated.
         exchanges_squares: Whether strips of one row exchange their sums of squares.
     """
     if kernels.rows_of_ids is not None:
@@ -86,7 +85,7 @@ def warm_up(
             _zero(),
         )
     if world == 1:
-        payload = dtype  # nothing travels: rows are updated with the output's gradient
+        payload = dtype  # there are no messages: rows are updated with the output's gradient
     for r, held, lines in zip(routes, stored, in_lines, strict=True):
         for n, ids in kernels.sizes():
             _requests(kernels, r, world, ids, dtype, scales, rule is not None)
@@ -126,7 +125,7 @@ def _pools(
 
 
 def _kind(source: Tensor | QuantisedRows) -> torch.dtype | int:
-    """Return what kernels are compiled for, of a source of vectors."""
+    """Return what kernels are compiled for in a source of vectors: its type, or its bits."""
     return source.bits if isinstance(source, QuantisedRows) else source.dtype
 
 
@@ -153,7 +152,7 @@ def _requests(
     scales: bool,
     trains: bool,
 ) -> None:
-    """Route, write, link, serve and group one row, which one bag names so many times."""
+    """Route, write, link, serve and group one row, which one bag has so many times."""
     take = Scratch()
     one = np.zeros(1, np.int64)
     pooled = r.mode == "pooled" and world > 1
@@ -185,10 +184,10 @@ def _requests(
         found, _ = kernels.route_bags(tiny, bag, 1, take)
         kernels.write_bag_requests(tiny, bag, found, request, one, one, None, torch.int32, take)
     else:
-        distinct, _ = kernels.route_rows(tiny, bag, 1, take)
-        at = kernels.write_row_requests(tiny, distinct, request, one, one, torch.int32, take)
-        kernels.link_rows(tiny, bag, distinct, at, dtype, take)
-        kernels.link_rows(tiny, bag, distinct, distinct.row_U, dtype, take)
+        unique, _ = kernels.route_rows(tiny, bag, 1, take)
+        at = kernels.write_row_requests(tiny, unique, request, one, one, torch.int32, take)
+        kernels.link_rows(tiny, bag, unique, at, dtype, take)
+        kernels.link_rows(tiny, bag, unique, unique.row_U, dtype, take)
     counts = np.array([[ids, 1, ids + 1] if pooled else [1, 1, 1]])
     served = kernels.serve(request, one, counts, one, r.width, pooled, 0, dtype, torch.int32, take)
     if trains:
@@ -215,7 +214,7 @@ def _update(
         torch.zeros(links.bags, r.width if kind == "element" else 1, dtype=dtype)
         for _, kind in rule.state
     ]
-    # those were brought together for their squares
+    # gradients have been summed in `dtype` where their squares were exchanged
     gradients = torch.zeros(r.width, dtype=dtype if exchanges_squares else payload)
     kernels.update(
         gradients,

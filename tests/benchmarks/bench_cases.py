@@ -1,4 +1,4 @@
-"""Benchmarks of a size for tests: few small tables, one rank in this process, one round."""
+"""Benchmarks of a size for tests: few small tables, one rank in this process, two rounds."""
 
 from recapp.benchmarks.models import MODELS, NamedModel
 from recapp.benchmarks.workloads import WORKLOADS, Workload
@@ -36,6 +36,6 @@ class TinyModel(NamedModel):
 
 
 def make_tiny(monkeypatch):
-    """W1 and the small model become tiny."""
+    """Make workload W1 and the small model tiny."""
     monkeypatch.setitem(WORKLOADS, "W1", TINY)
     monkeypatch.setitem(MODELS, "small", TinyModel("small", 32, 4, (8,), (8, 1)))

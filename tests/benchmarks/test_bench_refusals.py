@@ -1,4 +1,4 @@
-"""What a benchmark is told wrong is one line, and nothing is measured."""
+"""A wrong setting of a benchmark is an error of one line, and nothing is measured."""
 
 import sys
 
@@ -16,9 +16,9 @@ def refused(tmp_path, monkeypatch, capsys):
 
     def run(*arguments):
         assert bench.main([*arguments, f"hydra.run.dir={tmp_path}/run"]) == 1
-        said = capsys.readouterr()
-        assert said.out == "" and len(said.err.splitlines()) == 1, said
-        return said.err.strip()
+        printed = capsys.readouterr()
+        assert printed.out == "" and len(printed.err.splitlines()) == 1, printed
+        return printed.err.strip()
 
     return run
 

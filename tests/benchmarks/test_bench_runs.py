@@ -1,6 +1,4 @@
-"""Every measurement once, tiny: its records, its table, its pictures. Speeds are nobody's business
-here.
-"""
+"""Every measurement once, tiny: its records, its table, its pictures. Speeds are not tested."""
 
 import json
 import math
@@ -76,7 +74,7 @@ PICTURES = {
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    """Tiny workloads, and torch's threads as they were."""
+    """Make workloads tiny, and restore the number of torch's threads."""
     make_tiny(monkeypatch)
     threads = torch.get_num_threads()
     yield
@@ -84,7 +82,7 @@ def tiny(monkeypatch):
 
 
 def measured(verb, folder, **more):
-    """The records of a measurement on one rank, in this process."""
+    """Return the records of a measurement on one rank, in this process, and its pictures."""
     (folder / "ids").mkdir(exist_ok=True)
     bench_worker.run(
         SETTINGS | {"verb": verb, "plans": PLANS, "ranks": 1, "folder": str(folder / "ids")} | more,
@@ -202,12 +200,12 @@ def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
                 **dict(zip(columns.quartile_keys(column.key), (1123.4, 1345.6), strict=True)),
             }
     print_table(columns.shown(verb, [row]), columns.COLUMNS[verb])
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 80
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
     for value in ("1,234", "1,123-1,346")[
         : 2 if any(isinstance(c, columns.Spread) for c in columns.COLUMNS[verb]) else 0
     ]:
-        assert value in said, said
+        assert value in printed, printed
 
 
 def test_the_commands_of_the_pages_mean_something(monkeypatch):
@@ -220,13 +218,13 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
     found = [c for c in commands(fenced("sh")) if c.name == "bench"]
     assert {c.arguments[0] for c in found} == set(bench.VERBS["bench"])
     for c in found:
-        said = [
+        overrides = [
             bench._spelled_out(a)
             for a in c.arguments[1:]
             if not a.startswith(("bench.torchrec_python", "format"))
         ]
         config = OmegaConf.masked_copy(
-            compose.compose("bench", said),
+            compose.compose("bench", overrides),
             [
                 "bench",
                 "workload",
@@ -246,11 +244,11 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
                 "format",
             ],
         )
-        told = bench.settings_of(
-            compose.to_plain(config), Job(Path(), tuple(said), {}, c.arguments[0])
+        settings = bench.settings_of(
+            compose.to_plain(config), Job(Path(), tuple(overrides), {}, c.arguments[0])
         )
-        assert import_module(MEASUREMENTS[told["verb"]]).run and bool(told["plans"]) == (
-            told["verb"] not in ("kernels", "memory")
+        assert import_module(MEASUREMENTS[settings["verb"]]).run and bool(settings["plans"]) == (
+            settings["verb"] not in ("kernels", "memory")
         )
 
 
@@ -283,7 +281,7 @@ def test_the_command_answers_machines_with_its_records_alone(verb, arguments, tm
     document = json.loads(ran.out)
     assert list(document) == ["rows"] and all(COLUMNS[verb] <= set(row) for row in document["rows"])
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == PICTURES.get(verb, set())
-    assert re.search(r"(rounds: 1 of 1|ways: 3 of 3)$", ran.err, re.MULTILINE)
+    assert re.search(r"(rounds: 1 of 1|methods: 3 of 3)$", ran.err, re.MULTILINE)
     if python and verb in ("kernels", "train"):
         assert all(
             row["fbgemm_ratio" if verb == "kernels" else "torchrec_ratio"] > 0

@@ -1,5 +1,5 @@
-"""Calibration: coefficients are read off times, a mirror is as good as a peer, and what is measured
-becomes a hardware file.
+"""Calibration: coefficients are fitted to times, a mirror is as good as a peer, and what is
+measured becomes a hardware file.
 """
 
 import json
@@ -24,7 +24,7 @@ from recapp.benchmarks.kernel_costs import (
     measure_kernels,
     turns,
 )
-from recapp.benchmarks.link_costs import measure_link, worlds
+from recapp.benchmarks.link_costs import measure_link, measured_world_sizes
 from recapp.benchmarks.ranks import reducer
 from recapp.benchmarks.setup import rule
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
@@ -116,7 +116,7 @@ def test_kernels_of_known_cost_are_read_off():
 
 
 def _asked(comm, case):
-    """A peer that does the same: both ranks of a real pair ask for the same batch."""
+    """Return the counts of one batch, which both ranks of a real pair ask for."""
     collection = collection_of(case, comm)
     workload = case.workload(16, 3)
     (batch,) = workload.features_of(workload.draw(0, 1))
@@ -169,11 +169,11 @@ def test_groups_are_calls_and_replicas_are_not_answered():
 
 
 def test_every_kernel_of_every_case_is_timed():
-    told = []
+    advanced = []
     found = measure_kernels(
-        Comm(), CPU, "torch", cases=TINY, rounds=2, steps=2, advance=told.append
+        Comm(), CPU, "torch", cases=TINY, rounds=2, steps=2, advance=advanced.append
     )
-    assert sum(told) == turns(TINY, 2) and set(found) == set(KERNELS)
+    assert sum(advanced) == turns(TINY, 2) and set(found) == set(KERNELS)
     assert all(s.seconds > 0 and s.items > 0 for samples in found.values() for s in samples)
     assert len(found["route"]) == 4 and len(found["answer"]) == 3  # replicas are not answered
 
@@ -214,7 +214,7 @@ def test_rows_and_messages_have_left_the_caches_when_they_are_needed_again():
     ],
 )
 def test_numbers_of_ranks_double_up_to_all(local, world, numbers):
-    assert worlds(local, world) == numbers
+    assert measured_world_sizes(local, world) == numbers
 
 
 def _links(comm, transport):
@@ -227,14 +227,10 @@ def _links(comm, transport):
 
 @pytest.mark.parametrize("transport", ["gloo", "shared_memory"])
 def test_messages_are_timed_among_the_first_ranks(ranks, transport):
-    told = ranks.run(_links, 4, transport)
-    assert [f.ranks for f in told[0]] == [2, 4, 2, 4] and [f and f.ranks for f in told[3]] == [
-        None,
-        4,
-        None,
-        4,
-    ]
-    assert all(f.latency_us >= 0 and 0 < f.gb_per_s < 1e7 for f in told[0])
+    costs, *_, costs_of_last = ranks.run(_links, 4, transport)
+    assert [cost.ranks for cost in costs] == [2, 4, 2, 4]
+    assert [cost and cost.ranks for cost in costs_of_last] == [None, 4, None, 4]
+    assert all(cost.latency_us >= 0 and 0 < cost.gb_per_s < 1e7 for cost in costs)
 
 
 def _reduced(comm, transport):
@@ -260,9 +256,9 @@ def _whole(comm):
 
 @pytest.mark.full
 def test_ranks_find_the_same_hardware(ranks):
-    told = ranks.run(_whole, 4)
-    hardware, names = told[0]
-    assert all(found == (hardware, names) for found in told)
+    of_ranks = ranks.run(_whole, 4)
+    hardware, names = of_ranks[0]
+    assert all(found == (hardware, names) for found in of_ranks)
     assert hardware.ranks_per_host == 4 and sorted(hardware.all_to_all["host"].gb_per_s) == [2, 4]
     assert "measured on" in hardware.source and "between hosts were not measured" in hardware.source
     assert {
@@ -319,7 +315,7 @@ def config():
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Few small steps."""
+    """Make calibration run few small steps."""
     monkeypatch.setattr(
         calibration,
         "calibrate",
@@ -347,17 +343,17 @@ def test_the_file_lies_here_where_nothing_is_said(config, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("none/hardware.yaml", "cannot be written: name a file in a directory that is there"),
         (".", "is a directory"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
-    config, path, said, tmp_path, monkeypatch
+    config, path, message, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         settings_for(config, path)
 
 

@@ -1,4 +1,4 @@
-"""The rivals' processes: what they are told, what they answer, and that none is left."""
+"""The rivals' processes: what they are sent, what they answer, and that none is left."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ RANK = (
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """Makes a script the rivals' worker."""
+    """Return a function that makes a script the rivals' worker."""
 
     def use(text):
         (tmp_path / "worker.py").write_text(text)

@@ -1,4 +1,4 @@
-"""Statistics of rounds, and who runs when."""
+"""Statistics of rounds, and which contender runs when."""
 
 import itertools
 
@@ -19,15 +19,15 @@ from recapp.transport.communicator import Comm
 
 
 class Scripted:
-    """A contender that claims to take so long, and writes down when it ran."""
+    """A contender that claims to take so long, and records each of its turns."""
 
-    def __init__(self, name, ms, diary):
+    def __init__(self, name, ms, turns):
         self.name = name
         self.ms = ms
-        self.diary = diary
+        self.turns = turns
 
     def run(self, steps):
-        self.diary.append((self.name, steps))
+        self.turns.append((self.name, steps))
         return {"step": [self.ms] * steps, "forward": [self.ms / 4] * steps}
 
 
@@ -59,23 +59,20 @@ def test_a_median_is_over_all_steps_with_quartiles_beside_it():
 
 
 def test_everyone_has_a_turn_in_every_round_and_the_order_turns():
-    diary = []
-    told = []
-    contenders = {name: Scripted(name, ms, diary) for name, ms in (("fast", 1.0), ("slow", 1000.0))}
-    measured = interleave(contenders, Comm(), rounds=3, seconds=0.01, advance=told.append)
-    warm = diary[:2]
-    rounds = diary[2:]
+    turns = []
+    advanced = []
+    contenders = {name: Scripted(name, ms, turns) for name, ms in (("fast", 1.0), ("slow", 1000.0))}
+    measured = interleave(contenders, Comm(), rounds=3, seconds=0.01, advance=advanced.append)
+    warm = turns[:2]
+    rounds = turns[2:]
     assert warm == [("fast", timing.WARM_STEPS), ("slow", timing.WARM_STEPS)]
     assert [name for name, _ in rounds] == ["fast", "slow", "slow", "fast", "fast", "slow"]
     assert {steps for name, steps in rounds if name == "fast"} == {10 + timing.SETTLE_STEPS}
     assert {steps for name, steps in rounds if name == "slow"} == {
         timing.LEAST_STEPS + timing.SETTLE_STEPS
     }
-    assert [len(steps) for steps in measured["fast"].rounds["step"]] == [10, 10, 10] and told == [
-        1,
-        1,
-        1,
-    ]
+    assert [len(steps) for steps in measured["fast"].rounds["step"]] == [10, 10, 10]
+    assert advanced == [1, 1, 1]
     assert measured["slow"].median("forward") == 250.0
 
 

@@ -1,5 +1,5 @@
-"""Compiles the GPU backend's kernels for a Hopper GPU without having one: its own calls, launched
-nowhere.
+"""Compiles the GPU backend's kernels for a Hopper GPU without having one: the backend's own calls
+compile and launch nothing.
 
     python -m kernels.compile_for_gpu WIDTH COMPUTED STORED RULE ...
 
@@ -34,7 +34,7 @@ ENTRIES = 600
 
 
 class NoDevice:
-    """What Triton asks of a driver before a launch."""
+    """A driver with the answers that Triton needs before a launch."""
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)

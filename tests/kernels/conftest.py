@@ -10,7 +10,10 @@ MATCHING = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def rounded(values, before, after, rounding_mode):
-    """What a GPU does: to the nearest, ties to even. The interpreter cuts bits off."""
+    """Return values rounded as a GPU does, to the nearest, ties to even.
+
+    The interpreter would cut bits off.
+    """
     bits = torch.from_numpy(
         np.ascontiguousarray(values)
         .reshape(-1)
@@ -26,7 +29,7 @@ def rounded(values, before, after, rounding_mode):
 
 @pytest.fixture
 def interpreted(monkeypatch):
-    """The backend `triton`, or a skip with its reason."""
+    """Return the backend `triton` in its interpreter, or skip the test with the reason."""
     pytest.importorskip("triton", reason="triton is not installed")
     if torch.cuda.is_available():
         pytest.skip("kernels are compiled for the GPU here: tests/kernels/test_on_gpu.py")

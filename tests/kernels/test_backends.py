@@ -37,7 +37,7 @@ def kernels(request):
 
 @pytest.fixture(params=["torch", "numba"])
 def cpu_kernels(request):
-    """Of threads and caches of the CPU there is nothing to ask a GPU's kernels."""
+    """Return each backend of the CPU, for what concerns threads and caches of a CPU."""
     return backend(request.param, CPU)
 
 
@@ -61,7 +61,7 @@ def pooled(kernels, rows_RD, links, scale=1.0):
 
 
 def one_after_the_other(rows_RD, links):
-    """The definition for unweighted bags: zero, then each row in its order."""
+    """Return the defined sums of unweighted bags: zero, then each row in its order."""
     edge = links.offsets_M1.tolist()
     out = torch.zeros(links.bags, rows_RD.shape[1], dtype=rows_RD.dtype)
     for m in range(links.bags):
@@ -141,8 +141,8 @@ def test_a_matrix_of_one_entry_per_bag_selects(kernels):
     )
 
 
-def test_vectors_are_read_from_places_and_written_to_places(kernels):
-    """Of a buffer that holds vectors of several widths: places are multiples of nothing."""
+def test_vectors_are_read_from_offsets_and_written_to_offsets(kernels):
+    """A buffer holds vectors of several widths, so offsets are multiples of no width."""
     source = torch.randn(60)
     target = torch.full((50,), torch.nan)
     index = torch.tensor([1, 57, 8, 8], dtype=torch.int32)
@@ -226,7 +226,7 @@ def test_several_threads_give_the_bits_of_one(cpu_kernels):
     offsets = torch.cat(
         [torch.tensor([0]), torch.randint(0, 9001, (3999,)).sort().values, torch.tensor([9000])]
     ).int()
-    learn = Links(16 * index, offsets, None, None, 4000)
+    gradient_links = Links(16 * index, offsets, None, None, 4000)
     found = []
     before = torch.get_num_threads()
     try:
@@ -236,7 +236,7 @@ def test_several_threads_give_the_bits_of_one(cpu_kernels):
             state = [torch.zeros(5000, 1)]
             cpu_kernels.update(
                 rows_RD.view(-1),
-                learn,
+                gradient_links,
                 row_U,
                 None,
                 weights_RD,
@@ -246,7 +246,11 @@ def test_several_threads_give_the_bits_of_one(cpu_kernels):
                 RULES[2],
             )
             found.append(
-                (pooled(cpu_kernels, rows_RD, learn._replace(index_N=index)), weights_RD, *state)
+                (
+                    pooled(cpu_kernels, rows_RD, gradient_links._replace(index_N=index)),
+                    weights_RD,
+                    *state,
+                )
             )
     finally:
         torch.set_num_threads(before)
@@ -256,8 +260,8 @@ def test_several_threads_give_the_bits_of_one(cpu_kernels):
 # ---- squares and updates
 
 
-def alone(rows):
-    """What rows learn from where each has one gradient, side by side."""
+def one_gradient_each(rows):
+    """Return links of rows to their gradients, by width: one for each, side by side."""
     return lambda width: Links(
         width * torch.arange(rows), torch.arange(rows + 1).int(), None, None, rows
     )
@@ -272,7 +276,7 @@ def test_squares_of_strips_add_up_to_the_bits_of_the_whole_row(kernels, width):
         return kernels.square_sums(
             grad.contiguous().view(-1),
             grad.shape[1],
-            alone(len(grad))(grad.shape[1]),
+            one_gradient_each(len(grad))(grad.shape[1]),
             torch.float32,
         )
 
@@ -290,7 +294,7 @@ def test_a_block_of_squares_is_a_strip_of_the_default_width():
 
 def test_squares_of_single_precision_gradients_are_summed_in_double(kernels):
     grad = torch.tensor([1.0, 1e-5, 1e-5])
-    assert kernels.square_sums(grad, 3, alone(1)(3), torch.float32)[0] == 1 + 2 * float(
+    assert kernels.square_sums(grad, 3, one_gradient_each(1)(3), torch.float32)[0] == 1 + 2 * float(
         torch.tensor(1e-5).double() ** 2
     )
 
@@ -310,11 +314,11 @@ def test_an_update_sums_gradients_touches_the_given_rows_and_rounds_once(kernels
     state_before = [s.clone() for s in state]
     gradients = torch.randn(40, generator=generator).to(dtype)
     use = torch.rand(3, generator=generator).to(dtype)
-    learn = Links(
+    gradient_links = Links(
         torch.tensor([30, 2, 7]), torch.tensor([0, 2, 3], dtype=torch.int32), use, None, 2
     )
     row_U = torch.tensor([4, 1], dtype=torch.int32)
-    kernels.update(gradients, learn, row_U, None, weights_RD, state, dtype, 0.5, rule)
+    kernels.update(gradients, gradient_links, row_U, None, weights_RD, state, dtype, 0.5, rule)
     others = [0, 2, 3, 5]
     assert torch.equal(weights_RD[others], before[others])
     grad_UD = torch.stack(
@@ -342,7 +346,7 @@ def test_a_strip_learns_with_the_mean_of_the_whole_row(kernels):
     state = [torch.zeros(2, 1)]
     kernels.update(
         torch.ones(3),
-        alone(1)(3),
+        one_gradient_each(1)(3),
         torch.tensor([1]),
         torch.tensor([4.0]),
         weights_RD,
@@ -422,9 +426,7 @@ def batch(weighted=False, row_dtype=torch.int64, seed=0):
 
 
 def wanted(bags):
-    """The definition: for every place of the output, which (rank, row of its store) with which
-    weight.
-    """
+    """Return the defined weight of each (offset in the output, rank, row of the rank's store)."""
     found = {}
     for slot, (feature, first) in enumerate(zip([0, 2, 1], bags.first_S.tolist(), strict=True)):
         at = first
@@ -444,11 +446,11 @@ def wanted(bags):
     return found
 
 
-def spans(counts_W, unit=1, first=3):
-    """First places of two ranks' blocks behind each other, a gap before, and the end."""
-    return np.array([first, first + counts_W[0] * unit], np.int64), first + int(
+def spans(counts_W, stride=1, first=3):
+    """Return the first offsets of two ranks' blocks that follow each other, and the end."""
+    return np.array([first, first + counts_W[0] * stride], np.int64), first + int(
         counts_W.sum()
-    ) * unit
+    ) * stride
 
 
 @pytest.mark.parametrize(("weighted", "row_dtype"), [(False, torch.int32), (True, torch.int64)])
@@ -525,10 +527,10 @@ def test_bags_are_asked_of_each_owner_and_what_is_served_makes_them(kernels, wei
             torch.int32,
             Scratch(),
         )
-        place = {int(at): v for v, at in enumerate(served.at_M)}
+        vector_at = {int(at): v for v, at in enumerate(served.at_M)}
         for m in range(combine.bags):
             for k in range(int(combine.offsets_M1[m]), int(combine.offsets_M1[m + 1])):
-                v = place.get(int(combine.index_N[k]))
+                v = vector_at.get(int(combine.index_N[k]))
                 for n in (
                     []
                     if v is None
@@ -552,19 +554,25 @@ def test_an_owner_learns_each_row_once_from_its_gradients_in_the_order_of_asking
     at = torch.tensor([40, 0, 20] if pooled_bags else [50, 40, 30, 20, 10, 0], dtype=torch.int32)
     use = torch.arange(6.0) if pooled_bags else None
     for _ in range(2):  # the hash table is clean again after a call
-        row_U, learn = kernels.group_rows(12, Links(row_N, ends, use, at, len(at)), Scratch())
-        places = {
-            int(row): learn.index_N[learn.offsets_M1[u] : learn.offsets_M1[u + 1]].tolist()
+        row_U, gradient_links = kernels.group_rows(
+            12, Links(row_N, ends, use, at, len(at)), Scratch()
+        )
+        offsets_of = {
+            int(row): gradient_links.index_N[
+                gradient_links.offsets_M1[u] : gradient_links.offsets_M1[u + 1]
+            ].tolist()
             for u, row in enumerate(row_U)
         }
-        assert places == (
+        assert offsets_of == (
             {7: [40, 20, 20], 3: [40, 20], 9: [20]}
             if pooled_bags
             else {7: [50, 30, 0], 3: [40, 10], 9: [20]}
         )
         if use is not None:
             uses = [
-                learn.weights_N[learn.offsets_M1[u] : learn.offsets_M1[u + 1]].tolist()
+                gradient_links.weights_N[
+                    gradient_links.offsets_M1[u] : gradient_links.offsets_M1[u + 1]
+                ].tolist()
                 for u in range(3)
             ]
             assert dict(zip(row_U.tolist(), uses, strict=True)) == {
@@ -608,15 +616,17 @@ def test_parts_of_a_row_meet_in_the_order_of_its_strips(kernels):
     assert mean_U.tolist() == [0, 5.5, 0, 3 / 8, 0, 7.5, 8]
 
 
-def test_rows_of_a_huge_table_are_told_apart_with_little_memory():
-    """Rows that differ in high bits only, and many that meet in one place of the hash table."""
+def test_rows_of_a_huge_table_are_distinguished_with_little_memory():
+    """Some rows differ in high bits only, and many meet in one bucket of the hash table."""
     kernels = backend("numba", CPU)
     rows = [k << 40 for k in range(500)] + list(range(1, 501)) + [2**62 + k for k in range(500)]
     row_N = torch.tensor(rows + rows[::-1])
-    row_U, learn = kernels.group_rows(
+    row_U, gradient_links = kernels.group_rows(
         2**63 - 1, Links(row_N, None, None, torch.arange(3000).int(), 3000), Scratch()
     )
-    assert row_U.tolist() == rows and [learn.index_N[k : k + 2].tolist() for k in (0, 2)] == [
+    assert row_U.tolist() == rows and [
+        gradient_links.index_N[k : k + 2].tolist() for k in (0, 2)
+    ] == [
         [0, 2999],
         [1, 2998],
     ]

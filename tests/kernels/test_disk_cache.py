@@ -32,7 +32,7 @@ else:
 
 
 def files_after_training(folder, bags, threads, sources):
-    """Of kernels, and when they were written."""
+    """Return the names of the kernels' files after training, and when they were written."""
     subprocess.run(
         [sys.executable, "-c", TRAIN, bags, threads, sources],
         check=True,
@@ -130,9 +130,9 @@ def test_after_the_warm_up_nothing_is_compiled(tmp_path, kind, mode, rule, threa
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.full
-def test_commands_tell_of_all_that_they_compile(tmp_path, ranks):
-    """A rank has two threads here and batches enough for both; the evaluation is of that model, and
-    finds no kernel on disk.
+def test_commands_report_all_that_they_compile(tmp_path, ranks):
+    """A rank has two threads here and batches large enough for both. The evaluation is of the
+    trained model and finds no kernel on disk.
     """
     for name, *overrides in (
         (
@@ -156,10 +156,10 @@ def test_commands_tell_of_all_that_they_compile(tmp_path, ranks):
         )
         while process.poll() is None and "compiled in" not in (tmp_path / "err.txt").read_text():
             time.sleep(0.01)
-        told = {path.name for path in cache.rglob("*.nb?")}
+        reported = {path.name for path in cache.rglob("*.nb?")}
         assert process.wait(120) == 0, (tmp_path / "err.txt").read_text()
-        assert any("on_threads" in kernel for kernel in told)
-        assert {path.name for path in cache.rglob("*.nb?")} == told
+        assert any("on_threads" in kernel for kernel in reported)
+        assert {path.name for path in cache.rglob("*.nb?")} == reported
         assert (tmp_path / "err.txt").read_text().count("compiled in") == 1
 
 
@@ -175,7 +175,7 @@ def test_the_digest_follows_every_file_that_kernels_are_made_of(monkeypatch):
     )
 
 
-SAID = """
+REPORT = """
 import sys, time
 import numba.core.caching as caching
 from recapp.kernels import warm_up
@@ -190,15 +190,15 @@ with warm_up.report_compilation(True):
 
 
 @pytest.mark.full
-def test_compiling_is_said_when_something_is_compiled_and_not_when_the_disk_is_slow(tmp_path):
+def test_compiling_is_reported_when_something_is_compiled_and_not_when_the_disk_is_slow(tmp_path):
     (tmp_path / "kernel_on_disk.py").write_text(
         "from numba import njit\n\n\n@njit(cache=True)\ndef kernel(x):\n    return x + 1\n"
     )
 
-    def said(seconds):
+    def report(seconds):
         path = os.pathsep.join(map(str, (REPOSITORY, tmp_path)))
         ran = subprocess.run(
-            [sys.executable, "-c", SAID, str(seconds)],
+            [sys.executable, "-c", REPORT, str(seconds)],
             capture_output=True,
             text=True,
             check=True,
@@ -206,8 +206,8 @@ def test_compiling_is_said_when_something_is_compiled_and_not_when_the_disk_is_s
         )
         return [line.split(" in ")[0] for line in ran.stderr.splitlines()]
 
-    assert said(0) == [
+    assert report(0) == [
         "compiling kernels for this machine (first use; they are kept on disk) ...",
         "compiled",
     ]
-    assert said(1.2) == []
+    assert report(1.2) == []

@@ -30,13 +30,13 @@ def there(links):
     return Links(*(x.to(GPU) if isinstance(x, torch.Tensor) else x for x in links))
 
 
-def bags(dtype=torch.float32, weighted=True, unit=1):
-    """Empty bags, short ones, and some of several runs."""
+def bags(dtype=torch.float32, weighted=True, stride=1):
+    """Return links of empty bags, short ones, and some of several runs."""
     lengths = torch.randint(0, 9, (300,), generator=torch.Generator().manual_seed(1))
     lengths[[0, 7, 299]] = torch.tensor([0, 1000, 2 * RUN])
     offsets = torch.tensor([0, *lengths.cumsum(0)]).int()
     generator = torch.Generator().manual_seed(2)
-    index_N = unit * torch.randint(0, R, (int(offsets[-1]),), generator=generator)
+    index_N = stride * torch.randint(0, R, (int(offsets[-1]),), generator=generator)
     return Links(
         index_N,
         offsets,
@@ -133,10 +133,10 @@ def test_halves_are_read_as_fp32_and_written_rounded(kernels, half):
 @pytest.mark.parametrize("width", [1, 16, 64, 128, WIDEST])
 def test_squares_of_strips_add_up_to_the_bits_of_the_whole_row(kernels, width):
     grad_RD = torch.randn(R, width)
-    learn = bags()
+    gradient_links = bags()
 
     def squares(grad):
-        links = learn._replace(index_N=grad.shape[1] * learn.index_N)
+        links = gradient_links._replace(index_N=grad.shape[1] * gradient_links.index_N)
         return kernels.square_sums(
             grad.to(GPU).contiguous().view(-1), grad.shape[1], there(links), torch.float32
         ).cpu()
@@ -153,20 +153,22 @@ def test_an_update_is_the_reference_s(kernels, rule, stored, width):
     dtype = torch.promote_types(stored, torch.float32)
     generator = torch.Generator().manual_seed(4)
     gradients = torch.randn(R * width, generator=generator, dtype=dtype)
-    learn = bags(dtype, unit=width)
+    gradient_links = bags(dtype, stride=width)
     weights_RD = torch.randn(R, width, generator=generator).to(stored)
-    row_U = torch.randperm(R, generator=generator)[: learn.bags].int()
+    row_U = torch.randperm(R, generator=generator)[: gradient_links.bags].int()
     state = [
         torch.rand(R, width if kind == "element" else 1, generator=generator, dtype=dtype)
         for _, kind in rule.state
     ]
     held = [x.to(GPU) for x in (weights_RD, *state)]
-    for mean_U in [None, torch.rand(learn.bags, dtype=dtype)][: 1 + rule.needs_row]:
-        TorchBackend().update(gradients, learn, row_U, mean_U, weights_RD, state, dtype, 0.1, rule)
+    for mean_U in [None, torch.rand(gradient_links.bags, dtype=dtype)][: 1 + rule.needs_row]:
+        TorchBackend().update(
+            gradients, gradient_links, row_U, mean_U, weights_RD, state, dtype, 0.1, rule
+        )
         mean = None if mean_U is None else mean_U.to(GPU)
         kernels.update(
             gradients.to(GPU),
-            there(learn),
+            there(gradient_links),
             row_U.to(GPU),
             mean,
             held[0],
@@ -211,17 +213,17 @@ def test_nothing_waits_for_the_device(kernels):
     rule = RULES[2]
     weights_RD = torch.randn(R, 64, device=GPU)
     state = torch.zeros(R, 1, device=GPU)
-    learn = links._replace(index_N=64 * links.index_N)
+    gradient_links = links._replace(index_N=64 * links.index_N)
     before = torch.cuda.get_sync_debug_mode()
     for mode in ("default", "error"):  # the first round compiles
         torch.cuda.set_sync_debug_mode(mode)
         try:
             kernels.pool(rows_RD.view(-1), 64, 64, links, target, torch.float32, 0.5)
-            squares_U = kernels.square_sums(rows_RD.view(-1), 64, learn, torch.float32)
+            squares_U = kernels.square_sums(rows_RD.view(-1), 64, gradient_links, torch.float32)
             for mean_U in (None, squares_U.float()):
                 kernels.update(
                     rows_RD.view(-1),
-                    learn,
+                    gradient_links,
                     row_U,
                     mean_U,
                     weights_RD,

@@ -103,7 +103,7 @@ def test_packed_rows_are_pooled_as_their_values(kernels, bits, dtype, weighted):
 def test_kernels_pool_packed_rows_to_the_bits_of_the_definition(
     interpreted, monkeypatch, bits, dtype, width, run
 ):
-    """Runs of three entries change the order of the sum."""
+    """The bits are equal where a bag is one run; runs of three entries change the sum's order."""
     monkeypatch.setattr("recapp.kernels.triton_vectors.RUN", run)
     rows, links = packed_bags(bits, dtype, width, weighted=False)
     found = [torch.full((4 * width,), torch.nan) for _ in range(2)]
@@ -130,7 +130,7 @@ COMPILED = {
 def test_compiled_kernels_pool_packed_rows_to_the_bits_of_the_definition(
     bits, dtype, compute, width
 ):
-    """With a thread and with two, into targets of every type, of rows and of bags of them."""
+    """One thread and two pool rows and bags of rows into targets of every type."""
     generator = torch.Generator().manual_seed(width)
     rows = quantise(torch.randn(300, width, generator=generator), bits, dtype)
     bags = 2500

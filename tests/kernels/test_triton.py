@@ -38,8 +38,8 @@ def long_bags(lengths, weighted=False, width=5):
 
 
 def run_by_run(rows_RD, links):
-    """The definition: a bag of more than RUN entries is summed in runs of so many, and these one
-    after the other.
+    """Return the defined sums: a bag of more than RUN entries is summed in runs of so many, and
+    these one after the other.
     """
     edge = links.offsets_M1.tolist()
     out_MD = torch.zeros(links.bags, rows_RD.shape[1])
@@ -71,11 +71,12 @@ def test_a_long_bag_is_summed_run_by_run(kernels, lengths, weighted):
 
 @pytest.mark.parametrize("lengths", LENGTHS[:2], ids=str)
 def test_rows_with_many_gradients_learn_as_in_the_reference(kernels, lengths):
-    grad_RD, learn = long_bags(lengths, weighted=True)
-    learn = learn._replace(index_N=5 * learn.index_N)
+    grad_RD, gradient_links = long_bags(lengths, weighted=True)
+    gradient_links = gradient_links._replace(index_N=5 * gradient_links.index_N)
     row_U = torch.randperm(20)[: len(lengths)]
     squares = [
-        k.square_sums(grad_RD.view(-1), 5, learn, torch.float32) for k in (kernels, TorchBackend())
+        k.square_sums(grad_RD.view(-1), 5, gradient_links, torch.float32)
+        for k in (kernels, TorchBackend())
     ]
     torch.testing.assert_close(*squares, rtol=1e-6, atol=0)  # of gradients in single precision
     for rule in (rowwise_adagrad(), adam()):
@@ -84,7 +85,15 @@ def test_rows_with_many_gradients_learn_as_in_the_reference(kernels, lengths):
             weights_RD = torch.ones(20, 5)
             state = [torch.zeros(20, 5 if kind == "element" else 1) for _, kind in rule.state]
             k.update(
-                grad_RD.view(-1), learn, row_U, None, weights_RD, state, torch.float32, 0.1, rule
+                grad_RD.view(-1),
+                gradient_links,
+                row_U,
+                None,
+                weights_RD,
+                state,
+                torch.float32,
+                0.1,
+                rule,
             )
             found.append([weights_RD, *state])
         torch.testing.assert_close(*found)
@@ -121,8 +130,9 @@ def test_a_model_trains_on_these_kernels_as_one_process_does(
 
 
 def compiled(*cases):
-    """What tests/kernels/compile_for_gpu.py says of its cases; it needs a process in which Triton
-    does not interpret.
+    """Return the lines that tests/kernels/compile_for_gpu.py prints for its cases.
+
+    It runs in a process of its own, in which Triton does not interpret.
     """
     pytest.importorskip("triton", reason="triton is not installed")
     environment = {
@@ -172,8 +182,7 @@ def test_auto_takes_the_kernels_for_tensors_of_a_gpu_only(interpreted, monkeypat
     with pytest.raises(
         ConfigError,
         match=(
-            r"engine\.backend=triton: it computes on a GPU, rows live "
-            r"on cpu; use auto or torch"
+            r"engine\.backend=triton: it computes on a GPU, rows live on cpu; use auto or torch"
         ),
     ):
         backend("triton", torch.device("cpu"))

@@ -219,7 +219,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
     assert {c.arguments[0] for c in found} == set(bench.VERBS["bench"])
     for c in found:
         overrides = [
-            bench._spelled_out(a)
+            bench._in_full(a)
             for a in c.arguments[1:]
             if not a.startswith(("bench.torchrec_python", "format"))
         ]

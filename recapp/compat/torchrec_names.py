@@ -102,10 +102,16 @@ _OF_EVERY_HOME = {
         "optim.CombinedOptimizer",
         "optim.KeyedOptimizer",
         "optim.KeyedOptimizerWrapper",
+        "optim.keyed.CombinedOptimizer",
+        "optim.keyed.KeyedOptimizer",
+        "optim.keyed.KeyedOptimizerWrapper",
         "optim.optimizers.in_backward_optimizer_filter",
     ),
     "recapp.optim.fused_params": ("distributed.embedding_types.EmbOptimType",),
-    "recapp.optim.rowwise_adagrad": ("optim.RowWiseAdagrad",),
+    "recapp.optim.rowwise_adagrad": (
+        "optim.RowWiseAdagrad",
+        "optim.rowwise_adagrad.RowWiseAdagrad",
+    ),
     "recapp.sharding.sharding_plan:Shard": ("distributed.types.ShardMetadata",),
     "recapp.sharding.sharding_plan:TableSharding": (
         "distributed.ParameterSharding",

@@ -220,29 +220,25 @@ class EmbeddingShardingPlanner(embedding_planner.EmbeddingShardingPlanner):
 
     def plan(self, module: nn.Module, sharders: Sequence[Any] | None = None) -> ShardingPlan:
         """Return the best plan for the tables of a model; arguments as of recapp's planner."""
-        before = self.topology
-        self.topology = self._reserved(module)
-        try:
-            made = super().plan(module, sharders)
-        finally:
-            self.topology = before
+        made = super().plan(module, sharders)
         if self.debug:
             note(str(made))
         return made
 
-    def _reserved(self, module: nn.Module) -> recapp_topology.Topology | None:
-        """Return the topology with what tables must leave free."""
+    def topology_for(self, module: nn.Module) -> recapp_topology.Topology:
+        """Return the ranks that a model is planned for, with what tables must leave free."""
+        topology = super().topology_for(module)
         reservation = self.storage_reservation
         if reservation is None:
-            return self.topology
-        if self.topology is None or self.topology.memory_bytes is None:
+            return topology
+        if topology.memory_bytes is None:
             note_once(
                 "storage_reservation: nothing is reserved, because the topology has no cap: "
                 "Topology(..., hbm_cap=bytes), or ddr_cap on CPUs"
             )
-            return self.topology
-        share = int(reservation.percentage * min(self.topology.memory_bytes))
-        return replace(self.topology, reserve_bytes=share + reservation.dense_bytes(module))
+            return topology
+        share = int(reservation.percentage * min(topology.memory_bytes))
+        return replace(topology, reserve_bytes=share + reservation.dense_bytes(module))
 
 
 def _refuse_others(what: str, given: Mapping[str, Any], why: str) -> None:

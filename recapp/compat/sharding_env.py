@@ -11,21 +11,11 @@ import torch.distributed as dist
 from torch import nn
 
 from recapp.compat.plans_by_hand import Cut, construct_module_sharding_plan
-from recapp.engine.shard_model import shard_model
+from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
-from recapp.engine.sharder import (
-    EmbeddingBagCollectionSharder,
-    own_device,
-    payload_of,
-    process_group_of,
-    tables_group,
-)
-from recapp.optim.rules import rowwise_adagrad
-from recapp.optim.table_rule import table_rule
-from recapp.planner.embedding_planner import EmbeddingShardingPlanner
+from recapp.engine.sharder import EmbeddingBagCollectionSharder, process_group_of
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.transport.choose_transport import make_comm
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -122,9 +112,10 @@ def shard_modules(
     device: torch.device | None = None,
     plan: ShardingPlan | None = None,
     sharders: Sequence[EmbeddingBagCollectionSharder] | None = None,
+    init_params: bool = False,
 ) -> nn.Module:
-    """Replace every collection of a model by its sharded twin, in place, and leave the rest as it
-    is. Every rank calls it.
+    """Replace every collection of a model by its sharded twin, in place, without DDP around the
+    rest, which moves to the device. Every rank calls it.
 
     Args:
         module: The model.
@@ -132,13 +123,18 @@ def shard_modules(
         device: Device of this rank.
         plan: Where tables lie; None lets recapp decide.
         sharders: As of `DistributedModelParallel`.
+        init_params: As `init_parameters` of `DistributedModelParallel`.
 
     Returns:
         The model; where it is a collection itself, its twin.
     """
-    ranks = process_group_of(env)
-    comm = make_comm(tables_group(ranks), device or own_device(ranks))
-    rule = table_rule(module, sharders) or rowwise_adagrad()
-    planner = EmbeddingShardingPlanner(rule=rule)
-    plan = plan or planner.collective_plan(module, process_group=comm.group)
-    return shard_model(module, plan, comm, rule, payload=payload_of(sharders))
+    sharded = DistributedModelParallel(
+        module,
+        env,
+        device,
+        plan,
+        sharders,
+        init_data_parallel=False,
+        init_parameters=init_params,
+    )
+    return sharded.module

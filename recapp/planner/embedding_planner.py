@@ -15,6 +15,7 @@ plan.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -176,7 +177,7 @@ class EmbeddingShardingPlanner:
         rule = table_rule(module, sharders) or self.rule or rowwise_adagrad()
         problem = PlanningProblem(
             embedding_tables(module),
-            self.topology or Topology(1),
+            self.topology_for(module),
             self.batch_size,
             rule,
             self.statistics,
@@ -189,6 +190,10 @@ class EmbeddingShardingPlanner:
             for path, held in collections_in(module)
         }
         return replace(made, modules=modules)
+
+    def topology_for(self, module: nn.Module) -> Topology:
+        """Return the ranks that a model is planned for: those of the planner, or one CPU rank."""
+        return self.topology or Topology(1)
 
     def collective_plan(
         self,
@@ -208,22 +213,11 @@ class EmbeddingShardingPlanner:
         if not (dist.is_available() and dist.is_initialized()):
             return self.plan(module, sharders)
         group = process_group or dist.group.WORLD
-        planner = (
-            self
-            if self.topology is not None
-            else self._for(Topology(dist.get_world_size(group), compute_device=_device(group)))
-        )
+        planner = copy(self)
+        if self.topology is None:
+            ranks = dist.get_world_size(group)
+            planner.topology = Topology(ranks, compute_device=_device(group))
         return initial_plan(partial(planner.plan, module, sharders), _Group(group))
-
-    def _for(self, topology: Topology) -> "EmbeddingShardingPlanner":
-        return EmbeddingShardingPlanner(
-            topology,
-            self.batch_size,
-            self.constraints,
-            rule=self.rule,
-            statistics=self.statistics,
-            dense=self.dense,
-        )
 
 
 class _Group:

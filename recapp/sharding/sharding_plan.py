@@ -305,6 +305,7 @@ class ShardingPlan:
             tables={n: s for n, s in self.tables.items() if n in names},
             reasons={n: why for n, why in self.reasons.items() if n in names},
             made_for=self.made_for.part(names) if self.made_for else None,
+            modules={path: [n for n in held if n in names] for path, held in self.modules.items()},
         )
 
     def to_dict(self) -> dict[str, Any]:

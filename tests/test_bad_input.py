@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from jobs import command, refusal
+from tiers import one_of
 
 from recapp import eval as evaluation
 from recapp import train
@@ -292,7 +293,7 @@ def leave_an_earlier_run(directory):
 
 @pytest.mark.parametrize(
     "name",
-    [m if i % 2 == 0 else pytest.param(m, marks=pytest.mark.full) for i, m in enumerate(MISTAKES)],
+    one_of(3, MISTAKES),
 )
 def test_a_mistake_is_refused_in_one_line(jobs, made, tmp_path, name):
     settings, says = made(MISTAKES[name])
@@ -400,55 +401,61 @@ def say(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [
-        (["+plan=mixd"], "plan=mixd: there is no such option; did you mean mixed?"),
-        (["plan=mixed"], "+plan"),
-        (
-            ["trainer.max_stepz=3"],
-            "unknown setting trainer.max_stepz: did you mean trainer.max_steps",
-        ),
-        (
-            ["trainer.devices=two"],
-            "trainer.devices=two: must be a whole number of at least 1, or auto",
-        ),
-        (["dataset=criteo_kagle"], "did you mean criteo_kaggle?"),
-        (["dataset=criteo_kaggle"], "dataset.path must be given"),
-        (["ckpt_path=nowhere.ckpt"], "there is no checkpoint"),
-        (
-            ["+plan=mixed", "plan.tables.C3=row_wise"],
-            "nothing is set there by default, so it needs a plus: +plan.tables.C3=...",
-        ),
-        (["dataset.path="], "dataset.path is empty"),
-        (
-            ["hydra.run.dir=/proc/none"],
-            "/proc/none: cannot be written (No such file or directory): choose another "
-            "hydra.run.dir",
-        ),
-        (
-            ["trainer.max_steps=many"],
-            "trainer.max_steps=many: must be a whole number of at least 1",
-        ),
-        (["trainer.max_epochs=0"], "trainer.max_epochs=0: must be a whole number of at least 1"),
-        (["dataset.batch_size=1.5"], "dataset.batch_size=1.5: must be a whole number"),
-        (["trainer.accelerator=gpuu"], "trainer.accelerator=gpuu: did you mean gpu"),
-        (["engine.transport=shm"], "engine.transport=shm: known: auto, gloo, shared_memory"),
-        (
-            ["launch.port=70000"],
-            "launch.port=70000: must be a whole number of at least 0 and at most 65535",
-        ),
-        (
-            ["dataset=criteo_kaggle", "dataset.path=/gone"],
-            "dataset.path=/gone: no such file or directory",
-        ),
-        (
-            ["dataset=criteo_kaggle", "dataset.path=.", "dataset.val_path=gone"],
-            "dataset.path={here}: no Parquet files",
-        ),
-        (
-            ["dataset.lanes=1", "dataset.path=new"],
-            "dataset.lanes=1: each of the 2 ranks needs a lane; set dataset.lanes=2 or more",
-        ),
-    ],
+    one_of(
+        2,
+        [
+            (["+plan=mixd"], "plan=mixd: there is no such option; did you mean mixed?"),
+            (["plan=mixed"], "+plan"),
+            (
+                ["trainer.max_stepz=3"],
+                "unknown setting trainer.max_stepz: did you mean trainer.max_steps",
+            ),
+            (
+                ["trainer.devices=two"],
+                "trainer.devices=two: must be a whole number of at least 1, or auto",
+            ),
+            (["dataset=criteo_kagle"], "did you mean criteo_kaggle?"),
+            (["dataset=criteo_kaggle"], "dataset.path must be given"),
+            (["ckpt_path=nowhere.ckpt"], "there is no checkpoint"),
+            (
+                ["+plan=mixed", "plan.tables.C3=row_wise"],
+                "nothing is set there by default, so it needs a plus: +plan.tables.C3=...",
+            ),
+            (["dataset.path="], "dataset.path is empty"),
+            (
+                ["hydra.run.dir=/proc/none"],
+                "/proc/none: cannot be written (No such file or directory): choose another "
+                "hydra.run.dir",
+            ),
+            (
+                ["trainer.max_steps=many"],
+                "trainer.max_steps=many: must be a whole number of at least 1",
+            ),
+            (
+                ["trainer.max_epochs=0"],
+                "trainer.max_epochs=0: must be a whole number of at least 1",
+            ),
+            (["dataset.batch_size=1.5"], "dataset.batch_size=1.5: must be a whole number"),
+            (["trainer.accelerator=gpuu"], "trainer.accelerator=gpuu: did you mean gpu"),
+            (["engine.transport=shm"], "engine.transport=shm: known: auto, gloo, shared_memory"),
+            (
+                ["launch.port=70000"],
+                "launch.port=70000: must be a whole number of at least 0 and at most 65535",
+            ),
+            (
+                ["dataset=criteo_kaggle", "dataset.path=/gone"],
+                "dataset.path=/gone: no such file or directory",
+            ),
+            (
+                ["dataset=criteo_kaggle", "dataset.path=.", "dataset.val_path=gone"],
+                "dataset.path={here}: no Parquet files",
+            ),
+            (
+                ["dataset.lanes=1", "dataset.path=new"],
+                "dataset.lanes=1: each of the 2 ranks needs a lane; set dataset.lanes=2 or more",
+            ),
+        ],
+    ),
 )
 def test_the_command_line_is_refused_before_any_rank_is_started(
     say, tmp_path, monkeypatch, arguments, says

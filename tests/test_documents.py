@@ -101,6 +101,7 @@ def test_every_link_leads_somewhere_and_every_page_and_picture_is_linked():
 # ---- what scripts make
 
 
+@pytest.mark.full
 def test_the_pictures_are_drawn_by_their_script(tmp_path):
     script = REPOSITORY / "docs" / "draw.py"
     ran = subprocess.run(
@@ -140,6 +141,7 @@ def test_the_list_of_settings_is_that_of_the_settings():
 # ---- commands and settings
 
 
+@pytest.mark.full
 def test_every_command_of_the_pages_means_something(jobs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own_files(tmp_path)

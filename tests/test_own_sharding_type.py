@@ -179,6 +179,7 @@ def test_a_name_that_is_taken_is_refused(own):
         register_own_types({"plan": {"sharding_types": {"x": {"_target_": "builtins.dict"}}}})
 
 
+@pytest.mark.full
 def test_training_under_it_is_the_run_of_every_other_plan(folder, jobs):
     found = [
         validation(

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from hypothesis import given, settings, strategies
 from omegaconf import OmegaConf
+from tiers import one_of
 
 from recapp import train
 from recapp.app.command import run
@@ -154,88 +155,112 @@ def line(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.parametrize(
     ("argument", "says"),
-    [
-        ("+dataset.weight=w", "unknown setting dataset.weight"),
-        ("+tables.l2=.01", "unknown setting tables.l2: did you mean tables.dim"),
-        (
-            "+metrics.recall={_target_: torchmetrics.Recall}",
-            "unknown setting metrics.recall: did you mean metrics.names?",
-        ),
-        ("+dataset.generate.negatives=4", "unknown setting dataset.generate.negatives"),
-        ("+nothing=1", "unknown setting nothing"),
-        (
-            "++trainer.max_stepz=1",
-            "unknown setting trainer.max_stepz: did you mean trainer.max_steps",
-        ),
-        ("+plan.columns=4", "unknown setting plan.columns: did you mean plan.column_width"),
-        ("+optimizer.dense.betta=1", "unknown setting optimizer.dense.betta: did you mean betas?"),
-        ("+model.depth=3", "unknown setting model.depth: known: bottom_layers, top_layers"),
-        ("+callbacks.checkpoint._partial_=true", "unknown setting callbacks.checkpoint._partial_"),
-        ("tables.dim=sixteen", "tables.dim=sixteen: must be a whole number of at least 1"),
-        (
-            "seed=99999999999999999999999",
-            "seed=99999999999999999999999: must be a number of 64 bits",
-        ),
-        (
-            "dataset.cardinality=500",
-            "must be a list of whole numbers of at least 1 and at most 281474976710656, or null, "
-            "such as [500]",
-        ),
-        ("dataset.cardinality={user: 500}", "dataset.cardinality={user: 500}: must be a list"),
-        ("dataset.sparse=user", "dataset.sparse=user: must be a list of names, such as [user]"),
-        ("dataset=7", "dataset=7: choose one of criteo_kaggle, custom, generated, sample"),
-        ("optimizer.dense.lr=fast", "optimizer.dense.lr=fast: must be a number"),
-        ("optimizer.dense.lr=-1", "optimizer.dense (torch.optim.Adam): Invalid learning rate: -1"),
-        ("optimizer.sparse.lr=-1", "optimizer.sparse.lr=-1: must be a number of at least 0"),
-        (
-            "trainer.limit_val_batches=lots",
-            "must be a whole number of at least 0, or a number of at least 0 and at most 1, or "
-            "null",
-        ),
-        ("+trainer.num_sanity_val_steps=2", "trainer.num_sanity_val_steps=2: cannot be set: "),
-        ("+trainer.strategy=ddp", "trainer.strategy=ddp: cannot be set: "),
-        (
-            "+trainer.logger=true",
-            "trainer.logger=true: cannot be set: choose loggers by logger=...",
-        ),
-        ("+trainer.enable_model_summary=true", "cannot be set"),
-        ("+trainer.gradient_clip_value=1", "did you mean trainer.gradient_clip_val"),
-        (
-            "+trainer.fast_dev_run=maybe",
-            "trainer.fast_dev_run=maybe: must be a whole number, or true or false",
-        ),
-        ("trainer.precision=16-mixed", "use bf16-mixed"),
-        (
-            "trainer.val_check_interval=1.5",
-            "must be a whole number of at least 1, or a number above 0 and at most 1, or null",
-        ),
-        ("metrics.names=[auc,ndcg]", "ndcg: known: auc, calibration, log_loss, normalized_entropy"),
-        ("dataset.val_share=1.5", "dataset.val_share=1.5: must be a share of the rows"),
-        ("dataset.val_share=half", "dataset.val_share=half: must be a fraction such as 1/7"),
-        ("+plan.tables.C3=rowwise", "rowwise: did you mean row_wise"),
-        ("trainer=3", "trainer=3: choose one of default"),
-        ("experiment=nope", "experiment=nope: there is no such option; "),
-        ("dataset=null", "dataset=null: choose one of criteo_kaggle, custom, generated, sample"),
-        ("+experiment=nope", "experiment=nope: there is no such option; "),
-        ("trainer.strategy=ddp", "trainer.strategy: cannot be set: recapp's own shards the tables"),
-        ("trainer.profiler=simple", "needs a plus: +trainer.profiler=..."),
-        ("dataset.dense=[]", "dataset.dense=[]: dataset.naming=criteo has columns of its own"),
-        (
-            "dataset.sparse=[C1]",
-            "dataset.sparse=[C1]: dataset.naming=criteo has columns of its own",
-        ),
-        ("metrics.names=[]", "metrics.names=[]: name at least one"),
-        ("dataset.batch_size=1" + 400 * "0", "must be a number of 64 bits"),
-        ("tables.dim=1000000000000", "at most 2147483647"),
-        ("launch.timeout=1e30", "at most 31536000"),
-        ("optimizer.sparse.eps=-1", "optimizer.sparse.eps=-1: must be a number of at least 0"),
-        (
-            "trainer.check_val_every_n_epoch=0",
-            "trainer.check_val_every_n_epoch=0: must be a whole number of at least 1",
-        ),
-        ("+logger.mine=3", "logger.mine=3: must name a constructor"),
-        ("+logger.mine._target_=nowhere.Logger", "no such constructor: there is no module nowhere"),
-    ],
+    one_of(
+        3,
+        [
+            ("+dataset.weight=w", "unknown setting dataset.weight"),
+            ("+tables.l2=.01", "unknown setting tables.l2: did you mean tables.dim"),
+            (
+                "+metrics.recall={_target_: torchmetrics.Recall}",
+                "unknown setting metrics.recall: did you mean metrics.names?",
+            ),
+            ("+dataset.generate.negatives=4", "unknown setting dataset.generate.negatives"),
+            ("+nothing=1", "unknown setting nothing"),
+            (
+                "++trainer.max_stepz=1",
+                "unknown setting trainer.max_stepz: did you mean trainer.max_steps",
+            ),
+            ("+plan.columns=4", "unknown setting plan.columns: did you mean plan.column_width"),
+            (
+                "+optimizer.dense.betta=1",
+                "unknown setting optimizer.dense.betta: did you mean betas?",
+            ),
+            ("+model.depth=3", "unknown setting model.depth: known: bottom_layers, top_layers"),
+            (
+                "+callbacks.checkpoint._partial_=true",
+                "unknown setting callbacks.checkpoint._partial_",
+            ),
+            ("tables.dim=sixteen", "tables.dim=sixteen: must be a whole number of at least 1"),
+            (
+                "seed=99999999999999999999999",
+                "seed=99999999999999999999999: must be a number of 64 bits",
+            ),
+            (
+                "dataset.cardinality=500",
+                "must be a list of whole numbers of at least 1 and at most 281474976710656, or "
+                "null, such as [500]",
+            ),
+            ("dataset.cardinality={user: 500}", "dataset.cardinality={user: 500}: must be a list"),
+            ("dataset.sparse=user", "dataset.sparse=user: must be a list of names, such as [user]"),
+            ("dataset=7", "dataset=7: choose one of criteo_kaggle, custom, generated, sample"),
+            ("optimizer.dense.lr=fast", "optimizer.dense.lr=fast: must be a number"),
+            (
+                "optimizer.dense.lr=-1",
+                "optimizer.dense (torch.optim.Adam): Invalid learning rate: -1",
+            ),
+            ("optimizer.sparse.lr=-1", "optimizer.sparse.lr=-1: must be a number of at least 0"),
+            (
+                "trainer.limit_val_batches=lots",
+                "must be a whole number of at least 0, or a number of at least 0 and at most 1, or "
+                "null",
+            ),
+            ("+trainer.num_sanity_val_steps=2", "trainer.num_sanity_val_steps=2: cannot be set: "),
+            ("+trainer.strategy=ddp", "trainer.strategy=ddp: cannot be set: "),
+            (
+                "+trainer.logger=true",
+                "trainer.logger=true: cannot be set: choose loggers by logger=...",
+            ),
+            ("+trainer.enable_model_summary=true", "cannot be set"),
+            ("+trainer.gradient_clip_value=1", "did you mean trainer.gradient_clip_val"),
+            (
+                "+trainer.fast_dev_run=maybe",
+                "trainer.fast_dev_run=maybe: must be a whole number, or true or false",
+            ),
+            ("trainer.precision=16-mixed", "use bf16-mixed"),
+            (
+                "trainer.val_check_interval=1.5",
+                "must be a whole number of at least 1, or a number above 0 and at most 1, or null",
+            ),
+            (
+                "metrics.names=[auc,ndcg]",
+                "ndcg: known: auc, calibration, log_loss, normalized_entropy",
+            ),
+            ("dataset.val_share=1.5", "dataset.val_share=1.5: must be a share of the rows"),
+            ("dataset.val_share=half", "dataset.val_share=half: must be a fraction such as 1/7"),
+            ("+plan.tables.C3=rowwise", "rowwise: did you mean row_wise"),
+            ("trainer=3", "trainer=3: choose one of default"),
+            ("experiment=nope", "experiment=nope: there is no such option; "),
+            (
+                "dataset=null",
+                "dataset=null: choose one of criteo_kaggle, custom, generated, sample",
+            ),
+            ("+experiment=nope", "experiment=nope: there is no such option; "),
+            (
+                "trainer.strategy=ddp",
+                "trainer.strategy: cannot be set: recapp's own shards the tables",
+            ),
+            ("trainer.profiler=simple", "needs a plus: +trainer.profiler=..."),
+            ("dataset.dense=[]", "dataset.dense=[]: dataset.naming=criteo has columns of its own"),
+            (
+                "dataset.sparse=[C1]",
+                "dataset.sparse=[C1]: dataset.naming=criteo has columns of its own",
+            ),
+            ("metrics.names=[]", "metrics.names=[]: name at least one"),
+            ("dataset.batch_size=1" + 400 * "0", "must be a number of 64 bits"),
+            ("tables.dim=1000000000000", "at most 2147483647"),
+            ("launch.timeout=1e30", "at most 31536000"),
+            ("optimizer.sparse.eps=-1", "optimizer.sparse.eps=-1: must be a number of at least 0"),
+            (
+                "trainer.check_val_every_n_epoch=0",
+                "trainer.check_val_every_n_epoch=0: must be a whole number of at least 1",
+            ),
+            ("+logger.mine=3", "logger.mine=3: must name a constructor"),
+            (
+                "+logger.mine._target_=nowhere.Logger",
+                "no such constructor: there is no module nowhere",
+            ),
+        ],
+    ),
 )
 def test_a_wrong_setting_is_refused_in_one_line_before_ranks_start(line, argument, says):
     assert says in line(argument)
@@ -378,6 +403,7 @@ def _refused_at_random(tmp_path, examples):
     return seen
 
 
+@pytest.mark.full
 def test_random_mistakes_are_refused_in_one_line(tmp_path):
     assert len(_refused_at_random(tmp_path, 10)) >= 10
 
@@ -483,6 +509,7 @@ def test_a_value_that_no_job_could_have_is_refused_before_the_first(line, argume
     assert says in line("-m", *arguments)
 
 
+@pytest.mark.full
 def test_values_of_a_sweep_that_are_right_are_no_mistake(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     began = []

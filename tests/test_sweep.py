@@ -124,6 +124,7 @@ def rows_of(sweep):
         return [(row["job"], row["status"], row["val_auc"]) for row in csv.DictReader(file)]
 
 
+@pytest.mark.full
 def test_a_sweep_where_an_earlier_one_was_compares_its_own_jobs(base, capfd, monkeypatch):
     where = ("trainer.devices=1", "hydra.sweep.dir=sweep")
     assert run("-m", "seed=1,2,3", *where) == 0

@@ -51,7 +51,7 @@ def differing(comm, rule, kind):
 @pytest.mark.parametrize(
     ("world", "rule", "kind"),
     [
-        (1, "rowwise_adagrad", "table_wise"),
+        pytest.param(1, "rowwise_adagrad", "table_wise", marks=pytest.mark.full),
         pytest.param(2, "adam", "mixed", marks=pytest.mark.full),
         pytest.param(2, "rowwise_adagrad", "column_wise", marks=pytest.mark.full),
     ],

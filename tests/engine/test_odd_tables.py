@@ -174,6 +174,7 @@ def wrong_world(comm, planned):
     return str(error.value)
 
 
+@pytest.mark.full
 def test_without_numba_the_reference_runs_and_says_so_once(monkeypatch, capsys):
     sharded(Comm(), make_tables())
     assert "plain torch" not in capsys.readouterr().err

@@ -75,6 +75,7 @@ CHOSEN = {
             ("unique", "sum", False, 4),
         ]
     )
+    if (i + 2 * n) % 5 < 2  # two for each kind
 }
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from engine.engine_cases import RULES, batch_of, make_plan, make_tables, same_bits, whole_tensors
+from tiers import one_of
 
 from recapp.engine.row_store import FloatStore
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
@@ -84,7 +85,7 @@ def trained(comm, kind, mode, rule, weighted, backend, make):
         ("data_parallel", "unique", "sgd", "learned"),
     ],
 )
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", one_of(2, [1, 2]))
 def test_rows_may_lie_wherever_a_store_keeps_them(
     ranks, world, kind, mode, rule, weighted, backend
 ):

@@ -290,6 +290,7 @@ def test_a_run_on_ranks_is_the_same_run_to_the_last_bit(train, base, plain, dept
     )
 
 
+@pytest.mark.full
 def test_so_is_one_that_goes_on_from_a_step_between_validations(train, base, plain):
     train("first", 2, "+plan=mixed", "trainer.max_steps=8")
     found = train(

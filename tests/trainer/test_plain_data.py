@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from jobs import TIMEOUT_S, environment, environment_of_rank, free_port
 
 from recapp.checkpoints.directory import read_manifest
@@ -13,6 +14,7 @@ TESTS = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("plain_data_script.py")
 
 
+@pytest.mark.full
 def test_a_data_module_of_ones_own_without_statistics_or_position_trains_on_two_ranks(tmp_path):
     port = free_port()
     ranks = []

@@ -23,6 +23,28 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+LONG_FILES = (
+    "test_settings",
+    "test_many_machines",
+    "test_run_ends",
+    "test_runs",
+    "test_disk_cache",
+    "test_bad_input",
+    "test_readme",
+    "test_plan_command",
+    "test_quality",
+    "test_documents",
+    "test_memory_limit",
+)
+"""Files of minutes, in either tier, longest first."""
+
+
+def pytest_collection_modifyitems(items):
+    """Start long files first, so that no worker waits for another's at the end."""
+    order = {name: number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was():
     """Commands that run in this process set up logging on streams that pytest closes after the

@@ -85,7 +85,7 @@ def test_a_newcomer_types_the_readme(tmp_path):
     ).stdout
     for name in listed.split("\0")[:-1]:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(REPOSITORY / name, copy / name)
+        shutil.copy2(REPOSITORY / name, copy / name, follow_symlinks=False)
     said = _typed("".join(BLOCKS), copy)
     assert len(SUMMARY.findall(said)) == sum(len(c.overrides) for c in IN_BLOCKS)
     first = metrics_of(copy / "outputs/first")

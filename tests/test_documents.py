@@ -334,6 +334,7 @@ def with_a_checkpoint(tmp_path_factory):
     return base
 
 
+@pytest.mark.full
 def test_the_script_of_the_readme_runs_on_one_rank(tmp_path):
     (block,) = blocks("python", "README.md")
     with socket.socket() as free:

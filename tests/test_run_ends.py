@@ -26,6 +26,7 @@ def base(tmp_path_factory):
     return tmp_path_factory.mktemp("ends")
 
 
+@pytest.mark.full
 def test_metrics_that_one_class_leaves_open_are_null_and_the_run_is_not_called_ok(jobs, base):
     jobs.train(base / "first", *small(base / "logs"), "trainer.max_steps=1")
     rows = pq.read_table(sorted((base / "logs").glob("*.parquet"))[-1])

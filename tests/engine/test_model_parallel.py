@@ -170,6 +170,7 @@ def test_an_ordinary_torchrun_script_trains(tmp_path):
     assert all(float(loss) < 0.3 for _, loss in told)
 
 
+@pytest.mark.full
 def test_without_any_process_group_it_is_one_rank_and_no_ddp():
     tables = make_tables()
     model = DistributedModelParallel(Head(EmbeddingBagCollection(tables=tables, device=META)))

@@ -75,7 +75,7 @@ CHOSEN = {
             ("unique", "sum", False, 4),
         ]
     )
-    if (i + 2 * n) % 5 < 2  # two for each kind
+    if (i + 2 * n) % 5 == 0  # one for each kind
 }
 
 

@@ -13,6 +13,7 @@ Commands are modules: `python -m recapp.train`, or `recapp train` where the pack
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from recapp.compat import foreign_paths
@@ -133,7 +134,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its file when it is first asked for."""
+    """Load a public name from its file when it is first asked for; the version from the package's
+    metadata.
+    """
+    if name == "__version__":
+        return version("recapp")
     if name not in _HOMES:
         return foreign_paths.found("", name)
     value = getattr(import_module(_HOMES[name]), name)

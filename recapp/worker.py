@@ -86,10 +86,11 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
     )
     performance = RecordPerformance(job_dir, clock)
     early_stop = NoteEarlyStop()
-    if wants_bar(settings):
-        progress: TerminalProgress | ProgressLines = TerminalProgress(clock)
-    else:
-        progress = ProgressLines(settings["trainer"]["log_every_n_steps"])
+    progress = (
+        TerminalProgress(clock)
+        if wants_bar(settings)
+        else ProgressLines(settings["trainer"]["log_every_n_steps"])
+    )
     callbacks = [
         ClaimDirectory(job_dir),
         KeepPosition(),

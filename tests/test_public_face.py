@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,10 @@ def test_importing_recapp_imports_neither_torch_nor_anything_else_that_is_slow()
         "sys.modules)"
     )
     assert run("-c", code).stdout.split() == ["set()", "True"]
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert recapp.__version__ == version("recapp")
 
 
 def test_an_unknown_name_is_an_attribute_error():

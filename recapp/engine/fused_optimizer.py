@@ -11,6 +11,7 @@ from typing import Any
 from recapp.engine.sharded_state import Strip, load_strips, strips_of
 from recapp.errors import ConfigError
 from recapp.optim.keyed import KeyedOptimizer
+from recapp.optim.optimizer import run_closure
 from recapp.sharding.layout import Block
 from recapp.tables.module_by_name import key_of
 
@@ -44,7 +45,7 @@ class FusedOptimizer(KeyedOptimizer):
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         """Run the closure once; backward has updated the tables."""
-        return None if closure is None else closure()
+        return run_closure(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Do nothing: tables have no gradients."""

@@ -18,11 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
+from recapp.optim.optimizer import run_closure
 
 
 class KeyedOptimizer(Optimizer, ABC):
@@ -171,10 +171,7 @@ class CombinedOptimizer(KeyedOptimizer):
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         """Run the closure once, then step every optimiser."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = run_closure(closure)
         for _, one in self.optimizers:
             one.step()
         return loss

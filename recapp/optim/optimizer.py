@@ -13,6 +13,14 @@ import torch
 from torch.optim import Optimizer
 
 
+def run_closure(closure: Callable[[], float] | None) -> float | None:
+    """Run what an optimiser's `step` was given, with gradients; it returns the loss."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class HybridOptimizer(Optimizer):
     """A dense optimiser plus groups of tables that were updated in backward already.
 
@@ -44,10 +52,7 @@ class HybridOptimizer(Optimizer):
 
         The closure runs forward and backward, and with backward the update of the tables.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = run_closure(closure)
         self.dense.step()
         return loss
 

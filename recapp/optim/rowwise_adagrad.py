@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from recapp.errors import ConfigError
+from recapp.optim.optimizer import run_closure
 
 
 class RowWiseAdagrad(Optimizer):
@@ -39,10 +40,7 @@ class RowWiseAdagrad(Optimizer):
         self, closure: Callable[[], float] | None = None
     ) -> float | None:
         """Run the closure once, then update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = run_closure(closure)
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:

@@ -18,7 +18,6 @@ from recapp.engine.observer import EngineObserver
 from recapp.reporting.performance import write_performance
 from recapp.reporting.phases import DATA, OUTSIDE, PhaseClock
 from recapp.trainer.callbacks import WARM_UP_STEPS, StepClock
-from recapp.trainer.datamodule import ClickData
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 
@@ -80,8 +79,6 @@ class RecordPerformance(Callback):
         measured = self.clock.summary()
         if not measured:
             return
-        data = getattr(trainer, "datamodule", None)
-        assert isinstance(data, ClickData)
         own = {
             "step_ms": measured["step_ms"],
             "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
@@ -95,7 +92,7 @@ class RecordPerformance(Callback):
             ranks = strategy.comm.world
             write_performance(
                 {
-                    "batch_per_rank": data.settings.batch_size // ranks,
+                    "batch_per_rank": self.clock.rows[0] // ranks,
                     "ranks": ranks,
                     "steps": len(self.phases.measured(WARM_UP_STEPS)),
                     "step_ms": own["step_ms"],

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from jobs import Jobs
 from ranks import Ranks
 
-from recapp.engine import sharded_embedding_bag
+from recapp.engine import sharded_tables
 
 settings.register_profile(
     "busy machine",
@@ -89,9 +89,9 @@ def real_data():
 @pytest.fixture
 def reference_kernels(monkeypatch):
     """In this process too nothing is compiled: here it does not matter which kernels run."""
-    choose = sharded_embedding_bag.choose_backend
+    choose = sharded_tables.choose_backend
 
     def chosen(asked, device):
         return choose("torch" if asked == "auto" else asked, device)
 
-    monkeypatch.setattr(sharded_embedding_bag, "choose_backend", chosen)
+    monkeypatch.setattr(sharded_tables, "choose_backend", chosen)

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 
 SIZE = 4
 TIMEOUT_S = 120
-IMPORTED = ["torch", "lightning.pytorch", "recapp.worker", "recapp.engine.sharded_embedding_bag"]
+IMPORTED = ["torch", "lightning.pytorch", "recapp.worker", "recapp.engine.sharded_tables"]
 PATIENCE_S = 2  # with the others, once a rank has failed: they wait for it
 
 
@@ -34,10 +34,10 @@ def context():
 
 def _use_kernels(name):
     """What `auto` means in this process."""
-    from recapp.engine import sharded_embedding_bag
+    from recapp.engine import sharded_tables
 
-    choose = sharded_embedding_bag.choose_backend
-    sharded_embedding_bag.choose_backend = lambda asked, device: choose(
+    choose = sharded_tables.choose_backend
+    sharded_tables.choose_backend = lambda asked, device: choose(
         name if asked == "auto" else asked, device
     )
 

@@ -48,7 +48,7 @@ def metrics_of_run(
     ]
     shares = strategy.comm.all_gather(strategy.hidden_share() if strategy.comm.world > 1 else {})
     changed = strategy.comm.all_gather(
-        sum(n for c in strategy.collections() for n in c.id_rules.changed.values())
+        sum(n for c in strategy.sharded_tables() for n in c.id_rules.changed.values())
     )
     if strategy.comm.rank:
         return {}
@@ -56,7 +56,7 @@ def metrics_of_run(
     assert strategy.plan is not None
     best = last.best_or_last(trainer)
     manifest = read_manifest(best)
-    tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
+    tables = [t for c in strategy.sharded_tables() for t in c.tables()]
     held = [r.total for r in bytes_per_rank(tables, strategy.plan, strategy.rule)]
     description = about(
         settings,
@@ -95,7 +95,7 @@ def write_prediction(
     settings: Settings, strategy: EmbeddingShardingStrategy, val_rows: int, job_dir: Path
 ) -> None:
     """Write what the planner predicts of this plan beside what was measured, on rank 0."""
-    if strategy.problem is not None and strategy.plan is not None and strategy.collections():
+    if strategy.problem is not None and strategy.plan is not None and strategy.sharded_tables():
         write_predicted(predicted(settings, strategy.plan, strategy.problem, val_rows), job_dir)
 
 

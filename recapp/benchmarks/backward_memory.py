@@ -27,7 +27,7 @@ from recapp.benchmarks.strategies import workload_of
 from recapp.benchmarks.timing import quartiles, time_steps
 from recapp.benchmarks.workloads import Workload
 from recapp.console import progress
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.optim.rules import sgd
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -49,7 +49,7 @@ class Recapp:
     def __init__(self, workload: Workload, batch: KeyedJaggedTensor, session: Session) -> None:
         tables = workload.tables()
         plan = make_plan("table_wise", WHOLE, tables, session.comm, [batch])
-        self.collection = ShardedEmbeddingBagCollection(
+        self.collection = shard_bags(
             tables, plan, session.comm, sgd(LEARNING_RATE), backend=session.settings["backend"]
         )
 

@@ -65,7 +65,7 @@ from recapp.processes.process_memory import free_memory_bytes, host_id, memory_p
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import lookups_of
 from recapp.transport.choose_transport import check_transport
 from recapp.transport.communicator import Comm
@@ -249,10 +249,10 @@ class _Pooled(nn.Module):
     """A stand-in for sharded tables: constant pooled vectors that take a gradient, as theirs do."""
 
     def __init__(
-        self, tables: Sequence[EmbeddingBagConfig], batch_size: int, device: torch.device
+        self, tables: Sequence[EmbeddingConfig], batch_size: int, device: torch.device
     ) -> None:
         super().__init__()
-        self.tables = list(tables)
+        self._tables = list(tables)
         self.lookups = lookups_of(tables)
         width = sum(t.embedding_dim for t in tables)
         self.register_buffer(
@@ -261,9 +261,9 @@ class _Pooled(nn.Module):
             persistent=False,
         )
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+    def tables(self) -> list[EmbeddingConfig]:
         """Return the configs of the tables that this stands in for."""
-        return self.tables
+        return list(self._tables)
 
     def leave_room(self, columns: int) -> None:
         """Do nothing: the constant vectors have no columns left free before them."""

@@ -65,9 +65,9 @@ class EmbeddingStep:
 
     def bytes_exchanged(self) -> int:
         """Run a step and return the bytes that all ranks send in it. Every rank calls it."""
-        before = self.collection.comm.bytes_sent
+        before = self.collection.shared.comm.bytes_sent
         self.step()
-        return int(sum(self.comm.all_gather(self.collection.comm.bytes_sent - before)))
+        return int(sum(self.comm.all_gather(self.collection.shared.comm.bytes_sent - before)))
 
     def phases(self) -> dict[str, float]:
         """Run some steps and return the mean milliseconds of each part on this rank.
@@ -75,7 +75,7 @@ class EmbeddingStep:
         `rest` is what follows the last part that the collection marks.
         """
         clock = PhaseClock()
-        state = self.collection.state
+        state = self.collection.shared.state
         own_observer = state.observer
         state.observer = EngineObserver(ends=clock)
         for _ in range(PHASE_STEPS):

@@ -33,7 +33,8 @@ from recapp.benchmarks.setup import rule
 from recapp.benchmarks.workloads import Workload
 from recapp.engine.observer import EngineObserver
 from recapp.engine.requests import Requests
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection, shard_bags
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.planner.hardware import KERNELS, WITHOUT_BYTES, Work
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.topology import Topology
@@ -170,13 +171,10 @@ class Steps:
         self.widths = widths
         self.seconds = dict[str, list[float]]()
         self.done = 0
-        self.batches = [
-            b.to(collection.comm.device) for b in workload.features_of(workload.draw(seed, BATCHES))
-        ]
-        self.gradient_BK = torch.randn(
-            workload.batch_size, workload.width, device=collection.comm.device
-        )
-        self.other = torch.zeros(OTHER_BYTES // 4, device=collection.comm.device)
+        device = collection.shared.comm.device
+        self.batches = [b.to(device) for b in workload.features_of(workload.draw(seed, BATCHES))]
+        self.gradient_BK = torch.randn(workload.batch_size, workload.width, device=device)
+        self.other = torch.zeros(OTHER_BYTES // 4, device=device)
         counted = [_counts(collection, batch) for batch in self.batches]
         self.counts = {
             k: [sum(c[k][i] for c in counted) / len(counted) for i in range(3)] for k in KERNELS
@@ -189,13 +187,13 @@ class Steps:
             steps: The timed steps; one step runs before them untimed.
         """
         clock = PhaseClock()
-        wait = synchroniser(self.collection.comm.device)
+        wait = synchroniser(self.collection.shared.comm.device)
 
         def ends(part: str) -> None:
             wait()
             clock(part)
 
-        state = self.collection.state
+        state = self.collection.shared.state
         own_observer = state.observer
         state.observer = EngineObserver(ends=ends)
         for i in range(WARM + steps):
@@ -234,9 +232,10 @@ def _counts(
     c: ShardedEmbeddingBagCollection, features: KeyedJaggedTensor
 ) -> dict[str, tuple[int, int, int]]:
     """Return calls, items and bytes of every kernel in a step on one batch."""
-    q = c.input_dist(features)
+    shared = c.shared
+    q = shared.input_dist(features)
     q.finish()
-    parts = [_group_counts(c, q, g) for g in range(len(c.stores))]
+    parts = [_group_counts(shared, q, g) for g in range(len(shared.stores))]
     q.release()
     return {
         kernel: (
@@ -248,15 +247,13 @@ def _counts(
     }
 
 
-def _group_counts(
-    c: ShardedEmbeddingBagCollection, q: Requests, g: int
-) -> dict[str, tuple[int, int]]:
+def _group_counts(shared: ShardedTables, q: Requests, g: int) -> dict[str, tuple[int, int]]:
     """Return items and bytes of every kernel for one group of tables."""
     asked = q.asked[g]
     served = q.served[g]
-    store = c.store(g)
+    store = shared.store(g)
     served.group(store.rows)
-    number = c.dtype.itemsize
+    number = shared.dtype.itemsize
     width = store.width
     stored = store.nbytes.rows // max(1, store.rows)  # of a row
     touched = len(served.row_U)
@@ -264,7 +261,7 @@ def _group_counts(
     bags = asked.combine_links.bags
     pairs = asked.bags.pairs
     rows, vectors = (int(q.in_WG3[:, g, i].sum()) for i in (0, 1))
-    written = asked.gradient_links.bags * (c.comm.world if asked.everywhere else 1)
+    written = asked.gradient_links.bags * (shared.comm.world if asked.everywhere else 1)
     gradients = len(served.gradient_links.index_N)
     state = store.nbytes.state // max(1, store.rows)  # of a row
     answers = (0, 0) if asked.everywhere else (rows, rows * stored + vectors * width * number)
@@ -346,9 +343,7 @@ def _steps(case: Case, device: torch.device, backend: str, rank: int) -> list[St
     plan = plan_by_rules(
         tables, Topology(2), [PlanRule(case.type)], name="calibrate", mode=case.mode
     )
-    collection = ShardedEmbeddingBagCollection(
-        tables, plan, Mirror(device), rule(), backend=backend
-    )
+    collection = shard_bags(tables, plan, Mirror(device), rule(), backend=backend)
     return [Steps(collection, case.widths, case.workload(*shape), rank) for shape in case.shapes]
 
 

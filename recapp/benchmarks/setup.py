@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection, shard_bags
 from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import backend as make_backend
 from recapp.optim.rules import RowRule, rowwise_adagrad
@@ -126,4 +126,4 @@ def make_collection(
     tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, backend: str
 ) -> ShardedEmbeddingBagCollection:
     """Return the sharded collection that is measured. Every rank calls it."""
-    return ShardedEmbeddingBagCollection(list(tables), plan, comm, rule(), backend=backend)
+    return shard_bags(list(tables), plan, comm, rule(), backend=backend)

@@ -52,7 +52,7 @@ class ForwardAlone:
 
     def bytes_exchanged(self) -> int:
         """Run a forward and return the bytes that all ranks send in it. Every rank calls it."""
-        comm = self._step.collection.comm
+        comm = self._step.collection.shared.comm
         before = comm.bytes_sent
         self.forward()
         return int(sum(self._step.comm.all_gather(comm.bytes_sent - before)))

@@ -25,7 +25,7 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import make_collection, make_plan, torchrec_sharding
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.workloads import Workload
-from recapp.engine.shard_model import compile_dense, sharded_collections, wrap_dense
+from recapp.engine.shard_model import compile_dense, sharded_tables, wrap_dense
 from recapp.models.published_dlrm import DLRM
 from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan
@@ -68,9 +68,7 @@ class TrainingStep:
             dlrm, comm, static_graph=True, gradient_as_bucket_view=True, broadcast_buffers=False
         )
         dense = [p for p in dlrm.parameters() if p.requires_grad and p.numel()]
-        self.optimizer = hybrid(
-            torch.optim.Adam(dense, lr=1e-3, fused=True), sharded_collections(dlrm)
-        )
+        self.optimizer = hybrid(torch.optim.Adam(dense, lr=1e-3, fused=True), sharded_tables(dlrm))
         self.barrier = barrier
 
     def step(self, batch: Batch) -> None:

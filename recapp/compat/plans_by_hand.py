@@ -24,7 +24,7 @@ from recapp.sharding import sharding_plan
 from recapp.sharding.sharding_plan import Shard, TableSharding
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sharding.tilings import tile
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableCollection
 
 
@@ -73,7 +73,7 @@ class Machine:
         return self.hosts[index]
 
 
-Cut = Callable[[EmbeddingBagConfig, Machine], TableSharding]
+Cut = Callable[[EmbeddingConfig, Machine], TableSharding]
 """Cuts one table for some ranks; TorchRec's ParameterShardingGenerator."""
 
 
@@ -107,7 +107,7 @@ def column_wise(
     if (ranks is None) == (size_per_rank is None):
         raise PlanError("column_wise: give either ranks or size_per_rank")
 
-    def cut(table: EmbeddingBagConfig, machine: Machine) -> TableSharding:
+    def cut(table: EmbeddingConfig, machine: Machine) -> TableSharding:
         if size_per_rank is None:
             holders = list(ranks or ())
             base, more = divmod(table.embedding_dim, len(holders))
@@ -138,7 +138,7 @@ def table_row_wise(host_index: int) -> Cut:
 def grid_shard(host_indexes: Sequence[int]) -> Cut:
     """Cut the table by columns over hosts, and each strip by rows over the ranks of its host."""
 
-    def cut(table: EmbeddingBagConfig, machine: Machine) -> TableSharding:
+    def cut(table: EmbeddingConfig, machine: Machine) -> TableSharding:
         hosts = [machine.host(index) for index in host_indexes]
         return _tiled(table, "grid_shard", hosts, -(-table.embedding_dim // len(hosts)))
 
@@ -146,7 +146,7 @@ def grid_shard(host_indexes: Sequence[int]) -> Cut:
 
 
 def _tiled(
-    table: EmbeddingBagConfig, name: str, hosts: list[list[int]], column_width: int | None = None
+    table: EmbeddingConfig, name: str, hosts: list[list[int]], column_width: int | None = None
 ) -> TableSharding:
     ranks = CandidateRanks([rank for host in hosts for rank in host], hosts)
     return tile(table, name, ranks, column_width=column_width or table.embedding_dim)
@@ -159,7 +159,7 @@ def apply_to_all(module: TableCollection, cut: Cut) -> dict[str, Cut]:
         module: The collection.
         cut: How each of its tables is cut.
     """
-    return {table.name: cut for table in module.embedding_bag_configs()}
+    return {table.name: cut for table in module.tables()}
 
 
 def construct_module_sharding_plan(
@@ -185,7 +185,7 @@ def construct_module_sharding_plan(
     """
     world = _world_size() if world_size is None else world_size
     machine = Machine(world, local_size or world)
-    tables = {table.name: table for table in module.embedding_bag_configs()}
+    tables = {table.name: table for table in module.tables()}
     for name in per_param_sharding:
         if name not in tables:
             raise PlanError(

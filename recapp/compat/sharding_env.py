@@ -12,7 +12,7 @@ from torch import nn
 
 from recapp.compat.plans_by_hand import Cut, construct_module_sharding_plan
 from recapp.engine.model_parallel import DistributedModelParallel
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.sharder import EmbeddingBagCollectionSharder, process_group_of
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -76,7 +76,7 @@ def shard(
     env: Any = None,
     device: torch.device | None = None,
     sharder: EmbeddingBagCollectionSharder | None = None,
-) -> ShardedEmbeddingBagCollection:
+) -> ShardedCollection:
     """Return the sharded twin of a collection. Every rank calls it.
 
     Args:
@@ -99,7 +99,7 @@ def shard(
 
 
 def _for_all(module: EmbeddingBagCollection, cut: Cut) -> dict[str, Cut]:
-    return {table.name: cut for table in module.embedding_bag_configs()}
+    return {table.name: cut for table in module.tables()}
 
 
 def _as_it_is(sharding: TableSharding) -> Cut:

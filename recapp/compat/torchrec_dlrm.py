@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from recapp.errors import ConfigError
 from recapp.models.layers import DotInteraction, check_widths
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.lookups import TableCollection
+from recapp.tables.lookups import BagCollection
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -99,10 +99,10 @@ class SparseArch(nn.Module):
         ConfigError: Widths that differ.
     """
 
-    def __init__(self, embedding_bag_collection: TableCollection) -> None:
+    def __init__(self, embedding_bag_collection: BagCollection) -> None:
         super().__init__()
         self.embedding_bag_collection = embedding_bag_collection
-        dims = {t.name: t.embedding_dim for t in embedding_bag_collection.embedding_bag_configs()}
+        dims = {t.name: t.embedding_dim for t in embedding_bag_collection.tables()}
         if len(set(dims.values())) > 1:
             raise ConfigError(
                 f"TorchRec's DLRM wants tables of one embedding_dim, these have {dims}: "
@@ -217,7 +217,7 @@ class DLRM(nn.Module):
 
     def __init__(
         self,
-        embedding_bag_collection: TableCollection,
+        embedding_bag_collection: BagCollection,
         dense_in_features: int,
         dense_arch_layer_sizes: Sequence[int],
         over_arch_layer_sizes: Sequence[int],

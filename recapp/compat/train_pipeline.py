@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recapp.engine.shard_model import sharded_collections
+from recapp.engine.shard_model import sharded_tables
 from recapp.trainer.lookahead import LookAhead
 
 
@@ -77,9 +77,9 @@ class TrainPipelineBase:
         """Return the batches on the device."""
         if not self.depth:
             return map(self._moved, batches)
-        collections = sharded_collections(self.model)
-        side = collections[0].comm.side if collections else None
-        ahead = LookAhead(batches, self.depth, lambda: collections, self._moved, side)
+        tables = sharded_tables(self.model)
+        side = tables[0].comm.side if tables else None
+        ahead = LookAhead(batches, self.depth, lambda: tables, self._moved, side)
         return iter(ahead)
 
     def _moved(self, batch: Any) -> Any:

@@ -46,13 +46,11 @@ def make_routes(layout: Layout, number: int, rank: int, device: torch.device) ->
     def numbers(values: Any) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=device)
 
-    features = [s.lookup for s in slots]
     wide = max(max(g.rows_W) for g in layout.groups) >= 2**31
     return Routes(
         group.mode,
         group.width,
-        features,
-        numbers(features),
+        [s.lookup for s in slots],
         np.array([s.column for s in slots], np.int64),
         numbers(strips.index(s.strip) for s in slots),
         numbers(layout.tables[layout.strips[i].table].num_embeddings for i in strips),

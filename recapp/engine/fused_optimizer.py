@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from recapp.engine.sharded_state import Strip, load_strips, strips_of
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
 from recapp.optim.keyed import KeyedOptimizer
 from recapp.optim.optimizer import run_closure
 from recapp.sharding.layout import Block
-from recapp.tables.module_by_name import key_of
 
 
 class FusedOptimizer(KeyedOptimizer):
@@ -34,12 +34,12 @@ class FusedOptimizer(KeyedOptimizer):
     def __init__(self, collections: Mapping[str, Any]) -> None:
         self.collections = dict(collections)
         params = {
-            _name(path, table.name): table
+            _name(path, collection, table.name): table
             for path, collection in self.collections.items()
-            for table in collection.embedding_bag_configs()
+            for table in collection.tables()
         }
-        groups = [collection.param_group for collection in self.collections.values()]
-        super().__init__(params, {}, groups)
+        self.shared = list(dict.fromkeys(c.shared for c in self.collections.values()))
+        super().__init__(params, {}, [shared.param_group for shared in self.shared])
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -56,15 +56,16 @@ class FusedOptimizer(KeyedOptimizer):
         Each tensor is a list of (rows, cols, tensor), as tables are in the state dict of the model.
         """
         state: dict[str, dict[str, list[Strip]]] = {}
-        groups = []
+        names: dict[ShardedTables, list[str]] = {shared: [] for shared in self.shared}
         for path, collection in self.collections.items():
-            held = _state_blocks(collection)
-            state |= {
-                _name(path, table): {name: strips_of(blocks) for name, blocks in tensors.items()}
-                for table, tensors in held.items()
-            }
-            names = [_name(path, table) for table in held]
-            groups.append(collection.param_group | {"params": names, "updates": collection.updates})
+            for table, tensors in _state_blocks(collection).items():
+                name = _name(path, collection, table)
+                state[name] = {part: strips_of(blocks) for part, blocks in tensors.items()}
+                names[collection.shared].append(name)
+        groups = [
+            shared.param_group | {"params": names[shared], "updates": shared.updates}
+            for shared in self.shared
+        ]
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -75,14 +76,15 @@ class FusedOptimizer(KeyedOptimizer):
             ConfigError: A table that is missing, or state that does not fit.
         """
         self.check_fits(state_dict)
-        groups = state_dict["param_groups"]
-        for (path, collection), group in zip(self.collections.items(), groups, strict=True):
+        for path, collection in self.collections.items():
             for table, tensors in _state_blocks(collection).items():
-                stored = state_dict["state"].get(_name(path, table), {})
+                weight = _name(path, collection, table)
+                stored = state_dict["state"].get(weight, {})
                 for name, held in tensors.items():
-                    _load(f"{_name(path, table)}, {name}", stored.get(name), held)
-            collection.updates = group["updates"]
-            collection.param_group.update(
+                    _load(f"{weight}, {name}", stored.get(name), held)
+        for shared, group in zip(self.shared, state_dict["param_groups"], strict=True):
+            shared.updates = group["updates"]
+            shared.param_group.update(
                 {key: group[key] for key in group if key not in ("params", "updates", "name")}
             )
 
@@ -91,15 +93,13 @@ class FusedOptimizer(KeyedOptimizer):
         return f"FusedOptimizer({len(self.params)} tables: {groups})"
 
 
-def _name(path: str, table: str) -> str:
-    return f"{path}.embedding_bags.{key_of(table)}.weight".removeprefix(".")
+def _name(path: str, collection: Any, table: str) -> str:
+    return f"{path}.{collection.weight_name(table)}".removeprefix(".")
 
 
 def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
     """Return what this rank holds of the optimiser's state, by table and by tensor."""
-    held: dict[str, dict[str, list[Block]]] = {
-        table.name: {} for table in collection.embedding_bag_configs()
-    }
+    held: dict[str, dict[str, list[Block]]] = {table.name: {} for table in collection.tables()}
     for block in collection.blocks():
         if block.tensor != "weight":
             held[block.table].setdefault(block.tensor, []).append(block)

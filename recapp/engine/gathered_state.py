@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recapp.engine.shard_model import sharded_collections
+from recapp.engine.shard_model import sharded_tables
 from recapp.engine.sharded_state import Strip
 from recapp.transport.communicator import Comm
 
@@ -24,16 +24,16 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
         On rank 0 a copy of everything on the CPU, as the unsharded model's `state_dict` would have
         it; it loads into that model, and on every rank into a sharded one. Elsewhere an empty dict.
     """
-    collections = sharded_collections(model)
-    comm = collections[0].comm if collections else Comm()
+    tables = sharded_tables(model)
+    comm = tables[0].comm if tables else Comm()
     state = model.state_dict()
-    tables = {name: value for name, value in state.items() if isinstance(value, list)}
+    held = {name: value for name, value in state.items() if isinstance(value, list)}
     headers_W = comm.all_gather(
-        {name: [_header(strip) for strip in strips] for name, strips in tables.items()}
+        {name: [_header(strip) for strip in strips] for name, strips in held.items()}
     )
     whole = {
         name: _gathered(strips, [headers[name] for headers in headers_W], comm)
-        for name, strips in tables.items()
+        for name, strips in held.items()
     }
     if comm.rank:
         return {}

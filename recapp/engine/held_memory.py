@@ -6,17 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.processes.process_memory import peak_resident_bytes, resident_bytes
 
 
-def held_bytes(
-    collections: Sequence[ShardedEmbeddingBagCollection], device: torch.device
-) -> dict[str, int | None]:
+def held_bytes(tables: Sequence[ShardedTables], device: torch.device) -> dict[str, int | None]:
     """Return bytes of this rank, by kind.
 
     Args:
-        collections: The sharded ones of the model.
+        tables: The sharded ones of the model.
         device: Of the rank.
 
     Returns:
@@ -26,8 +24,8 @@ def held_bytes(
         and `rss_peak` of the process, None where the system does not say; `allocated`, `reserved`
         and `allocated_peak` of the GPU, None on CPUs.
     """
-    stores = [store.nbytes for c in collections for store in c.state.stores]
-    buffers = {t.data_ptr(): t.nbytes for c in collections for t in c.exchange_buffers()}
+    stores = [store.nbytes for shared in tables for store in shared.state.stores]
+    buffers = {t.data_ptr(): t.nbytes for shared in tables for t in shared.exchange_buffers()}
     gpu = device.type == "cuda"
     return {
         "weights": sum(held.rows for held in stores),

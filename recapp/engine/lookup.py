@@ -11,7 +11,7 @@ ends in the update of the stores. What can be done while a message travels is do
 local rows are summed, requested rows are brought together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from recapp.kernels.ragged import gather
 
 
 class Lookup(torch.autograd.Function):
-    """[B, room + sum of dims] of a batch whose requests were exchanged.
+    """The vectors of a batch whose requests were exchanged, as `Outputs.parts` cuts them.
 
     Inputs: an anchor that requires a gradient (else autograd would never call `backward` and the
     tables would silently not train), the sample weights (they may want a gradient), the batch's
@@ -43,18 +43,19 @@ class Lookup(torch.autograd.Function):
         requests: Requests,
         update: FusedUpdate,
         advance_ahead: Callable[[], None],
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         """Answer what was requested, swap vectors, combine."""
+        ctx.set_materialize_grads(False)
         ctx.requests = requests
         ctx.update = update
         ctx.advance_ahead = advance_ahead
         keep = weights_L is not None and weights_L.requires_grad
-        out_BD, ctx.vectors_G = answer_and_combine(requests.state, requests, keep)
-        return out_BD
+        flat, ctx.vectors_G = answer_and_combine(requests.state, requests, keep)
+        return tuple(requests.state.outputs.parts(flat, requests.output))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BD: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Send gradients of the requested vectors to their owners, who update."""
         requests = ctx.requests
         state = requests.state
@@ -64,7 +65,7 @@ class Lookup(torch.autograd.Function):
                 "and would be updated twice"
             )
         requests.spent = True
-        gradient = grad_BD.to(state.dtype).contiguous().view(-1)
+        gradient = _flat(gradients, state, requests)
         state.observer.ends("autograd")
         weight_grad = (
             weights_gradient(state, requests, gradient, ctx.vectors_G)
@@ -95,7 +96,7 @@ def answer_and_combine(
         keep: Whether the vector of each (slot, id) pair is wanted as well.
 
     Returns:
-        [B, room + sum of dims], and the vectors of the pairs by group, where they are kept.
+        The flat buffer of all vectors, and the vectors of the pairs by group, where they are kept.
     """
     message = state.messages.take(requests.vectors.numel, state.payload, state.comm.device)
     if state.comm.world > 1:
@@ -103,8 +104,7 @@ def answer_and_combine(
             state.stores[g].pool(requests.served[g].answer_links, message)
     state.observer.ends("answer")
     sent = state.waits.sent(state.comm.swap(message, *requests.vectors.answers()))
-    columns = state.room + state.width
-    out_BD = torch.empty(requests.B, columns, dtype=state.dtype, device=state.comm.device)
+    flat = torch.empty(requests.output.numel, dtype=state.dtype, device=state.comm.device)
     kept: dict[int, Tensor] = {}
     for local in (True, False):
         if not local:
@@ -112,16 +112,29 @@ def answer_and_combine(
         for g, asked in enumerate(requests.asked):
             if asked.local is local:
                 source = state.stores[g] if local else message
-                vectors_PD = _combine(state, source, asked.combine_links, g, out_BD, keep)
+                vectors_PD = _combine(state, source, asked.combine_links, g, flat, keep)
                 if vectors_PD is not None:
                     kept[g] = vectors_PD
         state.observer.ends("combine")
     state.messages.give_back(message)
-    return out_BD, [kept[g] for g in sorted(kept)]
+    return flat, [kept[g] for g in sorted(kept)]
+
+
+def _flat(gradients: Sequence[Tensor | None], state: EngineState, requests: Requests) -> Tensor:
+    """Return the gradients of all parts of the output as one flat buffer; zeros for parts that the
+    loss does not depend on.
+    """
+    if len(gradients) == 1 and gradients[0] is not None:
+        return gradients[0].to(state.dtype).contiguous().view(-1)
+    flat = torch.zeros(requests.output.numel, dtype=state.dtype, device=state.comm.device)
+    for part, gradient in zip(state.outputs.parts(flat, requests.output), gradients, strict=True):
+        if gradient is not None:
+            part.copy_(gradient)
+    return flat
 
 
 def _combine(
-    state: EngineState, source: RowStore | Tensor, links: Links, g: int, out_BD: Tensor, keep: bool
+    state: EngineState, source: RowStore | Tensor, links: Links, g: int, flat: Tensor, keep: bool
 ) -> Tensor | None:
     """Sum the bags of group g from its store or from the message of vectors; return the summed
     vectors one by one if they are kept.
@@ -130,14 +143,14 @@ def _combine(
     in_lines = state.in_lines_G[g]
     entries = len(links.index_N)
     if isinstance(source, RowStore):
-        source.pool(links, out_BD.view(-1), in_lines=in_lines)
+        source.pool(links, flat, in_lines=in_lines)
         if keep:
-            vectors_PD = torch.empty(entries, width, dtype=state.dtype, device=out_BD.device)
+            vectors_PD = torch.empty(entries, width, dtype=state.dtype, device=flat.device)
             each = Links(links.index_N, None, None, None, entries)
             source.pool(each, vectors_PD.view(-1))
             return vectors_PD
     else:
-        state.backend.pool(source, 1, width, links, out_BD.view(-1), state.dtype, in_lines=in_lines)
+        state.backend.pool(source, 1, width, links, flat, state.dtype, in_lines=in_lines)
         if keep:
             return gather(source, 1, width, links.index_N, state.dtype)
     return None
@@ -198,8 +211,8 @@ def weights_gradient(
         grad_PD = gather(gradient, 1, routes.width, bags.where_M[bag_P], state.dtype)
         dot_P = (grad_PD * vectors_PD).sum(1) * bags.scale_M[bag_P]
         for feature, dot in zip(
-            routes.features,
-            torch.split(dot_P, [rows.per_F[f] for f in routes.features]),
+            routes.lookups,
+            torch.split(dot_P, [rows.per_F[f] for f in routes.lookups]),
             strict=True,
         ):
             parts[feature] += dot

@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recapp.console import note_once
 from recapp.engine.fused_optimizer import FusedOptimizer
-from recapp.engine.shard_model import shard_model, sharded_collections, wrap_dense
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.shard_model import shard_model, sharded_tables, wrap_dense
+from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.sharder import (
     EmbeddingBagCollectionSharder,
     own_device,
@@ -106,8 +106,8 @@ class DistributedModelParallel(nn.Module):
         if init_data_parallel:
             self.init_data_parallel()
         self._rate_is_known = chosen is not None
-        for collection in sharded_collections(module):
-            collection.update.before_first_update = self._note_rate
+        for shared in sharded_tables(module):
+            shared.update.before_first_update = self._note_rate
         self.register_load_state_dict_pre_hook(_below_wrapper)  # type: ignore[no-untyped-call]
 
     def init_data_parallel(self) -> None:
@@ -138,7 +138,7 @@ class DistributedModelParallel(nn.Module):
         rate by hand.
         """
         self._rate_is_known = True
-        return [c.param_group for c in sharded_collections(self)]
+        return [shared.param_group for shared in sharded_tables(self)]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's state, under the names that it has without wrappers. Every rank calls
@@ -165,7 +165,7 @@ class DistributedModelParallel(nn.Module):
             {
                 path: part
                 for path, part in self.module.named_modules()
-                if isinstance(part, ShardedEmbeddingBagCollection)
+                if isinstance(part, ShardedCollection)
             }
         )
 
@@ -173,9 +173,9 @@ class DistributedModelParallel(nn.Module):
         """Note for users whose optimiser has `parameters()` alone that tables train, and at which
         rate.
         """
-        collections = sharded_collections(self)
+        tables = sharded_tables(self)
         if not self._rate_is_known and not self.comm.rank:
-            rule = collections[0].rule
+            rule = tables[0].rule
             assert rule is not None, "an update has a rule"
             note_once(
                 f"tables are updated in backward by {rule.name} at its default learning rate "

@@ -1,6 +1,6 @@
 """Rows in 8 or 4 bits that are only read, and a trained collection with such rows: for inference.
 
-    trained = ShardedEmbeddingBagCollection(tables, plan, comm, rule)
+    trained = shard_bags(tables, plan, comm, rule)
     ...
     served = quantised(trained, bits=8)
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recapp.engine.row_store import FloatStore, RowStore, StoreBytes, StoredGroup
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection, shard_bags
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows, bytes_of_row, check_bits, quantise
@@ -147,10 +147,11 @@ def quantised(
         ConfigError: The rows are quantised already.
         ValueError: Other bits, or values that are not finite in `dtype`.
     """
-    collection.update.finish_step()
+    shared = collection.shared
+    shared.update.finish_step()
 
     def make(group: StoredGroup) -> RowStore:
-        trained = collection.store(group.number)
+        trained = shared.store(group.number)
         if not isinstance(trained, FloatStore):
             raise ConfigError(
                 f"group {group.number} is a {type(trained).__name__}: quantise a collection whose "
@@ -158,13 +159,13 @@ def quantised(
             )
         return QuantisedStore(group, trained.weights, bits, dtype)
 
-    made = ShardedEmbeddingBagCollection(
-        collection.embedding_bag_configs(),
-        collection.plan,
-        collection.comm,
+    made = shard_bags(
+        collection.tables(),
+        shared.plan,
+        shared.comm,
         rule=None,
-        backend=collection.state.backend.name,
-        payload=collection.state.payload,
+        backend=shared.state.backend.name,
+        payload=shared.state.payload,
         make_store=make,
         lookups=collection.lookups,
         is_weighted=collection.is_weighted(),

@@ -14,7 +14,7 @@ rows, of what others request, and of the distinct rows that are updated here, wh
 in `finish` already.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,13 +45,20 @@ class Requests:
 
     Args:
         features: Raw ids of the batch, or why this rank has none.
-        state: Of the collection whose tables they mean.
+        state: Of the tables that they mean.
+        taken: Whether each collection that shares the exchange looks up this batch; None: all do.
 
     Weights that need a gradient are pooled at home even where the mode is `pooled`.
     """
 
-    def __init__(self, features: KeyedJaggedTensor | Exception, state: EngineState) -> None:
+    def __init__(
+        self,
+        features: KeyedJaggedTensor | Exception,
+        state: EngineState,
+        taken: Sequence[bool] | None = None,
+    ) -> None:
         self.state = state
+        self.taken = [True] * len(state.outputs.members) if taken is None else list(taken)
         state.observer.begins()
         self.trains = torch.is_grad_enabled()
         self.lease = state.lease(self.trains)
@@ -82,7 +89,7 @@ class Requests:
         Returns:
             The header's numbers about what is wrong, and the error itself.
         """
-        rows, check, status, failure = _rows(features, self.state)
+        rows, check, status, failure = _rows(features, self.state, self.taken)
         self._route_rows(rows)
         try:
             check()
@@ -97,6 +104,7 @@ class Requests:
         state = self.state
         world = state.comm.world
         self.rows = rows
+        self.output = state.outputs.of(rows, self.taken)
         plain = rows if rows.weights_L is None else replace(rows, weights_L=rows.weights_L.detach())
         self.asked = [
             _kind_of_requests(mode, world)(state.backend, r, world, take)
@@ -105,7 +113,7 @@ class Requests:
             )
         ]
         self.counts_WG3 = np.stack(
-            [a.route(b) for a, b in zip(self.asked, state.bags(plain), strict=True)], 1
+            [a.route(b) for a, b in zip(self.asked, state.bags(plain, self.output), strict=True)], 1
         )
 
     def advance(self) -> None:
@@ -253,13 +261,13 @@ def _kind_of_requests(mode: str, world: int) -> type[UniqueRequests | PooledRequ
 
 
 def _rows(
-    features: KeyedJaggedTensor | Exception, state: EngineState
+    features: KeyedJaggedTensor | Exception, state: EngineState, taken: Sequence[bool]
 ) -> tuple[Rows, PendingCheck, tuple[int, int, int], Exception | None]:
     """Return the batch's rows and the pending check of them, or no rows and what is wrong."""
     try:
         if isinstance(features, Exception):
             raise features
-        rows, check = state.id_rules.begin(features)
+        rows, check = state.id_rules.begin(features, [taken[m] for m in state.outputs.member_F])
         if rows.weights_L is not None:
             rows.weights_L = rows.weights_L.to(state.dtype)
         return rows, check, (OK, 0, 0), None

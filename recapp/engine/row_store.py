@@ -7,7 +7,7 @@ fixed range or a table on slower memory is another store and nothing else.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -157,12 +157,18 @@ class FloatStore(RowStore):
     Args:
         group: Which rows, and what computes with them.
         rule: Optimiser of the rows; None for rows that are only read.
-        seed: Seed of the start values; None leaves them undefined, for rows that are loaded.
+        seed: Seed of the start values, one or one by table; None leaves them undefined, for rows
+            that are loaded.
     """
 
     weights: Tensor
 
-    def __init__(self, group: StoredGroup, rule: RowRule | None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        group: StoredGroup,
+        rule: RowRule | None,
+        seed: int | Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__(group)
         self.rule = rule
         stored = group.layout.groups[group.number].dtype
@@ -179,13 +185,15 @@ class FloatStore(RowStore):
     def _kinds(self) -> tuple[tuple[str, str], ...]:
         return () if self.rule is None else self.rule.state
 
-    def _fill(self, seed: int) -> None:
+    def _fill(self, seed: int | Mapping[str, int]) -> None:
         """Write the start values of every piece."""
         layout = self.group.layout
         for p in self.group.pieces:
             strip = layout.strips[p.strip]
             here = self.weights[p.base : p.base + len(p.rows)]
-            fill_initial(here, layout.tables[strip.table], seed, p.rows, strip.cols)
+            table = layout.tables[strip.table]
+            own = seed if isinstance(seed, int) else seed[table.name]
+            fill_initial(here, table, own, p.rows, strip.cols)
 
     @property
     def state(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Sharding is a function applied to a finished model: every `EmbeddingBagCollection` in it is
+"""Sharding is a function applied to a finished model: every collection of tables in it is
 replaced by its sharded twin. What is left of the model, its dense part, is wrapped in DDP or
 compiled by functions of their own.
 
@@ -9,6 +9,7 @@ Lightning's strategy (`recapp/trainer/strategy.py`) and `DistributedModelParalle
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,31 +17,43 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import Metric, MetricCollection
 
+from recapp.engine.outputs import Member
+from recapp.engine.sharded_collection import ShardedCollection
+from recapp.engine.sharded_embedding import ShardedEmbeddingCollection
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule
 from recapp.optim.table_rule import check_same_rule, rule_in_backward
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.lookups import embedding_tables
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks
 
+Unsharded = EmbeddingBagCollection | EmbeddingCollection
 
-def embedding_collections(module: nn.Module) -> list[tuple[str, EmbeddingBagCollection]]:
+
+def embedding_collections(module: nn.Module) -> list[tuple[str, Unsharded]]:
     """Return every unsharded collection in a model, by path; one that a model holds twice is listed
     twice.
     """
     return [
         (path, m)
         for path, m in module.named_modules(remove_duplicate=False)
-        if isinstance(m, EmbeddingBagCollection)
+        if isinstance(m, Unsharded)
     ]
 
 
-def sharded_collections(module: nn.Module) -> list[ShardedEmbeddingBagCollection]:
+def sharded_collections(module: nn.Module) -> list[ShardedCollection]:
     """Return every sharded collection in a model."""
-    return [m for m in module.modules() if isinstance(m, ShardedEmbeddingBagCollection)]
+    return [m for m in module.modules() if isinstance(m, ShardedCollection)]
+
+
+def sharded_tables(module: nn.Module) -> list[ShardedTables]:
+    """Return the tables of a model's sharded collections: once where collections share them."""
+    return [m for m in module.modules() if isinstance(m, ShardedTables)]
 
 
 def shard_model(
@@ -54,14 +67,16 @@ def shard_model(
 ) -> nn.Module:
     """Replace every collection in a model, in place. What is sharded already stays.
 
+    Collections of a model share their exchange, so they cost no more messages than one.
+
     Args:
         module: The model.
         plan: Where its tables lie.
         comm: Communicator of the ranks.
         rule: Optimiser of the rows; None for tables that are only read.
-        backend: As of the sharded collection.
-        payload: As of the sharded collection.
-        trains: As of the sharded collection.
+        backend: As of the sharded tables.
+        payload: As of the sharded tables.
+        trains: As of the sharded tables.
 
     Rows of a collection that was built on a real device are taken over; on the meta device there
     are none, and the start values are those of the collection's seed, the same under every plan.
@@ -79,10 +94,14 @@ def shard_model(
         check_same_rule(in_backward, rule, "the rule that shards them")
     if found:
         plan.check(embedding_tables(module))
-    twins: dict[EmbeddingBagCollection, ShardedEmbeddingBagCollection] = {}
+    together: dict[torch.dtype, list[Unsharded]] = {}
+    for collection in dict.fromkeys(collection for _, collection in found):
+        together.setdefault(collection.dtype, []).append(collection)
+    twins: dict[Unsharded, ShardedCollection] = {}
+    for collections in together.values():  # vectors of one type share a buffer
+        made = sharded_twins(collections, plan, comm, rule, backend, payload, trains)
+        twins |= zip(collections, made, strict=True)
     for path, collection in found:
-        if collection not in twins:
-            twins[collection] = sharded_twin(collection, plan, comm, rule, backend, payload, trains)
         parent, _, name = path.rpartition(".")
         if path:
             setattr(module.get_submodule(parent), name, twins[collection])
@@ -91,39 +110,51 @@ def shard_model(
     return module
 
 
-def sharded_twin(
-    collection: EmbeddingBagCollection,
+def sharded_twins(
+    collections: Sequence[Unsharded],
     plan: ShardingPlan,
     comm: Comm,
     rule: RowRule | None,
     backend: str = "auto",
     payload: torch.dtype | None = None,
     trains: bool = True,
-) -> ShardedEmbeddingBagCollection:
-    """Return the sharded twin of one collection; arguments as of `shard_model`."""
-    tables = collection.embedding_bag_configs()
-    twin = ShardedEmbeddingBagCollection(
-        tables,
-        plan.part([t.name for t in tables]),
+) -> list[ShardedCollection]:
+    """Return the sharded twins of collections, which share an exchange; other arguments as of
+    `shard_model`.
+    """
+    tables = {t.name: (t, c.seed) for c in collections for t in c.tables()}
+    shared = ShardedTables(
+        [t for t, _ in tables.values()],
+        plan.part(list(tables)),
         comm,
         rule,
-        collection.seed,
+        {name: seed for name, (_, seed) in tables.items()},
         backend,
         payload,
         trains,
-        lookups=collection.lookups,
-        is_weighted=collection.is_weighted(),
+        members=[Member(c.lookups, c.is_weighted()) for c in collections],
     )
+    twins = [_twin(c, shared, number) for number, c in enumerate(collections)]
+    for twin, collection in zip(twins, collections, strict=True):
+        _take_over_rows(twin, collection)
+    return twins
+
+
+def _twin(collection: Unsharded, shared: ShardedTables, number: int) -> ShardedCollection:
+    if isinstance(collection, EmbeddingCollection):
+        return ShardedEmbeddingCollection(shared, number, collection.need_indices)
+    twin = ShardedEmbeddingBagCollection(shared, number)
     twin.leave_room(collection.room)
+    return twin
+
+
+def _take_over_rows(twin: ShardedCollection, collection: Unsharded) -> None:
+    """Copy the rows of a collection that was built on a real device."""
     for block in twin.blocks():
         whole = collection.weight(block.table)
         if block.tensor == "weight" and whole.device.type != "meta":
-            block.data.copy_(
-                whole.detach()[
-                    block.rows.start : block.rows.stop, block.cols.start : block.cols.stop
-                ]
-            )
-    return twin
+            rows = whole.detach()[block.rows.start : block.rows.stop]
+            block.data.copy_(rows[:, block.cols.start : block.cols.stop])
 
 
 def sharded_names(module: nn.Module) -> list[str]:
@@ -133,7 +164,7 @@ def sharded_names(module: nn.Module) -> list[str]:
     return [
         f"{path}.{name}".removeprefix(".")
         for path, m in module.named_modules()
-        if isinstance(m, ShardedEmbeddingBagCollection)
+        if isinstance(m, ShardedTables)
         for name, _ in [*m.named_parameters(), *m.named_buffers()]
     ]
 
@@ -196,7 +227,7 @@ def compile_dense(module: nn.Module) -> list[str]:
         )
     chosen: list[str] = []
     for path, child in module.named_children():
-        if isinstance(child, ShardedEmbeddingBagCollection | Metric | MetricCollection):
+        if isinstance(child, ShardedCollection | Metric | MetricCollection):
             continue
         if sharded_collections(child):
             chosen += [f"{path}.{below}" for below in compile_dense(child)]

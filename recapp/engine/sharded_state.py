@@ -25,8 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from recapp.sharding.layout import Block
-from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.module_by_name import key_of
+from recapp.tables.config import EmbeddingConfig
 
 Strip = tuple[tuple[int, int], tuple[int, int], Tensor]
 """First row and the one behind the last, the same of columns, and the values."""
@@ -37,8 +36,11 @@ class HoldsTables(Protocol):
 
     tables_in_state: bool
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+    def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
+
+    def weight_name(self, table: str) -> str:
+        """Return the name of a table's weight in the state dict of the collection."""
 
     def blocks(self) -> Iterator[Block]:
         """Yield the rectangles of the tables that this rank holds, as views."""
@@ -69,15 +71,12 @@ def without_tables(collections: Sequence[HoldsTables]) -> Iterator[None]:
             collection.tables_in_state = in_state
 
 
-def _names(collection: HoldsTables, prefix: str) -> dict[str, EmbeddingBagConfig]:
-    return {
-        f"{prefix}embedding_bags.{key_of(t.name)}.weight": t
-        for t in collection.embedding_bag_configs()
-    }
+def _names(collection: HoldsTables, prefix: str) -> dict[str, EmbeddingConfig]:
+    return {prefix + collection.weight_name(t.name): t for t in collection.tables()}
 
 
 def _weights(collection: HoldsTables) -> dict[str, list[Block]]:
-    held: dict[str, list[Block]] = {t.name: [] for t in collection.embedding_bag_configs()}
+    held: dict[str, list[Block]] = {t.name: [] for t in collection.tables()}
     for block in collection.blocks():
         if block.tensor == "weight":
             held[block.table].append(block)

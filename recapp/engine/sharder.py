@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recapp.engine.shard_model import sharded_twin
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.shard_model import Unsharded, sharded_twins
+from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError
 from recapp.optim.fused_params import rule_of_fused_params
 from recapp.optim.rules import RowRule, rowwise_adagrad
@@ -75,11 +75,11 @@ class EmbeddingBagCollectionSharder:
         """Return the class of the modules that are sharded."""
         return EmbeddingBagCollection
 
-    def shardable_parameters(self, module: EmbeddingBagCollection) -> dict[str, nn.Parameter]:
+    def shardable_parameters(self, module: Unsharded) -> dict[str, nn.Parameter]:
         """Return the weights of a collection by table name."""
         return {
             t.name: nn.Parameter(weight) if not isinstance(weight, nn.Parameter) else weight
-            for t in module.embedding_bag_configs()
+            for t in module.tables()
             for weight in [module.weight(t.name)]
         }
 
@@ -89,12 +89,12 @@ class EmbeddingBagCollectionSharder:
 
     def shard(
         self,
-        module: EmbeddingBagCollection,
+        module: Unsharded,
         params: Mapping[str, TableSharding],
         env: Any = None,
         device: torch.device | None = None,
         module_fqn: str | None = None,
-    ) -> ShardedEmbeddingBagCollection:
+    ) -> ShardedCollection:
         """Return the sharded twin of a collection. Every rank calls it.
 
         Args:
@@ -112,9 +112,10 @@ class EmbeddingBagCollectionSharder:
         ranks = process_group_of(env)
         comm = make_comm(tables_group(ranks), device or own_device(ranks))
         plan = ShardingPlan(dict(params), comm.world, name=module_fqn or "custom")
-        plan.check(module.embedding_bag_configs())
+        plan.check(module.tables())
         rule = table_rule(module, [self]) or rowwise_adagrad()
-        return sharded_twin(module, plan, comm, rule, payload=self.payload)
+        (twin,) = sharded_twins([module], plan, comm, rule, payload=self.payload)
+        return twin
 
     def __repr__(self) -> str:
         named = "default" if self.rule is None else describe(self.rule)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recapp.engine.exchange_modes import make_routes
 from recapp.engine.observer import EngineObserver
+from recapp.engine.outputs import BatchOutput, Member, Outputs
 from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import RowStore
 from recapp.kernels.backend import Backend
@@ -42,7 +43,7 @@ class EngineState:
         payload: Type of vectors and gradients that travel.
         row_statistics: Sums row-wide statistics over the strips of a row; None where rows are
             whole or the optimiser needs none.
-        is_weighted: Whether ids must have sample weights; None where batches decide.
+        members: The collections that share the exchange; their lookups are the layout's.
 
     `header` travels with the counts of every batch, `waits` measures how long messages are waited
     for, `observer` hears of every part of the work that has ended.
@@ -57,7 +58,7 @@ class EngineState:
         dtype: torch.dtype,
         payload: torch.dtype,
         row_statistics: RowStatistics | None,
-        is_weighted: bool | None,
+        members: Sequence[Member],
     ) -> None:
         self.layout = layout
         self.comm = comm
@@ -70,8 +71,12 @@ class EngineState:
         self.routes = [make_routes(layout, g, comm.rank, comm.device) for g in groups]
         self.widths_G = np.array([g.width for g in layout.groups])
         self.answered = sum(g.mode != "replicated" for g in layout.groups)
-        self.id_rules = IdRules(layout.lookups, backend.rows_of_ids, is_weighted)
-        self.width = sum(x.dim for x in layout.lookups)
+        self.outputs = Outputs(members, comm.device)
+        self.id_rules = IdRules(
+            layout.lookups,
+            backend.rows_of_ids,
+            [m.is_weighted for m in members for _ in m.lookups],
+        )
         mean = [x.pooling is PoolingType.MEAN for x in layout.lookups]
         self.any_mean = any(mean)
         self._mean_F = torch.tensor(mean, device=comm.device)
@@ -80,21 +85,27 @@ class EngineState:
         self.observer = EngineObserver()
         self.messages = Buffers()
         self._free_leases: dict[bool, list[list[Scratch]]] = {False: [], True: []}
-        self.leave_room(0)
+        self._output_offsets: dict[tuple[int, int], Tensor] = {}
+        self._find_lines()
 
-    def leave_room(self, columns: int) -> None:
+    def leave_room(self, member: int, columns: int) -> None:
         """Leave columns free before the first vector of a sample, from the next batch on.
 
         Args:
-            columns: How many; `KeyedTensor.after` writes there.
+            member: The number of a collection of bags.
+            columns: How many; `KeyedTensor.prepend` writes there.
         """
-        self.room = columns
+        self.outputs.leave_room(member, columns)
+        self._output_offsets.clear()
+        self._find_lines()
+
+    def _find_lines(self) -> None:
+        """Find out which groups fill whole cache lines of the output."""
         line = CACHE_LINE_BYTES // self.dtype.itemsize
+        whole = self.outputs.whole_lines(line)
         self.in_lines_G = [
-            not (np.array([r.width, self.width, columns, *r.column_S]) % line).any()
-            for r in self.routes
+            whole and not (np.array([r.width, *r.column_S]) % line).any() for r in self.routes
         ]
-        self._output_offsets: dict[tuple[int, int], Tensor] = {}
 
     def wait(self, phase: str, message: Sent[Message]) -> Message:
         """Wait for a message that `waits.sent` knows, and return what arrived."""
@@ -123,31 +134,55 @@ class EngineState:
             for scratch in lease:
                 yield from scratch.tensors()
 
-    def bags(self, rows: Rows) -> list[Bags]:
-        """Return a batch as each group sees it; a strip asks for its feature again."""
+    def bags(self, rows: Rows, output: BatchOutput) -> list[Bags]:
+        """Return a batch as each group sees it; a strip asks for its lookup's rows again."""
         edge_F1 = np.array([0, *accumulate(rows.per_F)], np.int64)
-        B = rows.lengths_FB.shape[1]
-        scale_FB = None
-        if self.any_mean or rows.weights_L is not None:
-            length_FB = torch.where(self._mean_F[:, None], rows.lengths_FB.clamp(min=1), 1)
-            scale_FB = length_FB.to(self.dtype).reciprocal()
+        bag_F1 = np.array([0, *accumulate(output.count_F.tolist())], np.int64)
+        scale_N = self._scales(rows, output)
         found = []
         for g, r in enumerate(self.routes):
-            if (g, B) not in self._output_offsets:
-                column_S = to_device(self.room + r.column_S, self.comm.device)
-                wide = self.room + self.width
-                where = column_S[:, None] + wide * torch.arange(B, device=self.comm.device)
-                self._output_offsets[g, B] = where.to(offset_dtype(B * wide)).view(-1)
-            scale_M = None if scale_FB is None else scale_FB[r.feature_S].view(-1)
-            found.append(
-                Bags(
-                    rows.rows_L,
-                    rows.lengths_FB,
-                    edge_F1[r.features],
-                    edge_F1[1:][r.features],
-                    self._output_offsets[g, B],
-                    scale_M,
-                    rows.weights_L,
-                )
+            bags = Bags(
+                rows.rows_L,
+                output.lengths_N,
+                bag_F1[r.lookups],
+                np.array([0, *accumulate(output.count_F[r.lookups].tolist())], np.int64),
+                edge_F1[r.lookups],
+                edge_F1[1:][r.lookups],
+                self._where(g, output),
+                None,
+                rows.weights_L,
             )
+            bags.scale_M = None if scale_N is None else bags.per_bag(scale_N)
+            found.append(bags)
         return found
+
+    def _scales(self, rows: Rows, output: BatchOutput) -> Tensor | None:
+        """Return the factor of each bag of the batch; None where all are 1 and ids have no
+        weights.
+        """
+        if not self.any_mean and rows.weights_L is None:
+            return None
+        mean_N = torch.repeat_interleave(
+            self._mean_F,
+            to_device(output.count_F, self.comm.device),
+            output_size=len(output.lengths_N),
+        )
+        lengths_N = torch.where(mean_N, output.lengths_N.clamp(min=1), 1)
+        return lengths_N.to(self.dtype).reciprocal()
+
+    def _where(self, group: int, output: BatchOutput) -> Tensor:
+        """Return the offset of each bag of a group in the output, slot by slot.
+
+        It follows from the number of samples alone, and is kept, unless there are sequences or
+        collections that look nothing up.
+        """
+        keeps = not self.outputs.ragged and all(output.taken)
+        if keeps and (held := self._output_offsets.get((group, output.bags))) is not None:
+            return held
+        r = self.routes[group]
+        slots = zip(r.lookups, r.column_S.tolist(), strict=True)
+        where_M = torch.cat([self.outputs.where(f, output) + column for f, column in slots])
+        where_M = where_M.to(offset_dtype(output.numel))
+        if keeps:
+            self._output_offsets[group, output.bags] = where_M
+        return where_M

@@ -16,6 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recapp.kernels.ragged import runs
+from recapp.sparse.transfer import to_device
+
 Counts = NDArray[np.int64]
 """Integers on the host: counts, or offsets made of them."""
 CACHE_LINE_BYTES = 64
@@ -71,9 +74,8 @@ class Routes:
     Args:
         mode: The mode in which rows are requested.
         width: The columns of the group's strips.
-        features: The feature of each slot, on the host.
-        feature_S: The feature of each slot, on the device.
-        column_S: The first output column of each slot, on the host.
+        lookups: The lookup of each slot, on the host.
+        column_S: The first column of each slot in a vector of its lookup, on the host.
         strip_S: The strip of each slot, numbered within the group.
         rows_I: The rows of each strip.
         piece_I1: Strip i is made of pieces piece[i] .. piece[i + 1].
@@ -86,8 +88,7 @@ class Routes:
 
     mode: str
     width: int
-    features: list[int]
-    feature_S: Tensor
+    lookups: list[int]
     column_S: Counts
     strip_S: Tensor
     rows_I: Tensor
@@ -103,8 +104,11 @@ class Bags:
     """A batch as a group sees it.
 
     Args:
-        rows_L: The rows of the whole batch, feature by feature and bag by bag.
-        lengths_FB: The number of ids of each bag.
+        rows_L: The rows of the whole batch, lookup by lookup and bag by bag.
+        lengths_N: The number of ids of each bag of the whole batch; a lookup may have any number
+            of bags.
+        bag_S: The first bag of each slot in `lengths_N`, on the host.
+        bags_S1: Slot s has the bags bags[s] .. bags[s + 1] of `where_M`, on the host.
         first_S: Where the ids of each slot begin in `rows_L`, on the host.
         last_S: Where the ids of each slot end in `rows_L`, on the host.
         where_M: The offset of each bag in the output, slot by slot.
@@ -114,7 +118,9 @@ class Bags:
     """
 
     rows_L: Tensor
-    lengths_FB: Tensor
+    lengths_N: Tensor
+    bag_S: Counts
+    bags_S1: Counts
     first_S: Counts
     last_S: Counts
     where_M: Tensor
@@ -125,6 +131,16 @@ class Bags:
     def pairs(self) -> int:
         """The number of (slot, id) pairs that the group looks up, P."""
         return int((self.last_S - self.first_S).sum())
+
+    @property
+    def lengths_M(self) -> Tensor:
+        """The number of ids of each bag, slot by slot."""
+        return self.per_bag(self.lengths_N).long()
+
+    def per_bag(self, value_N: Tensor) -> Tensor:
+        """Return values of all bags of the batch as values of the group's bags, slot by slot."""
+        bag_S, count_S = to_device(np.stack([self.bag_S, np.diff(self.bags_S1)]), value_N.device)
+        return value_N[runs(bag_S, count_S, int(self.bags_S1[-1]))]
 
 
 class Rule(Protocol):

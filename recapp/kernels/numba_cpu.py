@@ -119,15 +119,15 @@ class NumbaBackend:
         """Return the routes' tensors as arrays, made once for each group.
 
         Returns:
-            strip_S, feature_S, rows_I, piece_I1, start_K, rank_K, base_K, and slot_I1: strip i has
-            slots slot[i] .. slot[i + 1].
+            strip_S, rows_I, piece_I1, start_K, rank_K, base_K, and slot_I1: strip i has slots
+            slot[i] .. slot[i + 1].
         """
         known, found = self._routes.get(id(r), (None, ()))
         if known is not r:
             found = tuple(
                 map(
                     _array,
-                    (r.strip_S, r.feature_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K),
+                    (r.strip_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K),
                 )
             )
             found = *found, np.searchsorted(found[0], np.arange(len(r.rows_I) + 1))
@@ -172,7 +172,7 @@ class NumbaBackend:
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[UniqueRows, Counts]:
         """See the reference."""
-        _, _, rows_I, piece_I1, start_K, rank_K, base_K, slot_I1 = self._arrays(r)
+        _, rows_I, piece_I1, start_K, rank_K, base_K, slot_I1 = self._arrays(r)
         P = b.pairs
         strips = len(rows_I)
         pair_I1 = np.concatenate([[0], np.cumsum(b.last_S - b.first_S)])[slot_I1]
@@ -263,7 +263,7 @@ class NumbaBackend:
             (None, None) if b.scale_M is None else (take("use", P, dtype), take("use_T", P, dtype))
         )
         staged, staged_S = self._staging(r, b, unique)
-        _, feature_S, *_, slot_I1 = self._arrays(r)
+        *_, slot_I1 = self._arrays(r)
         whole = (
             _array(unique.number_P),
             _array(unique.count_U),
@@ -272,8 +272,9 @@ class NumbaBackend:
             slot_I1,
             unique.pair_I1,
             unique.row_I1,
-            feature_S,
-            _array(b.lengths_FB),
+            b.bag_S,
+            b.bags_S1,
+            _array(b.lengths_N),
             _array(b.where_M),
             _array(b.scale_M),
             _array(b.weights_L),
@@ -301,24 +302,23 @@ class NumbaBackend:
             its strip's copy with which each slot begins.
         """
         strip_S, *_, slot_I1 = self._arrays(r)
-        bags = b.lengths_FB.shape[1]
         if b.pairs < STAGE_FROM_READS * len(b.where_M) or len(r.rows_I) < _threads():
             return None, np.zeros(0, np.int64)
-        return Staged(b.where_M, slot_I1 * bags, unique.row_I1), (
-            np.arange(len(strip_S)) - slot_I1[strip_S]
-        ) * bags
+        bag_I1 = b.bags_S1[slot_I1]
+        return Staged(b.where_M, bag_I1, unique.row_I1), b.bags_S1[:-1] - bag_I1[strip_S]
 
     def route_bags(
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[tuple[int, Counts], Counts]:
         """See the reference."""
-        strip_S, feature_S, _, piece_I1, start_K, rank_K, *_ = self._arrays(r)
+        strip_S, _, piece_I1, start_K, rank_K, *_ = self._arrays(r)
         last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
         V = integers.route_bags(
             _array(b.rows_L),
             b.first_S,
-            feature_S,
-            _array(b.lengths_FB),
+            b.bag_S,
+            b.bags_S1,
+            _array(b.lengths_N),
             strip_S,
             piece_I1,
             start_K,
@@ -343,7 +343,7 @@ class NumbaBackend:
         take: Scratch,
     ) -> tuple[Links, Links]:
         """See the reference."""
-        strip_S, feature_S, _, piece_I1, start_K, rank_K, base_K, _ = self._arrays(r)
+        strip_S, _, piece_I1, start_K, rank_K, base_K, _ = self._arrays(r)
         V, counts_W2 = found
         M = len(b.where_M)
         offsets = take("offsets", M + 1, torch.int32)
@@ -354,8 +354,9 @@ class NumbaBackend:
         integers.write_bag_requests(
             _array(b.rows_L),
             b.first_S,
-            feature_S,
-            _array(b.lengths_FB),
+            b.bag_S,
+            b.bags_S1,
+            _array(b.lengths_N),
             strip_S,
             piece_I1,
             start_K,

@@ -106,8 +106,9 @@ def rows_of_ids(
 def route_bags(
     rows_L: Any,
     first_S: Any,
-    feature_S: Any,
-    lengths_FB: Any,
+    bag_S: Any,
+    bags_S1: Any,
+    lengths_N: Any,
     strip_S: Any,
     piece_I1: Any,
     start_K: Any,
@@ -123,11 +124,11 @@ def route_bags(
     for s in range(len(strip_S)):
         at = first_S[s]
         strip = strip_S[s]
-        feature = feature_S[s]
+        bag = bag_S[s]
         first = piece_I1[strip]
         last = piece_I1[strip + 1]
-        for b in range(lengths_FB.shape[1]):
-            for _ in range(lengths_FB[feature, b]):
+        for b in range(bags_S1[s + 1] - bags_S1[s]):
+            for _ in range(get(lengths_N, bag + b)):
                 rank = get(rank_K, piece_of(get(rows_L, at), start_K, first, last))
                 at += 1
                 put(rows_W, rank, get(rows_W, rank) + 1)
@@ -143,8 +144,9 @@ def route_bags(
 def write_bag_requests(
     rows_L: Any,
     first_S: Any,
-    feature_S: Any,
-    lengths_FB: Any,
+    bag_S: Any,
+    bags_S1: Any,
+    lengths_N: Any,
     strip_S: Any,
     piece_I1: Any,
     start_K: Any,
@@ -176,12 +178,12 @@ def write_bag_requests(
     for s in range(len(strip_S)):
         at = first_S[s]
         strip = strip_S[s]
-        feature = feature_S[s]
+        bag = bag_S[s]
         first = piece_I1[strip]
         last = piece_I1[strip + 1]
-        for b in range(lengths_FB.shape[1]):
+        for b in range(bags_S1[s + 1] - bags_S1[s]):
             put(offsets_M1, m, v)
-            for _ in range(lengths_FB[feature, b]):
+            for _ in range(get(lengths_N, bag + b)):
                 row = get(rows_L, at)
                 k = piece_of(row, start_K, first, last)
                 rank = get(rank_K, k)

@@ -219,8 +219,9 @@ def link_strips(
     slot_I1: Any,
     pair_I1: Any,
     row_I1: Any,
-    feature_S: Any,
-    lengths_FB: Any,
+    bag_S: Any,
+    bags_S1: Any,
+    lengths_N: Any,
     where_M: Any,
     scale_M: Any,
     weights_L: Any,
@@ -240,7 +241,6 @@ def link_strips(
     Where gradients are copied strip by strip, `staged_S` has the bag of its strip's copy with which
     each slot begins; else it is empty.
     """
-    bags = lengths_FB.shape[1]
     for i in range(len(thread_I)):
         if thread_I[i] != thread:
             continue
@@ -255,12 +255,12 @@ def link_strips(
         p = pair_I1[i]
         for s in range(slot_I1[i], slot_I1[i + 1]):
             at = first_S[s]
-            feature = feature_S[s]
-            m = s * bags
-            for b in range(bags):
+            bag = bag_S[s]
+            m = bags_S1[s]
+            for b in range(bags_S1[s + 1] - m):
                 put(offsets_M1, m, p)
                 where = int(get(where_M, m)) if len(staged_S) == 0 else (staged_S[s] + b) * width
-                for _ in range(lengths_FB[feature, b]):
+                for _ in range(get(lengths_N, bag + b)):
                     u = base + int(get(number_P, p))
                     k = int(get(count_U, u))
                     put(count_U, u, k + 1)
@@ -273,7 +273,7 @@ def link_strips(
                     p += 1
                     at += 1
                 m += 1
-        put(offsets_M1, slot_I1[i + 1] * bags, p)
+        put(offsets_M1, bags_S1[slot_I1[i + 1]], p)
 
 
 @parallel_jit
@@ -287,8 +287,9 @@ def link_strips_on_threads(
     slot_I1: Any,
     pair_I1: Any,
     row_I1: Any,
-    feature_S: Any,
-    lengths_FB: Any,
+    bag_S: Any,
+    bags_S1: Any,
+    lengths_N: Any,
     where_M: Any,
     scale_M: Any,
     weights_L: Any,
@@ -313,8 +314,9 @@ def link_strips_on_threads(
             slot_I1,
             pair_I1,
             row_I1,
-            feature_S,
-            lengths_FB,
+            bag_S,
+            bags_S1,
+            lengths_N,
             where_M,
             scale_M,
             weights_L,

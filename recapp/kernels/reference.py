@@ -169,7 +169,7 @@ class TorchBackend:
             The links of the bags to vectors, with the bags' offsets in the output, and those of the
             distinct rows to offsets in the output's gradient.
         """
-        offsets_M1 = starts(_lengths(r, b)).int()
+        offsets_M1 = starts(b.lengths_M).int()
         bag_P = torch.repeat_interleave(
             torch.arange(len(b.where_M), device=offsets_M1.device),
             offsets_M1.diff(),
@@ -211,7 +211,7 @@ class TorchBackend:
         rank_P, local_P = _locate(r, row_P, strip_P)
         bag_P = torch.repeat_interleave(
             torch.arange(len(b.where_M), device=row_P.device),
-            _lengths(r, b),
+            b.lengths_M,
             output_size=len(row_P),
         )
         vector = group(bag_P * world + rank_P)
@@ -563,17 +563,13 @@ def _squares(grad_UD: Tensor) -> Tensor:
 def _pairs(r: Routes, b: Bags) -> tuple[Tensor, Tensor, Tensor]:
     """Return the row, strip and position in the batch of every pair of a group, slot by slot.
 
-    The ids of a feature appear once for each of its slots.
+    The ids of a lookup appear once for each of its slots.
     """
     device = b.rows_L.device
     first_S, last_S = to_device(np.stack([b.first_S, b.last_S]), device).unbind()
     pair_P = runs(first_S, last_S - first_S, b.pairs)
     strip_P = torch.repeat_interleave(r.strip_S, last_S - first_S, output_size=len(pair_P))
     return b.rows_L[pair_P].long(), strip_P, pair_P
-
-
-def _lengths(r: Routes, b: Bags) -> Tensor:
-    return b.lengths_FB[r.feature_S].flatten().long()
 
 
 def _keys(r: Routes) -> Tensor:

@@ -160,7 +160,6 @@ def _requests(
         r.mode,
         r.width,
         [0],
-        _zero(),
         one,
         _zero(),
         torch.ones(1, dtype=torch.int64),
@@ -172,7 +171,9 @@ def _requests(
     )
     bag = Bags(
         torch.zeros(ids, dtype=torch.int32),
-        torch.tensor([[ids]]),
+        torch.tensor([ids]),
+        one,
+        np.array([0, 1]),
         one,
         one + ids,
         torch.zeros(1, dtype=torch.int32),

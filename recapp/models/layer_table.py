@@ -78,7 +78,7 @@ def layer_table(model: nn.Module, dense_in_features: int) -> list[dict[str, Any]
 
 def _parameters(module: nn.Module) -> int:
     if isinstance(module, TableCollection):
-        return sum(t.num_embeddings * t.embedding_dim for t in module.embedding_bag_configs())
+        return sum(t.num_embeddings * t.embedding_dim for t in module.tables())
     return sum(p.numel() for p in module.parameters())
 
 

@@ -24,7 +24,7 @@ from recapp.errors import ConfigError
 from recapp.models.layers import MLP, DotInteraction, check_widths, published_linear
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.lookups import TableCollection
+from recapp.tables.lookups import BagCollection
 from recapp.tables.module_by_name import ModuleByName
 
 
@@ -32,7 +32,7 @@ class DLRM(nn.Module):
     """Click logits from dense numbers and pooled embeddings.
 
     Args:
-        embedding_bag_collection: A module that is a `TableCollection`.
+        embedding_bag_collection: A module that is a `BagCollection`.
         dense_in_features: Dense numbers I of a sample; with 0 there is no bottom MLP, and only the
             embeddings interact.
         bottom_layers: Widths of the bottom MLP, a ReLU follows each; the last is the dim D of the
@@ -46,7 +46,7 @@ class DLRM(nn.Module):
 
     def __init__(
         self,
-        embedding_bag_collection: TableCollection,
+        embedding_bag_collection: BagCollection,
         dense_in_features: int,
         bottom_layers: Sequence[int],
         top_layers: Sequence[int],

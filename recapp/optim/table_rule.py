@@ -107,11 +107,7 @@ def rule_in_backward(module: nn.Module) -> RowRule | None:
         ConfigError: An optimiser or argument that no row rule has, or tables that differ.
     """
     collections = [m for m in module.modules() if isinstance(m, EmbeddingBagCollection)]
-    rules = {
-        t.name: _rule_on(t.name, c.weight(t.name))
-        for c in collections
-        for t in c.embedding_bag_configs()
-    }
+    rules = {t.name: _rule_on(t.name, c.weight(t.name)) for c in collections for t in c.tables()}
     if not any(rules.values()):
         return None
     first = next(name for name, rule in rules.items() if rule)

@@ -18,7 +18,7 @@ from torch import Tensor
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.ids import IdRules
 from recapp.tables.lookups import TableLookup
 
@@ -30,7 +30,7 @@ SAMPLE_BATCHES = 4
 
 
 def exchanged_bytes(
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     plan: ShardingPlan,
     features: KeyedJaggedTensor,
     lookups: Sequence[TableLookup] | None = None,
@@ -89,7 +89,7 @@ def _pairs(row_N: Tensor, lengths_M: Tensor, start_K: Tensor, rank_K: Tensor) ->
 
 
 def decide_modes(
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     plan: ShardingPlan,
     batches: Iterable[KeyedJaggedTensor],
     lookups: Sequence[TableLookup] | None = None,

@@ -11,7 +11,7 @@ from recapp.errors import PlanError, suggest
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Mode
 from recapp.sharding.sharding_types import BUILT_IN, SHARDING_TYPES, sharding_type
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.statistics import TableStatistics
 
 MODES: tuple[Mode, ...] = ("unique", "pooled")
@@ -57,7 +57,7 @@ Constraints = Mapping[str, ParameterConstraints]
 
 
 def constraints_of(
-    tables: Sequence[EmbeddingBagConfig], constraints: Constraints, topology: Topology
+    tables: Sequence[EmbeddingConfig], constraints: Constraints, topology: Topology
 ) -> dict[str, ParameterConstraints]:
     """Return the constraints of each table, by its name, after checking them.
 

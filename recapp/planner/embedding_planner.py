@@ -48,7 +48,7 @@ from recapp.planner.search_space import Assignment, SearchSpace, TableBundle
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import SHARDING_TYPES
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import collections_in, embedding_lookups, embedding_tables
 from recapp.tables.statistics import TableStatistics
 
@@ -185,10 +185,7 @@ class EmbeddingShardingPlanner:
             lookups=embedding_lookups(module),
         )
         made = plan_tables(problem, self.constraints).plan
-        modules = {
-            path: [t.name for t in held.embedding_bag_configs()]
-            for path, held in collections_in(module)
-        }
+        modules = {path: [t.name for t in held.tables()] for path, held in collections_in(module)}
         return replace(made, modules=modules)
 
     def topology_for(self, module: nn.Module) -> Topology:
@@ -253,7 +250,7 @@ def _nothing(problem: PlanningProblem, name: str) -> Outcome:
 
 
 def _bundles(
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     c: Mapping[str, ParameterConstraints],
     problem: PlanningProblem,
 ) -> list[TableBundle]:

@@ -17,14 +17,14 @@ from recapp.planner.problem import PlanningProblem
 from recapp.planner.rank_memory import bytes_per_rank
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.statistics import TableStatistics
 
 ANALYZED_BATCH = 1024  # samples of a rank, where neither the caller nor the plan says how many
 SHOWN_SHARDS = 4  # of a table that has more, these and their number are shown
 
 
-def plan_rows(tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan) -> list[dict[str, Any]]:
+def plan_rows(tables: Sequence[EmbeddingConfig], plan: ShardingPlan) -> list[dict[str, Any]]:
     """Return a record for each table: name, rows, dim, type, weights of the rank that holds most of
     it, and which rank holds what.
 
@@ -52,7 +52,7 @@ def _type(sharding: TableSharding) -> str:
     )
 
 
-def where(table: EmbeddingBagConfig, sharding: TableSharding) -> str:
+def where(table: EmbeddingConfig, sharding: TableSharding) -> str:
     """Return as text which rank holds what of a table: `0: rows 0-499, 1: rows 500-999`, `0: all`,
     `all ranks`.
     """
@@ -68,14 +68,14 @@ def where(table: EmbeddingBagConfig, sharding: TableSharding) -> str:
     return ", ".join(parts + more)
 
 
-def _part(table: EmbeddingBagConfig, s: Shard) -> str:
+def _part(table: EmbeddingConfig, s: Shard) -> str:
     rows = "" if len(s.rows) == table.num_embeddings else f"rows {s.rows.start}-{s.rows.stop - 1}"
     cols = "" if len(s.cols) == table.embedding_dim else f"cols {s.cols.start}-{s.cols.stop - 1}"
     return " ".join(p for p in (rows, cols) if p) or "all"
 
 
 def rank_rows(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: RowRule | None
+    tables: Sequence[EmbeddingConfig], plan: ShardingPlan, rule: RowRule | None
 ) -> list[dict[str, Any]]:
     """Return a record for each rank: tables held, bytes of weights, of optimiser state, and of
     both.
@@ -147,7 +147,7 @@ def explained(
 
 
 def _row(
-    table: EmbeddingBagConfig, plan: ShardingPlan, other: RunnerUp | None, option: Option
+    table: EmbeddingConfig, plan: ShardingPlan, other: RunnerUp | None, option: Option
 ) -> dict[str, Any]:
     sharding = plan.tables[table.name]
     seconds = phases_of(own_seconds(option, plan.world_size))
@@ -212,7 +212,7 @@ def _ranks(plan: ShardingPlan, problem: PlanningProblem, cost: PlanCost) -> list
 def analyze_plan(
     plan: ShardingPlan,
     *,
-    tables: Sequence[EmbeddingBagConfig] | None = None,
+    tables: Sequence[EmbeddingConfig] | None = None,
     batch_size: int | None = None,
     statistics: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:

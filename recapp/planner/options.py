@@ -40,7 +40,7 @@ from recapp.sharding.sharding_types import (
     ShardingTypeRecord,
     TableToCut,
 )
-from recapp.tables.config import DataType, EmbeddingBagConfig
+from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.statistics import TableStatistics, default_statistics
 
 KERNEL_PHASES = ("input", "lookup", "gradients", "update")
@@ -126,13 +126,13 @@ class Option:
         )
 
 
-def constrained_table(table: EmbeddingBagConfig, c: ParameterConstraints) -> EmbeddingBagConfig:
+def constrained_table(table: EmbeddingConfig, c: ParameterConstraints) -> EmbeddingConfig:
     """Return the table with the data type that its constraints price it as."""
     return table if c.data_type is None else replace(table, data_type=DataType(c.data_type))
 
 
 def constrained_statistics(
-    table: EmbeddingBagConfig, c: ParameterConstraints, problem: PlanningProblem
+    table: EmbeddingConfig, c: ParameterConstraints, problem: PlanningProblem
 ) -> TableStatistics:
     """Return a table's statistics: those of its constraints, measured ones, or what its pooling
     factors suggest.
@@ -146,7 +146,7 @@ def constrained_statistics(
 
 
 def options_of(
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     c: Mapping[str, ParameterConstraints],
     problem: PlanningProblem,
 ) -> dict[str, list[Option]]:
@@ -190,7 +190,7 @@ def _candidate_ranks(ranks: Sequence[int], topology: Topology) -> CandidateRanks
 
 
 def _cuts_and_modes(
-    table: EmbeddingBagConfig,
+    table: EmbeddingConfig,
     c: ParameterConstraints,
     ranks: CandidateRanks,
     problem: PlanningProblem,
@@ -226,7 +226,7 @@ def _sensible(topology: Topology) -> list[ShardingTypeRecord]:
 
 def _cuts(
     record: ShardingTypeRecord,
-    table: EmbeddingBagConfig,
+    table: EmbeddingConfig,
     c: ParameterConstraints,
     ranks: CandidateRanks,
     problem: PlanningProblem,
@@ -331,9 +331,7 @@ class _Priced:
         )
 
 
-def option_of(
-    table: EmbeddingBagConfig, sharding: TableSharding, problem: PlanningProblem
-) -> Option:
+def option_of(table: EmbeddingConfig, sharding: TableSharding, problem: PlanningProblem) -> Option:
     """Return a sharding as an option: one block that has one set of candidate ranks. An open mode
     counts as `work_of` counts it.
     """

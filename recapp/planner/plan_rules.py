@@ -36,7 +36,7 @@ from recapp.sharding.sharding_types import (
     sharding_type,
 )
 from recapp.sharding.tilings import tile
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
 
 DEALS = ("balanced", "round_robin")
@@ -204,7 +204,7 @@ def read_rule(values: Mapping[str, Any], setting: str) -> PlanRule:
 
 
 def plan_by_rules(
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     topology: Topology,
     rules: Sequence[PlanRule],
     *,
@@ -264,7 +264,7 @@ Chosen = Mapping[str, tuple[str, str]]  # type and mode by table name
 
 
 def _balanced(
-    tables: Sequence[EmbeddingBagConfig], topology: Topology, chosen: Chosen, column_width: int
+    tables: Sequence[EmbeddingConfig], topology: Topology, chosen: Chosen, column_width: int
 ) -> dict[str, TableSharding]:
     load = [0] * topology.world_size
     done: dict[str, TableSharding] = {}
@@ -280,7 +280,7 @@ def _balanced(
 
 
 def _round_robin(
-    tables: Sequence[EmbeddingBagConfig], topology: Topology, chosen: Chosen, column_width: int
+    tables: Sequence[EmbeddingConfig], topology: Topology, chosen: Chosen, column_width: int
 ) -> dict[str, TableSharding]:
     ranks = list(range(topology.world_size))
     hosts = topology.host_ranks()
@@ -297,7 +297,7 @@ def _round_robin(
     return done
 
 
-def _type(table: EmbeddingBagConfig, chosen: Chosen) -> ShardingTypeRecord:
+def _type(table: EmbeddingConfig, chosen: Chosen) -> ShardingTypeRecord:
     return sharding_type(chosen[table.name][0], f"table {table.name}")
 
 
@@ -327,7 +327,7 @@ def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
 
 
 def _overridden(
-    tables: Sequence[EmbeddingBagConfig], overrides: Mapping[str, str], mode: str
+    tables: Sequence[EmbeddingConfig], overrides: Mapping[str, str], mode: str
 ) -> dict[str, tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     exact = {t.name for t in tables}

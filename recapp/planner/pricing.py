@@ -31,7 +31,7 @@ from recapp.planner.cost import (
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import Ints
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 
 
 class Cut(NamedTuple):
@@ -45,14 +45,14 @@ class Cut(NamedTuple):
         strips: Number of columns and number of rectangles of each strip.
     """
 
-    table: EmbeddingBagConfig
+    table: EmbeddingConfig
     mode: Mode
     rank_M: Ints
     rows_M2: Ints
     strips: tuple[tuple[int, int], ...]
 
 
-def cut_of(table: EmbeddingBagConfig, cells: Sequence[Shard], mode: Mode) -> Cut:
+def cut_of(table: EmbeddingConfig, cells: Sequence[Shard], mode: Mode) -> Cut:
     """Return the cut that cells make.
 
     Args:
@@ -262,9 +262,7 @@ def _owners(c: _Counts) -> tuple[Floats, Floats]:
     return np.stack([spent[p] for p in PHASES]), asked_3M
 
 
-def work_of(
-    table: EmbeddingBagConfig, sharding: TableSharding, problem: PlanningProblem
-) -> TableWork:
+def work_of(table: EmbeddingConfig, sharding: TableSharding, problem: PlanningProblem) -> TableWork:
     """Return the counted and priced work of a table; `auto` counts as whichever of `unique` and
     `pooled` exchanges fewer bytes.
     """

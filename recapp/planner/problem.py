@@ -16,7 +16,7 @@ from torch import nn
 from recapp.optim.rules import RowRule
 from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, collections_in, embedding_lookups, lookups_of
 from recapp.tables.statistics import TableStatistics, default_statistics
 
@@ -81,7 +81,7 @@ class PlanningProblem:
         lookups: What reads the tables; empty, it becomes the lookups that the tables declare.
     """
 
-    tables: Sequence[EmbeddingBagConfig]
+    tables: Sequence[EmbeddingConfig]
     topology: Topology
     batch_per_rank: int = 1024
     rule: RowRule | None = None
@@ -127,7 +127,7 @@ class PlanningProblem:
         )
         return float(near * (mates - 1)), float(far * (W - mates))
 
-    def statistics_of(self, table: EmbeddingBagConfig) -> TableStatistics:
+    def statistics_of(self, table: EmbeddingConfig) -> TableStatistics:
         """Return the id statistics of a table."""
         known = self.statistics.get(table.name)
         return known or default_statistics(table, lookups=self.lookups_per_table[table.name])

@@ -9,8 +9,8 @@ from recapp.errors import PlanError
 from recapp.optim.rules import RowRule
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Shard, ShardingPlan
-from recapp.tables.config import EmbeddingBagConfig, IdRule
-from recapp.tables.embedding_bag import compute_dtype
+from recapp.tables.config import EmbeddingConfig, IdRule
+from recapp.tables.lookups import compute_dtype
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class RankBytes:
 
 
 def shard_bytes(
-    table: EmbeddingBagConfig, shard: Shard, rule: RowRule | None, state_itemsize: int
+    table: EmbeddingConfig, shard: Shard, rule: RowRule | None, state_itemsize: int
 ) -> tuple[int, int]:
     """Return the bytes of a shard's weights and of its optimiser state."""
     rows = len(shard.rows)
@@ -38,7 +38,7 @@ def shard_bytes(
 
 
 def bytes_per_rank(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rule: RowRule | None
+    tables: Sequence[EmbeddingConfig], plan: ShardingPlan, rule: RowRule | None
 ) -> list[RankBytes]:
     """Return what a plan puts on each rank; `rule` None means no optimiser (serving)."""
     held = [RankBytes({}, {}) for _ in range(plan.world_size)]
@@ -52,7 +52,7 @@ def bytes_per_rank(
 
 
 def check_memory(
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     plan: ShardingPlan,
     rule: RowRule | None,
     topology: Topology,
@@ -85,10 +85,10 @@ def check_memory(
     )
 
 
-def _what_helps(largest: Sequence[EmbeddingBagConfig], plan: ShardingPlan, rank: int) -> str:
+def _what_helps(largest: Sequence[EmbeddingConfig], plan: ShardingPlan, rank: int) -> str:
     """Return as text what would take bytes off a rank's largest tables and is not done already."""
 
-    def in_equal_parts(t: EmbeddingBagConfig) -> bool:
+    def in_equal_parts(t: EmbeddingConfig) -> bool:
         fair = -(-t.num_embeddings // plan.world_size)
         return all(
             len(s.rows) <= fair

@@ -20,7 +20,7 @@ from recapp.planner.embedding_planner import plan_tables
 from recapp.planner.hardware import Hardware
 from recapp.planner.problem import Dense, PlanningProblem
 from recapp.planner.topology import Topology
-from recapp.tables.config import EmbeddingBagConfig, IdRule
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, IdRule
 from recapp.tables.statistics import default_statistics
 
 MLPERF_ROWS = (
@@ -58,7 +58,7 @@ MLPERF_WEIGHTS = 16_100_000  # of the dense part: three cross layers of rank 512
 STRONG_BATCH = 65_536  # of all ranks, as in its reference runs
 
 
-def mlperf_tables() -> list[EmbeddingBagConfig]:
+def mlperf_tables() -> list[EmbeddingConfig]:
     """Return MLPerf's 26 tables."""
     return [
         EmbeddingBagConfig(

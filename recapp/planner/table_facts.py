@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recapp.planner.topology import Topology
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
 
 # a row is read every step: a replica's gradients are then no more than the table itself
@@ -68,7 +68,7 @@ class TableFacts:
 
 
 def table_facts(
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     topology: Topology,
     *,
     statistics: Mapping[str, Any] | None = None,
@@ -91,7 +91,7 @@ def table_facts(
     read = Counter(x.table.name for x in (lookups_of(tables) if lookups is None else lookups))
     speed = _gb_per_s(topology)
 
-    def of(t: EmbeddingBagConfig) -> TableFacts:
+    def of(t: EmbeddingConfig) -> TableFacts:
         ids = float(known[t.name].ids_per_sample if t.name in known else read[t.name])
         return TableFacts(
             t.name,
@@ -106,7 +106,7 @@ def table_facts(
     return [of(t) for t in tables]
 
 
-def weight_bytes(table: EmbeddingBagConfig) -> int:
+def weight_bytes(table: EmbeddingConfig) -> int:
     """Return the bytes of a table's weights."""
     return table.num_embeddings * table.embedding_dim * table.data_type.dtype.itemsize
 

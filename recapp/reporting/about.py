@@ -14,7 +14,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 
 VERSION = "version_"  # before the name of a package
 PACKAGES = ("recapp", "torch", "lightning")
@@ -25,7 +25,7 @@ def about(
     *,
     rows: tuple[int, int],
     hosts: Sequence[str],
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     device: str,
 ) -> dict[str, Any]:
     """Return the entries that say what a training run was made with; it has just ended.

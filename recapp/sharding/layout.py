@@ -23,7 +23,7 @@ from torch import Tensor
 
 from recapp.errors import PlanError
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
 
 
@@ -68,7 +68,7 @@ class Slot:
     Args:
         lookup: Number of the lookup.
         strip: Number of the strip.
-        column: First column of the output that it fills.
+        column: First column of the lookup's vector that it fills.
     """
 
     lookup: int
@@ -108,7 +108,7 @@ class Layout:
         groups: The groups; replicated ones last, as no rank asks another for their rows.
     """
 
-    tables: tuple[EmbeddingBagConfig, ...]
+    tables: tuple[EmbeddingConfig, ...]
     lookups: tuple[TableLookup, ...]
     world: int
     strips: tuple[Strip, ...]
@@ -150,7 +150,7 @@ class Block(NamedTuple):
 
 
 def make_layout(
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     plan: ShardingPlan,
     lookups: Sequence[TableLookup] | None = None,
 ) -> Layout:
@@ -200,7 +200,7 @@ def make_layout(
 Kind = tuple[int, Mode, torch.dtype]
 
 
-def _kind(table: EmbeddingBagConfig, shard: Shard, plan: ShardingPlan) -> Kind:
+def _kind(table: EmbeddingConfig, shard: Shard, plan: ShardingPlan) -> Kind:
     return len(shard.cols), plan.tables[table.name].mode, table.data_type.dtype
 
 
@@ -210,18 +210,16 @@ def _replicated_last(kind: Kind) -> tuple[bool, int, str, str]:
 
 def _slots(
     lookups: Sequence[TableLookup],
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     strips: list[Strip],
     group: int,
 ) -> tuple[Slot, ...]:
     number = {t.name: i for i, t in enumerate(tables)}
     slots = []
-    column = 0
     for i, lookup in enumerate(lookups):
         slots += [
-            Slot(i, k, column + s.cols.start)
+            Slot(i, k, s.cols.start)
             for k, s in enumerate(strips)
             if s.table == number[lookup.table.name] and s.group == group
         ]
-        column += lookup.dim
     return tuple(slots)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.sharding.sharding_plan import Mode, PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import CUSTOM, SHARDING_TYPES
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig, table_config
 
 TOP = ("name", "ranks", "batch_per_rank", "notes", "tables", "statistics")
 ENTRY = ("table", "type", "mode", "shards")
@@ -40,7 +40,7 @@ def plan_from_plain_values(values: Any, source: str) -> ShardingPlan:
             f"{source}: tables: must name at least one table, each with `table` and `shards`"
         )
     done: dict[str, TableSharding] = {}
-    configs: list[EmbeddingBagConfig] = []
+    configs: list[EmbeddingConfig] = []
     for name, entry in entries.items():
         where = f"{source}: tables.{name}"
         _keys(entry, where, ENTRY, ("table",))
@@ -118,9 +118,7 @@ def _sharding(
 def _check_tiling(sharding: TableSharding, where: str, rows: int, dim: int, world: int) -> None:
     try:
         sharding.cells(
-            EmbeddingBagConfig(
-                name="t", num_embeddings=rows, embedding_dim=dim, feature_names=["f"]
-            ),
+            EmbeddingConfig(name="t", num_embeddings=rows, embedding_dim=dim, feature_names=["f"]),
             world,
         )
     except PlanError:
@@ -180,10 +178,10 @@ def _range_text(part: range) -> str:
     return f"{part.start}..{part.stop - 1}"
 
 
-def _config(name: str, values: Mapping[str, Any], where: str) -> EmbeddingBagConfig:
+def _config(name: str, values: Mapping[str, Any], where: str) -> EmbeddingConfig:
     more = {key: values[key] for key in CONFIG[2:] if key in values and key != "features"}
     try:
-        return EmbeddingBagConfig(
+        return table_config(
             name=name,
             num_embeddings=values["rows"],
             embedding_dim=values["dim"],
@@ -196,7 +194,7 @@ def _config(name: str, values: Mapping[str, Any], where: str) -> EmbeddingBagCon
 
 def _made_for(
     values: Mapping[str, Any],
-    configs: list[EmbeddingBagConfig],
+    configs: list[EmbeddingConfig],
     done: Mapping[str, Any],
     source: str,
 ) -> PlannedFor | None:

@@ -44,7 +44,7 @@ from recapp.sharding.hugectr import is_hugectr, plan_from_hugectr
 from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain_values, shard_text
 from recapp.sharding.plan_text import read_plain_values
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan, TableSharding
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 
 HEADER = """\
 # A sharding plan. To train with it: python -m recapp.train +plan=file plan.path=THIS_FILE \
@@ -52,7 +52,7 @@ trainer.devices={ranks}
 # A shard is a rectangle on a rank: rows and cols are [first, one past the last]; left out, they \
 are all there are.
 """
-_AS_IT_IS = {f.name: f.default for f in fields(EmbeddingBagConfig)}
+_AS_IT_IS = {f.name: f.default for f in fields(EmbeddingConfig)}
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
@@ -92,7 +92,7 @@ def write_plan(plan: ShardingPlan, path: str | Path) -> None:
 
 
 def _table_lines(
-    name: str, sharding: TableSharding, config: EmbeddingBagConfig | None, world: int
+    name: str, sharding: TableSharding, config: EmbeddingConfig | None, world: int
 ) -> list[str]:
     rows, dim = (max(getattr(s, part).stop for s in sharding.shards) for part in PARTS)
     sizes: dict[str, Any] = {"rows": rows, "dim": dim}
@@ -158,9 +158,7 @@ def _word(text: str) -> str:
 # ---- reading
 
 
-def load_plan(
-    path: str | Path, tables: Sequence[EmbeddingBagConfig], world_size: int
-) -> ShardingPlan:
+def load_plan(path: str | Path, tables: Sequence[EmbeddingConfig], world_size: int) -> ShardingPlan:
     """Return the plan of a file for these tables on these ranks.
 
     Args:
@@ -202,7 +200,7 @@ def read_plan(path: str | Path) -> ShardingPlan:
 
 def check_made_for(
     plan: ShardingPlan,
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     world_size: int,
     source: str,
     again: str,

@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from recapp.errors import PlanError, suggest
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig, table_config
 
 Mode = Literal["unique", "pooled", "replicated", "auto"]
 """How a table asks for rows. `unique`: a vector per distinct row, pooled at home. `pooled`: a
@@ -98,7 +98,7 @@ class TableSharding:
         """Return the ranks that hold something, ascending."""
         return sorted({s.rank for s in self.shards if len(s.rows) and len(s.cols)})
 
-    def cells(self, table: EmbeddingBagConfig, world: int) -> list[Shard]:
+    def cells(self, table: EmbeddingConfig, world: int) -> list[Shard]:
         """Return the tiling refined along every edge of every shard, so that all strips share their
         row cuts; ordered by column, row and rank.
 
@@ -139,7 +139,7 @@ class TableSharding:
 
     def _check_cover(
         self,
-        table: EmbeddingBagConfig,
+        table: EmbeddingConfig,
         cells: list[Shard],
         row: list[int],
         col: list[int],
@@ -177,7 +177,7 @@ class PlannedFor:
             `bags_per_sample`, `distinct`, `load`.
     """
 
-    tables: tuple[EmbeddingBagConfig, ...]
+    tables: tuple[EmbeddingConfig, ...]
     batch_per_rank: int | None = None
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
@@ -208,7 +208,7 @@ class PlannedFor:
     def from_dict(values: Mapping[str, Any]) -> "PlannedFor":
         """Return what `to_dict` has made plain values of."""
         return PlannedFor(
-            tuple(EmbeddingBagConfig(**t) for t in values["tables"]),
+            tuple(table_config(**t) for t in values["tables"]),
             values["batch_per_rank"],
             values["statistics"],
         )
@@ -238,7 +238,7 @@ class ShardingPlan:
     made_for: PlannedFor | None = field(default=None, compare=False)
     modules: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
 
-    def check(self, tables: Sequence[EmbeddingBagConfig]) -> None:
+    def check(self, tables: Sequence[EmbeddingConfig]) -> None:
         """Check that the plan names exactly these tables and tiles each once.
 
         Raises:

@@ -10,13 +10,13 @@ from recapp.sharding.sharding_types import (
     TableToCut,
     sharding_type,
 )
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 
 MODES = tuple(mode for mode in get_args(Mode) if mode != "replicated")
 
 
 def tile(
-    table: EmbeddingBagConfig,
+    table: EmbeddingConfig,
     type_name: str,
     ranks: CandidateRanks,
     mode: str = "unique",

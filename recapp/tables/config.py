@@ -9,9 +9,9 @@ an import. Two things are added: the `id_rule`, which says how a raw id of any s
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,13 +21,23 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class PoolingType(StrEnum):
-    """How the rows of a bag become one vector.
+    """What is made of the rows of a bag (HugeCTR: the combiner).
 
-    A mean divides by the length of the whole bag; an empty bag gives zeros.
+    - `sum`, `mean`: one vector; a mean divides by the length of the whole bag; an empty bag gives
+      zeros.
+    - `concat`: the vectors side by side, as many as the lookup's hotness; zeros where a bag is
+      shorter.
+    - `none`: the vectors one after the other, a sequence.
     """
 
     SUM = "sum"
     MEAN = "mean"
+    CONCAT = "concat"
+    NONE = "none"
+
+
+BAG_POOLINGS = (PoolingType.SUM, PoolingType.MEAN)
+"""What the tables of an `EmbeddingBagCollection` declare: no number of vectors need be known."""
 
 
 class DataType(StrEnum):
@@ -65,8 +75,8 @@ class IdRule(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingBagConfig:
-    """One table of an `EmbeddingBagCollection`.
+class EmbeddingConfig:
+    """One table, as an `EmbeddingCollection` has it: its features are sequences.
 
     Args:
         name: The name, unique among the tables of a model.
@@ -74,7 +84,6 @@ class EmbeddingBagConfig:
         embedding_dim: Columns D, at least 1, any number.
         feature_names: The features that look rows up here; a feature may read several tables and a
             table serve several features.
-        pooling: "sum" or "mean".
         data_type: How rows are stored: "fp64", "fp32", "fp16" or "bf16".
         id_rule: "error", "hash", "clamp" or "drop".
         init_range: Start values are uniform in +-init_range; None means 1/sqrt(num_embeddings).
@@ -87,10 +96,10 @@ class EmbeddingBagConfig:
     num_embeddings: int
     embedding_dim: int
     feature_names: Sequence[str]
-    pooling: PoolingType = PoolingType.SUM
     data_type: DataType = DataType.FP32
     id_rule: IdRule = IdRule.ERROR
     init_range: float | None = None
+    pooling: PoolingType = field(default=PoolingType.NONE, init=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.feature_names, str):
@@ -99,15 +108,15 @@ class EmbeddingBagConfig:
                 f"[{self.feature_names}]"
             )
         object.__setattr__(self, "feature_names", tuple(self.feature_names))
-        for field, kind in (("pooling", PoolingType), ("data_type", DataType), ("id_rule", IdRule)):
+        for key, kind in (("pooling", PoolingType), ("data_type", DataType), ("id_rule", IdRule)):
             object.__setattr__(
-                self, field, _member(kind, getattr(self, field), f"tables.{self.name}.{field}")
+                self, key, _member(kind, getattr(self, key), f"tables.{self.name}.{key}")
             )
-        for field in ("num_embeddings", "embedding_dim"):
-            value = getattr(self, field)
+        for key in ("num_embeddings", "embedding_dim"):
+            value = getattr(self, key)
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(
-                    f"tables.{self.name}.{field}={value}: must be a whole number of at least 1"
+                    f"tables.{self.name}.{key}={value}: must be a whole number of at least 1"
                 )
         if not self.feature_names or len(set(self.feature_names)) < len(self.feature_names):
             raise ConfigError(
@@ -127,6 +136,46 @@ class EmbeddingBagConfig:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingBagConfig(EmbeddingConfig):
+    """One table of an `EmbeddingBagCollection`: arguments of `EmbeddingConfig`, and how bags are
+    pooled.
+
+    Args:
+        pooling: "sum" or "mean".
+
+    Raises:
+        ConfigError: A field is out of range; the message names the table and the field.
+    """
+
+    pooling: PoolingType = PoolingType.SUM
+
+    def __post_init__(self) -> None:
+        if self.pooling in (PoolingType.NONE, PoolingType.CONCAT):
+            raise ConfigError(
+                f"tables.{self.name}.pooling={self.pooling}: must be sum or mean; for sequences "
+                "make an EmbeddingConfig of an EmbeddingCollection, for concat a TableLookup"
+            )
+        if self.pooling not in BAG_POOLINGS:
+            allowed = suggest(str(self.pooling), list(map(str, BAG_POOLINGS)))
+            raise ConfigError(f"tables.{self.name}.pooling={self.pooling}: {allowed}")
+        super().__post_init__()
+
+
+def table_config(**values: Any) -> EmbeddingConfig:
+    """Return a table of either kind: one with `pooling=none` is looked up as sequences.
+
+    Args:
+        values: Arguments of `EmbeddingBagConfig`.
+
+    Raises:
+        ConfigError: A field is out of range; the message names the table and the field.
+    """
+    if values.get("pooling") == PoolingType.NONE:
+        return EmbeddingConfig(**{key: v for key, v in values.items() if key != "pooling"})
+    return EmbeddingBagConfig(**values)
+
+
 def _member(kind: type[E], value: str, setting: str) -> E:
     """Return the member of an enumeration that a setting names.
 
@@ -140,7 +189,7 @@ def _member(kind: type[E], value: str, setting: str) -> E:
         raise ConfigError(f"{setting}={value}: {suggest(value, known)}") from None
 
 
-def check_tables(tables: Sequence[EmbeddingBagConfig]) -> None:
+def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
     """Check that there is at least one table and that table names are unique.
 
     Raises:

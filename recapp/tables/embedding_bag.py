@@ -19,21 +19,11 @@ from torch import Tensor, nn
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_tables
+from recapp.tables.config import EmbeddingConfig, PoolingType, check_tables
 from recapp.tables.ids import IdRules
 from recapp.tables.initial import fill_initial
-from recapp.tables.lookups import TableLookup, check_lookups, lookups_of
+from recapp.tables.lookups import TableLookup, check_lookups, compute_dtype, lookups_of
 from recapp.tables.module_by_name import ModuleByName
-
-
-def compute_dtype(tables: Sequence[EmbeddingBagConfig]) -> torch.dtype:
-    """Return the dtype that a collection computes in and returns.
-
-    It is fp64 if any of its tables is stored so, else fp32.
-    """
-    return (
-        torch.float64 if any(t.data_type.dtype == torch.float64 for t in tables) else torch.float32
-    )
 
 
 class EmbeddingBagCollection(nn.Module):
@@ -56,7 +46,7 @@ class EmbeddingBagCollection(nn.Module):
 
     def __init__(
         self,
-        tables: Sequence[EmbeddingBagConfig],
+        tables: Sequence[EmbeddingConfig],
         is_weighted: bool | None = False,
         device: torch.device | str | None = None,
         seed: int = 0,
@@ -90,6 +80,7 @@ class EmbeddingBagCollection(nn.Module):
                 for t in tables
             }
         )
+        self._is_weighted = is_weighted
         self.id_rules = IdRules(self.lookups, is_weighted=is_weighted)
         self.dtype = compute_dtype(tables)
         self.reset_parameters()
@@ -103,13 +94,17 @@ class EmbeddingBagCollection(nn.Module):
                     weight.data, t, self.seed, range(t.num_embeddings), range(t.embedding_dim)
                 )
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+    def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
         return list(self._tables)
 
+    def embedding_bag_configs(self) -> list[EmbeddingConfig]:
+        """Return the tables, in order, as TorchRec's method does."""
+        return self.tables()
+
     def is_weighted(self) -> bool | None:
         """Return whether rows are multiplied by sample weights; None where batches decide."""
-        return self.id_rules.is_weighted
+        return self._is_weighted
 
     def leave_room(self, columns: int) -> None:
         """Remember the number of columns for the sharded collection that replaces this one.
@@ -152,11 +147,13 @@ class EmbeddingBagCollection(nn.Module):
             weights,
             strict=True,
         ):
-            offsets_B1 = F.pad(lengths_B.cumsum(0), (1, 0)).long()
+            lengths_M = lengths_B
+            if lookup.hotness:  # a bag for each vector of a concatenation, of one id or none
+                lengths_M = (lengths_B[:, None] > torch.arange(lookup.hotness)).view(-1)
             pooled_BD = F.embedding_bag(
                 rows_N,
                 self.weight(lookup.table.name).to(self.dtype),
-                offsets_B1,
+                F.pad(lengths_M.cumsum(0), (1, 0)).long(),
                 mode="sum",
                 include_last_offset=True,
                 per_sample_weights=weights_N,
@@ -164,7 +161,7 @@ class EmbeddingBagCollection(nn.Module):
             )
             if lookup.pooling is PoolingType.MEAN:
                 pooled_BD = pooled_BD * lengths_B.clamp(min=1).to(self.dtype).reciprocal()[:, None]
-            parts.append(pooled_BD)
+            parts.append(pooled_BD.view(len(lengths_B), lookup.columns))
         return KeyedTensor(
-            [x.output for x in self.lookups], [x.dim for x in self.lookups], torch.cat(parts, 1)
+            [x.output for x in self.lookups], [x.columns for x in self.lookups], torch.cat(parts, 1)
         )

@@ -33,7 +33,7 @@ from recapp.sparse.bags import offsets_of
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device, to_host, true_indices
-from recapp.tables.config import EmbeddingBagConfig, IdRule
+from recapp.tables.config import EmbeddingConfig, IdRule, PoolingType
 from recapp.tables.lookups import TableLookup
 
 
@@ -53,6 +53,15 @@ class Rows:
     weights_L: Tensor | None
     per_F: list[int]
 
+    def of(self, lookups: range) -> "Rows":
+        """Return the rows of some neighbouring lookups."""
+        first = sum(self.per_F[: lookups.start])
+        per_F = self.per_F[lookups.start : lookups.stop]
+        here = slice(first, first + sum(per_F))
+        weights_L = None if self.weights_L is None else self.weights_L[here]
+        lengths_FB = self.lengths_FB[lookups.start : lookups.stop]
+        return Rows(self.rows_L[here], lengths_FB, weights_L, per_F)
+
 
 class OutsideTable(IdError):
     """An id outside its table.
@@ -68,7 +77,7 @@ class OutsideTable(IdError):
     """
 
     def __init__(
-        self, table: EmbeddingBagConfig, feature: str, lookup: int, number: int, where: str = ""
+        self, table: EmbeddingConfig, feature: str, lookup: int, number: int, where: str = ""
     ) -> None:
         super().__init__(
             f"table {table.name}: feature {feature} has the id {number}{where}, which is outside "
@@ -108,18 +117,22 @@ class IdRules:
         lookups: The lookups of the collection.
         kernel: A faster implementation for ids on the CPU; the torch operations here define the
             result.
-        is_weighted: Whether ids must have sample weights. Without, weights are left out; None
-            takes them where a batch has some.
+        is_weighted: Whether ids must have sample weights, for all lookups or one by one. Without,
+            weights are left out; None takes them where a batch has some. Sequences have none.
     """
 
     def __init__(
         self,
         lookups: Sequence[TableLookup],
         kernel: Kernel | None = None,
-        is_weighted: bool | None = None,
+        is_weighted: bool | Sequence[bool | None] | None = None,
     ) -> None:
         self.lookups = tuple(lookups)
-        self.is_weighted = is_weighted
+        self._weighted_F = (
+            [is_weighted] * len(self.lookups)
+            if isinstance(is_weighted, bool | None)
+            else list(is_weighted)
+        )
         self._kernel = kernel
         self._sizes = [x.table.num_embeddings for x in self.lookups]
         self._size_F = torch.tensor(self._sizes)
@@ -144,21 +157,27 @@ class IdRules:
         check()
         return rows
 
-    def begin(self, features: KeyedJaggedTensor) -> tuple[Rows, PendingCheck]:
+    def begin(
+        self, features: KeyedJaggedTensor, taken_F: Sequence[bool] | None = None
+    ) -> tuple[Rows, PendingCheck]:
         """Return the rows of every lookup, and a check that must be called before they count.
 
         Until then an id outside its table is some row of it.
 
         Args:
             features: Raw ids, as for a call.
+            taken_F: Whether each lookup looks up this batch; the others get no ids, and the batch
+                need not have their features. None takes all.
 
         Raises:
             OutsideTable: At once where that costs no waiting, otherwise from the check.
+            IdError: A bag of more ids than a concatenation has vectors.
             ConfigError: Ids that are not integers, or without weights where they must have some.
         """
-        features = self._select(features)
+        number = [i for i in range(len(self.lookups)) if taken_F is None or taken_F[i]]
+        taken = [self.lookups[i] for i in number]
+        features = _select(features, taken)
         ids_L = features.values()
-        weights_L = self._weights(features)
         if ids_L.is_floating_point() or ids_L.dtype == torch.bool:
             raise ConfigError(
                 f"ids are {ids_L.dtype}: a lookup needs integer ids (int32 or int64); weights go "
@@ -167,12 +186,14 @@ class IdRules:
         ids_L = ids_L.long()
         per_F = features.length_per_key()
         lengths_FB = (
-            features.lengths().view(len(self.lookups), -1)
-            if per_F
-            else features.lengths().view(0, 0)
+            features.lengths().view(len(taken), -1) if per_F else features.lengths().view(0, 0)
         )
-        ids = Rows(ids_L, lengths_FB, weights_L, per_F)
-        edge = [0, *accumulate(per_F)]
+        weights_L = self._weights(features, number)
+        ids = _at_most_hot(Rows(ids_L, lengths_FB, weights_L, per_F), taken)
+        if len(number) < len(self.lookups):
+            ids = _with_none_for_others(ids, number, len(self.lookups))
+        ids_L = ids.rows_L
+        edge = [0, *accumulate(ids.per_F)]
         if self._kernel is not None:
             return self._in_one_pass(self._kernel, ids, edge), nothing_pending
         return self._rule_by_rule(ids, edge)
@@ -234,32 +255,35 @@ class IdRules:
             else replace(ids, rows_L=rows_L)
         )
 
-    def _weights(self, features: KeyedJaggedTensor) -> Tensor | None:
-        """Return the sample weights that count."""
+    def _weights(self, features: KeyedJaggedTensor, lookups: Sequence[int]) -> Tensor | None:
+        """Return the sample weights that count: ones where a lookup has none among others that
+        have some.
+        """
         weights_L = features.weights_or_none()
-        if self.is_weighted is None:
-            return weights_L
-        if self.is_weighted:
-            if weights_L is None and len(features.values()):
+        pooled = [i for i in lookups if self.lookups[i].pooling is not PoolingType.NONE]
+        wanted = [self._weighted_F[i] for i in pooled]
+        if weights_L is None:
+            if True in wanted and len(features.values()):
                 raise ConfigError(
                     "is_weighted=True and the ids have no sample weights: give the "
                     "KeyedJaggedTensor weights, or make the collection with is_weighted=False"
                 )
-            return weights_L
-        if weights_L is not None:
+            return None
+        if False in wanted:
             note_once(
                 "is_weighted=False: the sample weights of the ids are ignored; make the "
                 "EmbeddingBagCollection with is_weighted=True to multiply by them"
             )
-        return None
-
-    def _select(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """Return the features of the lookups, in their order."""
-        wanted = [x.feature for x in self.lookups]
-        keys = list(features.keys())
-        if wanted == keys:
-            return features
-        return features.permute([features.index_of(f) for f in wanted])
+        used = [i in pooled and self._weighted_F[i] is not False for i in lookups]
+        if all(used):
+            return weights_L
+        if not any(used):
+            return None
+        used_F, count_F = to_device(
+            np.array([used, features.length_per_key()], np.int64), weights_L.device
+        )
+        used_L = torch.repeat_interleave(used_F > 0, count_F, output_size=len(weights_L))
+        return torch.where(used_L, weights_L, 1.0)
 
     def _check_outside(
         self, outside_F: Tensor, outside_L: Tensor, ids_L: Tensor, edge: list[int]
@@ -280,6 +304,56 @@ class IdRules:
         return any(
             n for x, n in zip(self.lookups, found_F, strict=True) if x.table.id_rule is IdRule.DROP
         )
+
+
+def _select(features: KeyedJaggedTensor, lookups: Sequence[TableLookup]) -> KeyedJaggedTensor:
+    """Return the features of lookups, in their order."""
+    wanted = [x.feature for x in lookups]
+    if wanted == list(features.keys()):
+        return features
+    return features.permute([features.index_of(f) for f in wanted])
+
+
+def _at_most_hot(ids: Rows, lookups: Sequence[TableLookup]) -> Rows:
+    """Return ids whose bags have as many as a concatenation has vectors, or fewer.
+
+    Raises:
+        IdError: A longer bag, where bags are not truncated.
+    """
+    hot = {i: x.hotness for i, x in enumerate(lookups) if x.hotness is not None}
+    if not hot or not ids.lengths_FB.numel():
+        return ids
+    longest = to_host(ids.lengths_FB[list(hot)].amax(1)).tolist()
+    cut = False
+    for (i, hotness), length in zip(hot.items(), longest, strict=True):
+        if length > hotness and not lookups[i].truncates:
+            raise IdError(
+                f"lookup {lookups[i].output}: feature {lookups[i].feature} has a bag of {length} "
+                f"ids, a concatenation of hotness={hotness} takes {hotness}: raise hotness, or set "
+                "truncates to leave the last ids out"
+            )
+        cut |= length > hotness
+    if not cut:
+        return ids
+    begin_N = offsets_of(ids.lengths_FB.flatten())[:-1]
+    most_F = torch.full((len(lookups),), torch.iinfo(torch.int64).max, device=begin_N.device)
+    for i, hotness in hot.items():
+        most_F[i] = hotness
+    lengths_N = ids.lengths_FB.flatten()
+    bag_L = torch.repeat_interleave(lengths_N, output_size=len(ids.rows_L))
+    nth_L = torch.arange(len(bag_L), device=bag_L.device) - begin_N[bag_L]
+    keep_L = nth_L < most_F[bag_L // ids.lengths_FB.shape[1]]
+    return _drop(ids.rows_L, ids.lengths_FB, ids.weights_L, keep_L)
+
+
+def _with_none_for_others(ids: Rows, number: Sequence[int], lookups: int) -> Rows:
+    """Return the ids of the numbered lookups as those of all, of which the others have none."""
+    lengths_FB = ids.lengths_FB.new_zeros(lookups, ids.lengths_FB.shape[1])
+    lengths_FB[list(number)] = ids.lengths_FB
+    per_F = [0] * lookups
+    for i, n in zip(number, ids.per_F, strict=True):
+        per_F[i] = n
+    return replace(ids, lengths_FB=lengths_FB, per_F=per_F)
 
 
 def nothing_pending() -> None:

@@ -12,7 +12,7 @@ import zlib
 import torch
 from torch import Tensor
 
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 
 # 8 MB of int64 scratch: it stays in a last-level cache and bounds the memory beside the shard.
 CHUNK_ELEMENTS = 1 << 20
@@ -32,9 +32,7 @@ def _mix(x: Tensor) -> Tensor:
     return x
 
 
-def fill_initial(
-    out: Tensor, table: EmbeddingBagConfig, seed: int, rows: range, cols: range
-) -> None:
+def fill_initial(out: Tensor, table: EmbeddingConfig, seed: int, rows: range, cols: range) -> None:
     """Write the start values of rows x cols of a table into `out`.
 
     Uniform in the open interval +-init_range (default 1/sqrt(rows of the table)), on a grid of 2^24

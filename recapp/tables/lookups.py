@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_tables
+from recapp.tables.config import EmbeddingConfig, PoolingType, check_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +31,56 @@ class TableLookup:
         table: The table that is read.
         feature: The feature whose ids are looked up.
         output: The key of the vectors in the output, unique in a collection.
-        pooling: How the rows of a bag become one vector.
+        pooling: What is made of the rows of a bag.
+        hotness: How many vectors a concatenation has; None for any other pooling.
+        truncates: Whether a bag of more ids than a concatenation has vectors loses its last ones;
+            else it is an error.
+
+    Raises:
+        ConfigError: A concatenation without hotness, or hotness without a concatenation.
     """
 
-    table: EmbeddingBagConfig
+    table: EmbeddingConfig
     feature: str
     output: str
     pooling: PoolingType
+    hotness: int | None = None
+    truncates: bool = False
+
+    def __post_init__(self) -> None:
+        concat = self.pooling is PoolingType.CONCAT
+        if concat and (not isinstance(self.hotness, int) or self.hotness < 1):
+            raise ConfigError(
+                f"lookup {self.output}: hotness={self.hotness}: a concatenation needs the number "
+                "of its vectors, at least 1"
+            )
+        if not concat and (self.hotness is not None or self.truncates):
+            raise ConfigError(
+                f"lookup {self.output}: pooling={self.pooling} takes bags of any length: leave "
+                "hotness and truncates out, or choose concat"
+            )
 
     @property
     def dim(self) -> int:
-        """Columns D of the vectors."""
+        """Columns D of the table's rows."""
         return self.table.embedding_dim
+
+    @property
+    def columns(self) -> int:
+        """Columns of a sample's vector; 0 for a sequence, which has a vector per id."""
+        if self.pooling is PoolingType.NONE:
+            return 0
+        return self.dim * (self.hotness or 1)
+
+
+def compute_dtype(tables: Sequence[EmbeddingConfig]) -> torch.dtype:
+    """Return the dtype that a collection computes in and returns.
+
+    It is fp64 if any of its tables is stored so, else fp32.
+    """
+    return (
+        torch.float64 if any(t.data_type.dtype == torch.float64 for t in tables) else torch.float32
+    )
 
 
 @runtime_checkable
@@ -50,9 +89,13 @@ class TableCollection(Protocol):
 
     lookups: tuple[TableLookup, ...]
 
-    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+    def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
         ...
+
+
+class BagCollection(TableCollection, Protocol):
+    """A collection whose bags are pooled, sharded or not."""
 
     def leave_room(self, columns: int) -> None:
         """Leave columns free before the first vector of a sample, for `KeyedTensor.prepend`.
@@ -65,11 +108,11 @@ class TableCollection(Protocol):
         ...
 
     def __call__(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Return the pooled vectors, [B, sum of dims], in the order of the lookups."""
+        """Return the pooled vectors, [B, sum of columns], in the order of the lookups."""
         ...
 
 
-def lookups_of(tables: Sequence[EmbeddingBagConfig]) -> tuple[TableLookup, ...]:
+def lookups_of(tables: Sequence[EmbeddingConfig]) -> tuple[TableLookup, ...]:
     """List the lookups that tables declare by `feature_names`: table by table, feature by feature.
 
     Returns:
@@ -89,7 +132,7 @@ def lookups_of(tables: Sequence[EmbeddingBagConfig]) -> tuple[TableLookup, ...]:
     )
 
 
-def check_lookups(tables: Sequence[EmbeddingBagConfig], lookups: Sequence[TableLookup]) -> None:
+def check_lookups(tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup]) -> None:
     """Check that lookups read these tables by their features, into outputs of different names.
 
     Raises:
@@ -141,13 +184,13 @@ def embedding_lookups(module: nn.Module) -> list[TableLookup]:
     return [lookup for _, held in collections_in(module) for lookup in held.lookups]
 
 
-def embedding_tables(module: nn.Module) -> list[EmbeddingBagConfig]:
+def embedding_tables(module: nn.Module) -> list[EmbeddingConfig]:
     """List all tables of a model, in the order in which its collections are met.
 
     Raises:
         ConfigError: Two collections have a table of one name.
     """
-    tables = [t for _, held in collections_in(module) for t in held.embedding_bag_configs()]
+    tables = [t for _, held in collections_in(module) for t in held.tables()]
     if tables:
         check_tables(tables)
     return tables

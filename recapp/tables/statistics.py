@@ -28,7 +28,7 @@ from torch import Tensor
 
 from recapp.errors import ConfigError, suggest
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.ids import IdRules
 from recapp.tables.lookups import TableLookup, lookups_of
 
@@ -223,7 +223,7 @@ _EXPECTED = {
 
 
 def default_statistics(
-    table: EmbeddingBagConfig, pooling_factor: float = 1.0, lookups: int | None = None
+    table: EmbeddingConfig, pooling_factor: float = 1.0, lookups: int | None = None
 ) -> TableStatistics:
     """Return what is assumed of a table that was not measured.
 
@@ -283,7 +283,7 @@ def _zipf_curves(rows: int) -> tuple[Points, tuple[float, ...], Points]:
 
 
 def measured_statistics(
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     batches: Iterable[KeyedJaggedTensor],
     lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, TableStatistics]:
@@ -340,7 +340,7 @@ class _MeasuredRows:
         self.parts.append(row_N[np.argsort(sample_N, kind="stable")])
         self.requested.append(np.unique(row_N))
 
-    def statistics(self, table: EmbeddingBagConfig) -> TableStatistics:
+    def statistics(self, table: EmbeddingConfig) -> TableStatistics:
         """Return the statistics of all batches."""
         row_N = np.concatenate([np.zeros(0, np.int64), *self.parts])
         if not len(row_N):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp.errors import ConfigError
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.statistics import TableStatistics
 
@@ -30,7 +30,7 @@ KEPT = 8  # the measurements kept for a data set, so that each job of a sweep fi
 
 def read_cached(
     files: Sequence[str | Path],
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     samples: int = 1,
     lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, TableStatistics] | None:
@@ -57,7 +57,7 @@ def read_cached(
 
 def write_cached(
     files: Sequence[str | Path],
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     statistics: Mapping[str, TableStatistics],
     samples: int,
     lookups: Sequence[TableLookup] | None = None,
@@ -102,7 +102,7 @@ def _path(files: Sequence[str | Path]) -> Path:
 
 def _key(
     files: Sequence[str | Path],
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     lookups: Sequence[TableLookup] | None,
 ) -> str:
     """Return the key of a measurement; an empty text where a data file is not there."""

@@ -203,7 +203,7 @@ def _waited_ms(trainer: Trainer) -> tuple[float, float]:
     """Return how long this rank has waited so far for counts and ids, and for every message of the
     tables.
     """
-    waited = [c.waits.waited_s for c in _strategy(trainer).collections()]
+    waited = [c.waits.waited_s for c in _strategy(trainer).sharded_tables()]
     return 1e3 * sum(w["counts"] + w["ids"] for w in waited), 1e3 * sum(
         sum(w.values()) for w in waited
     )
@@ -258,7 +258,7 @@ class StartReport(Callback):
             and pl_module.model is not None
             and strategy.plan is not None
         )
-        tables = [t for c in strategy.collections() for t in c.embedding_bag_configs()]
+        tables = [t for c in strategy.sharded_tables() for t in c.tables()]
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
         held = rank_rows(tables, strategy.plan, strategy.rule)
         where = [

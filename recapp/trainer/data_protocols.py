@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from lightning.pytorch import Trainer
 
 from recapp.sparse.batch import Batch
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics
 
@@ -23,7 +23,7 @@ class ProvidesStatistics(Protocol):
 
     def statistics(
         self,
-        tables: Sequence[EmbeddingBagConfig],
+        tables: Sequence[EmbeddingConfig],
         lookups: Sequence[TableLookup] | None = None,
     ) -> Mapping[str, TableStatistics]:
         """Return the id statistics of the tables, by table.

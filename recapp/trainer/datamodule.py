@@ -24,7 +24,7 @@ from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
 from recapp.errors import ConfigError, IdError
 from recapp.planner.initial_plan import from_rank_0
 from recapp.sparse.batch import Batch
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
 from recapp.tables.statistics import TableStatistics, measured_statistics
 from recapp.tables.statistics_cache import read_cached, write_cached
@@ -243,7 +243,7 @@ class ClickData(LightningDataModule):
 
     def statistics(
         self,
-        tables: Sequence[EmbeddingBagConfig],
+        tables: Sequence[EmbeddingConfig],
         lookups: Sequence[TableLookup] | None = None,
     ) -> dict[str, TableStatistics]:
         """Return id statistics of the tables, by table, from the first training rows of the first

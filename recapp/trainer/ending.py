@@ -65,8 +65,8 @@ class EndTogether(Callback):
         of a batch that is looked ahead to.
         """
         self._report |= bits
-        for collection in _strategy(trainer).collections():
-            collection.header.wanted = self._report
+        for shared in _strategy(trainer).sharded_tables():
+            shared.header.wanted = self._report
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -119,8 +119,8 @@ class EndTogether(Callback):
         reports.
         """
         strategy = _strategy(trainer)
-        reports_CW = [c.header.wanted_W for c in strategy.collections() if c.header.wanted_W]
-        if not strategy.collections():
+        reports_CW = [c.header.wanted_W for c in strategy.sharded_tables() if c.header.wanted_W]
+        if not strategy.sharded_tables():
             return strategy.comm.all_gather(self._report)
         return [reduce(or_, reports_C) for reports_C in zip(*reports_CW, strict=True)]
 

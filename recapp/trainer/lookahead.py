@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from itertools import islice
 from typing import Any
 
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.transport.side_stream import SideStream
 
@@ -53,7 +53,7 @@ class LookAhead:
     Args:
         loader: The loader of training batches, the same number on all ranks.
         depth: How many batches to look ahead, at least 1.
-        collections: Returns the sharded collections of the model.
+        tables: Returns the sharded tables of the model.
         to_device: Moves a batch to the device. What is there already must stay the object it is:
             forward recognises it.
         side: The stream for early work, that of the collections; None where the device has none.
@@ -64,16 +64,16 @@ class LookAhead:
         self,
         loader: Iterable[Any],
         depth: int,
-        collections: Callable[[], list[ShardedEmbeddingBagCollection]],
+        tables: Callable[[], list[ShardedTables]],
         to_device: Callable[[Any], Any],
         side: SideStream | None = None,
     ) -> None:
         self.loader = loader
         self.depth = depth
-        self.collections = collections
+        self.tables = tables
         self.to_device = to_device
         self.side = side or SideStream()
-        self._fed: list[ShardedEmbeddingBagCollection] = []
+        self._fed: list[ShardedTables] = []
         self._has_ids = True
 
     def __getattr__(self, name: str) -> Any:
@@ -97,7 +97,7 @@ class LookAhead:
         epoch.
         """
         self.forget()
-        self._fed = self.collections()
+        self._fed = self.tables()
         self.side.follow()
         started = self._started()
         ahead = deque[tuple[Any, Any]]()
@@ -117,8 +117,8 @@ class LookAhead:
 
     def forget(self) -> None:
         """End the exchanges of batches that will not be trained. It is collective."""
-        for collection in self.collections():
-            collection.forget_ahead()
+        for shared in self.tables():
+            shared.forget_ahead()
 
     def _started(self) -> Iterator[tuple[Any, Any]]:
         """Yield each batch once its exchange has begun, and the event of its copy on the side
@@ -148,18 +148,18 @@ class LookAhead:
             yield unread, None
 
     def _start(self, ids: KeyedJaggedTensor | Exception) -> None:
-        for collection in list(self._fed):
+        for shared in list(self._fed):
             # Lightning fetches one more where the length is unknown
-            if collection.look_ahead(ids) > self.depth + 2:
-                collection.forget_ahead()
-                self._fed.remove(collection)
+            if shared.look_ahead(ids) > self.depth + 2:
+                shared.forget_ahead()
+                self._fed.remove(shared)
 
     def _failure_ahead(self) -> bool:
         """Return whether a batch that is looked ahead to will fail on some rank.
 
         All ranks know that, and none reads beyond it, because the rank that fails cannot.
         """
-        return any(collection.failure_ahead() for collection in self._fed)
+        return any(shared.failure_ahead() for shared in self._fed)
 
 
 def sparse_of(batch: Any) -> KeyedJaggedTensor | None:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
 
-from recapp.engine.shard_model import sharded_collections
+from recapp.engine.shard_model import sharded_tables
 from recapp.optim.optimizer import HybridOptimizer
 from recapp.sparse.batch import Batch
 
@@ -155,7 +155,7 @@ class ClickModule(LightningModule):
         whose rate the fused update reads.
         """
         dense = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
-        optimizer = HybridOptimizer(dense, [c.param_group for c in sharded_collections(self)])
+        optimizer = HybridOptimizer(dense, [c.param_group for c in sharded_tables(self)])
         if self._make_schedule is None:
             return optimizer
         schedule: dict[str, Any] = {"scheduler": self._make_schedule(optimizer), "interval": "step"}

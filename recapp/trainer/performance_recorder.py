@@ -42,8 +42,8 @@ class RecordPerformance(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach an observer to the collections, and begin the first step."""
-        for collection in _strategy(trainer).collections():
-            collection.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
+        for shared in _strategy(trainer).sharded_tables():
+            shared.state.observer = EngineObserver(begins=self._begins, ends=self.phases)
         self._next_step()
 
     def _next_step(self) -> None:
@@ -84,7 +84,7 @@ class RecordPerformance(Callback):
             "phases_ms": self.phases.phases_ms(WARM_UP_STEPS),
             "phases_quartiles_ms": self.phases.phases_quartiles_ms(WARM_UP_STEPS),
             "parts_ms": self.phases.parts_ms(WARM_UP_STEPS),
-            "memory": held_bytes(strategy.collections(), strategy.root_device),
+            "memory": held_bytes(strategy.sharded_tables(), strategy.root_device),
             "sent_bytes": measured["bytes_sent_per_step"],
         }
         measured_W = strategy.comm.all_gather(own)

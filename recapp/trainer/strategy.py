@@ -13,6 +13,7 @@ the docstring of the method here says why.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -35,10 +36,11 @@ from recapp.engine.shard_model import (
     compile_dense,
     shard_model,
     sharded_collections,
+    sharded_tables,
     wrap_dense,
 )
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.engine.sharded_state import without_tables
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError, LaunchError
 from recapp.optim.rules import RowRule
 from recapp.planner.hardware import Hardware
@@ -165,20 +167,23 @@ class EmbeddingShardingStrategy(DDPStrategy):
                 "recapp.train`, torchrun or srun, not by Trainer"
             )
 
-    def collections(self) -> list[ShardedEmbeddingBagCollection]:
-        """Return the sharded collections of the module; none before it was set up."""
-        return (
-            sharded_collections(self.lightning_module) if self.lightning_module is not None else []
-        )
+    def sharded_tables(self) -> list[ShardedTables]:
+        """Return the sharded tables of the module; none before it was set up."""
+        return sharded_tables(self.lightning_module) if self.lightning_module is not None else []
+
+    def _without_tables(self) -> AbstractContextManager[None]:
+        """Leave tables out of the module's state dict for a while."""
+        module = self.lightning_module
+        return without_tables([] if module is None else sharded_collections(module))
 
     def hidden_share(self) -> dict[str, float]:
         """Return by phase the share of the time this rank's messages were under way in which the
         host did other work.
 
         The phases are those of the tables' messages, and `dense` where the ranks' gradients are
-        averaged through shared memory. Of several collections it is the mean.
+        averaged through shared memory. Of several exchanges it is the mean.
         """
-        shares_of_all = [c.waits.hidden() for c in self.collections()] + (
+        shares_of_all = [c.waits.hidden() for c in self.sharded_tables()] + (
             [self.average.waits.hidden()] if self.average else []
         )
         shares: dict[str, list[float]] = {}
@@ -319,8 +324,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """Return the rows of this rank times W over the rows of all ranks: 1 where batches are
         equal.
         """
-        for collection in self.collections():
-            rows_W = collection.header.rows_W
+        for shared in self.sharded_tables():
+            rows_W = shared.header.rows_W
             if rows_W and sum(rows_W):
                 return rows_W[self.comm.rank] * self.comm.world / sum(rows_W)
         return 1.0
@@ -350,7 +355,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         ):
             return dataloader
         return LookAhead(
-            dataloader, self.look_ahead, self.collections, self._to_device, self.comm.side
+            dataloader, self.look_ahead, self.sharded_tables, self._to_device, self.comm.side
         )
 
     def _to_device(self, batch: Any) -> Any:
@@ -367,8 +372,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         It is not called after an exception: another rank may be gone, and waiting for it would
         hang. A next `fit` clears what is left.
         """
-        for collection in self.collections():
-            collection.forget_ahead()
+        for shared in self.sharded_tables():
+            shared.forget_ahead()
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -383,7 +388,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         collective.
         """
         assert self.lightning_module is not None and self.plan is not None
-        collections = self.collections()
+        tables = self.sharded_tables()
         trainer = self.lightning_module.trainer
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
         data = datamodule_of(trainer)
@@ -394,14 +399,14 @@ class EmbeddingShardingStrategy(DDPStrategy):
             "step": trainer.global_step,
             "position": data.state_dict() if continues else None,
             "ids": data.id_encoding() if continues else None,
-            "updates": [c.updates for c in collections],
+            "updates": [shared.updates for shared in tables],
             "rule": self.rule.name,
         }
         parameters = dict(self.lightning_module.named_parameters())
         path = Path(self.broadcast(str(filepath)))
         write_checkpoint(
             path,
-            [b for c in collections for b in c.blocks()],
+            [b for shared in tables for b in shared.blocks()],
             comm=self.comm,
             meta=checkpoint,
             manifest=manifest,
@@ -411,7 +416,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the dense part; tables are saved as rectangles beside it."""
-        with without_tables(self.collections()):
+        with self._without_tables():
             return super().lightning_module_state_dict()
 
     def load_checkpoint(
@@ -425,12 +430,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
         data = datamodule_of(self.lightning_module.trainer)
         if isinstance(data, KeepsPosition):
             data.check_ids(checkpoint_path)
-        collections = self.collections()
-        blocks = [b for c in collections for b in c.blocks() if fitting or b.tensor == "weight"]
+        tables = self.sharded_tables()
+        blocks = [b for s in tables for b in s.blocks() if fitting or b.tensor == "weight"]
         parameters = [name for name, _ in self.lightning_module.named_parameters()]
         manifest, meta = load_together(checkpoint_path, blocks, parameters, self.comm)
-        for collection, updates in zip(collections, manifest.updates, strict=False):
-            collection.updates = updates
+        for shared, updates in zip(tables, manifest.updates, strict=False):
+            shared.updates = updates
         check_state(meta, checkpoint_path)
         return meta
 
@@ -440,7 +445,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         Raises:
             CheckpointError: It is the dense part of another model.
         """
-        with state_must_fit("the dense part", "model"), without_tables(self.collections()):
+        with state_must_fit("the dense part", "model"), self._without_tables():
             super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

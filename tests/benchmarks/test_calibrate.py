@@ -27,7 +27,7 @@ from recapp.benchmarks.kernel_costs import (
 from recapp.benchmarks.link_costs import measure_link, measured_world_sizes
 from recapp.benchmarks.ranks import reducer
 from recapp.benchmarks.setup import rule
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.errors import ConfigError
 from recapp.planner.hardware import KERNELS, read_hardware, write_hardware
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
@@ -49,7 +49,7 @@ TINY = (
 def collection_of(case, comm, shape=(16, 3)):
     tables = case.workload(*shape).tables()
     plan = plan_by_rules(tables, Topology(2), [PlanRule(case.type)], name="test", mode=case.mode)
-    return ShardedEmbeddingBagCollection(tables, plan, comm, rule(), backend="torch")
+    return shard_bags(tables, plan, comm, rule(), backend="torch")
 
 
 # ---- lines through times
@@ -120,7 +120,7 @@ def _asked(comm, case):
     collection = collection_of(case, comm)
     workload = case.workload(16, 3)
     (batch,) = workload.features_of(workload.draw(0, 1))
-    request = collection.input_dist(batch)
+    request = collection.shared.input_dist(batch)
     request.finish()
     counts = request.in_WG3.sum(1).tolist()
     request.release()
@@ -182,8 +182,8 @@ def test_rows_and_messages_have_left_the_caches_when_they_are_needed_again():
     case = TINY[0]
     steps = Steps(collection_of(case, Mirror(CPU)), case.widths, case.workload(16, 3), 0)
     seen = []
-    forward = steps.collection.input_dist
-    steps.collection.input_dist = lambda batch: (
+    forward = steps.collection.shared.input_dist
+    steps.collection.shared.input_dist = lambda batch: (
         seen.append((batch.values().data_ptr(), float(steps.other[0]))) or forward(batch)
     )
     steps.run(4)

@@ -15,7 +15,7 @@ from recapp.checkpoints.directory import (
     verify,
     write_checkpoint,
 )
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.sharding.sharding_plan import ShardingPlan
 
 SEED = 11
@@ -24,11 +24,11 @@ SEED = 11
 def trained(comm, kind, rule, path):
     """Train three steps and save."""
     case = make_case(SEED, kind, comm.world, rule=rule, mode="both", pooling="sum", weighted=False)
-    model = ShardedEmbeddingBagCollection(case.tables, case.plan, comm, case.rule, seed=SEED)
+    model = shard_bags(case.tables, case.plan, comm, case.rule, seed=SEED)
     for batches in case.batches:
         values = model(batches[comm.rank]).values()
         (
-            loss_of(values, case.head).sum() * comm.world / max(1, sum(model.header.rows_W))
+            loss_of(values, case.head).sum() * comm.world / max(1, sum(model.shared.header.rows_W))
         ).backward()
     write_checkpoint(
         path,
@@ -49,7 +49,7 @@ def loaded(comm, world, kind, other, rule, path):
     plan = ShardingPlan(
         {t.name: sharding(other, t, comm.world, rng, "unique") for t in case.tables}, comm.world
     )
-    model = ShardedEmbeddingBagCollection(case.tables, plan, comm, case.rule, seed=SEED + 1)
+    model = shard_bags(case.tables, plan, comm, case.rule, seed=SEED + 1)
     load_blocks(path, list(model.blocks()))
     for block in model.blocks():
         whole = oracle.tensor(block.table, block.tensor)

@@ -9,7 +9,7 @@ from recapp.compat.torchrec_dlrm import DLRM, DLRMTrain
 from recapp.compat.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.model_parallel import DistributedModelParallel
-from recapp.engine.shard_model import sharded_collections
+from recapp.engine.shard_model import sharded_tables
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
@@ -55,7 +55,7 @@ def trained(comm, pipeline_class):
             break
         losses.append(loss.item())
         assert len(logits) == len(labels) == 5
-        started += sharded_collections(model)[0].waiting_ahead
+        started += sharded_tables(model)[0].waiting_ahead
     return losses, gathered_state_dict(model), started
 
 

@@ -8,7 +8,7 @@ import torch
 from parity.cases import KINDS, RULES, sharding
 from torch import nn
 
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sharding.tilings import tile
@@ -84,7 +84,7 @@ def tables_dtype(tables):
 
 
 def sharded(comm, tables, kind="table_wise", rule="sgd", *, seed=1, backend="auto", **plan):
-    return ShardedEmbeddingBagCollection(
+    return shard_bags(
         tables, make_plan(kind, tables, comm.world, **plan), comm, RULES[rule], seed, backend
     )
 
@@ -130,9 +130,7 @@ class Head(nn.Module):
     def __init__(self, collection):
         super().__init__()
         torch.manual_seed(5)
-        width = sum(
-            t.embedding_dim * len(t.feature_names) for t in collection.embedding_bag_configs()
-        )
+        width = sum(t.embedding_dim * len(t.feature_names) for t in collection.tables())
         self.collection = collection
         self.layers = nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 1)).to(
             collection.dtype

@@ -105,7 +105,8 @@ def wild(comm, rules, kind, mode):
     for (table, tensor), data in whole_tensors(comm, collection).items():
         torch.testing.assert_close(data, oracle.tensor(table, tensor), rtol=1e-9, atol=1e-9)
     changed = {
-        t.name: sum(c[t.name] for c in comm.all_gather(collection.id_rules.changed)) for t in tables
+        t.name: sum(c[t.name] for c in comm.all_gather(collection.shared.id_rules.changed))
+        for t in tables
     }
     assert changed == oracle.model.id_rules.changed
     return changed
@@ -124,7 +125,7 @@ def calls_of_an_error(comm):
     tables = make_tables()
     collection = sharded(comm, tables, "row_wise")
     with pytest.raises(IdError):
-        collection.input_dist(outside(batch_of(tables, 4, comm.rank))).finish()
+        collection.shared.input_dist(outside(batch_of(tables, 4, comm.rank))).finish()
     return comm.calls
 
 

@@ -9,7 +9,7 @@ import torch
 from engine.engine_cases import batch_of, make_plan
 
 from recapp.benchmarks.resident import peak_bytes, settled_bytes
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -48,18 +48,18 @@ def calls_of_a_step(comm, count, kind, dims, backend):
         )
         for k in range(count)
     ]
-    collection = ShardedEmbeddingBagCollection(
+    collection = shard_bags(
         tables, make_plan(kind, tables, comm.world), comm, sgd(), backend=backend
     )
-    counting = Counting(collection.state.backend)
-    collection.state.backend = counting
-    for g in range(len(collection.stores)):
-        collection.store(g).backend = counting
+    counting = Counting(collection.shared.state.backend)
+    collection.shared.state.backend = counting
+    for g in range(len(collection.shared.stores)):
+        collection.shared.store(g).backend = counting
     values = collection(batch_of(tables, 6, comm.rank)).values()
     forward = counting.calls
     counting.calls = Counter()
     values.sum().backward()
-    return collection.state.answered, len(collection.stores), forward, counting.calls
+    return collection.shared.state.answered, len(collection.shared.stores), forward, counting.calls
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
@@ -93,9 +93,7 @@ def growth_of_a_backward(comm, rule):
     table = EmbeddingBagConfig(
         name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f"]
     )
-    collection = ShardedEmbeddingBagCollection(
-        [table], make_plan("row_wise", [table], comm.world), comm, rule
-    )
+    collection = shard_bags([table], make_plan("row_wise", [table], comm.world), comm, rule)
     first = KeyedJaggedTensor(["f"], torch.arange(4), lengths=torch.ones(4, dtype=torch.int64))
     collection(first).values().sum().backward()  # code is loaded once
     ids = torch.randint(0, ROWS, (BAGS * BAG,), generator=torch.Generator().manual_seed(comm.rank))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import RULES, batch_of, make_plan, make_tables, same_bits, whole_tensors
 
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.kernels import numba_vectors
 
 
@@ -14,7 +14,7 @@ def trained(comm, backend, rule, kind, threads=1):
     """Whole tensors after three steps; the compiled ones have read copies."""
     tables = make_tables(dims=(16, 8, 16), data_type="fp64")
     before = torch.get_num_threads()
-    collection = ShardedEmbeddingBagCollection(
+    collection = shard_bags(
         tables, make_plan(kind, tables, comm.world, column_width=8), comm, RULES[rule], 1, backend
     )
     torch.set_num_threads(threads)

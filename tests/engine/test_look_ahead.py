@@ -40,7 +40,7 @@ class Loader:
 
 def reader(loader, depth, *collections):
     return (
-        LookAhead(loader, depth, lambda: list(collections), lambda batch: batch)
+        LookAhead(loader, depth, lambda: [c.shared for c in collections], lambda batch: batch)
         if depth
         else loader
     )
@@ -70,7 +70,7 @@ def trained(comm, kind, depth, seed=0, stop=STEPS, **plan):
             if i == 2:
                 with torch.no_grad():
                     seen[f"validation {last}"] = torch.cat([head(v) for v in validation])
-    collection.forget_ahead()
+    collection.shared.forget_ahead()
     assert len(kept) == STEPS + stop
     return seen | {
         f"{tensor} of {table}": data
@@ -119,7 +119,7 @@ def told(comm, depth, failing, guilty, error, steps=STEPS):
             done += 1
     except Exception as e:
         # all ranks have failed in the same turn: none waits for one that is gone
-        collection.forget_ahead()
+        collection.shared.forget_ahead()
         step(head, batches_of(tables, comm.rank)[1])
         return done, type(e), str(e)
     return done, None, ""
@@ -170,7 +170,7 @@ def fed_otherwise(comm, depth):
             whole(features).values().square().sum() + part(features.split([3, 1])[1]).values().sum()
         )
         loss.backward()
-        waiting.append((whole.waiting_ahead, part.waiting_ahead))
+        waiting.append((whole.shared.waiting_ahead, part.shared.waiting_ahead))
     seen = {("whole", *key): data for key, data in whole_tensors(comm, whole).items()}
     return waiting, seen | {("part", *key): data for key, data in whole_tensors(comm, part).items()}
 
@@ -198,7 +198,7 @@ def same_again(comm):
         batch = batches_of(tables, comm.rank)[1]
         for features in reader(Loader([batch] * 5), depth, collection):
             step(head, features)
-        assert not collection.waiting_ahead
+        assert not collection.shared.waiting_ahead
         ends.append(whole_tensors(comm, collection))
     return all(same_bits(ends[0][key], ends[1][key]) for key in ends[0])
 
@@ -214,11 +214,11 @@ def wanted(comm, depth):
     head = Head(collection)
     for i, features in enumerate(reader(Loader(batches_of(tables, comm.rank)), depth, collection)):
         step(head, features)
-        if any(collection.header.wanted_W):
-            collection.forget_ahead()
+        if any(collection.shared.header.wanted_W):
+            collection.shared.forget_ahead()
             return i
         if i == 1 and comm.rank == 1:
-            collection.header.wanted = 1
+            collection.shared.header.wanted = 1
     return None
 
 
@@ -241,7 +241,7 @@ def read_by_step(comm):
         for _, features in zip(range(3), reader(loader, depth, collection), strict=False):
             found[depth].append(loader.read)
             step(Head(collection), features)
-        collection.forget_ahead()
+        collection.shared.forget_ahead()
     return found
 
 
@@ -269,4 +269,8 @@ def waits(comm):
     tables = make_tables()
     collection = sharded(comm, tables, "random")
     step(Head(collection), batches_of(tables, comm.rank)[0])
-    return collection.waits.waited_s, collection.waits.under_way_s, collection.waits.hidden()
+    return (
+        collection.shared.waits.waited_s,
+        collection.shared.waits.under_way_s,
+        collection.shared.waits.hidden(),
+    )

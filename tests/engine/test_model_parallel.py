@@ -20,6 +20,7 @@ from recapp.engine.shard_model import (
     shard_model,
     sharded_collections,
     sharded_names,
+    sharded_tables,
     wrap_dense,
 )
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
@@ -102,7 +103,7 @@ def test_repr_shows_which_tables_lie_where(ranks):
 def alone(comm):
     model = Head(EmbeddingBagCollection(tables=make_tables(), device=META))
     made = DistributedModelParallel(model, sharders=[EmbeddingBagCollectionSharder(sgd(0.5))])
-    return made.comm.world, made.plan.world_size, sharded_collections(made)[0].rule.name
+    return made.comm.world, made.plan.world_size, sharded_tables(made)[0].rule.name
 
 
 def test_the_sharder_says_the_rule_and_the_plan_is_made_for_the_default_group(ranks):
@@ -176,7 +177,7 @@ def test_without_any_process_group_it_is_one_rank_and_no_ddp():
     model = DistributedModelParallel(Head(EmbeddingBagCollection(tables=tables, device=META)))
     assert isinstance(model.module, Head) and model.comm.world == 1
     click_loss(model(batch_of(tables, 6, 0))).backward()
-    assert sharded_collections(model)[0].updates == 1
+    assert sharded_tables(model)[0].updates == 1
     assert "t0: 131 x 16, table_wise, unique, rank 0" in repr(model)
 
 
@@ -188,13 +189,13 @@ def after_ddp(comm, wrap):
     model = Head(EmbeddingBagCollection(tables=tables, device=META))
     shard_model(model, make_plan("row_wise", tables, comm.world), comm, sgd())
     collection = model.collection
-    for store in collection.stores:
+    for store in collection.shared.stores:
         store.weights.fill_(comm.rank + 1)
     wrapped = wrap(model, comm)
     assert isinstance(wrapped, DistributedDataParallel)
-    found = {float(x) for store in collection.stores for x in store.weights.unique()}
+    found = {float(x) for store in collection.shared.stores for x in store.weights.unique()}
     click_loss(wrapped(batch_of(tables, 6, comm.rank, one_hot=True))).backward()
-    assert collection.updates == 1
+    assert collection.shared.updates == 1
     return found
 
 
@@ -247,7 +248,7 @@ def test_a_collection_that_stands_in_two_places_becomes_one_sharded_collection()
     model = Two()
     shard_model(model, whole_plan(), Comm(), sgd())
     assert isinstance(model.again, ShardedEmbeddingBagCollection) and model.again is model.first
-    assert [[t.name for t in c.embedding_bag_configs()] for c in sharded_collections(model)] == [
+    assert [[t.name for t in c.tables()] for c in sharded_collections(model)] == [
         ["t0", "t1"],
         ["t2"],
     ]
@@ -289,5 +290,6 @@ def test_everything_sharded_is_on_ddps_ignore_list_and_answers_as_a_module():
     shard_model(model, whole_plan(), Comm(), rowwise_adagrad())
     names = [n for n, _ in model.named_buffers()]
     assert sorted(sharded_names(model)) == sorted(names) and len(names) == 6
-    assert len(list(model.first.buffers())) == 4 and list(model.parameters()) == []
+    assert len(list(model.first.buffers())) == 6  # it shares the tables of both
+    assert list(model.parameters()) == []
     assert wrap_dense(model, Comm()) is model

@@ -18,7 +18,7 @@ from engine.engine_cases import (
 )
 from parity.cases import Case, Oracle, loss_of
 
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.errors import PlanError
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -83,7 +83,7 @@ def replicated_strips(comm):
         "replicated",
     )
     dealt = TableSharding((Shard(1, range(40), range(2)), Shard(0, range(40), range(2, 5))))
-    collection = ShardedEmbeddingBagCollection(
+    collection = shard_bags(
         tables, ShardingPlan({"t0": cut, "t1": dealt}, 2), comm, RULES["rowwise_adagrad"], 1
     )
     head = torch.linspace(-1, 1, collection.width, dtype=torch.float64)
@@ -138,9 +138,7 @@ def test_a_row_that_two_features_hit_is_updated_once_with_the_sum(ranks):
 
 
 def trained(comm, tables, rule):
-    collection = ShardedEmbeddingBagCollection(
-        tables, make_plan("random", tables, 1), comm, RULES[rule], 1, "torch"
-    )
+    collection = shard_bags(tables, make_plan("random", tables, 1), comm, RULES[rule], 1, "torch")
     head = torch.linspace(-1, 1, collection.width)
     for step in range(3):
         loss_of(collection(batch_of(tables, 6, step)).values(), head).mean().backward()
@@ -168,9 +166,7 @@ def test_a_plan_for_another_number_of_ranks_is_refused(ranks, planned, world):
 def wrong_world(comm, planned):
     tables = make_tables()
     with pytest.raises(PlanError) as error:
-        ShardedEmbeddingBagCollection(
-            tables, make_plan("row_wise", tables, planned), comm, RULES["sgd"]
-        )
+        shard_bags(tables, make_plan("row_wise", tables, planned), comm, RULES["sgd"])
     return str(error.value)
 
 

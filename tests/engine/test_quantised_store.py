@@ -10,7 +10,7 @@ from engine.engine_cases import KINDS, RULES, batch_of, make_plan, make_tables
 
 from recapp.engine.held_memory import held_bytes
 from recapp.engine.quantised_store import QuantisedStore, quantised
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.errors import ConfigError
 from recapp.kernels.quantised import dequantise, quantise
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -26,7 +26,7 @@ def tables_of(pooling):
 
 def trained(comm, tables, kind, mode, backend):
     plan = make_plan(kind, tables, comm.world, mode=mode, column_width=3)
-    return ShardedEmbeddingBagCollection(tables, plan, comm, RULES["adam"], SEED, backend)
+    return shard_bags(tables, plan, comm, RULES["adam"], SEED, backend)
 
 
 def oracle_of(tables, plan, world, bits, dtype):
@@ -166,7 +166,7 @@ def test_quantised_tables_are_read_only():
     values = served(batch_of(tables_of("sum"), 5, 0)).values()
     with pytest.raises(ConfigError, match=r"tables t0, t1, t2\.\.\.: they are read-only"):
         values.sum().backward()
-    store = served.store(0)
+    store = served.shared.store(0)
     assert isinstance(store, QuantisedStore)
     with pytest.raises(ConfigError, match="8 bits and are read-only: train the float tables"):
         store.update(torch.zeros(1), None, torch.zeros(1), None, 0.1)
@@ -198,4 +198,4 @@ def test_updates_that_wait_are_in_the_quantised_rows():
     served = quantised(collection, 8)
     with torch.no_grad():
         close = torch.isclose(served(batch).values(), collection(batch).values(), atol=0.2)
-    assert close.all() and collection.updates == 1 and held.requires_grad
+    assert close.all() and collection.shared.updates == 1 and held.requires_grad

@@ -6,7 +6,7 @@ from engine.engine_cases import RULES, batch_of, make_plan, make_tables, same_bi
 from tiers import one_of
 
 from recapp.engine.row_store import FloatStore
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.errors import ConfigError
 from recapp.transport.communicator import Comm
 
@@ -51,7 +51,7 @@ class Scattered(FloatStore):
 def trained(comm, kind, mode, rule, weighted, backend, make):
     """Outputs, gradients of sample weights and all rows of three steps; two lookups in the last."""
     plan = make_plan(kind, TABLES, comm.world, mode=mode)
-    collection = ShardedEmbeddingBagCollection(
+    collection = shard_bags(
         TABLES,
         plan,
         comm,
@@ -101,8 +101,7 @@ def test_rows_may_lie_wherever_a_store_keeps_them(
 def test_tables_without_a_rule_are_looked_up_and_neither_updated_nor_given_a_rate():
     plan = make_plan("table_wise", TABLES, 1)
     trains, reads = (
-        ShardedEmbeddingBagCollection(TABLES, plan, Comm(), rule, 3, "torch")
-        for rule in (RULES["adam"], None)
+        shard_bags(TABLES, plan, Comm(), rule, 3, "torch") for rule in (RULES["adam"], None)
     )
     batch = batch_of(TABLES, 6, 0)
     values = reads(batch).values()
@@ -110,6 +109,6 @@ def test_tables_without_a_rule_are_looked_up_and_neither_updated_nor_given_a_rat
     with pytest.raises(ConfigError, match=r"read-only \(rule=None\).*torch.no_grad"):
         values.sum().backward()
     with pytest.raises(ConfigError, match="read-only"):
-        _ = reads.param_group
+        _ = reads.shared.param_group
     assert {b.tensor for b in reads.blocks()} == {"weight"}
-    assert sum(store.nbytes.state for store in reads.state.stores) == 0
+    assert sum(store.nbytes.state for store in reads.shared.state.stores) == 0

@@ -163,7 +163,7 @@ def wide_rows(comm, dtype):
     outputs = []
     for row_dtype in (torch.int32, torch.int64):
         collection = sharded(comm, tables, "random", "sgd", mode="pooled")
-        state = collection.state
+        state = collection.shared.state
         state.routes = [replace(routes, row_dtype=row_dtype) for routes in state.routes]
         collection(batch).values().sum().backward()
         outputs.append(collection(batch).values().detach())

@@ -5,7 +5,7 @@ import torch
 from engine_cases import KINDS, RULES, batch_of, make_plan, make_tables, whole_tensors
 from parity.cases import Case, Oracle, loss_of
 
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.tables.config import PoolingType
 from recapp.tables.lookups import TableLookup
 
@@ -29,9 +29,7 @@ def trained(comm, kind, mode, rule):
     lookups = several(tables)
     head = torch.linspace(-1, 1, sum(x.dim for x in lookups), dtype=torch.float64)
     plan = make_plan(kind, tables, comm.world, mode=mode)
-    collection = ShardedEmbeddingBagCollection(
-        tables, plan, comm, RULES[rule], seed=1, lookups=lookups
-    )
+    collection = shard_bags(tables, plan, comm, RULES[rule], seed=1, lookups=lookups)
     oracle = Oracle(Case(tables, None, [], head, RULES[rule], lookups), seed=1)
     for step in range(3):
         batches = [batch_of(tables, 6, 10 * step + r) for r in range(comm.world)]

@@ -50,7 +50,7 @@ def trained(comm, collection, tables, depth, **changes):
     seen = {}
     plain = batches(tables, comm.rank, **changes)
     loader = (
-        LookAhead(plain, depth, lambda: [collection], copied, comm.side)
+        LookAhead(plain, depth, lambda: [collection.shared], copied, comm.side)
         if depth
         else map(copied, plain)
     )
@@ -63,7 +63,7 @@ def trained(comm, collection, tables, depth, **changes):
                 seen["validation"] = head(copied(batch_of(tables, 4, comm.rank)))
             # looked up with a gradient and never learned from
             head(copied(batch_of(tables, 3, comm.rank + 70)))
-    collection.forget_ahead()
+    collection.shared.forget_ahead()
     return seen | {
         f"{tensor} of {table}": data
         for (table, tensor), data in whole_tensors(comm, collection).items()
@@ -168,7 +168,7 @@ def test_ahead_of_its_turn_nothing_waits_for_what_computes():
         head = Head(collection)
         told = watch.streams.told
         for step, features in enumerate(
-            LookAhead(batches(tables, 0), 1, lambda: [collection], copied, comm.side)
+            LookAhead(batches(tables, 0), 1, lambda: [collection.shared], copied, comm.side)
         ):
             if step == 0:
                 assert told.count("side waits for compute") == 1  # when the epoch began

@@ -48,7 +48,7 @@ def two_lookups(comm, kind, rule, order):
             outputs = [oracle.model(batch(2 * step + k, r)).values() for r in range(comm.world)]
             (sum((1 + k) * loss(o, comm) for o in outputs) / comm.world).backward()
         oracle.optimizer.step()
-        assert collection.updates == step + 1
+        assert collection.shared.updates == step + 1
     all_equal(comm, collection, oracle)
 
 
@@ -83,7 +83,7 @@ def dropped(comm, how, rule="rowwise_adagrad"):
         gc.collect()
         oracle.step([batch(step, r) for r in range(comm.world)])
     all_equal(comm, collection, oracle)
-    assert collection.updates == 4
+    assert collection.shared.updates == 4
 
 
 @pytest.mark.parametrize("how", ["dropped before", "dropped after", "held by one rank"])
@@ -142,7 +142,7 @@ def without_gradient(comm, guard):
             assert not second.requires_grad and torch.equal(first, second)
         loss(values, comm).backward()
         oracle.step([batch(step, r) for r in range(comm.world)])
-        assert collection.updates == step + 1
+        assert collection.shared.updates == step + 1
     all_equal(comm, collection, oracle)
 
 
@@ -183,9 +183,9 @@ def test_rows_that_were_not_looked_up_keep_their_bits(ranks, rule):
 
 def wanted(comm):
     collection = sharded(comm, TABLES, "mixed")
-    collection.header.wanted = 2 if comm.rank == 1 else 0
+    collection.shared.header.wanted = 2 if comm.rank == 1 else 0
     collection(batch(0, comm.rank, rows=3 + comm.rank))
-    return collection.header.rows_W, collection.header.wanted_W
+    return collection.shared.header.rows_W, collection.shared.header.wanted_W
 
 
 def test_every_rank_hears_the_rows_and_the_wishes_of_every_rank(ranks):

@@ -12,7 +12,7 @@ from engine.engine_cases import Head, batch_of, make_plan, make_tables
 from parity.cases import RULES
 
 from recapp.benchmarks.kernel_costs import Mirror
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.metrics import click_metrics
 from recapp.sparse.batch import Batch
 from recapp.sparse.transfer import to_device, to_host, true_indices
@@ -77,7 +77,7 @@ def trained(comm, backend, kind, mode, rule, depth, rows=3000, strict=False):
     # even, so that both ranks of the mirror have rows of the same numbers
     tables = make_tables(rows=(20_000, 3000, 8))
     plan = make_plan(kind, tables, comm.world, mode=mode)
-    collection = ShardedEmbeddingBagCollection(tables, plan, comm, RULES[rule], 1, backend)
+    collection = shard_bags(tables, plan, comm, RULES[rule], 1, backend)
     head = Head(collection).to(comm.device)
     metrics = [m.to(comm.device) for m in click_metrics().values()]
     optimizer = torch.optim.Adam(head.parameters())
@@ -89,7 +89,7 @@ def trained(comm, backend, kind, mode, rule, depth, rows=3000, strict=False):
         return batch.to(comm.device, non_blocking=True)
 
     loader = (
-        LookAhead(plain, depth, lambda: [collection], moved, comm.side)
+        LookAhead(plain, depth, lambda: [collection.shared], moved, comm.side)
         if depth
         else map(moved, plain)
     )
@@ -105,8 +105,8 @@ def trained(comm, backend, kind, mode, rule, depth, rows=3000, strict=False):
         optimizer.step()
         losses.append(loss.detach())
     torch.cuda.set_sync_debug_mode("default")
-    collection.forget_ahead()
-    return [torch.stack(losses).cpu(), *(store.weights.cpu() for store in collection.stores)]
+    collection.shared.forget_ahead()
+    return [torch.stack(losses).cpu(), *(store.weights.cpu() for store in collection.shared.stores)]
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 from engine.engine_cases import RULES, batch_of, make_plan, make_tables, sharded, whole_tensors
 from parity.cases import Case, Oracle, loss_of
 
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 HEAD = torch.linspace(-1, 1, 16 * 2 + 5 * 2 + 12)
@@ -28,7 +28,7 @@ class RoundingOracle(Oracle):
 
     @torch.no_grad()
     def round_to(self, like=None):
-        for t in self.start.embedding_bag_configs():
+        for t in self.start.tables():
             weight = self.model.weight(t.name)
             weight.copy_((like or self.model).weight(t.name).to(t.data_type.dtype))
 
@@ -44,7 +44,7 @@ def with_types(types, dtype=None):
 
 def narrow(comm, types, kind, rule, mode, compute, tolerance):
     tables = with_types(types)
-    collection = ShardedEmbeddingBagCollection(
+    collection = shard_bags(
         tables, make_plan(kind, tables, comm.world, mode=mode), comm, RULES[rule], 1
     )
     oracle = RoundingOracle(with_types(types, compute), tables, RULES[rule], 1)

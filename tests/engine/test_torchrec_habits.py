@@ -11,7 +11,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 
 from recapp.console import note_once
 from recapp.engine.model_parallel import DistributedModelParallel
-from recapp.engine.shard_model import shard_model, sharded_collections
+from recapp.engine.shard_model import shard_model, sharded_collections, sharded_tables
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import HybridOptimizer
@@ -67,7 +67,7 @@ def on_a_group(comm, wrap):
         step(model, 10 * seed + comm.rank)
     same = comm.all_gather([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for other in same for a, b in zip(other, same[0], strict=True))
-    return model.comm.world, model.plan.world_size, sharded_collections(model)[0].updates
+    return model.comm.world, model.plan.world_size, sharded_tables(model)[0].updates
 
 
 def itself(group):
@@ -119,7 +119,7 @@ def as_unsharded(comm, kind, arguments):
             torch.testing.assert_close(
                 data, oracle.collection.weight(table).detach(), rtol=1e-9, atol=1e-9
             )
-    return sharded_collections(model)[0].rule.name
+    return sharded_tables(model)[0].rule.name
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_an_optimiser_applied_in_backward_trains_the_sharded_tables_as_torch_doe
 
 
 def rule_of(model, sharders=None):
-    return sharded_collections(DistributedModelParallel(model, sharders=sharders))[0].rule
+    return sharded_tables(DistributedModelParallel(model, sharders=sharders))[0].rule
 
 
 def test_a_sharder_without_a_rule_takes_the_optimiser_applied_in_backward():
@@ -255,7 +255,7 @@ def test_two_backwards_update_tables_twice_as_the_docstring_says():
     model = DistributedModelParallel(head(), sharders=[EmbeddingBagCollectionSharder(sgd(0.1))])
     step(model)
     step(model)
-    assert sharded_collections(model)[0].updates == 2
+    assert sharded_tables(model)[0].updates == 2
     assert "two backwards before one" in " ".join(DistributedModelParallel.__doc__.split())
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import KINDS, batch_of, make_plan, make_tables
 
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.topology import Topology
@@ -33,7 +33,7 @@ SAMPLE_RULES = [
 
 def step_of(comm, tables, plan, rule, batch):
     """Collectives of a forward and of a whole step, and the bytes that this rank sent."""
-    collection = ShardedEmbeddingBagCollection(tables, plan, comm, rule)
+    collection = shard_bags(tables, plan, comm, rule)
     calls = comm.calls
     sent = comm.bytes_sent
     values = collection(batch).values()
@@ -81,9 +81,7 @@ def test_every_plan_costs_three_collectives_forward_and_one_back(ranks):
 
 def evaluation(comm):
     tables = make_tables()
-    collection = ShardedEmbeddingBagCollection(
-        tables, make_plan("mixed", tables, comm.world), comm, sgd()
-    )
+    collection = shard_bags(tables, make_plan("mixed", tables, comm.world), comm, sgd())
     with torch.no_grad():
         collection(batch_of(tables, 4, comm.rank))
     return comm.calls

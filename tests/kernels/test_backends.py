@@ -396,7 +396,6 @@ def routes(mode="unique", row_dtype=torch.int32):
         mode,
         WIDTH,
         [0, 2, 1],
-        numbers(0, 2, 1),
         np.array([0, 4, 2]),
         numbers(0, 0, 1),
         numbers(100, 7),
@@ -425,7 +424,19 @@ def batch(weighted=False, row_dtype=torch.int64, seed=0):
     weights_L = (
         torch.rand(len(rows_L), generator=generator, dtype=torch.float64) if weighted else None
     )
-    return Bags(rows_L, lengths_FB, edge[f], edge[1:][f], where_M, scale_M, weights_L)
+    bag_S = B * np.array(f)
+    bags_S1 = B * np.arange(len(f) + 1)
+    return Bags(
+        rows_L,
+        lengths_FB.view(-1),
+        bag_S,
+        bags_S1,
+        edge[f],
+        edge[1:][f],
+        where_M,
+        scale_M,
+        weights_L,
+    )
 
 
 def wanted(bags):
@@ -433,7 +444,7 @@ def wanted(bags):
     found = {}
     for slot, (feature, first) in enumerate(zip([0, 2, 1], bags.first_S.tolist(), strict=True)):
         at = first
-        for b, n in enumerate(bags.lengths_FB[feature].tolist()):
+        for b, n in enumerate(bags.lengths_N.view(3, B)[feature].tolist()):
             for _ in range(n):
                 row = int(bags.rows_L[at])
                 piece = 3 if slot == 2 else 0 if row < 10 else 1 if row < 60 else 2

@@ -78,14 +78,14 @@ from pathlib import Path
 import torch
 from engine.engine_cases import RULES, batch_of, make_plan, make_tables
 from recapp.transport.communicator import Comm
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.tables.config import PoolingType
 kind, mode, rule, threads, trains, mean = json.loads(sys.argv[1])
 torch.set_num_threads(threads)
 pooling = {"pooling": PoolingType.MEAN} if mean else {}
 tables = make_tables(rows=(5000, 40, 7), dims=(16, 16, 16), **pooling)
 plan = make_plan(kind, tables, 1, mode=mode, column_width=8)
-collection = ShardedEmbeddingBagCollection(
+collection = shard_bags(
     tables, plan, Comm(), RULES[rule], backend="numba", trains=trains
 )
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from parity.cases import KINDS, RULES, Oracle, loss_of, make_case
 
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_embedding_bag import shard_bags
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -19,7 +19,7 @@ def train_and_compare(comm, seed, kind, backend, options, break_it=False):
     compared.
     """
     case = make_case(seed, kind, comm.world, **options)
-    sharded = ShardedEmbeddingBagCollection(case.tables, case.plan, comm, case.rule, seed, backend)
+    sharded = shard_bags(case.tables, case.plan, comm, case.rule, seed, backend)
     oracle = Oracle(case, seed)
     if break_it and comm.rank == comm.world - 1:
         next(b for b in sharded.blocks() if b.tensor == "weight" and b.data.numel()).data[0, 0] += (
@@ -28,7 +28,7 @@ def train_and_compare(comm, seed, kind, backend, options, break_it=False):
     for batches in case.batches:
         before = comm.calls
         values = sharded(batches[comm.rank]).values()
-        rows = sum(sharded.header.rows_W)
+        rows = sum(sharded.shared.header.rows_W)
         (loss_of(values, case.head).sum() * comm.world / max(rows, 1)).backward()
         calls = comm.calls - before
         torch.testing.assert_close(values.detach(), oracle.step(batches)[comm.rank], **TOLERANCE)
@@ -41,7 +41,7 @@ def train_and_compare(comm, seed, kind, backend, options, break_it=False):
             **TOLERANCE,
         )
         compared.append(block.tensor)
-    return calls, sorted(set(compared)), sharded.state.row_statistics is not None
+    return calls, sorted(set(compared)), sharded.shared.state.row_statistics is not None
 
 
 AXES = [

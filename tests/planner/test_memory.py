@@ -17,7 +17,7 @@ from recapp.planner.topology import Topology
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.embedding_bag import compute_dtype
+from recapp.tables.lookups import compute_dtype
 
 
 def table(name, rows, dim, dtype="fp32"):

@@ -127,7 +127,7 @@ def test_a_run_records_phases_memory_and_bytes_of_every_rank(logs, tmp_path, loo
 
     class Watch(Callback):
         def on_train_end(self, trainer, pl_module):
-            seen.extend(s for c in trainer.strategy.collections() for s in c.stores)
+            seen.extend(s for c in trainer.strategy.sharded_tables() for s in c.stores)
 
     record(
         logs,

@@ -52,9 +52,9 @@ def test_strips_of_one_width_mode_and_type_are_one_group_and_replicas_come_last(
         (2, "replicated", torch.float32),
     ]
     assert [[(s.lookup, s.column) for s in g.slots] for g in layout.groups] == [
-        [(3, 8)],
-        [(1, 2), (1, 4), (2, 6)],
-        [(4, 10)],
+        [(3, 0)],
+        [(1, 0), (1, 2), (2, 0)],
+        [(4, 0)],
         [(0, 0)],
     ]
     assert layout.groups[1].rows_W == (6 + 5, 6) and layout.groups[3].rows_W == (4, 4)

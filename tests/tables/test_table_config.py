@@ -13,8 +13,8 @@ from recapp.tables.config import (
     PoolingType,
     check_tables,
 )
-from recapp.tables.embedding_bag import EmbeddingBagCollection, compute_dtype
-from recapp.tables.lookups import lookups_of
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.lookups import compute_dtype, lookups_of
 
 
 def table(name="t", **changes):

@@ -72,7 +72,7 @@ def main(folder):
         "steps": trainer.global_step,
         "modes": sorted({sharding.mode for sharding in strategy.plan.tables.values()}),
         "problem": strategy.problem is not None,
-        "updates": [c.updates for c in strategy.collections()],
+        "updates": [c.updates for c in strategy.sharded_tables()],
     }
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(found))
 

@@ -129,7 +129,7 @@ class Spoil(Callback):
             with torch.no_grad():
                 block = next(
                     b
-                    for c in trainer.strategy.collections()
+                    for c in trainer.strategy.sharded_tables()
                     for b in c.blocks()
                     if b.tensor == "weight"
                 )
@@ -169,7 +169,7 @@ def test_evaluating_weights_that_are_not_finite_fails_and_names_them(
     module = build.build_module(config)
     tester.validate(module, datamodule=build.build_data(config), ckpt_path=str(best), verbose=False)
     meta = read_meta(best)
-    blocks = [b for c in strategy.collections() for b in c.blocks()]
+    blocks = [b for c in strategy.sharded_tables() for b in c.blocks()]
     name, _ = next(iter(module.named_parameters()))
     with torch.no_grad():
         (meta["state_dict"][name] if dense else blocks[3].data)[0, 0] = float("inf")

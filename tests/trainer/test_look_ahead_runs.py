@@ -45,7 +45,7 @@ class Reads(Callback):
         self.ahead = isinstance(trainer.train_dataloader, LookAhead)
 
     def on_fit_end(self, trainer, pl_module):
-        self.left = [c.waiting_ahead for c in trainer.strategy.collections()]
+        self.left = [c.waiting_ahead for c in trainer.strategy.sharded_tables()]
 
 
 LIMITS = {

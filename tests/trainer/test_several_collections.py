@@ -46,15 +46,15 @@ def trained(logs, folder, look_ahead):
         "trainer.max_steps=5",
     )
     seen, trainer, _ = fit(config, folder)
-    collections = trainer.strategy.collections()
-    blocks = [(b.table, b.tensor, b.data.clone()) for c in collections for b in c.blocks()]
-    return seen, collections, blocks
+    (shared,) = trainer.strategy.sharded_tables()
+    blocks = [(b.table, b.tensor, b.data.clone()) for b in shared.blocks()]
+    return seen, shared, blocks
 
 
 def test_all_tables_train_and_looking_ahead_changes_no_bit(logs, tmp_path):
-    _seen, collections, blocks = trained(logs, tmp_path / "ahead", 1)
-    assert [len(c.embedding_bag_configs()) for c in collections] == [26, 26]
-    assert [c.updates for c in collections] == [5, 5]
+    _seen, shared, blocks = trained(logs, tmp_path / "ahead", 1)
+    assert [len(m.lookups) for m in shared.members] == [26, 26] and len(shared.tables()) == 52
+    assert shared.updates == 5
     _, _, others = trained(logs, tmp_path / "not_ahead", 0)
     assert [x[:2] for x in blocks] == [x[:2] for x in others]
     assert all(torch.equal(a, b) for (*_, a), (*_, b) in zip(blocks, others, strict=True))

@@ -41,7 +41,7 @@ def test_the_logged_rate_is_the_one_the_update_uses(logs, tmp_path):
 
     class Watch(Callback):
         def on_train_start(self, trainer, pl_module):
-            store = trainer.strategy.collections()[0].store(0)
+            store = trainer.strategy.sharded_tables()[0].store(0)
             update = store.update
             store.update = lambda *args: (used.append(args[4]), update(*args))[1]
 
@@ -59,7 +59,7 @@ def test_zero_rates_change_nothing(logs, tmp_path):
             before.update(
                 {
                     b.table: b.data.clone()
-                    for c in trainer.strategy.collections()
+                    for c in trainer.strategy.sharded_tables()
                     for b in c.blocks()
                     if b.tensor == "weight"
                 }
@@ -67,7 +67,7 @@ def test_zero_rates_change_nothing(logs, tmp_path):
 
     _, trainer, _ = fit(config, tmp_path, Keep())
     for block in (
-        b for c in trainer.strategy.collections() for b in c.blocks() if b.tensor == "weight"
+        b for c in trainer.strategy.sharded_tables() for b in c.blocks() if b.tensor == "weight"
     ):
         assert block.data.equal(before[block.table])
 
@@ -103,7 +103,7 @@ def test_the_dense_part_may_run_in_half_precision(logs, tmp_path, precision):
     )
     assert all(loss == loss for loss in seen.losses)
     assert all(
-        b.data.dtype == torch.float32 for c in trainer.strategy.collections() for b in c.blocks()
+        b.data.dtype == torch.float32 for c in trainer.strategy.sharded_tables() for b in c.blocks()
     )
 
 
@@ -140,7 +140,7 @@ def test_evaluation_holds_no_optimiser_state_and_reproduces_validation(logs, tmp
         verbose=False,
     )
     assert {k: float(v) for k, v in results[0].items()} == trained
-    assert {b.tensor for c in strategy.collections() for b in c.blocks()} == {"weight"}
+    assert {b.tensor for c in strategy.sharded_tables() for b in c.blocks()} == {"weight"}
 
 
 def test_a_trainer_that_would_start_ranks_itself_is_refused(logs):

@@ -1,0 +1,378 @@
+"""The tables of a model where a plan says, and the exchange that its collections share.
+
+    features -> Requests (input_dist)
+             -> Lookup (lookup, output_dist; backward updates the rows)
+             -> vectors of each collection (`recapp/engine/sharded_embedding_bag.py`,
+                `recapp/engine/sharded_embedding.py`)
+
+Rows live in one store per group (`recapp/engine/row_store.py`). The optimiser is fused into
+backward: a table has no gradient. The live learning rate is read from `param_group`, which the one
+optimiser object holds too, so schedules reach tables like any parameter.
+
+A batch's ids are exchanged once for all collections whose features they have, when the first of
+them is called, or ahead of that; the others find their vectors by the identity of the
+KeyedJaggedTensor. So a model costs as many messages as one collection.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from recapp.console import note
+from recapp.engine.fused_update import FusedUpdate
+from recapp.engine.lookup import Lookup
+from recapp.engine.outputs import Member
+from recapp.engine.requests import Requests
+from recapp.engine.row_statistics import RowStatistics
+from recapp.engine.row_store import FloatStore, RowStore, StoredGroup
+from recapp.engine.state import EngineState
+from recapp.errors import ConfigError, PlanError
+from recapp.kernels.backend import backend as choose_backend
+from recapp.kernels.backend import slow_kernels_note
+from recapp.kernels.warm_up import report_compilation, warm_up
+from recapp.optim.rules import RowRule
+from recapp.sharding.layout import Block, make_layout
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.ids import Rows
+from recapp.tables.lookups import compute_dtype, lookups_of
+from recapp.transport.communicator import Comm
+
+
+class _Result:
+    """The vectors of a batch that collections have not asked for yet.
+
+    Args:
+        features: The ids, by whose identity they are found.
+        parts: Of each collection.
+        rows: That were looked up, by all lookups.
+    """
+
+    def __init__(
+        self, features: KeyedJaggedTensor, parts: dict[int, list[Tensor]], rows: Rows
+    ) -> None:
+        self.features = features
+        self.parts = parts
+        self.rows = rows
+        self.had: set[int] = set()
+
+    def take(self, member: int, lookups: range) -> tuple[list[Tensor], Rows]:
+        """Hand out the vectors of a collection and the rows of its lookups, once."""
+        self.had.add(member)
+        return self.parts.pop(member), self.rows.of(lookups)
+
+
+class ShardedTables(nn.Module):
+    """Tables that lie where a plan says, for one or more collections.
+
+    Args:
+        tables: Those of all collections.
+        plan: Plan of exactly these tables, for as many ranks as `comm` has.
+        comm: Communicator of the ranks.
+        rule: Optimiser of the rows; None for tables that are only read.
+        seed: Seed of the start values, one or one by table: the same model under every plan.
+        backend: Which kernels run (`recapp/kernels/backend.py`); `auto` takes the fastest that is
+            there.
+        payload: Type of vectors and gradients that travel; None takes the compute type.
+        trains: Whether kernels for updates are compiled ahead; without, at the first update.
+        make_store: Makes the store of each group, with its rows; None makes a `FloatStore` with
+            start values.
+        members: What each collection looks up; None is one collection with the lookups that the
+            tables declare.
+
+    Raises:
+        PlanError: The plan does not tile the tables or was made for another number of ranks.
+        ConfigError: The backend is unknown or not there.
+
+    `state` is what the engine works with; measuring attaches by `state.observer`. `update` changes
+    the rows. `header`, `waits`, `comm` and `id_rules` are the state's.
+    """
+
+    def __init__(
+        self,
+        tables: list[EmbeddingConfig],
+        plan: ShardingPlan,
+        comm: Comm,
+        rule: RowRule | None,
+        seed: int | Mapping[str, int] = 0,
+        backend: str = "auto",
+        payload: torch.dtype | None = None,
+        trains: bool = True,
+        make_store: Callable[[StoredGroup], RowStore] | None = None,
+        members: Sequence[Member] | None = None,
+    ) -> None:
+        super().__init__()
+        _check_ranks(plan, comm)
+        self.plan = plan
+        self.comm = comm
+        self.members = tuple(members or (Member(lookups_of(tables)),))
+        edges = [0, *accumulate(len(m.lookups) for m in self.members)]
+        self._lookups = [range(*edge) for edge in pairwise(edges)]
+        layout = make_layout(tables, plan, [x for m in self.members for x in m.lookups])
+        device = comm.device
+        kernels = choose_backend(backend, device)
+        self.dtype = compute_dtype(tables)
+        make = make_store or (lambda group: FloatStore(group, rule, seed))
+        stores = [
+            make(StoredGroup(layout, g, comm.rank, self.dtype, device, kernels))
+            for g in range(len(layout.groups))
+        ]
+        self.stores = nn.ModuleList(stores)
+        exchanged = rule is not None and rule.needs_row and layout.column_cut
+        statistics = RowStatistics(layout, comm, kernels) if exchanged else None
+        state = EngineState(
+            layout,
+            comm,
+            kernels,
+            stores,
+            self.dtype,
+            payload or self.dtype,
+            statistics,
+            self.members,
+        )
+        self.state = state
+        self.update = FusedUpdate(state, rule)
+        self.header = state.header
+        self.waits = state.waits
+        self.id_rules = state.id_rules
+        self.anchor = torch.zeros(0, device=device, requires_grad=True)
+        self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
+        self._results: list[_Result] = []
+        self._warm_up(trains, slow_kernels_note(backend, device))
+
+    def _warm_up(self, trains: bool, missing: str) -> None:
+        """Compile kernels before the first step: rank 0 first, the others read what it left on
+        disk.
+        """
+        state = self.state
+        if missing and not self.comm.rank:
+            note(missing)
+        if state.backend.name != "numba":
+            return
+        if self.comm.rank:
+            self.comm.barrier()
+        with report_compilation(self.comm.rank == 0):
+            warm_up(
+                state.backend,
+                state.routes,
+                self.comm.world,
+                [store.example for store in state.stores],
+                state.in_lines_G,
+                self.dtype,
+                state.payload,
+                state.any_mean,
+                self.rule if trains else None,
+                state.row_statistics is not None,
+            )
+        if not self.comm.rank:
+            self.comm.barrier()
+
+    # ---- what the rest of the package reads
+
+    @property
+    def rule(self) -> RowRule | None:
+        """Return the optimiser of the rows; None where they are only read."""
+        return self.update.rule
+
+    @property
+    def param_group(self) -> dict[str, Any]:
+        """Return the param group of the tables, with the live learning rate."""
+        return self.update.param_group
+
+    @property
+    def updates(self) -> int:
+        """Return how many updates the rows have had; a checkpoint sets it."""
+        return self.update.updates
+
+    @updates.setter
+    def updates(self, number: int) -> None:
+        """Set how many updates the rows have had."""
+        self.update.updates = number
+
+    def tables(self) -> list[EmbeddingConfig]:
+        """Return the tables, in order."""
+        return list(self.state.layout.tables)
+
+    def store(self, group: int) -> RowStore:
+        """Return the rows of a group on this rank."""
+        return self.state.stores[group]
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the rectangles held here, as views: what a checkpoint reads and writes. Every rank
+        calls it.
+        """
+        self.update.finish_step()
+        for store in self.state.stores:
+            yield from store.blocks()
+
+    def exchange_buffers(self) -> Iterator[Tensor]:
+        """Yield the memory that is kept from batch to batch, and what batches that are looked ahead
+        to hold.
+        """
+        yield from self.state.buffers()
+        yield from self.update.buffers()
+        for _, requests in self._ahead:
+            yield from requests.buffers()
+
+    # ---- the exchange of a batch
+
+    def input_dist(
+        self, features: KeyedJaggedTensor | Exception, member: int | None = None
+    ) -> Requests:
+        """Start to exchange which rows a batch needs. Reads no weights, so it may run before the
+        batch's turn; every rank calls it.
+
+        Args:
+            features: Of the batch, or why this rank has none.
+            member: The collection whose turn has come; None where none has.
+        """
+        return Requests(features, self.state, self._taken(features, member))
+
+    def _taken(self, features: KeyedJaggedTensor | Exception, member: int | None) -> list[bool]:
+        """Return whether each collection looks up a batch: where it has the features of all its
+        lookups, and has not been called with these ids yet.
+        """
+        if isinstance(features, Exception) or len(self.members) == 1:
+            return [True] * len(self.members)
+        keys = set(features.keys())
+        waiting = {i for r in self._results if r.features is features for i in r.parts}
+        had = {i for r in self._results if r.features is features for i in r.had}
+        taken = [
+            i == member or (i not in waiting | had and keys >= {x.feature for x in m.lookups})
+            for i, m in enumerate(self.members)
+        ]
+        return taken if any(taken) else [True] * len(taken)
+
+    def look_ahead(self, features: KeyedJaggedTensor | Exception) -> int:
+        """Start the exchange of a batch that comes later; `forward` finds it by the identity of
+        `features`. Every rank calls it.
+
+        Args:
+            features: Of the batch. Or why this rank could not read it: the others raise a RankError
+                when its turn comes. On a GPU the exchange does not wait for the stream that
+                computes: ids are complete or come from `comm.side`.
+
+        Returns:
+            How many exchanges wait for their batches now.
+        """
+        self.update.finish_step()
+        with self.comm.side.beside():
+            self._ahead.append((features, self.input_dist(features)))
+        return self.waiting_ahead
+
+    @property
+    def waiting_ahead(self) -> int:
+        """Return how many exchanges that were started ahead wait for their batches."""
+        return len(self._ahead)
+
+    def advance_ahead(self) -> None:
+        """Go on with exchanges that were started ahead, in their order; every rank calls it at the
+        same point.
+
+        What their headers ask of all is read now: a stop does not wait for the batch it travelled
+        with.
+        """
+        for _, requests in self._ahead:
+            requests.advance()
+            self.header.wanted_W = np.bitwise_or(
+                self.header.wanted_W or [0], requests.headers_W[:, 2]
+            ).tolist()
+
+    def failure_ahead(self) -> bool:
+        """Return whether a batch that was looked ahead to is known to fail in its turn: on all
+        ranks alike.
+        """
+        return any(requests.headers_W[:, :1].any() for _, requests in self._ahead)
+
+    def forget_ahead(self) -> None:
+        """End exchanges that were started ahead for batches that will not come. Every rank calls
+        it.
+        """
+        while self._ahead:
+            self._ahead.pop(0)[1].abandon()
+        self._results.clear()
+
+    def _requests(self, features: KeyedJaggedTensor, member: int) -> Requests:
+        """Return the exchange of a batch whose turn has come: started ahead, or now."""
+        for i, (expected, requests) in enumerate(self._ahead):
+            if expected is features and requests.taken[member]:
+                del self._ahead[i]
+                return requests
+        return self.input_dist(features, member)
+
+    def forward(self, features: KeyedJaggedTensor, member: int = 0) -> tuple[list[Tensor], Rows]:
+        """Return the vectors that one collection looks up. Every rank calls it with its own batch,
+        an empty one if need be.
+
+        Args:
+            features: Raw ids of at least the collection's features.
+            member: Number of the collection.
+
+        Returns:
+            For a collection of bags one [B, room + columns], for one of sequences [L, D] of each;
+            and the rows of its lookups.
+
+        Raises:
+            IdError: On all ranks, if one of them has an id outside a table whose rule is `error`.
+            ConfigError: Another collection was to be called with the ids of an earlier batch.
+        """
+        for result in self._results:
+            if result.features is features and member in result.parts:
+                return result.take(member, self._lookups[member])
+        self._forget_results(features)
+        made = self._look_up(features, member)
+        if len(self.members) > 1:
+            self._results.append(made)
+        return made.take(member, self._lookups[member])
+
+    def _forget_results(self, features: KeyedJaggedTensor) -> None:
+        """Forget what is left of earlier batches.
+
+        Raises:
+            ConfigError: Rows were looked up to be trained for a collection that did not ask for
+                them.
+        """
+        left = [r for r in self._results if r.features is not features]
+        self._results = [r for r in self._results if r.features is features]
+        for i in (i for r in left for i, parts in r.parts.items() if parts[0].requires_grad):
+            names = ", ".join(x.feature for x in self.members[i].lookups)
+            raise ConfigError(
+                f"the ids of a batch have the features {names}, but the collection that looks "
+                "these up was not called with them: call the collections of a model with one "
+                "KeyedJaggedTensor, or give each only its own features (features.permute)"
+            )
+
+    def _look_up(self, features: KeyedJaggedTensor, member: int) -> "_Result":
+        """Answer, combine, and note what a header says."""
+        state = self.state
+        state.observer.begins()
+        self.update.finish_step()
+        requests = self._requests(features, member)
+        requests.finish()
+        self.header.rows_W = requests.headers_W[:, 1].tolist()
+        self.header.wanted_W = requests.headers_W[:, 2].tolist()
+        parts = Lookup.apply(  # type: ignore[no-untyped-call]
+            self.anchor, requests.weights_L, requests, self.update, self.advance_ahead
+        )
+        learns = parts[0].requires_grad
+        if learns:
+            self.update.expect(requests)
+        else:
+            requests.release()
+        assert learns or not torch.is_grad_enabled(), (
+            "without a gradient the tables would silently not train"
+        )
+        return _Result(features, state.outputs.of_members(parts, requests.output), requests.rows)
+
+
+def _check_ranks(plan: ShardingPlan, comm: Comm) -> None:
+    if plan.world_size != comm.world:
+        raise PlanError(
+            f"plan {plan.name} is for {plan.world_size} ranks, but there are {comm.world}: "
+            f"set trainer.devices={plan.world_size} or make the plan for {comm.world}"
+        )

@@ -1,0 +1,153 @@
+"""Bags, concatenations and sequences in one model, under every plan: as the unsharded collections,
+and with as many collectives as one collection of bags.
+"""
+
+import random
+
+import pytest
+import torch
+from engine_cases import whole_tensors
+from parity.cases import KINDS, RULES, RowwiseAdagrad, sharding
+from torch import nn
+
+from recapp.engine.shard_model import shard_model, sharded_tables
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from recapp.tables.embedding import EmbeddingCollection
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.lookups import TableLookup, lookups_of
+
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+FEATURES = {"a": 131, "b": 17, "c": 40, "d": 9}  # rows of the smallest table that reads them
+
+
+def bag_tables():
+    return [
+        EmbeddingBagConfig(
+            name=name,
+            num_embeddings=rows,
+            embedding_dim=dim,
+            feature_names=features,
+            pooling=pooling,
+            data_type="fp64",
+        )
+        for name, rows, dim, features, pooling in [
+            ("users", 131, 8, ["a"], "sum"),
+            ("items", 40, 5, ["b", "c"], "mean"),
+        ]
+    ]
+
+
+def sequence_tables():
+    return [
+        EmbeddingConfig(
+            name=name,
+            num_embeddings=rows,
+            embedding_dim=dim,
+            feature_names=features,
+            data_type="fp64",
+        )
+        for name, rows, dim, features in [
+            ("history", 131, 8, ["a", "d"]),
+            ("words", 17, 3, ["b"]),
+            ("more", 9, 4, ["d"]),
+        ]
+    ]
+
+
+class Model(nn.Module):
+    """Two collections of bags, one of them with a concatenation, and one of sequences."""
+
+    def __init__(self, seed):
+        super().__init__()
+        first, second = bag_tables()
+        concat = TableLookup(second, "c", "c side by side", PoolingType.CONCAT, hotness=3)
+        lookups = (*lookups_of([second]), concat)
+        self.wide = EmbeddingBagCollection([first], None, seed=seed)
+        self.deep = EmbeddingBagCollection([second], None, seed=seed, lookups=lookups)
+        self.sequences = EmbeddingCollection(sequence_tables(), need_indices=True, seed=seed + 1)
+
+    def forward(self, features):
+        """Every output as one row of numbers per sample, so that sums over ranks mean the same."""
+        parts = [self.wide(features).values(), self.deep(features).values()]
+        for jagged in self.sequences(features).values():
+            total_BD = torch.zeros(len(jagged.lengths()), jagged.values().shape[1]).double()
+            bag_L = torch.repeat_interleave(jagged.lengths())
+            nth_L = torch.arange(len(bag_L)) - jagged.offsets()[bag_L]
+            scaled_LD = (jagged.values() * (1 + nth_L[:, None])).tanh()
+            parts.append(total_BD.index_add(0, bag_L, scaled_LD))
+        return torch.cat(parts, 1)
+
+
+def batch_of(rows, seed, weighted):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 4, (len(FEATURES), rows), generator=generator)
+    sizes = zip(FEATURES.values(), lengths, strict=True)
+    ids = torch.cat([torch.randint(0, n, (int(k.sum()),), generator=generator) for n, k in sizes])
+    weights = torch.rand(len(ids), generator=generator).double() if weighted else None
+    return KeyedJaggedTensor(list(FEATURES), ids, weights, lengths.flatten())
+
+
+def loss_of(values):
+    head = torch.linspace(-1, 1, values.shape[1], dtype=torch.float64)
+    return (values.tanh() * head).sum()
+
+
+def optimizer_of(rule, weights):
+    return {
+        "sgd": lambda: torch.optim.SGD(weights, rule.lr),
+        "adagrad": lambda: torch.optim.Adagrad(weights, rule.lr, eps=1e-10),
+        "adam": lambda: torch.optim.SparseAdam(weights, rule.lr),
+        "rowwise_adagrad": lambda: RowwiseAdagrad(weights, rule.lr),
+    }[rule.name]()
+
+
+def plan_of(kind, world):
+    rng = random.Random(f"{kind}/{world}")
+    tables = [*bag_tables(), *sequence_tables()]
+    cut = {t.name: sharding(kind, t, world, rng, "unique") for t in tables}
+    return ShardingPlan(cut, world, kind)
+
+
+def train(comm, kind, rule_name, weighted, backend):
+    """Train a sharded model beside the unsharded one; return the collectives of a step."""
+    rule = RULES[rule_name]
+    oracle = Model(3)
+    optimizer = optimizer_of(rule, list(oracle.parameters()))
+    model = shard_model(Model(3), plan_of(kind, comm.world), comm, rule, backend)
+    (shared,) = sharded_tables(model)
+    for step in range(3):
+        batches = [batch_of(6 + r, 10 * step + r, weighted) for r in range(comm.world)]
+        expected = [oracle(b) for b in batches]
+        rows = sum(map(len, expected))
+        optimizer.zero_grad()
+        (sum(map(loss_of, expected)) / rows).backward()
+        optimizer.step()
+        before = comm.calls
+        values = model(batches[comm.rank])
+        (loss_of(values) * comm.world / rows).backward()
+        calls = comm.calls - before
+        torch.testing.assert_close(values, expected[comm.rank], **TOLERANCE)
+    named = dict(oracle.named_parameters())
+    weight = {
+        t: next(w for n, w in named.items() if n.endswith(f".{t}.weight"))
+        for t in (t.name for t in shared.tables())
+    }
+    for (table, tensor), data in whole_tensors(comm, shared).items():
+        state = optimizer.state[weight[table]]
+        whole = weight[table].detach() if tensor == "weight" else state[tensor]
+        torch.testing.assert_close(data, whole, **TOLERANCE)
+    return calls, shared.state.row_statistics is not None
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_three_collections_train_as_unsharded_in_the_collectives_of_one(
+    ranks, kind, world, weighted
+):
+    rule = list(RULES)[(KINDS.index(kind) + world) % len(RULES)]
+    backend = ["numba", "torch"][(KINDS.index(kind) + world + weighted) % 2]
+    for calls, agreed in ranks.run(train, world, kind, rule, weighted, backend):
+        assert calls == (4 if world > 1 else 3) + agreed

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from recapp.engine.gathered_state import gathered_state_dict
     from recapp.engine.model_parallel import DistributedModelParallel
     from recapp.engine.shard_model import shard_model
+    from recapp.engine.sharded_embedding import ShardedEmbeddingCollection
     from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
-    from recapp.engine.sharder import EmbeddingBagCollectionSharder
+    from recapp.engine.sharder import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
     from recapp.metrics import AUC, Calibration, LogLoss, NormalizedEntropy
     from recapp.models.published_dlrm import DLRM
     from recapp.optim.fused_params import EmbOptimType
@@ -41,7 +42,14 @@ if TYPE_CHECKING:
     from recapp.sparse.jagged_tensor import JaggedTensor
     from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
     from recapp.sparse.keyed_tensor import KeyedTensor
-    from recapp.tables.config import DataType, EmbeddingBagConfig, IdRule, PoolingType
+    from recapp.tables.config import (
+        DataType,
+        EmbeddingBagConfig,
+        EmbeddingConfig,
+        IdRule,
+        PoolingType,
+    )
+    from recapp.tables.embedding import EmbeddingCollection
     from recapp.tables.embedding_bag import EmbeddingBagCollection
     from recapp.tables.lookups import TableLookup
     from recapp.trainer.datamodule import ClickData, DataSettings
@@ -62,6 +70,9 @@ _HOMES = {
     "EmbeddingBagCollection": "recapp.tables.embedding_bag",
     "EmbeddingBagCollectionSharder": "recapp.engine.sharder",
     "EmbeddingBagConfig": "recapp.tables.config",
+    "EmbeddingCollection": "recapp.tables.embedding",
+    "EmbeddingCollectionSharder": "recapp.engine.sharder",
+    "EmbeddingConfig": "recapp.tables.config",
     "EmbeddingShardingPlanner": "recapp.planner.embedding_planner",
     "EmbeddingShardingStrategy": "recapp.trainer.strategy",
     "HybridOptimizer": "recapp.optim.optimizer",
@@ -74,6 +85,7 @@ _HOMES = {
     "ParameterConstraints": "recapp.planner.constraints",
     "PoolingType": "recapp.tables.config",
     "ShardedEmbeddingBagCollection": "recapp.engine.sharded_embedding_bag",
+    "ShardedEmbeddingCollection": "recapp.engine.sharded_embedding",
     "ShardingPlan": "recapp.sharding.sharding_plan",
     "ShardingType": "recapp.sharding.sharding_types",
     "TableLookup": "recapp.tables.lookups",
@@ -104,6 +116,9 @@ __all__ = [
     "EmbeddingBagCollection",
     "EmbeddingBagCollectionSharder",
     "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingCollectionSharder",
+    "EmbeddingConfig",
     "EmbeddingShardingPlanner",
     "EmbeddingShardingStrategy",
     "HybridOptimizer",
@@ -116,6 +131,7 @@ __all__ = [
     "ParameterConstraints",
     "PoolingType",
     "ShardedEmbeddingBagCollection",
+    "ShardedEmbeddingCollection",
     "ShardingPlan",
     "ShardingType",
     "TableLookup",

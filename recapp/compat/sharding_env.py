@@ -13,8 +13,13 @@ from torch import nn
 from recapp.compat.plans_by_hand import Cut, construct_module_sharding_plan
 from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.sharded_collection import ShardedCollection
-from recapp.engine.sharder import EmbeddingBagCollectionSharder, process_group_of
+from recapp.engine.sharder import (
+    CollectionSharder,
+    EmbeddingBagCollectionSharder,
+    process_group_of,
+)
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
+from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 M = TypeVar("M", bound=nn.Module)
@@ -71,11 +76,11 @@ def get_local_size(world_size: int | None = None) -> int:
 
 
 def shard(
-    module: EmbeddingBagCollection,
+    module: EmbeddingBagCollection | EmbeddingCollection,
     plan: Mapping[str, TableSharding | Cut] | Cut,
     env: Any = None,
     device: torch.device | None = None,
-    sharder: EmbeddingBagCollectionSharder | None = None,
+    sharder: CollectionSharder | None = None,
 ) -> ShardedCollection:
     """Return the sharded twin of a collection. Every rank calls it.
 
@@ -98,7 +103,7 @@ def shard(
     return (sharder or EmbeddingBagCollectionSharder()).shard(module, ready, env, device)
 
 
-def _for_all(module: EmbeddingBagCollection, cut: Cut) -> dict[str, Cut]:
+def _for_all(module: EmbeddingBagCollection | EmbeddingCollection, cut: Cut) -> dict[str, Cut]:
     return {table.name: cut for table in module.tables()}
 
 
@@ -111,7 +116,7 @@ def shard_modules(
     env: Any = None,
     device: torch.device | None = None,
     plan: ShardingPlan | None = None,
-    sharders: Sequence[EmbeddingBagCollectionSharder] | None = None,
+    sharders: Sequence[CollectionSharder] | None = None,
     init_params: bool = False,
 ) -> nn.Module:
     """Replace every collection of a model by its sharded twin, in place, without DDP around the

@@ -93,7 +93,9 @@ _OF_EVERY_HOME = {
     "recapp.engine.sharded_embedding_bag": (
         "distributed.embeddingbag.ShardedEmbeddingBagCollection",
     ),
+    "recapp.engine.sharded_embedding": ("distributed.embedding.ShardedEmbeddingCollection",),
     "recapp.engine.sharder": (
+        "distributed.embedding.EmbeddingCollectionSharder",
         "distributed.embeddingbag.EmbeddingBagCollectionSharder",
         "distributed.model_parallel.get_default_sharders",
     ),
@@ -124,8 +126,10 @@ _OF_EVERY_HOME = {
     "recapp.tables.config": (
         "modules.embedding_configs.DataType",
         "modules.embedding_configs.EmbeddingBagConfig",
+        "modules.embedding_configs.EmbeddingConfig",
         "modules.embedding_configs.PoolingType",
     ),
+    "recapp.tables.embedding": ("modules.embedding_modules.EmbeddingCollection",),
     "recapp.tables.embedding_bag": ("modules.embedding_modules.EmbeddingBagCollection",),
     "torch.distributed.optim:_apply_optimizer_in_backward": (
         "optim.apply_optimizer_in_backward",

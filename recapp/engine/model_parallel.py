@@ -24,7 +24,7 @@ from recapp.engine.fused_optimizer import FusedOptimizer
 from recapp.engine.shard_model import shard_model, sharded_tables, wrap_dense
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.sharder import (
-    EmbeddingBagCollectionSharder,
+    CollectionSharder,
     own_device,
     payload_of,
     process_group_of,
@@ -86,7 +86,7 @@ class DistributedModelParallel(nn.Module):
         env: Any = None,
         device: torch.device | str | None = None,
         plan: ShardingPlan | None = None,
-        sharders: Sequence[EmbeddingBagCollectionSharder] | None = None,
+        sharders: Sequence[CollectionSharder] | None = None,
         init_data_parallel: bool = True,
         init_parameters: bool = True,
         *,

@@ -9,7 +9,7 @@ Lightning's strategy (`recapp/trainer/strategy.py`) and `DistributedModelParalle
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from recapp.errors import ConfigError
 from recapp.optim.rules import RowRule
 from recapp.optim.table_rule import check_same_rule, rule_in_backward
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.lookups import embedding_tables
@@ -97,6 +98,7 @@ def shard_model(
     together: dict[torch.dtype, list[Unsharded]] = {}
     for collection in dict.fromkeys(collection for _, collection in found):
         together.setdefault(collection.dtype, []).append(collection)
+    _check_shared(together)
     twins: dict[Unsharded, ShardedCollection] = {}
     for collections in together.values():  # vectors of one type share a buffer
         made = sharded_twins(collections, plan, comm, rule, backend, payload, trains)
@@ -122,7 +124,10 @@ def sharded_twins(
     """Return the sharded twins of collections, which share an exchange; other arguments as of
     `shard_model`.
     """
-    tables = {t.name: (t, c.seed) for c in collections for t in c.tables()}
+    tables: dict[str, tuple[EmbeddingConfig, int]] = {}
+    for c in collections:
+        for t in c.tables():
+            tables.setdefault(t.name, (t, c.seed))
     shared = ShardedTables(
         [t for t, _ in tables.values()],
         plan.part(list(tables)),
@@ -138,6 +143,22 @@ def sharded_twins(
     for twin, collection in zip(twins, collections, strict=True):
         _take_over_rows(twin, collection)
     return twins
+
+
+def _check_shared(together: Mapping[torch.dtype, Sequence[Unsharded]]) -> None:
+    """Check that collections that share a table compute in one type.
+
+    Raises:
+        ConfigError: They do not; it names the table.
+    """
+    dtype_of: dict[str, torch.dtype] = {}
+    for dtype, collections in together.items():
+        for name in (t.name for c in collections for t in c.tables()):
+            if dtype_of.setdefault(name, dtype) != dtype:
+                raise ConfigError(
+                    f"table {name} is shared by collections that compute in {dtype_of[name]} and "
+                    f"{dtype}: give the tables of both collections one data_type"
+                )
 
 
 def _twin(collection: Unsharded, shared: ShardedTables, number: int) -> ShardedCollection:

@@ -49,6 +49,10 @@ class ShardedCollection(nn.Module):
         """Return the tables, in order."""
         return list(self._tables)
 
+    def holder_of(self, table: str) -> object:
+        """Return the tables of the model: its collections share those of one name."""
+        return self.shared
+
     def weight_name(self, table: str) -> str:
         """Return the name that a table's weight has in the state dict of this collection."""
         return f"{self.tables_of}.{key_of(table)}.weight"

@@ -6,7 +6,8 @@ what shards a single collection.
     sharded = sharder.shard(collection, plan.plan[""], env)
 
 Names and argument order are those of `torchrec/distributed/embeddingbag.py`. One sharder serves all
-collections of a model; there is one engine, so there is nothing to register.
+collections of a model, of bags and of sequences; there is one engine, so there is nothing to
+register.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +25,12 @@ from recapp.optim.rules import RowRule, rowwise_adagrad
 from recapp.optim.table_rule import describe, table_rule
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
+from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.choose_transport import make_comm
 
 
-class EmbeddingBagCollectionSharder:
+class CollectionSharder:
     """Which optimiser the tables of a model get, and in which type their vectors travel.
 
     Args:
@@ -69,11 +71,6 @@ class EmbeddingBagCollectionSharder:
                     "with recapp's get_qcomm_codecs_registry(QCommsConfig(...)), or leave it out"
                 )
             self.payload = qcomm_codecs_registry.payload
-
-    @property
-    def module_type(self) -> type[EmbeddingBagCollection]:
-        """Return the class of the modules that are sharded."""
-        return EmbeddingBagCollection
 
     def shardable_parameters(self, module: Unsharded) -> dict[str, nn.Parameter]:
         """Return the weights of a collection by table name."""
@@ -119,15 +116,33 @@ class EmbeddingBagCollectionSharder:
 
     def __repr__(self) -> str:
         named = "default" if self.rule is None else describe(self.rule)
-        return f"EmbeddingBagCollectionSharder({named}, payload={self.payload})"
+        return f"{type(self).__name__}({named}, payload={self.payload})"
 
 
-def get_default_sharders() -> list[EmbeddingBagCollectionSharder]:
+class EmbeddingBagCollectionSharder(CollectionSharder):
+    """A sharder by the name that TorchRec's has for collections of bags."""
+
+    @property
+    def module_type(self) -> type[EmbeddingBagCollection]:
+        """Return the class of the modules that are sharded."""
+        return EmbeddingBagCollection
+
+
+class EmbeddingCollectionSharder(CollectionSharder):
+    """A sharder by the name that TorchRec's has for collections of sequences."""
+
+    @property
+    def module_type(self) -> type[EmbeddingCollection]:
+        """Return the class of the modules that are sharded."""
+        return EmbeddingCollection
+
+
+def get_default_sharders() -> list[CollectionSharder]:
     """Return the sharders that `DistributedModelParallel` uses where none are given."""
-    return [EmbeddingBagCollectionSharder()]
+    return [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()]
 
 
-def payload_of(sharders: Sequence[EmbeddingBagCollectionSharder] | None) -> torch.dtype | None:
+def payload_of(sharders: Sequence[CollectionSharder] | None) -> torch.dtype | None:
     """Return the type in which sharders let vectors travel; None for the compute type.
 
     Raises:

@@ -5,7 +5,7 @@ outputs, so that no id is looked up, nothing is exchanged between ranks and tabl
 the meta device.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from recapp.sparse.batch import Batch
+from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.lookups import TableCollection, collections_in
+from recapp.tables.lookups import TableCollection, TableLookup, collections_in
 
 PROBE_ROWS = 2  # with a batch of one, B could not be told apart from dimensions of size 1
 
@@ -87,15 +88,23 @@ def _shape(values: Tensor) -> str:
     return " x ".join(["B", *map(str, values.shape[1:])])
 
 
+def _zeros(lookups: Sequence[TableLookup], like: Tensor) -> KeyedTensor | dict[str, JaggedTensor]:
+    """Return zeros of the shape of a collection's output; a bag of a sequence has one id."""
+    if not all(x.columns for x in lookups):
+        ones_B = torch.ones(PROBE_ROWS, dtype=torch.int64, device=like.device)
+        return {
+            x.output: JaggedTensor.unchecked(like.new_zeros(PROBE_ROWS, x.dim), None, ones_B)
+            for x in lookups
+        }
+    columns = [x.columns for x in lookups]
+    zeros_BD = like.new_zeros(PROBE_ROWS, sum(columns))
+    return KeyedTensor([x.output for x in lookups], columns, zeros_BD)
+
+
 @contextmanager
 def _zeros_as_output(collection: Any, like: Tensor) -> Iterator[None]:
     """Make a collection return zeros of its output's shape while this lasts."""
-    dims = [x.dim for x in collection.lookups]
-    zeros = KeyedTensor(
-        [x.output for x in collection.lookups],
-        dims,
-        torch.zeros(PROBE_ROWS, sum(dims), dtype=like.dtype, device=like.device),
-    )
+    zeros = _zeros(collection.lookups, like)
     own = collection.__dict__.get("forward")
     collection.__dict__["forward"] = lambda features: zeros
     try:

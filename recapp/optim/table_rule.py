@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from recapp.errors import ConfigError
 from recapp.optim.rowwise_adagrad import RowWiseAdagrad
 from recapp.optim.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
+from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
 _WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "differentiable")
@@ -106,7 +107,8 @@ def rule_in_backward(module: nn.Module) -> RowRule | None:
     Raises:
         ConfigError: An optimiser or argument that no row rule has, or tables that differ.
     """
-    collections = [m for m in module.modules() if isinstance(m, EmbeddingBagCollection)]
+    kinds = (EmbeddingBagCollection, EmbeddingCollection)
+    collections = [m for m in module.modules() if isinstance(m, kinds)]
     rules = {t.name: _rule_on(t.name, c.weight(t.name)) for c in collections for t in c.tables()}
     if not any(rules.values()):
         return None

@@ -78,7 +78,7 @@ def _of_batch(plan: ShardingPlan, problem: PlanningProblem, batch: int, *, updat
         HOME_INTEGERS[w.mode] * n * problem.statistics_of(t).ids_per_sample
         for t, n, w in zip(tables, strips_T, works, strict=True)
     )
-    bags = sum(n * problem.lookups_per_table[t.name] for t, n in zip(tables, strips_T, strict=True))
+    bags = sum(n * problem.vectors_per_sample(t) for t, n in zip(tables, strips_T, strict=True))
     served_W = (asked_3W[0] + everywhere[0]) * (world / ID_BYTES)
     of_row = ANSWER_INTEGERS + (UPDATE_INTEGERS if updates else 0)
     integers = NUMBER_BYTES * (batch * at_home + of_row * served_W)

@@ -20,7 +20,7 @@ from recapp.sharding.sharding_plan import Mode, ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.ids import IdRules
-from recapp.tables.lookups import TableLookup
+from recapp.tables.lookups import TableLookup, lookups_of
 
 ID_BYTES = 4
 LENGTH_BYTES = 4
@@ -95,7 +95,7 @@ def decide_modes(
     lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
     """Decide every open mode of a plan: `pooled` where that moves fewer bytes over all the batches,
-    else `unique`.
+    else `unique`, as for every table of which some lookup is no sum.
 
     Args:
         tables: The tables of the plan.
@@ -106,6 +106,9 @@ def decide_modes(
     Returns:
         The plan with every mode decided.
     """
+    read = lookups_of(tables) if lookups is None else lookups
+    unsummed = {x.table.name for x in read if not x.is_summed}
+    plan = plan.with_modes({name: "unique" for name in plan.undecided if name in unsummed})
     if not plan.undecided:
         return plan
     total: dict[str, dict[Mode, int]] = {

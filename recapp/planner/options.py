@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from recapp.errors import PlanError
 from recapp.planner.constraints import MODES, ParameterConstraints, allowed_ranks
 from recapp.planner.cost import (
     MESSAGES,
@@ -203,9 +204,18 @@ def _cuts_and_modes(
     )
     known = problem.statistics_of(table)
     several = known.ids_per_sample > known.bags_per_sample
+    unsummed = table.name in problem.unsummed
     modes = [
-        m for m in MODES if (m in c.modes if c.modes is not None else several or m == "unique")
+        m
+        for m in MODES
+        if (m in c.modes if c.modes is not None else several or m == "unique")
+        and (m == "unique" or not unsummed)
     ]
+    if unsummed and not modes:
+        raise PlanError(
+            f"table {table.name}: modes={list(c.modes or ())}: a lookup of it is a sequence or a "
+            "concatenation, which asks for distinct rows: allow unique"
+        )
     for record in records:
         own: Sequence[Mode] = ("replicated",) if record.replicated else modes
         yield from (

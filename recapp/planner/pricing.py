@@ -133,7 +133,7 @@ class _Counts:
                 max(batch * known.bags_per_sample, 1e-9),
                 known.distinct_rows(n),
                 known.distinct_rows(world * n),
-                batch * problem.lookups_per_table[table.name],
+                batch * problem.vectors_per_sample(table),
                 table.embedding_dim,
                 table.data_type.dtype.itemsize,
             )
@@ -267,7 +267,9 @@ def work_of(table: EmbeddingConfig, sharding: TableSharding, problem: PlanningPr
     `pooled` exchanges fewer bytes.
     """
     cells = sharding.cells(table, problem.topology.world_size)
-    modes: tuple[Mode, ...] = ("unique", "pooled") if sharding.mode == "auto" else (sharding.mode,)
+    modes: tuple[Mode, ...] = (sharding.mode,)
+    if sharding.mode == "auto":
+        modes = ("unique",) if table.name in problem.unsummed else ("unique", "pooled")
     prices = price_all([cut_of(table, cells, mode) for mode in modes], problem)
     return min(
         (prices.work(j) for j in range(len(modes))), key=lambda work: float(work.asked_3M.sum())

@@ -58,7 +58,7 @@ def dense_of(module: nn.Module) -> Dense:
     inside = {id(p) for _, collection in collections_in(module) for p in collection.parameters()}
     weights = sum(p.numel() for p in module.parameters() if p.requires_grad and id(p) not in inside)
     more = sum(m.flops_per_sample() for m in module.modules() if isinstance(m, CountsOperations))
-    width = sum(x.dim for x in embedding_lookups(module))
+    width = sum(x.columns for x in embedding_lookups(module))
     return Dense(6.0 * weights + more, NUMBER_BYTES * float(weights), NUMBER_BYTES * float(width))
 
 
@@ -99,6 +99,19 @@ class PlanningProblem:
     def lookups_per_table(self) -> Mapping[str, int]:
         """Return the number of lookups that read each table, by its name."""
         return dict(Counter(lookup.table.name for lookup in self.lookups))
+
+    @cached_property
+    def unsummed(self) -> frozenset[str]:
+        """Return the tables that some lookup reads without summing: they ask for distinct rows."""
+        return frozenset(x.table.name for x in self.lookups if not x.is_summed)
+
+    def vectors_per_sample(self, table: EmbeddingConfig) -> float:
+        """Return how many vectors of a table a sample's output has: one for each sum or mean, the
+        hotness of each concatenation, one for each id of a sequence.
+        """
+        own = [x for x in self.lookups if x.table.name == table.name]
+        ids = self.statistics_of(table).ids_per_sample / len(own)
+        return float(sum(x.columns / x.dim if x.columns else ids for x in own))
 
     @cached_property
     def hardware(self) -> Hardware:

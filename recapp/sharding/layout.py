@@ -171,6 +171,8 @@ def make_layout(
             f"the mode of {open_modes} is still open: decide_modes "
             "(recapp/planner/choose_modes.py) or with_modes sets it"
         )
+    read = lookups_of(tables) if lookups is None else tuple(lookups)
+    _check_modes(plan, read)
     world = plan.world_size
     cells = [plan.tables[t.name].cells(t, world) for t in tables]
     kinds = sorted(
@@ -189,12 +191,26 @@ def make_layout(
             for s in shards:
                 pieces.append(Piece(len(strips) - 1, s.rank, s.rows, stored[g][s.rank]))
                 stored[g][s.rank] += len(s.rows)
-    read = lookups_of(tables) if lookups is None else tuple(lookups)
     groups = tuple(
         Group(w, mode, dtype, _slots(read, tables, strips, g), tuple(stored[g]))
         for g, (w, mode, dtype) in enumerate(kinds)
     )
     return Layout(tuple(tables), read, world, tuple(strips), tuple(pieces), groups)
+
+
+def _check_modes(plan: ShardingPlan, lookups: Sequence[TableLookup]) -> None:
+    """Check that only tables whose lookups are sums are asked for sums.
+
+    Raises:
+        PlanError: One is not.
+    """
+    for lookup in lookups:
+        if plan.tables[lookup.table.name].mode == "pooled" and not lookup.is_summed:
+            raise PlanError(
+                f"table {lookup.table.name}: mode pooled, but its lookup {lookup.output} is "
+                f"{'a sequence' if not lookup.columns else 'a concatenation'}, which nobody sums: "
+                "set the mode to unique or auto"
+            )
 
 
 Kind = tuple[int, Mode, torch.dtype]

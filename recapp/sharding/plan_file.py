@@ -44,7 +44,7 @@ from recapp.sharding.hugectr import is_hugectr, plan_from_hugectr
 from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain_values, shard_text
 from recapp.sharding.plan_text import read_plain_values
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan, TableSharding
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
 
 HEADER = """\
 # A sharding plan. To train with it: python -m recapp.train +plan=file plan.path=THIS_FILE \
@@ -52,7 +52,7 @@ trainer.devices={ranks}
 # A shard is a rectangle on a rank: rows and cols are [first, one past the last]; left out, they \
 are all there are.
 """
-_AS_IT_IS = {f.name: f.default for f in fields(EmbeddingConfig)}
+_AS_IT_IS = {f.name: f.default for f in fields(EmbeddingBagConfig)}
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 

@@ -200,4 +200,7 @@ def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
     names = [t.name for t in tables]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"tables: two tables are called {name}; names must be unique")
+            raise ConfigError(
+                f"tables: two tables are called {name}; names must be unique, unless two "
+                "collections share the weight"
+            )

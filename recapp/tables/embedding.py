@@ -101,6 +101,10 @@ class EmbeddingCollection(nn.Module):
         assert isinstance(embedding, nn.Embedding)
         return embedding.weight
 
+    def holder_of(self, table: str) -> object:
+        """Return a table's weight: collections that have one in common share the table."""
+        return self.weight(table)
+
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up every id.
 

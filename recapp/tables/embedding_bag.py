@@ -106,6 +106,10 @@ class EmbeddingBagCollection(nn.Module):
         """Return whether rows are multiplied by sample weights; None where batches decide."""
         return self._is_weighted
 
+    def holder_of(self, table: str) -> object:
+        """Return a table's weight: collections that have one in common share the table."""
+        return self.weight(table)
+
     def leave_room(self, columns: int) -> None:
         """Remember the number of columns for the sharded collection that replaces this one.
 

@@ -20,7 +20,7 @@ from torch import nn
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import EmbeddingConfig, PoolingType, check_tables
+from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType, check_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ class TableLookup:
         return self.table.embedding_dim
 
     @property
+    def is_summed(self) -> bool:
+        """Whether the rows of a bag become one vector, a sum or a mean."""
+        return self.pooling in BAG_POOLINGS
+
+    @property
     def columns(self) -> int:
         """Columns of a sample's vector; 0 for a sequence, which has a vector per id."""
         if self.pooling is PoolingType.NONE:
@@ -91,6 +96,12 @@ class TableCollection(Protocol):
 
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
+        ...
+
+    def holder_of(self, table: str) -> object:
+        """Return the object that holds a table's rows: two collections that have the same one share
+        the table.
+        """
         ...
 
 
@@ -187,10 +198,24 @@ def embedding_lookups(module: nn.Module) -> list[TableLookup]:
 def embedding_tables(module: nn.Module) -> list[EmbeddingConfig]:
     """List all tables of a model, in the order in which its collections are met.
 
+    Two collections share a table where their modules share the weight, as tied weights of torch do:
+
+        model.sequences.embeddings["users"].weight = model.bags.embedding_bags["users"].weight
+
     Raises:
-        ConfigError: Two collections have a table of one name.
+        ConfigError: Two collections have a table of one name and do not share it, or share it and
+            disagree about it.
     """
-    tables = [t for _, held in collections_in(module) for t in held.tables()]
+    found: dict[tuple[str, int], EmbeddingConfig] = {}
+    for _, held in collections_in(module):
+        for t in held.tables():
+            first = found.setdefault((t.name, id(held.holder_of(t.name))), t)
+            if (first.init_range, first.data_type) != (t.init_range, t.data_type):
+                raise ConfigError(
+                    f"table {t.name} is shared by two collections, which give it another data_type "
+                    "or init_range: give both the same"
+                )
+    tables = list(found.values())
     if tables:
         check_tables(tables)
     return tables

@@ -183,8 +183,8 @@ def test_rows_and_messages_have_left_the_caches_when_they_are_needed_again():
     steps = Steps(collection_of(case, Mirror(CPU)), case.widths, case.workload(16, 3), 0)
     seen = []
     forward = steps.collection.shared.input_dist
-    steps.collection.shared.input_dist = lambda batch: (
-        seen.append((batch.values().data_ptr(), float(steps.other[0]))) or forward(batch)
+    steps.collection.shared.input_dist = lambda batch, *member: (
+        seen.append((batch.values().data_ptr(), float(steps.other[0]))) or forward(batch, *member)
     )
     steps.run(4)
     assert len({batch for batch, _ in seen}) == 5 and [written for _, written in seen] == [

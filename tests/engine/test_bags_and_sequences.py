@@ -39,7 +39,7 @@ def bag_tables():
     ]
 
 
-def sequence_tables():
+def sequence_tables(tied=False):
     return [
         EmbeddingConfig(
             name=name,
@@ -49,7 +49,7 @@ def sequence_tables():
             data_type="fp64",
         )
         for name, rows, dim, features in [
-            ("history", 131, 8, ["a", "d"]),
+            ("users" if tied else "history", 131, 8, ["a", "d"]),
             ("words", 17, 3, ["b"]),
             ("more", 9, 4, ["d"]),
         ]
@@ -57,16 +57,22 @@ def sequence_tables():
 
 
 class Model(nn.Module):
-    """Two collections of bags, one of them with a concatenation, and one of sequences."""
+    """Two collections of bags, one of them with a concatenation, and one of sequences, which shares
+    the table `users` where `tied`.
+    """
 
-    def __init__(self, seed):
+    def __init__(self, seed, tied=False):
         super().__init__()
         first, second = bag_tables()
         concat = TableLookup(second, "c", "c side by side", PoolingType.CONCAT, hotness=3)
         lookups = (*lookups_of([second]), concat)
         self.wide = EmbeddingBagCollection([first], None, seed=seed)
         self.deep = EmbeddingBagCollection([second], None, seed=seed, lookups=lookups)
-        self.sequences = EmbeddingCollection(sequence_tables(), need_indices=True, seed=seed + 1)
+        self.sequences = EmbeddingCollection(
+            sequence_tables(tied), need_indices=True, seed=seed + 1
+        )
+        if tied:
+            self.sequences.embeddings["users"].weight = self.wide.embedding_bags["users"].weight
 
     def forward(self, features):
         """Every output as one row of numbers per sample, so that sums over ranks mean the same."""
@@ -103,19 +109,19 @@ def optimizer_of(rule, weights):
     }[rule.name]()
 
 
-def plan_of(kind, world):
+def plan_of(kind, world, tied):
     rng = random.Random(f"{kind}/{world}")
-    tables = [*bag_tables(), *sequence_tables()]
-    cut = {t.name: sharding(kind, t, world, rng, "unique") for t in tables}
+    tables = {t.name: t for t in (*bag_tables(), *sequence_tables(tied))}
+    cut = {name: sharding(kind, t, world, rng, "unique") for name, t in tables.items()}
     return ShardingPlan(cut, world, kind)
 
 
-def train(comm, kind, rule_name, weighted, backend):
+def train(comm, kind, rule_name, weighted, backend, tied=False):
     """Train a sharded model beside the unsharded one; return the collectives of a step."""
     rule = RULES[rule_name]
-    oracle = Model(3)
+    oracle = Model(3, tied)
     optimizer = optimizer_of(rule, list(oracle.parameters()))
-    model = shard_model(Model(3), plan_of(kind, comm.world), comm, rule, backend)
+    model = shard_model(Model(3, tied), plan_of(kind, comm.world, tied), comm, rule, backend)
     (shared,) = sharded_tables(model)
     for step in range(3):
         batches = [batch_of(6 + r, 10 * step + r, weighted) for r in range(comm.world)]
@@ -150,4 +156,12 @@ def test_three_collections_train_as_unsharded_in_the_collectives_of_one(
     rule = list(RULES)[(KINDS.index(kind) + world) % len(RULES)]
     backend = ["numba", "torch"][(KINDS.index(kind) + world + weighted) % 2]
     for calls, agreed in ranks.run(train, world, kind, rule, weighted, backend):
+        assert calls == (4 if world > 1 else 3) + agreed
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("kind", ["table_wise", "column_wise", "data_parallel", "random"])
+def test_a_table_may_serve_bags_and_sequences_and_is_updated_once(ranks, kind, world):
+    rule = {"table_wise": "adam", "column_wise": "rowwise_adagrad"}.get(kind, "adagrad")
+    for calls, agreed in ranks.run(train, world, kind, rule, False, "numba", True):
         assert calls == (4 if world > 1 else 3) + agreed

@@ -37,7 +37,7 @@ def test_a_schedule_moves_the_very_number_that_the_fused_update_reads():
     schedule = LambdaLR(optimizer, lambda step: 1 / (1 + step))
     seen = []
     for _ in range(3):
-        seen.append((optimizer.param_groups[0]["lr"], collection.shared.param_group["lr"]))
+        seen.append((optimizer.param_groups[0]["lr"], collection.param_group["lr"]))
         optimizer.step()
         schedule.step()
     assert seen == [(0.1, 0.5), (0.05, 0.25), (0.1 / 3, 0.5 / 3)]
@@ -74,7 +74,7 @@ def test_state_survives_a_round_trip_and_the_updates_keep_reading_their_own_grou
     first = dense()
     collection = Collection(0.5)
     optimizer = hybrid(first, [collection])
-    collection.shared.param_group["lr"] = 0.125
+    collection.param_group["lr"] = 0.125
     optimizer.param_groups[0]["lr"] = 0.025
     step(optimizer)
     torch.save(optimizer.state_dict(), tmp_path / "state")

@@ -107,7 +107,7 @@ def build_plan(settings: Settings, problem: PlanningProblem) -> ShardingPlan:
     plan = dict(settings.get("plan") or {})
     topology = problem.topology
     if "path" in plan:
-        made = load_plan(plan["path"], problem.tables, topology.world_size)
+        made = load_plan(plan["path"], problem.tables, topology.world_size, problem.lookups)
     elif "rules" in plan:
         made = plan_by_rules(
             problem.tables,

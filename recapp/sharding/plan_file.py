@@ -45,6 +45,7 @@ from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain_valu
 from recapp.sharding.plan_text import read_plain_values
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableLookup
 
 HEADER = """\
 # A sharding plan. To train with it: python -m recapp.train +plan=file plan.path=THIS_FILE \
@@ -159,7 +160,10 @@ def _word(text: str) -> str:
 
 
 def load_plan(
-    path: str | Path, tables: Sequence[EmbeddingBagConfig], world_size: int
+    path: str | Path,
+    tables: Sequence[EmbeddingBagConfig],
+    world_size: int,
+    lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
     """Return the plan of a file for these tables on these ranks.
 
@@ -167,6 +171,8 @@ def load_plan(
         path: A plan file in YAML, or a HugeCTR plan in JSON: the content decides which.
         tables: The tables of the model.
         world_size: The number of ranks.
+        lookups: What reads the tables, in the order in which it is declared, by which HugeCTR's
+            plans number it; None takes what the tables declare.
 
     Raises:
         PlanError: The file cannot be read, does not tile the tables, or was made for other tables
@@ -175,7 +181,7 @@ def load_plan(
     values = read_plain_values(path)
     imported = is_hugectr(values)
     plan = (
-        plan_from_hugectr(values, tables, str(path))
+        plan_from_hugectr(values, tables, str(path), lookups)
         if imported
         else plan_from_plain_values(values, str(path))
     )

@@ -134,10 +134,10 @@ class _Checker:
             return {
                 str(key): self.value(item, inner, f"{name}.{key}") for key, item in value.items()
             }
-        if dataclasses.is_dataclass(_item(annotation)) and isinstance(value, list):
+        items = [i for i in map(_item, _parts(annotation)) if dataclasses.is_dataclass(i)]
+        if items and isinstance(value, list):
             return [
-                self.value(item, _item(annotation), f"{name}[{number}]")
-                for number, item in enumerate(value)
+                self.value(item, items[0], f"{name}[{number}]") for number, item in enumerate(value)
             ]
         return None if groups else read(value, annotation, name)
 

@@ -106,7 +106,7 @@ def _table_lines(
             "data_type": str(config.data_type),
             "features": list(config.feature_names),
         }
-        for key in ("pooling", "id_rule", "init_range"):
+        for key in ("pooling", "id_rule", "init_range", "min_key"):
             value = getattr(config, key)
             sizes |= (
                 {key: str(value) if isinstance(value, str) else value}

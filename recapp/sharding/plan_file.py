@@ -162,7 +162,7 @@ def _word(text: str) -> str:
 def load_plan(
     path: str | Path,
     tables: Sequence[EmbeddingBagConfig],
-    world_size: int,
+    world_size: int | None,
     lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
     """Return the plan of a file for these tables on these ranks.
@@ -170,7 +170,7 @@ def load_plan(
     Args:
         path: A plan file in YAML, or a HugeCTR plan in JSON: the content decides which.
         tables: The tables of the model.
-        world_size: The number of ranks.
+        world_size: The number of ranks; None takes that of the file.
         lookups: What reads the tables, in the order in which it is declared, by which HugeCTR's
             plans number it; None takes what the tables declare.
 
@@ -186,12 +186,9 @@ def load_plan(
         else plan_from_plain_values(values, str(path))
     )
     again = "export as=hugectr +plan=dp_and_localized" if imported else "export"
+    world = plan.world_size if world_size is None else world_size
     check_made_for(
-        plan,
-        tables,
-        world_size,
-        str(path),
-        f"python -m recapp.plan {again} trainer.devices={world_size}",
+        plan, tables, world, str(path), f"python -m recapp.plan {again} trainer.devices={world}"
     )
     return plan
 

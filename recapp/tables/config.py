@@ -157,7 +157,7 @@ def check_max_key(table: EmbeddingBagConfig, max_key: int) -> None:
         ConfigError: They do not.
     """
     most = table.min_key + table.num_embeddings
-    if not table.min_key <= max_key <= most:
+    if not isinstance(max_key, int) or not table.min_key <= max_key <= most:
         raise ConfigError(
             f"tables.{table.name}.max_key={max_key}: {table.num_embeddings} rows from "
             f"min_key={table.min_key} on hold the keys {table.min_key}..{most - 1}: set max_key to "

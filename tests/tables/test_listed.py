@@ -68,7 +68,11 @@ def test_a_table_that_nothing_reads_is_left_out_and_noted(capsys):
         ({"name": "t"}, {}, "tables.tables[0].num_embeddings must be given"),
         (OURS, {"feature": "f"}, "tables.lookups[0].table must be given"),
         (OURS, {"table": "tt", "feature": "f"}, "tables.lookups[0] reads table tt, which is not "),
-        (OURS, {"table": "t", "feature": "f", "combiner": "max"}, "lookups[0].combiner=max: did you mean mean"),
+        (
+            OURS,
+            {"table": "t", "feature": "f", "combiner": "max"},
+            "lookups[0].combiner=max: did you",
+        ),
         (OURS, {"table": "t", "feature": "f", "combiner": "concat"}, "combiner=concat is not"),
         (
             OURS | {"ev_size": 4},

@@ -168,6 +168,7 @@ class _Checker:
             raise ConfigError(f"{prefix}{key}={shown(value)}: cannot be set: {refused[key]}")
         every = names_of(self.command)
         names = [name for name in every if name.startswith(prefix)]
+        names = names or [f"{prefix}{field}" for field in _fields(kind)]  # of an item of a list
         if others := getattr(kind, "others", None):
             home, _, target = others.rpartition(".")
             taken = {

@@ -11,7 +11,7 @@ numbered, and their vectors ordered, as they stand; then tables need no `feature
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from recapp.console import note
+from recapp.console import note_once
 from recapp.errors import ConfigError, suggest
 from recapp.tables.config import (
     EmbeddingBagConfig,
@@ -108,7 +108,7 @@ def listed_tables(
         if name in features:
             made.append(_table(entry, said or features[name]))
         else:
-            note(f"table {name} is read by no lookup: it is left out")
+            note_once(f"table {name} is read by no lookup: it is left out")
     check_tables(made)
     return made, _lookups(read, {table.name: table for table in made})
 

@@ -4,6 +4,7 @@ refused in one line.
 
 import json
 import math
+from hashlib import sha256
 
 import pytest
 from documents import commands, fenced, own_files
@@ -163,6 +164,22 @@ def test_a_plan_of_ones_own_folder_is_compared(answer, base):
         "column_wise",
         "table_wise",
     }
+
+
+def test_a_plan_is_printed_and_written_as_hugectrs_notebook_does(base, capsys):
+    wanted = ("as=hugectr", "+plan=dp_and_localized", "trainer.devices=8", "statistics=assumed")
+    assert plan.main(["explain", *wanted]) == 0
+    said = capsys.readouterr().out
+    assert sha256(said.encode()).hexdigest() == (
+        "f4d859efc70b1b6626943f41512d6e8b77fcac3815f6da5f2e89c3f3fde14c3e"
+    )
+    assert plan.main(["export", *wanted, "indent=4", "path=made/plan.json"]) == 0
+    written = (base / "made/plan.json").read_bytes()
+    assert sha256(written).hexdigest() == (
+        "09368829331a8889ef4b8e91a81fee808827b714ff31eddb3ca23ab3dc6c1ccc"
+    )
+    assert plan.main(["explain", *wanted, "format=json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"plan": json.loads(written)}
 
 
 def test_runs_are_compared_with_what_was_predicted(answer, base):
@@ -354,6 +371,8 @@ def test_this_machine_is_calibrated_and_plans_are_priced_with_it(base, answer):
                 ["export", "as=hugectr", "+plan=column_wise", "tables=sample"],
                 ("large_table", "column"),
             ),
+            (["export", "indent=4"], ("indent=4", "as=hugectr")),
+            (["export", "as=hugectr", "indent=-1"], ("indent=-1",)),
             (["check"], ("path must be given",)),
             (["check", "path=nowhere"], ("path=", "no run there")),
             (["scale", "ranks=8"], ("ranks=8", "list")),

@@ -27,6 +27,8 @@ from recapp.optim.rules import RowRule
 from recapp.settings.check_settings import find_constructor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.listed import listed_tables
+from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.statistics import TableStatistics
 from recapp.trainer.datamodule import ClickData, DataSettings
 from recapp.trainer.module import ClickModule
@@ -98,11 +100,27 @@ def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[Embeddi
     Raises:
         ConfigError: A table reads a feature that the data set does not have.
     """
+    return build_lookups(settings, of_dataset=of_dataset)[0]
+
+
+def build_lookups(
+    settings: Settings, *, of_dataset: bool = True
+) -> tuple[list[EmbeddingBagConfig], tuple[TableLookup, ...]]:
+    """Return the tables of the model, and what reads them, in output order.
+
+    Args:
+        settings: `tables` and `dataset` of a command.
+        of_dataset: Whether the data set must have the features that listed tables read.
+
+    Raises:
+        ConfigError: A table reads a feature that the data set does not have.
+    """
     tables = settings["tables"]
     features = schema_from(settings).sparse
     if tables["source"] == "from_dataset":
-        return _tables_of_dataset(settings["dataset"], tables, features)
-    made = [EmbeddingBagConfig(**t) for t in tables["tables"]]
+        made = _tables_of_dataset(settings["dataset"], tables, features)
+        return made, lookups_of(made)
+    made, lookups = listed_tables(tables["tables"], tables["lookups"])
     for table in made:
         for feature in table.feature_names:
             if of_dataset and feature not in features:
@@ -111,7 +129,7 @@ def build_tables(settings: Settings, *, of_dataset: bool = True) -> list[Embeddi
                     f"have; {suggest(feature, features)}; use tables=from_dataset or the data set "
                     "these tables are for (dataset=sample)"
                 )
-    return made
+    return made, lookups
 
 
 def _tables_of_dataset(
@@ -182,7 +200,9 @@ def build_rule(settings: Settings) -> RowRule:
 
 
 def build_statistics(
-    settings: Settings, tables: Sequence[EmbeddingBagConfig]
+    settings: Settings,
+    tables: Sequence[EmbeddingBagConfig],
+    lookups: Sequence[TableLookup] | None = None,
 ) -> dict[str, TableStatistics]:
     """Return id statistics of the data set's first training rows, by table; nothing where its files
     do not exist.
@@ -195,12 +215,13 @@ def build_statistics(
         data.setup("fit")
     except DataError:
         return {}
-    return data.statistics(tables)
+    return data.statistics(tables, lookups)
 
 
 def build_model(
     settings: Settings,
     tables: Sequence[EmbeddingBagConfig] | None = None,
+    lookups: Sequence[TableLookup] | None = None,
     *,
     on_paper: bool = False,
 ) -> nn.Module:
@@ -208,19 +229,20 @@ def build_model(
 
     Args:
         settings: Those of a command.
-        tables: The tables; None takes those of the settings.
+        tables: The tables; None takes those of the settings, and their lookups.
+        lookups: What reads the tables; None takes what they declare.
         on_paper: Whether the dense part is on the meta device, too.
 
     Raises:
         ConfigError: The dense part is larger than this rank's memory, or what `model._target_`
             names makes no module.
     """
-    made = build_tables(settings) if tables is None else list(tables)
+    made, read = build_lookups(settings) if tables is None else (list(tables), lookups)
     dense = len(schema_from(settings).dense)
 
     def build() -> nn.Module:
         collection = EmbeddingBagCollection(
-            tables=made, device=torch.device("meta"), seed=settings["seed"]
+            tables=made, device=torch.device("meta"), seed=settings["seed"], lookups=read
         )
         model = make(
             settings["model"], "model", embedding_bag_collection=collection, dense_in_features=dense

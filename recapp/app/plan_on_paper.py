@@ -13,7 +13,7 @@ from recapp.planner.explain import explained
 from recapp.planner.problem import PlanningProblem
 from recapp.reporting.plan_tables import difference, print_difference, print_plan
 from recapp.settings.option_files import Folders, options
-from recapp.sharding.hugectr import hugectr_json
+from recapp.sharding.hugectr import hugectr_json, hugectr_lists, notebook_lists, printed
 from recapp.sharding.plan_file import plan_to_yaml
 from recapp.sharding.sharding_plan import ShardingPlan
 
@@ -23,11 +23,19 @@ BEST = "best"
 
 
 def explain(settings: Settings, job: Job) -> None:
-    """Print a plan: what lies where and what it costs; with `out` draw it as well."""
+    """Print a plan: what lies where and what it costs; with `out` draw it as well, with
+    `as=hugectr` as HugeCTR's notebook prints it.
+    """
     problem = planning_problem(settings)
     plan, bound = chosen_plan(settings, problem)
     report = explained(plan, problem, lower_bound_seconds=bound)
-    if settings["format"] == "json":
+    if settings["as"] == "hugectr":
+        lists = notebook_lists(hugectr_lists(plan, problem.tables, problem.lookups))
+        if settings["format"] == "json":
+            console.emit_document({"plan": lists})
+        else:
+            print(printed(lists), end="")
+    elif settings["format"] == "json":
         console.emit_document(report)
     else:
         print_plan(report)
@@ -57,17 +65,26 @@ def compare(settings: Settings, job: Job) -> None:
 
 def export(settings: Settings, job: Job) -> None:
     """Print the plan as a file, or write it to `path`."""
+    for_hugectr = settings["as"] == "hugectr"
+    if settings["indent"] is not None and not for_hugectr:
+        raise ConfigError(
+            f"indent={settings['indent']}: is for JSON, as=hugectr; leave it out for a plan in YAML"
+        )
     problem = planning_problem(settings)
     plan, _ = chosen_plan(settings, problem)
     plan = replace(plan, made_for=made_for(plan, problem))
-    text = hugectr_json(plan, problem.tables) if settings["as"] == "hugectr" else plan_to_yaml(plan)
+    text = (
+        hugectr_json(plan, problem.tables, problem.lookups, settings["indent"])
+        if for_hugectr
+        else plan_to_yaml(plan)
+    )
     if settings["path"] is None:
         print(text.rstrip("\n"))
         return
     path = Path(settings["path"])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.rstrip("\n") + "\n")
+        path.write_text(text)
     except OSError as error:
         raise ConfigError(f"path={path}: cannot be written ({error.strerror})") from error
     console.note(f"written {console.short_path(path)}")

@@ -61,14 +61,15 @@ def _on_paper(settings: Settings) -> PlanningProblem:
     """
     if assumed := build.size_on_paper(settings):
         console.note(assumed)
-    tables = build.build_tables(settings, of_dataset=False)
+    tables, lookups = build.build_lookups(settings, of_dataset=False)
     measure = settings["statistics"] != "assumed"
     return PlanningProblem(
         tables,
         _topology_on_paper(settings),
         rule=build.build_rule(settings),
-        statistics=build.build_statistics(settings, tables) if measure else {},
-        dense=dense_of(build.build_model(settings, tables, on_paper=True)),
+        statistics=build.build_statistics(settings, tables, lookups) if measure else {},
+        dense=dense_of(build.build_model(settings, tables, lookups, on_paper=True)),
+        lookups=lookups,
     )
 
 
@@ -107,7 +108,7 @@ def build_plan(settings: Settings, problem: PlanningProblem) -> ShardingPlan:
     plan = dict(settings.get("plan") or {})
     topology = problem.topology
     if "path" in plan:
-        made = load_plan(plan["path"], problem.tables, topology.world_size)
+        made = load_plan(plan["path"], problem.tables, topology.world_size, problem.lookups)
     elif "rules" in plan:
         made = plan_by_rules(
             problem.tables,

@@ -31,7 +31,7 @@ from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.optim.rules import sgd
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.listed import listed_tables
 
 LEARNING_RATE = 0.01
 WHOLE = {"rules": [{"type": "table_wise"}]}
@@ -108,10 +108,8 @@ def run(session: Session) -> None:
     """Measure every method at every batch size with every kind of ids."""
     settings = session.settings
     torch.set_num_threads(settings["threads"][0])
-    table = max(
-        (EmbeddingBagConfig(**t) for t in settings["tables"]["tables"]),
-        key=lambda t: t.num_embeddings * t.embedding_dim,
-    )
+    tables, _ = listed_tables(settings["tables"]["tables"], settings["tables"]["lookups"])
+    table = max(tables, key=lambda t: t.num_embeddings * t.embedding_dim)
     for ids in settings["ids"]:
         for batch_size in settings["batch_size"]:
             workload = workload_of([table], batch_size, settings["bag"], ids)

@@ -18,6 +18,7 @@ from recapp.benchmarks.timing import Times, spread, time_steps
 from recapp.benchmarks.workloads import Workload
 from recapp.processes.process_memory import forget_peak_resident
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.listed import listed_tables
 from recapp.transport.communicator import Comm
 
 MEMORY_STEPS = 3
@@ -82,7 +83,7 @@ def run(session: Session) -> None:
     settings = session.settings
     torch.set_num_threads(settings["threads"][0])
     (comm,) = open_transports(settings["transport"]).values()
-    made = [EmbeddingBagConfig(**t) for t in settings["tables"]["tables"]]
+    made, _ = listed_tables(settings["tables"]["tables"], settings["tables"]["lookups"])
     workloads = [
         workload_of(made, B, settings["bag"], ids)
         for ids in settings["ids"]

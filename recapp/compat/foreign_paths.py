@@ -4,8 +4,9 @@ that TorchRec has and recapp has not, so that a program needs another import lin
     import recapp as torchrec
     torchrec.distributed.embeddingbag.EmbeddingBagCollectionSharder
 
-A path is found in one table (`recapp/compat/torchrec_names.py`), and what stands behind a name is
-imported when it is first asked for. Where recapp has a module of the same path, the names of the
+`from recapp import hugectr` finds the names of HugeCTR. A path is found in one table
+(`recapp/compat/torchrec_names.py`, `hugectr_names.py`), and what stands behind a name is imported
+when it is first asked for. Where recapp has a module of the same path, the names of the
 table are added to it; its own come first.
 """
 
@@ -17,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from recapp.compat.torchrec_names import NAMES
+from recapp.compat import hugectr_names, torchrec_names
 
 ROOT = "recapp"
 
@@ -41,7 +42,9 @@ class ForeignLoader(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Make an empty module."""
-        return ForeignModule(spec.name, f"Names of TorchRec, as `{spec.name}` (recapp/compat).")
+        return ForeignModule(
+            spec.name, f"Names of another system, as `{spec.name}` (recapp/compat)."
+        )
 
     def exec_module(self, module: ModuleType) -> None:
         """Let the module find its names."""
@@ -127,7 +130,7 @@ def _read(table: Mapping[str, str]) -> dict[str, dict[str, str]]:
     return names
 
 
-_NAMES = _read(NAMES)
+_NAMES = _read(torchrec_names.NAMES | hugectr_names.NAMES)
 _PATHS = {
     ".".join(parts[: count + 1])
     for path in _NAMES

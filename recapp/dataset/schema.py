@@ -25,6 +25,8 @@ import pyarrow.types as pt
 from recapp.dataset.arrow_types import id_type, is_id, is_number, is_text, value_type
 from recapp.dataset.column_shapes import SAMPLE_SIZES
 from recapp.errors import CheckpointError, ConfigError, DataError, suggest
+from recapp.tables.config import IdRule
+from recapp.tables.listed import listed_tables
 
 Naming = tuple[str, ...]
 
@@ -261,7 +263,8 @@ def schema_from(settings: Mapping[str, Any]) -> Schema:
             'e.g. "dataset.sparse=[user,item]"'
         )
     sparse = tuple(dataset["sparse"])
-    integers = tuple(name for name in sparse if _is_row(name, dataset, settings["tables"]))
+    rows = _row_features(dataset, settings["tables"])
+    integers = tuple(name for name in sparse if name in rows)
     return Schema(dataset["label"], tuple(dataset["dense"]), sparse, hex=hex, integers=integers)
 
 
@@ -287,14 +290,14 @@ def check_sizes(dataset: Mapping[str, Any], features: Sequence[str]) -> None:
             )
 
 
-def _is_row(feature: str, dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> bool:
-    """Return whether some table takes the ids of a feature for rows."""
+def _row_features(dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> set[str]:
+    """Return the sparse columns whose ids some table takes for rows."""
     if tables["source"] == "from_dataset":
-        return bool((tables["id_rule"] or dataset["id_rule"]) != "hash")
-    return any(
-        feature in table["feature_names"] and table.get("id_rule", "error") != "hash"
-        for table in tables["tables"]
-    )
+        return (
+            set(dataset["sparse"]) if (tables["id_rule"] or dataset["id_rule"]) != "hash" else set()
+        )
+    _, lookups = listed_tables(tables["tables"], tables["lookups"])
+    return {x.feature for x in lookups if x.table.id_rule is not IdRule.HASH}
 
 
 def criteo_schema(label: str | None = "label") -> Schema:

@@ -134,10 +134,10 @@ class _Checker:
             return {
                 str(key): self.value(item, inner, f"{name}.{key}") for key, item in value.items()
             }
-        if dataclasses.is_dataclass(_item(annotation)) and isinstance(value, list):
+        items = [i for i in map(_item, _parts(annotation)) if dataclasses.is_dataclass(i)]
+        if items and isinstance(value, list):
             return [
-                self.value(item, _item(annotation), f"{name}[{number}]")
-                for number, item in enumerate(value)
+                self.value(item, items[0], f"{name}[{number}]") for number, item in enumerate(value)
             ]
         return None if groups else read(value, annotation, name)
 
@@ -168,6 +168,7 @@ class _Checker:
             raise ConfigError(f"{prefix}{key}={shown(value)}: cannot be set: {refused[key]}")
         every = names_of(self.command)
         names = [name for name in every if name.startswith(prefix)]
+        names = names or [f"{prefix}{field}" for field in _fields(kind)]  # of an item of a list
         if others := getattr(kind, "others", None):
             home, _, target = others.rpartition(".")
             taken = {

@@ -163,24 +163,51 @@ class TablesOfDataset:
 
 @dataclass
 class ListedTable:
-    """One table of `tables=sample`, as `recapp.tables.config.EmbeddingBagConfig` takes it."""
+    """One table of `tables=sample`, as `recapp.tables.config.EmbeddingBagConfig` takes it, or in
+    HugeCTR's words (`recapp/tables/listed.py`).
+    """
 
-    name: str
-    num_embeddings: Rows
-    embedding_dim: Width
-    feature_names: list[str]
+    name: str = ABSENT
+    num_embeddings: Rows = ABSENT
+    embedding_dim: Width = ABSENT
+    feature_names: list[str] = ABSENT
     pooling: Literal["sum", "mean"] = ABSENT
     data_type: Storage = ABSENT
     id_rule: IdRule = ABSENT
     init_range: Annotated[float, Within(0)] | None = ABSENT
+    min_key: int = ABSENT
+    max_key: int | None = ABSENT
+    id_space: Natural = ABSENT
+    table_id: Natural = ABSENT
+    max_vocabulary_size: Annotated[int, Within(-1, 2**48)] = ABSENT
+    ev_size: Width = ABSENT
+
+
+@dataclass
+class ListedLookup:
+    """One lookup of `tables=sample`: a feature that reads a table, and what becomes of its rows.
+
+    Its last five settings are other names of the first four.
+    """
+
+    table: str = ABSENT
+    feature: str = ABSENT
+    output: str | None = ABSENT
+    combiner: Literal["sum", "mean", "average", "concat"] | None = ABSENT
+    table_config: str = ABSENT
+    emb_table: str = ABSENT
+    input: str = ABSENT
+    bottom_name: str = ABSENT
+    top_name: str = ABSENT
 
 
 @dataclass
 class ListedTables:
-    """The group `tables` under `tables=sample`: tables that the file lists."""
+    """The group `tables` under `tables=sample`: tables that the file lists, and what reads them."""
 
     source: Literal["list"]
     tables: list[ListedTable]
+    lookups: list[ListedLookup] | None = None
 
 
 @dataclass

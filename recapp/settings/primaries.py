@@ -13,6 +13,7 @@ from recapp.settings.groups import (
     Logger,
     Metrics,
     Model,
+    Natural,
     Optimizer,
     Plan,
     Planner,
@@ -75,6 +76,7 @@ class OnPaper(Run):
     a: str | None = None
     b: str | None = None
     as_: Literal["plan", "hugectr"] = "plan"
+    indent: Natural | None = None
     path: str | None = None
     ranks: list[Positive] = field(default_factory=list)
     plans: str | list[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ planner.
 | rule |                                                                                           |
 |------|-------------------------------------------------------------------------------------------|
 | 1    | one list of groups for each GPU                                                           |
-| 2    | numbers are lookups, (table, feature) pairs in the model's order, not tables              |
+| 2    | numbers are lookups in the order in which they are declared, not tables                   |
 | 3    | a group has its two lists and its placement                                               |
 | 4    | `shards_count` (`num_sharding` in v3.7) is 1 and `shard_id` (`sharding_id`) 0 unless      |
 |      | given; the id is below the count                                                          |
@@ -35,6 +35,10 @@ HugeCTR puts a row on the shard whose id is key mod n. Here shard s of n is the 
 strips: as many rows, other ones. Later versions have a matrix of GPUs and tables instead
 (`recapp/sharding/hugectr_matrix.py`).
 
+HugeCTR's notebook writes its plans with the key names of v3.7, in an order of its own, indented by
+four blanks: `hugectr_json(..., indent=4)` writes the same bytes, and `printed` gives the text that
+its `print_plan` prints.
+
 Sources: `HugeCTR/embedding/embedding_planner.cpp` and `common.cpp` of v3.7, the layer book of v3.8.
 """
 
@@ -48,14 +52,17 @@ from recapp.errors import PlanError, suggest
 from recapp.sharding.hugectr_matrix import MATRIX, plan_from_matrix, table_sharding
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
-from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.lookups import lookups_of
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.lookups import TableLookup, lookups_of
 
 REQUIRED = ("local_embedding_list", "global_embedding_list", "table_placement_strategy")
 LOCAL, EVERY, PLACEMENT = REQUIRED
 COUNT = ("shards_count", "num_sharding")
 ID = ("shard_id", "sharding_id")
 WORDS = {"mp": "mp", "localized": "mp", "dp": "dp"}
+Lists = list[list[dict[str, Any]]]
+"""The groups of every GPU, as JSON has them."""
+
 MODULO = (
     "HugeCTR puts row r of a sharded table on shard r mod n; here shard s of n holds the s-th of n "
     "contiguous strips: as many rows, other ones"
@@ -89,15 +96,20 @@ def is_hugectr(values: Any) -> bool:
 
 
 def plan_from_hugectr(
-    values: Any, tables: Sequence[EmbeddingBagConfig], source: str
+    values: Any,
+    tables: Sequence[EmbeddingConfig],
+    source: str,
+    lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
     """Return a HugeCTR plan for these tables as a plan for as many ranks as it has GPUs, modes left
     open.
 
     Args:
         values: Plain values, as read from JSON.
-        tables: The tables of the model; their (table, feature) pairs are the lookups.
+        tables: The tables of the model.
         source: The file, for messages.
+        lookups: What reads them, in the order in which it is declared, which numbers it; None takes
+            what the tables declare.
 
     Raises:
         PlanError: A rule is broken; GPU, group, lookup and rule are named.
@@ -105,7 +117,7 @@ def plan_from_hugectr(
     if isinstance(values, Mapping):
         made = plan_from_matrix(values, tables, source)
     else:
-        made = _Lists(values, tables, source).plan()
+        made = _Lists(values, tables, source, lookups).plan()
     split = any(
         s.mode != "replicated" and len({p.rows.start for p in s.shards}) > 1 for s in made.values()
     )
@@ -116,10 +128,17 @@ def plan_from_hugectr(
 class _Lists:
     """The lists of a plan, checked rule by rule."""
 
-    def __init__(self, values: Any, tables: Sequence[EmbeddingBagConfig], source: str) -> None:
+    def __init__(
+        self,
+        values: Any,
+        tables: Sequence[EmbeddingConfig],
+        source: str,
+        lookups: Sequence[TableLookup] | None,
+    ) -> None:
         self.tables = tables
         self.source = source
-        self.table_of = [x.table.name for x in lookups_of(tables)]
+        read = lookups_of(tables) if lookups is None else lookups
+        self.table_of = [x.table.name for x in read]
         if not isinstance(values, list) or not values:
             raise PlanError(
                 f"{source}: must be a list of GPUs, each with a list of its groups (rule 1)"
@@ -153,8 +172,8 @@ class _Lists:
             )
         return made
 
-    def _fail(self, g: int, k: int, text: str, rule: int) -> NoReturn:
-        raise PlanError(f"{self.source}: GPU {g}, group {k}: {text} (rule {rule})")
+    def _fail(self, g: int, k: int, text: str, rule: int, more: str = "") -> NoReturn:
+        raise PlanError(f"{self.source}: GPU {g}, group {k}: {text} (rule {rule}){more}")
 
     def _lookup(self, i: int) -> str:
         return f"lookup {i} ({self.table_of[i]})"
@@ -330,12 +349,18 @@ class _Lists:
                 )
             k, other = home.setdefault(name, (held[i][1], i))
             both = f"{self._lookup(i)} and lookup {other} read one table, which is sharded once, "
+            apart = f": {self._where(other)}, {self._where(i)}"
             if held[i][1] != k:
-                self._fail(*held[i], f"{both}but lookup {other} is in group {k}", 10)
+                self._fail(*held[i], f"{both}but lookup {other} is in group {k}", 10, apart)
             for g, groups in enumerate(self.gpus):
                 if (i in groups[k].local) != (other in groups[k].local):
-                    self._fail(g, k, f"{both}but only one of them is here", 10)
+                    self._fail(g, k, f"{both}but only one of them is here", 10, apart)
         return home
+
+    def _where(self, i: int) -> str:
+        """Say on which GPUs a lookup lies."""
+        gpus = [g for g, groups in enumerate(self.gpus) if any(i in k.local for k in groups)]
+        return f"lookup {i} lies on GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"
 
 
 def _twice(numbers: Iterable[int]) -> list[int]:
@@ -346,25 +371,64 @@ def _twice(numbers: Iterable[int]) -> list[int]:
 # ---- writing
 
 
-def hugectr_json(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig]) -> str:
-    """Return a plan as HugeCTR's JSON (v3.8's key names): whole tables, rows over ranks in equal
-    strips, replicas.
+def hugectr_json(
+    plan: ShardingPlan,
+    tables: Sequence[EmbeddingConfig],
+    lookups: Sequence[TableLookup] | None = None,
+    indent: int | None = None,
+) -> str:
+    """Return a plan as HugeCTR's JSON: whole tables, rows over ranks in equal strips, replicas.
+
+    Args:
+        plan: The plan.
+        tables: The tables of the model.
+        lookups: What reads them, in the order in which it is declared, which numbers it; None takes
+            what the tables declare.
+        indent: None writes a group in each line, with the key names of v3.8. A number of blanks
+            writes what HugeCTR's notebook does, where it is 4: `notebook_lists`, without a line
+            break at the end.
 
     Raises:
         PlanError: Such a file cannot express how a table is sharded; the table is named, and why.
     """
+    lists = hugectr_lists(plan, tables, lookups)
+    if indent is not None:
+        return json.dumps(notebook_lists(lists), indent=indent)
+    return (
+        "[\n"
+        + ",\n".join(
+            " [\n" + ",\n".join("  " + json.dumps(group) for group in own) + "\n ]" for own in lists
+        )
+        + "\n]\n"
+    )
+
+
+def hugectr_lists(
+    plan: ShardingPlan,
+    tables: Sequence[EmbeddingConfig],
+    lookups: Sequence[TableLookup] | None = None,
+) -> Lists:
+    """Return the groups of every GPU as plain values; arguments as of `hugectr_json`.
+
+    Groups and the lookups in them stand in the order in which lookups are declared, whatever the
+    order of the tables.
+
+    Raises:
+        PlanError: Such lists cannot express how a table is sharded; the table is named, and why.
+    """
     plan.check(tables)
-    lookups: dict[str, list[int]] = {}
-    for i, lookup in enumerate(lookups_of(tables)):
-        lookups.setdefault(lookup.table.name, []).append(i)
+    read: dict[str, list[int]] = {}
+    for i, lookup in enumerate(lookups_of(tables) if lookups is None else lookups):
+        read.setdefault(lookup.table.name, []).append(i)
+    config = {t.name: t for t in tables}
     # of each mp group: lookups by the GPUs that hold them
     groups: list[dict[tuple[int, ...], list[int]]] = []
     replicated: list[int] = []
-    for t in tables:
-        if plan.tables[t.name].mode == "replicated":
-            replicated += lookups[t.name]
+    for name, numbers in read.items():
+        if plan.tables[name].mode == "replicated":
+            replicated += numbers
             continue
-        gpus = _holders(t, plan.tables[t.name], plan.world_size)
+        gpus = _holders(config[name], plan.tables[name], plan.world_size)
         free = (
             group
             for group in groups
@@ -373,7 +437,9 @@ def hugectr_json(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig]) -> st
         group = next(free, None)
         if group is None:
             groups.append(group := {})
-        group.setdefault(gpus, []).extend(lookups[t.name])
+        group.setdefault(gpus, []).extend(numbers)
+    for held in (*(held for group in groups for held in group.values()), replicated):
+        held.sort()
     written = [
         [_written_mp(group, g, plan.world_size) for group in groups] for g in range(plan.world_size)
     ]
@@ -383,17 +449,37 @@ def hugectr_json(plan: ShardingPlan, tables: Sequence[EmbeddingBagConfig]) -> st
             if replicated
             else []
         )
-    return (
-        "[\n"
-        + ",\n".join(
-            " [\n" + ",\n".join("  " + json.dumps(group) for group in own) + "\n ]"
-            for own in written
-        )
-        + "\n]\n"
-    )
+    return written
 
 
-def _holders(table: EmbeddingBagConfig, sharding: TableSharding, world: int) -> tuple[int, ...]:
+def notebook_lists(lists: Lists) -> Lists:
+    """Return groups with the keys that HugeCTR's notebook writes, in its order."""
+    v37 = {COUNT[0]: COUNT[1], ID[0]: ID[1]}
+    order = (LOCAL, PLACEMENT, ID[1], COUNT[1], EVERY)
+    renamed = [
+        [{v37.get(key, key): part for key, part in group.items()} for group in own] for own in lists
+    ]
+    return [
+        [{key: group[key] for key in order if key in group} for group in own] for own in renamed
+    ]
+
+
+def printed(lists: Lists) -> str:
+    """Return the groups of every GPU as the text that `print_plan` of HugeCTR's notebook prints.
+
+    Keys stand in the order of the lists: print `notebook_lists` for the notebook's own.
+    """
+    lines = []
+    for gpu, own in enumerate(lists):
+        lines.append(f"single_gpu_plan index = {gpu}")
+        for key, part in (entry for group in own for entry in group.items()):
+            first, *others = part if key == EVERY else [part]
+            lines.append(f"\t{key}:{first}")
+            lines += [f"\t{' ' * len(key)}:{other}" for other in others]
+    return "\n".join(lines) + "\n"
+
+
+def _holders(table: EmbeddingConfig, sharding: TableSharding, world: int) -> tuple[int, ...]:
     """Return the GPUs of a table's shards in the order of the shards' ids."""
     cells = sharding.cells(table, world)
     fail = f"table {table.name} ({sharding.sharding_type}) cannot be written for HugeCTR"

@@ -23,7 +23,7 @@ from typing import Any
 from recapp.errors import PlanError, suggest
 from recapp.sharding.sharding_plan import Mode, Shard, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 
 MATRIX = "shard_matrix"
 GROUPS = "table_group_strategy"
@@ -35,7 +35,7 @@ MODES: dict[str, Mode] = {"reduction": "pooled", "unique": "unique"}
 
 
 def table_sharding(
-    table: EmbeddingBagConfig, gpus: Sequence[int] | None, world: int, strips: int = 1
+    table: EmbeddingConfig, gpus: Sequence[int] | None, world: int, strips: int = 1
 ) -> TableSharding:
     """Return the sharding of a table on some GPUs.
 
@@ -70,7 +70,7 @@ def table_sharding(
 
 
 def plan_from_matrix(
-    values: Mapping[str, Any], tables: Sequence[EmbeddingBagConfig], source: str
+    values: Mapping[str, Any], tables: Sequence[EmbeddingConfig], source: str
 ) -> dict[str, TableSharding]:
     """Return the sharding of every table, by its name.
 

@@ -16,7 +16,7 @@ from recapp.tables.config import EmbeddingConfig, table_config
 TOP = ("name", "ranks", "batch_per_rank", "notes", "tables", "statistics")
 ENTRY = ("table", "type", "mode", "shards")
 SIZES = ("rows", "dim")
-CONFIG = (*SIZES, "data_type", "features", "pooling", "id_rule", "init_range")
+CONFIG = (*SIZES, "data_type", "features", "pooling", "id_rule", "init_range", "min_key")
 PARTS = ("rows", "cols")
 MOST_RANKS = 65_536  # a replica lies on each, so a line of a file becomes as many shards
 MOST_ROWS = 2**53

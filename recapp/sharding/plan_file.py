@@ -45,6 +45,7 @@ from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain_valu
 from recapp.sharding.plan_text import read_plain_values
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
+from recapp.tables.lookups import TableLookup
 
 HEADER = """\
 # A sharding plan. To train with it: python -m recapp.train +plan=file plan.path=THIS_FILE \
@@ -105,7 +106,7 @@ def _table_lines(
             "data_type": str(config.data_type),
             "features": list(config.feature_names),
         }
-        for key in ("pooling", "id_rule", "init_range"):
+        for key in ("pooling", "id_rule", "init_range", "min_key"):
             value = getattr(config, key)
             sizes |= (
                 {key: str(value) if isinstance(value, str) else value}
@@ -158,13 +159,20 @@ def _word(text: str) -> str:
 # ---- reading
 
 
-def load_plan(path: str | Path, tables: Sequence[EmbeddingConfig], world_size: int) -> ShardingPlan:
+def load_plan(
+    path: str | Path,
+    tables: Sequence[EmbeddingConfig],
+    world_size: int | None,
+    lookups: Sequence[TableLookup] | None = None,
+) -> ShardingPlan:
     """Return the plan of a file for these tables on these ranks.
 
     Args:
         path: A plan file in YAML, or a HugeCTR plan in JSON: the content decides which.
         tables: The tables of the model.
-        world_size: The number of ranks.
+        world_size: The number of ranks; None takes that of the file.
+        lookups: What reads the tables, in the order in which it is declared, by which HugeCTR's
+            plans number it; None takes what the tables declare.
 
     Raises:
         PlanError: The file cannot be read, does not tile the tables, or was made for other tables
@@ -173,17 +181,14 @@ def load_plan(path: str | Path, tables: Sequence[EmbeddingConfig], world_size: i
     values = read_plain_values(path)
     imported = is_hugectr(values)
     plan = (
-        plan_from_hugectr(values, tables, str(path))
+        plan_from_hugectr(values, tables, str(path), lookups)
         if imported
         else plan_from_plain_values(values, str(path))
     )
     again = "export as=hugectr +plan=dp_and_localized" if imported else "export"
+    world = plan.world_size if world_size is None else world_size
     check_made_for(
-        plan,
-        tables,
-        world_size,
-        str(path),
-        f"python -m recapp.plan {again} trainer.devices={world_size}",
+        plan, tables, world, str(path), f"python -m recapp.plan {again} trainer.devices={world}"
     )
     return plan
 

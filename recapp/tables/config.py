@@ -2,9 +2,9 @@
 becomes one vector.
 
 Names and defaults follow TorchRec (`torchrec/modules/embedding_configs.py`), so porting is changing
-an import. Two things are added: the `id_rule`, which says how a raw id of any size becomes a row
-(`recapp/tables/ids.py`), and a start value that depends on nothing but (seed, table, row, column)
-(`recapp/tables/initial.py`).
+an import. Three things are added: the `id_rule`, which says how a raw id of any size becomes a row
+(`recapp/tables/ids.py`); the `min_key`, the id of row 0, as HugeCTR's tables have one; and a start
+value that depends on nothing but (seed, table, row, column) (`recapp/tables/initial.py`).
 """
 
 import math
@@ -65,6 +65,9 @@ _DTYPES = {
 }
 
 
+LARGEST_ID = 2**63 - 1
+
+
 class IdRule(StrEnum):
     """How a raw id becomes a row (`recapp/tables/ids.py`)."""
 
@@ -87,6 +90,7 @@ class EmbeddingConfig:
         data_type: How rows are stored: "fp64", "fp32", "fp16" or "bf16".
         id_rule: "error", "hash", "clamp" or "drop".
         init_range: Start values are uniform in +-init_range; None means 1/sqrt(num_embeddings).
+        min_key: The id of row 0: row = id - min_key. A hashed table takes any id, so it has none.
 
     Raises:
         ConfigError: A field is out of range; the message names the table and the field.
@@ -99,6 +103,7 @@ class EmbeddingConfig:
     data_type: DataType = DataType.FP32
     id_rule: IdRule = IdRule.ERROR
     init_range: float | None = None
+    min_key: int = 0
     pooling: PoolingType = field(default=PoolingType.NONE, init=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +115,7 @@ class EmbeddingConfig:
         object.__setattr__(self, "feature_names", tuple(self.feature_names))
         for key, kind in (("pooling", PoolingType), ("data_type", DataType), ("id_rule", IdRule)):
             object.__setattr__(
-                self, key, _member(kind, getattr(self, key), f"tables.{self.name}.{key}")
+                self, key, member(kind, getattr(self, key), f"tables.{self.name}.{key}")
             )
         for key in ("num_embeddings", "embedding_dim"):
             value = getattr(self, key)
@@ -133,6 +138,22 @@ class EmbeddingConfig:
             raise ConfigError(
                 f"tables.{self.name}.num_embeddings=1: id_rule=hash needs 2 rows, one of them for "
                 "missing ids"
+            )
+        self._check_min_key()
+
+    def _check_min_key(self) -> None:
+        setting = f"tables.{self.name}.min_key={self.min_key}"
+        if not isinstance(self.min_key, int) or isinstance(self.min_key, bool):
+            raise ConfigError(f"{setting}: must be a whole number, the id of row 0")
+        if self.min_key and self.id_rule is IdRule.HASH:
+            raise ConfigError(
+                f"{setting}: a hashed table takes any id; leave min_key out, or set id_rule to "
+                "error, clamp or drop"
+            )
+        if not -LARGEST_ID <= self.min_key <= LARGEST_ID - self.num_embeddings:
+            raise ConfigError(
+                f"{setting}: ids {self.min_key}..{self.min_key + self.num_embeddings - 1} must fit "
+                "into 64 bits"
             )
 
 
@@ -176,7 +197,24 @@ def table_config(**values: Any) -> EmbeddingConfig:
     return EmbeddingBagConfig(**values)
 
 
-def _member(kind: type[E], value: str, setting: str) -> E:
+def check_max_key(table: EmbeddingConfig, max_key: int) -> None:
+    """Check that the keys up to a largest one fit into a table.
+
+    One more than the last row is accepted: HugeCTR's programs write the number of rows there.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    most = table.min_key + table.num_embeddings
+    if not isinstance(max_key, int) or not table.min_key <= max_key <= most:
+        raise ConfigError(
+            f"tables.{table.name}.max_key={max_key}: {table.num_embeddings} rows from "
+            f"min_key={table.min_key} on hold the keys {table.min_key}..{most - 1}: set max_key to "
+            f"{most - 1} or {most}, or give the table more rows"
+        )
+
+
+def member(kind: type[E], value: str, setting: str) -> E:
     """Return the member of an enumeration that a setting names.
 
     Raises:

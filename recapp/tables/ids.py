@@ -11,6 +11,8 @@ table's rule makes a row of each:
 | clamp | is the row              | the nearest row; counted                   | row 0   |
 | drop  | is the row              | leaves the bag, which gets shorter; counted| row 0   |
 
+Under all rules but `hash` ids are counted from the table's `min_key`, by default 0.
+
 So a hashed table keeps row 0 for missing ids alone (measured on Criteo: sharing it costs .003 AUC).
 
 Which ids were outside has to be known on the host, and reading that from a GPU waits for it. So
@@ -33,7 +35,7 @@ from recapp.sparse.bags import offsets_of
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device, to_host, true_indices
-from recapp.tables.config import EmbeddingConfig, IdRule, PoolingType
+from recapp.tables.config import LARGEST_ID, EmbeddingConfig, IdRule, PoolingType
 from recapp.tables.lookups import TableLookup
 
 
@@ -74,15 +76,25 @@ class OutsideTable(IdError):
         lookup: The index of the lookup in its collection.
         number: The id.
         where: A text such as the rank that had it, to stand behind the id.
+        output: The name of the lookup, where it is not that of the feature.
     """
 
     def __init__(
-        self, table: EmbeddingConfig, feature: str, lookup: int, number: int, where: str = ""
+        self,
+        table: EmbeddingConfig,
+        feature: str,
+        lookup: int,
+        number: int,
+        where: str = "",
+        output: str = "",
     ) -> None:
+        first = table.min_key
+        rows = table.num_embeddings
+        named = f"lookup {output}: " if output not in ("", feature) else ""
         super().__init__(
-            f"table {table.name}: feature {feature} has the id {number}{where}, which is outside "
-            f"its {table.num_embeddings} rows (0..{table.num_embeddings - 1}): give the table more "
-            "rows, or set its id_rule to hash, clamp or drop"
+            f"table {table.name}: {named}feature {feature} has the id {number}{where}, which is "
+            f"outside its {rows} rows ({first}..{first + rows - 1}): give the table more rows, or "
+            "set its id_rule to hash, clamp or drop"
         )
         self.lookup = lookup
         self.number = number
@@ -136,6 +148,7 @@ class IdRules:
         self._kernel = kernel
         self._sizes = [x.table.num_embeddings for x in self.lookups]
         self._size_F = torch.tensor(self._sizes)
+        self._first_F = [x.table.min_key for x in self.lookups]
         self._rule_F = torch.tensor([RULE_NUMBERS[x.table.id_rule] for x in self.lookups])
         self.changed = {x.table.name: 0 for x in self.lookups}
         self._runs = [
@@ -194,11 +207,30 @@ class IdRules:
             ids = _with_none_for_others(ids, number, len(self.lookups))
         ids_L = ids.rows_L
         edge = [0, *accumulate(ids.per_F)]
+        if any(self._first_F):
+            ids = replace(ids, rows_L=self._from_min_key(ids_L, ids.per_F))
         if self._kernel is not None:
-            return self._in_one_pass(self._kernel, ids, edge), nothing_pending
-        return self._rule_by_rule(ids, edge)
+            return self._in_one_pass(self._kernel, ids, edge, ids_L), nothing_pending
+        return self._rule_by_rule(ids, edge, ids_L)
 
-    def _rule_by_rule(self, ids: Rows, edge: list[int]) -> tuple[Rows, PendingCheck]:
+    def _from_min_key(self, ids_L: Tensor, per_F: list[int]) -> Tensor:
+        """Return ids counted from the `min_key` of their tables; those outside of a table get the
+        next number outside of it, so that no difference leaves the integers.
+        """
+        ends = [
+            (-LARGEST_ID, LARGEST_ID) if first == 0 else (first - 1, first + size)
+            for first, size in zip(self._first_F, self._sizes, strict=True)
+        ]
+        low, high = zip(*ends, strict=True)
+        of_lookups = np.array([self._first_F, low, high, per_F], np.int64)
+        *bounds, count_F = to_device(of_lookups, ids_L.device)
+        first_L, low_L, high_L = (
+            torch.repeat_interleave(bound_F, count_F, output_size=len(ids_L)) for bound_F in bounds
+        )
+        from_0_L = ids_L.maximum(low_L).minimum(high_L) - first_L
+        return torch.where(ids_L == MISSING, MISSING, from_0_L)
+
+    def _rule_by_rule(self, ids: Rows, edge: list[int], raw_L: Tensor) -> tuple[Rows, PendingCheck]:
         """Apply the rules by torch operations, one run of lookups with equal rules at a time."""
         ids_L = ids.rows_L
         parts = list[Tensor]()
@@ -223,8 +255,8 @@ class IdRules:
         outside_L = torch.cat(outside)
         outside_F = offsets_of(outside_L)[offsets_of(count_F)].diff()
         if all(rule is not IdRule.DROP for rule, _ in self._runs):
-            return rows, lambda: self._check_outside(outside_F, outside_L, ids_L, edge)
-        if not self._check_outside(outside_F, outside_L, ids_L, edge):
+            return rows, lambda: self._check_outside(outside_F, outside_L, raw_L, edge)
+        if not self._check_outside(outside_F, outside_L, raw_L, edge):
             return rows, nothing_pending
         keep_L = torch.cat(
             [
@@ -237,14 +269,16 @@ class IdRules:
     def error(self, lookup: int, number: int, where: str) -> OutsideTable:
         """Make the error of an id that was found elsewhere; `where` says on which rank."""
         record = self.lookups[lookup]
-        return OutsideTable(record.table, record.feature, lookup, number, where)
+        # `feature@table`, which recapp makes up itself, says nothing more than the two
+        named = "" if record.output == f"{record.feature}@{record.table.name}" else record.output
+        return OutsideTable(record.table, record.feature, lookup, number, where, named)
 
-    def _in_one_pass(self, kernel: Kernel, ids: Rows, edge: list[int]) -> Rows:
+    def _in_one_pass(self, kernel: Kernel, ids: Rows, edge: list[int], raw_L: Tensor) -> Rows:
         """Apply the rules by the kernel."""
         changed_F = torch.zeros(len(self.lookups), dtype=torch.int64)
         rows_L, first = kernel(ids.rows_L.contiguous(), edge, self._size_F, self._rule_F, changed_F)
         if first >= 0:
-            raise self.error(bisect_right(edge, first) - 1, int(ids.rows_L[first]), "")
+            raise self.error(bisect_right(edge, first) - 1, int(raw_L[first]), "")
         dropped = False
         for x, n in zip(self.lookups, changed_F.tolist(), strict=True):
             self.changed[x.table.name] += n

@@ -116,7 +116,18 @@ def _key(
     features: dict[str, list[str]] = {t.name: [] for t in tables}
     for lookup in lookups_of(tables) if lookups is None else lookups:
         features[lookup.table.name].append(lookup.feature)
-    identity.append([[t.name, t.num_embeddings, features[t.name], t.id_rule.value] for t in tables])
+    identity.append(
+        [
+            [
+                t.name,
+                t.num_embeddings,
+                features[t.name],
+                t.id_rule.value,
+                *([t.min_key] * (t.min_key != 0)),
+            ]
+            for t in tables
+        ]
+    )
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest() if files else ""
 
 

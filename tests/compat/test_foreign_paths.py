@@ -10,7 +10,9 @@ from importlib import import_module
 import pytest
 
 import recapp
-from recapp.compat.torchrec_names import NAMES
+from recapp.compat import hugectr_names, torchrec_names
+
+NAMES = torchrec_names.NAMES | hugectr_names.NAMES
 
 
 def by_attributes(path):

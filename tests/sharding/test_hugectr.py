@@ -6,6 +6,7 @@ import copy
 import json
 import re
 from functools import cache
+from hashlib import sha256
 
 import pytest
 from jobs import resolved, small, validation
@@ -16,11 +17,19 @@ from recapp.errors import PlanError
 from recapp.planner.plan_rules import PlanRule, plan_by_rules
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.topology import Topology
-from recapp.sharding.hugectr import hugectr_json, is_hugectr, plan_from_hugectr
+from recapp.sharding.hugectr import (
+    hugectr_json,
+    hugectr_lists,
+    is_hugectr,
+    notebook_lists,
+    plan_from_hugectr,
+    printed,
+)
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import equal_ranges
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.lookups import TableLookup
 
 SIZES = [
     203931,
@@ -255,6 +264,103 @@ def test_numbers_are_lookups_not_tables():
     assert json.loads(hugectr_json(plan, SHARED)) == [
         [group(every[g], every), group([3], [[3], [3]], "dp")] for g in range(2)
     ]
+
+
+# HugeCTR's own examples: lookups 0, 1, 2, 3, 4 on tables 0, 1, 2, 1, 3, on two GPUs
+FOUR = [
+    table(name, rows, features)
+    for name, rows, features in (
+        ("t0", 10, ["f0"]),
+        ("t1", 7, ["f1", "f3"]),
+        ("t2", 5, ["f2"]),
+        ("t3", 4, ["f4"]),
+    )
+]
+BY_NUMBER = {feature: t for t in FOUR for feature in t.feature_names}
+
+
+def declared(*features):
+    return [TableLookup(BY_NUMBER[f], f, f"out_{f}", "sum") for f in features]
+
+
+FIVE = declared("f0", "f1", "f2", "f3", "f4")
+ALL_REPLICATED = [[group([0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]] * 2, "dp")]] * 2
+MIXED = [[group(own, [[0, 2], [1, 3]]), group([4], [[4], [4]], "dp")] for own in ([0, 2], [1, 3])]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2)])
+def test_lookups_are_numbered_as_they_are_declared_whatever_the_order_of_tables(order):
+    tables = [FOUR[k] for k in order]
+    plan = plan_from_hugectr(ALL_REPLICATED, tables, "x", FIVE)
+    assert {s.mode for s in plan.tables.values()} == {"replicated"}
+    assert json.loads(hugectr_json(plan, tables, FIVE)) == ALL_REPLICATED
+    plan = plan_from_hugectr(MIXED, tables, "x", FIVE)
+    assert [plan.tables[f"t{k}"].ranks for k in range(4)] == [[0], [1], [0], [0, 1]]
+    assert plan.tables["t3"].mode == "replicated"
+    assert json.loads(hugectr_json(plan, tables, FIVE)) == MIXED
+
+
+def test_a_plan_that_shards_lookups_of_one_table_differently_names_both_and_their_gpus():
+    lookups = declared("f1", "f0", "f2", "f3", "f4")  # 0 and 3 read t1, as the example's prose says
+    says = (
+        "my.json: GPU 0, group 0: lookup 3 (t1) and lookup 0 read one table, which is sharded "
+        "once, but only one of them is here (rule 10): lookup 0 lies on GPU 0, lookup 3 lies on "
+        "GPU 1"
+    )
+    with pytest.raises(PlanError, match=f"^{re.escape(says)}$"):
+        plan_from_hugectr(MIXED, FOUR, "my.json", lookups)
+
+
+def test_a_plan_file_is_read_by_the_lookups_that_are_declared(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(MIXED))
+    plan = load_plan(path, FOUR, 2, FIVE)
+    assert plan.tables["t1"].ranks == [1]
+    with pytest.raises(PlanError, match=r"lookup 2 \(t1\) and lookup 1 read one table"):
+        load_plan(path, FOUR, 2)  # by table: lookups 1 and 2 read t1
+
+
+@pytest.mark.parametrize(
+    ("option", "json_sum", "size", "printed_sum", "lines"),
+    [
+        (
+            "dp_and_localized",
+            "09368829331a8889ef4b8e91a81fee808827b714ff31eddb3ca23ab3dc6c1ccc",
+            28_999,
+            "f4d859efc70b1b6626943f41512d6e8b77fcac3815f6da5f2e89c3f3fde14c3e",
+            168,
+        ),
+        (
+            "distributed",
+            "ccc04418bda722948c51d9acc222277caebb6a8bfe047851143e4ccdeeaeb1f1",
+            47_634,
+            "d1451ddc6a57a2a5f2b84cc026641169aa6bf2d5d22d0c9f14e400d58352ee7b",
+            104,
+        ),
+    ],
+)
+def test_what_the_notebook_writes_and_prints_comes_out_byte_for_byte(
+    option, json_sum, size, printed_sum, lines
+):
+    plan = named(option, 8)
+    text = hugectr_json(plan, CRITEO, indent=4)
+    assert len(text) == size and sha256(text.encode()).hexdigest() == json_sum
+    assert plan_from_hugectr(json.loads(text), CRITEO, "x").tables == plan.tables
+    shown = printed(notebook_lists(hugectr_lists(plan, CRITEO)))
+    assert shown.count("\n") == lines and sha256(shown.encode()).hexdigest() == printed_sum
+
+
+@pytest.mark.parametrize(
+    ("world", "lists"),
+    [
+        (2, [[0, 2, 4, 9, 11, 19, 21, 23], [1, 3, 6, 10, 14, 20, 22]]),
+        (4, [[0, 4, 11, 21], [1, 6, 14, 22], [2, 9, 19, 23], [3, 10, 20]]),
+    ],
+)
+def test_whole_tables_are_dealt_to_fewer_gpus_as_the_notebook_deals_them(world, lists):
+    written = hugectr_lists(named("dp_and_localized", world), CRITEO)
+    assert written[0][0]["global_embedding_list"] == lists
+    assert [own[1]["local_embedding_list"] for own in written] == [REPLICATED] * world
 
 
 def test_two_lookups_of_one_table_may_be_data_parallel_together():

@@ -7,9 +7,9 @@ from recapp.errors import ConfigError, DataError, IdError
 from recapp.kernels.backend import backend
 from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingBagConfig, check_max_key
 from recapp.tables.ids import IdRules
-from recapp.tables.lookups import lookups_of
+from recapp.tables.lookups import TableLookup, lookups_of
 
 BIG = 2**62 + 7
 
@@ -172,3 +172,96 @@ def test_a_batch_without_samples_or_without_ids_has_no_rows(rule):
         assert (
             found.lengths_FB.shape == (2, bags) and len(found.rows_L) == 0 and found.per_F == [0, 0]
         )
+
+
+# ---- keys that do not begin at 0
+
+
+def keyed(rule, first, name="t", features=("f",), rows=10):
+    return EmbeddingBagConfig(
+        name=name,
+        num_embeddings=rows,
+        embedding_dim=2,
+        feature_names=features,
+        id_rule=rule,
+        min_key=first,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "ids", "rows", "changed"),
+    [
+        ("error", [100, 109, MISSING, 103], [0, 9, 0, 3], 0),
+        ("clamp", [100, 110, 99, BIG, -BIG, MISSING], [0, 9, 0, 9, 0, 0], 4),
+        ("drop", [109, 110, 99, BIG, -BIG, MISSING, 100], [9, 0, 0], 4),
+    ],
+)
+def test_rows_are_counted_from_the_first_key(rule, ids, rows, changed):
+    rules = rules_of([keyed(rule, 100)])
+    found = rules(KeyedJaggedTensor(["f"], torch.tensor(ids), None, torch.tensor([len(ids)])))
+    assert (found.rows_L.tolist(), rules.changed) == (rows, {"t": changed})
+
+
+@pytest.mark.parametrize("first", [-(2**63) + 1, 2**63 - 11, -5, 7])
+def test_keys_at_the_ends_of_the_integers_are_their_rows_and_no_others_are(first):
+    own = [first + k for k in range(10)]
+    others = [n for n in (MISSING + 1, 2**63 - 1, first - 1, first + 10) if n not in own]
+    others = [n for n in others if n != MISSING]
+    rules = rules_of([keyed("error", first)])
+    of_one = torch.tensor([10])
+    assert rules(KeyedJaggedTensor(["f"], torch.tensor(own), None, of_one)).rows_L.tolist() == [
+        *range(10)
+    ]
+    for other in others:
+        with pytest.raises(IdError, match=f"feature f has the id {other}, which is outside"):
+            rules(KeyedJaggedTensor(["f"], torch.tensor([other]), None, torch.tensor([1])))
+
+
+def test_tables_with_other_first_keys_and_rules_stand_side_by_side():
+    tables = [
+        keyed("error", 100, "a", ["x"]),
+        table("hash", name="b", features=["y"]),
+        keyed("clamp", -3, "c", ["z"]),
+        table("error", name="d", features=["w"]),
+    ]
+    ids = torch.tensor([105, BIG, -3, 7, MISSING, 9])
+    found = rules_of(tables)(
+        KeyedJaggedTensor(["x", "y", "z", "w"], ids, None, torch.tensor([1, 1, 2, 2]))
+    )
+    assert found.rows_L.tolist() == [5, 1 + BIG % 9, 0, 9, 0, 9]
+
+
+@pytest.mark.parametrize("key", [110, 99])
+def test_a_key_beyond_its_table_names_table_lookup_and_key(key):
+    config = keyed("error", 100)
+    rules = IdRules([TableLookup(config, "f", "vectors", config.pooling)])
+    says = (
+        f"table t: lookup vectors: feature f has the id {key}, which is outside its 10 rows "
+        r"\(100..109\): give"
+    )
+    with pytest.raises(IdError, match=says):
+        rules(KeyedJaggedTensor(["f"], torch.tensor([101, key]), None, torch.tensor([2])))
+
+
+@pytest.mark.parametrize(
+    ("rule", "first", "says"),
+    [
+        ("hash", 5, "tables.t.min_key=5: a hashed table takes any id; leave min_key out"),
+        ("error", 2**63 - 1, "tables.t.min_key=.*: ids .* must fit into 64 bits"),
+        ("error", 0.5, "tables.t.min_key=0.5: must be a whole number"),
+    ],
+)
+def test_a_first_key_that_cannot_be_is_refused(rule, first, says):
+    with pytest.raises(ConfigError, match=says):
+        keyed(rule, first)
+
+
+def test_a_largest_key_may_be_the_last_row_or_one_more_and_must_fit():
+    for most in (109, 110):
+        check_max_key(keyed("error", 100), most)
+    for most in (111, 99):
+        with pytest.raises(
+            ConfigError,
+            match=f"tables.t.max_key={most}: 10 rows from min_key=100 on hold the keys 100..109",
+        ):
+            check_max_key(keyed("error", 100), most)

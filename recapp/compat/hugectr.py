@@ -1,0 +1,438 @@
+"""HugeCTR's embedding collection: the embedding part of a program written for it runs with
+
+    from recapp import hugectr
+
+    tables = [hugectr.EmbeddingTableConfig(table_id=k, max_vocabulary_size=n, ev_size=128,
+                                           min_key=0, max_key=n) for k, n in enumerate(sizes)]
+    planner = hugectr.EmbeddingPlanner()
+    for k, table in enumerate(tables):
+        planner.embedding_lookup(table, f"data{k}", f"emb_vec{k}", "sum")
+    made = planner.create_embedding_collection("plan.json")
+
+    model = MyModel(made.module(device="meta"))     # an EmbeddingBagCollection
+    model = DistributedModelParallel(model, plan=made.plan)
+
+Names and order of arguments are those of versions 3.7 to 25.03. Lookups are numbered in the order
+in which they are declared. `recapp.hugectr` finds this file (`recapp/compat/foreign_paths.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recapp.compat.hugectr_optimizers import OptParams, same_opt_params
+from recapp.console import note_once
+from recapp.errors import ConfigError, PlanError, suggest
+from recapp.sharding.hugectr import (
+    Lists,
+    hugectr_lists,
+    notebook_lists,
+    plan_from_hugectr,
+    printed,
+)
+from recapp.sharding.plan_file import load_plan
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.config import EmbeddingBagConfig, check_max_key
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.listed import LOOKUP_WORDS, in_our_words, pooling_of, static_rows, table_name
+from recapp.tables.lookups import TableLookup, check_lookups, lookups_of
+
+LOOKUP = ("table", "feature", "output", "combiner")
+OPT_PARAMS = ("opt_params_py", "opt_params_or_empty")
+MORE = ("data_type", "id_rule", "init_range")
+PLAN = "create_embedding_collection"
+
+
+class CommunicationStrategy(StrEnum):
+    """How HugeCTR's later versions exchange vectors; here the transport is chosen by the ranks."""
+
+    Uniform = "uniform"
+    Hierarchical = "hierarchical"
+
+
+class CompressionStrategy(StrEnum):
+    """What is sent of a table: a vector per bag and owner, or one per distinct row."""
+
+    Reduction = "reduction"
+    Unique = "unique"
+
+
+class EmbeddingTableConfig:
+    """One table, as HugeCTR describes it.
+
+    Args:
+        id_space: The number of the set of keys that it is read by; by default the count of tables
+            that were looked up before. Tables of one `id_space` have the same keys and vectors of
+            their own. A text is the table's name, as in later versions.
+        max_vocabulary_size: Rows.
+        ev_size: Columns.
+        min_key: The key of row 0; here later versions have `opt_params`.
+        max_key: The largest key, or the number after it. It is checked against the rows.
+        opt_params: What `CreateOptimizer` returns; None takes the optimiser of the model.
+        table_id: The number of the table, as its name; no two tables of a collection have one.
+        name: The name of the table, unique in a collection.
+        others: `opt_params` under its other names, and recapp's `data_type`, `id_rule` and
+            `init_range`.
+
+    Raises:
+        ConfigError: A value that cannot be, or an argument that has no effect here.
+    """
+
+    def __init__(
+        self,
+        id_space: int | str | None = None,
+        max_vocabulary_size: int | None = None,
+        ev_size: int | None = None,
+        min_key: Any = 0,
+        max_key: int | None = None,
+        opt_params: OptParams | None = None,
+        *,
+        table_id: int | None = None,
+        name: str | None = None,
+        **others: Any,
+    ) -> None:
+        if isinstance(id_space, str):
+            name = id_space if name is None else name
+            id_space = None
+        if min_key is None or isinstance(min_key, OptParams):
+            opt_params = opt_params or min_key
+            min_key = 0
+        self.id_space = id_space
+        self.table_id = table_id
+        self.name = name
+        self.max_vocabulary_size = _whole(max_vocabulary_size)
+        self.ev_size = _whole(ev_size)
+        self.min_key = _whole(min_key)
+        self.max_key = _whole(max_key)
+        for key in OPT_PARAMS:
+            opt_params = others.pop(key, None) or opt_params
+        self.opt_params = opt_params
+        label = table_name(name, table_id, id_space, ())
+        for key in others:
+            if key not in MORE:
+                known = ("id_space", "table_id", "name", "max_key", "opt_params", *MORE)
+                raise ConfigError(
+                    f"EmbeddingTableConfig: {label} has the unknown argument {key}; "
+                    f"{suggest(key, known)}"
+                )
+        self._more = others
+        self.record(label, ["a feature"])
+
+    def record(self, name: str, features: Sequence[str]) -> EmbeddingBagConfig:
+        """Return recapp's record of the table.
+
+        Args:
+            name: The name of the table.
+            features: The features that read it.
+
+        Raises:
+            ConfigError: A value that cannot be.
+        """
+        if self.max_vocabulary_size is None or self.ev_size is None:
+            missing = "ev_size" if self.ev_size is None else "max_vocabulary_size"
+            raise ConfigError(f"EmbeddingTableConfig: {name}: {missing} must be given")
+        made = EmbeddingBagConfig(
+            name=name,
+            num_embeddings=static_rows(self.max_vocabulary_size, name),
+            embedding_dim=self.ev_size,
+            feature_names=features,
+            min_key=self.min_key,
+            **self._more,
+        )
+        if self.max_key is not None:
+            check_max_key(made, self.max_key)
+        return made
+
+
+@dataclass(frozen=True)
+class EmbeddingCollection:
+    """Tables, what reads them in the order in which it was declared, and where they lie.
+
+    Args:
+        tables: The tables.
+        lookups: The lookups.
+        plan: Where the tables lie; None leaves it to recapp. Tables of which it does not say how
+            they ask are asked for distinct rows.
+        opt_params: What the tables say of their optimiser; None where they say nothing.
+    """
+
+    tables: tuple[EmbeddingBagConfig, ...]
+    lookups: tuple[TableLookup, ...]
+    plan: ShardingPlan | None = None
+    opt_params: OptParams | None = None
+
+    def module(
+        self, device: torch.device | str | None = None, seed: int = 0
+    ) -> EmbeddingBagCollection:
+        """Return the collection that a model holds; `DistributedModelParallel` shards it.
+
+        Args:
+            device: The device of the tables; `meta` allocates none yet.
+            seed: The seed of the start values.
+        """
+        return EmbeddingBagCollection(self.tables, device=device, seed=seed, lookups=self.lookups)
+
+    def lists(self) -> Lists:
+        """Return the plan as the plain values of a plan file of HugeCTR's.
+
+        Raises:
+            PlanError: There is no plan, or such values cannot express it.
+        """
+        if self.plan is None:
+            raise PlanError(f"the embedding collection has no plan: give {PLAN} a plan file")
+        return notebook_lists(hugectr_lists(self.plan, self.tables, self.lookups))
+
+
+class _Lookups:
+    """The lookups that a program declares one after the other."""
+
+    def __init__(self) -> None:
+        self._names: dict[EmbeddingTableConfig, str] = {}
+        self._read: list[dict[str, Any]] = []
+
+    def embedding_lookup(self, *values: Any, **named: Any) -> None:
+        """Declare a lookup, or several: its number is that of the lookups before it.
+
+        Args:
+            values: By position: the table, the name of its input, the name of its output, and the
+                combiner `sum` or `average`. Lists of tables and inputs are as many lookups; the
+                outputs of one name are this name with a number.
+            named: The same by name: `table_config` or `emb_table`, `bottom_name` or `input`,
+                `top_name` or `output`, `combiner`.
+
+        Raises:
+            ConfigError: An argument that is missing or unknown, lists of several lengths, combiners
+                that differ in a list, or another table of the same name.
+        """
+        said = _said(values, named)
+        tables = said["table"]
+        if not isinstance(tables, list | tuple):
+            self._declare(said)
+            return
+        count = len(tables)
+        outputs = said["output"]
+        combiners = said["combiner"]
+        if isinstance(outputs, str):
+            outputs = [f"{outputs}{k}" for k in range(count)]
+        if isinstance(combiners, str):
+            combiners = [combiners] * count
+        if not count == len(said["feature"]) == len(outputs) == len(combiners):
+            raise ConfigError(
+                f"embedding_lookup: {count} tables, {len(said['feature'])} inputs, {len(outputs)} "
+                f"outputs and {len(combiners)} combiners: must be lists of one length"
+            )
+        if len(set(combiners)) > 1:
+            raise ConfigError(
+                f"embedding_lookup: the combiners of one lookup differ ({', '.join(combiners)}): "
+                "call it once for each combiner"
+            )
+        for part in zip(tables, said["feature"], outputs, combiners, strict=True):
+            self._declare(dict(zip(LOOKUP, part, strict=True)))
+
+    def _declare(self, said: Mapping[str, Any]) -> None:
+        table = said["table"]
+        if not isinstance(table, EmbeddingTableConfig):
+            raise ConfigError(
+                f"embedding_lookup: table_config={table}: must be an EmbeddingTableConfig"
+            )
+        if table not in self._names:
+            taken = list(self._names.values())
+            name = table_name(table.name, table.table_id, table.id_space, taken)
+            if name in taken:
+                raise ConfigError(
+                    f"embedding_lookup: two tables are called {name}: give each a name or table_id "
+                    "of its own, or look both up in one EmbeddingTableConfig"
+                )
+            self._names[table] = name
+        where = f"lookup {len(self._read)} ({said['output']})"
+        self._read.append({**said, "combiner": pooling_of(said["combiner"], where)})
+
+    def _collection(self, plan: ShardingPlan | None = None) -> EmbeddingCollection:
+        """Return the tables and lookups declared so far, without a plan or with one."""
+        if not self._read:
+            raise ConfigError("no lookup is declared: call embedding_lookup for each")
+        features: dict[EmbeddingTableConfig, dict[str, None]] = {}
+        for said in self._read:
+            features.setdefault(said["table"], {})[said["feature"]] = None
+        made = {
+            table: table.record(name, list(features[table])) for table, name in self._names.items()
+        }
+        lookups = tuple(
+            TableLookup(made[said["table"]], said["feature"], said["output"], said["combiner"])
+            for said in self._read
+        )
+        tables = tuple(made.values())
+        check_lookups(tables, lookups)
+        opt_params = same_opt_params({name: t.opt_params for t, name in self._names.items()})
+        if plan is not None:
+            plan = plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
+        return EmbeddingCollection(tables, lookups, plan, opt_params)
+
+    def _by_matrix(self, matrix: Mapping[str, Any]) -> EmbeddingCollection:
+        """Return the collection under a plan of the later versions; numbers of tables in it are
+        their `table_id`, where these count from 0.
+        """
+        bare = self._collection()
+        numbers = [t.id_space if t.table_id is None else t.table_id for t in self._names]
+        tables = list(bare.tables)
+        if set(numbers) == set(range(len(tables))):
+            tables = [tables[numbers.index(k)] for k in range(len(tables))]
+        return self._collection(plan_from_hugectr(matrix, tables, "shard_matrix", bare.lookups))
+
+
+class EmbeddingPlanner(_Lookups):
+    """Declares lookups, and makes a collection of them under a plan."""
+
+    def create_embedding_collection(
+        self,
+        plan_file: str | Path | Sequence[Any] | None = None,
+        emb_table_group_strategy: Sequence[Any] | None = None,
+        emb_table_placement_strategy: Sequence[str] | None = None,
+        *,
+        shard_matrix: Sequence[Any] | None = None,
+    ) -> EmbeddingCollection:
+        """Return the collection of all lookups declared so far.
+
+        Args:
+            plan_file: A plan in HugeCTR's JSON or in recapp's YAML; None leaves the plan to recapp.
+                Here v4.1 has `shard_matrix`.
+            emb_table_group_strategy: With a matrix: the tables of each group.
+            emb_table_placement_strategy: With a matrix: mp or dp of each group.
+            shard_matrix: Of each GPU and table: 1 where the GPU holds a part of it.
+
+        Raises:
+            ConfigError: No lookup is declared, or one is wrong.
+            PlanError: The plan is wrong, or for other tables.
+        """
+        if plan_file is not None and not isinstance(plan_file, str | Path):
+            shard_matrix = plan_file
+            plan_file = None
+        if shard_matrix is not None:
+            return self._by_matrix(
+                {
+                    "shard_matrix": _plain(shard_matrix),
+                    "table_group_strategy": _plain(emb_table_group_strategy),
+                    "table_placement_strategy": _plain(emb_table_placement_strategy),
+                }
+            )
+        bare = self._collection()
+        if plan_file is None:
+            return bare
+        return self._collection(load_plan(plan_file, bare.tables, None, bare.lookups))
+
+
+class EmbeddingCollectionConfig(_Lookups):
+    """Declares lookups and where their tables lie, in later versions; `collection` is what they
+    make.
+
+    Args:
+        use_exclusive_keys: Whether no two tables have a key in common. It decides how HugeCTR sorts
+            keys, and nothing here.
+        comm_strategy: How HugeCTR exchanges vectors; here the ranks decide.
+    """
+
+    def __init__(
+        self,
+        use_exclusive_keys: bool = False,
+        comm_strategy: CommunicationStrategy = CommunicationStrategy.Uniform,
+    ) -> None:
+        super().__init__()
+        self.use_exclusive_keys = use_exclusive_keys
+        self.comm_strategy = comm_strategy
+        self._matrix: dict[str, Any] | None = None
+        if use_exclusive_keys or comm_strategy != CommunicationStrategy.Uniform:
+            note_once(
+                "EmbeddingCollectionConfig: use_exclusive_keys and comm_strategy choose how "
+                "HugeCTR computes; recapp chooses by itself, and results are the same"
+            )
+
+    def shard(
+        self,
+        shard_matrix: Sequence[Sequence[Any]],
+        shard_strategy: Sequence[Sequence[Any]],
+        compression_strategy: Mapping[Any, Sequence[str]] | None = None,
+    ) -> None:
+        """Say where tables lie; a second call replaces the first.
+
+        Args:
+            shard_matrix: The tables of each GPU, by name.
+            shard_strategy: Pairs of `mp` or `dp` and tables; ("a", 2) cuts the columns of a in two.
+            compression_strategy: Tables by what is sent of them.
+        """
+        strategy = [[word, _plain(group)] for word, group in shard_strategy]
+        compression = {str(key): _plain(held) for key, held in (compression_strategy or {}).items()}
+        self._matrix = {
+            "shard_matrix": _plain(shard_matrix),
+            "shard_strategy": strategy,
+            "compression_strategy": compression,
+        }
+
+    @property
+    def collection(self) -> EmbeddingCollection:
+        """Return the collection of all lookups declared so far.
+
+        Raises:
+            ConfigError: No lookup is declared, or one is wrong.
+            PlanError: What `shard` was told is wrong, or for other tables.
+        """
+        return self._collection() if self._matrix is None else self._by_matrix(self._matrix)
+
+
+def print_plan(plan: Sequence[Any] | EmbeddingCollection | ShardingPlan) -> None:
+    """Print a plan as HugeCTR's notebook does.
+
+    Args:
+        plan: The plain values of a plan file, a collection under a plan, or a plan that carries the
+            tables it was made for.
+
+    Raises:
+        PlanError: There is no plan or no table, or HugeCTR's lists cannot express it.
+    """
+    if isinstance(plan, EmbeddingCollection):
+        lists = plan.lists()
+    elif isinstance(plan, ShardingPlan):
+        if plan.made_for is None:
+            raise PlanError(
+                "the plan does not carry the tables it was made for: print the embedding "
+                "collection that has it"
+            )
+        tables = plan.made_for.tables
+        lists = notebook_lists(hugectr_lists(plan, tables, lookups_of(tables)))
+    else:
+        lists = list(plan)
+    print(printed(lists), end="")
+
+
+def _said(values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a lookup under recapp's names."""
+    for key in named:
+        if key not in LOOKUP_WORDS:
+            raise ConfigError(
+                f"embedding_lookup: unknown argument {key}; {suggest(key, LOOKUP_WORDS)}"
+            )
+    if len(values) > len(LOOKUP):
+        raise ConfigError(
+            f"embedding_lookup: {len(values)} arguments: takes table_config, bottom_name, "
+            "top_name, combiner"
+        )
+    by_place = dict(zip(LOOKUP, values, strict=False))
+    said = in_our_words({**by_place, **named}, LOOKUP_WORDS, "embedding_lookup")
+    for ours, theirs in zip(LOOKUP, ("table_config", "bottom_name", "top_name"), strict=False):
+        if ours not in said:
+            raise ConfigError(f"embedding_lookup: {theirs} must be given")
+    return {"combiner": "sum", **said}
+
+
+def _whole(value: Any) -> Any:
+    """Return a whole number of NumPy or torch as Python's own."""
+    return index(value) if hasattr(value, "__index__") else value
+
+
+def _plain(values: Any) -> Any:
+    """Return lists for tuples, as JSON has them."""
+    return [_plain(part) for part in values] if isinstance(values, list | tuple) else values

@@ -1,0 +1,101 @@
+"""Tables and lookups that settings list: in recapp's words and in HugeCTR's."""
+
+import re
+
+import pytest
+
+from recapp.errors import ConfigError
+from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.listed import listed_tables
+from recapp.tables.lookups import lookups_of
+
+OURS = {"name": "t", "num_embeddings": 10, "embedding_dim": 4}
+THEIRS = {"table_id": 7, "max_vocabulary_size": 10, "ev_size": 4, "min_key": 5, "max_key": 15}
+
+
+def test_without_lookups_tables_are_read_by_the_features_they_name():
+    tables, lookups = listed_tables([OURS | {"feature_names": ["f", "g"]}], None)
+    assert tables == [EmbeddingBagConfig(**OURS, feature_names=["f", "g"])]
+    assert lookups == lookups_of(tables)
+
+
+def test_lookups_stand_in_their_own_order_with_their_own_combiners():
+    tables, lookups = listed_tables(
+        [OURS, OURS | {"name": "u"}],
+        [
+            {"table": "u", "feature": "f"},
+            {"table": "t", "input": "g", "output": "o", "combiner": "average"},
+            {"emb_table": "u", "bottom_name": "g", "top_name": "p", "combiner": "sum"},
+            {"table_config": "t", "feature": "h"},
+        ],
+    )
+    assert [t.name for t in tables] == ["t", "u"]
+    assert [t.feature_names for t in tables] == [("g", "h"), ("f", "g")]
+    assert [(x.table.name, x.feature, x.output, x.pooling) for x in lookups] == [
+        ("u", "f", "f", "sum"),
+        ("t", "g", "o", "mean"),
+        ("u", "g", "p", "sum"),
+        ("t", "h", "h", "sum"),
+    ]
+
+
+def test_tables_are_described_in_hugectrs_words():
+    tables, _ = listed_tables([THEIRS], [{"table": "table_7", "feature": "f"}])
+    assert tables == [
+        EmbeddingBagConfig(
+            name="table_7", num_embeddings=10, embedding_dim=4, feature_names=["f"], min_key=5
+        )
+    ]
+
+
+def test_tables_of_one_set_of_keys_are_tables_of_their_own():
+    one = {"id_space": 3, "max_vocabulary_size": 10, "ev_size": 4, "feature_names": ["f"]}
+    tables, lookups = listed_tables([one, one | {"ev_size": 8}], None)
+    assert [(t.name, t.embedding_dim) for t in tables] == [("table_3", 4), ("table_3_1", 8)]
+    assert [x.output for x in lookups] == ["f@table_3", "f@table_3_1"]
+
+
+def test_a_table_that_nothing_reads_is_left_out_and_noted(capsys):
+    tables, _ = listed_tables([OURS, OURS | {"name": "unread"}], [{"table": "t", "feature": "f"}])
+    assert [t.name for t in tables] == ["t"]
+    assert "table unread is read by no lookup: it is left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("table", "lookup", "says"),
+    [
+        (OURS, None, "tables.t.feature_names must be given: the features that read the table, or"),
+        ({"name": "t"}, {}, "tables.tables[0].num_embeddings must be given"),
+        (OURS, {"feature": "f"}, "tables.lookups[0].table must be given"),
+        (OURS, {"table": "tt", "feature": "f"}, "tables.lookups[0] reads table tt, which is not "),
+        (
+            OURS,
+            {"table": "t", "feature": "f", "combiner": "max"},
+            "lookups[0].combiner=max: did you",
+        ),
+        (OURS, {"table": "t", "feature": "f", "combiner": "concat"}, "combiner=concat is not"),
+        (
+            OURS | {"ev_size": 4},
+            {"table": "t", "feature": "f"},
+            "tables.tables[0]: embedding_dim and ev_size are one value: give one of them",
+        ),
+        (
+            THEIRS | {"max_vocabulary_size": -1},
+            {"table": "table_7", "feature": "f"},
+            "tables.table_7: max_vocabulary_size=-1: tables that grow are not there yet",
+        ),
+        (
+            THEIRS | {"max_key": 16},
+            {"table": "table_7", "feature": "f"},
+            "tables.table_7.max_key=16: 10 rows from min_key=5 on hold the keys 5..14",
+        ),
+    ],
+)
+def test_what_cannot_be_listed_is_refused_in_one_line(table, lookup, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        listed_tables([table], None if lookup is None else [lookup])
+
+
+def test_two_tables_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="two tables are called t; names must be unique"):
+        listed_tables([OURS, OURS], [{"table": "t", "feature": "f"}])

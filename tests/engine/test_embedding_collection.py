@@ -1,0 +1,140 @@
+"""Collections of sequences as a program uses them, and what collections that share an exchange
+refuse.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from recapp import (
+    DistributedModelParallel,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingCollectionSharder,
+    EmbeddingConfig,
+    EmbeddingShardingPlanner,
+    KeyedJaggedTensor,
+    Topology,
+    sgd,
+    shard_model,
+)
+from recapp.engine.shard_model import sharded_tables
+from recapp.errors import ConfigError, PlanError
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.sharding.sharding_types import CandidateRanks
+from recapp.sharding.tilings import tile
+from recapp.tables.lookups import embedding_tables
+from recapp.transport.communicator import Comm
+
+
+def words(name="words"):
+    return EmbeddingConfig(
+        name=name, num_embeddings=20, embedding_dim=4, feature_names=["text", "title"]
+    )
+
+
+def bags(name="users"):
+    return EmbeddingBagConfig(
+        name=name, num_embeddings=20, embedding_dim=4, feature_names=["user"], pooling="sum"
+    )
+
+
+IDS = KeyedJaggedTensor(
+    ["user", "text", "title"], torch.arange(12), lengths=[1, 1, 2, 0, 3, 1, 2, 2, 0]
+)
+
+
+class Both(nn.Module):
+    def __init__(self, device=None):
+        super().__init__()
+        self.bags = EmbeddingBagCollection([bags()], device=device)
+        self.sequences = EmbeddingCollection([words()], device=device)
+
+
+def plan_of(model, mode="unique"):
+    ranks = CandidateRanks([0], [[0]])
+    return ShardingPlan(
+        {t.name: tile(t, "table_wise", ranks, mode) for t in embedding_tables(model)}, 1
+    )
+
+
+def sharded(mode="unique"):
+    model = Both()
+    return shard_model(model, plan_of(model, mode), Comm(), sgd())
+
+
+def test_a_model_is_a_collection_of_sequences():
+    collection = EmbeddingCollection([words()])
+    model = DistributedModelParallel(collection, sharders=[EmbeddingCollectionSharder(sgd(0.5))])
+    before = collection.weight("words").detach().clone()
+    found = model(IDS)
+    assert torch.equal(found["text"].values(), before[[4, 5, 6, 7]])
+    found["text"].values().sum().backward()
+    state = model.state_dict()
+    ((_, _, rows),) = state["embeddings.words.weight"]
+    changed = (rows != before).any(1).nonzero().view(-1).tolist()
+    assert changed == [4, 5, 6, 7]
+    assert "words: 20 x 4" in repr(model)
+
+
+def test_the_planner_plans_sequences_in_rows_asked_once():
+    model = Both()
+    plan = EmbeddingShardingPlanner(Topology(2)).plan(model)
+    assert plan.tables["words"].mode in ("unique", "replicated")
+    assert plan.plan["sequences"].keys() == {"words"}
+
+
+def test_nobody_sums_a_sequence():
+    with pytest.raises(PlanError, match="table words: mode pooled, but its lookup text is a sequ"):
+        sharded("pooled")
+
+
+def test_one_batch_is_one_exchange_for_all_collections():
+    model = sharded()
+    (shared,) = sharded_tables(model)
+    seen = []
+    shared.state.observer = shared.state.observer.__class__(begins=lambda: seen.append(1))
+    model.bags(IDS)
+    model.sequences(IDS)
+    one = len(seen)
+    seen.clear()
+    model.bags(IDS.permute([0]))  # another object: an exchange of its own
+    model.sequences(IDS.permute([1, 2]))
+    assert len(seen) == 2 * one
+
+
+def test_a_collection_may_be_called_twice_with_one_batch():
+    model = sharded()
+    once = model.sequences(IDS)["text"].values()
+    again = model.sequences(IDS)["text"].values()
+    pooled = model.bags(IDS).values()
+    assert torch.equal(once, again)
+    (once.sum() + again.sum() + pooled.sum()).backward()
+    assert sharded_tables(model)[0].updates == 1
+
+
+def test_rows_that_a_collection_did_not_ask_for_are_not_trained_in_silence():
+    model = sharded()
+    model.bags(IDS).values().sum().backward()
+    with pytest.raises(ConfigError, match=r"features text, title, but the collection that looks"):
+        model.bags(IDS.permute([0, 1, 2]))
+
+
+def test_collections_may_be_fed_apart():
+    model = sharded()
+    for _ in range(2):
+        loss = model.bags(IDS.permute([0])).values().sum()
+        loss = loss + model.sequences(IDS.permute([1, 2]))["title"].values().sum()
+        loss.backward()
+    assert sharded_tables(model)[0].updates == 2
+
+
+def test_equal_names_are_one_table_where_the_weight_is_one():
+    model = nn.ModuleDict(
+        {"a": EmbeddingCollection([words("t")]), "b": EmbeddingCollection([words("t")])}
+    )
+    with pytest.raises(ConfigError, match="two tables are called t; names must be unique, unless"):
+        embedding_tables(model)
+    model["b"].embeddings["t"].weight = model["a"].embeddings["t"].weight
+    assert embedding_tables(model) == [words("t")]

@@ -65,6 +65,7 @@ def train_job(
     sweep.job_begins(job, config["format"])
     settings = settings_of(config, job)
     check_data(settings)
+    note_scale(settings)
     note_no_validation_rows(settings)
     metrics = run_on_ranks(settings, job, worker)
     if config["format"] == "json" and job.sweep is None and not external_rank():
@@ -99,6 +100,14 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         ):
             settings["trainer"][other] = None
     return settings
+
+
+def note_scale(settings: dict[str, Any]) -> None:
+    """Note what `dataset.scale` makes of the run."""
+    from recapp.dataset.scale import scale_in_words
+
+    if not external_rank() and (words := scale_in_words(settings["dataset"])):
+        console.note(words)
 
 
 def note_no_validation_rows(settings: dict[str, Any]) -> None:

@@ -43,8 +43,9 @@ def check_data(config: Mapping[str, Any]) -> None:
     if started_externally():
         return
     from recapp.dataset.order import check_order
+    from recapp.dataset.scale import scaled
 
-    dataset = config["dataset"]
+    dataset = scaled(config["dataset"])
     test = config.get("split") == "test"
     ranks = rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
     check_order(dataset["batch_size"], dataset["lanes"], ranks, dataset["shuffle_rows"])

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_data import check_data, match_checkpoint
+from recapp.app.check_data import check_data, match_checkpoint, note_scale
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.app.sweep_progress import SweepProgress
@@ -100,14 +100,6 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         ):
             settings["trainer"][other] = None
     return settings
-
-
-def note_scale(settings: dict[str, Any]) -> None:
-    """Note what `dataset.scale` makes of the run."""
-    from recapp.dataset.scale import scale_in_words
-
-    if not external_rank() and (words := scale_in_words(settings["dataset"])):
-        console.note(words)
 
 
 def note_no_validation_rows(settings: dict[str, Any]) -> None:

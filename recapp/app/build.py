@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from recapp import console
+from recapp.dataset.data_scale import scaled
 from recapp.dataset.first_rows import COUNTED_ROWS
-from recapp.dataset.scale import scaled
 from recapp.dataset.schema import check_sizes, schema_from
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample, writer_arguments
 from recapp.engine.dense_memory import check_room

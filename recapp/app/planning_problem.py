@@ -15,7 +15,7 @@ from typing import Any
 from recapp import console
 from recapp.app import build
 from recapp.app.own_types import register_own_types
-from recapp.dataset.scale import scaled
+from recapp.dataset.data_scale import scaled
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import Outcome, plan_tables

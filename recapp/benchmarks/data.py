@@ -23,7 +23,7 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import make_plan
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.whole_step import InMemory, TrainingStep
-from recapp.dataset.scale import scaled
+from recapp.dataset.data_scale import scaled
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.sequential_chunks import arrow_chunks, decoded_chunks, parquet_bytes
 from recapp.dataset.source import Source, open_source

@@ -14,7 +14,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from recapp.dataset.scale import scaled
+from recapp.dataset.data_scale import scaled
 from recapp.tables.config import EmbeddingBagConfig
 
 VERSION = "version_"  # before the name of a package

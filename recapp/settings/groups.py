@@ -146,7 +146,7 @@ class Dataset:
     lanes: Positive = 16
     shuffle_rows: Natural = 4096
     num_workers: Natural = 0
-    scale: Share | str = 1
+    scale: float | str = 1
     generate: Generate | None = None
 
 

@@ -24,6 +24,7 @@ PAGE = Path(__file__).parent / "configuration.md"
 MARK = "<!-- What follows is written by docs/list_settings.py: edit conf/ and run it again. -->"
 WIDTH = 100
 SHOWN = 50  # characters of a value
+EXPERIMENT = "experiment"  # the group whose options list settings of other groups
 WHOLE = ("hardware", "plans")  # mappings that are listed without what is in them
 
 
@@ -66,17 +67,20 @@ def command_lines(conf: Path) -> Iterator[str]:
 
 
 def group_lines(group: str) -> Iterator[str]:
-    """Yield the options of a group and a line for each of its settings."""
+    """Yield the options of a group and a line for each of its settings; an experiment has none of
+    its own.
+    """
     chosen = default_of(group)
     names = sorted(options(group), key=lambda name: (name != chosen, name))
-    if not names:
-        yield from wrapped("Yours: a file `FOLDER/experiment/NAME.yaml`, see above.")
     for name in names:
         path = option_file(group, name)
         about = comments_of(path).about if path else ""
         said = f"`{group}={name}`{' (default)' if name == chosen else ''}: {about}"
         yield from wrapped(said.replace("`plan=", "`+plan="), "- ")
     yield ""
+    if group == EXPERIMENT:
+        yield from wrapped("Yours: a file `FOLDER/experiment/NAME.yaml`, see above.")
+        return
     listed: set[str] = set()
     for name in sorted(names, key=lambda name: (bool(_parents(group, name)), name != chosen)):
         yield from option_lines(group, name, listed)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_data import check_data, match_checkpoint
+from recapp.app.check_data import check_data, match_checkpoint, note_scale
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.errors import ConfigError, suggest
@@ -41,6 +41,7 @@ def evaluate(config: dict[str, Any], job: Job) -> float | None:
     """Measure the checkpoint of one job on its ranks, and return the AUC."""
     settings = settings_of(config, job)
     check_data(settings)
+    note_scale(settings)
     metrics = run_on_ranks(settings, job, "recapp.worker")
     if config["format"] == "json" and not external_rank():
         console.emit([metrics], "json")

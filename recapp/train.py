@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recapp import console
-from recapp.app.check_data import check_data, match_checkpoint
+from recapp.app.check_data import check_data, match_checkpoint, note_scale
 from recapp.app.command import Job, run, run_on_ranks
 from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.app.sweep_progress import SweepProgress
@@ -65,6 +65,7 @@ def train_job(
     sweep.job_begins(job, config["format"])
     settings = settings_of(config, job)
     check_data(settings)
+    note_scale(settings)
     note_no_validation_rows(settings)
     metrics = run_on_ranks(settings, job, worker)
     if config["format"] == "json" and job.sweep is None and not external_rank():

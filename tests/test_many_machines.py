@@ -29,6 +29,7 @@ STEPS = 6
 TRAIN = ["recapp.train", "+plan=mixed", f"trainer.max_steps={STEPS}"]
 MEASURED = (
     "samples_per_second",
+    "train_seconds",
     "step_ms",
     "step_ms_quartiles",
     "date",

@@ -153,6 +153,9 @@ def test_a_command_behind_recapp_is_the_module_itself():
         ("recapp train model=", ["dlrm "]),
         ("recapp train +plan=mix", ["mixed "]),
         ("recapp train +pl", ["+plan="]),
+        ("recapp train exp", ["experiment="]),
+        ("recapp eval experiment=hug", ["hugectr_notebook "]),
+        ("recapp plan explain exp", []),
         ("recapp nothing x", []),
     ],
 )

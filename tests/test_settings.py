@@ -106,7 +106,8 @@ def test_what_conf_holds_is_allowed_and_complete(command):
 
 
 @pytest.mark.parametrize(
-    "group", ["dataset", "tables", "optimizer", "plan", "topology", "logger", "callbacks"]
+    "group",
+    ["dataset", "tables", "optimizer", "plan", "topology", "logger", "callbacks", "experiment"],
 )
 def test_every_option_is_allowed(group):
     for path in (CONF / group).glob("*.yaml"):
@@ -254,6 +255,12 @@ def line(tmp_path, monkeypatch, capfd):
             (
                 "trainer.check_val_every_n_epoch=0",
                 "trainer.check_val_every_n_epoch=0: must be a whole number of at least 1",
+            ),
+            ("dataset.scale=2", "dataset.scale=2: must be above 0 and at most 1, such as 1/1000"),
+            ("dataset.scale=small", "dataset.scale=small: must be a fraction such as 1/1000"),
+            (
+                "dataset.generate.positives=0",
+                "dataset.generate.positives=0: must be a number above",
             ),
             ("+logger.mine=3", "logger.mine=3: must name a constructor"),
             (

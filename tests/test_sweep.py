@@ -28,6 +28,7 @@ MEASURED = {
     "step_ms": 1234.5,
     "step_ms_quartiles": [1200.25, 1300.0],
     "samples_per_second": 1234567.0,
+    "train_seconds": 98.5,
     "ranks": 2,
     "bytes_per_rank": [3 << 30, 2 << 30],
     "bytes_exchanged_per_step": 45 << 20,
@@ -283,10 +284,10 @@ def test_the_csv_holds_every_digit_and_replaces_the_last_one(sweep):
     header, first, *_ = path.read_text().splitlines()
     assert header == (
         "job,status,plan,seed,ranks,step_ms,step_ms_q1,step_ms_q3,samples_per_second,"
-        "val_auc,val_log_loss,bytes_per_rank,bytes_exchanged_per_step,error"
+        "train_seconds,val_auc,val_log_loss,bytes_per_rank,bytes_exchanged_per_step,error"
     )
     assert (
-        first == "0,ok,table_row_wise,1,2,1234.5,1200.25,1300.0,1234567.0,0.7580123,0.4892,"
+        first == "0,ok,table_row_wise,1,2,1234.5,1200.25,1300.0,1234567.0,98.5,0.7580123,0.4892,"
         f"{3 << 30},{45 << 20},"
     )
     assert sorted(sweep.glob("comparison*")) == [path]

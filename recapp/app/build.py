@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from recapp import console
+from recapp.dataset.data_scale import scaled
 from recapp.dataset.first_rows import COUNTED_ROWS
 from recapp.dataset.schema import check_sizes, schema_from
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample, writer_arguments
@@ -270,7 +271,8 @@ def build_data(settings: Settings, sized: Callable[[], object] | None = None) ->
     """
     dataset = settings["dataset"]
     rows = None
-    chosen = DataSettings(**{k: dataset[k] for k in DataSettings.__dataclass_fields__})
+    small = scaled(dataset)
+    chosen = DataSettings(**{k: small[k] for k in DataSettings.__dataclass_fields__})
     if counts_ids(settings):
 
         def rows(counted: list[int]) -> None:
@@ -278,8 +280,7 @@ def build_data(settings: Settings, sized: Callable[[], object] | None = None) ->
             if sized is not None:
                 sized()
 
-    generate = dataset["generate"]
-    prepare = None if generate is None else partial(write_generated, dataset)
+    prepare = None if dataset["generate"] is None else partial(write_generated, dataset)
     return ClickData(
         chosen,
         schema_from(settings),
@@ -314,6 +315,7 @@ def size_on_paper(settings: Settings) -> str:
 
 def write_generated(dataset: Settings) -> None:
     """Write the data set that the settings describe, unless it exists; progress is shown."""
+    dataset = scaled(dataset)
     kind, wanted = writer_arguments(dataset["generate"], dataset["table_rows"])
     with console.progress(
         f"writing {console.short_path(dataset['path'])}", wanted["rows"]
@@ -346,7 +348,7 @@ def click_model_auc(settings: Settings, val_rows: int) -> float | None:
     every_row = limit is None or (isinstance(limit, float) and limit == 1)  # 1 is one batch
     if dataset["generate"] is None or dataset["val_path"] is not None or not every_row:
         return None
-    truth = read_truth(dataset["path"])["validation"]
+    truth = read_truth(scaled(dataset)["path"])["validation"]
     return None if truth["rows"] != val_rows or truth["auc"] is None else float(truth["auc"])
 
 

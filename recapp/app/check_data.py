@@ -3,6 +3,7 @@ of every rank.
 
     settings, checkpoint  ->  settings that fit the checkpoint's model              match_checkpoint
     settings, files       ->  nothing, or the error that a rank would have raised   check_data
+    settings              ->  a note of what dataset.scale makes of them            note_scale
 """
 
 from collections.abc import Mapping
@@ -42,9 +43,10 @@ def check_data(config: Mapping[str, Any]) -> None:
         check_sizes(config["dataset"], schema.sparse)
     if started_externally():
         return
+    from recapp.dataset.data_scale import scaled
     from recapp.dataset.order import check_order
 
-    dataset = config["dataset"]
+    dataset = scaled(config["dataset"])
     test = config.get("split") == "test"
     ranks = rank_count(config["trainer"]["devices"], config["trainer"]["accelerator"])
     check_order(dataset["batch_size"], dataset["lanes"], ranks, dataset["shuffle_rows"])
@@ -61,6 +63,14 @@ def check_data(config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"plan.path={plan}: no such file: `python -m recapp.plan export path=FILE` writes one"
         )
+
+
+def note_scale(config: Mapping[str, Any]) -> None:
+    """Note what `dataset.scale` makes of the data of a run."""
+    from recapp.dataset.data_scale import scale_in_words
+
+    if not external_rank() and (words := scale_in_words(config["dataset"])):
+        note(words)
 
 
 def _check_files(paths: Any, schema: "Schema", setting: str) -> None:

@@ -281,8 +281,8 @@ def check_groups(arguments: Sequence[str]) -> None:
         arguments: The command line.
 
     Raises:
-        ConfigError: A group that needs an option is to have none, or an experiment is named and
-            there is no directory of them.
+        ConfigError: A group that needs an option is to have none, or there is no experiment of a
+            name.
     """
     folders = named_folders(arguments)
     elsewhere = any(argument.startswith("hydra.searchpath") for argument in arguments)
@@ -297,14 +297,14 @@ def check_groups(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{name}={value}: choose one of {', '.join(there)}")
         if (
             name.lstrip("+") == "experiment"
-            and value != "null"
-            and not is_group("experiment", folders)
+            and OPTION.fullmatch(value)
+            and value not in ("null", *(known := options("experiment", folders)))
             and not elsewhere
         ):
             raise ConfigError(
                 f"experiment={value}: there is no such option; write experiment/{value}.yaml, "
-                "with `# @package _global_` on top, "
-                "into a folder of your own and add --config-dir FOLDER"
+                "with `# @package _global_` on top, into a folder of your own and add --config-dir "
+                f"FOLDER, or choose one of {', '.join(known)}"
             )
 
 

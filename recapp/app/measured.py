@@ -69,6 +69,7 @@ def metrics_of_run(
         "samples_per_second": measured.get("samples_per_second"),
         "step_ms": measured.get("step_ms"),
         "step_ms_quartiles": measured.get("step_ms_quartiles"),
+        "train_seconds": measured.get("train_seconds"),
         "steps": trainer.global_step,
         "steps_planned": steps_planned(trainer),
         "ranks": strategy.comm.world,

@@ -15,6 +15,7 @@ from typing import Any
 from recapp import console
 from recapp.app import build
 from recapp.app.own_types import register_own_types
+from recapp.dataset.data_scale import scaled
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import Outcome, plan_tables
@@ -48,7 +49,7 @@ def planning_problem(
     payload = build.PAYLOADS[settings["engine"]["payload"]]
     return replace(
         problem,
-        batch_per_rank=-(-settings["dataset"]["batch_size"] // world),
+        batch_per_rank=-(-scaled(settings["dataset"])["batch_size"] // world),
         payload_bytes=NUMBER_BYTES if payload is None else payload.itemsize,
         val_batch_per_rank=_val_batch(settings, world, val_rows),
         look_ahead=settings["engine"]["look_ahead"],
@@ -90,7 +91,8 @@ def _val_batch(settings: Settings, world: int, rows: int | None) -> int:
     """Return a rank's share of the largest validation batch; 0 where nothing validates."""
     if settings["trainer"].get("limit_val_batches") == 0:
         return 0
-    size = int(settings["dataset"].get("val_batch_size") or settings["dataset"]["batch_size"])
+    dataset = scaled(settings["dataset"])
+    size = int(dataset.get("val_batch_size") or dataset["batch_size"])
     return -(-(size if rows is None else min(size, rows)) // world)
 
 

@@ -49,6 +49,7 @@ def end_without_training(settings: Settings, limit: str) -> dict[str, Any]:
     )
     return manifest.metrics | {
         "samples_per_second": None,
+        "train_seconds": None,
         "step_ms": None,
         "steps": steps,
         "ranks": here.world if here else 1,

@@ -96,6 +96,10 @@ def print_summary(metrics: Mapping[str, Any], job_dir: Path) -> None:
             {"what": "samples/s, all ranks", "value": f"{metrics['samples_per_second']:,.0f}"},
             {"what": "step, median", "value": f"{metrics['step_ms']:.1f} ms"},
         ]
+    if metrics.get("train_seconds"):
+        rows += [
+            {"what": "training, with validation", "value": f"{metrics['train_seconds']:,.1f} s"}
+        ]
     hidden = {
         key.removeprefix("hidden_share_"): share
         for key, share in metrics.items()

@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any
 
 from recapp import console
@@ -40,8 +42,10 @@ class SweepProgress:
             print_comparison(self.compared, job.sweep)
 
     def report(self) -> None:
-        """Write the report of the sweep."""
+        """Print which runs are best and fastest, and write the report of the sweep."""
         if self.directory is not None:
+            if self.format == "text":
+                print_verdicts(self.directory)
             write_report_of(self.directory)
 
     def emit(self) -> None:
@@ -59,6 +63,22 @@ def write_comparison(compared: Sequence[dict[str, Any]], sweep: Path) -> None:
         comparison.write_csv(compared, path)
     except OSError as error:
         console.note(f"no {console.short_path(path)}: {error.strerror}")
+
+
+def print_verdicts(sweep: Path) -> None:
+    """Print the sentences with which the sweep's report opens, where there is anything to compare.
+
+    Args:
+        sweep: The directory of a sweep all of whose jobs have ended.
+    """
+    from recapp.reporting.sweep_page import verdicts
+    from recapp.reporting.variants import read_runs
+
+    good = [run for run in read_runs(sweep) if run.ended_well]
+    if len(good) > 1:
+        width = get_terminal_size((80, 24)).columns
+        print()
+        print(console.readable("\n".join(fill(said, width) for said in verdicts(good))), flush=True)
 
 
 def write_report_of(sweep: Path) -> None:

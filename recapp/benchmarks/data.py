@@ -23,6 +23,7 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import make_plan
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.whole_step import InMemory, TrainingStep
+from recapp.dataset.data_scale import scaled
 from recapp.dataset.schema import criteo_schema
 from recapp.dataset.sequential_chunks import arrow_chunks, decoded_chunks, parquet_bytes
 from recapp.dataset.source import Source, open_source
@@ -99,7 +100,7 @@ def endless(stream: BatchStream, workers: int) -> Iterator[Batch]:
 def run(session: Session) -> None:
     """Measure the stages of reading, then training from Parquet and from memory."""
     settings = session.settings
-    dataset = session.settings["dataset"]
+    dataset = scaled(session.settings["dataset"])
     torch.set_num_threads(settings["threads"][0])
     (comm,) = open_transports(settings["transport"]).values()
     source = open_source(dataset["path"], criteo_schema())
@@ -171,7 +172,7 @@ def _measure_training(
     plan_settings: Mapping[str, Any],
     comm: Comm,
 ) -> None:
-    dataset = session.settings["dataset"]
+    dataset = scaled(session.settings["dataset"])
     world = session.comm.world
     batch_size = model.batch_size * world
     if source.rows < batch_size:

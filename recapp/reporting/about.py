@@ -14,6 +14,7 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from recapp.dataset.data_scale import scaled
 from recapp.tables.config import EmbeddingConfig
 
 VERSION = "version_"  # before the name of a package
@@ -37,7 +38,7 @@ def about(
         tables: The embedding tables of the model.
         device: The device of rank 0.
     """
-    dataset = settings["dataset"]
+    dataset = scaled(settings["dataset"])
     return {
         "dataset": dataset["path"],
         "rows_train": rows[0],

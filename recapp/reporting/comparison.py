@@ -32,6 +32,7 @@ METRICS = (
     "step_ms_q1",
     "step_ms_q3",
     "samples_per_second",
+    "train_seconds",
     "val_auc",
     "val_log_loss",
     "bytes_per_rank",

@@ -43,8 +43,7 @@ def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
         return title, [nothing, varied, *_failures(runs), *every]
     variants = learned_variants_of(good, objective)
     speeds = speed_variants_of(good)
-    verdict, *more = metric_verdict(variants, objective, without_effect(good, objective))
-    more += speed_verdict(speeds)[:1] if len(speeds) > 1 else []
+    verdict, *more = verdicts(good)
     more += _best_run(good, variants, objective)
     said = [page.paragraph(verdict, "lead"), varied, *map(page.paragraph, more), *_failures(runs)]
     table = table_by_metric if len(variants) > 1 else table_by_speed
@@ -52,6 +51,20 @@ def sweep_page(runs: Sequence[Run], gallery: Gallery) -> tuple[str, list[str]]:
     opening = page.columns(["".join(said), table(good, shown, objective)])
     learned = gallery.part("What was learned", [], _learned(good, variants, objective, gallery))
     return title, [opening, *learned, *_costs(speeds, gallery), *every]
+
+
+def verdicts(good: Sequence[Run]) -> list[str]:
+    """Return sentences on which runs of a sweep are best by the metric, and which are fastest; the
+    first one is the verdict.
+
+    Args:
+        good: Its runs that ended well, at least one.
+    """
+    objective = objective_of(good[0])
+    variants = learned_variants_of(good, objective)
+    speeds = speed_variants_of(good)
+    said = metric_verdict(variants, objective, without_effect(good, objective))
+    return [*said, *(speed_verdict(speeds)[:1] if len(speeds) > 1 else [])]
 
 
 # ---- metrics

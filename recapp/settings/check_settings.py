@@ -279,6 +279,7 @@ def _check_together(config: Mapping[str, Any], set_by_user: Collection[str]) -> 
         if not dataset.get("path", True):
             raise ConfigError("dataset.path is empty: name a directory, a glob or Parquet files")
         check_share(dataset.get("val_share", 0))
+        check_scale(dataset.get("scale", 1))
     if config.get("metrics") and not config["metrics"]["names"]:
         raise ConfigError("metrics.names=[]: name at least one, such as [auc]")
     if (config.get("trainer") or {}).get("precision") == "16-mixed":
@@ -315,17 +316,31 @@ def check_share(share: object) -> Fraction:
     Raises:
         ConfigError: It is no fraction, or leaves nothing to train on.
     """
-    try:
-        found = Fraction(str(share))
-    except (ValueError, ZeroDivisionError):
-        raise ConfigError(
-            f"dataset.val_share={share}: must be a fraction such as 1/7 or 0.1"
-        ) from None
+    found = _fraction(share, "dataset.val_share", "1/7 or 0.1")
     if not 0 <= found < 1:
         raise ConfigError(
             f"dataset.val_share={share}: must be a share of the rows, from 0 to less than 1"
         )
     return found
+
+
+def check_scale(scale: object) -> Fraction:
+    """Return `dataset.scale` as a fraction.
+
+    Raises:
+        ConfigError: It is no fraction, or leaves nothing or more than there is.
+    """
+    found = _fraction(scale, "dataset.scale", "1/1000 or 0.1")
+    if not 0 < found <= 1:
+        raise ConfigError(f"dataset.scale={scale}: must be above 0 and at most 1, such as 1/1000")
+    return found
+
+
+def _fraction(value: object, name: str, examples: str) -> Fraction:
+    try:
+        return Fraction(str(value))
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"{name}={value}: must be a fraction such as {examples}") from None
 
 
 # ---- the dataclasses' fields and annotations

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from recapp.settings.check_settings import names_of
 from recapp.settings.option_files import is_group, named_folders, options
-from recapp.settings.primaries import VERBS
+from recapp.settings.primaries import EXPERIMENTS, VERBS
 
 ADDED = "+plan="  # the group without a default option
 
@@ -69,5 +69,6 @@ def _settings(command: str, last: str, line: str) -> list[str]:
     if equals:
         known = options(group, folders) if is_group(group, folders) else []
         return [f"{option} " for option in known if option.startswith(begun)]
-    names = [ADDED, *(f"{name}=" for name in names_of(command))]
+    experiment = ["experiment="] if command in EXPERIMENTS else []
+    names = [ADDED, *experiment, *(f"{name}=" for name in names_of(command))]
     return [name for name in names if name.startswith(last)]

@@ -120,6 +120,7 @@ class Generate:
     rows: Positive = 200_000
     seed: Natural = 1
     separability: Annotated[float, Within(0)] = 1.0
+    positives: Annotated[float, Within(above=0, most=1)] = 0.257
 
 
 @dataclass
@@ -145,6 +146,7 @@ class Dataset:
     lanes: Positive = 16
     shuffle_rows: Natural = 4096
     num_workers: Natural = 0
+    scale: float | str = 1
     generate: Generate | None = None
 
 

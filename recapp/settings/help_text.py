@@ -29,6 +29,7 @@ from recapp.settings.option_files import (
     option_file,
     options,
 )
+from recapp.settings.primaries import EXPERIMENTS
 from recapp.settings.values import shown
 
 ADDED = ("plan", "experiment")  # groups without a default option
@@ -148,7 +149,7 @@ def comments_of(path: Path) -> Comments:
 
 
 def _known(command: str, group: str) -> bool:
-    return group in ("experiment", *names_of(command))
+    return group in names_of(command) or (group == "experiment" and command in EXPERIMENTS)
 
 
 def _opening(

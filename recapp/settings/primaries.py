@@ -131,6 +131,9 @@ COMMANDS: dict[str, type] = {
 }
 """The settings of each command, by its name."""
 
+EXPERIMENTS = ("train", "eval")
+"""The commands that have the group `experiment`, whose options list settings of other groups."""
+
 VERBS = {
     "plan": ("explain", "types", "compare", "export", "check", "calibrate", "scale"),
     "bench": ("kernels", "memory", "step", "train", "strategies", "data"),

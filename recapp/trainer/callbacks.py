@@ -127,6 +127,7 @@ class StepClock(Callback):
         self.calls: list[int] = []
         self.input_wait_ms: list[float] = []
         self.exchange_wait_ms: list[float] = []
+        self._began = 0.0
         self._since: float | None = None
         self._sent = self._called = 0
         self._input = self._exchange = 0.0
@@ -134,6 +135,8 @@ class StepClock(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to measure the first step."""
         self._begin(trainer)
+        assert self._since is not None
+        self._began = self._since
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to measure the next step anew, because validation is no part of it."""
@@ -179,11 +182,12 @@ class StepClock(Callback):
         return values[WARM_UP_STEPS:] or values
 
     def summary(self) -> dict[str, Any]:
-        """Return medians, quartiles and rates of the steps after the warm-up.
+        """Return medians, quartiles and rates of the steps after the warm-up, and the seconds of
+        all steps and validations.
 
         Bytes are those that this rank sent. The result is empty where nothing was trained.
         """
-        if not self.step_ms:
+        if not self.step_ms or self._since is None:
             return {}
         ms = self._measured(self.step_ms)
         rows = self._measured(self.rows)
@@ -191,6 +195,7 @@ class StepClock(Callback):
             "step_ms": statistics.median(ms),
             "step_ms_quartiles": quartiles(ms),
             "samples_per_second": sum(rows) / sum(ms) * 1e3,
+            "train_seconds": self._since - self._began,
             "bytes_sent_per_step": statistics.mean(self._measured(self.bytes_sent)),
             # an epoch's first step also starts exchanges of later ones, so its last ones have fewer
             "collectives_per_step": statistics.median_low(self.calls),

@@ -190,7 +190,7 @@ class ProgressLines(Callback):
                 _step(trainer),
                 f"{now - self._since:.2f} s for {trainer.global_step - self._first} steps",
                 loss,
-                f"lr {trainer.optimizers[0].param_groups[0]['lr']:.3g}",
+                f"lr {trainer.optimizers[0].param_groups[0]['lr']:.6g}",
                 *auc,
             ]
             print(", ".join(parts), file=sys.stderr, flush=True)

@@ -38,7 +38,7 @@ class FusedOptimizer(KeyedOptimizer):
             for path, collection in self.collections.items()
             for table in collection.embedding_bag_configs()
         }
-        groups = [collection.param_group for collection in self.collections.values()]
+        groups = [group for held in self.collections.values() for group in held.param_groups]
         super().__init__(params, {}, groups)
 
     def step(  # type: ignore[override]
@@ -63,8 +63,9 @@ class FusedOptimizer(KeyedOptimizer):
                 _name(path, table): {name: strips_of(blocks) for name, blocks in tensors.items()}
                 for table, tensors in held.items()
             }
-            names = [_name(path, table) for table in held]
-            groups.append(collection.param_group | {"params": names, "updates": collection.updates})
+            for group in collection.param_groups:
+                names = [_name(path, table) for table in group["tables"]]
+                groups.append(group | {"params": names, "updates": collection.updates})
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -75,20 +76,24 @@ class FusedOptimizer(KeyedOptimizer):
             ConfigError: A table that is missing, or state that does not fit.
         """
         self.check_fits(state_dict)
-        groups = state_dict["param_groups"]
-        for (path, collection), group in zip(self.collections.items(), groups, strict=True):
+        groups = iter(state_dict["param_groups"])
+        for path, collection in self.collections.items():
             for table, tensors in _state_blocks(collection).items():
                 stored = state_dict["state"].get(_name(path, table), {})
                 for name, held in tensors.items():
                     _load(f"{_name(path, table)}, {name}", stored.get(name), held)
-            collection.updates = group["updates"]
-            collection.param_group.update(
-                {key: group[key] for key in group if key not in ("params", "updates", "name")}
-            )
+            for own in collection.param_groups:
+                group = next(groups)
+                collection.updates = group["updates"]
+                own.update({key: group[key] for key in group if key not in _OWN})
 
     def __repr__(self) -> str:
         groups = ", ".join(f"{g['name']}, lr {g['lr']:g}" for g in self.param_groups)
         return f"FusedOptimizer({len(self.params)} tables: {groups})"
+
+
+_OWN = ("params", "updates", "name", "tables")
+"""What a param group of a state dict says of the optimiser that wrote it."""
 
 
 def _name(path: str, table: str) -> str:

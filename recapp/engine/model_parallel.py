@@ -138,7 +138,7 @@ class DistributedModelParallel(nn.Module):
         rate by hand.
         """
         self._rate_is_known = True
-        return [c.param_group for c in sharded_collections(self)]
+        return [group for c in sharded_collections(self) for group in c.param_groups]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's state, under the names that it has without wrappers. Every rank calls

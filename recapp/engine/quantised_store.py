@@ -150,13 +150,7 @@ def quantised(
     collection.update.finish_step()
 
     def make(group: StoredGroup) -> RowStore:
-        trained = collection.store(group.number)
-        if not isinstance(trained, FloatStore):
-            raise ConfigError(
-                f"group {group.number} is a {type(trained).__name__}: quantise a collection whose "
-                "rows are floats"
-            )
-        return QuantisedStore(group, trained.weights, bits, dtype)
+        return QuantisedStore(group, _trained_rows(collection, group), bits, dtype)
 
     made = ShardedEmbeddingBagCollection(
         collection.embedding_bag_configs(),
@@ -172,3 +166,30 @@ def quantised(
     made.leave_room(collection.room)
     made.tables_in_state = False
     return made
+
+
+def _trained_rows(collection: ShardedEmbeddingBagCollection, group: StoredGroup) -> Tensor:
+    """Return the rows of a group, [R, width]. The trained collection may hold them in several
+    groups: its tables may have several rules, where tables that are only read have none.
+    """
+    layout = collection.state.layout
+    held = {
+        (p.strip, p.rows): (g, p)
+        for g in range(len(layout.groups))
+        for p in layout.pieces_of(group.rank, g)
+    }
+    parts = []
+    for piece in group.pieces:
+        number, own = held[piece.strip, piece.rows]
+        trained = collection.store(number)
+        if not isinstance(trained, FloatStore):
+            raise ConfigError(
+                f"group {number} is a {type(trained).__name__}: quantise a collection whose "
+                "rows are floats"
+            )
+        if group.rows == trained.rows:  # the same pieces in the same order
+            return trained.weights
+        parts.append(trained.weights[own.base : own.base + len(own.rows)])
+    if not parts:
+        return torch.empty(0, group.width, device=group.device)
+    return torch.cat(parts)

@@ -49,13 +49,20 @@ class RowStatistics:
         layout: Where the rows of all tables lie.
         comm: Communicator of the ranks.
         backend: Kernels.
+        exchanges_G: Whether the rule of each group asks for row statistics.
     """
 
-    def __init__(self, layout: Layout, comm: Comm, backend: Backend) -> None:
+    def __init__(
+        self, layout: Layout, comm: Comm, backend: Backend, exchanges_G: Sequence[bool]
+    ) -> None:
         self.layout = layout
         self.comm = comm
         self.backend = backend
-        self.mine_G = [layout.pieces_of(comm.rank, g) for g in range(len(layout.groups))]
+        self.exchanges_G = list(exchanges_G)
+        self.mine_G = [
+            layout.pieces_of(comm.rank, g) if exchanges else []
+            for g, exchanges in enumerate(exchanges_G)
+        ]
         mine = [p for pieces in self.mine_G for p in pieces]
         number = {(p.strip, p.rows.start): i for i, p in enumerate(mine)}
         bands: dict[tuple[int, int], list[Piece]] = defaultdict(list)
@@ -119,37 +126,51 @@ class RowStatistics:
             ("own", number[name]) if band[j].rank == self.comm.rank else ("arrived", arrival[name])
         )
 
-    def find(self, group: int, row_U: Tensor) -> RowPieces:
-        """Return the pieces of touched rows of a group, which are in the order of the requests."""
+    def find(self, group: int, row_U: Tensor) -> RowPieces | None:
+        """Return the pieces of touched rows of a group, which are in the order of the requests;
+        None where the group's rule asks for no row statistics.
+        """
+        if not self.exchanges_G[group]:
+            return None
         return RowPieces(*self.backend.find_pieces(row_U, self.base_G[group]))
 
     def mean_squares(
-        self, found_G: Sequence[RowPieces], squares_GU: Sequence[Tensor], dtype: torch.dtype
-    ) -> list[Tensor]:
+        self,
+        found_G: Sequence[RowPieces | None],
+        squares_GU: Sequence[Tensor | None],
+        dtype: torch.dtype,
+    ) -> list[Tensor | None]:
         """Return mean squares over whole rows; every rank calls it, and it costs one collective.
 
         Args:
-            found_G: The touched rows' pieces, by group.
+            found_G: The touched rows' pieces, by group; None where there is nothing to exchange.
             squares_GU: The fp64 sums of squares over the strip's columns.
             dtype: Type of the result.
 
         Returns:
             The mean over the whole row, for each touched row of each group.
         """
-        n_P = np.concatenate([n_K for _, _, n_K in found_G])
+        n_P = np.concatenate([found.rows_K for found in found_G if found])
         first_P = n_P.cumsum() - n_P
         part = torch.empty(int(n_P.sum()), dtype=torch.float64, device=self.comm.device)
         pieces = 0
-        for (piece_U, nth_U, n_K), squares_U in zip(found_G, squares_GU, strict=True):
+        for found, squares_U in zip(found_G, squares_GU, strict=True):
+            if found is None or squares_U is None:
+                continue
+            piece_U, nth_U, n_K = found
             first_K = to_device(first_P[pieces : pieces + len(n_K)], part.device)
             self.backend.scatter_parts(squares_U, first_K, piece_U, nth_U, part)
             pieces += len(n_K)
         arrived, first_A = self._exchange(part, n_P, first_P)
         parts = torch.cat([part, arrived])
         begin_JP = self._begins(first_P, first_A, len(part))
-        means = []
+        means: list[Tensor | None] = []
         pieces = 0
-        for (piece_U, nth_U, n_K), dim_K in zip(found_G, self.dim_G, strict=True):
+        for found, dim_K in zip(found_G, self.dim_G, strict=True):
+            if found is None:
+                means.append(None)
+                continue
+            piece_U, nth_U, n_K = found
             begin_JK = to_device(
                 np.ascontiguousarray(begin_JP[:, pieces : pieces + len(n_K)]), part.device
             )

@@ -18,7 +18,7 @@ from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
-from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules, rules_of
 from recapp.optim.table_rule import check_same_rule, rule_in_backward
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -47,7 +47,7 @@ def shard_model(
     module: nn.Module,
     plan: ShardingPlan,
     comm: Comm,
-    rule: RowRule | None,
+    rule: Rules | None,
     backend: str = "auto",
     payload: torch.dtype | None = None,
     trains: bool = True,
@@ -58,7 +58,8 @@ def shard_model(
         module: The model.
         plan: Where its tables lie.
         comm: Communicator of the ranks.
-        rule: Optimiser of the rows; None for tables that are only read.
+        rule: Optimiser of the rows, or rules by table name or glob; None for tables that are only
+            read.
         backend: As of the sharded collection.
         payload: As of the sharded collection.
         trains: As of the sharded collection.
@@ -71,18 +72,24 @@ def shard_model(
 
     Raises:
         PlanError: The plan does not cover the model's tables or is for another number of ranks.
-        ConfigError: Another optimiser was applied in backward to its tables.
+        ConfigError: Another optimiser was applied in backward to its tables, or rules name tables
+            that the model does not have.
     """
     found = embedding_collections(module)
     in_backward = rule_in_backward(module)
     if in_backward and rule:
         check_same_rule(in_backward, rule, "the rule that shards them")
     if found:
-        plan.check(embedding_tables(module))
+        tables = embedding_tables(module)
+        plan.check(tables)
+        rules = rules_of(rule, [t.name for t in tables])
     twins: dict[EmbeddingBagCollection, ShardedEmbeddingBagCollection] = {}
     for path, collection in found:
         if collection not in twins:
-            twins[collection] = sharded_twin(collection, plan, comm, rule, backend, payload, trains)
+            own = {t.name: rules[t.name] for t in collection.embedding_bag_configs() if rules}
+            twins[collection] = sharded_twin(
+                collection, plan, comm, own or None, backend, payload, trains
+            )
         parent, _, name = path.rpartition(".")
         if path:
             setattr(module.get_submodule(parent), name, twins[collection])
@@ -95,7 +102,7 @@ def sharded_twin(
     collection: EmbeddingBagCollection,
     plan: ShardingPlan,
     comm: Comm,
-    rule: RowRule | None,
+    rule: Rules | None,
     backend: str = "auto",
     payload: torch.dtype | None = None,
     trains: bool = True,

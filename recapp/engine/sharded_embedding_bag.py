@@ -4,12 +4,12 @@
              -> Lookup (lookup, output_dist; backward updates the rows) -> KeyedTensor
 
 Rows live in one store per group (`recapp/engine/row_store.py`). The optimiser is fused into
-backward: a table has no gradient. The live learning rate is read from `param_group`, which the one
-optimiser object holds too, so schedules reach tables like any parameter.
+backward: a table has no gradient. Live learning rates are read from `param_groups`, one of each
+rule, which the one optimiser object holds too, so schedules reach tables like any parameter.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,11 +24,12 @@ from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import FloatStore, RowStore, StoredGroup
 from recapp.engine.sharded_state import put_tables_in_state
 from recapp.engine.state import EngineState
-from recapp.errors import PlanError
+from recapp.errors import ConfigError, PlanError
 from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import slow_kernels_note
 from recapp.kernels.warm_up import report_compilation, warm_up
 from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules, distinct_rules, rules_of
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -38,6 +39,8 @@ from recapp.tables.embedding_bag import compute_dtype
 from recapp.tables.lookups import TableLookup
 from recapp.transport.communicator import Comm
 
+Only = TypeVar("Only")
+
 
 class ShardedEmbeddingBagCollection(nn.Module):
     """An `EmbeddingBagCollection` whose tables lie where a plan says.
@@ -46,7 +49,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
         tables: As of the unsharded collection.
         plan: Plan of exactly these tables, for as many ranks as `comm` has.
         comm: Communicator of the ranks.
-        rule: Optimiser of the rows; None for tables that are only read.
+        rule: Optimiser of the rows, or rules by table name or glob
+            (`recapp/optim/rules_by_table.py`); None for tables that are only read.
         seed: Seed of the start values: the same model under every plan.
         backend: Which kernels run (`recapp/kernels/backend.py`); `auto` takes the fastest that is
             there.
@@ -60,7 +64,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     Raises:
         PlanError: The plan does not tile the tables or was made for another number of ranks.
-        ConfigError: The backend is unknown or not there.
+        ConfigError: The backend is unknown or not there, or rules and tables do not fit.
 
     `state` is what the engine works with; measuring attaches by `state.observer`. `update` changes
     the rows. `header`, `waits`, `comm` and `id_rules` are the state's.
@@ -71,7 +75,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         tables: list[EmbeddingBagConfig],
         plan: ShardingPlan,
         comm: Comm,
-        rule: RowRule | None,
+        rule: Rules | None,
         seed: int = 0,
         backend: str = "auto",
         payload: torch.dtype | None = None,
@@ -84,19 +88,24 @@ class ShardedEmbeddingBagCollection(nn.Module):
         _check_ranks(plan, comm)
         self.plan = plan
         self.comm = comm
-        layout = make_layout(tables, plan, lookups)
+        self.rules = rules_of(rule, [t.name for t in tables])
+        rules = distinct_rules(self.rules.values())
+        numbers = {table: rules.index(of_table) for table, of_table in self.rules.items()}
+        layout = make_layout(tables, plan, lookups, numbers or None)
         self.lookups = layout.lookups
         device = comm.device
         kernels = choose_backend(backend, device)
         self.dtype = compute_dtype(tables)
-        make = make_store or (lambda group: FloatStore(group, rule, seed))
+        rule_G = [rules[group.rule] if rules else None for group in layout.groups]
+        make = make_store or (lambda group: FloatStore(group, rule_G[group.number], seed))
         stores = [
             make(StoredGroup(layout, g, comm.rank, self.dtype, device, kernels))
             for g in range(len(layout.groups))
         ]
         self.stores = nn.ModuleList(stores)
-        exchanged = rule is not None and rule.needs_row and layout.column_cut
-        statistics = RowStatistics(layout, comm, kernels) if exchanged else None
+        asks_G = [bool(of_group and of_group.needs_row) for of_group in rule_G]
+        exchanged = any(asks_G) and layout.column_cut
+        statistics = RowStatistics(layout, comm, kernels, asks_G) if exchanged else None
         state = EngineState(
             layout,
             comm,
@@ -108,7 +117,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
             is_weighted,
         )
         self.state = state
-        self.update = FusedUpdate(state, rule)
+        self.update = FusedUpdate(state, rules)
         self.header = state.header
         self.waits = state.waits
         self.id_rules = state.id_rules
@@ -124,6 +133,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         disk.
         """
         state = self.state
+        exchanges = state.row_statistics.exchanges_G if state.row_statistics else None
         if missing and not self.comm.rank:
             note(missing)
         if state.backend.name != "numba":
@@ -140,8 +150,8 @@ class ShardedEmbeddingBagCollection(nn.Module):
                 self.dtype,
                 state.payload,
                 state.any_mean,
-                self.rule if trains else None,
-                state.row_statistics is not None,
+                self.update.rule_G if trains else [None] * len(state.stores),
+                exchanges or [False] * len(state.stores),
             )
         if not self.comm.rank:
             self.comm.barrier()
@@ -150,13 +160,35 @@ class ShardedEmbeddingBagCollection(nn.Module):
 
     @property
     def rule(self) -> RowRule | None:
-        """Return the optimiser of the rows; None where they are only read."""
-        return self.update.rule
+        """Return the optimiser of the rows; None where they are only read.
+
+        Raises:
+            ConfigError: Tables have several; `rules` has them by table.
+        """
+        return self._only("rule", self.update.rules) if self.rules else None
 
     @property
     def param_group(self) -> dict[str, Any]:
-        """Return the param group of the tables, with the live learning rate."""
-        return self.update.param_group
+        """Return the param group of the tables, with the live learning rate.
+
+        Raises:
+            ConfigError: The tables are only read, or have several; `param_groups` has them all.
+        """
+        return self._only("param_group", self.param_groups)
+
+    def _only(self, name: str, found: list[Only]) -> Only:
+        if len(found) > 1:
+            raise ConfigError(f"{name}: the tables follow {len(found)} rules: use {name}s instead")
+        return found[0]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the param group of each rule of the tables, with the live learning rate.
+
+        Raises:
+            ConfigError: The tables are only read.
+        """
+        return self.update.param_groups
 
     @property
     def fused_optimizer(self) -> FusedOptimizer:

@@ -19,8 +19,9 @@ from torch import nn
 from recapp.engine.shard_model import sharded_twin
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
-from recapp.optim.fused_params import rule_of_fused_params
+from recapp.optim.fused_params import rules_of_fused_params
 from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.optim.rules_by_table import Rules, is_rules
 from recapp.optim.table_rule import describe, table_rule
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
@@ -33,12 +34,13 @@ class EmbeddingBagCollectionSharder:
 
     Args:
         fused_params: The optimiser as TorchRec's settings (`recapp/optim/fused_params.py`), or a
-            row rule (`recapp/optim/rules.py`). None takes the optimiser that was applied in
-            backward to the tables (`recapp/optim/table_rule.py`), or else row-wise Adagrad at its
-            default rate.
+            row rule (`recapp/optim/rules.py`); its `tables` are settings of single tables.
+            None takes the optimiser that was applied in backward to the tables
+            (`recapp/optim/table_rule.py`), or else row-wise Adagrad at its default rate.
         qcomm_codecs_registry: What `get_qcomm_codecs_registry` makes of a `QCommsConfig`: vectors
             and their gradients travel in that type. None sends the compute type.
-        rule: A row rule, another way to say `fused_params`.
+        rule: A row rule, or rules by table name or glob (`recapp/optim/rules_by_table.py`), another
+            way to say `fused_params`.
 
     Raises:
         ConfigError: An optimiser that is no row rule, both it and a rule, or something else that
@@ -50,17 +52,21 @@ class EmbeddingBagCollectionSharder:
         fused_params: Mapping[str, Any] | RowRule | None = None,
         qcomm_codecs_registry: Any = None,
         *,
-        rule: RowRule | None = None,
+        rule: Rules | None = None,
     ) -> None:
         if fused_params is not None and rule is not None:
             raise ConfigError("fused_params and rule both name the tables' optimiser: give one")
-        named = fused_params if rule is None else rule
-        if not isinstance(named, RowRule | Mapping | None):
+        if not isinstance(fused_params, RowRule | Mapping | None):
             raise ConfigError(
-                f"fused_params is a {type(named).__name__}: give a dict such as "
+                f"fused_params is a {type(fused_params).__name__}: give a dict such as "
                 '{"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1}, or a row rule'
             )
-        self.rule = rule_of_fused_params(named) if isinstance(named, Mapping) else named
+        if not is_rules(rule):
+            raise ConfigError(
+                f"rule is a {type(rule).__name__}: give a row rule such as adagrad(0.05), or a "
+                'dict of them by table name or glob, {"*": adagrad(0.05), "C3": sgd(0.1)}'
+            )
+        self.rule: Rules | None = rule if fused_params is None else _named(fused_params)
         self.payload: torch.dtype | None = None
         if qcomm_codecs_registry is not None:
             if not hasattr(qcomm_codecs_registry, "payload"):
@@ -119,6 +125,12 @@ class EmbeddingBagCollectionSharder:
     def __repr__(self) -> str:
         named = "default" if self.rule is None else describe(self.rule)
         return f"EmbeddingBagCollectionSharder({named}, payload={self.payload})"
+
+
+def _named(fused_params: Mapping[str, Any] | RowRule) -> Rules:
+    if isinstance(fused_params, RowRule):
+        return fused_params
+    return rules_of_fused_params(fused_params)
 
 
 def get_default_sharders() -> list[EmbeddingBagCollectionSharder]:

@@ -59,8 +59,8 @@ def warm_up(
     dtype: torch.dtype,
     payload: torch.dtype,
     scales: bool,
-    rule: Rule | None,
-    exchanges_squares: bool,
+    rule_G: Sequence[Rule | None],
+    exchanges_G: Sequence[bool],
 ) -> None:
     """Call every function of a backend once, and once more on several threads.
 
@@ -73,8 +73,8 @@ def warm_up(
         dtype: The type that is computed in.
         payload: The type of vectors in messages.
         scales: Whether bags are scaled (means).
-        rule: The rule that updates the rows; None where they are not updated.
-        exchanges_squares: Whether strips of one row exchange their sums of squares.
+        rule_G: The rule that updates the rows of each group; None where they are not updated.
+        exchanges_G: Whether strips of one row of each group exchange their sums of squares.
     """
     if kernels.rows_of_ids is not None:
         kernels.rows_of_ids(
@@ -86,7 +86,9 @@ def warm_up(
         )
     if world == 1:
         payload = dtype  # there are no messages: rows are updated with the output's gradient
-    for r, held, lines in zip(routes, stored, in_lines, strict=True):
+    for r, held, lines, rule, exchanges in zip(
+        routes, stored, in_lines, rule_G, exchanges_G, strict=True
+    ):
         for n, ids in kernels.sizes():
             _requests(kernels, r, world, ids, dtype, scales, rule is not None)
             links = Links(
@@ -98,7 +100,7 @@ def warm_up(
             )
             _pools(kernels, held, links, lines, dtype, payload)
             if rule is not None and isinstance(held, Tensor):
-                _update(kernels, r, links, held.dtype, dtype, payload, rule, exchanges_squares)
+                _update(kernels, r, links, held.dtype, dtype, payload, rule, exchanges)
 
 
 def _pools(

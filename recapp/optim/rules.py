@@ -22,6 +22,7 @@ from typing import Any, Literal
 from recapp.errors import ConfigError
 
 Kind = Literal["row", "element"]
+Rate = float
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,20 @@ class RowRule:
     constants: tuple[float, ...] = ()
     state: tuple[tuple[str, Kind], ...] = ()
     needs_row: bool = False
-    rate: Callable[[float, int], float] | None = field(default=None, compare=False)
+    rate: Callable[[float, int], Rate] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError(f"optimizer.sparse.lr={self.lr}: must be a number of at least 0")
+
+    @property
+    def means(self) -> int:
+        """Return how many row statistics `step` reads."""
+        return int(self.needs_row)
+
+    def rate_of(self, lr: float, t: int) -> Rate:
+        """Return what `step` gets as `lr` in update number t = 1, 2, ... at a learning rate."""
+        return self.rate(lr, t) if self.rate else lr
 
 
 def _check(**constants: float) -> None:

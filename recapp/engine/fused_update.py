@@ -17,7 +17,7 @@ from recapp.engine.row_statistics import RowPieces
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype
-from recapp.optim.rules import RowRule
+from recapp.optim.rules import Rate, RowRule
 from recapp.optim.rules_by_table import group_names
 
 
@@ -166,17 +166,20 @@ class FusedUpdate:
         means_G: Sequence[Tensor | None] = [None] * len(row_gradients_G)
         if state.row_statistics:
             gradients_G, row_gradients_G = self._summed_once(gradients_G, row_gradients_G)
-            means_G = self._mean_squares(gradients_G, row_gradients_G)
-        for store, gradients, (row_U, links, _), mean_U, rate in zip(
+            means_G = self._mean_squares(gradients_G, row_gradients_G, rate_G)
+        for store, gradients, (row_U, links, _), mean_KU, rate in zip(
             state.stores, gradients_G, row_gradients_G, means_G, rate_G, strict=True
         ):
-            store.update(gradients, links, store.locate(row_U), mean_U, rate)
+            store.update(gradients, links, store.locate(row_U), mean_KU, rate)
 
     def _mean_squares(
-        self, gradients_G: Sequence[Tensor], row_gradients_G: Sequence[RowGradients]
+        self,
+        gradients_G: Sequence[Tensor],
+        row_gradients_G: Sequence[RowGradients],
+        rate_G: Sequence[Rate],
     ) -> list[Tensor | None]:
-        """Return the mean square of every touched row's gradient over the whole table row; None for
-        groups whose rules do not ask.
+        """Return the mean squares that rules ask for of every touched row, over the whole table
+        row, [K, U]; None for groups whose rules do not ask.
         """
         state = self.state
         statistics = state.row_statistics
@@ -185,9 +188,9 @@ class FusedUpdate:
         squares_G = [
             None
             if pieces is None
-            else state.backend.square_sums(gradients, store.width, x.links, state.dtype)
-            for pieces, store, gradients, x in zip(
-                pieces_G, state.stores, gradients_G, row_gradients_G, strict=True
+            else store.squares(gradients, x.links, store.locate(x.row_U), rate)
+            for pieces, store, gradients, x, rate in zip(
+                pieces_G, state.stores, gradients_G, row_gradients_G, rate_G, strict=True
             )
         ]
         return statistics.mean_squares(pieces_G, squares_G, state.dtype)
@@ -206,7 +209,7 @@ class FusedUpdate:
         for g, (store, scratch, gradients, x) in enumerate(
             zip(state.stores, self._scratch_G, gradients_G, row_gradients_G, strict=True)
         ):
-            if not statistics.exchanges_G[g]:
+            if not statistics.means_G[g]:
                 continue
             n = x.links.bags
             flat = (

@@ -18,6 +18,7 @@ from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows, bytes_of_row, check_bits, quantise
+from recapp.optim.rules import Rate
 from recapp.sharding.layout import Block, Layout, Strip
 
 PART_ROWS = 1 << 16  # quantised at a time: each needs some floats beside its row
@@ -80,7 +81,7 @@ class QuantisedStore(RowStore):
         )
 
     def update(
-        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: float
+        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate
     ) -> None:
         """Refuse: rows in so few bits are not trained.
 

@@ -103,9 +103,9 @@ class ShardedEmbeddingBagCollection(nn.Module):
             for g in range(len(layout.groups))
         ]
         self.stores = nn.ModuleList(stores)
-        asks_G = [bool(of_group and of_group.needs_row) for of_group in rule_G]
-        exchanged = any(asks_G) and layout.column_cut
-        statistics = RowStatistics(layout, comm, kernels, asks_G) if exchanged else None
+        means_G = [of_group.means if of_group else 0 for of_group in rule_G]
+        exchanged = any(means_G) and layout.column_cut
+        statistics = RowStatistics(layout, comm, kernels, means_G) if exchanged else None
         state = EngineState(
             layout,
             comm,
@@ -133,7 +133,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
         disk.
         """
         state = self.state
-        exchanges = state.row_statistics.exchanges_G if state.row_statistics else None
+        statistics = state.row_statistics
         if missing and not self.comm.rank:
             note(missing)
         if state.backend.name != "numba":
@@ -151,7 +151,7 @@ class ShardedEmbeddingBagCollection(nn.Module):
                 state.payload,
                 state.any_mean,
                 self.update.rule_G if trains else [None] * len(state.stores),
-                exchanges or [False] * len(state.stores),
+                statistics.means_G if statistics else [0] * len(state.stores),
             )
         if not self.comm.rank:
             self.comm.barrier()

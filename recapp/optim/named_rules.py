@@ -16,7 +16,19 @@ from recapp.optim.rules import RowRule
 from recapp.optim.rules_by_table import pick
 
 RULES: Mapping[str, Callable[..., RowRule]] = {
-    make.__name__: make for make in (rules.sgd, rules.adagrad, rules.rowwise_adagrad, rules.adam)
+    make.__name__: make
+    for make in (
+        rules.sgd,
+        rules.momentum_sgd,
+        rules.adagrad,
+        rules.rowwise_adagrad,
+        rules.adam,
+        rules.partial_row_wise_adam,
+        rules.lamb,
+        rules.partial_row_wise_lamb,
+        rules.lars_sgd,
+        rules.ftrl,
+    )
 }
 """The rules by name."""
 TARGET = "_target_"

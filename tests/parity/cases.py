@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 
 import torch
+from optim.dense_rules import DenseRule
 from torch import nn
 
 from recapp.optim import rules

@@ -5,6 +5,7 @@ whatever plan, and groups, names, rates and state are those of its rule.
 import pytest
 import torch
 from engine.engine_cases import make_plan, make_tables
+from optim.dense_rules import CASES, rule_of_case
 from parity.cases import KINDS, Oracle, loss_of, make_case
 
 from recapp.engine.fused_optimizer import FusedOptimizer
@@ -19,7 +20,11 @@ from recapp.transport.communicator import Comm
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 MIXES = {
-    "today": {"*": rowwise_adagrad(0.5), "t1": sgd(0.5), "t2": adagrad(0.5), "t[3-9]": adam(0.1)},
+    "torchs": {"*": rowwise_adagrad(0.5), "t1": sgd(0.5), "t2": adagrad(0.5), "t[3-9]": adam(0.1)},
+    **{
+        f"{n}": {f"t{k}": rule_of_case(CASES[(n + 5 * k) % len(CASES)]) for k in range(4)}
+        for n in range(5)
+    },
 }
 
 

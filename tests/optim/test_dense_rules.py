@@ -1,4 +1,4 @@
-"""Rules that torch has no optimiser for equal their definition on a dense table, on touched rows."""
+"""Rules that torch has no optimiser for equal their definition on touched rows of a dense table."""
 
 import pytest
 import torch

@@ -118,14 +118,14 @@ def _sgd_decay(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, decay: Any)
 def _momentum(
     w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, momentum: Any, m: Any
 ) -> tuple[Any, ...]:
-    m = momentum * m + g
+    m = m * momentum + g
     return w - lr * m, m
 
 
 def _momentum_decay(
     w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, momentum: Any, decay: Any, m: Any
 ) -> tuple[Any, ...]:
-    m = momentum * m + g
+    m = m * momentum + g
     return w - lr * decay * w - lr * m, m
 
 
@@ -242,7 +242,7 @@ def _ftrl(
     n = n + g * g
     grown = sqrt(n)
     z = z + lr * g - (grown - root) * w
-    return z * -1.0 / (grown + (beta + lr * l2)), n, z
+    return z * -1.0 / (grown + (lr * l2 + (beta + 1e-30))), n, z
 
 
 def _ftrl_l1(
@@ -264,7 +264,7 @@ def _ftrl_l1(
     size = sqrt(z * z)
     over = size - lr * l1
     over = (over + sqrt(over * over)) * 0.5
-    return z * -1.0 / (size + 1e-30) * over / (grown + (beta + lr * l2)), n, z
+    return z * -1.0 / (size + 1e-30) * over / (grown + (lr * l2 + (beta + 1e-30))), n, z
 
 
 def _lamb_squares(
@@ -366,7 +366,7 @@ def _lars(
     none = (means[0] * means[1] == 0) * 1.0
     size = sqrt(means[0])
     local = (eta * size * (1 - none) + none) / ((sqrt(means[1]) + decay * size) * (1 - none) + none)
-    m = momentum * m + lr * local * (g + decay * w)
+    m = m * momentum + lr * local * (g + decay * w)
     return w - m, m
 
 
@@ -566,16 +566,8 @@ def ftrl(
     down to 0, and no weight jumps. n begins at `initial_accumulator`. z begins at 0, so of a row's
     start values little is left after its first update; let tables begin at 0 where that matters
     (`init_range`).
-
-    Raises:
-        ConfigError: `beta` and `initial_accumulator` are both 0: 0 would be divided by 0.
     """
     _check(beta=beta, l1=l1, l2=l2, initial_accumulator=initial_accumulator)
-    if not beta and not initial_accumulator:
-        raise ConfigError(
-            "optimizer.sparse.initial_accumulator=0: ftrl divides by beta plus its root: set one "
-            "of the two above 0"
-        )
     step, constants = (_ftrl_l1, (beta, l2, l1)) if l1 else (_ftrl, (beta, l2))
     state: tuple[tuple[str, Kind], ...] = (("accumulator", "element"), ("linear", "element"))
     return RowRule("ftrl", step, lr, constants, state, start=(initial_accumulator, 0.0))

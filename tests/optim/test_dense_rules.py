@@ -123,7 +123,7 @@ def test_ftrl_makes_exact_zeros_and_survives_a_rate_of_zero():
         ("momentum_sgd", {"momentum": 1.0}, "sparse.momentum=1.0: must be from 0 to less than 1"),
         ("sgd", {"weight_decay": -0.1}, "sparse.weight_decay=-0.1: must be a number of at least 0"),
         ("adagrad", {"initial_accumulator": -1}, "sparse.initial_accumulator=-1: must be a number"),
-        ("ftrl", {"initial_accumulator": 0}, "sparse.initial_accumulator=0: ftrl divides by beta"),
+        ("ftrl", {"l1": -0.1}, "sparse.l1=-0.1: must be a number of at least 0"),
         ("lamb", {"beta1": 1.0}, "sparse.beta1=1.0: must be from 0 to less than 1"),
     ],
 )

@@ -30,7 +30,18 @@ if TYPE_CHECKING:
     from recapp.models.published_dlrm import DLRM
     from recapp.optim.fused_params import EmbOptimType
     from recapp.optim.optimizer import HybridOptimizer
-    from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
+    from recapp.optim.rules import (
+        adagrad,
+        adam,
+        ftrl,
+        lamb,
+        lars_sgd,
+        momentum_sgd,
+        partial_row_wise_adam,
+        partial_row_wise_lamb,
+        rowwise_adagrad,
+        sgd,
+    )
     from recapp.planner.constraints import ParameterConstraints
     from recapp.planner.embedding_planner import EmbeddingShardingPlanner
     from recapp.planner.explain import analyze_plan
@@ -93,8 +104,14 @@ _HOMES = {
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
     "analyze_plan": "recapp.planner.explain",
+    "ftrl": "recapp.optim.rules",
     "gathered_state_dict": "recapp.engine.gathered_state",
+    "lamb": "recapp.optim.rules",
+    "lars_sgd": "recapp.optim.rules",
     "load_table": "recapp.checkpoints.directory",
+    "momentum_sgd": "recapp.optim.rules",
+    "partial_row_wise_adam": "recapp.optim.rules",
+    "partial_row_wise_lamb": "recapp.optim.rules",
     "read_plan": "recapp.sharding.plan_file",
     "rowwise_adagrad": "recapp.optim.rules",
     "sgd": "recapp.optim.rules",
@@ -139,8 +156,14 @@ __all__ = [
     "adagrad",
     "adam",
     "analyze_plan",
+    "ftrl",
     "gathered_state_dict",
+    "lamb",
+    "lars_sgd",
     "load_table",
+    "momentum_sgd",
+    "partial_row_wise_adam",
+    "partial_row_wise_lamb",
     "read_plan",
     "rowwise_adagrad",
     "sgd",

@@ -24,7 +24,9 @@ from recapp.dataset.synthetic import read_truth, write_criteo, write_sample, wri
 from recapp.engine.dense_memory import check_room
 from recapp.errors import ConfigError, DataError, RecappError, suggest
 from recapp.metrics import click_metrics
+from recapp.optim.named_rules import RULES, table_rules
 from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules
 from recapp.settings.check_settings import find_constructor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -179,23 +181,30 @@ def counts_ids(settings: Settings) -> bool:
     return bool(hashed and not sized)
 
 
-def build_rule(settings: Settings) -> RowRule:
-    """Return the row rule: what an update does to a row.
+def build_rules(settings: Settings) -> Rules:
+    """Return the row rule, what an update does to a row, or rules by table name or glob where
+    `optimizer.sparse.tables` has some.
 
     Raises:
-        ConfigError: What `optimizer.sparse._target_` names makes no row rule.
+        ConfigError: What a `_target_` names makes no row rule, or a table's settings make none.
     """
-    wanted = settings["optimizer"]["sparse"]
-    target = find_constructor(str(wanted.get("_target_")), "optimizer.sparse")
+    sparse = settings["optimizer"]["sparse"]
+    rule = _rule({k: v for k, v in sparse.items() if k != "tables"}, "optimizer.sparse")
+    of_tables = table_rules(sparse, "optimizer.sparse", _rule)
+    return {"*": rule, **of_tables} if of_tables else rule
+
+
+def _rule(wanted: Settings, setting: str) -> RowRule:
+    target = find_constructor(str(wanted.get("_target_")), setting)
     rule = (
         None
         if isinstance(target, type) and issubclass(target, Optimizer)
-        else make(wanted, "optimizer.sparse")
+        else make(wanted, setting)
     )
     if not isinstance(rule, RowRule):
         raise ConfigError(
-            f"optimizer.sparse._target_={wanted['_target_']}: must make a row rule, as those of "
-            "recapp.optim.rules do: sgd, adagrad, rowwise_adagrad, adam"
+            f"{setting}._target_={wanted['_target_']}: must make a row rule, as those of "
+            f"recapp.optim.rules do: {', '.join(RULES)}"
         )
     return rule
 

@@ -18,7 +18,7 @@ def build_strategy(settings: build.Settings, *, training: bool) -> EmbeddingShar
         settings: Those of `recapp.train` or `recapp.eval`.
         training: Whether tables are updated; evaluation holds no optimiser state.
     """
-    rule = build.build_rule(settings) if training else sgd(0.0)
+    rule = build.build_rules(settings) if training else sgd(0.0)
     topology = settings["topology"]
     stored = read_manifest(settings["ckpt_path"]).plan.tables if settings["ckpt_path"] else {}
     modes = {

@@ -6,7 +6,7 @@ from textwrap import fill
 from typing import Any
 
 from recapp import console
-from recapp.app.build import build_rule
+from recapp.app.build import build_rules
 from recapp.app.command import Job
 from recapp.app.own_types import register_own_types
 from recapp.app.plan_on_paper import BEST
@@ -117,7 +117,7 @@ def scale(settings: Settings, job: Job) -> None:
             sorted(ranks),
             chosen,
             hardware,
-            build_rule(settings),
+            build_rules(settings),
             settings["weak_batch"],
             advance,
         )

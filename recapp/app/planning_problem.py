@@ -17,6 +17,7 @@ from recapp.app import build
 from recapp.app.own_types import register_own_types
 from recapp.dataset.data_scale import scaled
 from recapp.errors import ConfigError, PlanError, suggest
+from recapp.optim.rules_by_table import rules_of
 from recapp.planner.constraints import MODES, Constraints, ParameterConstraints
 from recapp.planner.embedding_planner import Outcome, plan_tables
 from recapp.planner.explain import explained
@@ -64,10 +65,12 @@ def _on_paper(settings: Settings) -> PlanningProblem:
         console.note(assumed)
     tables, lookups = build.build_lookups(settings, of_dataset=False)
     measure = settings["statistics"] != "assumed"
+    rules = build.build_rules(settings)
+    rules_of(rules, [t.name for t in tables])  # names that no table has
     return PlanningProblem(
         tables,
         _topology_on_paper(settings),
-        rule=build.build_rule(settings),
+        rule=rules,
         statistics=build.build_statistics(settings, tables, lookups) if measure else {},
         dense=dense_of(build.build_model(settings, tables, lookups, on_paper=True)),
         lookups=lookups,

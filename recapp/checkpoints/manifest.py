@@ -147,6 +147,23 @@ class Manifest:
         return [self._count(count, "updates") for count in found]
 
     @property
+    def rules(self) -> dict[str, str]:
+        """The name of the row rule that trained each table; empty where that was not stored.
+
+        Earlier versions stored one name, `rule`, for all tables.
+
+        Raises:
+            CheckpointError: They are no names.
+        """
+        found = self.info.get("rules")
+        if found is None:
+            one = self.info.get("rule")
+            found = {} if one is None else dict.fromkeys((s.table for s in self.blocks), one)
+        if not isinstance(found, dict) or not all(type(name) is str for name in found.values()):
+            raise self._wrong("rules" if "rules" in self.info else "rule")
+        return found
+
+    @property
     def plan(self) -> ShardingPlan:
         """The sharding plan it was trained under.
 

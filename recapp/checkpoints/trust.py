@@ -4,6 +4,7 @@ imported.
 | where                                    | what may stand there                                  |
 |------------------------------------------|-------------------------------------------------------|
 | optimizer.sparse                         | recapp's row rules, by name                           |
+| optimizer.sparse.tables.NAME             | the same                                              |
 | optimizer.dense                          | a class of torch.optim                                |
 | optimizer.schedule                       | recapp's schedules, by name; a class of               |
 |                                          | torch.optim.lr_scheduler                              |
@@ -31,6 +32,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from recapp.errors import CheckpointError, ConfigError
+from recapp.optim.named_rules import RULES as RULE_NAMES
 
 TARGET = "_target_"
 MARK = "\N{LOCK}"  # in front of a target that comes from a file, until it is judged
@@ -47,9 +49,7 @@ class Home(NamedTuple):
     base: str
 
 
-RULES = tuple(
-    f"recapp.optim.rules.{name}" for name in ("sgd", "adagrad", "rowwise_adagrad", "adam")
-)
+RULES = tuple(f"recapp.optim.rules.{name}" for name in RULE_NAMES)
 SCHEDULES = ("recapp.optim.schedule.warmup_poly",)
 MODELS = ("recapp.models.published_dlrm.DLRM",)
 LOGGERS = ("recapp.trainer.curves.CSVCurves",)
@@ -74,6 +74,7 @@ OF_CONF = (
 Allowed = tuple[Sequence[str], Sequence[Home]]
 SLOTS: Mapping[str, Allowed] = {
     "optimizer.sparse": (RULES, ()),
+    "optimizer.sparse.tables.*": (RULES, ()),
     "optimizer.dense": ((), (OPTIMIZERS,)),
     "optimizer.schedule": (SCHEDULES, (SCHEDULERS,)),
     "callbacks.*": ((), (CALLBACKS,)),
@@ -186,6 +187,7 @@ def _judged(value: Any, where: str, trust: Sequence[str]) -> Any:
 
 def _judge(target: str, where: str, trust: Sequence[str]) -> None:
     slot = re.sub(r"^(callbacks|logger)\.[^.\[\]]+$", r"\1.*", where)
+    slot = re.sub(r"^(optimizer\.sparse\.tables)\..+$", r"\1.*", slot)
     names, homes = SLOTS.get(slot, ELSEWHERE)
     if any(target.startswith(f"{package}.") for package in trust) and _is_dotted(target):
         return

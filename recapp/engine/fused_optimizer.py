@@ -5,6 +5,7 @@ else a program does with an optimiser: read and set the learning rate, print it,
 state beside the dense one's (`recapp/optim/keyed.py`, `CombinedOptimizer`).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,7 +40,8 @@ class FusedOptimizer(KeyedOptimizer):
             for table in collection.tables()
         }
         self.shared = list(dict.fromkeys(c.shared for c in self.collections.values()))
-        super().__init__(params, {}, [shared.param_group for shared in self.shared])
+        groups = [group for shared in self.shared for group in shared.param_groups]
+        super().__init__(params, {}, groups)
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None
@@ -56,15 +58,20 @@ class FusedOptimizer(KeyedOptimizer):
         Each tensor is a list of (rows, cols, tensor), as tables are in the state dict of the model.
         """
         state: dict[str, dict[str, list[Strip]]] = {}
-        names: dict[ShardedTables, list[str]] = {shared: [] for shared in self.shared}
+        names: dict[tuple[ShardedTables, str], list[str]] = defaultdict(list)
         for path, collection in self.collections.items():
             for table, tensors in _state_blocks(collection).items():
                 name = _name(path, collection, table)
                 state[name] = {part: strips_of(blocks) for part, blocks in tensors.items()}
-                names[collection.shared].append(name)
+                names[collection.shared, table].append(name)
         groups = [
-            shared.param_group | {"params": names[shared], "updates": shared.updates}
+            group
+            | {
+                "params": [n for table in group["tables"] for n in names[shared, table]],
+                "updates": shared.updates,
+            }
             for shared in self.shared
+            for group in shared.param_groups
         ]
         return {"state": state, "param_groups": groups}
 
@@ -82,15 +89,20 @@ class FusedOptimizer(KeyedOptimizer):
                 stored = state_dict["state"].get(weight, {})
                 for name, held in tensors.items():
                     _load(f"{weight}, {name}", stored.get(name), held)
-        for shared, group in zip(self.shared, state_dict["param_groups"], strict=True):
-            shared.updates = group["updates"]
-            shared.param_group.update(
-                {key: group[key] for key in group if key not in ("params", "updates", "name")}
-            )
+        groups = iter(state_dict["param_groups"])
+        for shared in self.shared:
+            for own in shared.param_groups:
+                group = next(groups)
+                shared.updates = group["updates"]
+                own.update({key: group[key] for key in group if key not in _OWN})
 
     def __repr__(self) -> str:
         groups = ", ".join(f"{g['name']}, lr {g['lr']:g}" for g in self.param_groups)
         return f"FusedOptimizer({len(self.params)} tables: {groups})"
+
+
+_OWN = ("params", "updates", "name", "tables")
+"""What a param group of a state dict says of the optimiser that wrote it."""
 
 
 def _name(path: str, collection: Any, table: str) -> str:

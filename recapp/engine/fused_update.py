@@ -17,7 +17,8 @@ from recapp.engine.row_statistics import RowPieces
 from recapp.engine.state import EngineState
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype
-from recapp.optim.rules import RowRule
+from recapp.optim.rules import Rate, RowRule
+from recapp.optim.rules_by_table import group_names
 
 
 class RowGradients(NamedTuple):
@@ -44,35 +45,44 @@ class FusedUpdate:
 
     Args:
         state: Of the collection.
-        rule: Optimiser of the rows; None where they are only read.
+        rules: Optimisers of the rows, each once; the groups of the layout name them by number.
+            Empty where rows are only read.
 
     `updates` counts the updates so far; a checkpoint keeps it. `before_first_update` is called
-    before the first one: whoever has something to say puts a function there. `param_group` carries
-    the live learning rate; the optimiser object holds the same dict, so schedules reach the tables
-    as they reach any parameter.
+    before the first one: whoever has something to say puts a function there. `param_groups` carry
+    the live learning rate of each rule; the optimiser object holds the same dicts, so schedules
+    reach the tables as they reach any parameter.
     """
 
-    def __init__(self, state: EngineState, rule: RowRule | None) -> None:
+    def __init__(self, state: EngineState, rules: Sequence[RowRule]) -> None:
         self.state = state
-        self.rule = rule
+        self.rules = list(rules)
         self.updates = 0
         self.before_first_update: Callable[[], None] = _nothing
-        self._param_group: dict[str, Any] = (
-            {} if rule is None else {"params": [], "lr": rule.lr, "name": f"sparse/{rule.name}"}
-        )
+        tables = [state.layout.tables_of_rule(number) for number in range(len(rules))]
+        names = group_names(list(zip(rules, tables, strict=True)))
+        self._param_groups: list[dict[str, Any]] = [
+            {"params": [], "lr": rule.lr, "name": name, "tables": of_rule}
+            for rule, name, of_rule in zip(rules, names, tables, strict=True)
+        ]
         self._in_flight: weakref.WeakSet[object] = weakref.WeakSet()
         self._waiting: list[list[tuple[Tensor, Tensor]]] = []
         self._scratch_G = [Scratch() for _ in state.stores]
 
     @property
-    def param_group(self) -> dict[str, Any]:
-        """Return the param group of the tables.
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the param group of each rule.
 
         Raises:
             ConfigError: The tables are read-only.
         """
-        self._trained()
-        return self._param_group
+        self._check_trained()
+        return self._param_groups
+
+    @property
+    def rule_G(self) -> list[RowRule | None]:
+        """Return the rule of each group of the layout; None where rows are only read."""
+        return [self.rules[g.rule] if self.rules else None for g in self.state.layout.groups]
 
     def expect(self, lookup: object) -> None:
         """Count a lookup in until its gradients come, or until nobody refers to it any more.
@@ -128,16 +138,15 @@ class FusedUpdate:
         for scratch in self._scratch_G:
             yield from scratch.tensors()
 
-    def _trained(self) -> RowRule:
-        """Return the rule, or raise where there is none."""
-        if self.rule is None:
+    def _check_trained(self) -> None:
+        """Raise where the tables have no rule."""
+        if not self.rules:
             names = ", ".join(t.name for t in self.state.layout.tables[:3])
             raise ConfigError(
                 f"tables {names}...: they are read-only (rule=None) and have neither updates nor a "
                 "learning rate: look them up under torch.no_grad(), or shard them with a rule of "
                 "recapp/optim/rules.py"
             )
-        return self.rule
 
     @torch.no_grad()
     def _update(
@@ -145,32 +154,44 @@ class FusedUpdate:
     ) -> None:
         """Update every touched row once, with gradients of one flat buffer per group."""
         state = self.state
-        rule = self._trained()
+        self._check_trained()
         if not self.updates:
             self.before_first_update()
         self.updates += 1
-        lr = float(self._param_group["lr"])
-        lr = rule.rate(lr, self.updates) if rule.rate else lr
+        rates = [
+            rule.rate_of(float(group["lr"]), self.updates)
+            for rule, group in zip(self.rules, self._param_groups, strict=True)
+        ]
+        rate_G = [rates[group.rule] for group in state.layout.groups]
         means_G: Sequence[Tensor | None] = [None] * len(row_gradients_G)
         if state.row_statistics:
             gradients_G, row_gradients_G = self._summed_once(gradients_G, row_gradients_G)
-            means_G = self._mean_squares(gradients_G, row_gradients_G)
-        for store, gradients, (row_U, links, _), mean_U in zip(
-            state.stores, gradients_G, row_gradients_G, means_G, strict=True
+            means_G = self._mean_squares(gradients_G, row_gradients_G, rate_G)
+        for store, gradients, (row_U, links, _), mean_KU, rate in zip(
+            state.stores, gradients_G, row_gradients_G, means_G, rate_G, strict=True
         ):
-            store.update(gradients, links, store.locate(row_U), mean_U, lr)
+            store.update(gradients, links, store.locate(row_U), mean_KU, rate)
 
     def _mean_squares(
-        self, gradients_G: Sequence[Tensor], row_gradients_G: Sequence[RowGradients]
-    ) -> list[Tensor]:
-        """Return the mean square of every touched row's gradient over the whole table row."""
+        self,
+        gradients_G: Sequence[Tensor],
+        row_gradients_G: Sequence[RowGradients],
+        rate_G: Sequence[Rate],
+    ) -> list[Tensor | None]:
+        """Return the mean squares that rules ask for of every touched row, over the whole table
+        row, [K, U]; None for groups whose rules do not ask.
+        """
         state = self.state
         statistics = state.row_statistics
         assert statistics is not None
         pieces_G = [x.pieces or statistics.find(g, x.row_U) for g, x in enumerate(row_gradients_G)]
         squares_G = [
-            state.backend.square_sums(gradients, store.width, x.links, state.dtype)
-            for store, gradients, x in zip(state.stores, gradients_G, row_gradients_G, strict=True)
+            None
+            if pieces is None
+            else store.squares(gradients, x.links, store.locate(x.row_U), rate)
+            for pieces, store, gradients, x, rate in zip(
+                pieces_G, state.stores, gradients_G, row_gradients_G, rate_G, strict=True
+            )
         ]
         return statistics.mean_squares(pieces_G, squares_G, state.dtype)
 
@@ -178,14 +199,18 @@ class FusedUpdate:
         self, gradients_G: Sequence[Tensor], row_gradients_G: Sequence[RowGradients]
     ) -> tuple[list[Tensor], list[RowGradients]]:
         """Sum every touched row's gradient once and for all: it is read twice, for its squares and
-        for the update.
+        for the update. Gradients of groups whose rules ask for no squares stay as they are.
         """
         state = self.state
-        summed_G = []
-        read_G = []
-        for store, scratch, gradients, x in zip(
-            state.stores, self._scratch_G, gradients_G, row_gradients_G, strict=True
+        statistics = state.row_statistics
+        assert statistics is not None
+        summed_G = list(gradients_G)
+        read_G = list(row_gradients_G)
+        for g, (store, scratch, gradients, x) in enumerate(
+            zip(state.stores, self._scratch_G, gradients_G, row_gradients_G, strict=True)
         ):
+            if not statistics.means_G[g]:
+                continue
             n = x.links.bags
             flat = (
                 scratch("summed", n * store.width, state.dtype)
@@ -194,9 +219,9 @@ class FusedUpdate:
             )
             state.backend.pool(gradients, 1, store.width, x.links, flat, state.dtype)
             number = torch.arange(n + 1, dtype=torch.int32, device=gradients.device)
-            summed_G.append(flat)
+            summed_G[g] = flat
             links = Links(number[:n] * store.width, number, None, None, n)
-            read_G.append(x._replace(links=links))
+            read_G[g] = x._replace(links=links)
         return summed_G, read_G
 
     def _set_aside(self, group: int, gradients: Tensor, x: RowGradients) -> tuple[Tensor, Tensor]:

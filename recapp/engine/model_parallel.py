@@ -138,7 +138,7 @@ class DistributedModelParallel(nn.Module):
         rate by hand.
         """
         self._rate_is_known = True
-        return [shared.param_group for shared in sharded_tables(self)]
+        return [group for shared in sharded_tables(self) for group in shared.param_groups]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's state, under the names that it has without wrappers. Every rank calls

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from recapp.engine.row_store import FloatStore, RowStore, StoreBytes, StoredGroup
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection, shard_bags
+from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows, bytes_of_row, check_bits, quantise
-from recapp.sharding.layout import Block, Layout, Strip
+from recapp.optim.rules import Rate
+from recapp.sharding.layout import Block, Layout, Piece, Strip
 
 PART_ROWS = 1 << 16  # quantised at a time: each needs some floats beside its row
 
@@ -80,7 +82,7 @@ class QuantisedStore(RowStore):
         )
 
     def update(
-        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: float
+        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate
     ) -> None:
         """Refuse: rows in so few bits are not trained.
 
@@ -151,17 +153,11 @@ def quantised(
     shared.update.finish_step()
 
     def make(group: StoredGroup) -> RowStore:
-        trained = shared.store(group.number)
-        if not isinstance(trained, FloatStore):
-            raise ConfigError(
-                f"group {group.number} is a {type(trained).__name__}: quantise a collection whose "
-                "rows are floats"
-            )
-        return QuantisedStore(group, trained.weights, bits, dtype)
+        return QuantisedStore(group, _trained_rows(shared, group), bits, dtype)
 
     made = shard_bags(
         collection.tables(),
-        shared.plan,
+        shared.plan.part([t.name for t in collection.tables()]),
         shared.comm,
         rule=None,
         backend=shared.state.backend.name,
@@ -173,3 +169,36 @@ def quantised(
     made.leave_room(collection.room)
     made.tables_in_state = False
     return made
+
+
+def _rectangle(layout: Layout, piece: Piece) -> tuple[str, range, range]:
+    """Return the table, rows and columns of a piece."""
+    strip = layout.strips[piece.strip]
+    return layout.tables[strip.table].name, piece.rows, strip.cols
+
+
+def _trained_rows(shared: ShardedTables, group: StoredGroup) -> Tensor:
+    """Return the rows of a group, [R, width]. The trained tables may hold them in several groups:
+    they may have several rules, where tables that are only read have none.
+    """
+    layout = shared.state.layout
+    held = {
+        _rectangle(layout, p): (g, p)
+        for g in range(len(layout.groups))
+        for p in layout.pieces_of(group.rank, g)
+    }
+    parts = []
+    for piece in group.pieces:
+        number, own = held[_rectangle(group.layout, piece)]
+        trained = shared.store(number)
+        if not isinstance(trained, FloatStore):
+            raise ConfigError(
+                f"group {number} is a {type(trained).__name__}: quantise a collection whose "
+                "rows are floats"
+            )
+        if group.rows == trained.rows:  # the same pieces in the same order
+            return trained.weights
+        parts.append(trained.weights[own.base : own.base + len(own.rows)])
+    if not parts:
+        return torch.empty(0, group.width, device=group.device)
+    return torch.cat(parts)

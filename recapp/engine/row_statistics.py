@@ -1,12 +1,12 @@
-"""Mean squares of gradients over whole table rows that are cut into column strips, so that row-wise
-Adagrad is exact under column cuts.
+"""Mean squares over whole table rows that are cut into column strips, of gradients or what else a
+rule asks for, so that row-wise Adagrad, LAMB and their like are exact under column cuts.
 
 Each strip's owner sums the squares of its columns in fp64 and sends the sums to the owners of the
-row's other strips: 8 bytes per touched row, one small collective, and only where a table is cut by
-columns and the rule asks for a row-wide statistic. All strips of a row were requested by the same
-ranks and share their row cuts, so they hold the same touched rows in the same order: the message
-needs neither ids nor counts. Every strip adds the parts in column order, so all copies of the state
-stay equal bit for bit.
+row's other strips: 8 bytes per touched row and statistic, one small collective for all, and only
+where a table is cut by columns and its rule asks for a row-wide statistic. All strips of a row were
+requested by the same ranks and share their row cuts, so they hold the same touched rows in the same
+order: the message needs neither ids nor counts. Every strip adds the parts in column order, so all
+copies of the state stay equal bit for bit.
 """
 
 from collections import defaultdict
@@ -49,13 +49,19 @@ class RowStatistics:
         layout: Where the rows of all tables lie.
         comm: Communicator of the ranks.
         backend: Kernels.
+        means_G: How many statistics of a row the rule of each group asks for, K.
     """
 
-    def __init__(self, layout: Layout, comm: Comm, backend: Backend) -> None:
+    def __init__(
+        self, layout: Layout, comm: Comm, backend: Backend, means_G: Sequence[int]
+    ) -> None:
         self.layout = layout
         self.comm = comm
         self.backend = backend
-        self.mine_G = [layout.pieces_of(comm.rank, g) for g in range(len(layout.groups))]
+        self.means_G = list(means_G)
+        self.mine_G = [
+            layout.pieces_of(comm.rank, g) if means else [] for g, means in enumerate(means_G)
+        ]
         mine = [p for pieces in self.mine_G for p in pieces]
         number = {(p.strip, p.rows.start): i for i, p in enumerate(mine)}
         bands: dict[tuple[int, int], list[Piece]] = defaultdict(list)
@@ -119,41 +125,67 @@ class RowStatistics:
             ("own", number[name]) if band[j].rank == self.comm.rank else ("arrived", arrival[name])
         )
 
-    def find(self, group: int, row_U: Tensor) -> RowPieces:
-        """Return the pieces of touched rows of a group, which are in the order of the requests."""
+    def find(self, group: int, row_U: Tensor) -> RowPieces | None:
+        """Return the pieces of touched rows of a group, which are in the order of the requests;
+        None where the group's rule asks for no row statistics.
+        """
+        if not self.means_G[group]:
+            return None
         return RowPieces(*self.backend.find_pieces(row_U, self.base_G[group]))
 
     def mean_squares(
-        self, found_G: Sequence[RowPieces], squares_GU: Sequence[Tensor], dtype: torch.dtype
-    ) -> list[Tensor]:
+        self,
+        found_G: Sequence[RowPieces | None],
+        squares_GKU: Sequence[Tensor | None],
+        dtype: torch.dtype,
+    ) -> list[Tensor | None]:
         """Return mean squares over whole rows; every rank calls it, and it costs one collective.
 
         Args:
-            found_G: The touched rows' pieces, by group.
-            squares_GU: The fp64 sums of squares over the strip's columns.
+            found_G: The touched rows' pieces, by group; None where there is nothing to exchange.
+            squares_GKU: The fp64 sums of squares over the strip's columns, [K, U].
             dtype: Type of the result.
 
         Returns:
-            The mean over the whole row, for each touched row of each group.
+            The means over the whole row, [K, U], for the touched rows of each group.
         """
-        n_P = np.concatenate([n_K for _, _, n_K in found_G])
+        n_P = np.concatenate(
+            [
+                found.rows_K * means
+                for found, means in zip(found_G, self.means_G, strict=True)
+                if found
+            ]
+        )
         first_P = n_P.cumsum() - n_P
         part = torch.empty(int(n_P.sum()), dtype=torch.float64, device=self.comm.device)
         pieces = 0
-        for (piece_U, nth_U, n_K), squares_U in zip(found_G, squares_GU, strict=True):
-            first_K = to_device(first_P[pieces : pieces + len(n_K)], part.device)
-            self.backend.scatter_parts(squares_U, first_K, piece_U, nth_U, part)
+        for found, squares_KU in zip(found_G, squares_GKU, strict=True):
+            if found is None or squares_KU is None:
+                continue
+            piece_U, nth_U, n_K = found
+            for k, squares_U in enumerate(squares_KU):
+                first_K = to_device(first_P[pieces : pieces + len(n_K)] + k * n_K, part.device)
+                self.backend.scatter_parts(squares_U, first_K, piece_U, nth_U, part)
             pieces += len(n_K)
         arrived, first_A = self._exchange(part, n_P, first_P)
         parts = torch.cat([part, arrived])
         begin_JP = self._begins(first_P, first_A, len(part))
-        means = []
+        means: list[Tensor | None] = []
         pieces = 0
-        for (piece_U, nth_U, n_K), dim_K in zip(found_G, self.dim_G, strict=True):
-            begin_JK = to_device(
-                np.ascontiguousarray(begin_JP[:, pieces : pieces + len(n_K)]), part.device
-            )
-            means.append(self.backend.mean_of_parts(parts, begin_JK, piece_U, nth_U, dim_K, dtype))
+        for found, dim_K, count in zip(found_G, self.dim_G, self.means_G, strict=True):
+            if found is None:
+                means.append(None)
+                continue
+            piece_U, nth_U, n_K = found
+            first_JK = begin_JP[:, pieces : pieces + len(n_K)]
+            of_group = []
+            for k in range(count):
+                # strips of one row hold equally many touched rows
+                begin_JK = to_device(np.where(first_JK < 0, -1, first_JK + k * n_K), part.device)
+                of_group.append(
+                    self.backend.mean_of_parts(parts, begin_JK, piece_U, nth_U, dim_K, dtype)
+                )
+            means.append(torch.stack(of_group))
             pieces += len(n_K)
         return means
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from recapp.kernels.backend import Backend
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows
-from recapp.optim.rules import RowRule
+from recapp.optim.rules import Rate, RowRule
 from recapp.sharding.layout import Block, Layout, Piece
 from recapp.tables.initial import fill_initial
 
@@ -120,7 +120,7 @@ class RowStore(nn.Module, ABC):
 
     @abstractmethod
     def update(
-        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: float
+        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate
     ) -> None:
         """Sum the gradients of touched rows and apply the optimiser's rule to each row, once.
 
@@ -128,13 +128,26 @@ class RowStore(nn.Module, ABC):
             gradients: Flat buffer of gradients.
             links: The sparse matrix whose result is the gradient of each touched row.
             row_U: Touched rows, located and distinct.
-            mean_U: Mean square of the gradient of the whole table row, where the row here is a
+            mean_U: Mean squares of the whole table row, [U] or [K, U], where the row here is a
                 strip of it; None where rows are whole.
-            lr: Learning rate of this update.
+            lr: Learning rate of this update, as the rule wants it.
 
         Raises:
             ConfigError: The store is read-only.
         """
+
+    def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
+        """Return the fp64 sums of squares, over the columns here, of what the rule wants to know of
+        whole rows: [K, U], the gradients' unless the rule says more.
+
+        Args:
+            gradients: As of `update`.
+            links: As of `update`.
+            row_U: As of `update`.
+            lr: As of `update`.
+        """
+        dtype = self.group.dtype
+        return self.backend.square_sums(gradients, self.width, links, dtype)[None]
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
@@ -174,9 +187,10 @@ class FloatStore(RowStore):
         stored = group.layout.groups[group.number].dtype
         weights_RD = torch.empty(self.rows, self.width, dtype=stored, device=group.device)
         self.register_buffer("weights", weights_RD, persistent=False)
-        for name, kind in self._kinds:
+        for name, kind, start in rule.starts() if rule else ():
             columns = self.width if kind == "element" else 1
-            held = torch.zeros(self.rows, columns, dtype=group.dtype, device=group.device)
+            shape = (self.rows, columns)
+            held = torch.full(shape, start, dtype=group.dtype, device=group.device)
             self.register_buffer(name, held, persistent=False)
         if seed is not None:
             self._fill(seed)
@@ -226,13 +240,22 @@ class FloatStore(RowStore):
         )
 
     def update(
-        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: float
+        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate
     ) -> None:
         """Train touched rows (`RowStore.update`)."""
         assert self.rule is not None, "the fused update refuses tables without a rule"
         dtype = self.group.dtype
         self.backend.update(
             gradients, links, row_U, mean_U, self.weights, self.state, dtype, lr, self.rule
+        )
+
+    def squares(self, gradients: Tensor, links: Links, row_U: Tensor, lr: Rate) -> Tensor:
+        """Sum what the rule squares (`RowStore.squares`)."""
+        if self.rule is None or self.rule.squares is None:
+            return super().squares(gradients, links, row_U, lr)
+        dtype = self.group.dtype
+        return self.backend.row_squares(
+            gradients, links, row_U, self.weights, self.state, dtype, lr, self.rule
         )
 
     def blocks(self) -> Iterator[Block]:

@@ -23,7 +23,7 @@ from recapp.engine.sharded_embedding import ShardedEmbeddingCollection
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
-from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules, rules_of
 from recapp.optim.table_rule import check_same_rule, rule_in_backward
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingConfig
@@ -61,7 +61,7 @@ def shard_model(
     module: nn.Module,
     plan: ShardingPlan,
     comm: Comm,
-    rule: RowRule | None,
+    rule: Rules | None,
     backend: str = "auto",
     payload: torch.dtype | None = None,
     trains: bool = True,
@@ -74,7 +74,8 @@ def shard_model(
         module: The model.
         plan: Where its tables lie.
         comm: Communicator of the ranks.
-        rule: Optimiser of the rows; None for tables that are only read.
+        rule: Optimiser of the rows, or rules by table name or glob; None for tables that are only
+            read.
         backend: As of the sharded tables.
         payload: As of the sharded tables.
         trains: As of the sharded tables.
@@ -87,14 +88,17 @@ def shard_model(
 
     Raises:
         PlanError: The plan does not cover the model's tables or is for another number of ranks.
-        ConfigError: Another optimiser was applied in backward to its tables.
+        ConfigError: Another optimiser was applied in backward to its tables, or rules name tables
+            that the model does not have.
     """
     found = embedding_collections(module)
     in_backward = rule_in_backward(module)
     if in_backward and rule:
         check_same_rule(in_backward, rule, "the rule that shards them")
     if found:
-        plan.check(embedding_tables(module))
+        tables = embedding_tables(module)
+        plan.check(tables)
+        rule = rules_of(rule, [t.name for t in tables]) or None
     together: dict[torch.dtype, list[Unsharded]] = {}
     for collection in dict.fromkeys(collection for _, collection in found):
         together.setdefault(collection.dtype, []).append(collection)
@@ -116,7 +120,7 @@ def sharded_twins(
     collections: Sequence[Unsharded],
     plan: ShardingPlan,
     comm: Comm,
-    rule: RowRule | None,
+    rule: Rules | None,
     backend: str = "auto",
     payload: torch.dtype | None = None,
     trains: bool = True,

@@ -7,7 +7,7 @@ import torch
 from recapp.engine.outputs import Member
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -51,7 +51,7 @@ def shard_sequences(
     tables: Sequence[EmbeddingConfig],
     plan: ShardingPlan,
     comm: Comm,
-    rule: RowRule | None,
+    rule: Rules | None,
     seed: int = 0,
     backend: str = "auto",
     payload: torch.dtype | None = None,

@@ -6,8 +6,8 @@
                 `recapp/engine/sharded_embedding.py`)
 
 Rows live in one store per group (`recapp/engine/row_store.py`). The optimiser is fused into
-backward: a table has no gradient. The live learning rate is read from `param_group`, which the one
-optimiser object holds too, so schedules reach tables like any parameter.
+backward: a table has no gradient. Live learning rates are read from `param_groups`, one of each
+rule, which the one optimiser object holds too, so schedules reach tables like any parameter.
 
 A batch's ids are exchanged once for all collections whose features they have, when the first of
 them is called, or ahead of that; the others find their vectors by the identity of the
@@ -16,7 +16,7 @@ KeyedJaggedTensor. So a model costs as many messages as one collection.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import slow_kernels_note
 from recapp.kernels.warm_up import report_compilation, warm_up
 from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules, distinct_rules, rules_of
 from recapp.sharding.layout import Block, make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -42,6 +43,8 @@ from recapp.tables.config import EmbeddingConfig
 from recapp.tables.ids import Rows
 from recapp.tables.lookups import compute_dtype, lookups_of
 from recapp.transport.communicator import Comm
+
+Only = TypeVar("Only")
 
 
 class _Result:
@@ -74,7 +77,8 @@ class ShardedTables(nn.Module):
         tables: Those of all collections.
         plan: Plan of exactly these tables, for as many ranks as `comm` has.
         comm: Communicator of the ranks.
-        rule: Optimiser of the rows; None for tables that are only read.
+        rule: Optimiser of the rows, or rules by table name or glob
+            (`recapp/optim/rules_by_table.py`); None for tables that are only read.
         seed: Seed of the start values, one or one by table: the same model under every plan.
         backend: Which kernels run (`recapp/kernels/backend.py`); `auto` takes the fastest that is
             there.
@@ -87,7 +91,7 @@ class ShardedTables(nn.Module):
 
     Raises:
         PlanError: The plan does not tile the tables or was made for another number of ranks.
-        ConfigError: The backend is unknown or not there.
+        ConfigError: The backend is unknown or not there, or rules and tables do not fit.
 
     `state` is what the engine works with; measuring attaches by `state.observer`. `update` changes
     the rows. `header`, `waits`, `comm` and `id_rules` are the state's.
@@ -98,7 +102,7 @@ class ShardedTables(nn.Module):
         tables: list[EmbeddingConfig],
         plan: ShardingPlan,
         comm: Comm,
-        rule: RowRule | None,
+        rule: Rules | None,
         seed: int | Mapping[str, int] = 0,
         backend: str = "auto",
         payload: torch.dtype | None = None,
@@ -113,18 +117,24 @@ class ShardedTables(nn.Module):
         self.members = tuple(members or (Member(lookups_of(tables)),))
         edges = [0, *accumulate(len(m.lookups) for m in self.members)]
         self._lookups = [range(*edge) for edge in pairwise(edges)]
-        layout = make_layout(tables, plan, [x for m in self.members for x in m.lookups])
+        self.rules = rules_of(rule, [t.name for t in tables])
+        rules = distinct_rules(self.rules.values())
+        numbers = {table: rules.index(of_table) for table, of_table in self.rules.items()}
+        lookups = [x for m in self.members for x in m.lookups]
+        layout = make_layout(tables, plan, lookups, numbers or None)
         device = comm.device
         kernels = choose_backend(backend, device)
         self.dtype = compute_dtype(tables)
-        make = make_store or (lambda group: FloatStore(group, rule, seed))
+        rule_G = [rules[group.rule] if rules else None for group in layout.groups]
+        make = make_store or (lambda group: FloatStore(group, rule_G[group.number], seed))
         stores = [
             make(StoredGroup(layout, g, comm.rank, self.dtype, device, kernels))
             for g in range(len(layout.groups))
         ]
         self.stores = nn.ModuleList(stores)
-        exchanged = rule is not None and rule.needs_row and layout.column_cut
-        statistics = RowStatistics(layout, comm, kernels) if exchanged else None
+        means_G = [of_group.means if of_group else 0 for of_group in rule_G]
+        exchanged = any(means_G) and layout.column_cut
+        statistics = RowStatistics(layout, comm, kernels, means_G) if exchanged else None
         state = EngineState(
             layout,
             comm,
@@ -136,7 +146,7 @@ class ShardedTables(nn.Module):
             self.members,
         )
         self.state = state
-        self.update = FusedUpdate(state, rule)
+        self.update = FusedUpdate(state, rules)
         self.header = state.header
         self.waits = state.waits
         self.id_rules = state.id_rules
@@ -154,6 +164,7 @@ class ShardedTables(nn.Module):
             note(missing)
         if state.backend.name != "numba":
             return
+        statistics = state.row_statistics
         if self.comm.rank:
             self.comm.barrier()
         with report_compilation(self.comm.rank == 0):
@@ -166,8 +177,8 @@ class ShardedTables(nn.Module):
                 self.dtype,
                 state.payload,
                 state.any_mean,
-                self.rule if trains else None,
-                state.row_statistics is not None,
+                self.update.rule_G if trains else [None] * len(state.stores),
+                statistics.means_G if statistics else [0] * len(state.stores),
             )
         if not self.comm.rank:
             self.comm.barrier()
@@ -176,13 +187,35 @@ class ShardedTables(nn.Module):
 
     @property
     def rule(self) -> RowRule | None:
-        """Return the optimiser of the rows; None where they are only read."""
-        return self.update.rule
+        """Return the optimiser of the rows; None where they are only read.
+
+        Raises:
+            ConfigError: Tables have several; `rules` has them by table.
+        """
+        return self._only("rule", self.update.rules) if self.rules else None
 
     @property
     def param_group(self) -> dict[str, Any]:
-        """Return the param group of the tables, with the live learning rate."""
-        return self.update.param_group
+        """Return the param group of the tables, with the live learning rate.
+
+        Raises:
+            ConfigError: The tables are only read, or have several; `param_groups` has them all.
+        """
+        return self._only("param_group", self.param_groups)
+
+    def _only(self, name: str, found: list[Only]) -> Only:
+        if len(found) > 1:
+            raise ConfigError(f"{name}: the tables follow {len(found)} rules: use {name}s instead")
+        return found[0]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the param group of each rule of the tables, with the live learning rate.
+
+        Raises:
+            ConfigError: The tables are only read.
+        """
+        return self.update.param_groups
 
     @property
     def updates(self) -> int:

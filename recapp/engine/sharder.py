@@ -20,8 +20,9 @@ from torch import nn
 from recapp.engine.shard_model import Unsharded, sharded_twins
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError
-from recapp.optim.fused_params import rule_of_fused_params
+from recapp.optim.fused_params import rules_of_fused_params
 from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.optim.rules_by_table import Rules, is_rules
 from recapp.optim.table_rule import describe, table_rule
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
@@ -35,12 +36,13 @@ class CollectionSharder:
 
     Args:
         fused_params: The optimiser as TorchRec's settings (`recapp/optim/fused_params.py`), or a
-            row rule (`recapp/optim/rules.py`). None takes the optimiser that was applied in
-            backward to the tables (`recapp/optim/table_rule.py`), or else row-wise Adagrad at its
-            default rate.
+            row rule (`recapp/optim/rules.py`); its `tables` are settings of single tables.
+            None takes the optimiser that was applied in backward to the tables
+            (`recapp/optim/table_rule.py`), or else row-wise Adagrad at its default rate.
         qcomm_codecs_registry: What `get_qcomm_codecs_registry` makes of a `QCommsConfig`: vectors
             and their gradients travel in that type. None sends the compute type.
-        rule: A row rule, another way to say `fused_params`.
+        rule: A row rule, or rules by table name or glob (`recapp/optim/rules_by_table.py`), another
+            way to say `fused_params`.
 
     Raises:
         ConfigError: An optimiser that is no row rule, both it and a rule, or something else that
@@ -52,17 +54,21 @@ class CollectionSharder:
         fused_params: Mapping[str, Any] | RowRule | None = None,
         qcomm_codecs_registry: Any = None,
         *,
-        rule: RowRule | None = None,
+        rule: Rules | None = None,
     ) -> None:
         if fused_params is not None and rule is not None:
             raise ConfigError("fused_params and rule both name the tables' optimiser: give one")
-        named = fused_params if rule is None else rule
-        if not isinstance(named, RowRule | Mapping | None):
+        if not isinstance(fused_params, RowRule | Mapping | None):
             raise ConfigError(
-                f"fused_params is a {type(named).__name__}: give a dict such as "
+                f"fused_params is a {type(fused_params).__name__}: give a dict such as "
                 '{"optimizer": "exact_row_wise_adagrad", "learning_rate": 0.1}, or a row rule'
             )
-        self.rule = rule_of_fused_params(named) if isinstance(named, Mapping) else named
+        if not is_rules(rule):
+            raise ConfigError(
+                f"rule is a {type(rule).__name__}: give a row rule such as adagrad(0.05), or a "
+                'dict of them by table name or glob, {"*": adagrad(0.05), "C3": sgd(0.1)}'
+            )
+        self.rule: Rules | None = rule if fused_params is None else _named(fused_params)
         self.payload: torch.dtype | None = None
         if qcomm_codecs_registry is not None:
             if not hasattr(qcomm_codecs_registry, "payload"):
@@ -117,6 +123,12 @@ class CollectionSharder:
     def __repr__(self) -> str:
         named = "default" if self.rule is None else describe(self.rule)
         return f"{type(self).__name__}({named}, payload={self.payload})"
+
+
+def _named(fused_params: Mapping[str, Any] | RowRule) -> Rules:
+    if isinstance(fused_params, RowRule):
+        return fused_params
+    return rules_of_fused_params(fused_params)
 
 
 class EmbeddingBagCollectionSharder(CollectionSharder):

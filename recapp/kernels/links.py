@@ -143,6 +143,10 @@ class Bags:
         return value_N[runs(bag_S, count_S, int(self.bags_S1[-1]))]
 
 
+Rate = float | tuple[float, ...]
+"""The learning rate of an update, or it and further numbers of the step."""
+
+
 class Rule(Protocol):
     """The attributes of a row rule (`recapp/optim/rules.py`) that kernels read."""
 
@@ -158,9 +162,16 @@ class Rule(Protocol):
     def state(self) -> tuple[tuple[str, Any], ...]:
         """The name and the kind ("row" or "element") of each state tensor."""
 
+    def rate_of(self, lr: float, t: int) -> Rate:
+        """Return what the expression gets as the learning rate in update number t = 1, 2, ..."""
+
     @property
-    def needs_row(self) -> bool:
-        """Whether the expression uses the mean square of the whole row's gradient."""
+    def means(self) -> int:
+        """How many mean squares over the whole row the expression uses."""
+
+    @property
+    def squares(self) -> Callable[..., tuple[Any, ...]] | None:
+        """The expression of what is squared; None where it is the gradient."""
 
 
 class Scratch:

@@ -24,6 +24,7 @@ from recapp.kernels.links import (
     Bags,
     Counts,
     Links,
+    Rate,
     Routes,
     Rule,
     Scratch,
@@ -511,6 +512,37 @@ class NumbaBackend:
         )
         return total_U
 
+    def row_squares(
+        self,
+        gradients: Tensor,
+        links: Links,
+        row_U: Tensor,
+        weights_RD: Tensor,
+        state: Sequence[Tensor],
+        dtype: torch.dtype,
+        lr: Rate,
+        rule: Rule,
+    ) -> Tensor:
+        """See the reference."""
+        kinds = tuple(kind for _, kind in rule.state)
+        total_KU = torch.empty(rule.means, links.bags, dtype=torch.float64)
+        assert rule.squares is not None
+        vectors.row_squares(
+            rule.squares, tuple(rule.constants), kinds, rule.means, weights_RD.shape[1]
+        )(
+            _array(gradients),
+            _array(links.index_N),
+            _array(links.offsets_M1),
+            _array_or_empty(links.weights_N, dtype),
+            _array(row_U),
+            _array(weights_RD.view(-1)),
+            *_held(state, dtype),
+            _rate(lr),
+            _number(dtype, 0),
+            _array(total_KU.view(-1)),
+        )
+        return total_KU
+
     def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
         """See the reference."""
         piece_U, nth_U = torch.empty(2, len(row_U), dtype=torch.int32).unbind()
@@ -556,25 +588,27 @@ class NumbaBackend:
         weights_RD: Tensor,
         state: Sequence[Tensor],
         dtype: torch.dtype,
-        lr: float,
+        lr: Rate,
         rule: Rule,
     ) -> None:
         """See the reference."""
+        width = weights_RD.shape[1]
         kinds = tuple(kind for _, kind in rule.state)
-        made_for = rule.step, tuple(rule.constants), kinds, rule.needs_row, weights_RD.shape[1]
-        held = [
-            *(_array(s.view(-1)) for s in state),
-            *[_array_or_empty(None, dtype)] * (2 - len(kinds)),
-        ]
+        others = rule.squares is not None
+        made_for = rule.step, tuple(rule.constants), kinds, rule.means, others, width
+        if mean_U is None and others:
+            gradients, links = self._summed_once(gradients, width, links, dtype)
+            sums_KU = self.row_squares(gradients, links, row_U, weights_RD, state, dtype, lr, rule)
+            mean_U = (sums_KU / width).to(dtype)
         arguments = (
             _array(links.index_N),
             _array(links.offsets_M1),
             _array_or_empty(links.weights_N, dtype),
             _array(row_U),
-            _array_or_empty(mean_U, dtype),
+            _array_or_empty(None if mean_U is None else mean_U.view(-1), dtype),
             _array(weights_RD.view(-1)),
-            *held,
-            float(lr),
+            *_held(state, dtype),
+            _rate(lr),
             _number(dtype, 0),
         )
         if links.staged is None:
@@ -595,6 +629,18 @@ class NumbaBackend:
                 arguments,
                 dtype,
             )
+
+    def _summed_once(
+        self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
+    ) -> tuple[Tensor, Links]:
+        """Return the gradient of each touched row, summed, and the links that read them: for those
+        who read gradients twice.
+        """
+        n = links.bags
+        flat = torch.empty(n * width, dtype=dtype)
+        self.pool(gradients, 1, width, links, flat, dtype)
+        number = torch.arange(n + 1, dtype=torch.int32)
+        return flat, Links(number[:n] * width, number, None, None, n)
 
     def _run_staged(
         self,
@@ -639,6 +685,16 @@ class NumbaBackend:
             return
         numba.set_num_threads(threads)
         on_threads(*made_for)(*whole, threads)
+
+
+def _held(state: Sequence[Tensor], dtype: torch.dtype) -> list[Any]:
+    """Return the memory of a rule's state as two arrays, empty ones where it has less."""
+    arrays = [_array(s.view(-1)) for s in state]
+    return [*arrays, *[_array_or_empty(None, dtype)] * (2 - len(arrays))]
+
+
+def _rate(lr: Rate) -> Any:
+    return tuple(map(float, lr)) if isinstance(lr, tuple) else float(lr)
 
 
 def _streams(in_lines: bool, target: Tensor) -> bool:

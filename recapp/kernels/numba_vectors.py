@@ -333,37 +333,107 @@ def _bound(
 
 
 @lru_cache(None)
+def held_row(kind: str, width: int) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """Return the functions that read and write a row's state: one number of it, or `width`."""
+    if kind == "row":
+
+        @inlined(kind, width)
+        def read_held(held: Any, row: Any, like: Any) -> Any:
+            return get(held, row)
+
+        @inlined(kind, width)
+        def write_held(held: Any, row: Any, value: Any) -> None:
+            put(held, row, value)
+
+    else:
+
+        @inlined(kind, width)
+        def read_held(held: Any, row: Any, like: Any) -> Any:
+            return load(held, row * width, like, width)
+
+        @inlined(kind, width)
+        def write_held(held: Any, row: Any, value: Any) -> None:
+            store(held, row * width, value)
+
+    return read_held, write_held
+
+
+@lru_cache(None)
+def means_of_row(means: int, squares: bool, width: int) -> Callable[..., Any]:
+    """Return the function that finds the mean squares of a row: those given, or that of its
+    gradient where none are.
+
+    Args:
+        means: How many the rule reads.
+        squares: Whether they are of other things than the gradient: then all are given.
+        width: The columns of the store.
+    """
+    if squares:
+
+        @inlined(means, squares, width)
+        def means_of_row(mean_KU: Any, g: Any, u: Any, like: Any) -> Any:
+            U = len(mean_KU) // means
+            if means == 2:
+                return get(mean_KU, u), get(mean_KU, U + u)
+            return (
+                get(mean_KU, u),
+                get(mean_KU, U + u),
+                get(mean_KU, 2 * U + u),
+                get(mean_KU, 3 * U + u),
+            )
+
+    else:
+
+        @inlined(means, squares, width)
+        def means_of_row(mean_KU: Any, g: Any, u: Any, like: Any) -> Any:
+            mean = like
+            if len(mean_KU) == 0:
+                if means:
+                    mean = cast(like, square_total(g) / width)
+            else:
+                mean = get(mean_KU, u)
+            return mean
+
+    return means_of_row
+
+
+@lru_cache(None)
 def updating(
     step: Callable[..., tuple[Any, ...]],
     constants: tuple[float, ...],
     state: tuple[str, ...],
-    needs_row: bool,
+    means: int,
+    squares: bool,
     width: int,
 ) -> Callable[..., None]:
     """Return the function that updates touched rows first .. last: it sums the gradients of each
     and applies the rule to its weights and state, in one pass over memory.
 
-    Its `mean_U` is empty where rows are whole, its state arrays are empty where the rule has none.
+    Its `mean_KU` is empty where rows are whole, its state arrays are empty where the rule has none.
 
     Args:
         step: The rule's expression.
         constants: The constants of the rule.
         state: "row" or "element" for each state tensor; at most two.
-        needs_row: Whether the expression uses the mean square of the row's gradient.
+        means: How many mean squares of the row the expression uses.
+        squares: Whether they are of other things than the gradient: then they are given.
         width: The columns of the store.
     """
     rule = _bound(step, constants)
     total = summed(width)
     first_kind, second_kind = (*state, "none", "none")[:2]
+    read0, write0 = held_row(first_kind, width)
+    read1, write1 = held_row(second_kind, width)
+    means_of = means_of_row(means, squares, width)
 
-    @inlined(step, constants, state, needs_row, width)
+    @inlined(step, constants, state, means, squares, width)
     def updating(
         gradients: Any,
         index_N: Any,
         start_U1: Any,
         use_N: Any,
         row_U: Any,
-        mean_U: Any,
+        mean_KU: Any,
         weights: Any,
         state0: Any,
         state1: Any,
@@ -372,7 +442,6 @@ def updating(
         first: Any,
         last: Any,
     ) -> None:
-        whole = len(mean_U) == 0
         for u in range(first, last):
             if u + ROWS_AHEAD < last:
                 soon = get(row_U, u + ROWS_AHEAD)
@@ -381,32 +450,24 @@ def updating(
                     prefetch(state0, soon, 1)
                 elif first_kind == "element":
                     prefetch(state0, soon * width, width)
-                if second_kind == "element":
+                if second_kind == "row":
+                    prefetch(state1, soon, 1)
+                elif second_kind == "element":
                     prefetch(state1, soon * width, width)
             g = total(gradients, 1, index_N, use_N, get(start_U1, u), get(start_U1, u + 1), like)
             row = int(get(row_U, u))
             at = row * width
-            mean = like
-            if whole:
-                if needs_row:
-                    mean = cast(like, square_total(g) / width)
-            else:
-                mean = get(mean_U, u)
+            mean = means_of(mean_KU, g, u, like)
             w = load(weights, at, like, width)
             if first_kind == "none":
                 (w,) = rule(w, g, mean, lr, ())
-            elif first_kind == "row":
-                w, s = rule(w, g, mean, lr, (get(state0, row),))
-                put(state0, row, s)
             elif second_kind == "none":
-                w, e = rule(w, g, mean, lr, (load(state0, at, like, width),))
-                store(state0, at, e)
+                w, e = rule(w, g, mean, lr, (read0(state0, row, like),))
+                write0(state0, row, e)
             else:
-                w, e, f = rule(
-                    w, g, mean, lr, (load(state0, at, like, width), load(state1, at, like, width))
-                )
-                store(state0, at, e)
-                store(state1, at, f)
+                w, e, f = rule(w, g, mean, lr, (read0(state0, row, like), read1(state1, row, like)))
+                write0(state0, row, e)
+                write1(state1, row, f)
             store(weights, at, w)
 
     return updating
@@ -427,7 +488,7 @@ def update_on_threads(*made_for: Any) -> Callable[..., None]:
         start_U1: Any,
         use_N: Any,
         row_U: Any,
-        mean_U: Any,
+        mean_KU: Any,
         weights: Any,
         state0: Any,
         state1: Any,
@@ -442,7 +503,7 @@ def update_on_threads(*made_for: Any) -> Callable[..., None]:
                 start_U1,
                 use_N,
                 row_U,
-                mean_U,
+                mean_KU,
                 weights,
                 state0,
                 state1,
@@ -473,7 +534,7 @@ def updating_staged(*made_for: Any) -> Callable[..., None]:
         start_U1: Any,
         use_N: Any,
         row_U: Any,
-        mean_U: Any,
+        mean_KU: Any,
         weights: Any,
         state0: Any,
         state1: Any,
@@ -492,7 +553,7 @@ def updating_staged(*made_for: Any) -> Callable[..., None]:
                     start_U1,
                     use_N,
                     row_U,
-                    mean_U,
+                    mean_KU,
                     weights,
                     state0,
                     state1,
@@ -525,7 +586,7 @@ def update_staged_on_threads(*made_for: Any) -> Callable[..., None]:
         start_U1: Any,
         use_N: Any,
         row_U: Any,
-        mean_U: Any,
+        mean_KU: Any,
         weights: Any,
         state0: Any,
         state1: Any,
@@ -546,7 +607,7 @@ def update_staged_on_threads(*made_for: Any) -> Callable[..., None]:
                 start_U1,
                 use_N,
                 row_U,
-                mean_U,
+                mean_KU,
                 weights,
                 state0,
                 state1,
@@ -577,3 +638,72 @@ def squares(width: int) -> Callable[..., None]:
             put(square_U, u, square_total(g))
 
     return squares
+
+
+def _bound_squares(
+    expression: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
+) -> Callable[..., Any]:
+    """Return what a rule squares, with its constants filled in; such rules have some."""
+    register_jitable(error_model="numpy")(expression)
+
+    @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
+    def bound_squares(w: Any, g: Any, lr: Any, state: Any) -> Any:
+        return expression(w, g, lr, sqrt, *(constants + state))
+
+    return bound_squares  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def row_squares(
+    expression: Callable[..., tuple[Any, ...]],
+    constants: tuple[float, ...],
+    state: tuple[str, ...],
+    means: int,
+    width: int,
+) -> Callable[..., None]:
+    """Return the kernel that writes the fp64 sums of squares of what a rule squares, [K, U]: before
+    the update, of the old rows.
+
+    Args:
+        expression: What the rule squares.
+        constants: The constants of the rule.
+        state: "row" or "element" for each state tensor; one or two.
+        means: How many sums there are, 2 or 4.
+        width: The columns of the store.
+    """
+    squared = _bound_squares(expression, constants)
+    total = summed(width)
+    first_kind, second_kind = (*state, "none")[:2]
+    read0, _ = held_row(first_kind, width)
+    read1, _ = held_row(second_kind, width)
+
+    @jit
+    def row_squares(
+        gradients: Any,
+        index_N: Any,
+        start_U1: Any,
+        use_N: Any,
+        row_U: Any,
+        weights: Any,
+        state0: Any,
+        state1: Any,
+        lr: Any,
+        like: Any,
+        square_KU: Any,
+    ) -> None:
+        U = len(row_U)
+        for u in range(U):
+            g = total(gradients, 1, index_N, use_N, get(start_U1, u), get(start_U1, u + 1), like)
+            row = int(get(row_U, u))
+            w = load(weights, row * width, like, width)
+            if second_kind == "none":
+                found = squared(w, g, lr, (read0(state0, row, like),))
+            else:
+                found = squared(w, g, lr, (read0(state0, row, like), read1(state1, row, like)))
+            put(square_KU, u, square_total(found[0]))
+            put(square_KU, U + u, square_total(found[1]))
+            if means == 4:
+                put(square_KU, 2 * U + u, square_total(found[2]))
+                put(square_KU, 3 * U + u, square_total(found[3]))
+
+    return row_squares

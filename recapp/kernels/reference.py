@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from recapp.kernels.links import Bags, Counts, Links, Routes, Rule, Scratch
+from recapp.kernels.links import Bags, Counts, Links, Rate, Routes, Rule, Scratch
 from recapp.kernels.quantised import QuantisedRows, dequantise
 from recapp.kernels.ragged import Grouped, gather, group, numbered, runs, starts
 from recapp.sparse.transfer import to_device, to_host
@@ -427,6 +427,25 @@ class TorchBackend:
         """
         return _squares(_sums(gradients, 1, width, links, dtype, 0, links.bags))
 
+    def row_squares(
+        self,
+        gradients: Tensor,
+        links: Links,
+        row_U: Tensor,
+        weights_RD: Tensor,
+        state: Sequence[Tensor],
+        dtype: torch.dtype,
+        lr: Rate,
+        rule: Rule,
+    ) -> Tensor:
+        """Return the fp64 sums of squares of what a rule squares (`squares` of the rule), [K, U].
+
+        Squares are added as in `square_sums`. Arguments are those of `update`; nothing is changed.
+        """
+        grad_UD = _sums(gradients, 1, weights_RD.shape[1], links, dtype, 0, links.bags)
+        old = [x.index_select(0, row_U.long()).to(dtype) for x in (weights_RD, *state)]
+        return torch.stack([_squares(x) for x in _squared(rule, grad_UD, old, lr)])
+
     def find_pieces(self, row_U: Tensor, base_K: Tensor) -> tuple[Tensor, Tensor, Counts]:
         """Return the piece of each touched row of a store.
 
@@ -496,7 +515,7 @@ class TorchBackend:
         weights_RD: Tensor,
         state: Sequence[Tensor],
         dtype: torch.dtype,
-        lr: float,
+        lr: Rate,
         rule: Rule,
     ) -> None:
         """Sum each touched row's gradient and apply a rule (`recapp/optim/rules.py`) to it, once.
@@ -505,22 +524,27 @@ class TorchBackend:
             gradients: The flat message, or the output's gradient.
             links: The sparse matrix that sums the gradient of each touched row.
             row_U: The distinct rows of the store.
-            mean_U: The mean square of the gradient over the whole row of the table, where the row
-                here is a strip of it; else None.
+            mean_U: The mean squares that the rule asks for over the whole row of the table, [U] or
+                [K, U], where the row here is a strip of it; else None.
             weights_RD: The rows of the store, changed in place; 16-bit floats are read as `dtype`
                 and rounded back.
             state: The state tensors of the store, [R, 1] or [R, D], changed in place.
             dtype: The type that is computed in, fp32 or fp64.
-            lr: The learning rate of this update.
+            lr: The learning rate of this update, as the rule wants it.
             rule: The rule: its expression, constants and kinds of state.
         """
         row_U = row_U.long()
         held = [weights_RD, *state]
         width = weights_RD.shape[1]
         grad_UD = _sums(gradients, 1, width, links, dtype, 0, links.bags)
-        mean_U1 = (_squares(grad_UD) / width if mean_U is None else mean_U).to(dtype)[:, None]
-        w_UD, *s = (x.index_select(0, row_U).to(dtype) for x in held)
-        new = rule.step(w_UD, grad_UD, mean_U1, lr, torch.sqrt, *rule.constants, *s)
+        w_UD, *s = old = [x.index_select(0, row_U).to(dtype) for x in held]
+        if mean_U is None:
+            means = [_squares(x) / width for x in _squared(rule, grad_UD, old, lr)]
+        else:
+            means = list(mean_U.view(-1, links.bags)) if links.bags else [mean_U.view(-1)] * 4
+        each = tuple(mean.to(dtype)[:, None] for mean in means)
+        mean = each[0] if rule.squares is None else each
+        new = rule.step(w_UD, grad_UD, mean, lr, torch.sqrt, *rule.constants, *s)
         for x, value in zip(held, new, strict=True):
             x.index_copy_(0, row_U, value.to(x.dtype))
 
@@ -551,6 +575,14 @@ def _sums(
         include_last_offset=True,
         per_sample_weights=weights,
     )
+
+
+def _squared(rule: Rule, grad_UD: Tensor, old: Sequence[Tensor], lr: Rate) -> Sequence[Tensor]:
+    """Return what a rule squares, each [U, D], of gradients and the old weights and state."""
+    if rule.squares is None:
+        return [grad_UD]
+    w_UD, *state = old
+    return rule.squares(w_UD, grad_UD, lr, torch.sqrt, *rule.constants, *state)
 
 
 def _squares(grad_UD: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recapp.kernels import triton_vectors as vectors
-from recapp.kernels.links import Links, Rule
+from recapp.kernels.links import Links, Rate, Rule
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import SQUARE_BLOCK, TorchBackend
 
@@ -122,12 +122,19 @@ class TritonBackend(TorchBackend):
         weights_RD: Tensor,
         state: Sequence[Tensor],
         dtype: torch.dtype,
-        lr: float,
+        lr: Rate,
         rule: Rule,
     ) -> None:
-        """See the reference. A rule has two state tensors at most."""
+        """See the reference. A rule has two state tensors at most.
+
+        Rules with squares of their own (LAMB, LARS) are computed as the reference does.
+        """
         if not links.bags:
             return
+        if rule.squares is not None:
+            super().update(gradients, links, row_U, mean_U, weights_RD, state, dtype, lr, rule)
+            return
+        rates = lr if isinstance(lr, tuple) else (lr,)
         width = weights_RD.shape[1]
         kind0, kind1, *_ = [*(kind for _, kind in rule.state), None, None]
         bags, columns = vectors.tile(width)
@@ -148,12 +155,13 @@ class TritonBackend(TorchBackend):
                 state1,
                 constants,
                 links.bags,
-                lr,
+                *(*rates, 0.0, 0.0)[:3],
+                len(rates),
                 vectors.device_function(rule.step),
                 vectors.sqrt,
                 kind0,
                 kind1,
-                rule.needs_row,
+                rule.means > 0,
                 TYPES[dtype],
                 width,
                 vectors.RUN,

@@ -516,6 +516,9 @@ def update(
     constants,
     bags,
     lr: tl.float64,
+    lr1: tl.float64,
+    lr2: tl.float64,
+    RATES: tl.constexpr,
     STEP: tl.constexpr,
     SQRT: tl.constexpr,
     KIND0: tl.constexpr,
@@ -534,11 +537,21 @@ def update(
 
     A row wider than a tile is summed a second time where the rule needs the mean square of the
     whole row first. `mean` is None where rows are whole; `state0` and `state1` are None where the
-    rule has fewer state tensors; KIND0 and KIND1 are "row" or "element".
+    rule has fewer state tensors; KIND0 and KIND1 are "row" or "element". The rule gets as many of
+    lr, lr1 and lr2 as RATES says, as a tuple where it is more than one.
     """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     there_B = bag_B < bags
-    rate = tl.full([1, 1], lr, DTYPE)
+    if RATES == 1:
+        rate = tl.full([1, 1], lr, DTYPE)
+    elif RATES == 2:
+        rate = (tl.full([1, 1], lr, DTYPE), tl.full([1, 1], lr1, DTYPE))
+    else:
+        rate = (
+            tl.full([1, 1], lr, DTYPE),
+            tl.full([1, 1], lr1, DTYPE),
+            tl.full([1, 1], lr2, DTYPE),
+        )
     row_B = tl.load(row + bag_B, mask=there_B, other=0).to(tl.int64)
     mean_B = tl.zeros([BAGS], DTYPE)
     if mean is not None:

@@ -59,8 +59,8 @@ def warm_up(
     dtype: torch.dtype,
     payload: torch.dtype,
     scales: bool,
-    rule: Rule | None,
-    exchanges_squares: bool,
+    rule_G: Sequence[Rule | None],
+    exchanged_G: Sequence[int],
 ) -> None:
     """Call every function of a backend once, and once more on several threads.
 
@@ -73,8 +73,8 @@ def warm_up(
         dtype: The type that is computed in.
         payload: The type of vectors in messages.
         scales: Whether bags are scaled (means).
-        rule: The rule that updates the rows; None where they are not updated.
-        exchanges_squares: Whether strips of one row exchange their sums of squares.
+        rule_G: The rule that updates the rows of each group; None where they are not updated.
+        exchanged_G: How many sums of squares the strips of one row of each group exchange.
     """
     if kernels.rows_of_ids is not None:
         kernels.rows_of_ids(
@@ -86,7 +86,9 @@ def warm_up(
         )
     if world == 1:
         payload = dtype  # there are no messages: rows are updated with the output's gradient
-    for r, held, lines in zip(routes, stored, in_lines, strict=True):
+    for r, held, lines, rule, exchanged in zip(
+        routes, stored, in_lines, rule_G, exchanged_G, strict=True
+    ):
         for n, ids in kernels.sizes():
             _requests(kernels, r, world, ids, dtype, scales, rule is not None)
             links = Links(
@@ -98,7 +100,7 @@ def warm_up(
             )
             _pools(kernels, held, links, lines, dtype, payload)
             if rule is not None and isinstance(held, Tensor):
-                _update(kernels, r, links, held.dtype, dtype, payload, rule, exchanges_squares)
+                _update(kernels, r, links, held.dtype, dtype, payload, rule, exchanged > 0)
 
 
 def _pools(
@@ -206,26 +208,34 @@ def _update(
     exchanges_squares: bool,
 ) -> None:
     """Update as many rows as there are bags of gradients."""
-    if exchanges_squares:
-        squares = kernels.square_sums(torch.zeros(r.width, dtype=dtype), r.width, links, dtype)
-        piece, nth, _ = kernels.find_pieces(torch.zeros(links.bags, dtype=r.row_dtype), _zero())
-        kernels.scatter_parts(squares, _zero(), piece, nth, squares)
-        kernels.mean_of_parts(squares, _zero()[None], piece, nth, _zero() + 1, dtype)
+    rows = torch.arange(links.bags, dtype=r.row_dtype)
+    weights = torch.zeros(links.bags, r.width, dtype=held)
+    rate = rule.rate_of(0.0, 1)
     state = [
         torch.zeros(links.bags, r.width if kind == "element" else 1, dtype=dtype)
         for _, kind in rule.state
     ]
+    if exchanges_squares:
+        summed = torch.zeros(r.width, dtype=dtype)
+        squares = (
+            kernels.square_sums(summed, r.width, links, dtype)
+            if rule.squares is None
+            else kernels.row_squares(summed, links, rows, weights, state, dtype, rate, rule)[0]
+        )
+        piece, nth, _ = kernels.find_pieces(torch.zeros(links.bags, dtype=r.row_dtype), _zero())
+        kernels.scatter_parts(squares, _zero(), piece, nth, squares)
+        kernels.mean_of_parts(squares, _zero()[None], piece, nth, _zero() + 1, dtype)
     # gradients have been summed in `dtype` where their squares were exchanged
     gradients = torch.zeros(r.width, dtype=dtype if exchanges_squares else payload)
     kernels.update(
         gradients,
         links,
-        torch.arange(links.bags, dtype=r.row_dtype),
+        rows,
         None,
-        torch.zeros(links.bags, r.width, dtype=held),
+        weights,
         state,
         dtype,
-        0.0,
+        rate,
         rule,
     )
 

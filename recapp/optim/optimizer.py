@@ -1,9 +1,9 @@
 """The one optimiser object that Lightning sees.
 
 Lightning's automatic optimisation wants exactly one. This one owns the dense parameters' optimiser,
-any of torch's, and shows a param group per sharded collection beside it. Those groups hold no
-parameters: tables are updated in backward, and the update reads the group's live `lr`. So a
-learning-rate schedule or a monitor treats tables and dense part alike.
+any of torch's, and shows a param group per row rule of each sharded collection beside it. Those
+groups hold no parameters: tables are updated in backward, and the update reads the group's live
+`lr`. So a learning-rate schedule or a monitor treats tables and dense part alike.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ class HybridOptimizer(Optimizer):
 
     Args:
         dense: The optimiser of the dense parameters.
-        sparse_groups: The `param_group` of each sharded collection; their names are made unique.
+        sparse_groups: The `param_groups` of all sharded collections; their names are made unique.
     """
 
     def __init__(self, dense: Optimizer, sparse_groups: Sequence[dict[str, Any]]) -> None:
@@ -34,10 +34,10 @@ class HybridOptimizer(Optimizer):
         self.sparse_groups = list(sparse_groups)
         for number, group in enumerate(dense.param_groups):
             group.setdefault("name", "dense" if len(dense.param_groups) == 1 else f"dense/{number}")
-        for number, group in enumerate(self.sparse_groups):
-            # The name that the collection gave, without the number that another optimiser added.
-            rule = "/".join(group["name"].split("/")[:2])
-            group["name"] = rule if len(self.sparse_groups) == 1 else f"{rule}/{number}"
+        # The names that the collections gave, without the numbers that another optimiser added.
+        names = ["/".join(group["name"].split("/")[:2]) for group in self.sparse_groups]
+        for number, (group, name) in enumerate(zip(self.sparse_groups, names, strict=True)):
+            group["name"] = name if names.count(name) == 1 else f"{name}/{number}"
         super().__init__(dense.param_groups + self.sparse_groups, dense.defaults)
         self.state = dense.state
 
@@ -74,7 +74,8 @@ class HybridOptimizer(Optimizer):
         """Load what `state_dict` returned; the fused updates keep reading the same group dicts."""
         self.dense.load_state_dict(state_dict["dense"])
         for group, stored in zip(self.sparse_groups, state_dict["sparse"], strict=True):
-            group.update(stored)
+            # names and tables are those of this run's rules
+            group.update({key: stored[key] for key in stored if key not in ("name", "tables")})
         self.param_groups = self.dense.param_groups + self.sparse_groups
         self.state = self.dense.state
 
@@ -84,6 +85,6 @@ def hybrid(dense: Optimizer, collections: Iterable[Any]) -> HybridOptimizer:
 
     Args:
         dense: The optimiser of its dense part.
-        collections: Its sharded collections, each with a `param_group`.
+        collections: Its sharded collections, each with `param_groups`.
     """
-    return HybridOptimizer(dense, [c.param_group for c in collections])
+    return HybridOptimizer(dense, [group for c in collections for group in c.param_groups])

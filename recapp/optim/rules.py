@@ -10,8 +10,18 @@ plain numbers:
 columns are cut. State is one number per row ("row") or one per weight ("element"). Rows that no id
 touched are never visited, so they never change.
 
-Sources: Duchi et al. 2011 (Adagrad); FBGEMM's EXACT_ROWWISE_ADAGRAD; Kingma & Ba 2015 with rows
-only as in `torch.optim.SparseAdam`.
+A rule may ask for the mean squares of other things than g, such as the weights and the update, by a
+second expression of the old row, which is computed before `step`:
+
+    squares(w, g, lr, sqrt, *constants, *state) -> (a, b, ...)
+    step(w, g, (mean of a^2, mean of b^2, ...), lr, sqrt, *constants, *state) -> (w, *state)
+
+Strips of one row exchange all of them in one message. Weight decay is decoupled, w -= lr decay w on
+touched rows, and an expression of its own: without it a rule has the bits that it had before.
+
+Sources: Duchi et al. 2011 (Adagrad); FBGEMM's EXACT_ROWWISE_ADAGRAD, PARTIAL_ROWWISE_ADAM, LAMB,
+PARTIAL_ROWWISE_LAMB and LARS_SGD; Kingma & Ba 2015 with rows only as in `torch.optim.SparseAdam`;
+McMahan et al. 2013 (FTRL-Proximal); You et al. 2017 and 2020 (LARS, LAMB) with norms of rows.
 """
 
 import math
@@ -22,6 +32,10 @@ from typing import Any, Literal
 from recapp.errors import ConfigError
 
 Kind = Literal["row", "element"]
+Rate = float | tuple[float, ...]
+"""What an expression gets as `lr`: the learning rate, or that and numbers which depend on the step.
+"""
+Expression = Callable[..., tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -35,36 +49,59 @@ class RowRule:
             at every update.
         constants: Numbers that `step` gets before the state.
         state: Name and kind of every state tensor.
-        needs_row: Whether `step` reads `mean_square`, for which strips of one row exchange row
+        needs_row: Whether `step` reads mean squares, for which strips of one row exchange row
             statistics.
-        rate: The learning rate in update number t = 1, 2, ... (bias corrections); it follows from
-            name and constants, so it does not count when rules are compared.
+        rate: What `step` gets as `lr` in update number t = 1, 2, ... (bias corrections); it follows
+            from name and constants, so it does not count when rules are compared.
+        start: Start value of every state tensor; empty where all begin at 0.
+        squares: The expression of what is squared; None squares the gradient.
 
     Raises:
         ConfigError: A learning rate that is negative or no number.
     """
 
     name: str
-    step: Callable[..., tuple[Any, ...]]
+    step: Expression
     lr: float
     constants: tuple[float, ...] = ()
     state: tuple[tuple[str, Kind], ...] = ()
     needs_row: bool = False
-    rate: Callable[[float, int], float] | None = field(default=None, compare=False)
+    rate: Callable[[float, int], Rate] | None = field(default=None, compare=False)
+    start: tuple[float, ...] = ()
+    squares: Expression | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError(f"optimizer.sparse.lr={self.lr}: must be a number of at least 0")
 
+    @property
+    def means(self) -> int:
+        """Return how many mean squares `step` reads."""
+        if self.squares is None:
+            return int(self.needs_row)
+        rate = self.rate_of(self.lr, 1)
+        return len(
+            self.squares(1.0, 1.0, rate, math.sqrt, *self.constants, *[1.0] * len(self.state))
+        )
+
+    def starts(self) -> list[tuple[str, Kind, float]]:
+        """Return name, kind and start value of every state tensor."""
+        values = self.start or (0.0,) * len(self.state)
+        return [(name, kind, at) for (name, kind), at in zip(self.state, values, strict=True)]
+
+    def rate_of(self, lr: float, t: int) -> Rate:
+        """Return what `step` gets as `lr` in update number t = 1, 2, ... at a learning rate."""
+        return self.rate(lr, t) if self.rate else lr
+
 
 def _check(**constants: float) -> None:
-    """Check that betas are from 0 to less than 1 and other constants at least 0.
+    """Check that betas and momentum are from 0 to less than 1 and other constants at least 0.
 
     Raises:
         ConfigError: A constant that no update can have.
     """
     for name, value in constants.items():
-        most = 1.0 if name.startswith("beta") else math.inf
+        most = 1.0 if name in ("beta1", "beta2", "momentum") else math.inf
         if not 0 <= value < most:
             said = "from 0 to less than 1" if most == 1 else "a number of at least 0"
             raise ConfigError(f"optimizer.sparse.{name}={value}: must be {said}")
@@ -74,6 +111,24 @@ def _sgd(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any) -> tuple[Any, ...
     return (w - lr * g,)
 
 
+def _sgd_decay(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, decay: Any) -> tuple[Any, ...]:
+    return (w - lr * decay * w - lr * g,)
+
+
+def _momentum(
+    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, momentum: Any, m: Any
+) -> tuple[Any, ...]:
+    m = m * momentum + g
+    return w - lr * m, m
+
+
+def _momentum_decay(
+    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, momentum: Any, decay: Any, m: Any
+) -> tuple[Any, ...]:
+    m = m * momentum + g
+    return w - lr * decay * w - lr * m, m
+
+
 def _adagrad(
     w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, s: Any
 ) -> tuple[Any, ...]:
@@ -81,11 +136,25 @@ def _adagrad(
     return w - lr * g / (sqrt(s) + eps), s
 
 
+def _adagrad_decay(
+    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, decay: Any, s: Any
+) -> tuple[Any, ...]:
+    s = s + g * g
+    return w - lr * decay * w - lr * g / (sqrt(s) + eps), s
+
+
 def _rowwise_adagrad(
     w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, s: Any
 ) -> tuple[Any, ...]:
     s = s + mean_square
     return w - lr * g / (sqrt(s) + eps), s
+
+
+def _rowwise_adagrad_decay(
+    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, decay: Any, s: Any
+) -> tuple[Any, ...]:
+    s = s + mean_square
+    return w - lr * decay * w - lr * g / (sqrt(s) + eps), s
 
 
 def _adam(
@@ -105,46 +174,411 @@ def _adam(
     return w - lr * m / (sqrt(v) + eps), m, v
 
 
-def sgd(lr: float = 0.1) -> RowRule:
+def _adam_decay(
+    w: Any,
+    g: Any,
+    mean_square: Any,
+    lr: Any,
+    sqrt: Any,
+    beta1: Any,
+    beta2: Any,
+    eps: Any,
+    decay: Any,
+    m: Any,
+    v: Any,
+) -> tuple[Any, ...]:
+    m = m + (g - m) * (1 - beta1)
+    v = v + (g * g - v) * (1 - beta2)
+    return w - lr[1] * decay * w - lr[0] * m / (sqrt(v) + eps), m, v
+
+
+def _partial_adam(
+    w: Any,
+    g: Any,
+    mean_square: Any,
+    lr: Any,
+    sqrt: Any,
+    beta1: Any,
+    beta2: Any,
+    eps: Any,
+    m: Any,
+    v: Any,
+) -> tuple[Any, ...]:
+    m = m + (g - m) * (1 - beta1)
+    v = v + (mean_square - v) * (1 - beta2)
+    return w - lr[0] * (m * lr[1] / (sqrt(v * lr[2]) + eps)), m, v
+
+
+def _partial_adam_decay(
+    w: Any,
+    g: Any,
+    mean_square: Any,
+    lr: Any,
+    sqrt: Any,
+    beta1: Any,
+    beta2: Any,
+    eps: Any,
+    decay: Any,
+    m: Any,
+    v: Any,
+) -> tuple[Any, ...]:
+    m = m + (g - m) * (1 - beta1)
+    v = v + (mean_square - v) * (1 - beta2)
+    return w - lr[0] * decay * w - lr[0] * (m * lr[1] / (sqrt(v * lr[2]) + eps)), m, v
+
+
+def _ftrl(
+    w: Any,
+    g: Any,
+    mean_square: Any,
+    lr: Any,
+    sqrt: Any,
+    beta: Any,
+    l2: Any,
+    n: Any,
+    z: Any,
+) -> tuple[Any, ...]:
+    root = sqrt(n)
+    n = n + g * g
+    grown = sqrt(n)
+    z = z + lr * g - (grown - root) * w
+    return z * -1.0 / (grown + (lr * l2 + (beta + 1e-30))), n, z
+
+
+def _ftrl_l1(
+    w: Any,
+    g: Any,
+    mean_square: Any,
+    lr: Any,
+    sqrt: Any,
+    beta: Any,
+    l2: Any,
+    l1: Any,
+    n: Any,
+    z: Any,
+) -> tuple[Any, ...]:
+    root = sqrt(n)
+    n = n + g * g
+    grown = sqrt(n)
+    z = z + lr * g - (grown - root) * w
+    size = sqrt(z * z)
+    over = size - lr * l1
+    over = (over + sqrt(over * over)) * 0.5
+    return z * -1.0 / (size + 1e-30) * over / (grown + (lr * l2 + (beta + 1e-30))), n, z
+
+
+def _lamb_squares(
+    w: Any,
+    g: Any,
+    lr: Any,
+    sqrt: Any,
+    beta1: Any,
+    beta2: Any,
+    eps: Any,
+    decay: Any,
+    m: Any,
+    v: Any,
+) -> tuple[Any, ...]:
+    m = m + (g - m) * (1 - beta1)
+    v = v + (g * g - v) * (1 - beta2)
+    return w, m * lr[1] / (sqrt(v * lr[2]) + eps) + decay * w
+
+
+def _lamb(
+    w: Any,
+    g: Any,
+    means: Any,
+    lr: Any,
+    sqrt: Any,
+    beta1: Any,
+    beta2: Any,
+    eps: Any,
+    decay: Any,
+    m: Any,
+    v: Any,
+) -> tuple[Any, ...]:
+    m = m + (g - m) * (1 - beta1)
+    v = v + (g * g - v) * (1 - beta2)
+    update = m * lr[1] / (sqrt(v * lr[2]) + eps) + decay * w
+    none = (means[0] * means[1] == 0) * 1.0
+    ratio = (sqrt(means[0]) * (1 - none) + none) / (sqrt(means[1]) * (1 - none) + none)
+    return w - lr[0] * ratio * update, m, v
+
+
+def _partial_lamb_squares(
+    w: Any,
+    g: Any,
+    lr: Any,
+    sqrt: Any,
+    beta1: Any,
+    beta2: Any,
+    eps: Any,
+    decay: Any,
+    m: Any,
+    v: Any,
+) -> tuple[Any, ...]:
+    m = m + (g - m) * (1 - beta1)
+    return g, w, m, m + w
+
+
+def _partial_lamb(
+    w: Any,
+    g: Any,
+    means: Any,
+    lr: Any,
+    sqrt: Any,
+    beta1: Any,
+    beta2: Any,
+    eps: Any,
+    decay: Any,
+    m: Any,
+    v: Any,
+) -> tuple[Any, ...]:
+    m = m + (g - m) * (1 - beta1)
+    v = v + (means[0] - v) * (1 - beta2)
+    scale = lr[1] / (sqrt(v * lr[2]) + eps)
+    # of the update scale m + decay w: its second moment follows from those of m, w and m + w
+    both = (means[3] - means[2] - means[1]) * (scale * decay)
+    square = means[2] * (scale * scale) + both + means[1] * (decay * decay)
+    square = sqrt(square * square)
+    none = (means[1] * square == 0) * 1.0
+    ratio = (sqrt(means[1]) * (1 - none) + none) / (sqrt(square) * (1 - none) + none)
+    return w - lr[0] * ratio * (m * scale + decay * w), m, v
+
+
+def _lars_squares(
+    w: Any, g: Any, lr: Any, sqrt: Any, momentum: Any, eta: Any, decay: Any, m: Any
+) -> tuple[Any, ...]:
+    return w, g
+
+
+def _lars(
+    w: Any,
+    g: Any,
+    means: Any,
+    lr: Any,
+    sqrt: Any,
+    momentum: Any,
+    eta: Any,
+    decay: Any,
+    m: Any,
+) -> tuple[Any, ...]:
+    none = (means[0] * means[1] == 0) * 1.0
+    size = sqrt(means[0])
+    local = (eta * size * (1 - none) + none) / ((sqrt(means[1]) + decay * size) * (1 - none) + none)
+    m = m * momentum + lr * local * (g + decay * w)
+    return w - m, m
+
+
+def sgd(lr: float = 0.1, weight_decay: float = 0.0) -> RowRule:
     """Return the rule w -= lr g. It equals `torch.optim.SGD` on sparse gradients."""
+    _check(weight_decay=weight_decay)
+    if weight_decay:
+        return RowRule("sgd", _sgd_decay, lr, (weight_decay,))
     return RowRule("sgd", _sgd, lr)
 
 
-def adagrad(lr: float = 0.05, eps: float = 1e-10) -> RowRule:
+def momentum_sgd(lr: float = 0.1, momentum: float = 0.9, weight_decay: float = 0.0) -> RowRule:
+    """Return the rule m = momentum m + g; w -= lr m, on touched rows.
+
+    It equals `torch.optim.SGD` with momentum where every row is touched in every step; the momentum
+    of a row that is not touched rests.
+    """
+    _check(momentum=momentum, weight_decay=weight_decay)
+    state: tuple[tuple[str, Kind], ...] = (("momentum_buffer", "element"),)
+    if weight_decay:
+        return RowRule("momentum_sgd", _momentum_decay, lr, (momentum, weight_decay), state)
+    return RowRule("momentum_sgd", _momentum, lr, (momentum,), state)
+
+
+def adagrad(
+    lr: float = 0.05,
+    eps: float = 1e-10,
+    initial_accumulator: float = 0.0,
+    weight_decay: float = 0.0,
+) -> RowRule:
     """Return the rule s += g^2; w -= lr g / (sqrt(s) + eps), per weight.
 
-    It equals `torch.optim.Adagrad` on sparse gradients.
+    It equals `torch.optim.Adagrad` on sparse gradients. s begins at `initial_accumulator`.
     """
-    _check(eps=eps)
-    return RowRule("adagrad", _adagrad, lr, (eps,), (("sum", "element"),))
+    _check(eps=eps, initial_accumulator=initial_accumulator, weight_decay=weight_decay)
+    state: tuple[tuple[str, Kind], ...] = (("sum", "element"),)
+    start = (initial_accumulator,) if initial_accumulator else ()
+    if weight_decay:
+        return RowRule("adagrad", _adagrad_decay, lr, (eps, weight_decay), state, start=start)
+    return RowRule("adagrad", _adagrad, lr, (eps,), state, start=start)
 
 
-def rowwise_adagrad(lr: float = 0.05, eps: float = 1e-8) -> RowRule:
+def rowwise_adagrad(
+    lr: float = 0.05,
+    eps: float = 1e-8,
+    initial_accumulator: float = 0.0,
+    weight_decay: float = 0.0,
+) -> RowRule:
     """Return the rule s += mean(g^2) over the row; w -= lr g / (sqrt(s) + eps).
 
-    State is one number per row. The rule is exact under column strips too.
+    State is one number per row, which begins at `initial_accumulator`. The rule is exact under
+    column strips too.
     """
-    _check(eps=eps)
+    _check(eps=eps, initial_accumulator=initial_accumulator, weight_decay=weight_decay)
+    step, constants = (
+        (_rowwise_adagrad_decay, (eps, weight_decay))
+        if weight_decay
+        else (_rowwise_adagrad, (eps,))
+    )
+    start = (initial_accumulator,) if initial_accumulator else ()
     return RowRule(
-        "rowwise_adagrad", _rowwise_adagrad, lr, (eps,), (("sum", "row"),), needs_row=True
+        "rowwise_adagrad", step, lr, constants, (("sum", "row"),), needs_row=True, start=start
     )
 
 
-def adam(lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> RowRule:
+def adam(
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> RowRule:
     """Return the rule of Adam on touched rows only.
 
     It equals `torch.optim.SparseAdam`: the step number is the table's, not the row's.
     """
-    _check(beta1=beta1, beta2=beta2, eps=eps)
+    _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
 
     def rate(lr: float, t: int) -> float:
         return float(lr * math.sqrt(1 - beta2**t) / (1 - beta1**t))
 
+    def rates(lr: float, t: int) -> Rate:
+        return rate(lr, t), lr
+
+    state = _moments("element")
+    if weight_decay:
+        constants = (beta1, beta2, eps, weight_decay)
+        return RowRule("adam", _adam_decay, lr, constants, state, rate=rates)
+    return RowRule("adam", _adam, lr, (beta1, beta2, eps), state, rate=rate)
+
+
+def partial_row_wise_adam(
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> RowRule:
+    """Return the rule of Adam with one second moment per row: v follows mean(g^2) over the row.
+
+    m and v are corrected for their start at 0, then w -= lr m / (sqrt(v) + eps).
+    """
+    _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+    constants: tuple[float, ...] = (beta1, beta2, eps)
+    step: Expression = _partial_adam
+    if weight_decay:
+        constants = (*constants, weight_decay)
+        step = _partial_adam_decay
     return RowRule(
-        "adam",
-        _adam,
+        "partial_row_wise_adam",
+        step,
         lr,
-        (beta1, beta2, eps),
-        (("exp_avg", "element"), ("exp_avg_sq", "element")),
-        rate=rate,
+        constants,
+        _moments("row"),
+        needs_row=True,
+        rate=_corrected(beta1, beta2),
     )
+
+
+def lamb(
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> RowRule:
+    """Return the rule of LAMB by rows: with u = m / (sqrt(v) + eps) + weight_decay w of corrected
+    moments, w -= lr |w| / |u| u. Norms are those of the row; where one is 0, the ratio is 1.
+    """
+    _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+    return RowRule(
+        "lamb",
+        _lamb,
+        lr,
+        (beta1, beta2, eps, weight_decay),
+        _moments("element"),
+        needs_row=True,
+        rate=_corrected(beta1, beta2),
+        squares=_lamb_squares,
+    )
+
+
+def partial_row_wise_lamb(
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> RowRule:
+    """Return the rule of LAMB by rows with one second moment per row, as `partial_row_wise_adam`
+    has it.
+    """
+    _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+    return RowRule(
+        "partial_row_wise_lamb",
+        _partial_lamb,
+        lr,
+        (beta1, beta2, eps, weight_decay),
+        _moments("row"),
+        needs_row=True,
+        rate=_corrected(beta1, beta2),
+        squares=_partial_lamb_squares,
+    )
+
+
+def lars_sgd(
+    lr: float = 0.1, momentum: float = 0.9, eta: float = 0.001, weight_decay: float = 0.0
+) -> RowRule:
+    """Return the rule of LARS by rows: m = momentum m + lr r (g + weight_decay w); w -= m, where
+    r = eta |w| / (|g| + weight_decay |w|). Norms are those of the row; where one is 0, r is 1.
+
+    Weight decay is part of the gradient here, as in FBGEMM.
+    """
+    _check(momentum=momentum, eta=eta, weight_decay=weight_decay)
+    return RowRule(
+        "lars_sgd",
+        _lars,
+        lr,
+        (momentum, eta, weight_decay),
+        (("momentum_buffer", "element"),),
+        needs_row=True,
+        squares=_lars_squares,
+    )
+
+
+def ftrl(
+    lr: float = 0.05,
+    beta: float = 0.0,
+    l1: float = 0.0,
+    l2: float = 0.0,
+    initial_accumulator: float = 0.1,
+) -> RowRule:
+    """Return the rule of FTRL-Proximal, per weight: n' = n + g^2; z += lr g - (sqrt(n') - sqrt(n))
+    w; w = -sign(z) max(|z| - lr l1, 0) / (beta + sqrt(n') + lr l2).
+
+    `l1` makes weights exactly 0. z is lr times that of the paper: a schedule may change the rate,
+    down to 0, and no weight jumps. n begins at `initial_accumulator`. z begins at 0, so of a row's
+    start values little is left after its first update; let tables begin at 0 where that matters
+    (`init_range`).
+    """
+    _check(beta=beta, l1=l1, l2=l2, initial_accumulator=initial_accumulator)
+    step, constants = (_ftrl_l1, (beta, l2, l1)) if l1 else (_ftrl, (beta, l2))
+    state: tuple[tuple[str, Kind], ...] = (("accumulator", "element"), ("linear", "element"))
+    return RowRule("ftrl", step, lr, constants, state, start=(initial_accumulator, 0.0))
+
+
+def _moments(second: Kind) -> tuple[tuple[str, Kind], ...]:
+    return ("exp_avg", "element"), ("exp_avg_sq", second)
+
+
+def _corrected(beta1: float, beta2: float) -> Callable[[float, int], Rate]:
+    """Return what makes the learning rate and the factors that correct both moments for their start
+    at 0.
+    """
+    return lambda lr, t: (lr, 1 / (1 - beta1**t), 1 / (1 - beta2**t))

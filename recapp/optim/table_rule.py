@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from recapp.errors import ConfigError
 from recapp.optim.rowwise_adagrad import RowWiseAdagrad
 from recapp.optim.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
+from recapp.optim.rules_by_table import Rules, distinct_rules, is_rules, rule_of
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
@@ -26,15 +27,15 @@ _WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "dif
 """Entries of a param group that change no result: dampening acts on momentum alone."""
 
 
-def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> RowRule | None:
-    """Find the row rule that the user has named.
+def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> Rules | None:
+    """Find the row rule, or the rules by table, that the user has named.
 
     Args:
         module: A model whose collections are not sharded yet.
         sharders: The argument of `DistributedModelParallel`.
 
     Returns:
-        The rule of all tables; None where none was named.
+        The rule of all tables, or rules by table; None where none was named.
 
     Raises:
         ConfigError: Sharders that cannot be used, an optimiser that is no row rule, or two that
@@ -47,26 +48,32 @@ def table_rule(module: nn.Module, sharders: Sequence[Any] | None = None) -> RowR
     return from_sharders or in_backward
 
 
-def check_same_rule(in_backward: RowRule, other: RowRule, who: str) -> None:
+def check_same_rule(in_backward: Rules, other: Rules, who: str) -> None:
     """Check that a rule does not contradict the optimiser applied in backward.
 
     Args:
-        in_backward: The rule of the optimiser applied in backward.
-        other: The rule named elsewhere.
+        in_backward: The rule of the optimiser applied in backward, or rules by table.
+        other: The rule, or rules, named elsewhere.
         who: Where it was named, for the message.
 
     Raises:
         ConfigError: The rules differ; it names both.
     """
-    if in_backward != other:
+    if isinstance(in_backward, Mapping):
+        same = all(rule_of(other, table) == rule for table, rule in in_backward.items())
+    elif isinstance(other, Mapping):
+        same = all(rule == in_backward for rule in other.values())
+    else:
+        same = in_backward == other
+    if not same:
         raise ConfigError(
             f"the tables have {describe(in_backward)} by apply_optimizer_in_backward, "
             f"but {describe(other)} by {who}: say one of them"
         )
 
 
-def rule_of_sharders(sharders: Sequence[Any] | None) -> RowRule | None:
-    """Return the one rule that sharders name; None where they name none.
+def rule_of_sharders(sharders: Sequence[Any] | None) -> Rules | None:
+    """Return the one rule, or the rules by table, that sharders name; None where they name none.
 
     Raises:
         ConfigError: No list, an empty one, something that is no sharder, or sharders that differ.
@@ -78,10 +85,10 @@ def rule_of_sharders(sharders: Sequence[Any] | None) -> RowRule | None:
         raise ConfigError(f"sharders is a {type(sharders).__name__}, not a list: {use}")
     if not sharders:
         raise ConfigError(f"sharders=[]: with none of them no table would be sharded: {use}")
-    rules = []
+    rules: list[Rules | None] = []
     for number, sharder in enumerate(sharders):
-        rule = getattr(sharder, "rule", "it has none")
-        if not isinstance(rule, RowRule | None):
+        rule: Any = getattr(sharder, "rule", "it has none")
+        if not is_rules(rule):
             raise ConfigError(
                 f"sharders[{number}] is a {type(sharder).__name__}, no sharder: {use}"
             )
@@ -95,17 +102,18 @@ def rule_of_sharders(sharders: Sequence[Any] | None) -> RowRule | None:
     return rules[0]
 
 
-def rule_in_backward(module: nn.Module) -> RowRule | None:
+def rule_in_backward(module: nn.Module) -> Rules | None:
     """Return the rule that `_apply_optimizer_in_backward` asks for.
 
     It leaves an optimiser on the weights of a model's tables.
 
     Returns:
-        The row rule that computes the same on touched rows; None where no table has such an
-        optimiser.
+        The row rule that computes the same on touched rows, or the rule of each table where they
+        differ; None where no table has such an optimiser.
 
     Raises:
-        ConfigError: An optimiser or argument that no row rule has, or tables that differ.
+        ConfigError: An optimiser or argument that no row rule has, or tables without one beside
+            others.
     """
     kinds = (EmbeddingBagCollection, EmbeddingCollection)
     collections = [m for m in module.modules() if isinstance(m, kinds)]
@@ -114,13 +122,14 @@ def rule_in_backward(module: nn.Module) -> RowRule | None:
         return None
     first = next(name for name, rule in rules.items() if rule)
     for name, rule in rules.items():
-        if rule != rules[first]:
+        if rule is None:
             raise ConfigError(
                 f"table {first} has {describe(rules[first])} by apply_optimizer_in_backward and "
-                f"table {name} {describe(rule)}: all tables of a model follow one rule, so apply "
-                "it to all of them alike"
+                f"table {name} no rule: all tables of a model follow some rule, so apply one to "
+                "each of them"
             )
-    return rules[first]
+    found = {name: rule for name, rule in rules.items() if rule}
+    return found if len(distinct_rules(found.values())) > 1 else found[first]
 
 
 def _rule_on(table: str, weight: Tensor) -> RowRule | None:
@@ -200,9 +209,13 @@ def _of_torchrec(kind: type[Optimizer]) -> _Kind | None:
     return _KINDS[RowWiseAdagrad]
 
 
-def describe(rule: RowRule | None) -> str:
-    """Return a rule and its numbers as text for people."""
+def describe(rule: Rules | None) -> str:
+    """Return a rule and its numbers, or rules by table, as text for people."""
     if rule is None:
         return "no rule"
+    if isinstance(rule, Mapping):
+        return (
+            f"{{{', '.join(f'{name}: {describe(of_table)}' for name, of_table in rule.items())}}}"
+        )
     constants = "".join(f", {number:g}" for number in rule.constants)
     return f"{rule.name}({rule.lr:g}{constants})"

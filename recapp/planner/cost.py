@@ -48,8 +48,9 @@ class TableWork:
         bytes_M: Bytes of weights and optimiser state.
         everywhere: Bytes that each rank sends to each other, by message, [3]; zero but for
             replicas.
-        statistics_rows: Rows whose strips exchange row statistics.
-        kinds: Width and mode of each strip, which share kernels' calls with those of other tables.
+        statistics_rows: Row statistics that strips exchange: rows times statistics of a row.
+        kinds: Width and mode of each strip and number of the table's rule, which share kernels'
+            calls with those of other tables.
     """
 
     home: Floats
@@ -59,7 +60,7 @@ class TableWork:
     bytes_M: Floats
     everywhere: Floats
     statistics_rows: float
-    kinds: frozenset[tuple[int, Mode]]
+    kinds: frozenset[tuple[int, Mode, int]]
 
     @property
     def mode(self) -> Mode:

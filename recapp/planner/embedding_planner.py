@@ -25,7 +25,8 @@ import torch.distributed as dist
 from torch import nn
 
 from recapp.errors import PlanError
-from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.optim.rules import rowwise_adagrad
+from recapp.optim.rules_by_table import Rules
 from recapp.optim.table_rule import table_rule
 from recapp.planner.bounds import lower_bound
 from recapp.planner.constraints import Constraints, ParameterConstraints, constraints_of
@@ -139,8 +140,8 @@ class EmbeddingShardingPlanner:
             process group has.
         batch_size: Samples of a rank, B.
         constraints: What a plan must respect, by table name or glob.
-        rule: The tables' optimiser, where neither sharders nor the model name one; None takes
-            row-wise Adagrad.
+        rule: The tables' optimiser, or rules by table, where neither sharders nor the model name
+            one; None takes row-wise Adagrad.
         statistics: Of ids, by table; a table without them is taken to have Zipf-like ids.
         dense: The rest of the model.
     """
@@ -151,7 +152,7 @@ class EmbeddingShardingPlanner:
         batch_size: int = 1024,
         constraints: Constraints | None = None,
         *,
-        rule: RowRule | None = None,
+        rule: Rules | None = None,
         statistics: Mapping[str, TableStatistics] | None = None,
         dense: Dense | None = None,
     ) -> None:

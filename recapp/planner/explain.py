@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recapp.errors import PlanError
-from recapp.optim.rules import RowRule, rowwise_adagrad
+from recapp.optim.rules import rowwise_adagrad
+from recapp.optim.rules_by_table import Rules
 from recapp.planner.alternatives import RunnerUp, runner_ups
 from recapp.planner.buffers import buffer_bytes
 from recapp.planner.cost import PHASES, PlanCost, cost_of
@@ -75,7 +76,7 @@ def _part(table: EmbeddingConfig, s: Shard) -> str:
 
 
 def rank_rows(
-    tables: Sequence[EmbeddingConfig], plan: ShardingPlan, rule: RowRule | None
+    tables: Sequence[EmbeddingConfig], plan: ShardingPlan, rule: Rules | None
 ) -> list[dict[str, Any]]:
     """Return a record for each rank: tables held, bytes of weights, of optimiser state, and of
     both.

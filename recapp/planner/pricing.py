@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from recapp.optim.rules_by_table import rule_of
 from recapp.planner.cost import (
     ID_BYTES,
     MESSAGES,
@@ -85,6 +86,7 @@ class Prices:
         bytes_M: `TableWork.bytes_M` of the rectangles of all cuts.
         everywhere_J3: `TableWork.everywhere` of each cut.
         statistics_rows_J: `TableWork.statistics_rows` of each cut.
+        rule_J: Number of each cut's rule.
     """
 
     cuts: Sequence[Cut]
@@ -95,6 +97,7 @@ class Prices:
     bytes_M: Floats
     everywhere_J3: Floats
     statistics_rows_J: Floats
+    rule_J: Sequence[int]
 
     def slice(self, j: int) -> slice:
         """Return the range of a cut's rectangles among those of all cuts."""
@@ -112,7 +115,7 @@ class Prices:
             self.bytes_M[here],
             self.everywhere_J3[j],
             float(self.statistics_rows_J[j]),
-            frozenset((width, cut.mode) for width, _ in cut.strips),
+            frozenset((width, cut.mode, self.rule_J[j]) for width, _ in cut.strips),
         )
 
 
@@ -121,7 +124,6 @@ class _Counts:
 
     def __init__(self, cuts: Sequence[Cut], problem: PlanningProblem) -> None:
         self.problem = problem
-        rule = problem.rule
         batch = problem.batch_per_rank
         world = problem.topology.world_size
         counts: dict[str, tuple[float, ...]] = {}
@@ -161,13 +163,13 @@ class _Counts:
         self.pairs_M = self.bags_J[cut_M] * (
             1.0 - (1.0 - np.minimum(self.share_M, 1.0)) ** (self.n_J / self.bags_J)[cut_M]
         )
-        self.state_M = sum(
-            (
-                self.width_M if kind == "element" else 1.0
-                for _, kind in (rule.state if rule else ())
-            ),
-            np.zeros(len(cut_M)),
+        rules = [rule_of(problem.rule, c.table.name) for c in cuts]
+        elements_J, rows_J = (
+            np.array([sum(k == kind for _, k in rule.state) if rule else 0 for rule in rules])
+            for kind in ("element", "row")
         )
+        self.state_M = elements_J[cut_M] * self.width_M + rows_J[cut_M]
+        self.means_J = np.array([rule.means if rule else 0 for rule in rules])
         self.bytes_M = (
             self.rows_M * self.width_M * itemsize_J[cut_M]
             + NUMBER_BYTES * self.rows_M * self.state_M
@@ -188,7 +190,6 @@ def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
     everywhere_J3 = np.stack(
         [ID_BYTES * c.U_J, np.zeros(len(cuts)), train * c.U_J * c.dim_J * problem.payload_bytes], 1
     )
-    row_statistics = problem.rule is not None and problem.rule.needs_row
     return Prices(
         cuts,
         np.cumsum([0, *(len(j.rank_M) for j in cuts[:-1])]),
@@ -197,7 +198,8 @@ def price_all(cuts: Sequence[Cut], problem: PlanningProblem) -> Prices:
         asked_3M,
         c.bytes_M,
         everywhere_J3 * (c.replicated_J & (world > 1))[:, None],
-        c.U_of_all_J * (c.strips_J > 1) * row_statistics,
+        c.U_of_all_J * (c.strips_J > 1) * c.means_J,
+        [problem.rule_numbers.get(cut.table.name, 0) for cut in cuts],
     )
 
 

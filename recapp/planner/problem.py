@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
-from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules, distinct_rules, rule_of
 from recapp.planner.hardware import Hardware
 from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingConfig
@@ -70,7 +70,8 @@ class PlanningProblem:
         tables: The tables of the model.
         topology: The ranks; its hardware prices the work.
         batch_per_rank: Samples of a rank's training batch, B.
-        rule: The update of touched rows; None prices serving, which has no backward.
+        rule: The update of touched rows, or rules by table name or glob; None prices serving, which
+            has no backward.
         statistics: Id statistics of each table, by its name; a table that is not there gets
             `default_statistics`.
         dense: Costs of the part of the model that is not sharded.
@@ -84,7 +85,7 @@ class PlanningProblem:
     tables: Sequence[EmbeddingConfig]
     topology: Topology
     batch_per_rank: int = 1024
-    rule: RowRule | None = None
+    rule: Rules | None = None
     statistics: Mapping[str, TableStatistics] = field(default_factory=dict)
     dense: Dense = Dense()
     payload_bytes: int = NUMBER_BYTES
@@ -139,6 +140,15 @@ class PlanningProblem:
             else 0.0
         )
         return float(near * (mates - 1)), float(far * (W - mates))
+
+    @cached_property
+    def rule_numbers(self) -> Mapping[str, int]:
+        """Return the number of each table's rule among the distinct ones, by the table's name;
+        tables of different rules share no kernel's call.
+        """
+        rules = {t.name: rule_of(self.rule, t.name) for t in self.tables}
+        distinct = distinct_rules(rule for rule in rules.values() if rule)
+        return {name: distinct.index(rule) if rule else 0 for name, rule in rules.items()}
 
     def statistics_of(self, table: EmbeddingConfig) -> TableStatistics:
         """Return the id statistics of a table."""

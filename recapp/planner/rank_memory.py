@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from recapp.errors import PlanError
 from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules, rule_of
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Shard, ShardingPlan
 from recapp.tables.config import EmbeddingConfig, IdRule
@@ -38,14 +39,16 @@ def shard_bytes(
 
 
 def bytes_per_rank(
-    tables: Sequence[EmbeddingConfig], plan: ShardingPlan, rule: RowRule | None
+    tables: Sequence[EmbeddingConfig], plan: ShardingPlan, rule: Rules | None
 ) -> list[RankBytes]:
-    """Return what a plan puts on each rank; `rule` None means no optimiser (serving)."""
+    """Return what a plan puts on each rank; `rule` is one of all tables or rules by table, None
+    means no optimiser (serving).
+    """
     held = [RankBytes({}, {}) for _ in range(plan.world_size)]
     itemsize = compute_dtype(tables).itemsize
     for t in tables:
         for s in plan.tables[t.name].cells(t, plan.world_size):
-            weights, state = shard_bytes(t, s, rule, itemsize)
+            weights, state = shard_bytes(t, s, rule_of(rule, t.name), itemsize)
             held[s.rank].weights[t.name] = held[s.rank].weights.get(t.name, 0) + weights
             held[s.rank].state[t.name] = held[s.rank].state.get(t.name, 0) + state
     return held
@@ -54,7 +57,7 @@ def bytes_per_rank(
 def check_memory(
     tables: Sequence[EmbeddingConfig],
     plan: ShardingPlan,
-    rule: RowRule | None,
+    rule: Rules | None,
     topology: Topology,
 ) -> None:
     """Refuse a plan that does not fit, before anything is allocated.

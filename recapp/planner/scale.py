@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from recapp.errors import PlanError
-from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules
 from recapp.planner.constraints import MODES, ParameterConstraints
 from recapp.planner.cost import ID_BYTES
 from recapp.planner.embedding_planner import plan_tables
@@ -76,7 +76,7 @@ def scaled(
     ranks: Sequence[int],
     plans: Sequence[str],
     hardware: Hardware,
-    rule: RowRule,
+    rule: Rules,
     weak_batch: int,
     advance: Any = lambda n: None,
 ) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def _efficiency(growth: str, first: dict[str, Any] | None, row: dict[str, Any]) 
 
 
 def _one(
-    plan: str, mode: str, world: int, batch: int, hardware: Hardware, rule: RowRule
+    plan: str, mode: str, world: int, batch: int, hardware: Hardware, rule: Rules
 ) -> dict[str, Any]:
     hosts = max(1, world // hardware.ranks_per_host) if world % hardware.ranks_per_host == 0 else 1
     memory = None if hardware.memory_bytes is None else [hardware.memory_bytes] * world

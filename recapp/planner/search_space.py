@@ -21,10 +21,10 @@ from recapp.planner.cost import Fixed, Floats
 from recapp.planner.options import COMPONENTS, KERNEL_PHASES, Option, PricedBlock, base_components
 from recapp.sharding.sharding_types import Ints
 
-Kind = tuple[int, str]
-"""A width and mode, each of which has calls of its own; or `ROW_STATISTICS`."""
+Kind = tuple[int, str, int]
+"""A width, mode and rule, each of which has calls of its own; or `ROW_STATISTICS`."""
 # the message of row statistics: there is one if any table needs it
-ROW_STATISTICS: Kind = (0, "row statistics")
+ROW_STATISTICS: Kind = (0, "row statistics", 0)
 _K = len(KERNEL_PHASES)
 _M = (COMPONENTS - len(KERNEL_PHASES)) // 2
 

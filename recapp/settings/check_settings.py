@@ -198,7 +198,7 @@ class _Checker:
                     "are read"
                 )
         if self.touched is None or name.partition(".")[0] in self.touched:
-            wanted = {key: item for key, item in value.items() if key != TARGET}
+            wanted = {key: value[key] for key in value if key not in (TARGET, made.beside)}
             target = find_constructor(value[TARGET], name)
             wrong = (
                 f"{name}.{TARGET}={value[TARGET]}: must make a {made.makes}, as {made.such_as} do"
@@ -211,13 +211,27 @@ class _Checker:
                 found = _try(target, parameters, wanted, f"{name} ({value[TARGET]})")
                 if not isinstance(found, _named_class(made.makes)):
                     raise ConfigError(wrong)
+            if made.beside:
+                self.beside(value, made, name)
         return value
+
+    def beside(self, value: dict[str, Any], made: Made, name: str) -> None:
+        """Check the settings of the same kind that stand beside a constructor's arguments."""
+        _named_function(made.checked_by)(value, name)
+        for key, item in (value.get(made.beside) or {}).items():
+            if TARGET in item:
+                alone = dataclasses.replace(made, beside="")
+                self.constructor(item, alone, f"{name}.{made.beside}.{key}")
 
 
 def _named_class(dotted: str) -> type:
-    home, _, name = dotted.rpartition(".")
-    found: type = getattr(import_module(home), name)
+    found: type = _named_function(dotted)
     return found
+
+
+def _named_function(dotted: str) -> Any:
+    home, _, name = dotted.rpartition(".")
+    return getattr(import_module(home), name)
 
 
 def _parameter() -> Any:

@@ -49,6 +49,9 @@ class Made:
             are then a parameter of one number.
         makes: The class of what it makes, dotted.
         such_as: Examples of such constructors, for errors.
+        beside: A key that is no argument but holds settings of the same kind by name.
+        checked_by: The function that checks what stands there, dotted: it takes the whole mapping
+            and its setting.
     """
 
     given: tuple[str, ...] = ()
@@ -56,6 +59,8 @@ class Made:
     tried: bool = False
     makes: str = ""
     such_as: str = ""
+    beside: str = ""
+    checked_by: str = ""
 
 
 Model = Annotated[
@@ -75,7 +80,9 @@ RowRule = Annotated[
     Made(
         tried=True,
         makes="recapp.optim.rules.RowRule",
-        such_as="sgd, adagrad, rowwise_adagrad and adam of recapp.optim.rules",
+        such_as="those of recapp.optim.rules",
+        beside="tables",
+        checked_by="recapp.optim.named_rules.check_tables",
     ),
 ]
 Schedule = Annotated[

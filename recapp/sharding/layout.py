@@ -2,9 +2,9 @@
 on every rank.
 
 A column strip *is* a narrow table: nothing below this file knows wide tables. Strips of one width,
-mode and stored dtype form a group: one store of rows per rank and one kernel call, however many
-tables it serves. Rows of all strips of a group are numbered by one key (strip.key + row); the
-sorted pieces map a key to a rank and to a row of that rank's store.
+mode, stored dtype and optimiser form a group: one store of rows per rank and one kernel call,
+however many tables it serves. Rows of all strips of a group are numbered by one key (strip.key +
+row); the sorted pieces map a key to a rank and to a row of that rank's store.
 
     tables      strips (cols)      groups (width, mode)         store of a rank
     A 6x4  ->   A[0:2], A[2:4] ->  (2, unique): A[0:2] A[2:4] -> its pieces, one after the other
@@ -13,7 +13,7 @@ sorted pieces map a key to a rank and to a row of that rank's store.
 Planner, engine, checkpoint and report read this and nothing else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -78,7 +78,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Strips of one width, mode and stored dtype.
+    """Strips of one width, mode, stored dtype and optimiser.
 
     Args:
         width: Columns of each.
@@ -86,6 +86,7 @@ class Group:
         dtype: The dtype of their weights.
         slots: What lookups read of them, lookup by lookup.
         rows_W: Rows stored on each rank.
+        rule: Number of their tables' optimiser.
     """
 
     width: int
@@ -93,6 +94,7 @@ class Group:
     dtype: torch.dtype
     slots: tuple[Slot, ...]
     rows_W: tuple[int, ...]
+    rule: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,11 @@ class Layout:
     def column_cut(self) -> bool:
         """Return whether any table is cut by columns, so that row statistics must be exchanged."""
         return any(len(s.cols) < self.tables[s.table].embedding_dim for s in self.strips)
+
+    def tables_of_rule(self, rule: int) -> list[str]:
+        """Return the names of the tables of an optimiser, by its number."""
+        numbers = {s.table for s in self.strips if self.groups[s.group].rule == rule}
+        return [t.name for i, t in enumerate(self.tables) if i in numbers]
 
     def pieces_of(self, rank: int, group: int) -> list[Piece]:
         """Return the pieces of a group in the store of a rank, in store order."""
@@ -153,6 +160,7 @@ def make_layout(
     tables: Sequence[EmbeddingConfig],
     plan: ShardingPlan,
     lookups: Sequence[TableLookup] | None = None,
+    rules: Mapping[str, int] | None = None,
 ) -> Layout:
     """Compute the layout of a plan.
 
@@ -160,6 +168,7 @@ def make_layout(
         tables: The tables of the plan.
         plan: Their plan; all modes are decided.
         lookups: What reads the tables, in output order; None takes what the tables declare.
+        rules: Number of each table's optimiser, by its name; None where all have the same.
 
     Raises:
         PlanError: The plan does not tile a table, names other tables or leaves a mode open.
@@ -174,9 +183,14 @@ def make_layout(
     read = lookups_of(tables) if lookups is None else tuple(lookups)
     _check_modes(plan, read)
     world = plan.world_size
+    rule_T = [0 if rules is None else rules[t.name] for t in tables]
     cells = [plan.tables[t.name].cells(t, world) for t in tables]
     kinds = sorted(
-        {_kind(t, s, plan) for t, held in zip(tables, cells, strict=True) for s in held},
+        {
+            _kind(t, s, plan, rule)
+            for t, held, rule in zip(tables, cells, rule_T, strict=True)
+            for s in held
+        },
         key=_replicated_last,
     )
     strips: list[Strip] = []
@@ -185,15 +199,16 @@ def make_layout(
     keys = [0] * len(kinds)
     for number, (t, held) in enumerate(zip(tables, cells, strict=True)):
         for cols, shards in groupby(held, key=lambda s: s.cols):
-            g = kinds.index((len(cols), plan.tables[t.name].mode, t.data_type.dtype))
+            mode = plan.tables[t.name].mode
+            g = kinds.index((len(cols), mode, t.data_type.dtype, rule_T[number]))
             strips.append(Strip(number, cols, g, keys[g]))
             keys[g] += t.num_embeddings
             for s in shards:
                 pieces.append(Piece(len(strips) - 1, s.rank, s.rows, stored[g][s.rank]))
                 stored[g][s.rank] += len(s.rows)
     groups = tuple(
-        Group(w, mode, dtype, _slots(read, tables, strips, g), tuple(stored[g]))
-        for g, (w, mode, dtype) in enumerate(kinds)
+        Group(w, mode, dtype, _slots(read, tables, strips, g), tuple(stored[g]), rule)
+        for g, (w, mode, dtype, rule) in enumerate(kinds)
     )
     return Layout(tuple(tables), read, world, tuple(strips), tuple(pieces), groups)
 
@@ -213,15 +228,15 @@ def _check_modes(plan: ShardingPlan, lookups: Sequence[TableLookup]) -> None:
             )
 
 
-Kind = tuple[int, Mode, torch.dtype]
+Kind = tuple[int, Mode, torch.dtype, int]
 
 
-def _kind(table: EmbeddingConfig, shard: Shard, plan: ShardingPlan) -> Kind:
-    return len(shard.cols), plan.tables[table.name].mode, table.data_type.dtype
+def _kind(table: EmbeddingConfig, shard: Shard, plan: ShardingPlan, rule: int) -> Kind:
+    return len(shard.cols), plan.tables[table.name].mode, table.data_type.dtype, rule
 
 
-def _replicated_last(kind: Kind) -> tuple[bool, int, str, str]:
-    return kind[1] == "replicated", kind[0], kind[1], str(kind[2])
+def _replicated_last(kind: Kind) -> tuple[bool, int, str, str, int]:
+    return kind[1] == "replicated", kind[0], kind[1], str(kind[2]), kind[3]
 
 
 def _slots(

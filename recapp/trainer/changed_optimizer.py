@@ -8,12 +8,13 @@ Lightning restores an optimiser with its rates and all other hyper-parameters, a
 the rates it began with: new values in the settings would be ignored silently.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from recapp.console import note
+from recapp.optim.named_rules import settings_of_table
 from recapp.trainer.restored import state_must_fit
 
 Settings = Mapping[str, Any]
@@ -35,6 +36,7 @@ class ChangedOptimizer(Callback):
             before if isinstance(before, Mapping) else {}
         )  # read from a file, so it may be anything
         self.changed = {part: _changed(stored.get(part), now.get(part)) for part in PARTS}
+        self.before = stored
         self.now = now
 
     def on_load_checkpoint(
@@ -54,9 +56,11 @@ class ChangedOptimizer(Callback):
         (stored,) = checkpoint["optimizer_states"]
         if "_target_" in self.changed["dense"]:
             stored["dense"] = fresh.dense.state_dict()
+        if self.changed["sparse"]:
+            stored["sparse"] = _groups_of_tables(stored["sparse"], fresh.sparse_groups)
         groups = [*stored["dense"]["param_groups"], *stored["sparse"]]
         keys = [self.changed["dense"]] * len(fresh.dense.param_groups)
-        keys += [self.changed["sparse"]] * len(fresh.sparse_groups)
+        keys += [self._changed_of(group) for group in fresh.sparse_groups]
         new_schedule = "_target_" in self.changed["schedule"]
         for group, new, own in zip(groups, fresh.param_groups, keys, strict=True):
             _take(group, new, [*own, "lr"] if new_schedule else own, in_proportion=not new_schedule)
@@ -70,6 +74,16 @@ class ChangedOptimizer(Callback):
             state["base_lrs"] = [group.get("initial_lr", group["lr"]) for group in groups]
             state["_last_lr"] = [group["lr"] for group in groups]
 
+    def _changed_of(self, group: Mapping[str, Any]) -> list[str]:
+        """Return which settings of the rule of a group's tables have changed: all its tables have
+        one rule now.
+        """
+        before, now = (
+            settings_of_table(group["tables"][0], settings)
+            for settings in (self.before.get("sparse"), self.now["sparse"])
+        )
+        return _changed(before, now)
+
     def _note(self, part: str, keys: list[str]) -> None:
         new = self.now.get(part) or {}
         for key in keys:
@@ -78,6 +92,21 @@ class ChangedOptimizer(Callback):
                 note(f"optimizer.{part} is another one than the checkpoint's{begins}")
             elif "_target_" not in keys:
                 note(f"optimizer.{part}.{key}={new.get(key)} takes the place of the checkpoint's")
+
+
+def _groups_of_tables(
+    stored: Sequence[dict[str, Any]], fresh: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return for each new param group of tables a copy of the stored one that its first table had.
+
+    Groups that were stored without the names of their tables had one rule.
+    """
+    of_table = {table: group for group in stored for table in group.get("tables", ())}
+    in_order = len(stored) == len(fresh)
+    return [
+        dict(of_table.get(group["tables"][0], stored[number if in_order else 0]))
+        for number, group in enumerate(fresh)
+    ]
 
 
 def _changed(before: Any, now: Settings | None) -> list[str]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 
-from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules
 from recapp.planner.choose_modes import SAMPLE_BATCHES, decide_modes
 from recapp.planner.problem import PlanningProblem, dense_of
 from recapp.planner.topology import Topology
@@ -45,7 +45,7 @@ def found_ranks(comm: Comm, device: torch.device, memory_bytes: int | None) -> l
     return comm.all_gather(here | {"free_bytes": free})
 
 
-def found_problem(module: LightningModule, topology: Topology, rule: RowRule) -> PlanningProblem:
+def found_problem(module: LightningModule, topology: Topology, rule: Rules) -> PlanningProblem:
     """Return what rank 0 knows of the planning problem when the plan is made.
 
     Id statistics are measured only where several ranks are about to train. Batch sizes, payload and
@@ -54,7 +54,7 @@ def found_problem(module: LightningModule, topology: Topology, rule: RowRule) ->
     Args:
         module: The module whose tables are sharded.
         topology: The ranks and their memory.
-        rule: What an update does to a row.
+        rule: What an update does to a row, or rules by table name or glob.
     """
     tables = embedding_tables(module)
     data = _data_to_look_at(module, topology.world_size) if tables else None

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.shard_model import sharded_tables
-from recapp.optim.optimizer import HybridOptimizer
+from recapp.optim.optimizer import hybrid
 from recapp.sparse.batch import Batch
 
 
@@ -151,11 +151,11 @@ class ClickModule(LightningModule):
             self.log(f"test_{name}", value)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return one optimiser: the dense parameters' own, and a param group per sharded collection
-        whose rate the fused update reads.
+        """Return one optimiser: the dense parameters' own, and a param group per row rule of the
+        tables whose rate the fused update reads.
         """
         dense = self._make_optimizer([p for p in self.parameters() if p.requires_grad])
-        optimizer = HybridOptimizer(dense, [c.param_group for c in sharded_tables(self)])
+        optimizer = hybrid(dense, sharded_tables(self))
         if self._make_schedule is None:
             return optimizer
         schedule: dict[str, Any] = {"scheduler": self._make_schedule(optimizer), "interval": "step"}

@@ -12,7 +12,7 @@ Everything else is DDPStrategy. Where Lightning would do something that is wrong
 the docstring of the method here says why.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
@@ -31,7 +31,12 @@ from torch.distributed.constants import default_pg_timeout
 from torch.optim import Optimizer
 
 from recapp import console
-from recapp.checkpoints.directory import load_together, remove_checkpoint, write_checkpoint
+from recapp.checkpoints.directory import (
+    load_together,
+    read_manifest,
+    remove_checkpoint,
+    write_checkpoint,
+)
 from recapp.engine.shard_model import (
     compile_dense,
     shard_model,
@@ -42,7 +47,7 @@ from recapp.engine.shard_model import (
 from recapp.engine.sharded_state import without_tables
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError, LaunchError
-from recapp.optim.rules import RowRule
+from recapp.optim.rules_by_table import Rules
 from recapp.planner.hardware import Hardware
 from recapp.planner.initial_plan import initial_plan
 from recapp.planner.problem import PlanningProblem
@@ -87,7 +92,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         planner: Makes the plan; called on rank 0 with the model's tables, the topology found at
             start, the rule, id statistics of the first training rows and the dense part. Batch
             sizes, payload and look-ahead of the problem have their defaults.
-        rule: What an update does to a touched row.
+        rule: What an update does to a touched row, or rules by table name or glob.
         hosts: The number of hosts that the plan assumes; None takes the real ones.
         memory_bytes: The memory of a rank for tables and their optimiser, in bytes; None takes what
             is free at start.
@@ -110,7 +115,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
     def __init__(
         self,
         planner: Planner,
-        rule: RowRule,
+        rule: Rules,
         *,
         hosts: int | None = None,
         memory_bytes: int | None = None,
@@ -400,7 +405,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             "position": data.state_dict() if continues else None,
             "ids": data.id_encoding() if continues else None,
             "updates": [shared.updates for shared in tables],
-            "rule": self.rule.name,
+            "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
         }
         parameters = dict(self.lightning_module.named_parameters())
         path = Path(self.broadcast(str(filepath)))
@@ -431,13 +436,39 @@ class EmbeddingShardingStrategy(DDPStrategy):
         if isinstance(data, KeepsPosition):
             data.check_ids(checkpoint_path)
         tables = self.sharded_tables()
-        blocks = [b for s in tables for b in s.blocks() if fitting or b.tensor == "weight"]
+        begins_anew = self._tables_of_other_rules(checkpoint_path) if fitting else []
+        blocks = [
+            b
+            for shared in tables
+            for b in shared.blocks()
+            if b.tensor == "weight" or (fitting and b.table not in begins_anew)
+        ]
         parameters = [name for name, _ in self.lightning_module.named_parameters()]
         manifest, meta = load_together(checkpoint_path, blocks, parameters, self.comm)
         for shared, updates in zip(tables, manifest.updates, strict=False):
             shared.updates = updates
         check_state(meta, checkpoint_path)
         return meta
+
+    def _tables_of_other_rules(self, path: _PATH) -> list[str]:
+        """Return the tables that the checkpoint trained by another rule: the state of theirs begins
+        anew, and a note on rank 0 says so.
+        """
+        before = read_manifest(path).rules
+        now = {
+            name: rule.name
+            for shared in self.sharded_tables()
+            for name, rule in shared.rules.items()
+        }
+        changed = [name for name in now if before.get(name, now[name]) != now[name]]
+        if self.is_global_zero:
+            for rules in dict.fromkeys((before[name], now[name]) for name in changed):
+                alike = [name for name in changed if (before[name], now[name]) == rules]
+                console.note(
+                    f"{_some(alike)} go{'es' if len(alike) == 1 else ''} on by {rules[1]}, the "
+                    f"checkpoint has {rules[0]}: weights stay, the optimizer's state begins anew"
+                )
+        return changed
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the dense part; tables are loaded from rectangles.
@@ -474,3 +505,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()
+
+
+def _some(tables: Sequence[str]) -> str:
+    """Return a few names of tables, and the number of the others, as text."""
+    named = ", ".join(tables[:3])
+    more = f" and {len(tables) - 3} more" if len(tables) > 3 else ""
+    return f"table{'s' if len(tables) > 1 else ''} {named}{more}"

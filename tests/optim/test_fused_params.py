@@ -6,10 +6,20 @@ import pytest
 import torch
 from torch.distributed.optim import _apply_optimizer_in_backward
 
+from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError
-from recapp.optim.fused_params import EmbOptimType, rule_of_fused_params
+from recapp.optim.fused_params import EmbOptimType, rule_of_fused_params, rules_of_fused_params
 from recapp.optim.rowwise_adagrad import RowWiseAdagrad
-from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
+from recapp.optim.rules import (
+    adagrad,
+    adam,
+    ftrl,
+    lamb,
+    lars_sgd,
+    partial_row_wise_adam,
+    rowwise_adagrad,
+    sgd,
+)
 from recapp.optim.table_rule import table_rule
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
@@ -34,6 +44,20 @@ class Foreign(Enum):
         ({"optimizer": Foreign.EXACT_ROWWISE_ADAGRAD}, rowwise_adagrad(0.01, 1e-8)),
         ({"optimizer": "exact_row_wise_adagrad"}, rowwise_adagrad(0.01, 1e-8)),
         ({"optimizer": "adam", "beta1": 0.5}, adam(0.01, 0.5, 0.999, 1e-8)),
+        (
+            {"optimizer": EmbOptimType.PARTIAL_ROWWISE_ADAM, "weight_decay": 0.1},
+            partial_row_wise_adam(0.01, weight_decay=0.1),
+        ),
+        (
+            {"optimizer": "LAMB", "weight_decay": 0.1, "weight_decay_mode": 2},
+            lamb(0.01, weight_decay=0.1),
+        ),
+        ({"optimizer": "lars_sgd", "eta": 0.1, "momentum": 0.5}, lars_sgd(0.01, 0.5, 0.1)),
+        (
+            {"optimizer": "exact_adagrad", "initial_accumulator_value": 0.1},
+            adagrad(0.01, 1e-8, 0.1),
+        ),
+        ({"optimizer": "ftrl", "learning_rate": 0.1, "l1": 0.5}, ftrl(0.1, l1=0.5)),
     ],
 )
 def test_fused_params_are_a_rule(given, rule):
@@ -44,14 +68,45 @@ def test_fused_params_are_a_rule(given, rule):
     ("given", "message"),
     [
         ({"optimizer": "exact_sdg"}, r"fused_params\['optimizer'\]=exact_sdg: known: ADAM"),
-        ({"optimizer": "lamb"}, r"fused_params\['optimizer'\]=lamb"),
-        ({"eps": 1e-3}, "EXACT_SGD reads optimizer, learning_rate; leave it out"),
+        ({"optimizer": "madgrad"}, r"fused_params\['optimizer'\]=madgrad"),
+        (
+            {"weight_decay": 0.1, "weight_decay_mode": "L2"},
+            r"fused_params\['weight_decay_mode'\]=L2: weight decay is decoupled here",
+        ),
+        (
+            {"eta": 0.1},
+            r"fused_params\['eta'\]: EXACT_SGD reads optimizer, learning_rate, weight_d",
+        ),
+        ({"eps": 1e-3}, "EXACT_SGD reads optimizer, learning_rate, weight_decay; leave it out"),
         ({"stochastic_rounding": True}, r"fused_params\['stochastic_rounding'\]"),
     ],
 )
 def test_what_no_rule_has_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         rule_of_fused_params(given)
+
+
+def test_fused_params_of_single_tables_count_over_the_others():
+    given = {
+        "optimizer": "adam",
+        "learning_rate": 0.1,
+        "tables": {"t0": {"learning_rate": 0.2}, "wide_*": {"optimizer": "ftrl"}},
+    }
+    assert rules_of_fused_params(given) == {"*": adam(0.1), "t0": adam(0.2), "wide_*": ftrl(0.01)}
+    assert EmbeddingBagCollectionSharder(given).rule == rules_of_fused_params(given)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ([], r"fused_params\['tables'\] is a list: give a dict by table or glob"),
+        ({"t0": 0.1}, r"fused_params\['tables'\]\['t0'\]=0.1: give a dict such as"),
+        ({"t0": {"eps": 1}}, r"fused_params\['tables'\]\['t0'\]\['eps'\]: EXACT_SGD reads"),
+    ],
+)
+def test_fused_params_of_single_tables_that_make_no_rule_are_refused(tables, message):
+    with pytest.raises(ConfigError, match=message):
+        rules_of_fused_params({"tables": tables})
 
 
 def test_rowwise_adagrad_computes_what_torchrecs_does():

@@ -11,6 +11,7 @@ class Collection:
 
     def __init__(self, lr):
         self.param_group = {"params": [], "lr": lr, "name": "sparse/sgd"}
+        self.param_groups = [self.param_group]
 
 
 def dense(lr=0.1, groups=1):

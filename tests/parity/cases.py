@@ -8,9 +8,11 @@ import random
 from dataclasses import dataclass
 
 import torch
+from optim.dense_rules import DenseRule
 from torch import nn
 
 from recapp.optim import rules
+from recapp.optim.rules_by_table import Rules, rule_of
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
 from recapp.sharding.tilings import tile
@@ -33,7 +35,7 @@ class Case:
     plan: ShardingPlan
     batches: list  # [step][rank] -> KeyedJaggedTensor
     head: torch.Tensor
-    rule: rules.RowRule
+    rule: Rules
     lookups: tuple | None = None  # None: those that the tables declare
 
 
@@ -121,7 +123,7 @@ def make_case(seed, kind, world, *, rule, mode, pooling, weighted, steps=3, rows
         plan,
         batches,
         torch.randn(width, generator=generator, dtype=torch.float64),
-        RULES[rule],
+        RULES[rule] if isinstance(rule, str) else rule,
     )
 
 
@@ -131,30 +133,37 @@ def loss_of(values, head):
 
 
 class Oracle:
-    """The unsharded collection under torch's own optimisers."""
+    """The unsharded collection under torch's own optimisers, one of each table."""
 
     def __init__(self, case, seed):
         self.case = case
         self.model = EmbeddingBagCollection(
             case.tables, is_weighted=None, seed=seed, lookups=case.lookups
         )
-        weights = list(self.model.parameters())
-        lr = case.rule.lr
-        name = case.rule.name
-        self.optimizer = {
-            "sgd": lambda: torch.optim.SGD(weights, lr),
-            "adagrad": lambda: torch.optim.Adagrad(weights, lr, eps=1e-10),
-            "adam": lambda: torch.optim.SparseAdam(weights, lr),
-            "rowwise_adagrad": lambda: RowwiseAdagrad(weights, lr),
-        }[name]()
+        self.optimizers = {
+            t.name: self._optimizer(rule_of(case.rule, t.name), [self.model.weight(t.name)])
+            for t in case.tables
+        }
+
+    def _optimizer(self, rule, weights):
+        if rule not in RULES.values():
+            return DenseRule(weights, rule)
+        return {
+            "sgd": lambda: torch.optim.SGD(weights, rule.lr),
+            "adagrad": lambda: torch.optim.Adagrad(weights, rule.lr, eps=1e-10),
+            "adam": lambda: torch.optim.SparseAdam(weights, rule.lr),
+            "rowwise_adagrad": lambda: RowwiseAdagrad(weights, rule.lr),
+        }[rule.name]()
 
     def step(self, batches):
         """One update on the concatenated batch; returns each rank's output."""
         outputs = [self.model(b).values() for b in batches]
         rows = sum(len(o) for o in outputs)
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
         (sum(loss_of(o, self.case.head).sum() for o in outputs) / max(rows, 1)).backward()
-        self.optimizer.step()
+        for optimizer in self.optimizers.values():
+            optimizer.step()
         return [o.detach() for o in outputs]
 
     def tensor(self, table, name):
@@ -162,8 +171,11 @@ class Oracle:
         weight = self.model.weight(table)
         if name == "weight":
             return weight.detach()
-        state = self.optimizer.state[weight]
-        return state[name] if name in state else torch.zeros_like(weight)
+        optimizer = self.optimizers[table]
+        state = optimizer.state[weight]
+        if name in state:
+            return state[name]
+        return torch.zeros_like(weight)
 
 
 class RowwiseAdagrad(torch.optim.Optimizer):

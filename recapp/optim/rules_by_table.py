@@ -1,0 +1,109 @@
+"""Which row rule each table trains with: one rule for all, or rules by table name or glob.
+
+    adagrad(0.05)                                             every table
+    {"*": adagrad(0.05), "C3": sgd(0.1), "wide_*": ftrl()}    a name wins over a glob, of globs
+                                                              the last
+
+Whatever takes a row rule takes rules by table as well. Tables of one rule share a param group: its
+live learning rate is theirs, and one scheduler drives all of them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from recapp.errors import ConfigError, suggest
+from recapp.optim.rules import RowRule
+
+Picked = TypeVar("Picked")
+Rules = RowRule | Mapping[str, RowRule]
+"""One rule for all tables, or rules by table name or glob."""
+SETTING = "optimizer.sparse.tables"
+"""The name of the setting, for errors."""
+
+
+def is_rules(given: Any) -> bool:
+    """Return whether something is a row rule, a mapping of names to row rules, or None."""
+    if isinstance(given, Mapping):
+        return all(isinstance(k, str) and isinstance(v, RowRule) for k, v in given.items())
+    return isinstance(given, RowRule | None)
+
+
+def rule_of(rules: Rules | None, table: str) -> RowRule | None:
+    """Return the rule of a table; None where there are no rules or none for this table."""
+    if rules is None or isinstance(rules, RowRule):
+        return rules
+    return pick(rules, table)
+
+
+def pick(named: Mapping[str, Picked], table: str) -> Picked | None:
+    """Return what is said of a table by its name, else by the last glob that matches it; None where
+    nothing is.
+    """
+    if table in named:
+        return named[table]
+    found = [value for pattern, value in named.items() if fnmatchcase(table, pattern)]
+    return found[-1] if found else None
+
+
+def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
+    """Return the rule of each table by its name; nothing where there are no rules.
+
+    Args:
+        rules: One rule, or rules by table name or glob.
+        tables: The names of all tables.
+
+    Raises:
+        ConfigError: A name or glob that matches no table, or a table without a rule.
+    """
+    check_patterns([] if rules is None or isinstance(rules, RowRule) else rules, tables)
+    found = {table: rule_of(rules, table) for table in tables}
+    for table, rule in found.items():
+        if rule is None and rules is not None:
+            raise ConfigError(
+                f"{SETTING}: table {table} has no rule: name it, or give '*' a rule for all others"
+            )
+    return {table: rule for table, rule in found.items() if rule is not None}
+
+
+def check_patterns(patterns: Iterable[str], tables: Sequence[str]) -> None:
+    """Check that every name or glob matches a table; `*` is for the others, of which there may be
+    none.
+
+    Raises:
+        ConfigError: One matches nothing; close names are listed.
+    """
+    for pattern in patterns:
+        if pattern != "*" and not any(fnmatchcase(t, pattern) or t == pattern for t in tables):
+            raise ConfigError(f"{SETTING}.{pattern}: no such table; {suggest(pattern, tables)}")
+
+
+def distinct_rules(rules: Iterable[RowRule]) -> list[RowRule]:
+    """Return each rule once, in the order in which they come."""
+    found: list[RowRule] = []
+    for rule in rules:
+        if rule not in found:
+            found.append(rule)
+    return found
+
+
+def group_names(tables_of_rule: Sequence[tuple[RowRule, Sequence[str]]]) -> list[str]:
+    """Return the name of each rule's param group, as logs show it: `sparse/adagrad`.
+
+    Where several rules have one name, the first table and the number of further ones tell them
+    apart: `sparse/adagrad@C3`, `sparse/adagrad@C5+2`.
+
+    Args:
+        tables_of_rule: Distinct rules, and the names of their tables.
+    """
+    count = Counter(rule.name for rule, _ in tables_of_rule)
+    names: list[str] = []
+    for rule, tables in tables_of_rule:
+        name = f"sparse/{rule.name}"
+        if count[rule.name] > 1:
+            first = re.sub(r"[^\w.-]", "_", tables[0])
+            name += f"@{first}" + (f"+{len(tables) - 1}" if len(tables) > 1 else "")
+        names.append(name if name not in names else f"{name}.{len(names)}")
+    return names

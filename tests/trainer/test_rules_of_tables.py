@@ -1,0 +1,137 @@
+"""Rules of single tables in a run: from settings to the log, the checkpoint and a resumed run."""
+
+from dataclasses import replace
+
+import pytest
+from trainer.runs import compose, fit, make_logs
+
+from recapp.app import build
+from recapp.app.compose import compose_over
+from recapp.checkpoints.directory import read_manifest
+from recapp.errors import CheckpointError, ConfigError
+from recapp.optim.rules import ftrl, rowwise_adagrad, sgd
+from recapp.trainer.changed_optimizer import ChangedOptimizer
+
+STOP = 4
+MORE = 3
+TABLES = "optimizer.sparse.tables={C3: {rule: sgd, lr: 0.5}, C1*: {lr: 0.01}}"
+SCHEDULE = ("optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=10")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return make_logs(tmp_path_factory.mktemp("logs") / "set")
+
+
+@pytest.fixture
+def resumed(logs, tmp_path):
+    """`resumed(first, then)`: the rates of the steps after a stop, the optimiser, the manifest."""
+
+    def run(first, then):
+        before = compose(logs, f"trainer.max_steps={STOP}", *first)
+        fit(before, tmp_path / "first")
+        last = tmp_path / "first/checkpoints/last.ckpt"
+        now = compose(logs, f"trainer.max_steps={STOP + MORE}", *then)
+        changed = ChangedOptimizer(before["optimizer"], now["optimizer"])
+        seen, trainer, _ = fit(now, tmp_path / "then", changed, ckpt_path=last)
+        return seen.rates, trainer.optimizers[0], read_manifest(last)
+
+    return run
+
+
+def rates_of(optimizer):
+    return {group["name"]: group["lr"] for group in optimizer.param_groups}
+
+
+def test_settings_make_rules_by_name_and_glob(logs):
+    assert build.build_rules(compose(logs, TABLES)) == {
+        "*": rowwise_adagrad(0.05),
+        "C3": sgd(0.5),
+        "C1*": rowwise_adagrad(0.01),
+    }
+    assert build.build_rules(compose(logs)) == rowwise_adagrad(0.05)
+    own = "optimizer.sparse.tables={C3: {_target_: recapp.optim.rules.ftrl, l1: 0.1}}"
+    assert build.build_rules(compose(logs, own))["C3"] == ftrl(l1=0.1)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.sparse.tables={C3: {rule: sdg}}", r"sparse.tables.C3.rule=sdg: .*sgd"),
+        ("optimizer.sparse.tables={C3: {rule: sgd, eps: 1}}", "the rule sgd has no eps; "),
+        ("optimizer.sparse.tables={C3: {lr: -1}}", "optimizer.sparse.tables.C3.lr=-1.0: must be"),
+        ("optimizer.sparse.tables={C3: 5}", "optimizer.sparse.tables.C3=5: must be a mapping of"),
+        ("optimizer.sparse.tables=5", "optimizer.sparse.tables=5: must be a mapping of table"),
+        ("optimizer.sparse.tables={C3: {_target_: torch.optim.SGD}}", "must make a recapp.optim"),
+    ],
+)
+def test_settings_that_make_no_rule_are_refused_before_ranks_start(logs, override, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        compose(logs, override)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_name_that_no_table_has_is_refused_before_the_first_step(logs, tmp_path):
+    settings = compose(logs, "optimizer.sparse.tables={C33: {lr: 0.1}}")
+    with pytest.raises(ConfigError, match=r"optimizer.sparse.tables.C33: no such table; .*C3"):
+        fit(settings, tmp_path)
+
+
+def test_a_run_goes_on_with_the_rates_and_the_state_of_every_rule(resumed, capsys):
+    rates, optimizer, manifest = resumed((TABLES, *SCHEDULE), (TABLES, *SCHEDULE))
+    assert rates_of(optimizer).keys() == {
+        "dense",
+        "sparse/sgd",
+        "sparse/rowwise_adagrad@C1+10",
+        "sparse/rowwise_adagrad@C2+13",
+    }
+    steps = range(STOP + 1, STOP + MORE + 1)
+    by_name = dict(zip(rates_of(optimizer), zip(*rates, strict=True), strict=True))
+    assert by_name["sparse/sgd"] == tuple(pytest.approx(0.05 * s) for s in steps)
+    assert manifest.rules["C3"] == "sgd" and manifest.rules["C4"] == "rowwise_adagrad"
+    assert "the checkpoint" not in capsys.readouterr().err
+
+
+def test_a_table_that_changes_its_rule_begins_its_state_anew_and_it_is_said(resumed, capsys):
+    then = "optimizer.sparse.tables={C3: {rule: ftrl}, C4: {rule: adam, lr: 0.002}}"
+    rates, optimizer, _ = resumed((TABLES, *SCHEDULE), (then, *SCHEDULE))
+    found = rates_of(optimizer)
+    assert found["sparse/adam"] == pytest.approx(0.002 * 0.8)  # the rate of the step to come
+    said = capsys.readouterr().err
+    assert "table C3 goes on by ftrl, the checkpoint has sgd: weights stay, the optim" in said
+    assert "table C4 goes on by adam, the checkpoint has rowwise_adagrad: weights stay" in said
+    assert "optimizer.sparse.tables=" in said and len(rates) == MORE
+
+
+def test_an_older_checkpoint_of_one_rule_goes_on_with_rules_by_table(logs, tmp_path, capsys):
+    before = compose(logs, f"trainer.max_steps={STOP}", *SCHEDULE)
+    fit(before, tmp_path / "first")
+    last = tmp_path / "first/checkpoints/last.ckpt"
+    assert set(read_manifest(last).rules.values()) == {"rowwise_adagrad"}
+    now = compose(logs, f"trainer.max_steps={STOP + MORE}", TABLES, *SCHEDULE)
+    before["optimizer"]["sparse"].pop("tables")  # a setting that did not exist
+    changed = ChangedOptimizer(before["optimizer"], now["optimizer"])
+    _, trainer, _ = fit(now, tmp_path / "then", changed, ckpt_path=last)
+    found = rates_of(trainer.optimizers[0])
+    assert found["sparse/rowwise_adagrad@C1+10"] == pytest.approx(0.01 * 0.8)
+    assert found["sparse/rowwise_adagrad@C2+13"] == pytest.approx(0.05 * 0.8)
+    assert "table C3 goes on by sgd" in capsys.readouterr().err
+
+
+def test_a_manifest_that_names_one_rule_names_it_for_every_table(logs, tmp_path):
+    fit(compose(logs, "trainer.max_steps=1"), tmp_path)
+    manifest = read_manifest(tmp_path / "checkpoints/last.ckpt")
+    expected = manifest.rules
+    old = dict(manifest.info)
+    old.pop("rules")
+    old["rule"] = "rowwise_adagrad"
+    assert replace(manifest, info=old).rules == expected
+    assert replace(manifest, info={}).rules == {}
+    with pytest.raises(CheckpointError, match="is damaged: rules is 5"):
+        _ = replace(manifest, info={"rules": 5}).rules
+
+
+def test_a_checkpoints_settings_take_rules_of_tables(logs, tmp_path):
+    stored = compose(logs)
+    settings = compose_over(stored, "train", [TABLES])
+    assert settings["optimizer"]["sparse"]["tables"]["C3"] == {"rule": "sgd", "lr": 0.5}

@@ -296,7 +296,7 @@ def _row_features(dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> set[
         return (
             set(dataset["sparse"]) if (tables["id_rule"] or dataset["id_rule"]) != "hash" else set()
         )
-    _, lookups = listed_tables(tables["tables"], tables["lookups"])
+    _, lookups = listed_tables(tables["tables"], tables.get("lookups"))
     return {x.feature for x in lookups if x.table.id_rule is not IdRule.HASH}
 
 

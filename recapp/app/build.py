@@ -123,7 +123,7 @@ def build_lookups(
     if tables["source"] == "from_dataset":
         made = _tables_of_dataset(settings["dataset"], tables, features)
         return made, lookups_of(made)
-    made, lookups = listed_tables(tables["tables"], tables["lookups"])
+    made, lookups = listed_tables(tables["tables"], tables.get("lookups"))
     for table in made:
         for feature in table.feature_names:
             if of_dataset and feature not in features:

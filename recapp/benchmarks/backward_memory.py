@@ -108,7 +108,7 @@ def run(session: Session) -> None:
     """Measure every method at every batch size with every kind of ids."""
     settings = session.settings
     torch.set_num_threads(settings["threads"][0])
-    tables, _ = listed_tables(settings["tables"]["tables"], settings["tables"]["lookups"])
+    tables, _ = listed_tables(settings["tables"]["tables"], settings["tables"].get("lookups"))
     table = max(tables, key=lambda t: t.num_embeddings * t.embedding_dim)
     for ids in settings["ids"]:
         for batch_size in settings["batch_size"]:

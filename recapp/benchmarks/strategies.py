@@ -83,7 +83,7 @@ def run(session: Session) -> None:
     settings = session.settings
     torch.set_num_threads(settings["threads"][0])
     (comm,) = open_transports(settings["transport"]).values()
-    made, _ = listed_tables(settings["tables"]["tables"], settings["tables"]["lookups"])
+    made, _ = listed_tables(settings["tables"]["tables"], settings["tables"].get("lookups"))
     workloads = [
         workload_of(made, B, settings["bag"], ids)
         for ids in settings["ids"]

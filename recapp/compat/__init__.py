@@ -3,7 +3,7 @@ shape a thing otherwise than recapp does. Nothing in the package rests on this r
 package's own `__init__`, which lets the paths be found.
 
     torchrec_names    which name of TorchRec is what here, path by path
-    hugectr_names     which name of HugeCTR is what here; hugectr has its embedding collection
+    hugectr_names     which name of HugeCTR is what here (hugectr_collection, hugectr_optimizers)
     foreign_paths     lets `import` and attribute access find those paths
     the others        adapters: TorchRec's DLRM, train pipeline, environments, plans by hand, ...
 """

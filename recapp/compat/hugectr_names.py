@@ -2,7 +2,7 @@
 (`module:name` where the name differs). `docs/from_hugectr.md` says what is the same.
 """
 
-_HOME = "recapp.compat.hugectr"
+_HOME = "recapp.compat.hugectr_collection"
 
 NAMES = {
     "hugectr.CommunicationStrategy": _HOME,

@@ -25,8 +25,7 @@ import pyarrow.types as pt
 from recapp.dataset.arrow_types import id_type, is_id, is_number, is_text, value_type
 from recapp.dataset.column_shapes import SAMPLE_SIZES
 from recapp.errors import CheckpointError, ConfigError, DataError, suggest
-from recapp.tables.config import IdRule
-from recapp.tables.listed import listed_tables
+from recapp.tables.listed import row_features
 
 Naming = tuple[str, ...]
 
@@ -296,8 +295,7 @@ def _row_features(dataset: Mapping[str, Any], tables: Mapping[str, Any]) -> set[
         return (
             set(dataset["sparse"]) if (tables["id_rule"] or dataset["id_rule"]) != "hash" else set()
         )
-    _, lookups = listed_tables(tables["tables"], tables["lookups"])
-    return {x.feature for x in lookups if x.table.id_rule is not IdRule.HASH}
+    return row_features(tables["tables"], tables.get("lookups"))
 
 
 def criteo_schema(label: str | None = "label") -> Schema:

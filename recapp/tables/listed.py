@@ -86,14 +86,7 @@ def listed_tables(
     Raises:
         ConfigError: An entry is wrong, or a lookup reads a table that is not listed.
     """
-    entries = dict[str, dict[str, Any]]()
-    for values in tables:
-        entry = _table_entry(values, entries)
-        if entry["name"] in entries:
-            raise ConfigError(
-                f"tables: two tables are called {entry['name']}; names must be unique"
-            )
-        entries[entry["name"]] = entry
+    entries = _named(tables)
     if lookups is None:
         made = [_table(entry, entry.pop("feature_names", None)) for entry in entries.values()]
         return made, lookups_of(made)
@@ -111,6 +104,20 @@ def listed_tables(
             note_once(f"table {name} is read by no lookup: it is left out")
     check_tables(made)
     return made, _lookups(read, {table.name: table for table in made})
+
+
+def row_features(
+    tables: Sequence[Mapping[str, Any]], lookups: Sequence[Mapping[str, Any]] | None
+) -> set[str]:
+    """Return the features whose ids some listed table takes for rows; arguments as of
+    `listed_tables`, and of tables no more than their features and id rules is looked at.
+    """
+    entries = _named(tables)
+    rows = {n for n, entry in entries.items() if entry.get("id_rule", "error") != "hash"}
+    if lookups is None:
+        return {f for n in rows for f in entries[n].get("feature_names", ())}
+    read = [_lookup_entry(values, k, entries) for k, values in enumerate(lookups)]
+    return {entry["feature"] for entry in read if entry["table"] in rows}
 
 
 def table_name(
@@ -150,6 +157,19 @@ def in_our_words(values: Mapping[str, Any], words: Mapping[str, str], where: str
     return made
 
 
+def _named(tables: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what is said of each table in recapp's words, by its name."""
+    entries = dict[str, dict[str, Any]]()
+    for values in tables:
+        entry = _table_entry(values, entries)
+        if entry["name"] in entries:
+            raise ConfigError(
+                f"tables: two tables are called {entry['name']}; names must be unique"
+            )
+        entries[entry["name"]] = entry
+    return entries
+
+
 def _table_entry(values: Mapping[str, Any], before: Collection[str]) -> dict[str, Any]:
     """Return what is said of a table in recapp's words, with a name."""
     where = f"tables.tables[{len(before)}]"
@@ -157,14 +177,14 @@ def _table_entry(values: Mapping[str, Any], before: Collection[str]) -> dict[str
     table_id = entry.pop("table_id", None)
     id_space = entry.pop("id_space", None)
     entry["name"] = table_name(entry.get("name"), table_id, id_space, before)
-    for key in ("num_embeddings", "embedding_dim"):
-        if key not in entry:
-            raise ConfigError(f"{where}.{key} must be given")
     return entry
 
 
 def _table(entry: dict[str, Any], features: Sequence[str] | None) -> EmbeddingBagConfig:
     name = entry["name"]
+    for key in ("num_embeddings", "embedding_dim"):
+        if key not in entry:
+            raise ConfigError(f"tables.{name}.{key} must be given")
     if features is None:
         raise ConfigError(
             f"tables.{name}.feature_names must be given: the features that read the table, or "

@@ -182,7 +182,7 @@ def test_other_bits_are_refused():
 def test_a_quantised_collection_takes_its_bytes_and_no_place_in_a_state_dict():
     served = made(bits=4)
     packed = sum(t.num_embeddings * ((t.embedding_dim + 1) // 2 + 8) for t in tables_of("sum"))
-    held = held_bytes([served], torch.device("cpu"))
+    held = held_bytes([served.shared], torch.device("cpu"))
     assert held["weights"] == packed and held["state"] == 0
     assert served.state_dict() == {}
     assert "4 bits, read-only" in repr(served)

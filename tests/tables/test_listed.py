@@ -6,7 +6,7 @@ import pytest
 
 from recapp.errors import ConfigError
 from recapp.tables.config import EmbeddingBagConfig
-from recapp.tables.listed import listed_tables
+from recapp.tables.listed import listed_tables, row_features
 from recapp.tables.lookups import lookups_of
 
 OURS = {"name": "t", "num_embeddings": 10, "embedding_dim": 4}
@@ -65,7 +65,11 @@ def test_a_table_that_nothing_reads_is_left_out_and_noted(capsys):
     ("table", "lookup", "says"),
     [
         (OURS, None, "tables.t.feature_names must be given: the features that read the table, or"),
-        ({"name": "t"}, {}, "tables.tables[0].num_embeddings must be given"),
+        (
+            {"name": "t", "feature_names": ["f"]},
+            None,
+            "tables.t.num_embeddings must be given",
+        ),
         (OURS, {"feature": "f"}, "tables.lookups[0].table must be given"),
         (OURS, {"table": "tt", "feature": "f"}, "tables.lookups[0] reads table tt, which is not "),
         (
@@ -99,3 +103,10 @@ def test_what_cannot_be_listed_is_refused_in_one_line(table, lookup, says):
 def test_two_tables_of_one_name_are_refused():
     with pytest.raises(ConfigError, match="two tables are called t; names must be unique"):
         listed_tables([OURS, OURS], [{"table": "t", "feature": "f"}])
+
+
+def test_features_are_rows_where_some_table_does_not_hash_them():
+    hashed = OURS | {"name": "hashed", "id_rule": "hash"}
+    lookups = [{"table": "t", "input": "a"}, {"table": "hashed", "feature": "b"}]
+    assert row_features([OURS, hashed], lookups) == {"a"}
+    assert row_features([hashed | {"feature_names": ["a", "b"]}], None) == set()

@@ -17,7 +17,7 @@ tables:
   - {table_id: 1, max_vocabulary_size: 19000, ev_size: 8}
   - {table_id: 2, max_vocabulary_size: 15000, ev_size: 8}
   - {name: hashed, num_embeddings: 900, embedding_dim: 8, id_rule: hash}
-  - {name: unread, max_vocabulary_size: 5, ev_size: 8}
+  - {name: nobody, max_vocabulary_size: 5, ev_size: 8}
 lookups:
   - {table_config: table_0, bottom_name: C1, top_name: emb0, combiner: sum}
   - {table: table_1, input: C2, output: emb1, combiner: average}
@@ -62,7 +62,7 @@ def test_a_plan_file_numbers_the_lookups_that_settings_list(folder, capsys):
     assert plan.main(["explain", *arguments(*wanted, "format=json")]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == {"plan": MIXED}
-    assert said.err.splitlines() == ["table unread is read by no lookup: it is left out"]
+    assert said.err.splitlines() == ["table nobody is read by no lookup: it is left out"]
     assert plan.main(["export", *arguments(*wanted, "indent=4", "path=again.json")]) == 0
     assert (folder / "again.json").read_text() == (folder / "plan.json").read_text()
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_listed_is_refused_in_one_line(folder, old, new, says, ca
         ]
     )
     assert refused == 1
-    lines = [line for line in capsys.readouterr().err.splitlines() if "unread" not in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "nobody" not in line]
     assert len(lines) == 1 and says in lines[0]
 
 
@@ -112,6 +112,26 @@ def test_settings_that_list_lookups_stay_as_they_are_written(folder):
         "feature": "C5",
         "combiner": "sum",
     }
+
+
+@pytest.mark.full
+def test_concatenated_vectors_train_from_the_command_line(folder):
+    path = folder / "mine/tables/theirs.yaml"
+    last = "  - {table: hashed, feature: C4}\n"
+    assert path.read_text().endswith(last)
+    wide = last.replace("C4}", "C4, output: wide, combiner: concat, hotness: 3}")
+    path.write_text(path.read_text() + wide)
+    losses = []
+    for devices in (1, 2):
+        ran = command(
+            "train",
+            *arguments("trainer.max_steps=6", "optimizer=sgd", f"trainer.devices={devices}"),
+            f"hydra.run.dir=ranks_{devices}",
+            cwd=folder,
+        )
+        assert ran.code == 0, ran.err
+        losses.append(metrics_of(folder / f"ranks_{devices}")["val_log_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.full

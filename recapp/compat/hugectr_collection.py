@@ -17,17 +17,19 @@ in which they are declared. `recapp.hugectr` finds this file (`recapp/compat/for
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import index
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from recapp.compat.hugectr_optimizers import OptParams, same_opt_params
+from recapp.compat.hugectr_optimizers import OptParams, rules_of_opt_params
 from recapp.console import note_once
 from recapp.errors import ConfigError, PlanError, suggest
+from recapp.optim.rules import RowRule
 from recapp.sharding.hugectr import (
     Lists,
     hugectr_lists,
@@ -37,12 +39,15 @@ from recapp.sharding.hugectr import (
 )
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import ShardingPlan
-from recapp.tables.config import EmbeddingBagConfig, check_max_key
+from recapp.sparse.keyed_tensor import KeyedTensor
+from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_max_key
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.listed import LOOKUP_WORDS, in_our_words, pooling_of, static_rows, table_name
 from recapp.tables.lookups import TableLookup, check_lookups, lookups_of
 
 LOOKUP = ("table", "feature", "output", "combiner")
+CONCAT = ("hotness", "truncates")
+"""What recapp adds to the arguments of a lookup."""
 OPT_PARAMS = ("opt_params_py", "opt_params_or_empty")
 MORE = ("data_type", "id_rule", "init_range")
 PLAN = "create_embedding_collection"
@@ -158,13 +163,13 @@ class EmbeddingCollection:
         lookups: The lookups.
         plan: Where the tables lie; None leaves it to recapp. Tables of which it does not say how
             they ask are asked for distinct rows.
-        opt_params: What the tables say of their optimiser; None where they say nothing.
+        opt_params: The optimiser of each table that names one, by the table's name.
     """
 
     tables: tuple[EmbeddingBagConfig, ...]
     lookups: tuple[TableLookup, ...]
     plan: ShardingPlan | None = None
-    opt_params: OptParams | None = None
+    opt_params: Mapping[str, OptParams] = field(default_factory=dict)
 
     def module(
         self, device: torch.device | str | None = None, seed: int = 0
@@ -176,6 +181,31 @@ class EmbeddingCollection:
             seed: The seed of the start values.
         """
         return EmbeddingBagCollection(self.tables, device=device, seed=seed, lookups=self.lookups)
+
+    def rules(self, others: RowRule) -> dict[str, RowRule]:
+        """Return the row rule of every table, for `EmbeddingBagCollectionSharder(rule=...)`.
+
+        Args:
+            others: The rule of tables that name no optimiser; its learning rate is that of all, as
+                HugeCTR's solver has one.
+        """
+        return {"*": others} | rules_of_opt_params(self.opt_params, others.lr)
+
+    def outputs(self, pooled: KeyedTensor) -> dict[str, Tensor]:
+        """Return the vectors as HugeCTR's layers get them, by the names of the lookups' outputs.
+
+        Args:
+            pooled: The output of the module.
+
+        Returns:
+            [B, 1, D] of a sum or an average, so that concatenating F of them along dimension 1
+            makes [B, F, D]; [B, hotness x D] of a concatenation.
+        """
+        concatenated = {x.output for x in self.lookups if x.pooling is PoolingType.CONCAT}
+        return {
+            name: vectors_BD if name in concatenated else vectors_BD[:, None]
+            for name, vectors_BD in pooled.to_dict().items()
+        }
 
     def lists(self) -> Lists:
         """Return the plan as the plain values of a plan file of HugeCTR's.
@@ -200,10 +230,11 @@ class _Lookups:
 
         Args:
             values: By position: the table, the name of its input, the name of its output, and the
-                combiner `sum` or `average`. Lists of tables and inputs are as many lookups; the
-                outputs of one name are this name with a number.
+                combiner `sum`, `average` or `concat`. Lists of tables and inputs are as many
+                lookups; the outputs of one name are this name with a number.
             named: The same by name: `table_config` or `emb_table`, `bottom_name` or `input`,
-                `top_name` or `output`, `combiner`.
+                `top_name` or `output`, `combiner`; for `concat` also `hotness`, which HugeCTR's
+                reader says of an input, and `truncates`.
 
         Raises:
             ConfigError: An argument that is missing or unknown, lists of several lengths, combiners
@@ -231,8 +262,9 @@ class _Lookups:
                 f"embedding_lookup: the combiners of one lookup differ ({', '.join(combiners)}): "
                 "call it once for each combiner"
             )
+        more = {key: said[key] for key in CONCAT if key in said}
         for part in zip(tables, said["feature"], outputs, combiners, strict=True):
-            self._declare(dict(zip(LOOKUP, part, strict=True)))
+            self._declare(dict(zip(LOOKUP, part, strict=True)) | more)
 
     def _declare(self, said: Mapping[str, Any]) -> None:
         table = said["table"]
@@ -250,7 +282,13 @@ class _Lookups:
                 )
             self._names[table] = name
         where = f"lookup {len(self._read)} ({said['output']})"
-        self._read.append({**said, "combiner": pooling_of(said["combiner"], where)})
+        pooling = pooling_of(said["combiner"], where)
+        if pooling is PoolingType.CONCAT and "hotness" not in said:
+            raise ConfigError(
+                f"{where}: combiner=concat: hotness must be given, the most keys of a sample (the "
+                "nnz_per_slot of the input)"
+            )
+        self._read.append({**said, "combiner": pooling})
 
     def _collection(self, plan: ShardingPlan | None = None) -> EmbeddingCollection:
         """Return the tables and lookups declared so far, without a plan or with one."""
@@ -263,12 +301,19 @@ class _Lookups:
             table: table.record(name, list(features[table])) for table, name in self._names.items()
         }
         lookups = tuple(
-            TableLookup(made[said["table"]], said["feature"], said["output"], said["combiner"])
+            TableLookup(
+                made[said["table"]],
+                said["feature"],
+                said["output"],
+                said["combiner"],
+                said.get("hotness"),
+                said.get("truncates", False),
+            )
             for said in self._read
         )
         tables = tuple(made.values())
         check_lookups(tables, lookups)
-        opt_params = same_opt_params({name: t.opt_params for t, name in self._names.items()})
+        opt_params = {name: t.opt_params for t, name in self._names.items() if t.opt_params}
         if plan is not None:
             plan = plan.with_modes(dict.fromkeys(plan.undecided, "unique"))
         return EmbeddingCollection(tables, lookups, plan, opt_params)

@@ -6,14 +6,18 @@ from enum import Enum
 from typing import Any
 
 from recapp.errors import ConfigError
+from recapp.optim.named_rules import make_rule
+from recapp.optim.rules import RowRule
 
 
 class Optimizer_t(Enum):
     """HugeCTR's optimisers that have a row rule here."""
 
     SGD = "sgd"
+    MomentumSGD = "momentum_sgd"
     AdaGrad = "adagrad"
     Adam = "adam"
+    Ftrl = "ftrl"
 
 
 class Update_t(Enum):
@@ -34,9 +38,12 @@ class OptParams:
         beta1: Of Adam.
         beta2: Of Adam.
         epsilon: Of Adam and AdaGrad.
-        initial_accu_value: What AdaGrad's sums begin with: 0.
-        momentum_factor: 0: a rule with momentum would move rows that nobody touched.
+        initial_accu_value: What AdaGrad's sums begin with.
+        momentum_factor: Of MomentumSGD; the momentum of rows that a batch does not touch rests.
         atomic_update: Whether HugeCTR adds with atomic operations; it decides nothing here.
+        beta: Of Ftrl.
+        lambda1: Of Ftrl: above 0 it makes weights exactly 0.
+        lambda2: Of Ftrl.
 
     Raises:
         ConfigError: A value that no row rule has.
@@ -50,6 +57,9 @@ class OptParams:
     initial_accu_value: float = 0.0
     momentum_factor: float = 0.0
     atomic_update: bool = True
+    beta: float = 0.0
+    lambda1: float = 0.0
+    lambda2: float = 0.0
 
     def __post_init__(self) -> None:
         if self.optimizer_type is Optimizer_t.Adam and self.update_type is Update_t.Global:
@@ -57,9 +67,6 @@ class OptParams:
                 "CreateOptimizer: update_type=Global moves rows that no batch has touched: set "
                 "Update_t.Local or Update_t.LazyGlobal"
             )
-        for key in ("initial_accu_value", "momentum_factor"):
-            if getattr(self, key):
-                raise ConfigError(f"CreateOptimizer: {key}={getattr(self, key)}: must be 0 here")
 
 
 CreateOptimizer = OptParams
@@ -70,33 +77,34 @@ def row_rule(opt_params: OptParams) -> dict[str, Any]:
 
     The learning rate is that of the model, as in HugeCTR, so there is none.
     """
-    numbers: Mapping[Optimizer_t, dict[str, float]] = {
-        Optimizer_t.SGD: {},
-        Optimizer_t.AdaGrad: {"eps": opt_params.epsilon},
-        Optimizer_t.Adam: {
-            "beta1": opt_params.beta1,
-            "beta2": opt_params.beta2,
+    betas = {"beta1": opt_params.beta1, "beta2": opt_params.beta2}
+    numbers: Mapping[Optimizer_t, dict[str, Any]] = {
+        Optimizer_t.SGD: {"rule": "sgd"},
+        Optimizer_t.MomentumSGD: {"rule": "momentum_sgd", "momentum": opt_params.momentum_factor},
+        Optimizer_t.AdaGrad: {
+            "rule": "adagrad",
             "eps": opt_params.epsilon,
+            "initial_accumulator": opt_params.initial_accu_value,
+        },
+        Optimizer_t.Adam: {"rule": "adam", **betas, "eps": opt_params.epsilon},
+        Optimizer_t.Ftrl: {
+            "rule": "ftrl",
+            "beta": opt_params.beta,
+            "l1": opt_params.lambda1,
+            "l2": opt_params.lambda2,
         },
     }
-    kind = opt_params.optimizer_type
-    return {"rule": kind.value, **numbers[kind]}
+    return numbers[opt_params.optimizer_type]
 
 
-def same_opt_params(by_table: Mapping[str, OptParams | None]) -> OptParams | None:
-    """Return the one optimiser of all tables; None where they say nothing.
+def rules_of_opt_params(by_table: Mapping[str, OptParams], lr: float) -> dict[str, RowRule]:
+    """Return the row rule of each table.
 
     Args:
         by_table: The optimiser of each table, by its name.
-
-    Raises:
-        ConfigError: Tables differ.
+        lr: The learning rate of all.
     """
-    first, *others = by_table.items()
-    for name, said in others:
-        if said != first[1]:
-            raise ConfigError(
-                f"opt_params of tables {first[0]} and {name} differ: all tables of a collection "
-                "have one optimiser"
-            )
-    return first[1]
+    return {
+        name: make_rule(row_rule(said) | {"lr": lr}, f"opt_params of table {name}")
+        for name, said in by_table.items()
+    }

@@ -114,7 +114,16 @@ class DotInteraction(nn.Module):
         return self.vectors * (self.vectors - 1) // 2
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
-        """Return the dot products of all pairs, [B, F (F - 1) / 2]."""
+        """Return the dot products of all pairs, [B, F (F - 1) / 2].
+
+        Raises:
+            ConfigError: Vectors of another shape; it names it.
+        """
+        if vectors_BFD.dim() != 3 or vectors_BFD.shape[1] != self.vectors:
+            raise ConfigError(
+                f"the interaction got vectors of shape {list(vectors_BFD.shape)}: it takes "
+                f"[samples, {self.vectors}, columns]"
+            )
         dots_BP = _PairDots.apply(  # type: ignore[no-untyped-call]
             vectors_BFD, self.pair_P, self.entry_FF
         )

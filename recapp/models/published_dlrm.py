@@ -24,7 +24,7 @@ from recapp.errors import ConfigError
 from recapp.models.layers import MLP, DotInteraction, check_widths, published_linear
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.lookups import BagCollection
+from recapp.tables.lookups import BagCollection, TableLookup
 from recapp.tables.module_by_name import ModuleByName
 
 
@@ -32,7 +32,8 @@ class DLRM(nn.Module):
     """Click logits from dense numbers and pooled embeddings.
 
     Args:
-        embedding_bag_collection: A module that is a `BagCollection`.
+        embedding_bag_collection: A module that is a `BagCollection`. Each vector of a concatenation
+            interacts by itself.
         dense_in_features: Dense numbers I of a sample; with 0 there is no bottom MLP, and only the
             embeddings interact.
         bottom_layers: Widths of the bottom MLP, a ReLU follows each; the last is the dim D of the
@@ -65,7 +66,8 @@ class DLRM(nn.Module):
         self.projections = ModuleByName(
             {name: published_linear(width, dim, bias=False) for name, width in odd.items()}
         )
-        self.interaction = DotInteraction(len(lookups) + (self.bottom is not None))
+        vectors = sum(x.columns // x.dim for x in lookups)
+        self.interaction = DotInteraction(vectors + (self.bottom is not None))
         if self.bottom is None and not self.interaction.pairs:
             raise ConfigError(
                 "dataset.dense=[] with one sparse feature: a DLRM has nothing to interact; name a "
@@ -114,12 +116,18 @@ class DLRM(nn.Module):
         if bottom_BD is not None and not self.projections:
             return pooled.prepend(bottom_BD)
         dtype = next(self.top.parameters()).dtype if bottom_BD is None else bottom_BD.dtype
-        parts = torch.split(pooled.values().to(dtype), [x.dim for x in self._lookups], 1)
+        parts = torch.split(pooled.values().to(dtype), [x.columns for x in self._lookups], 1)
         projected = [
-            self.projections[x.table.name](part) if x.table.name in self.projections else part
+            self._projected(x, part) if x.table.name in self.projections else part
             for x, part in zip(self._lookups, parts, strict=True)
         ]
         return torch.cat(projected if bottom_BD is None else [bottom_BD, *projected], 1)
+
+    def _projected(self, lookup: TableLookup, vectors_BK: Tensor) -> Tensor:
+        """Return the vectors of a lookup, side by side, at the interaction's width."""
+        columns = self.interaction_dim * (lookup.columns // lookup.dim)
+        each_ND: Tensor = self.projections[lookup.table.name](vectors_BK.reshape(-1, lookup.dim))
+        return each_ND.view(len(vectors_BK), columns)
 
 
 def _check_top(top_layers: Sequence[int]) -> Sequence[int]:

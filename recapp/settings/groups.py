@@ -203,6 +203,8 @@ class ListedLookup:
     feature: str = ABSENT
     output: str | None = ABSENT
     combiner: Literal["sum", "mean", "average", "concat"] | None = ABSENT
+    hotness: Positive | None = ABSENT
+    truncates: bool = ABSENT
     table_config: str = ABSENT
     emb_table: str = ABSENT
     input: str = ABSENT

@@ -39,6 +39,8 @@ LOOKUP_WORDS = {
     "output": "output",
     "top_name": "output",
     "combiner": "combiner",
+    "hotness": "hotness",
+    "truncates": "truncates",
 }
 """What every name of a value is called here."""
 
@@ -53,8 +55,10 @@ def pooling_of(combiner: str, where: str) -> PoolingType:
     Raises:
         ConfigError: There is none of this name.
     """
-    if combiner == "concat":
-        raise ConfigError(f"{where}: combiner=concat is not there yet: use sum or average")
+    if combiner == "none":
+        raise ConfigError(
+            f"{where}.combiner=none: a sequence is no bag: list its table in an EmbeddingCollection"
+        )
     return member(PoolingType, {"average": "mean"}.get(combiner, combiner), f"{where}.combiner")
 
 
@@ -232,6 +236,8 @@ def _lookups(
                 feature,
                 entry.get("output") or own,
                 entry.get("combiner") or table.pooling,
+                entry.get("hotness"),
+                entry.get("truncates") or False,
             )
         )
     return tuple(made)

@@ -14,7 +14,7 @@ from recapp.engine.model_parallel import DistributedModelParallel
 from recapp.engine.shard_model import sharded_collections
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import ConfigError, IdError, PlanError
-from recapp.optim.rules import sgd
+from recapp.optim.rules import adam, sgd
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 SIZES = [203931, 18598, 14092, 7012, 18977, 4, 6385, 1245, 49, 186213, 71328, 67288, 11, 2168]
@@ -172,7 +172,11 @@ def two_of_one_name():
             {},
             "embedding_lookup: 2 tables, 1 inputs, 2 outputs and 2 combiners: must be lists of one",
         ),
-        ((config(), "a", "x", "concat"), {}, "lookup 0 (x): combiner=concat is not there yet"),
+        (
+            (config(), "a", "x", "concat"),
+            {},
+            "lookup 0 (x): combiner=concat: hotness must be given",
+        ),
         ((config(), "a", "x", "summ"), {}, "lookup 0 (x).combiner=summ: did you mean sum"),
         ((config(), "a"), {"topname": "x"}, "unknown argument topname; did you mean top_name"),
         ((config(), "a"), {}, "embedding_lookup: top_name must be given"),
@@ -201,10 +205,10 @@ def test_an_unknown_input_is_an_error_with_the_close_matches():
         planned().module()(ids_of(["data0", "data1", "data2", "data_3", "data4"], [0] * 5))
 
 
-def test_optimisers_of_tables_become_row_rules_and_must_be_one():
+def test_optimisers_of_tables_become_row_rules():
     kind = hugectr.Optimizer_t
     rule = hugectr.CreateOptimizer(kind.Adam, beta1=0.8)
-    assert hugectr.row_rule(planned(opt_params=rule).opt_params) == {
+    assert hugectr.row_rule(planned(opt_params=rule).opt_params["table_0"]) == {
         "rule": "adam",
         "beta1": 0.8,
         "beta2": 0.999,
@@ -212,19 +216,40 @@ def test_optimisers_of_tables_become_row_rules_and_must_be_one():
     }
     assert hugectr.row_rule(hugectr.CreateOptimizer(kind.SGD)) == {"rule": "sgd"}
     adagrad = hugectr.CreateOptimizer(optimizer_type=kind.AdaGrad, epsilon=1e-6)
-    assert hugectr.row_rule(adagrad) == {"rule": "adagrad", "eps": 1e-6}
+    assert hugectr.row_rule(adagrad) == {
+        "rule": "adagrad",
+        "eps": 1e-6,
+        "initial_accumulator": 0.0,
+    }
     planner = hugectr.EmbeddingPlanner()
     for k, table in enumerate((config(opt_params=rule), config())):
         planner.embedding_lookup(table, "data", f"emb{k}", "sum")
-    with pytest.raises(ConfigError, match="opt_params of tables table_0 and table_1 differ"):
-        planner.create_embedding_collection()
-    for wrong in (
-        {"update_type": hugectr.Update_t.Global},
-        {"momentum_factor": 0.9},
-        {"initial_accu_value": 0.1},
-    ):
-        with pytest.raises(ConfigError, match=f"CreateOptimizer: {next(iter(wrong))}="):
-            hugectr.CreateOptimizer(kind.Adam, **wrong)
+    rules = planner.create_embedding_collection().rules(sgd(0.5))
+    assert rules == {"*": sgd(0.5), "table_0": adam(0.5, 0.8, 0.999, 1e-7)}
+    momentum = hugectr.CreateOptimizer(kind.MomentumSGD, momentum_factor=0.8)
+    ftrl = hugectr.CreateOptimizer(kind.Ftrl, lambda1=0.1)
+    assert hugectr.row_rule(momentum) == {"rule": "momentum_sgd", "momentum": 0.8}
+    assert hugectr.row_rule(ftrl) == {"rule": "ftrl", "beta": 0.0, "l1": 0.1, "l2": 0.0}
+    with pytest.raises(ConfigError, match="CreateOptimizer: update_type="):
+        hugectr.CreateOptimizer(kind.Adam, update_type=hugectr.Update_t.Global)
+
+
+def test_outputs_are_as_hugectrs_layers_take_them():
+    planner = hugectr.EmbeddingPlanner()
+    tables = [config() for _ in range(2)]
+    planner.embedding_lookup(tables, ["a", "b"], "emb", "sum")
+    planner.embedding_lookup(tables[0], "a", "side by side", "concat", hotness=3)
+    made = planner.create_embedding_collection()
+    ids = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 2, 3, 4]), lengths=[2, 0, 1, 1])
+    found = made.outputs(made.module()(ids))
+    columns = tables[0].ev_size
+    assert {name: list(t.shape) for name, t in found.items()} == {
+        "emb0": [2, 1, columns],
+        "emb1": [2, 1, columns],
+        "side by side": [2, 3 * columns],
+    }
+    assert torch.cat([found["emb0"], found["emb1"]], 1).shape == (2, 2, columns)
+    assert not found["side by side"][0, 2 * columns :].any()  # a short bag ends in zeros
 
 
 # ---- plans

@@ -11,8 +11,9 @@ from recapp.models.layer_table import layer_table
 from recapp.models.published_dlrm import DLRM
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingBagConfig, PoolingType
 from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.lookups import TableLookup, lookups_of
 
 
 def table(name, dim, *features, rows=5, **more):
@@ -95,6 +96,26 @@ def test_without_dense_numbers_only_the_embeddings_interact(more):
     )
     logits.sum().backward()
     assert model.projections["three"].weight.grad.abs().sum() > 0
+
+
+def test_each_vector_of_a_concatenation_interacts_by_itself():
+    wide = table("wide", 3, "a")
+    concat = TableLookup(wide, "a", "side by side", PoolingType.CONCAT, hotness=2)
+    own = table("own", 2, "b")
+    held = EmbeddingBagCollection([wide, own], lookups=[concat, *lookups_of([own])])
+    model = DLRM(held, 1, [2], [1])
+    assert model.interaction.vectors == 4  # of the bottom, two of `wide`, one of `own`
+    samples = batch(torch.ones(2, 1), a=[[1, 2], [3]], b=[[0], []])
+    wide_BHD = held(samples.sparse)["side by side"].view(2, 2, 3)
+    projected_BHD = model.projections["wide"](wide_BHD)
+    vectors = [
+        model.bottom(samples.dense_BI)[:, None],
+        projected_BHD,
+        held(samples.sparse)["b"][:, None],
+    ]
+    dots_BP = model.interaction(torch.cat(vectors, 1))
+    expected = model.top(torch.cat([vectors[0][:, 0], dots_BP], 1))[:, 0]
+    torch.testing.assert_close(model(samples), expected)
 
 
 def test_without_dense_numbers_and_projections_the_embeddings_are_taken_as_they_are():

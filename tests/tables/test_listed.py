@@ -77,7 +77,11 @@ def test_a_table_that_nothing_reads_is_left_out_and_noted(capsys):
             {"table": "t", "feature": "f", "combiner": "max"},
             "lookups[0].combiner=max: did you",
         ),
-        (OURS, {"table": "t", "feature": "f", "combiner": "concat"}, "combiner=concat is not"),
+        (
+            OURS,
+            {"table": "t", "feature": "f", "combiner": "concat"},
+            "lookup f: hotness=None: a concatenation needs",
+        ),
         (
             OURS | {"ev_size": 4},
             {"table": "t", "feature": "f"},

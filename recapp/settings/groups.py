@@ -80,7 +80,7 @@ RowRule = Annotated[
     Made(
         tried=True,
         makes="recapp.optim.rules.RowRule",
-        such_as="those of recapp.optim.rules",
+        such_as="rowwise_adagrad, adam and the others of recapp.optim.rules",
         beside="tables",
         checked_by="recapp.optim.named_rules.check_tables",
     ),

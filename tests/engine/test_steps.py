@@ -43,11 +43,13 @@ def two_lookups(comm, kind, rule, order):
         else:
             for k in order:
                 ((1 + k) * loss(values[k], comm)).backward()
-        oracle.optimizer.zero_grad()
+        for optimizer in oracle.optimizers.values():
+            optimizer.zero_grad()
         for k in range(2):
             outputs = [oracle.model(batch(2 * step + k, r)).values() for r in range(comm.world)]
             (sum((1 + k) * loss(o, comm) for o in outputs) / comm.world).backward()
-        oracle.optimizer.step()
+        for optimizer in oracle.optimizers.values():
+            optimizer.step()
         assert collection.shared.updates == step + 1
     all_equal(comm, collection, oracle)
 

@@ -16,6 +16,7 @@ from recapp.planner.options import Option, option_of, own_seconds, phases_of
 from recapp.planner.pricing import plan_cost
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.rank_memory import bytes_per_rank
+from recapp.planner.table_uses import table_uses
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingConfig
@@ -118,8 +119,9 @@ def explained(
 
     Returns:
         `name`, `world_size`, `hosts`, `batch_per_rank`, `step_ms`, `lower_bound_ms`, `notes`;
-        `rows`, a record for each table; `ranks`, a record for each rank; `between_ranks`, who sends
-        how many bytes to whom in a step.
+        `rows`, a record for each table; `uses`, where tables are read or trained in several ways,
+        what reads each and by which rule it trains; `ranks`, a record for each rank;
+        `between_ranks`, who sends how many bytes to whom in a step.
     """
     tables = problem.tables
     options = [option_of(t, plan.tables[t.name], problem) for t in tables]
@@ -137,6 +139,7 @@ def explained(
         "lower_bound_ms": None if lower_bound_seconds is None else lower_bound_seconds * 1e3,
         "notes": list(plan.notes),
         "rows": rows,
+        "uses": table_uses(tables, problem.lookups, problem.rule),
         "ranks": _ranks(plan, problem, cost),
         "between_ranks": [
             {"source": a, "target": b, "bytes": round(float(sent[a, b]))}

@@ -40,6 +40,9 @@ def print_plan(explained: Explained) -> None:
     print_table(
         [_table_line(r, explained["world_size"]) for r in rows], _TABLE, title=f"Tables{more}"
     )
+    if explained.get("uses"):
+        print()
+        print_table(explained["uses"][:MOST_TABLES], _USES, title=f"Lookups and rules{more}")
     print()
     print_table(rows, _TIMES, title="Milliseconds by phase, each table as if it were alone")
     if any(r["runner_up"] or r["why"] for r in rows):
@@ -59,6 +62,12 @@ def print_plan(explained: Explained) -> None:
     print()
     _print_types(explained)
 
+
+_USES = [
+    Column("table", "table"),
+    Column("lookups", "lookups"),
+    Column("rule", "rule"),
+]
 
 _TABLE = [
     Column("table", "table"),

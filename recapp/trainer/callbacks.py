@@ -16,6 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from recapp.console import Column, columns_of, print_table, readable
 from recapp.models.layer_table import layer_table
 from recapp.planner.explain import plan_rows, rank_rows
+from recapp.planner.table_uses import table_uses
 from recapp.planner.topology import hosts_in_blocks
 from recapp.reporting.phases import quartiles
 from recapp.reporting.record import claim_directory
@@ -263,7 +264,9 @@ class StartReport(Callback):
             and pl_module.model is not None
             and strategy.plan is not None
         )
-        tables = [t for c in strategy.sharded_tables() for t in c.tables()]
+        sharded = strategy.sharded_tables()
+        tables = [t for shared in sharded for t in shared.tables()]
+        lookups = [x for shared in sharded for m in shared.members for x in m.lookups]
         ranks = f"{len(strategy.ranks)} rank{'s' if len(strategy.ranks) > 1 else ''}"
         held = rank_rows(tables, strategy.plan, strategy.rule)
         where = [
@@ -278,12 +281,13 @@ class StartReport(Callback):
         for title, rows in (
             ("Layers", layer_table(pl_module.model, self.dense_columns)),
             ("Plan", plan_rows(tables, strategy.plan)),
+            ("Lookups and rules", table_uses(tables, lookups, strategy.rule)),
             ("Ranks", [w | h for w, h in zip(where, held, strict=True)]),
         ):
-            print()
-            print_table(
-                rows, [IN_MB.get(column.key, column) for column in columns_of(rows)], title=title
-            )
+            if rows:
+                shown = [IN_MB.get(column.key, column) for column in columns_of(rows)]
+                print()
+                print_table(rows, shown, title=title)
         print("".join(f"\nnote: {readable(note)}" for note in strategy.plan.notes), flush=True)
 
 

@@ -1,0 +1,52 @@
+"""What tables are for: the lookups that read each, and the rule that trains it, as records that
+people read.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from recapp.optim.rules_by_table import Rules, rule_of
+from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType
+from recapp.tables.lookups import TableLookup
+
+
+def table_uses(
+    tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup], rules: Rules | None
+) -> list[dict[str, Any]]:
+    """Return a record for each table: its lookups and the name of its rule.
+
+    It is empty where there is nothing to say: every table is read by its features alone, all of
+    them as sums or all as means, and trained by one rule.
+
+    Args:
+        tables: The tables of a model.
+        lookups: What reads them.
+        rules: The rule of all, or rules by table; None where they are only read.
+    """
+    of_T = [[x for x in lookups if x.table.name == t.name] for t in tables]
+    rule_T = [rule_of(rules, t.name) for t in tables]
+    poolings = {x.pooling for x in lookups}
+    plain = (
+        len(poolings) < 2
+        and poolings <= set(BAG_POOLINGS)
+        and all(len(own) == len({x.feature for x in own}) for own in of_T)
+    )
+    if plain and len({rule.name for rule in rule_T if rule}) < 2:
+        return []
+    return [
+        {
+            "table": t.name,
+            "lookups": ", ".join(_words(x) for x in own),
+            "rule": rule.name if rule else None,
+        }
+        for t, own, rule in zip(tables, of_T, rule_T, strict=True)
+    ]
+
+
+def _words(lookup: TableLookup) -> str:
+    """Return a lookup in words: its feature and what becomes of a bag."""
+    words = {
+        PoolingType.CONCAT: f"concat of {lookup.hotness}",
+        PoolingType.NONE: "sequence",
+    }
+    return f"{lookup.feature} {words.get(lookup.pooling, lookup.pooling)}"

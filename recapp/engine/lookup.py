@@ -64,6 +64,7 @@ class Lookup(torch.autograd.Function):
                 "the lookup was already differentiated: its rows were updated in that backward "
                 "and would be updated twice"
             )
+        requests.check_called()
         requests.spent = True
         gradient = _flat(gradients, state, requests)
         state.observer.ends("autograd")

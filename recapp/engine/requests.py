@@ -48,6 +48,8 @@ class Requests:
         state: Of the tables that they mean.
         taken: Whether each collection that shares the exchange looks up this batch; None: all do.
 
+    `called_by` are the collections that have got their vectors.
+
     Weights that need a gradient are pooled at home even where the mode is `pooled`.
     """
 
@@ -59,6 +61,7 @@ class Requests:
     ) -> None:
         self.state = state
         self.taken = [True] * len(state.outputs.members) if taken is None else list(taken)
+        self.called_by: set[int] = set()
         state.observer.begins()
         self.trains = torch.is_grad_enabled()
         self.lease = state.lease(self.trains)
@@ -247,6 +250,21 @@ class Requests:
         if not self.released:
             self.released = True
             self.state.give_back(self.lease, self.trains)
+
+    def check_called(self) -> None:
+        """Check that every collection that looks up this batch was called with its ids.
+
+        Raises:
+            ConfigError: One was not: its rows would be trained with gradients of zero.
+        """
+        members = self.state.outputs.members
+        for i in (i for i, taken in enumerate(self.taken) if taken and i not in self.called_by):
+            names = ", ".join(x.feature for x in members[i].lookups)
+            raise ConfigError(
+                f"the ids of a batch have the features {names}, but the collection that looks "
+                "these up was not called with them: call the collections of a model with one "
+                "KeyedJaggedTensor, or give each only its own features (features.permute)"
+            )
 
     def buffers(self) -> Iterator[Tensor]:
         """Yield the memory that this exchange holds until it is released."""

@@ -53,20 +53,27 @@ class _Result:
     Args:
         features: The ids, by whose identity they are found.
         parts: Of each collection.
-        rows: That were looked up, by all lookups.
+        requests: By which they were looked up.
+        updates: How many updates the rows had had.
     """
 
     def __init__(
-        self, features: KeyedJaggedTensor, parts: dict[int, list[Tensor]], rows: Rows
+        self,
+        features: KeyedJaggedTensor,
+        parts: dict[int, list[Tensor]],
+        requests: Requests,
+        updates: int,
     ) -> None:
         self.features = features
         self.parts = parts
-        self.rows = rows
-        self.had: set[int] = set()
+        self.rows = requests.rows
+        self.called_by = requests.called_by
+        self.updates = updates
+        self.learns = torch.is_grad_enabled()
 
     def take(self, member: int, lookups: range) -> tuple[list[Tensor], Rows]:
         """Hand out the vectors of a collection and the rows of its lookups, once."""
-        self.had.add(member)
+        self.called_by.add(member)
         return self.parts.pop(member), self.rows.of(lookups)
 
 
@@ -273,10 +280,11 @@ class ShardedTables(nn.Module):
         if isinstance(features, Exception) or len(self.members) == 1:
             return [True] * len(self.members)
         keys = set(features.keys())
-        waiting = {i for r in self._results if r.features is features for i in r.parts}
-        had = {i for r in self._results if r.features is features for i in r.had}
+        served = (
+            () if member is None else {i for r in self._results for i in (*r.parts, *r.called_by)}
+        )
         taken = [
-            i == member or (i not in waiting | had and keys >= {x.feature for x in m.lookups})
+            i == member or (i not in served and keys >= {x.feature for x in m.lookups})
             for i, m in enumerate(self.members)
         ]
         return taken if any(taken) else [True] * len(taken)
@@ -352,33 +360,33 @@ class ShardedTables(nn.Module):
 
         Raises:
             IdError: On all ranks, if one of them has an id outside a table whose rule is `error`.
-            ConfigError: Another collection was to be called with the ids of an earlier batch.
+            ConfigError: From backward, where another collection whose features the ids have was not
+                called with them.
         """
-        for result in self._results:
-            if result.features is features and member in result.parts:
-                return result.take(member, self._lookups[member])
         self._forget_results(features)
+        for result in self._results:
+            if member in result.parts:
+                return self._taken_from(result, member)
         made = self._look_up(features, member)
         if len(self.members) > 1:
             self._results.append(made)
-        return made.take(member, self._lookups[member])
+        return self._taken_from(made, member)
+
+    def _taken_from(self, result: _Result, member: int) -> tuple[list[Tensor], Rows]:
+        """Return a collection's share of a result. What is read without a gradient is forgotten
+        once all have theirs: the same ids may be read again.
+        """
+        share = result.take(member, self._lookups[member])
+        if not (result.parts or result.learns):
+            self._results = [r for r in self._results if r is not result]
+        return share
 
     def _forget_results(self, features: KeyedJaggedTensor) -> None:
-        """Forget what is left of earlier batches.
-
-        Raises:
-            ConfigError: Rows were looked up to be trained for a collection that did not ask for
-                them.
-        """
-        left = [r for r in self._results if r.features is not features]
-        self._results = [r for r in self._results if r.features is features]
-        for i in (i for r in left for i, parts in r.parts.items() if parts[0].requires_grad):
-            names = ", ".join(x.feature for x in self.members[i].lookups)
-            raise ConfigError(
-                f"the ids of a batch have the features {names}, but the collection that looks "
-                "these up was not called with them: call the collections of a model with one "
-                "KeyedJaggedTensor, or give each only its own features (features.permute)"
-            )
+        """Forget what is left of other ids, of earlier steps and of the other grad mode."""
+        now = (self.updates, torch.is_grad_enabled())
+        self._results = [
+            r for r in self._results if r.features is features and (r.updates, r.learns) == now
+        ]
 
     def _look_up(self, features: KeyedJaggedTensor, member: int) -> "_Result":
         """Answer, combine, and note what a header says."""
@@ -400,7 +408,8 @@ class ShardedTables(nn.Module):
         assert learns or not torch.is_grad_enabled(), (
             "without a gradient the tables would silently not train"
         )
-        return _Result(features, state.outputs.of_members(parts, requests.output), requests.rows)
+        held = state.outputs.of_members(parts, requests.output)
+        return _Result(features, held, requests, self.updates)
 
 
 def _check_ranks(plan: ShardingPlan, comm: Comm) -> None:

@@ -114,11 +114,42 @@ def test_a_collection_may_be_called_twice_with_one_batch():
     assert sharded_tables(model)[0].updates == 1
 
 
+def test_one_batch_object_in_every_step_is_one_exchange_each_time():
+    model = sharded()
+    (shared,) = sharded_tables(model)
+    seen = []
+    shared.state.observer = shared.state.observer.__class__(begins=lambda: seen.append(1))
+    for training in (True, True, True, False, False):
+        seen.clear()
+        with torch.set_grad_enabled(training):
+            before = shared.store(0).weights.clone()
+            pooled = model.bags(IDS).values()
+            words_LD = model.sequences(IDS)["text"].values()
+        assert len(seen) == 2  # requests, lookup
+        if training:
+            (pooled.sum() + words_LD.sum()).backward()
+            assert not torch.equal(before, shared.store(0).weights)
+
+
+def test_vectors_are_those_of_the_rows_as_they_are_now():
+    model = sharded()
+    with torch.no_grad():
+        model.bags(IDS)  # what this reads for the sequences is not theirs after an update
+    step = model.bags(IDS).values().sum() + model.sequences(IDS)["text"].values().sum()
+    step.backward()
+    with torch.no_grad():
+        found = model.sequences(IDS)["text"].values()
+    rows = {b.table: b.data for b in model.sequences.blocks() if b.tensor == "weight"}
+    assert torch.equal(found, rows["words"][[4, 5, 6, 7]])
+
+
 def test_rows_that_a_collection_did_not_ask_for_are_not_trained_in_silence():
     model = sharded()
-    model.bags(IDS).values().sum().backward()
+    pooled = model.bags(IDS).values()
+    model.sequences(IDS.permute([0, 1, 2]))
     with pytest.raises(ConfigError, match=r"features text, title, but the collection that looks"):
-        model.bags(IDS.permute([0, 1, 2]))
+        pooled.sum().backward()
+    model.bags(IDS)  # looked at, and not trained
 
 
 def test_collections_may_be_fed_apart():

@@ -1,6 +1,6 @@
-"""What requests, lookup and update of one sharded collection share: a plain object, no module.
+"""What requests, lookup and update of sharded tables share: a plain object, no module.
 
-    EngineState <- FusedUpdate <- Requests <- Lookup <- ShardedEmbeddingBagCollection
+    EngineState <- FusedUpdate <- Requests <- Lookup <- ShardedTables
 
 Whatever stands to the right is handed what stands to the left of it, and nothing looks back.
 """
@@ -32,7 +32,7 @@ Message = TypeVar("Message")
 
 
 class EngineState:
-    """The communicator, kernels, layout, stores and reused memory of a sharded collection.
+    """The communicator, kernels, layout, stores and reused memory of sharded tables.
 
     Args:
         layout: Where the rows of all tables lie.

@@ -176,6 +176,10 @@ class EmbeddingShardingStrategy(DDPStrategy):
         """Return the sharded tables of the module; none before it was set up."""
         return sharded_tables(self.lightning_module) if self.lightning_module is not None else []
 
+    def sparse_groups(self) -> list[dict[str, Any]]:
+        """Return the param groups of the tables, one of each rule, for `HybridOptimizer`."""
+        return [group for shared in self.sharded_tables() for group in shared.param_groups]
+
     def _without_tables(self) -> AbstractContextManager[None]:
         """Leave tables out of the module's state dict for a while."""
         module = self.lightning_module

@@ -175,12 +175,12 @@ def test_without_numba_the_reference_runs_and_says_so_once(monkeypatch, capsys):
     sharded(Comm(), make_tables())
     assert "plain torch" not in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert sharded(Comm(), make_tables()).state.backend.name == "torch"
+    assert sharded(Comm(), make_tables()).shared.state.backend.name == "torch"
     assert capsys.readouterr().err == (
         "numba is not installed (pip install numba): lookup and update run in plain torch, "
         "several times slower\n"
     )
     assert (
-        sharded(Comm(), make_tables(), backend="torch").state.backend.name == "torch"
+        sharded(Comm(), make_tables(), backend="torch").shared.state.backend.name == "torch"
         and capsys.readouterr().err == ""
     )

@@ -20,6 +20,16 @@ from recapp.compat import foreign_paths
 
 if TYPE_CHECKING:
     from recapp.checkpoints.directory import load_table
+    from recapp.checkpoints.static_table import static_table
+    from recapp.compat.managed_collisions import (
+        DistanceLFU_EvictionPolicy,
+        LFU_EvictionPolicy,
+        LRU_EvictionPolicy,
+        ManagedCollisionCollection,
+        ManagedCollisionEmbeddingBagCollection,
+        ManagedCollisionEmbeddingCollection,
+        MCHManagedCollisionModule,
+    )
     from recapp.engine.gathered_state import gathered_state_dict
     from recapp.engine.model_parallel import DistributedModelParallel
     from recapp.engine.shard_model import shard_model
@@ -76,6 +86,7 @@ _HOMES = {
     "DLRM": "recapp.models.published_dlrm",
     "DataSettings": "recapp.trainer.datamodule",
     "DataType": "recapp.tables.config",
+    "DistanceLFU_EvictionPolicy": "recapp.compat.managed_collisions",
     "DistributedModelParallel": "recapp.engine.model_parallel",
     "EmbOptimType": "recapp.optim.fused_params",
     "EmbeddingBagCollection": "recapp.tables.embedding_bag",
@@ -91,7 +102,13 @@ _HOMES = {
     "JaggedTensor": "recapp.sparse.jagged_tensor",
     "KeyedJaggedTensor": "recapp.sparse.keyed_jagged_tensor",
     "KeyedTensor": "recapp.sparse.keyed_tensor",
+    "LFU_EvictionPolicy": "recapp.compat.managed_collisions",
+    "LRU_EvictionPolicy": "recapp.compat.managed_collisions",
     "LogLoss": "recapp.metrics",
+    "MCHManagedCollisionModule": "recapp.compat.managed_collisions",
+    "ManagedCollisionCollection": "recapp.compat.managed_collisions",
+    "ManagedCollisionEmbeddingBagCollection": "recapp.compat.managed_collisions",
+    "ManagedCollisionEmbeddingCollection": "recapp.compat.managed_collisions",
     "NormalizedEntropy": "recapp.metrics",
     "ParameterConstraints": "recapp.planner.constraints",
     "PoolingType": "recapp.tables.config",
@@ -116,6 +133,7 @@ _HOMES = {
     "rowwise_adagrad": "recapp.optim.rules",
     "sgd": "recapp.optim.rules",
     "shard_model": "recapp.engine.shard_model",
+    "static_table": "recapp.checkpoints.static_table",
     "write_plan": "recapp.sharding.plan_file",
 }
 
@@ -128,6 +146,7 @@ __all__ = [
     "ClickModule",
     "DataSettings",
     "DataType",
+    "DistanceLFU_EvictionPolicy",
     "DistributedModelParallel",
     "EmbOptimType",
     "EmbeddingBagCollection",
@@ -143,7 +162,13 @@ __all__ = [
     "JaggedTensor",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "LFU_EvictionPolicy",
+    "LRU_EvictionPolicy",
     "LogLoss",
+    "MCHManagedCollisionModule",
+    "ManagedCollisionCollection",
+    "ManagedCollisionEmbeddingBagCollection",
+    "ManagedCollisionEmbeddingCollection",
     "NormalizedEntropy",
     "ParameterConstraints",
     "PoolingType",
@@ -168,6 +193,7 @@ __all__ = [
     "rowwise_adagrad",
     "sgd",
     "shard_model",
+    "static_table",
     "write_plan",
 ]
 

@@ -1,5 +1,5 @@
-"""`python -m recapp.bench kernels|memory|step|train|strategies|data`: measures recapp, and what it
-is compared with, in the same rounds.
+"""`python -m recapp.bench kernels|memory|step|train|strategies|data|dynamic`: measures recapp, and
+what it is compared with, in the same rounds.
 
     settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.bench_worker`)
                       -> JOB/metrics.json -> a table
@@ -15,6 +15,7 @@ is compared with, in the same rounds.
 | `strategies` | sharding strategies: latency, memory, bytes      | each other                     |
 |              | exchanged                                        |                                |
 | `data`       | reading Parquet, and training from it            | training from memory           |
+| `dynamic`    | tables of any keys, which grow                   | static tables, Python's dict   |
 
 A setting that cannot be is refused here, before anything is measured.
 """
@@ -54,6 +55,7 @@ PLANS = {  # that are measured without plan=...
     "train": ("table_wise",),
     "strategies": ("table_wise", "row_wise", "column_wise", "mixed", "data_parallel"),
     "data": ("table_wise",),
+    "dynamic": ("table_wise",),
 }
 
 

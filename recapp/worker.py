@@ -62,6 +62,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         StartReport,
         StepClock,
     )
+    from recapp.trainer.dynamic_rows import LogDynamicRows
     from recapp.trainer.ending import EndTogether
     from recapp.trainer.keep_last import KeepLast
     from recapp.trainer.performance_recorder import RecordPerformance
@@ -98,6 +99,7 @@ def fit(settings: dict[str, Any], job_dir: Path) -> tuple[dict[str, Any], Stoppe
         clock,
         performance,
         LogRate(clock),
+        LogDynamicRows(),
         end,
         StartReport(
             settings["seed"], settings["format"] == "text", dense_columns=len(data.schema.dense)

@@ -6,6 +6,7 @@ A `_target_` in the settings is a constructor and its keys are the constructor's
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -28,7 +29,8 @@ from recapp.optim.named_rules import RULES, table_rules
 from recapp.optim.rules import RowRule
 from recapp.optim.rules_by_table import Rules
 from recapp.settings.check_settings import find_constructor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingBagConfig, IdRule
+from recapp.tables.dynamic import DYNAMIC, EXPECTED_ROWS, DynamicRows, dynamic_rows
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.listed import listed_tables
 from recapp.tables.lookups import TableLookup, lookups_of
@@ -36,6 +38,7 @@ from recapp.tables.statistics import TableStatistics
 from recapp.trainer.datamodule import ClickData, DataSettings
 from recapp.trainer.module import ClickModule
 
+MANY_ROWS = 2**48  # more than a table has
 Settings = Mapping[str, Any]
 PAYLOADS: dict[str, torch.dtype | None] = {
     "full": None,
@@ -138,23 +141,34 @@ def build_lookups(
 def _tables_of_dataset(
     dataset: Settings, tables: Settings, features: Sequence[str]
 ) -> list[EmbeddingBagConfig]:
-    rule = tables["id_rule"] or dataset["id_rule"]
+    grows = tables.get("num_embeddings") == DYNAMIC
+    if not grows and tables.get("dynamic") is not None:
+        raise ConfigError(
+            f"tables.dynamic={tables['dynamic']}: is said of tables that do not grow: set "
+            "tables.num_embeddings=dynamic, or take tables=dynamic"
+        )
+    rule = tables["id_rule"] or (IdRule.ERROR if grows else dataset["id_rule"])
     dims: Mapping[str, int] = dataset["table_dims"] or {}
     check_sizes(dataset, features)
     made = []
+    rows: Any
     for i, feature in enumerate(features):
         if dataset["table_rows"]:
             rows = int(dataset["table_rows"][i])
         elif dataset["cardinality"]:
             rows = int(dataset["cardinality"][i]) + 1
         else:
-            rows = tables["max_rows"]
-        if rule == "hash":
+            rows = EXPECTED_ROWS if grows else tables["max_rows"]
+        dynamic = _dynamic(tables, rows) if grows else None
+        if grows:
+            rows = DYNAMIC
+        elif rule == "hash":
             rows = min(rows, tables["max_rows"])
         made.append(
             EmbeddingBagConfig(
                 name=feature,
                 num_embeddings=rows,
+                dynamic=dynamic,
                 embedding_dim=dims.get(feature) or int(tables["dim"]),
                 feature_names=[feature],
                 pooling=tables["pooling"],
@@ -166,17 +180,27 @@ def _tables_of_dataset(
     return made
 
 
+def _dynamic(tables: Settings, rows: int) -> DynamicRows:
+    """Return what is said of dynamic tables; a table's rows are expected where nothing else is."""
+    said = dynamic_rows(tables["dynamic"] or {}, "tables.dynamic")
+    if said.expected_rows is None:
+        said = replace(said, expected_rows=min(rows, said.max_rows or rows))
+    return said
+
+
 def counts_ids(settings: Settings) -> bool:
     """Return whether tables get their sizes from the distinct ids of the training rows.
 
     That is so for hashed tables of which neither `cardinality` nor `table_rows` gives a size,
-    except on generated data, whose `table_rows` define what is generated.
+    except on generated data, whose `table_rows` define what is generated; and for dynamic ones,
+    whose rows are then those that are expected.
     """
     tables = settings["tables"]
     dataset = settings["dataset"]
     if tables["source"] != "from_dataset":
         return False
-    hashed = (tables["id_rule"] or dataset["id_rule"]) == "hash"
+    grows = tables.get("num_embeddings") == DYNAMIC
+    hashed = grows or (tables["id_rule"] or dataset["id_rule"]) == "hash"
     sized = any(dataset[key] for key in ("table_rows", "cardinality", "generate"))
     return bool(hashed and not sized)
 
@@ -296,8 +320,13 @@ def build_data(settings: Settings, sized: Callable[[], object] | None = None) ->
         settings["seed"],
         prepare,
         set_table_rows=rows,
-        max_table_rows=settings["tables"].get("max_rows"),
+        max_table_rows=_most_rows(settings["tables"]),
     )
+
+
+def _most_rows(tables: Settings) -> int | None:
+    """Return the most rows of a table that is sized by its ids; None where none is."""
+    return MANY_ROWS if tables.get("num_embeddings") == DYNAMIC else tables.get("max_rows")
 
 
 def size_on_paper(settings: Settings) -> str:
@@ -318,6 +347,8 @@ def size_on_paper(settings: Settings) -> str:
             )
         except DataError as error:
             why = str(error)
+    if settings["tables"].get("num_embeddings") == DYNAMIC:
+        return f"every dynamic table is assumed to have {EXPECTED_ROWS:,} rows: {why}"
     most = settings["tables"]["max_rows"]
     return f"every table is assumed to have tables.max_rows={most} rows, no ids were counted: {why}"
 

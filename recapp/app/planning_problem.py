@@ -29,6 +29,7 @@ from recapp.processes.launch import rank_count
 from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan
 from recapp.sharding.sharding_types import sharding_type
+from recapp.tables.row_order import RowOrderName
 
 Settings = Mapping[str, Any]
 
@@ -123,6 +124,7 @@ def build_plan(settings: Settings, problem: PlanningProblem) -> ShardingPlan:
             overrides=_overrides(plan),
             mode=plan.get("mode", "auto"),
             column_width=plan.get("column_width", 64),
+            row_order=plan.get("row_order", "natural"),
             deal=plan.get("deal", "balanced"),
             statistics=problem.statistics,
             batch_per_rank=problem.batch_per_rank,
@@ -135,8 +137,8 @@ def build_plan(settings: Settings, problem: PlanningProblem) -> ShardingPlan:
 
 
 def best_plan(settings: Settings, problem: PlanningProblem) -> Outcome:
-    """Return the planner's own plan; of `plan` it takes only the types of single tables and the
-    mode.
+    """Return the planner's own plan; of `plan` it takes only the types of single tables, the mode,
+    and the order of rows where there are no rules beside it.
 
     Raises:
         PlanError: Constraints cannot hold, or no plan fits.
@@ -147,6 +149,7 @@ def best_plan(settings: Settings, problem: PlanningProblem) -> Outcome:
         settings["planner"].get("constraints") or {},
         _overrides(plan),
         plan.get("mode", settings["planner"]["mode"]),
+        None if "rules" in plan else plan.get("row_order"),
     )
     return plan_tables(problem, constraints if problem.tables else {})
 
@@ -181,13 +184,19 @@ def predicted(
     return explained(plan, problem, alternatives=False)
 
 
-def build_constraints(plain: Settings, overrides: Mapping[str, str], mode: str) -> Constraints:
+def build_constraints(
+    plain: Settings,
+    overrides: Mapping[str, str],
+    mode: str,
+    row_order: RowOrderName | None = None,
+) -> Constraints:
     """Return the planner's constraints, by table or glob.
 
     Args:
         plain: `planner.constraints`.
         overrides: The types of single tables (`+plan.tables.C3=row_wise`).
         mode: The mode of all tables, or `auto`.
+        row_order: The order of the rows of all tables; None leaves it to the planner.
 
     Raises:
         ConfigError: An entry is none of a constraint's.
@@ -209,8 +218,11 @@ def build_constraints(plain: Settings, overrides: Mapping[str, str], mode: str) 
         found[pattern] = ParameterConstraints(sharding_types=[kind]).over(
             found.get(pattern, ParameterConstraints())
         )
-    if mode != "auto":
-        every = ParameterConstraints(modes=[mode])
+    if mode != "auto" or row_order is not None:
+        every = ParameterConstraints(
+            modes=None if mode == "auto" else [mode],
+            row_orders=None if row_order is None else [row_order],
+        )
         found = {"*": every.over(found.pop("*", ParameterConstraints()))} | found
     return found
 

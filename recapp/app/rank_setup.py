@@ -24,6 +24,7 @@ def prepare_process(settings: Mapping[str, Any]) -> None:
         import torch
 
         from recapp.app import build_trainer  # noqa: F401  (imports what a run needs)
+        from recapp.kernels.row_memory import keep_rows_from_children
         from recapp.processes.process_memory import keep_freed_memory
 
         # after Lightning: it sets its loggers' levels when it is imported
@@ -31,6 +32,7 @@ def prepare_process(settings: Mapping[str, Any]) -> None:
     freeze_loaded_objects()
     if settings["engine"]["keep_freed_memory"]:
         keep_freed_memory()
+    keep_rows_from_children()
     torch.set_float32_matmul_precision("high")
 
 

@@ -20,6 +20,7 @@ MEASUREMENTS = {
     "train": "recapp.benchmarks.whole_step",
     "strategies": "recapp.benchmarks.strategies",
     "data": "recapp.benchmarks.data",
+    "dynamic": "recapp.benchmarks.dynamic_tables",
     "calibrate": "recapp.benchmarks.calibrate",
 }
 """The module of each verb; every rank calls its `run(session)`."""

@@ -9,9 +9,12 @@ from recapp.benchmarks.rivals import check_python
 from recapp.benchmarks.setup import check_backend, check_names, check_transports
 from recapp.benchmarks.workloads import WORKLOADS
 from recapp.errors import ConfigError
+from recapp.tables.config import PoolingType
 
 IDS = ("uniform", "zipf")
 STRATEGY_BATCHES = [32, 4096]
+OF_DYNAMIC = ("W1", "hugectr_d64", 100_000)
+"""The workload, the model and the new keys of a step that `dynamic` measures by default."""
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,20 +35,24 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"threads={threads}: a list is for kernels; a rank of {verb} has one number of threads"
         )
+    workload, model, batch_size = (
+        OF_DYNAMIC if verb == "dynamic" else (None, None, STRATEGY_BATCHES)
+    )
     found: dict[str, Any] = {
-        "workload": check_names("workload", settings["workload"], list(WORKLOADS)),
-        "model": check_names("model", settings["model"], list(MODELS)),
+        "workload": check_names("workload", _or(settings["workload"], workload), _workloads(verb)),
+        "model": check_names("model", _or(settings["model"], model), list(MODELS)),
         "ids": check_names("ids", settings["ids"], IDS),
         "transport": check_transports(settings["transport"]),
         "backend": check_backend(settings["backend"]),
         "threads": _numbers("threads", threads),
-        "batch_size": _numbers("batch_size", _or(settings["batch_size"], STRATEGY_BATCHES)),
+        "batch_size": _numbers("batch_size", _or(settings["batch_size"], batch_size)),
         "ranks": ranks,
         "rounds": _number("rounds", settings["rounds"]),
         "bag": _number("bag", settings["bag"]),
+        "keys": _number("keys", settings["keys"]),
         "round_seconds": _seconds(settings["round_seconds"]),
     }
-    if verb in ("strategies", "data") and len(found["transport"]) > 1:
+    if verb in ("strategies", "data", "dynamic") and len(found["transport"]) > 1:
         raise ConfigError(
             f"transport={settings['transport']}: {verb} takes one; step and train compare several"
         )
@@ -57,6 +64,13 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"compile={settings['compile']}: must be true or false")
     check_python(settings["torchrec_python"])
     return dict(settings) | found
+
+
+def _workloads(verb: str) -> list[str]:
+    """Return the workloads that a verb measures: `kernels` those whose bags are summed."""
+    return [
+        name for name, w in WORKLOADS.items() if verb != "kernels" or w.pooling is PoolingType.SUM
+    ]
 
 
 def _or(value: object, default: object) -> object:

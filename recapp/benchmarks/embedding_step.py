@@ -5,24 +5,27 @@ All plans and transports of recapp are timed in the same rounds first, so that t
 with each other (`best_plan_ratio`: the fastest plan's time over this one's). Then recapp and
 TorchRec are timed under the same plan, one plan after the other.
 
-B samples of a rank's batch, K columns of the pooled output.
+Bags are summed, or looked up as sequences, or concatenated. TorchRec has no concatenation: its
+`EmbeddingCollection` gives the same vectors, one after the other.
 """
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from recapp.benchmarks.ranks import open_transports
 from recapp.benchmarks.rivals import rivals
 from recapp.benchmarks.session import Session
-from recapp.benchmarks.setup import make_collection, make_plan, pooled_tables, torchrec_sharding
+from recapp.benchmarks.setup import make_plan, pooled_tables, shard_workload, torchrec_sharding
 from recapp.benchmarks.timing import Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.workloads import WORKLOADS, Workload
 from recapp.engine.observer import EngineObserver
-from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.engine.sharded_collection import ShardedCollection
 from recapp.reporting.phases import PhaseClock
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.transport.communicator import Comm
 
 PHASE_STEPS = 20
@@ -42,7 +45,7 @@ class EmbeddingStep:
 
     def __init__(
         self,
-        collection: ShardedEmbeddingBagCollection,
+        collection: ShardedCollection,
         batches: list[KeyedJaggedTensor],
         comm: Comm,
     ) -> None:
@@ -50,7 +53,8 @@ class EmbeddingStep:
         self.batches = batches
         self.comm = comm
         self.number = 0
-        self.gradient_BK = torch.randn(batches[0].stride(), collection.width)
+        with torch.no_grad():
+            self.gradients = [torch.randn(v.shape) for v in self._vectors(batches[0])]
 
     def run(self, steps: int) -> Times:
         """Time so many steps."""
@@ -58,10 +62,16 @@ class EmbeddingStep:
 
     def step(self) -> None:
         """Look up the next batch and take its gradient back, which updates the tables."""
-        self.collection(self.batches[self.number % len(self.batches)]).values().backward(
-            self.gradient_BK
-        )
+        vectors = self._vectors(self.batches[self.number % len(self.batches)])
+        torch.autograd.backward(vectors, self.gradients)
         self.number += 1
+
+    def _vectors(self, batch: KeyedJaggedTensor) -> list[Tensor]:
+        """Return the vectors of all bags, or those of each sequence."""
+        found = self.collection(batch)
+        if isinstance(found, KeyedTensor):
+            return [found.values()]
+        return [sequence.values() for sequence in found.values()]
 
     def bytes_exchanged(self) -> int:
         """Run a step and return the bytes that all ranks send in it. Every rank calls it."""
@@ -100,12 +110,12 @@ def _measure(session: Session, workload: Workload, comms: dict[str, Comm]) -> No
     tables = workload.tables()
     batches = session.batches(workload)
     plans = {
-        name: make_plan(name, plan_settings, tables, session.comm, batches)
+        name: make_plan(name, plan_settings, tables, session.comm, batches, workload.lookups())
         for name, plan_settings in settings["plans"].items()
     }
     own = {
         (name, transport): EmbeddingStep(
-            make_collection(tables, plan, comm, settings["backend"]), batches, session.comm
+            shard_workload(workload, plan, comm, settings["backend"]), batches, session.comm
         )
         for name, plan in plans.items()
         for transport, comm in comms.items()

@@ -4,6 +4,7 @@ kernels      roofline.png              work per byte against work per second, un
                                        bandwidth's roof
 step         phases.png                where a step's milliseconds go, plan by plan
 strategies   latency.png, memory.png   a bar for each strategy
+dynamic      pauses.png                how long each step with new keys took, as the table grew
 """
 
 from collections.abc import Callable, Sequence
@@ -135,6 +136,22 @@ def memory(axes: "Axes", rows: Records) -> None:
     axes.legend()
 
 
+def pauses(axes: "Axes", rows: Records) -> None:
+    """Draw each step with new keys as a point over the keys that the table had before."""
+    (row,) = (row for row in rows if "batch_ms" in row)
+    keys = [(i + 1) * row["batch_size"] / 1e6 for i in range(len(row["batch_ms"]))]
+    axes.plot(keys, row["batch_ms"], ".", color="C0", label="dynamic table, new keys")
+    axes.plot(keys, row["static_batch_ms"], ".", color="C1", label="static table")
+    axes.axhline(row["median_ms"], color="C0", linewidth=0.8, label="its median")
+    axes.set(
+        ylim=(0, None),
+        xlabel="millions of keys in the table",
+        ylabel=f"ms per step of {row['batch_size']:,} keys",
+        title="Steps of a growing table",
+    )
+    axes.legend(fontsize=8)
+
+
 def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], key: str) -> None:
     """Draw bars side by side: strategies along the axis, a colour for each group.
 
@@ -165,5 +182,6 @@ def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], k
 PICTURES: dict[str, dict[str, Callable[["Axes", Records], None]]] = {
     "kernels": {"roofline.png": roofline},
     "step": {"phases.png": phases},
+    "dynamic": {"pauses.png": pauses},
     "strategies": {"latency.png": latency, "memory.png": memory},
 }

@@ -252,7 +252,7 @@ def _group_counts(shared: ShardedTables, q: Requests, g: int) -> dict[str, tuple
     asked = q.asked[g]
     served = q.served[g]
     store = shared.store(g)
-    served.group(store.rows)
+    served.group(store)
     number = shared.dtype.itemsize
     width = store.width
     stored = store.nbytes.rows // max(1, store.rows)  # of a row

@@ -8,11 +8,16 @@ measured in the same rounds.
     backward    gradient of the output once + each distinct row twice
                 + its optimiser state, a cache line, twice + ids
 
+Rows are read at random, which no processor does at the speed of a copy. So there is a second floor
+of the forward (`gather_ratio`): torch's own `embedding_bag` over the same rows in the same order,
+all tables in one call, with no check of ids, no grouping and no gradient.
+
 recapp runs what training runs on one rank: id checks, grouping, lookup, and backward with the
 update inside. Grouping counts as forward there; FBGEMM sorts in backward. Plain torch is an
-`nn.EmbeddingBag` per table with sparse gradients and `torch.optim.Adagrad`.
+`nn.EmbeddingBag` per table with sparse gradients and `torch.optim.Adagrad`. recapp and the gather
+run a second time on rows that lie in pages of 4 KB (`small_pages_ratio`: how many times as long).
 
-B samples of a batch, K columns of the pooled output.
+B samples of a batch, K columns of the pooled output, N ids, M bags.
 """
 
 from dataclasses import dataclass
@@ -26,7 +31,9 @@ from recapp.benchmarks.session import Session
 from recapp.benchmarks.setup import make_collection, make_plan
 from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
 from recapp.benchmarks.workloads import WORKLOADS, Workload
+from recapp.engine.row_store import FloatStore
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.kernels.row_memory import small_pages
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 CACHE_LINE = 64
@@ -151,6 +158,55 @@ class PlainTorch:
         self.optimizer.zero_grad()
 
 
+class Gather:
+    """Reading rows at random as a contender: torch's `embedding_bag` over the rows of all ids.
+
+    Args:
+        collection: The tables, on one rank.
+        batches: The batches, which steps take in turn.
+        threads: The threads of torch.
+    """
+
+    def __init__(
+        self,
+        collection: ShardedEmbeddingBagCollection,
+        batches: list[KeyedJaggedTensor],
+        threads: int,
+    ) -> None:
+        store = collection.shared.store(0)
+        assert isinstance(store, FloatStore)
+        self.weights = store.weights
+        self.bags = [_rows_and_bags(collection, batch) for batch in batches]
+        self.threads = threads
+        self.number = 0
+
+    def run(self, steps: int) -> Times:
+        """Time so many passes over a batch's rows."""
+        torch.set_num_threads(self.threads)
+        with torch.no_grad():
+            return time_steps([("step", self._step)], steps)
+
+    def _step(self) -> None:
+        row_N, start_M = self.bags[self.number % len(self.bags)]
+        nn.functional.embedding_bag(row_N, self.weights, start_M, mode="sum")
+        self.number += 1
+
+
+def _rows_and_bags(
+    collection: ShardedEmbeddingBagCollection, batch: KeyedJaggedTensor
+) -> tuple[Tensor, Tensor]:
+    """Return the row of each id in the store, [N], and the first id of each bag, [M]."""
+    with torch.no_grad():
+        requests = collection.shared.input_dist(batch)
+        requests.finish()
+    (asked,) = requests.asked
+    links = asked.combine_links
+    assert links.offsets_M1 is not None
+    found = links.index_N.long(), links.offsets_M1[:-1].long()
+    requests.release()
+    return found
+
+
 class Copy:
     """A plain copy of memory as a contender; each byte is read and written.
 
@@ -198,6 +254,8 @@ def _measure(session: Session, workload: Workload) -> None:
     batches = session.batches(workload)
     plan = make_plan("table_wise", WHOLE, tables, comm, batches)
     collection = make_collection(tables, plan, comm, settings["backend"])
+    with small_pages():
+        on_small_pages = make_collection(tables, plan, comm, settings["backend"])
     floor = floor_of(workload, batches[0])
     most = max(settings["threads"])
     with rivals(
@@ -211,6 +269,9 @@ def _measure(session: Session, workload: Workload) -> None:
         for threads in settings["threads"]:
             contenders: dict[str, Contender] = {
                 "recapp": Lookup(collection, batches, workload.width, threads),
+                "small pages": Lookup(on_small_pages, batches, workload.width, threads),
+                "gather": Gather(collection, batches, threads),
+                "gather, small pages": Gather(on_small_pages, batches, threads),
                 **others,
                 "torch": PlainTorch(workload, batches, threads),
                 "copy": Copy(threads),
@@ -229,6 +290,8 @@ def _record(
     own = measured["recapp"]
     copy = measured["copy"]
     forward, backward = (Measured({"step": own.rounds[part]}) for part in ("forward", "backward"))
+    small = measured["small pages"]
+    gather = measured["gather"]
     return {
         "workload": workload.name,
         "threads": threads,
@@ -241,6 +304,12 @@ def _record(
         **ratio("floor", at_bandwidth(copy, floor.forward + floor.backward), own),
         **ratio("forward_floor", at_bandwidth(copy, floor.forward), forward),
         **ratio("backward_floor", at_bandwidth(copy, floor.backward), backward),
+        **spread(gather, prefix="gather_"),
+        **ratio("gather", gather, forward),
+        **ratio("small_pages", small, own),
+        **ratio("forward_small_pages", small, own, "forward"),
+        **ratio("backward_small_pages", small, own, "backward"),
+        **ratio("gather_small_pages", measured["gather, small pages"], gather),
         "forward_bytes": floor.forward,
         "backward_bytes": floor.backward,
         "forward_flops": floor.forward_flops,

@@ -15,6 +15,7 @@ from recapp.benchmarks.timing import Contender, Measured, interleave
 from recapp.benchmarks.workloads import Workload
 from recapp.console import note, progress
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recapp.tables.config import PoolingType
 from recapp.transport.communicator import Comm
 
 ROWS_FILE = "rows.json"  # in the run's directory: the records made so far
@@ -98,6 +99,7 @@ class Session:
                 "tables": tables,
                 "batch_size": workload.batch_size,
                 "bags": workload.bag_F,
+                "pooled": workload.pooling is PoolingType.SUM,
                 "ids": str(self.ids_file(workload, rank)),
                 "learning_rate": LEARNING_RATE,
                 "eps": EPS,

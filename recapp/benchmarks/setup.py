@@ -1,6 +1,6 @@
 """The engine as benchmarks set it up: plan, transport, backend and row rule.
 
-names on the command line -> ShardingPlan, ShardedEmbeddingBagCollection
+names on the command line -> ShardingPlan, sharded collections
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from recapp.benchmarks.workloads import Workload
+from recapp.engine.shard_model import shard_model
+from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection, shard_bags
 from recapp.errors import ConfigError, suggest
 from recapp.kernels.backend import backend as make_backend
@@ -20,7 +23,10 @@ from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import COLUMN_WIDTH
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig, PoolingType
+from recapp.tables.embedding import EmbeddingCollection
+from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.lookups import TableLookup
 from recapp.transport.choose_transport import TRANSPORTS
 from recapp.transport.communicator import Comm
 
@@ -72,9 +78,10 @@ def rule() -> RowRule:
 def make_plan(
     name: str,
     plan_settings: Mapping[str, Any],
-    tables: Sequence[EmbeddingBagConfig],
+    tables: Sequence[EmbeddingConfig],
     comm: Comm,
     batches: Sequence[KeyedJaggedTensor],
+    lookups: Sequence[TableLookup] | None = None,
 ) -> ShardingPlan:
     """Return a plan by rules on these ranks. Every rank calls it.
 
@@ -84,10 +91,12 @@ def make_plan(
 
     Args:
         name: The name of the plan.
-        plan_settings: Its `rules`, and where they are set its `mode` and `column_width`.
+        plan_settings: Its `rules`, and where they are set its `mode`, `column_width` and
+            `row_order`.
         tables: The tables.
         comm: The ranks.
         batches: This rank's batches.
+        lookups: What reads the tables; None takes the lookups that the tables declare.
     """
     rules = [read_rule(r, f"plan {name}, rule {i}") for i, r in enumerate(plan_settings["rules"])]
     widest = max(t.embedding_dim for t in tables)
@@ -100,9 +109,10 @@ def make_plan(
         name=name,
         mode=plan_settings.get("mode", "auto"),
         column_width=width,
+        row_order=plan_settings.get("row_order", "natural"),
     )
     return initial_plan(
-        make, comm, count=lambda plan: decide_modes(tables, plan, batches[:SAMPLE_BATCHES])
+        make, comm, count=lambda plan: decide_modes(tables, plan, batches[:SAMPLE_BATCHES], lookups)
     )
 
 
@@ -122,8 +132,24 @@ def torchrec_sharding(plan: ShardingPlan) -> dict[str, tuple[str, list[int]]]:
     }
 
 
+def shard_workload(
+    workload: Workload, plan: ShardingPlan, comm: Comm, backend: str
+) -> ShardedCollection:
+    """Return the sharded collection that looks up a workload. Every rank calls it."""
+    tables = workload.tables()
+    meta = torch.device("meta")
+    collection = (
+        EmbeddingCollection(tables, meta)
+        if workload.pooling is PoolingType.NONE
+        else EmbeddingBagCollection(tables, device=meta, lookups=workload.lookups())
+    )
+    sharded = shard_model(collection, plan, comm, rule(), backend)
+    assert isinstance(sharded, ShardedCollection)
+    return sharded
+
+
 def make_collection(
-    tables: Sequence[EmbeddingBagConfig], plan: ShardingPlan, comm: Comm, backend: str
+    tables: Sequence[EmbeddingConfig], plan: ShardingPlan, comm: Comm, backend: str
 ) -> ShardedEmbeddingBagCollection:
-    """Return the sharded collection that is measured. Every rank calls it."""
+    """Return the sharded collection of bags that is measured. Every rank calls it."""
     return shard_bags(list(tables), plan, comm, rule(), backend=backend)

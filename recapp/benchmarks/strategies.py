@@ -5,6 +5,7 @@ timed alone and with backward (and so with the update). Memory is what a rank's 
 by: once tables and buffers are made, and at its highest during steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ from recapp.benchmarks.setup import make_collection, make_plan
 from recapp.benchmarks.timing import Times, spread, time_steps
 from recapp.benchmarks.workloads import Workload
 from recapp.processes.process_memory import forget_peak_resident
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.tables.listed import listed_tables
 from recapp.transport.communicator import Comm
 
@@ -59,7 +60,7 @@ class ForwardAlone:
         return int(sum(self._step.comm.all_gather(comm.bytes_sent - before)))
 
 
-def workload_of(tables: list[EmbeddingBagConfig], batch_size: int, bag: int, ids: str) -> Workload:
+def workload_of(tables: Sequence[EmbeddingConfig], batch_size: int, bag: int, ids: str) -> Workload:
     """Return tables as a workload, with one feature for each.
 
     Args:

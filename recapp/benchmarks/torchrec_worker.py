@@ -7,7 +7,8 @@ step: `{"step": [...]}`. It ends with its standard input, or with its parent.
 
 What it builds (`kind`), always with row-wise Adagrad fused into backward where TorchRec has it:
     kernels   FBGEMM's SplitTableBatchedEmbeddingBags on the CPU, one process
-    step      TorchRec's sharded EmbeddingBagCollection under a plan, several processes
+    step      TorchRec's sharded EmbeddingBagCollection under a plan, several processes; its
+              EmbeddingCollection where bags are not summed
     train     TorchRec's DLRM around the same, DDP and Adam for its dense part
 
 Tables that TorchRec keeps data-parallel have dense gradients, which DDP reduces, and its own
@@ -147,7 +148,7 @@ def shard(spec: dict[str, Any], module: Any, collection: Any, path: str) -> Any:
     Args:
         spec: The spec, with `sharding`, `world`, `learning_rate` and `eps`.
         module: The whole module.
-        collection: Its unsharded EmbeddingBagCollection.
+        collection: Its unsharded collection.
         path: The dotted name of the collection in the module.
 
     Raises:
@@ -156,25 +157,30 @@ def shard(spec: dict[str, Any], module: Any, collection: Any, path: str) -> Any:
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from torchrec.distributed import DistributedModelParallel
+    from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.sharding_plan import (
         column_wise,
         construct_module_sharding_plan,
         data_parallel,
+        row_wise,
         table_wise,
     )
     from torchrec.distributed.types import ShardingPlan
 
-    sharder = EmbeddingBagCollectionSharder(
+    kind = EmbeddingBagCollectionSharder if spec["pooled"] else EmbeddingCollectionSharder
+    sharder: Any = kind(
         fused_params={
             "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
             "learning_rate": spec["learning_rate"],
             "eps": spec["eps"],
         }
     )
+    fused = "fused"  # without, tables would have dense gradients and no optimiser
     made = {
-        "table_wise": lambda ranks: table_wise(rank=ranks[0]),
-        "column_wise": lambda ranks: column_wise(ranks=ranks),
+        "table_wise": lambda ranks: table_wise(rank=ranks[0], compute_kernel=fused),
+        "column_wise": lambda ranks: column_wise(ranks=ranks, compute_kernel=fused),
+        "row_wise": lambda ranks: row_wise(compute_kernel=fused),
         "data_parallel": lambda ranks: data_parallel(),
     }
     asked_for = {kind for kind, _ in spec["sharding"].values()}
@@ -205,26 +211,34 @@ def features(spec: dict[str, Any]) -> list[Any]:
 
 
 def collection_of(spec: dict[str, Any]) -> Any:
-    """Return the unsharded EmbeddingBagCollection of the spec, on the meta device."""
+    """Return the unsharded collection of the spec, on the meta device: of bags, or of sequences."""
     import torch
-    from torchrec.modules.embedding_configs import EmbeddingBagConfig
-    from torchrec.modules.embedding_modules import EmbeddingBagCollection
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-    return EmbeddingBagCollection(
+    config, collection = (
+        (EmbeddingBagConfig, EmbeddingBagCollection)
+        if spec["pooled"]
+        else (EmbeddingConfig, EmbeddingCollection)
+    )
+    return collection(
         device=torch.device("meta"),
         tables=[
-            EmbeddingBagConfig(
-                name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[name]
-            )
+            config(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[name])
             for name, rows, dim in spec["tables"]
         ],
     )
 
 
+def vectors(spec: dict[str, Any], found: Any) -> list[Any]:
+    """Return the vectors of all bags, or those of each sequence, in what a collection returned."""
+    return [found.values()] if spec["pooled"] else [found[f].values() for f, _, _ in spec["tables"]]
+
+
 def replicated(model: Any, spec: dict[str, Any]) -> list[Any]:
     """Return the weights of the data-parallel tables, the only ones whose gradient is dense."""
     names = {
-        f"embedding_bags.{table}.weight"
+        f"{'embedding_bags' if spec['pooled'] else 'embeddings'}.{table}.weight"
         for table, (kind, _) in spec["sharding"].items()
         if kind == "data_parallel"
     }
@@ -245,12 +259,15 @@ def build_step(spec: dict[str, Any]) -> Step:
         RowWiseAdagrad(weights, lr=spec["learning_rate"], eps=spec["eps"]) if weights else None
     )
     batches = features(spec)
-    gradient = torch.randn(spec["batch_size"], sum(dim for _, _, dim in spec["tables"]))
+    with torch.no_grad():
+        first = vectors(spec, model(batches[0]).wait())
+    gradients = [torch.randn(v.shape) for v in first]
 
     def step(number: int) -> dict[str, float]:
         dist.barrier()
         begin = time.perf_counter()
-        model(batches[number % len(batches)]).wait().values().backward(gradient)
+        found = vectors(spec, model(batches[number % len(batches)]).wait())
+        torch.autograd.backward(found, gradients)
         if optimizer is not None:
             optimizer.step()
             optimizer.zero_grad()

@@ -12,6 +12,7 @@ B samples of a rank's batch, F vectors of the interaction, D their width, I inpu
 a layer.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -31,7 +32,7 @@ from recapp.optim.optimizer import hybrid
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingConfig
 from recapp.transport.communicator import Comm
 
 
@@ -51,7 +52,7 @@ class TrainingStep:
     def __init__(
         self,
         model: NamedModel,
-        tables: list[EmbeddingBagConfig],
+        tables: Sequence[EmbeddingConfig],
         plan: ShardingPlan,
         comm: Comm,
         barrier: Comm,

@@ -6,6 +6,9 @@
     W2m   MLPerf's multi-hot bags, batch 1,024      bags of 1 to 100 ids
     W3    one-hot, batch 8,192, dim 16              narrow rows
     W4    one-hot, batch 256, dim 16                tiny: what a message costs
+    W1s   as W1, looked up as sequences             a vector for each id
+    W2s   ten ids a bag, batch 512, dim 128         sequences of some length
+    W2c   the same, side by side                    concatenations of ten vectors
 
 Ids are Zipf 1.05: the row of popularity k is drawn with probability proportional to k^-1.05, and
 popularity is shuffled over the row numbers so that popular rows are not neighbours. TorchRec reads
@@ -24,7 +27,8 @@ from torch import Tensor
 from recapp.dataset.column_shapes import CRITEO_SIZES
 from recapp.planner.scale import MLPERF_BAGS
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from recapp.tables.lookups import TableLookup
 
 EXPONENT = 1.05
 BATCHES = 6  # that steps take in turn: enough that none is still in a cache when it comes again
@@ -41,6 +45,7 @@ class Workload:
         dim_F: The columns of each table.
         bag_F: The ids of each bag of each feature.
         zipf: Whether ids are skewed; else every row is equally likely.
+        pooling: What is made of the rows of a bag.
     """
 
     name: str
@@ -49,6 +54,7 @@ class Workload:
     dim_F: tuple[int, ...]
     bag_F: tuple[int, ...]
     zipf: bool = True
+    pooling: PoolingType = PoolingType.SUM
 
     @property
     def features(self) -> list[str]:
@@ -62,16 +68,23 @@ class Workload:
 
     @property
     def width(self) -> int:
-        """The columns of the pooled output."""
+        """The columns of the output where bags are summed."""
         return sum(self.dim_F)
 
-    def tables(self) -> list[EmbeddingBagConfig]:
+    def tables(self) -> list[EmbeddingConfig]:
         """Return a table for each feature; an id is the number of its row."""
+        kind = EmbeddingConfig if self.pooling is PoolingType.NONE else EmbeddingBagConfig
         return [
-            EmbeddingBagConfig(
-                name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[name]
-            )
+            kind(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[name])
             for name, rows, dim in zip(self.features, self.rows_F, self.dim_F, strict=True)
+        ]
+
+    def lookups(self) -> list[TableLookup]:
+        """Return the lookup of each table."""
+        concat = self.pooling is PoolingType.CONCAT
+        return [
+            TableLookup(table, table.name, table.name, self.pooling, bag if concat else None)
+            for table, bag in zip(self.tables(), self.bag_F, strict=True)
         ]
 
     def lengths(self) -> Tensor:
@@ -103,8 +116,15 @@ class Workload:
         return [KeyedJaggedTensor(self.features, ids_L, lengths=lengths) for ids_L in ids_NL]
 
 
-def _criteo(name: str, batch_size: int, dim: int, bags: Sequence[int]) -> Workload:
-    return Workload(name, batch_size, CRITEO_SIZES, (dim,) * len(CRITEO_SIZES), tuple(bags))
+def _criteo(
+    name: str,
+    batch_size: int,
+    dim: int,
+    bags: Sequence[int],
+    pooling: PoolingType = PoolingType.SUM,
+) -> Workload:
+    dims = (dim,) * len(CRITEO_SIZES)
+    return Workload(name, batch_size, CRITEO_SIZES, dims, tuple(bags), pooling=pooling)
 
 
 WORKLOADS = {
@@ -116,6 +136,9 @@ WORKLOADS = {
         _criteo("W2m", 1024, 128, MLPERF_BAGS),
         _criteo("W3", 8192, 16, (1,) * 26),
         _criteo("W4", 256, 16, (1,) * 26),
+        _criteo("W1s", 4096, 64, (1,) * 26, PoolingType.NONE),
+        _criteo("W2s", 512, 128, (10,) * 26, PoolingType.NONE),
+        _criteo("W2c", 512, 128, (10,) * 26, PoolingType.CONCAT),
     )
 }
 

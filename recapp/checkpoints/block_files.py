@@ -13,7 +13,9 @@ limit on memory counts in full. Here one row block is in memory, or a few rows o
 Weights that are written are finite: a rank checks each row block before it writes it. Bytes that
 are read are checked: a rank that needs some rows of a stored block reads the whole block once and
 compares its checksum. At most two blocks, of at most 64 MiB each, hold rows that it does not need,
-so that costs a rank little, and ranks need not wait for each other.
+so that costs a rank little, and ranks need not wait for each other. Where rows are stored in
+another order than they are held in (`recapp/tables/row_order.py`), each block of a table has some
+for every rank, so every rank reads the whole table.
 """
 
 import json
@@ -21,7 +23,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,11 +34,11 @@ from recapp.checkpoints.rectangles import (
     block_key,
     by,
     check_tiling,
-    overlap,
     row_blocks,
 )
 from recapp.errors import CheckpointError, suggest
-from recapp.sharding.layout import Block
+from recapp.sharding.layout import Block, copy_rows, overlap
+from recapp.tables.row_order import RowOrder
 
 LENGTH_BYTES = 8  # of the header's length; data is aligned to as much
 WEIGHT = "weight"  # the tensor of a table that is not its optimiser's
@@ -148,26 +150,43 @@ def is_finite(values: Tensor) -> bool:
 # ---- reading
 
 
-Sources = list[tuple[Block, list[StoredBlock]]]
-"""Rectangles that a rank holds, each with the stored ones that overlap it."""
+class Source(NamedTuple):
+    """A stored rectangle, and what a rank wants of it.
+
+    Args:
+        stored: The rectangle.
+        order: The order of its rows; None: by their numbers.
+        held: The rectangles that it fills in part.
+    """
+
+    stored: StoredBlock
+    order: RowOrder | None
+    held: list[Block]
+
+
+Sources = list[Source]
 
 
 def sources_of(
-    tensors: Mapping[tuple[str, str], Sequence[StoredBlock]], blocks: Iterable[Block]
+    tensors: Mapping[tuple[str, str], Sequence[StoredBlock]],
+    orders: Mapping[str, RowOrder],
+    blocks: Iterable[Block],
 ) -> Sources:
-    """Return for each held rectangle the stored ones that fill it; no file is opened.
+    """Return the stored rectangles that fill what is held; no file is opened.
 
-    The tiling that is held and the one that is stored may be any.
+    The tiling and the order of rows that are held and those that are stored may be any. Where
+    orders differ, a held rectangle wants some rows of every stored one in its columns.
 
     Args:
         tensors: The stored rectangles of each (table, tensor).
+        orders: The stored order of the rows of each table that are not stored by number.
         blocks: The rectangles to be filled, owned or not.
 
     Raises:
         CheckpointError: A table or tensor is not stored, has another shape, or has a hole.
     """
     checked = set[tuple[str, str]]()
-    found = []
+    found = dict[tuple[str, str], Source]()
     for b in blocks:
         if not b.data.numel():
             continue
@@ -175,9 +194,11 @@ def sources_of(
         if (b.table, b.tensor) not in checked:
             check_tiling(stored)
             checked.add((b.table, b.tensor))
-        parts = [s for s in stored if overlap(s.rows, b.rows) and overlap(s.cols, b.cols)]
-        found.append((b, parts))
-    return found
+        order = orders.get(b.table)
+        for s in stored:
+            if overlap(s.cols, b.cols) and (order != b.order or overlap(s.rows, b.rows)):
+                found.setdefault((s.file, s.key), Source(s, order, [])).held.append(b)
+    return list(found.values())
 
 
 def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO]) -> None:
@@ -193,21 +214,12 @@ def fill_blocks(folder: Path, sources: Sources, opened: Callable[[str], BinaryIO
     """
     files: dict[str, _BlockFile] = {}
     with torch.no_grad():
-        for b, parts in sources:
-            for s in parts:
-                if s.file not in files:
-                    files[s.file] = _BlockFile(folder / s.file, opened(s.file))
-                _copy(files[s.file], s, b)
-
-
-def _copy(opened: "_BlockFile", stored: StoredBlock, block: Block) -> None:
-    """Copy what a stored rectangle and a held one have in common into the held one."""
-    rows = overlap(stored.rows, block.rows)
-    cols = overlap(stored.cols, block.cols)
-    strip = block.data[:, cols.start - block.cols.start : cols.stop - block.cols.start]
-    for some, part in opened.read(stored, rows):
-        wanted = part[:, cols.start - stored.cols.start : cols.stop - stored.cols.start]
-        strip[some.start - block.rows.start : some.stop - block.rows.start].copy_(wanted)
+        for stored, order, held in sources:
+            if stored.file not in files:
+                files[stored.file] = _BlockFile(folder / stored.file, opened(stored.file))
+            for rows, part in files[stored.file].read(stored):
+                for b in held:
+                    copy_rows(b, part, rows, stored.cols, order)
 
 
 def _stored_of(
@@ -258,7 +270,6 @@ class _BlockFile:
     def __init__(self, file: Path, source: BinaryIO) -> None:
         self.file = file
         self.source = source
-        self.checked = set[str]()
         try:
             source.seek(0)
             length = int.from_bytes(source.read(LENGTH_BYTES), "little")
@@ -269,18 +280,16 @@ class _BlockFile:
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{file} cannot be read: {error}") from error
 
-    def read(self, stored: StoredBlock, rows: range) -> Iterator[tuple[range, Tensor]]:
-        """Yield rows of a stored rectangle in all its columns, a few at a time.
-
-        The first time the whole rectangle is read, and its checksum is compared after the last
-        rows.
+    def read(self, stored: StoredBlock) -> Iterator[tuple[range, Tensor]]:
+        """Yield the rows of a stored rectangle in all its columns, a few at a time; its checksum is
+        compared after the last.
 
         Args:
             stored: The rectangle.
-            rows: The wanted rows, numbered as in the whole tensor.
 
         Yields:
-            A range of rows, and their values [rows, columns of the rectangle].
+            A range of rows, numbered as in the whole tensor, and their values [rows, columns of the
+            rectangle].
 
         Raises:
             CheckpointError: The file does not hold the rectangle where the manifest says, or holds
@@ -298,21 +307,18 @@ class _BlockFile:
                 f"{self.file}: block {stored.key!r} cannot be read: the manifest and the file "
                 "disagree about it"
             )
-        unchecked = stored.key not in self.checked
         found = 0
-        for some, raw in self._pieces(stored, stored.rows if unchecked else rows):
-            found = zlib.crc32(raw, found) if unchecked else found
-            if wanted := overlap(some, rows):
-                part = torch.frombuffer(raw, dtype=dtype).view(len(some), shape[1])
-                yield wanted, part[wanted.start - some.start : wanted.stop - some.start]
-        if unchecked and found != stored.crc32:
+        for some, raw in self._pieces(stored):
+            found = zlib.crc32(raw, found)
+            yield some, torch.frombuffer(raw, dtype=dtype).view(len(some), shape[1])
+        if found != stored.crc32:
             raise damaged(self.file, stored)
-        self.checked.add(stored.key)
 
-    def _pieces(self, stored: StoredBlock, rows: range) -> Iterator[tuple[range, bytearray]]:
+    def _pieces(self, stored: StoredBlock) -> Iterator[tuple[range, bytearray]]:
         per_row = (stored.end - stored.begin) // len(stored.rows)
-        for first in range(rows.start, rows.stop, max(1, READ_BYTES // per_row)):
-            some = range(first, min(first + max(1, READ_BYTES // per_row), rows.stop))
+        step = max(1, READ_BYTES // per_row)
+        for first in range(stored.rows.start, stored.rows.stop, step):
+            some = range(first, min(first + step, stored.rows.stop))
             raw = bytearray(len(some) * per_row)
             self.source.seek(stored.begin + (first - stored.rows.start) * per_row)
             if self.source.readinto(raw) != len(raw):  # type: ignore[attr-defined]

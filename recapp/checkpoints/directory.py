@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from recapp.checkpoints.block_files import NOT_SAVED, WEIGHT, is_finite, sources_of, write_blocks
-from recapp.checkpoints.manifest import META, Manifest, to_json
+from recapp.checkpoints.manifest import META, ROW_ORDERS, Manifest, to_json
 from recapp.checkpoints.meta_file import crc32_of, write_meta
 from recapp.checkpoints.names import (
     MANIFEST,
@@ -95,19 +95,28 @@ def write_checkpoint(
         _together(
             comm, path, lambda: _prepare(path, unfinished, parameters or {}) if first else None
         )
-        written = _together(
-            comm,
-            path,
-            lambda: write_blocks(unfinished, f"rank-{comm.rank:05d}.safetensors", blocks),
-        )
-        stored = [s for of_rank in written for s in of_rank]
+        written = _together(comm, path, lambda: _write(unfinished, comm.rank, blocks))
+        stored = [s for of_rank, _ in written for s in of_rank]
+        orders = {table: order for _, of_rank in written for table, order in of_rank.items()}
+        info = {**manifest, **({ROW_ORDERS: dict(sorted(orders.items()))} if orders else {})}
         _together(
-            comm, path, lambda: _finish(path, unfinished, stored, meta, manifest) if first else None
+            comm, path, lambda: _finish(path, unfinished, stored, meta, info) if first else None
         )
     except Exception:
         if first:
             shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def _write(
+    folder: Path, rank: int, blocks: Iterable[Block]
+) -> tuple[list[StoredBlock], dict[str, Any]]:
+    """Write a rank's blocks, and return them as stored with the orders of tables whose rows are
+    mixed, as plain values.
+    """
+    held = list(blocks)
+    stored = write_blocks(folder, f"rank-{rank:05d}.safetensors", held)
+    return stored, {b.table: b.order.to_dict() for b in held if b.order}
 
 
 def _together(comm: Comm, path: Path, do: Callable[[], T]) -> list[T]:
@@ -277,7 +286,7 @@ def files_of(blocks: Iterable[Block]) -> Wanted:
     held = list(blocks)
     return lambda manifest: (
         META,
-        *(s.file for _, parts in sources_of(manifest.tensors, held) for s in parts),
+        *(s.stored.file for s in sources_of(manifest.tensors, manifest.row_orders, held)),
     )
 
 
@@ -301,7 +310,10 @@ def load_blocks(path: str | Path, blocks: Iterable[Block]) -> None:
 
 
 def load_together(
-    path: str | Path, blocks: Iterable[Block], parameters: Iterable[str], comm: Comm
+    path: str | Path,
+    blocks_of: Callable[[Manifest], Iterable[Block]],
+    parameters: Iterable[str],
+    comm: Comm,
 ) -> tuple[Manifest, dict[str, Any]]:
     """Load the same version of a checkpoint into the blocks of all ranks.
 
@@ -309,7 +321,8 @@ def load_together(
 
     Args:
         path: The checkpoint.
-        blocks: The blocks of this rank to be filled.
+        blocks_of: Returns the blocks of this rank that a checkpoint is to fill. It is called again
+            where the checkpoint was replaced while it was opened.
         parameters: The names of the dense parameters in the plain part's `state_dict`; those that
             it has have to be finite, as tables have to.
         comm: The ranks.
@@ -321,10 +334,15 @@ def load_together(
         CheckpointError: As of `load_blocks`; or weights are not finite.
         RankError: Another rank could not load its part.
     """
-    held = list(blocks)
+    held: list[Block] = []
     meta = dict[str, Any]()
     failure = None
-    with open_checkpoint(path, files_of(held), comm) as snapshot:
+
+    def wanted(manifest: Manifest) -> Iterable[str]:
+        held[:] = blocks_of(manifest)
+        return files_of(held)(manifest)
+
+    with open_checkpoint(path, wanted, comm) as snapshot:
         try:
             snapshot.fill(held)
             meta = snapshot.meta()

@@ -6,7 +6,11 @@
                 "rows": [0, 600], ...}, ...]
     "checksum": "0b1c2d3e"}                                    CRC-32 of all bytes above its line
 
-Version 1 had no checksum; it is read with a note. Nothing here is trusted: every value is checked
+Where the rows of tables are mixed, `"row_orders": {"C1": {"order": "mixed", "multiplier": m,
+"shift": s}}` says so: row r of C1 is stored as row (m r + s) mod R of its R.
+
+Version 1 had no checksum; it is read with a note. A reader of version 2 knows no row orders, so
+version 3 is written where there are some. Nothing here is trusted: every value is checked
 where it is read, and whatever does not hold ends in one CheckpointError.
 """
 
@@ -31,10 +35,14 @@ from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import PARENT_PID
 from recapp.settings.renamed import with_names_of_today
 from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.dynamic import RUNS
+from recapp.tables.row_order import RowOrder
 
-VERSION = 2  # of the format; a reader refuses a later one
+VERSION = 3  # of the format; a reader refuses a later one
+WITHOUT_ROW_ORDERS = 2
 LAST_WITHOUT_CHECKSUM = 1
 META = "meta.pt"
+ROW_ORDERS = "row_orders"
 _FOOT = b',\n"checksum": "%08x"\n}\n'
 _WRONG = (
     AttributeError,
@@ -163,6 +171,43 @@ class Manifest:
             raise self._wrong("rules" if "rules" in self.info else "rule")
         return found
 
+    @cached_property
+    def row_orders(self) -> dict[str, RowOrder]:
+        """The order in which rows are stored, by table; of others they are stored by number.
+
+        Raises:
+            CheckpointError: One is none, or of a table that is not stored.
+        """
+        rows = {s.table: s.shape[0] for s in self.blocks}
+        try:
+            return {
+                table: RowOrder.from_dict(plain, rows[table])
+                for table, plain in self.info.get(ROW_ORDERS, {}).items()
+            }
+        except _WRONG:
+            raise self._wrong(ROW_ORDERS) from None
+
+    @property
+    def dynamic(self) -> dict[str, dict[str, list[int]]]:
+        """How many rows each of the 64 runs of every dynamic table has, and how many keys are
+        counted that have no row yet: `{table: {"rows": [...], "waiting": [...]}}`.
+
+        Raises:
+            CheckpointError: They are no such numbers.
+        """
+        found = self.info.get("dynamic", {})
+        if not isinstance(found, dict):
+            raise self._wrong("dynamic")
+        for counts in found.values():
+            if not isinstance(counts, dict) or sorted(counts) != ["rows", "waiting"]:
+                raise self._wrong("dynamic")
+            for count_R in counts.values():
+                if not isinstance(count_R, list) or len(count_R) != RUNS:
+                    raise self._wrong("dynamic")
+                for count in count_R:
+                    self._count(count, "dynamic")
+        return found
+
     @property
     def plan(self) -> ShardingPlan:
         """The sharding plan it was trained under.
@@ -197,7 +242,8 @@ def to_json(manifest: Manifest) -> str:
     Raises:
         CheckpointError: An entry is neither plain nor a single number.
     """
-    own: dict[str, Any] = {"format": "recapp", "version": VERSION, "files": manifest.files}
+    version = VERSION if ROW_ORDERS in manifest.info else WITHOUT_ROW_ORDERS
+    own: dict[str, Any] = {"format": "recapp", "version": version, "files": manifest.files}
     taken = {*own, "blocks", "checksum"} & set(manifest.info)
     assert not taken, f"{sorted(taken)}: a name of the format itself"
     entries = {**own, **manifest.info}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recapp.errors import CheckpointError
-from recapp.sharding.layout import Block
+from recapp.sharding.layout import Block, overlap
 
 BLOCK_BYTES = 64 * 2**20  # at most in a stored block: what saving copies at a time
 DTYPES = {
@@ -117,11 +117,6 @@ def _pair(plain: dict[str, Any], key: str) -> tuple[int, int]:
 def block_key(table: str, tensor: str, rows: range, cols: range) -> str:
     """Return the name of a rectangle in a file and in messages."""
     return f"{table}/{tensor}/rows {rows.start}-{rows.stop}/cols {cols.start}-{cols.stop}"
-
-
-def overlap(a: range, b: range) -> range:
-    """Return the range that two ranges have in common; empty if there is none."""
-    return range(max(a.start, b.start), max(min(a.stop, b.stop), a.start, b.start))
 
 
 def check_tiling(stored: Sequence[StoredBlock]) -> None:

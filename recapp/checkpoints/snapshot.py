@@ -105,10 +105,10 @@ class Snapshot:
         """Return the stored rectangles that fill held ones
         (`recapp.checkpoints.block_files.sources_of`).
         """
-        return sources_of(self.manifest.tensors, blocks)
+        return sources_of(self.manifest.tensors, self.manifest.row_orders, blocks)
 
     def fill(self, blocks: Iterable[Block]) -> None:
-        """Fill held rectangles, whatever plan the checkpoint was saved under.
+        """Fill held rectangles, whatever plan and order of rows the checkpoint was saved under.
 
         Raises:
             CheckpointError: A table, tensor or shape is not the checkpoint's, there is a hole, or a

@@ -41,15 +41,16 @@ from recapp.sharding.plan_file import load_plan
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingBagConfig, PoolingType, check_max_key
+from recapp.tables.dynamic import DYNAMIC
 from recapp.tables.embedding_bag import EmbeddingBagCollection
-from recapp.tables.listed import LOOKUP_WORDS, in_our_words, pooling_of, static_rows, table_name
+from recapp.tables.listed import LOOKUP_WORDS, in_our_words, pooling_of, rows_of, table_name
 from recapp.tables.lookups import TableLookup, check_lookups, lookups_of
 
 LOOKUP = ("table", "feature", "output", "combiner")
 CONCAT = ("hotness", "truncates")
 """What recapp adds to the arguments of a lookup."""
 OPT_PARAMS = ("opt_params_py", "opt_params_or_empty")
-MORE = ("data_type", "id_rule", "init_range")
+MORE = ("data_type", "id_rule", "init_range", "dynamic")
 PLAN = "create_embedding_collection"
 
 
@@ -74,15 +75,15 @@ class EmbeddingTableConfig:
         id_space: The number of the set of keys that it is read by; by default the count of tables
             that were looked up before. Tables of one `id_space` have the same keys and vectors of
             their own. A text is the table's name, as in later versions.
-        max_vocabulary_size: Rows.
+        max_vocabulary_size: Rows; -1 is a dynamic table, of any keys, which grows.
         ev_size: Columns.
         min_key: The key of row 0; here later versions have `opt_params`.
         max_key: The largest key, or the number after it. It is checked against the rows.
         opt_params: What `CreateOptimizer` returns; None takes the optimiser of the model.
         table_id: The number of the table, as its name; no two tables of a collection have one.
         name: The name of the table, unique in a collection.
-        others: `opt_params` under its other names, and recapp's `data_type`, `id_rule` and
-            `init_range`.
+        others: `opt_params` under its other names, and recapp's `data_type`, `id_rule`,
+            `init_range` and `dynamic`.
 
     Raises:
         ConfigError: A value that cannot be, or an argument that has no effect here.
@@ -141,15 +142,22 @@ class EmbeddingTableConfig:
         if self.max_vocabulary_size is None or self.ev_size is None:
             missing = "ev_size" if self.ev_size is None else "max_vocabulary_size"
             raise ConfigError(f"EmbeddingTableConfig: {name}: {missing} must be given")
+        rows = rows_of(self.max_vocabulary_size)
+        grows = rows == DYNAMIC
+        if grows and (self.min_key or self.max_key is not None):
+            note_once(
+                "max_vocabulary_size=-1: such a table takes any key, min_key and max_key bound "
+                "nothing"
+            )
         made = EmbeddingBagConfig(
             name=name,
-            num_embeddings=static_rows(self.max_vocabulary_size, name),
+            num_embeddings=rows,
             embedding_dim=self.ev_size,
             feature_names=features,
-            min_key=self.min_key,
+            min_key=0 if grows else self.min_key,
             **self._more,
         )
-        if self.max_key is not None:
+        if self.max_key is not None and not grows:
             check_max_key(made, self.max_key)
         return made
 

@@ -120,7 +120,7 @@ def column_wise(
                 f"table {table.name}: column_wise strips of {widths} columns are not its "
                 f"{table.embedding_dim}"
             )
-        rows = range(table.num_embeddings)
+        rows = range(table.plan_rows)
         edges = pairwise(accumulate(widths, initial=0))
         strips = [
             Shard(rank, rows, range(*edge)) for rank, edge in zip(holders, edges, strict=True)

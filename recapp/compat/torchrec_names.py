@@ -12,6 +12,29 @@ _OF_EVERY_HOME = {
         "distributed.types.LazyAwaitable",
         "distributed.types.NoWait",
     ),
+    "recapp.compat.managed_collision_sharders": (
+        "distributed.mc_embedding.ManagedCollisionEmbeddingCollectionSharder",
+        "distributed.mc_embeddingbag.ManagedCollisionEmbeddingBagCollectionSharder",
+        "distributed.mc_modules.ManagedCollisionCollectionSharder",
+    ),
+    "recapp.compat.managed_collisions": (
+        "modules.mc_embedding_modules.BaseManagedCollisionEmbeddingCollection",
+        "modules.mc_embedding_modules.ManagedCollisionEmbeddingBagCollection",
+        "modules.mc_embedding_modules.ManagedCollisionEmbeddingCollection",
+        "modules.mc_modules.DistanceLFU_EvictionPolicy",
+        "modules.mc_modules.LFU_EvictionPolicy",
+        "modules.mc_modules.LRU_EvictionPolicy",
+        "modules.mc_modules.MCHEvictionPolicy",
+        "modules.mc_modules.MCHManagedCollisionModule",
+        "modules.mc_modules.ManagedCollisionCollection",
+        "modules.mc_modules.ManagedCollisionModule",
+    ),
+    "recapp.compat.managed_collisions:ManagedCollisionEmbeddingBagCollection": (
+        "distributed.mc_embeddingbag.ShardedManagedCollisionEmbeddingBagCollection",
+    ),
+    "recapp.compat.managed_collisions:ManagedCollisionEmbeddingCollection": (
+        "distributed.mc_embedding.ShardedManagedCollisionEmbeddingCollection",
+    ),
     "recapp.compat.planning": (
         "distributed.embedding_types.EmbeddingComputeKernel",
         "distributed.planner.EmbeddingShardingPlanner",

@@ -21,12 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recapp.engine.row_store import RowStore
 from recapp.kernels.backend import Backend
 from recapp.kernels.links import Bags, Counts, Links, Routes, Scratch
 from recapp.sharding.layout import Layout
+from recapp.sparse.transfer import to_device
+from recapp.tables.dynamic import first_position
 
-Locate = Callable[[Tensor], Tensor]
-"""`RowStore.locate` of the group's store."""
+MANY_ROWS = 2**62  # what kernels take for the number of positions: more than any batch has
+
+Locate = Callable[[Tensor, Tensor | None], Tensor]
+"""`RowStore.locate` of the group's store: takes rows, and the strip of each where rows are found by
+their positions.
+"""
 
 
 def make_routes(layout: Layout, number: int, rank: int, device: torch.device) -> Routes:
@@ -46,19 +53,24 @@ def make_routes(layout: Layout, number: int, rank: int, device: torch.device) ->
     def numbers(values: Any) -> Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=device)
 
-    wide = max(max(g.rows_W) for g in layout.groups) >= 2**31
+    wide = any(g.dynamic or max(g.rows_W) >= 2**31 for g in layout.groups)
+    start_K = [first_position(p.rows.start) if group.dynamic else p.rows.start for p in held]
     return Routes(
         group.mode,
         group.width,
         [s.lookup for s in slots],
         np.array([s.column for s in slots], np.int64),
         numbers(strips.index(s.strip) for s in slots),
-        numbers(layout.tables[layout.strips[i].table].num_embeddings for i in strips),
+        numbers(
+            MANY_ROWS if group.dynamic else layout.tables[layout.strips[i].table].num_embeddings
+            for i in strips
+        ),
         numbers([0, *last]),
-        numbers(p.rows.start for p in held),
+        numbers(start_K),
         numbers(p.rank for p in held),
-        numbers(p.base for p in held),
+        numbers(start_K if group.dynamic else (p.base for p in held)),
         torch.int64 if wide else torch.int32,
+        group.dynamic,
     )
 
 
@@ -73,10 +85,12 @@ class UniqueRequests:
 
     `combine_links` is the matrix A. `gradient_links` is its transpose: it sums the output's
     gradient to the gradients of the requested vectors, at their offsets in the message; on one rank
-    alone to the gradients of the rows themselves.
+    alone to the gradients of the rows themselves, `located_U`.
     """
 
     found: Any
+    located_U: Tensor
+    rows_I: Counts
     combine_links: Links
     gradient_links: Links
 
@@ -88,14 +102,21 @@ class UniqueRequests:
         self.everywhere = routes.mode == "replicated"
         self.alone = world == 1
         self.local = self.everywhere or self.alone  # bags are summed from the store, not a message
+        self.late = routes.dynamic and self.local  # rows are found in the batch's own turn
 
     def route(self, bags: Bags) -> Counts:
         """Return how many rows, vectors and words are requested of each rank: [W, 3]."""
         self.bags = bags
-        self.found, n_W = self.backend.route_rows(self.routes, bags, self.world, self.take)
-        if self.local:
-            n_W[:] = 0 if self.alone else len(self.found.row_U)
-        return np.repeat(n_W[:, None], 3, 1)
+        self.found, n_IW = self.backend.route_rows(self.routes, bags, self.world, self.take)
+        self.rows_I = n_IW.sum(1)
+        if self.alone:
+            return np.zeros((1, 3), np.int64)
+        if self.everywhere:
+            n_IW = np.repeat(self.rows_I[:, None], self.world, 1)
+        self.rows_WI = np.ascontiguousarray(n_IW.T)
+        counts_W3 = np.repeat(n_IW.sum(0)[:, None], 3, 1)
+        counts_W3[:, 2] += strip_words(self.routes)
+        return counts_W3
 
     def write_requests(
         self, ids: Tensor, id_first_W: Counts, vector_first_W: Counts, offset_dtype: torch.dtype
@@ -110,6 +131,10 @@ class UniqueRequests:
         """
         if self.alone:
             return
+        if self.routes.dynamic:
+            at_N = _strip_words_at(id_first_W, self.routes, ids.device)
+            ids[at_N] = to_device(self.rows_WI.reshape(-1), ids.device)
+            id_first_W = id_first_W + strip_words(self.routes)
         self.at_U = self.backend.write_row_requests(
             self.routes,
             self.found,
@@ -130,7 +155,7 @@ class UniqueRequests:
             dtype: Type of their entries.
             locate: Says where rows lie in the own store.
         """
-        source_U = locate(self.found.row_U) if self.local else self.at_U
+        source_U = self.located_U = self._located(locate) if self.local else self.at_U
         self.combine_links, gradient_links = self.backend.link_rows(
             self.routes, self.bags, self.found, source_U, dtype, self.take
         )
@@ -138,14 +163,50 @@ class UniqueRequests:
             gradient_links if self.alone else gradient_links._replace(at_M=self.at_U)
         )
 
+    def _located(self, locate: Locate) -> Tensor:
+        """Return where the distinct rows lie in the own store."""
+        row_U = self.found.row_U
+        if not self.routes.dynamic:
+            return locate(row_U, None)
+        counts = to_device(self.rows_I, row_U.device)
+        return locate(row_U, strips_of(counts, len(self.rows_I), len(row_U)))
+
+
+def strip_words(routes: Routes) -> int:
+    """Return how many words of a request say how many of its rows each strip has: rows that are
+    positions do not tell of which strip they are.
+    """
+    return len(routes.rows_I) if routes.dynamic else 0
+
+
+def _strip_words_at(id_first_W: Counts, routes: Routes, device: torch.device) -> Tensor:
+    """Return where these words of all ranks stand in the message of ids."""
+    words = np.arange(strip_words(routes))
+    return to_device((id_first_W[:, None] + words).reshape(-1), device)
+
+
+def strips_of(count_N: Tensor, strips: int, rows: int) -> Tensor:
+    """Return the strip of each row of some requests, int16.
+
+    Args:
+        count_N: How many rows each strip has, request by request.
+        strips: The number of strips.
+        rows: The number of rows.
+    """
+    strip_N = torch.arange(strips, dtype=torch.int16, device=count_N.device)
+    strip_N = strip_N.repeat(len(count_N) // max(1, strips))
+    return torch.repeat_interleave(strip_N, count_N, output_size=rows)
+
 
 class PooledRequests:
     """Requests of mode pooled, at home: one vector per bag and owner. Arguments and methods as of
     `UniqueRequests`.
     """
 
-    everywhere = local = alone = False
+    everywhere = local = alone = late = False
     found: Any
+    located_U: Tensor  # never: on one rank nothing is requested in this mode
+    rows_I: Counts  # never: dynamic tables are not asked for sums
     combine_links: Links
     gradient_links: Links
 
@@ -194,18 +255,18 @@ class ServedRequests:
         mode: How it is requested: sample weights that need a gradient make `unique` of `pooled`.
         take: Memory of this batch and group.
 
-    `request_links` is the matrix S over rows as the layout numbers them, `answer_links` the same
-    over located rows, by which the store pools the requested vectors. `row_U` are the distinct rows
-    requested, `gradient_links` sums the vectors' gradients to theirs.
+    `answer_links` is the matrix S over located rows, by which the store pools the requested
+    vectors. `row_U` are the distinct rows requested, located, `gradient_links` sums the vectors'
+    gradients to theirs.
     """
 
-    request_links: Links
     answer_links: Links
     row_U: Tensor
     gradient_links: Links
 
     def __init__(self, backend: Backend, routes: Routes, mode: str, take: Scratch) -> None:
         self.backend = backend
+        self.routes = routes
         self.width = routes.width
         self.pooled = mode == "pooled"
         self.take = take
@@ -231,6 +292,13 @@ class ServedRequests:
             offset_dtype: Type of the answers' offsets.
             locate: Says where rows lie in the store.
         """
+        strip_N = None
+        if self.routes.dynamic:
+            at_N = _strip_words_at(id_first_W, self.routes, ids.device)
+            words = strip_words(self.routes)
+            strip_N = strips_of(ids[at_N], words, int(counts_W3[:, 0].sum()))
+            id_first_W = id_first_W + words
+            counts_W3 = counts_W3 - np.array([0, 0, words])
         rows, vectors, words = counts_W3.sum(0).tolist()
         extra = (words - rows - vectors) // max(rows, 1) if self.pooled else 0
         wire = weights_on_wire(weights, ids.dtype)
@@ -248,17 +316,12 @@ class ServedRequests:
         )
         if links.weights_N is not None and wire != weights:
             links = links._replace(weights_N=links.weights_N.to(weights))
-        self.request_links = links
-        self.answer_links = links._replace(index_N=locate(links.index_N))
+        self.answer_links = links._replace(index_N=locate(links.index_N, strip_N))
 
-    def group(self, rows: int) -> None:
-        """Bring equal rows together.
-
-        Args:
-            rows: Rows of the store.
-        """
+    def group(self, store: RowStore) -> None:
+        """Bring equal rows of the store together."""
         self.row_U, self.gradient_links = self.backend.group_rows(
-            rows, self.request_links, self.take
+            store.rows, self.answer_links, self.take, store.finds_rows
         )
 
 

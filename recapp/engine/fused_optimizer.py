@@ -110,7 +110,17 @@ def _name(path: str, collection: Any, table: str) -> str:
 
 
 def _state_blocks(collection: Any) -> dict[str, dict[str, list[Block]]]:
-    """Return what this rank holds of the optimiser's state, by table and by tensor."""
+    """Return what this rank holds of the optimiser's state, by table and by tensor.
+
+    Raises:
+        ConfigError: A table is dynamic.
+    """
+    for table in collection.tables():
+        if table.dynamic is not None:
+            raise ConfigError(
+                f"table {table.name} is dynamic: the state of its rows is in checkpoints and not "
+                "in state dicts: save it with recapp.checkpoints.directory.write_checkpoint"
+            )
     held: dict[str, dict[str, list[Block]]] = {table.name: {} for table in collection.tables()}
     for block in collection.blocks():
         if block.tensor != "weight":

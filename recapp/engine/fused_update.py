@@ -19,13 +19,14 @@ from recapp.errors import ConfigError
 from recapp.kernels.links import Links, Scratch, offset_dtype
 from recapp.optim.rules import Rate, RowRule
 from recapp.optim.rules_by_table import group_names
+from recapp.sharding.layout import Layout
 
 
 class RowGradients(NamedTuple):
     """The touched rows of a group's store and where their gradients stand.
 
     Args:
-        row_U: Distinct rows, as the layout numbers them.
+        row_U: Distinct rows, as the store has located them.
         links: The sparse matrix that sums a flat buffer of gradients to one gradient per row.
         pieces: Which piece of a table each row belongs to, where strips of a row exchange
             statistics; else None.
@@ -34,6 +35,13 @@ class RowGradients(NamedTuple):
     row_U: Tensor
     links: Links
     pieces: RowPieces | None = None
+
+
+def rules_of_groups(layout: Layout, rules: Sequence[RowRule]) -> list[RowRule | None]:
+    """Return the rule of each group of a layout, which names it by number; None where there are no
+    rules.
+    """
+    return [rules[group.rule] if rules else None for group in layout.groups]
 
 
 def _nothing() -> None:
@@ -82,7 +90,7 @@ class FusedUpdate:
     @property
     def rule_G(self) -> list[RowRule | None]:
         """Return the rule of each group of the layout; None where rows are only read."""
-        return [self.rules[g.rule] if self.rules else None for g in self.state.layout.groups]
+        return rules_of_groups(self.state.layout, self.rules)
 
     def expect(self, lookup: object) -> None:
         """Count a lookup in until its gradients come, or until nobody refers to it any more.
@@ -170,7 +178,9 @@ class FusedUpdate:
         for store, gradients, (row_U, links, _), mean_KU, rate in zip(
             state.stores, gradients_G, row_gradients_G, means_G, rate_G, strict=True
         ):
-            store.update(gradients, links, store.locate(row_U), mean_KU, rate)
+            store.update(gradients, links, row_U, mean_KU, rate)
+        for store in state.stores:
+            store.settle(self.updates)
 
     def _mean_squares(
         self,
@@ -184,11 +194,12 @@ class FusedUpdate:
         state = self.state
         statistics = state.row_statistics
         assert statistics is not None
-        pieces_G = [x.pieces or statistics.find(g, x.row_U) for g, x in enumerate(row_gradients_G)]
+        pieces_G = [
+            x.pieces or statistics.find(g, store.piece_keys(x.row_U))
+            for g, (x, store) in enumerate(zip(row_gradients_G, state.stores, strict=True))
+        ]
         squares_G = [
-            None
-            if pieces is None
-            else store.squares(gradients, x.links, store.locate(x.row_U), rate)
+            None if pieces is None else store.squares(gradients, x.links, x.row_U, rate)
             for pieces, store, gradients, x, rate in zip(
                 pieces_G, state.stores, gradients_G, row_gradients_G, rate_G, strict=True
             )
@@ -247,5 +258,7 @@ class FusedUpdate:
             offset_dtype(gradients.numel())
         )
         asked = Links(row_N, None, None, at_N, len(row_N))
-        grouped = self.state.backend.group_rows(store.rows, asked, self._scratch_G[group])
+        grouped = self.state.backend.group_rows(
+            store.rows, asked, self._scratch_G[group], store.finds_rows
+        )
         return gradients, RowGradients(*grouped)

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from recapp.engine.shard_model import sharded_tables
 from recapp.engine.sharded_state import Strip
+from recapp.sharding.layout import Block, copy_rows
+from recapp.tables.row_order import RowOrder
 from recapp.transport.communicator import Comm
 
 PART_BYTES = 64 * 2**20  # of a message: what rank 0 needs beside the tables
@@ -40,12 +42,12 @@ def gathered_state_dict(model: nn.Module) -> dict[str, Any]:
     return {name: whole[name] if name in whole else _copied(value) for name, value in state.items()}
 
 
-StripHeader = tuple[tuple[int, int], tuple[int, int], torch.dtype]
+StripHeader = tuple[tuple[int, int], tuple[int, int], torch.dtype, tuple[tuple[int, int], ...]]
 
 
 def _header(strip: Strip) -> StripHeader:
-    rows, cols, tensor = strip
-    return rows, cols, tensor.dtype
+    rows, cols, tensor, *mixed = strip
+    return rows, cols, tensor.dtype, tuple(mixed)
 
 
 def _copied(value: Any) -> Any:
@@ -62,12 +64,13 @@ def _gathered(strips: list[Strip], headers_W: list[list[StripHeader]], comm: Com
         for number, strip in enumerate(held)
     ]
     shape = (
-        max(rows[1] for *_, rows, _, _ in described),
-        max(cols[1] for *_, cols, _ in described),
+        max(rows[1] for *_, rows, _, _, _ in described),
+        max(cols[1] for *_, cols, _, _ in described),
     )
-    whole = torch.empty(shape if comm.rank == 0 else (0, 0), dtype=described[0][-1])
+    whole = torch.empty(shape if comm.rank == 0 else (0, 0), dtype=described[0][-2])
+    target = Block("", "", shape, range(shape[0]), range(shape[1]), whole, True)
     seen = set()
-    for rank, number, rows, cols, dtype in described:
+    for rank, number, rows, cols, dtype, mixed in described:
         if (rows, cols) in seen:
             continue
         seen.add((rows, cols))
@@ -81,7 +84,8 @@ def _gathered(strips: list[Strip], headers_W: list[list[StripHeader]], comm: Com
             )
             arrived = _to_rank_0(sent, rank, (part[1] - part[0], cols[1] - cols[0]), dtype, comm)
             if arrived is not None:
-                whole[slice(*part), slice(*cols)] = arrived
+                order = RowOrder(shape[0], *mixed[0]) if mixed else None
+                copy_rows(target, arrived, range(*part), range(*cols), order)
     return whole
 
 

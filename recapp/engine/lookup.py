@@ -22,6 +22,7 @@ from recapp.engine.fused_update import FusedUpdate
 from recapp.engine.requests import Requests
 from recapp.engine.row_store import RowStore
 from recapp.engine.state import EngineState
+from recapp.errors import ConfigError
 from recapp.kernels.links import Links
 from recapp.kernels.ragged import gather
 
@@ -49,6 +50,7 @@ class Lookup(torch.autograd.Function):
         ctx.requests = requests
         ctx.update = update
         ctx.advance_ahead = advance_ahead
+        ctx.settled_G = [store.settled for store in requests.state.stores]
         keep = weights_L is not None and weights_L.requires_grad
         flat, ctx.vectors_G = answer_and_combine(requests.state, requests, keep)
         return tuple(requests.state.outputs.parts(flat, requests.output))
@@ -65,6 +67,12 @@ class Lookup(torch.autograd.Function):
                 "and would be updated twice"
             )
         requests.check_called()
+        if ctx.settled_G != [store.settled for store in state.stores]:
+            raise ConfigError(
+                "backward of a lookup of an earlier step: rows of dynamic tables may have left "
+                "since, and others lie in their place: call backward before the next step's "
+                "lookups"
+            )
         requests.spent = True
         gradient = _flat(gradients, state, requests)
         state.observer.ends("autograd")
@@ -127,9 +135,11 @@ def _flat(gradients: Sequence[Tensor | None], state: EngineState, requests: Requ
     """
     if len(gradients) == 1 and gradients[0] is not None:
         return gradients[0].to(state.dtype).contiguous().view(-1)
-    flat = torch.zeros(requests.output.numel, dtype=state.dtype, device=state.comm.device)
+    flat = torch.empty(requests.output.numel, dtype=state.dtype, device=state.comm.device)
     for part, gradient in zip(state.outputs.parts(flat, requests.output), gradients, strict=True):
-        if gradient is not None:
+        if gradient is None:
+            part.zero_()
+        else:
             part.copy_(gradient)
     return flat
 

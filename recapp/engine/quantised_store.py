@@ -111,16 +111,17 @@ class QuantisedStore(RowStore):
             number = strips.index(layout.strips[p.strip])
             sizes = [bytes_of_row(len(strip.cols), self.bits) for strip in strips]
             table = layout.tables[strips[0].table]
+            order = layout.orders[strips[0].table]
             here = slice(p.base, p.base + len(p.rows))
             shape = (table.num_embeddings, sum(sizes))
             cols = range(sum(sizes[:number]), sum(sizes[: number + 1]))
             name = f"packed{self.bits}"
-            yield Block(table.name, name, shape, p.rows, cols, self.packed[here], owner)
+            yield Block(table.name, name, shape, p.rows, cols, self.packed[here], owner, order)
             shape = (table.num_embeddings, len(strips))
             cols = range(number, number + 1)
             for name, numbers_R in (("scale", self.scale), ("bias", self.bias)):
                 data = numbers_R[here, None]
-                yield Block(table.name, name, shape, p.rows, cols, data, owner)
+                yield Block(table.name, name, shape, p.rows, cols, data, owner, order)
 
     def extra_repr(self) -> str:
         """Return the number of rows, their width and bits."""

@@ -16,6 +16,7 @@ in `finish` already.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,12 +97,33 @@ class Requests:
         self._route_rows(rows)
         try:
             check()
+            self._check_room()
         except OutsideTable as e:
             status = (OUTSIDE, e.lookup, e.number)
             failure = e
             self._route_rows(_no_rows(self.state))
+        except ConfigError as e:
+            status = (FAILED, 0, 0)
+            failure = e
+            self._route_rows(_no_rows(self.state))
         self.state.observer.ends("route")
         return status, failure
+
+    def _check_room(self) -> None:
+        """Check that dynamic tables may hold the rows that a training batch needs at once.
+
+        Raises:
+            ConfigError: One may not.
+        """
+        for asked, tables in zip(self.asked, self.state.dynamic_tables_G, strict=True):
+            for table, rows in zip(tables, asked.rows_I.tolist() if tables else (), strict=True):
+                most = table.dynamic.max_rows if table.dynamic else None
+                if self.trains and most is not None and rows > most:
+                    raise ConfigError(
+                        f"tables.{table.name}.dynamic.max_rows={most}: a batch has {rows:,} "
+                        "distinct ids of it, and all of them need rows at once: raise max_rows, or "
+                        "make dataset.batch_size smaller"
+                    )
 
     def _route_rows(self, rows: Rows) -> None:
         state = self.state
@@ -153,9 +175,15 @@ class Requests:
             )
         state.observer.ends("place")
         self._sent_ids = state.waits.sent(comm.swap(ids, *self.words.requests()))
-        for a, store in zip(self.asked, state.stores, strict=True):
-            a.link(state.dtype, store.locate)
+        self._link(late=False)
         state.observer.ends("link")
+
+    def _link(self, *, late: bool) -> None:
+        """Make the matrices of the groups whose rows need not be found, or of those others."""
+        trains = torch.is_grad_enabled()
+        for a, store in zip(self.asked, self.state.stores, strict=True):
+            if a.late is late:
+                a.link(self.state.dtype, partial(store.locate, trains=trains))
 
     def finish(self) -> None:
         """Wait for what the others request.
@@ -186,6 +214,7 @@ class Requests:
             ServedRequests(state.backend, r, mode, take)
             for r, mode, take in zip(state.routes, modes, self.lease, strict=False)
         ]
+        trains = torch.is_grad_enabled()
         if state.comm.world > 1:
             for g, (s, store) in enumerate(zip(self.served, state.stores, strict=True)):
                 s.serve(
@@ -195,10 +224,11 @@ class Requests:
                     self.in_WG3[:, g],
                     state.dtype,
                     self.offset_dtype,
-                    store.locate,
+                    partial(store.locate, trains=trains),
                 )
         state.messages.give_back(self.ids)
         self.ids = None
+        self._link(late=True)  # own rows after all ranks': what becomes of a key is decided once
         state.observer.ends("serve")
         if state.comm.side.overlaps and torch.is_grad_enabled():
             self.group()
@@ -219,14 +249,17 @@ class Requests:
             return
         state = self.state
         if state.comm.world == 1:  # rows are updated with the output's gradient, no vector between
-            found = [RowGradients(a.found.row_U, a.gradient_links) for a in self.asked]
+            found = [RowGradients(a.located_U, a.gradient_links) for a in self.asked]
         else:
             for s, store in zip(self.served, state.stores, strict=True):
-                s.group(store.rows)
+                s.group(store)
             found = [RowGradients(s.row_U, s.gradient_links) for s in self.served]
         statistics = state.row_statistics
         self.row_gradients_G = (
-            [x._replace(pieces=statistics.find(g, x.row_U)) for g, x in enumerate(found)]
+            [
+                x._replace(pieces=statistics.find(g, store.piece_keys(x.row_U)))
+                for g, (x, store) in enumerate(zip(found, state.stores, strict=True))
+            ]
             if statistics
             else found
         )

@@ -128,6 +128,10 @@ class RowStatistics:
     def find(self, group: int, row_U: Tensor) -> RowPieces | None:
         """Return the pieces of touched rows of a group, which are in the order of the requests;
         None where the group's rule asks for no row statistics.
+
+        Args:
+            group: Number of the group.
+            row_U: The rows, in the numbers of `RowStore.piece_keys`.
         """
         if not self.means_G[group]:
             return None

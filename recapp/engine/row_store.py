@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from recapp.kernels.backend import Backend
 from recapp.kernels.links import Links
 from recapp.kernels.quantised import QuantisedRows
+from recapp.kernels.row_memory import RowMemory
 from recapp.optim.rules import Rate, RowRule
 from recapp.sharding.layout import Block, Layout, Piece
 from recapp.tables.initial import fill_initial
@@ -75,7 +76,14 @@ class RowStore(nn.Module, ABC):
 
     Args:
         group: Which rows, and what computes with them.
+
+    `rows` is more than any number by which `pool` and `update` know a row. `finds_rows` says
+    whether rows have to be found, by `locate`. What `locate` returned holds until `settled`
+    changes.
     """
+
+    finds_rows = False
+    settled = 0
 
     def __init__(self, group: StoredGroup) -> None:
         super().__init__()
@@ -90,20 +98,30 @@ class RowStore(nn.Module, ABC):
         """
         return self
 
-    def locate(self, row_N: Tensor) -> Tensor:
+    def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
         """Return where rows of the layout lie in this store: in their own order, unless a store
         keeps them elsewhere.
 
-        It is called while a batch's requests are exchanged, ahead of the batch's turn, so it may
-        make room for rows and may not read or write their values.
+        A store that `finds_rows` is asked when the batch's turn has come; others ahead of that, so
+        they may not read or write values.
 
         Args:
             row_N: Rows as the layout numbers them.
+            strip_N: The strip of each, numbered within the group, int16, where the store
+                `finds_rows`.
+            trains: Whether the batch will be trained.
 
         Returns:
             The rows by which `pool` and `update` know them.
         """
         return row_N
+
+    def piece_keys(self, row_U: Tensor) -> Tensor:
+        """Return located rows by the numbers in which the layout's pieces begin."""
+        return row_U
+
+    def settle(self, step: int) -> None:
+        """End a step, after its update, whose number this is."""
 
     @abstractmethod
     def pool(
@@ -164,60 +182,50 @@ class RowStore(nn.Module, ABC):
         """Return one row as the kernels see rows of this store: kernels are compiled with it."""
 
 
-class FloatStore(RowStore):
-    """Rows of floating-point numbers, [R, width], and the state of the rule that trains them.
+class FloatRows(RowStore):
+    """Rows of floating-point numbers, and the state of the rule that trains them, wherever a store
+    keeps them.
 
     Args:
         group: Which rows, and what computes with them.
         rule: Optimiser of the rows; None for rows that are only read.
-        seed: Seed of the start values, one or one by table; None leaves them undefined, for rows
-            that are loaded.
+        most: Gets the bytes of a row and of its state, and returns how many rows there can be.
     """
 
-    weights: Tensor
-
     def __init__(
-        self,
-        group: StoredGroup,
-        rule: RowRule | None,
-        seed: int | Mapping[str, int] | None = None,
+        self, group: StoredGroup, rule: RowRule | None, most: Callable[[int], int]
     ) -> None:
         super().__init__(group)
         self.rule = rule
         stored = group.layout.groups[group.number].dtype
-        weights_RD = torch.empty(self.rows, self.width, dtype=stored, device=group.device)
-        self.register_buffer("weights", weights_RD, persistent=False)
-        for name, kind, start in rule.starts() if rule else ():
-            columns = self.width if kind == "element" else 1
-            shape = (self.rows, columns)
-            held = torch.full(shape, start, dtype=group.dtype, device=group.device)
-            self.register_buffer(name, held, persistent=False)
-        if seed is not None:
-            self._fill(seed)
+        widths = [self.width if kind == "element" else 1 for _, kind in self._kinds]
+        self.rows = most(self.width * stored.itemsize + sum(widths) * group.dtype.itemsize)
+        self._weights = RowMemory(self.rows, self.width, stored, group.device)
+        self._state = [RowMemory(self.rows, n, group.dtype, group.device) for n in widths]
 
     @property
-    def _kinds(self) -> tuple[tuple[str, str], ...]:
-        return () if self.rule is None else self.rule.state
-
-    def _fill(self, seed: int | Mapping[str, int]) -> None:
-        """Write the start values of every piece."""
-        layout = self.group.layout
-        for p in self.group.pieces:
-            strip = layout.strips[p.strip]
-            here = self.weights[p.base : p.base + len(p.rows)]
-            table = layout.tables[strip.table]
-            own = seed if isinstance(seed, int) else seed[table.name]
-            fill_initial(here, table, own, p.rows, strip.cols)
+    def weights(self) -> Tensor:
+        """Return the rows, [R, width]."""
+        return self._weights.rows
 
     @property
     def state(self) -> list[Tensor]:
         """Return the rule's state tensors, in its order."""
-        return [getattr(self, name) for name, _ in self._kinds]
+        return [memory.rows for memory in self._state]
 
     @property
     def nbytes(self) -> StoreBytes:
         """Return the memory of the weights and of the rule's state."""
-        return StoreBytes(self.weights.nbytes, sum(held.nbytes for held in self.state))
+        return StoreBytes(self._weights.nbytes, sum(memory.nbytes for memory in self._state))
+
+    def _grow(self, rows: int) -> None:
+        """Have room for a number of rows."""
+        for memory in (self._weights, *self._state):
+            memory.grow(rows)
+
+    @property
+    def _kinds(self) -> tuple[tuple[str, str], ...]:
+        return () if self.rule is None else self.rule.state
 
     @property
     def example(self) -> Tensor:
@@ -258,6 +266,47 @@ class FloatStore(RowStore):
             gradients, links, row_U, self.weights, self.state, dtype, lr, self.rule
         )
 
+    @property
+    def _described(self) -> str:
+        dtype = str(self.weights.dtype).removeprefix("torch.")
+        rule = "read-only" if self.rule is None else self.rule.name
+        return f"rows x {self.width}, {dtype}, {rule}"
+
+
+class FloatStore(FloatRows):
+    """Rows of floating-point numbers, [R, width], and the state of the rule that trains them.
+
+    Args:
+        group: Which rows, and what computes with them.
+        rule: Optimiser of the rows; None for rows that are only read.
+        seed: Seed of the start values, one or one by table; None leaves them undefined, for rows
+            that are loaded.
+    """
+
+    def __init__(
+        self,
+        group: StoredGroup,
+        rule: RowRule | None,
+        seed: int | Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(group, rule, lambda _: group.rows)
+        self._grow(self.rows)
+        for held, (_, _, start) in zip(self.state, rule.starts() if rule else (), strict=True):
+            if start:  # pages of zeros take no memory before they are touched
+                held.fill_(start)
+        if seed is not None:
+            self._fill(seed)
+
+    def _fill(self, seed: int | Mapping[str, int]) -> None:
+        """Write the start values of every piece."""
+        layout = self.group.layout
+        for p in self.group.pieces:
+            strip = layout.strips[p.strip]
+            here = self.weights[p.base : p.base + len(p.rows)]
+            table = layout.tables[strip.table]
+            own = seed if isinstance(seed, int) else seed[table.name]
+            fill_initial(here, table, own, p.rows, strip.cols, layout.orders[strip.table])
+
     def blocks(self) -> Iterator[Block]:
         """Yield the weights and the rule's state of every piece."""
         layout = self.group.layout
@@ -266,18 +315,23 @@ class FloatStore(RowStore):
             strip = layout.strips[p.strip]
             table = layout.tables[strip.table]
             shape = (table.num_embeddings, table.embedding_dim)
-            here = slice(p.base, p.base + len(p.rows))
-            yield Block(table.name, "weight", shape, p.rows, strip.cols, self.weights[here], owner)
+            order = layout.orders[strip.table]
+            data = self.weights[p.base : p.base + len(p.rows)]
+            weight = Block(table.name, "weight", shape, p.rows, strip.cols, data, owner, order)
+            yield weight
             for (name, kind), held in zip(self._kinds, self.state, strict=True):
+                data = held[p.base : p.base + len(p.rows)]
                 if kind == "element":
-                    yield Block(table.name, name, shape, p.rows, strip.cols, held[here], owner)
+                    yield weight._replace(tensor=name, data=data)
                 else:
-                    first = owner and strip.cols.start == 0
-                    row_shape = (shape[0], 1)
-                    yield Block(table.name, name, row_shape, p.rows, range(1), held[here], first)
+                    yield weight._replace(
+                        tensor=name,
+                        shape=(shape[0], 1),
+                        cols=range(1),
+                        data=data,
+                        owner=owner and strip.cols.start == 0,
+                    )
 
     def extra_repr(self) -> str:
         """Return the number of rows, their width, type and rule."""
-        dtype = str(self.weights.dtype).removeprefix("torch.")
-        rule = "read-only" if self.rule is None else self.rule.name
-        return f"{self.rows:,} rows x {self.width}, {dtype}, {rule}"
+        return f"{self.rows:,} {self._described}"

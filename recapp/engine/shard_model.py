@@ -25,25 +25,25 @@ from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
 from recapp.optim.rules_by_table import Rules, rules_of
 from recapp.optim.table_rule import check_same_rule, rule_in_backward
+from recapp.sharding.layout import copy_rows
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.lookups import embedding_tables
+from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks
 
-Unsharded = EmbeddingBagCollection | EmbeddingCollection
 
-
-def embedding_collections(module: nn.Module) -> list[tuple[str, Unsharded]]:
+def embedding_collections(module: nn.Module) -> list[tuple[str, UnshardedCollection]]:
     """Return every unsharded collection in a model, by path; one that a model holds twice is listed
     twice.
     """
     return [
         (path, m)
         for path, m in module.named_modules(remove_duplicate=False)
-        if isinstance(m, Unsharded)
+        if isinstance(m, UnshardedCollection)
     ]
 
 
@@ -99,11 +99,11 @@ def shard_model(
         tables = embedding_tables(module)
         plan.check(tables)
         rule = rules_of(rule, [t.name for t in tables]) or None
-    together: dict[torch.dtype, list[Unsharded]] = {}
+    together: dict[torch.dtype, list[UnshardedCollection]] = {}
     for collection in dict.fromkeys(collection for _, collection in found):
         together.setdefault(collection.dtype, []).append(collection)
     _check_shared(together)
-    twins: dict[Unsharded, ShardedCollection] = {}
+    twins: dict[UnshardedCollection, ShardedCollection] = {}
     for collections in together.values():  # vectors of one type share a buffer
         made = sharded_twins(collections, plan, comm, rule, backend, payload, trains)
         twins |= zip(collections, made, strict=True)
@@ -117,7 +117,7 @@ def shard_model(
 
 
 def sharded_twins(
-    collections: Sequence[Unsharded],
+    collections: Sequence[UnshardedCollection],
     plan: ShardingPlan,
     comm: Comm,
     rule: Rules | None,
@@ -149,7 +149,7 @@ def sharded_twins(
     return twins
 
 
-def _check_shared(together: Mapping[torch.dtype, Sequence[Unsharded]]) -> None:
+def _check_shared(together: Mapping[torch.dtype, Sequence[UnshardedCollection]]) -> None:
     """Check that collections that share a table compute in one type.
 
     Raises:
@@ -165,51 +165,39 @@ def _check_shared(together: Mapping[torch.dtype, Sequence[Unsharded]]) -> None:
                 )
 
 
-def _twin(collection: Unsharded, shared: ShardedTables, number: int) -> ShardedCollection:
+def _twin(collection: UnshardedCollection, shared: ShardedTables, number: int) -> ShardedCollection:
     if isinstance(collection, EmbeddingCollection):
         return ShardedEmbeddingCollection(shared, number, collection.need_indices)
+    assert isinstance(collection, EmbeddingBagCollection)
     twin = ShardedEmbeddingBagCollection(shared, number)
     twin.leave_room(collection.room)
     return twin
 
 
-def _take_over_rows(twin: ShardedCollection, collection: Unsharded) -> None:
+def _take_over_rows(twin: ShardedCollection, collection: UnshardedCollection) -> None:
     """Copy the rows of a collection that was built on a real device."""
+    dynamic = {t.name for t in collection.tables() if t.dynamic is not None}  # they have no rows
     for block in twin.blocks():
+        if block.table in dynamic:
+            continue
         whole = collection.weight(block.table)
         if block.tensor == "weight" and whole.device.type != "meta":
-            rows = whole.detach()[block.rows.start : block.rows.stop]
-            block.data.copy_(rows[:, block.cols.start : block.cols.stop])
-
-
-def sharded_names(module: nn.Module) -> list[str]:
-    """Return the names of parameters and buffers of sharded collections: what DDP must neither
-    broadcast nor reduce.
-    """
-    return [
-        f"{path}.{name}".removeprefix(".")
-        for path, m in module.named_modules()
-        if isinstance(m, ShardedTables)
-        for name, _ in [*m.named_parameters(), *m.named_buffers()]
-    ]
+            rows, cols = map(range, whole.shape)
+            copy_rows(block, whole.detach(), rows, cols, None)
 
 
 def wrap_dense(module: nn.Module, comm: Comm, **settings: Any) -> nn.Module:
     """Wrap everything that is not sharded in DDP; return the module itself where nothing has to be
     reduced.
 
-    DDP would broadcast rank 0's shards over the others without a word, so their names are on its
-    ignore list. On CPUs gradients travel as the tables' messages do and are added in rank order
-    (`recapp/transport/dense_gradients.py`), on GPUs by DDP's all-reduce.
+    Shards are neither parameters nor buffers, so DDP leaves them alone. On CPUs gradients travel as
+    the tables' messages do and are added in rank order (`recapp/transport/dense_gradients.py`), on
+    GPUs by DDP's all-reduce.
 
     Raises:
         ConfigError: Dense parameters of several CPU ranks have an optimiser in backward.
     """
-    names = sharded_names(module)
-    ignore = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
-    ignore(module, names)  # type: ignore[no-untyped-call]
-    parameters = module.named_parameters()
-    dense = {name: p for name, p in parameters if name not in names and p.requires_grad}
+    dense = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if comm.world == 1 or not dense:
         return module
     in_backward = [name for name, p in dense.items() if hasattr(p, "_in_backward_optimizers")]

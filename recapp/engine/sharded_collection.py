@@ -77,13 +77,13 @@ class ShardedCollection(nn.Module):
         lines = [f"plan={self.plan.name}, rank {comm.rank} of {comm.world}"]
         for t in self._tables:
             s = self.plan.tables[t.name]
+            rows = f"{t.num_embeddings:,}" if t.dynamic is None else "dynamic"
             ranks = (
                 "all ranks"
                 if s.mode == "replicated"
                 else f"rank{'s' if len(s.ranks) > 1 else ''} {', '.join(map(str, s.ranks))}"
             )
             lines.append(
-                f"{t.name}: {t.num_embeddings:,} x {t.embedding_dim}, {s.sharding_type}, "
-                f"{s.mode}, {ranks}"
+                f"{t.name}: {rows} x {t.embedding_dim}, {s.sharding_type}, {s.mode}, {ranks}"
             )
         return "\n".join(lines)

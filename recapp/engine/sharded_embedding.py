@@ -1,20 +1,10 @@
 """The sharded twin of an `EmbeddingCollection`: same input, same output, any plan."""
 
-from collections.abc import Sequence
-
-import torch
-
-from recapp.engine.outputs import Member
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.sharded_tables import ShardedTables
-from recapp.optim.rules_by_table import Rules
-from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingConfig
 from recapp.tables.embedding import sequences
-from recapp.tables.lookups import lookups_of
-from recapp.transport.communicator import Comm
 
 
 class ShardedEmbeddingCollection(ShardedCollection):
@@ -45,34 +35,3 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """
         vectors, rows = self.shared(features, self.member)
         return sequences(self.lookups, vectors, rows, self.need_indices)
-
-
-def shard_sequences(
-    tables: Sequence[EmbeddingConfig],
-    plan: ShardingPlan,
-    comm: Comm,
-    rule: Rules | None,
-    seed: int = 0,
-    backend: str = "auto",
-    payload: torch.dtype | None = None,
-    trains: bool = True,
-    need_indices: bool = False,
-) -> ShardedEmbeddingCollection:
-    """Return a sharded collection of sequences with tables of its own. Every rank calls it.
-
-    Args:
-        tables: As of the unsharded collection, like `need_indices`.
-        plan: As of `ShardedTables`, like `comm`, `rule`, `seed`, `backend`, `payload` and `trains`.
-    """
-    shared = ShardedTables(
-        list(tables),
-        plan,
-        comm,
-        rule,
-        seed,
-        backend,
-        payload,
-        trains,
-        members=[Member(lookups_of(tables), False)],
-    )
-    return ShardedEmbeddingCollection(shared, need_indices=need_indices)

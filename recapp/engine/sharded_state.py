@@ -5,7 +5,9 @@
     rank 1       bags.embedding_bags.users.weight: [((500, 1000), (0, 16), tensor [500, 16])]
 
 A strip is (rows, cols, tensor) with begin and end of its rows and columns; a rank may hold several
-strips of a table, or none. Tensors are views, as in any state dict: copy them to keep them.
+strips of a table, or none. Where the plan mixes rows, a strip has a fourth entry, (multiplier,
+shift) of `recapp/tables/row_order.py`, and its rows are positions; whole tables are always in the
+order of rows. Tensors are views, as in any state dict: copy them to keep them.
 `torch.save` writes such a dict, and `torch.load(..., weights_only=True)` reads it.
 
 `load_state_dict` takes strips or whole tables. Every rank keeps what lies in its own strips, so a
@@ -16,7 +18,7 @@ Only weights are meant. The state of the tables' optimiser has the same form in 
 their fused optimiser (`recapp/engine/fused_optimizer.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -24,11 +26,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recapp.sharding.layout import Block
+from recapp.engine.dynamic_blocks import ALWAYS_LOADED, KEYS
+from recapp.engine.dynamic_state import load_dynamic
+from recapp.sharding.layout import Block, copy_rows, overlap
 from recapp.tables.config import EmbeddingConfig
+from recapp.tables.row_order import RowOrder
 
-Strip = tuple[tuple[int, int], tuple[int, int], Tensor]
-"""First row and the one behind the last, the same of columns, and the values."""
+Strip = (
+    tuple[tuple[int, int], tuple[int, int], Tensor]
+    | tuple[tuple[int, int], tuple[int, int], Tensor, tuple[int, int]]
+)
+"""First row and the one behind the last, the same of columns, and the values; multiplier and shift
+where rows are mixed.
+"""
 
 
 class HoldsTables(Protocol):
@@ -78,9 +88,14 @@ def _names(collection: HoldsTables, prefix: str) -> dict[str, EmbeddingConfig]:
 def _weights(collection: HoldsTables) -> dict[str, list[Block]]:
     held: dict[str, list[Block]] = {t.name: [] for t in collection.tables()}
     for block in collection.blocks():
-        if block.tensor == "weight":
+        if block.tensor in ALWAYS_LOADED:
             held[block.table].append(block)
     return held
+
+
+def _keys_name(weight: str) -> str:
+    """Return the name of a dynamic table's keys, from that of its weight."""
+    return weight.removesuffix("weight") + KEYS
 
 
 def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -89,7 +104,9 @@ def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: A
     if c.tables_in_state:
         held = _weights(c)
         for name, table in _names(c, prefix).items():
-            state[name] = strips_of(held[table.name])
+            for stored in _stored_names(name, table):
+                tensor = "weight" if stored == name else KEYS
+                state[stored] = strips_of(b for b in held[table.name] if b.tensor == tensor)
 
 
 def _load(
@@ -110,8 +127,18 @@ def _load(
         return
     held = _weights(c)
     for name, table in _names(c, prefix).items():
-        if name not in state:
-            missing.append(name)
+        lacking = [n for n in _stored_names(name, table) if n not in state]
+        if lacking:
+            missing.extend(lacking)
+            continue
+        if table.dynamic is not None:
+            weights, keys = (
+                [(rows, cols, values) for rows, cols, values, *_ in _strips(state.pop(stored))]
+                for stored in _stored_names(name, table)
+            )
+            fault = load_dynamic(c.shared, table, keys, weights)
+            if fault:
+                errors.append(f"table {table.name} ({name}): {fault}")
             continue
         shape = (table.num_embeddings, table.embedding_dim)
         fault = load_strips(state.pop(name), held[table.name], shape, table.data_type.dtype)
@@ -119,11 +146,35 @@ def _load(
             errors.append(f"table {table.name} ({name}): {fault}")
 
 
-def strips_of(blocks: Sequence[Block]) -> list[Strip]:
-    """Return what this rank holds of one tensor of a table, as views."""
+def _stored_names(weight: str, table: EmbeddingConfig) -> list[str]:
+    return [weight] if table.dynamic is None else [weight, _keys_name(weight)]
+
+
+def strips_of(blocks: Iterable[Block]) -> list[Strip]:
+    """Return what this rank holds of one tensor of a table: as views, except rows of dynamic
+    tables, which are copied.
+    """
     return [
-        ((b.rows.start, b.rows.stop), (b.cols.start, b.cols.stop), b.data) for b in blocks if b.rows
+        (
+            (b.rows.start, b.rows.stop),
+            (b.cols.start, b.cols.stop),
+            b.data[:],
+            *(((b.order.multiplier, b.order.shift),) if b.order else ()),
+        )
+        for b in blocks
+        if b.rows
     ]
+
+
+def block_of(strip: Strip, shape: tuple[int, int]) -> Block:
+    """Return a strip of a tensor of this shape as a rectangle, without the names of its tensor.
+
+    Raises:
+        TypeError, ValueError: It is no strip.
+    """
+    rows, cols, tensor, *mixed = strip
+    order = RowOrder(shape[0], *mixed[0]) if mixed else None
+    return Block("", "", shape, range(*rows), range(*cols), tensor, True, order)
 
 
 def load_strips(
@@ -142,9 +193,11 @@ def load_strips(
     """
     fault = _fault(value, held, shape, dtype)
     if not fault:
-        for block in held:
-            for strip in _strips(value):
-                _copy(strip, block)
+        stored = _stored(value, shape)
+        with torch.no_grad():
+            for block in held:
+                for s in stored:
+                    copy_rows(block, s.data.detach(), s.rows, s.cols, s.order)
     return fault
 
 
@@ -153,6 +206,10 @@ def _strips(value: Any) -> list[Strip]:
     if isinstance(value, Tensor):
         return [((0, value.shape[0]), (0, value.shape[1]), value)]
     return list(value)
+
+
+def _stored(value: Any, shape: tuple[int, int]) -> list[Block]:
+    return [block_of(strip, shape) for strip in _strips(value)]
 
 
 def _fault(value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: torch.dtype) -> str:
@@ -171,7 +228,7 @@ def _fault(value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: tor
         if tensor.device.type == "meta":
             return "a tensor on the meta device is stored, which has no values"
     for block in held:
-        if not _covered(block, _strips(value)):
+        if not _covered(block, _stored(value, shape)):
             return (
                 f"the stored strips do not cover rows {block.rows.start} to {block.rows.stop}, "
                 f"columns {block.cols.start} to {block.cols.stop}, which this rank holds: load the "
@@ -182,18 +239,35 @@ def _fault(value: Any, held: Sequence[Block], shape: tuple[int, int], dtype: tor
 
 def _is_strip(strip: Any, shape: tuple[int, int]) -> bool:
     try:
-        (r0, r1), (c0, c1), tensor = strip
+        (r0, r1), (c0, c1), tensor, *_ = strip
+        block_of(strip, shape)
         inside = 0 <= r0 <= r1 <= shape[0] and 0 <= c0 <= c1 <= shape[1]
         return inside and isinstance(tensor, Tensor) and tuple(tensor.shape) == (r1 - r0, c1 - c0)
     except (TypeError, ValueError):
         return False
 
 
-def _covered(block: Block, strips: Sequence[Strip]) -> bool:
-    """Return whether strips, which may overlap, hold every value of a block: looked up on the grid
-    of all their edges.
+def _covered(block: Block, stored: Sequence[Block]) -> bool:
+    """Return whether strips of one order, which may overlap, hold every value of a block; of
+    another order than the block's, all rows of its columns, over which it is dealt.
     """
-    parts = [part for strip in strips if all(part := _common(strip, block))]
+    for order in {s.order for s in stored}:
+        alike = [s for s in stored if s.order == order]
+        whole = block._replace(rows=range(block.shape[0]))
+        if _covers(alike, block if order == block.order else whole):
+            return True
+    return not len(block.rows)
+
+
+def _covers(stored: Sequence[Block], block: Block) -> bool:
+    """Return whether rectangles hold every value of a block: looked up on the grid of all their
+    edges.
+    """
+    parts = [
+        part
+        for s in stored
+        if all(part := (overlap(s.rows, block.rows), overlap(s.cols, block.cols)))
+    ]
     rows = sorted(
         {block.rows.start, block.rows.stop, *(edge for r, _ in parts for edge in (r.start, r.stop))}
     )
@@ -206,28 +280,3 @@ def _covered(block: Block, strips: Sequence[Strip]) -> bool:
             rows.index(r.start) : rows.index(r.stop), cols.index(c.start) : cols.index(c.stop)
         ] = True
     return bool(filled.all())
-
-
-def _common(strip: Strip, block: Block) -> tuple[range, range]:
-    """Return the rows and columns that a strip and a block have in common; an empty range where
-    there are none.
-    """
-    (r0, r1), (c0, c1), _ = strip
-    return (
-        range(max(r0, block.rows.start), min(r1, block.rows.stop)),
-        range(max(c0, block.cols.start), min(c1, block.cols.stop)),
-    )
-
-
-@torch.no_grad()
-def _copy(strip: Strip, block: Block) -> None:
-    """Copy what a strip and a block have in common."""
-    rows, cols = _common(strip, block)
-    if rows and cols:
-        (r0, _), (c0, _), tensor = strip
-        to = block.data[_from(rows, block.rows.start), _from(cols, block.cols.start)]
-        to.copy_(tensor.detach()[_from(rows, r0), _from(cols, c0)])
-
-
-def _from(numbers: range, start: int) -> slice:
-    return slice(numbers.start - start, numbers.stop - start)

@@ -23,13 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from recapp.console import note
-from recapp.engine.fused_update import FusedUpdate
+from recapp.engine.dynamic_store import DynamicStore
+from recapp.engine.fused_update import FusedUpdate, rules_of_groups
 from recapp.engine.lookup import Lookup
 from recapp.engine.outputs import Member
 from recapp.engine.requests import Requests
 from recapp.engine.row_statistics import RowStatistics
 from recapp.engine.row_store import FloatStore, RowStore, StoredGroup
 from recapp.engine.state import EngineState
+from recapp.engine.stored_rows import StoredRows
 from recapp.errors import ConfigError, PlanError
 from recapp.kernels.backend import backend as choose_backend
 from recapp.kernels.backend import slow_kernels_note
@@ -101,7 +103,8 @@ class ShardedTables(nn.Module):
         ConfigError: The backend is unknown or not there, or rules and tables do not fit.
 
     `state` is what the engine works with; measuring attaches by `state.observer`. `update` changes
-    the rows. `header`, `waits`, `comm` and `id_rules` are the state's.
+    the rows, `stored` saves and loads them. `header`, `waits`, `comm` and `id_rules` are the
+    state's.
     """
 
     def __init__(
@@ -132,8 +135,8 @@ class ShardedTables(nn.Module):
         device = comm.device
         kernels = choose_backend(backend, device)
         self.dtype = compute_dtype(tables)
-        rule_G = [rules[group.rule] if rules else None for group in layout.groups]
-        make = make_store or (lambda group: FloatStore(group, rule_G[group.number], seed))
+        rule_G = rules_of_groups(layout, rules)
+        make = make_store or (lambda group: _store(group, rule_G[group.number], seed))
         stores = [
             make(StoredGroup(layout, g, comm.rank, self.dtype, device, kernels))
             for g in range(len(layout.groups))
@@ -154,6 +157,7 @@ class ShardedTables(nn.Module):
         )
         self.state = state
         self.update = FusedUpdate(state, rules)
+        self.stored = StoredRows(state, self.update)
         self.header = state.header
         self.waits = state.waits
         self.id_rules = state.id_rules
@@ -233,6 +237,8 @@ class ShardedTables(nn.Module):
     def updates(self, number: int) -> None:
         """Set how many updates the rows have had."""
         self.update.updates = number
+        for store in self.state.stores:
+            store.settle(number)
 
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
@@ -243,12 +249,10 @@ class ShardedTables(nn.Module):
         return self.state.stores[group]
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the rectangles held here, as views: what a checkpoint reads and writes. Every rank
-        calls it.
+        """Yield the rectangles held here: what a checkpoint reads and writes (`StoredRows`). Every
+        rank calls it.
         """
-        self.update.finish_step()
-        for store in self.state.stores:
-            yield from store.blocks()
+        return self.stored.blocks()
 
     def exchange_buffers(self) -> Iterator[Tensor]:
         """Yield the memory that is kept from batch to batch, and what batches that are looked ahead
@@ -410,6 +414,12 @@ class ShardedTables(nn.Module):
         )
         held = state.outputs.of_members(parts, requests.output)
         return _Result(features, held, requests, self.updates)
+
+
+def _store(group: StoredGroup, rule: RowRule | None, seed: int | Mapping[str, int]) -> RowStore:
+    """Return a store with start values."""
+    dynamic = group.layout.groups[group.number].dynamic
+    return DynamicStore(group, rule, seed) if dynamic else FloatStore(group, rule, seed)
 
 
 def _check_ranks(plan: ShardingPlan, comm: Comm) -> None:

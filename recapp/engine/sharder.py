@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recapp.engine.shard_model import Unsharded, sharded_twins
+from recapp.engine.shard_model import sharded_twins
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.errors import ConfigError
 from recapp.optim.fused_params import rules_of_fused_params
@@ -28,6 +28,7 @@ from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import BUILT_IN
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import UnshardedCollection
 from recapp.transport.choose_transport import make_comm
 
 
@@ -78,7 +79,7 @@ class CollectionSharder:
                 )
             self.payload = qcomm_codecs_registry.payload
 
-    def shardable_parameters(self, module: Unsharded) -> dict[str, nn.Parameter]:
+    def shardable_parameters(self, module: UnshardedCollection) -> dict[str, nn.Parameter]:
         """Return the weights of a collection by table name."""
         return {
             t.name: nn.Parameter(weight) if not isinstance(weight, nn.Parameter) else weight
@@ -92,7 +93,7 @@ class CollectionSharder:
 
     def shard(
         self,
-        module: Unsharded,
+        module: UnshardedCollection,
         params: Mapping[str, TableSharding],
         env: Any = None,
         device: torch.device | None = None,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recapp.engine.exchange_modes import make_routes
+from recapp.engine.mixed_lookups import MixedLookups
 from recapp.engine.observer import EngineObserver
 from recapp.engine.outputs import BatchOutput, Member, Outputs
 from recapp.engine.row_statistics import RowStatistics
@@ -22,7 +23,7 @@ from recapp.kernels.backend import Backend
 from recapp.kernels.links import CACHE_LINE_BYTES, Bags, Scratch, offset_dtype
 from recapp.sharding.layout import Layout
 from recapp.sparse.transfer import to_device
-from recapp.tables.config import PoolingType
+from recapp.tables.config import EmbeddingConfig, PoolingType
 from recapp.tables.ids import IdRules, Rows
 from recapp.transport.communicator import Comm
 from recapp.transport.message_layout import Buffers, Header
@@ -71,6 +72,8 @@ class EngineState:
         self.routes = [make_routes(layout, g, comm.rank, comm.device) for g in groups]
         self.widths_G = np.array([g.width for g in layout.groups])
         self.answered = sum(g.mode != "replicated" for g in layout.groups)
+        self.dynamic_tables_G = [_dynamic_tables(layout, g) for g in groups]
+        self.mixed = MixedLookups(layout, backend.positions_of_rows)
         self.outputs = Outputs(members, comm.device)
         self.id_rules = IdRules(
             layout.lookups,
@@ -135,14 +138,17 @@ class EngineState:
                 yield from scratch.tensors()
 
     def bags(self, rows: Rows, output: BatchOutput) -> list[Bags]:
-        """Return a batch as each group sees it; a strip asks for its lookup's rows again."""
+        """Return a batch as each group sees it, rows by their positions; a strip asks for its
+        lookup's rows again.
+        """
+        rows_L = self.mixed.positions_of(rows)
         edge_F1 = np.array([0, *accumulate(rows.per_F)], np.int64)
         bag_F1 = np.array([0, *accumulate(output.count_F.tolist())], np.int64)
         scale_N = self._scales(rows, output)
         found = []
         for g, r in enumerate(self.routes):
             bags = Bags(
-                rows.rows_L,
+                rows_L,
                 output.lengths_N,
                 bag_F1[r.lookups],
                 np.array([0, *accumulate(output.count_F[r.lookups].tolist())], np.int64),
@@ -186,3 +192,10 @@ class EngineState:
         if keeps:
             self._output_offsets[group, output.bags] = where_M
         return where_M
+
+
+def _dynamic_tables(layout: Layout, group: int) -> list[EmbeddingConfig]:
+    """Return the table of each strip of a group of dynamic tables; else none."""
+    if not layout.groups[group].dynamic:
+        return []
+    return [layout.tables[s.table] for s in layout.strips if s.group == group]

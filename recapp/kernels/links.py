@@ -84,6 +84,8 @@ class Routes:
         base_K: The first row of each piece in the owner's store.
         row_dtype: The type of rows in requests: int32 where all stores' rows fit, for all groups of
             a collection, because their ids travel in one message.
+        dynamic: Whether rows are positions of keys, equal ones of different strips among them: then
+            starts and bases are positions, and a request begins with the rows of each strip.
     """
 
     mode: str
@@ -97,6 +99,7 @@ class Routes:
     rank_K: Tensor
     base_K: Tensor
     row_dtype: torch.dtype
+    dynamic: bool = False
 
 
 @dataclass(slots=True)

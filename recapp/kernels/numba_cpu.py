@@ -17,6 +17,7 @@ from torch import Tensor
 from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_partition as partition
 from recapp.kernels import numba_row_statistics as statistics
+from recapp.kernels import numba_start_values as start_kernels
 from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import (
@@ -30,6 +31,7 @@ from recapp.kernels.links import (
     Scratch,
     Staged,
 )
+from recapp.kernels.numba_key_index import HashIndex
 from recapp.kernels.quantised import QuantisedRows
 
 # Torch's libgomp is in the process already and serves numba's OpenMP layer too, so there is one
@@ -104,6 +106,7 @@ class NumbaBackend:
     """
 
     name = "numba"
+    key_index = HashIndex
 
     def __init__(self) -> None:
         self._bucket_H = np.full(1024, -1, np.int32)
@@ -169,6 +172,50 @@ class NumbaBackend:
         )
         return rows_L, first
 
+    def positions_of_rows(self, rows_L: Tensor, edges: Sequence[int], numbers_F3: Tensor) -> Tensor:
+        """Return rows by their positions (`recapp/tables/row_order.py`), in one pass.
+
+        Args:
+            rows_L: The rows, lookup by lookup.
+            edges: Lookup f has rows edges[f] .. edges[f + 1].
+            numbers_F3: Multiplier, shift and rows of each lookup's table; the rows are 0 where they
+                stay as they are.
+        """
+        made_L = torch.empty_like(rows_L)
+        integers.positions_of_rows(
+            _array(rows_L), np.array(edges, np.int64), _array(numbers_F3), _array(made_L)
+        )
+        return made_L
+
+    def write_start_values(
+        self,
+        weights_RD: Tensor,
+        slot_M: Tensor,
+        key_M: Tensor,
+        hashed: int,
+        cols: range,
+        start_range: float,
+    ) -> None:
+        """Write start values of keys to rows of fp32; `recapp/tables/initial.py` defines them.
+
+        Args:
+            weights_RD: The rows by slot.
+            slot_M: The slots.
+            key_M: The keys of a dynamic table.
+            hashed: The hash of the run's seed and the table's name.
+            cols: The columns of the table that a row has.
+            start_range: How far values are from 0 at most.
+        """
+        start_kernels.write_start_values(
+            _array(weights_RD.view(-1)),
+            weights_RD.shape[1],
+            _array(slot_M),
+            _array(key_M),
+            np.uint32(hashed),
+            cols.start,
+            np.float32(start_range / 2**24),
+        )
+
     def route_rows(
         self, r: Routes, b: Bags, world: int, take: Scratch
     ) -> tuple[UniqueRows, Counts]:
@@ -217,7 +264,7 @@ class NumbaBackend:
         )
         return UniqueRows(
             number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
-        ), n_IW.sum(0)
+        ), n_IW
 
     def write_row_requests(
         self,
@@ -416,8 +463,10 @@ class NumbaBackend:
         )
         return Links(row, offsets, use, at, V)
 
-    def group_rows(self, rows: int, served: Links, take: Scratch) -> tuple[Tensor, Links]:
-        """See the reference."""
+    def group_rows(
+        self, rows: int, served: Links, take: Scratch, in_turn: bool = False
+    ) -> tuple[Tensor, Links]:
+        """See the reference; rows are always in the order in which they were first requested."""
         N = len(served.index_N)
         row = take("grouped_row", N, served.index_N.dtype)
         start = take("grouped_start", N + 1, torch.int32)

@@ -23,7 +23,7 @@ from recapp.kernels.numba_cache import compiled
 from recapp.kernels.simd import get, put
 
 jit = compiled()
-ERROR, HASH, CLAMP, DROP = range(4)  # rules, as `recapp/tables/ids.py` numbers them
+ERROR, HASH, CLAMP, DROP, DYNAMIC = range(5)  # rules, as `recapp/tables/ids.py` numbers them
 MISSING = np.int64(-(2**63))
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Knuth's multiplicative hashing
 
@@ -69,6 +69,15 @@ def piece_of(row: Any, start_K: Any, first: Any, last: Any) -> Any:
 
 
 @jit
+def position_of(key: Any) -> Any:
+    """Return the position of a key of a dynamic table (`recapp/tables/dynamic.py`)."""
+    x = np.uint64(key)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.int64(x ^ (x >> np.uint64(31)))
+
+
+@jit
 def rows_of_ids(
     ids_L: Any, edge_F1: Any, size_F: Any, rule_F: Any, changed_F: Any, rows_L: Any
 ) -> Any:
@@ -83,7 +92,9 @@ def rows_of_ids(
         for at in range(edge_F1[f], edge_F1[f + 1]):
             number = get(ids_L, at)
             row = number
-            if number == MISSING:
+            if rule == DYNAMIC:
+                row = position_of(number)
+            elif number == MISSING:
                 row = 0
             elif rule == HASH:
                 if np.uint64(number) < 2**32 and size <= 2**32:
@@ -97,6 +108,29 @@ def rows_of_ids(
                 row = -1 if rule == DROP else 0 if number < 0 else size - 1
             put(rows_L, at, row)
     return -1
+
+
+@jit
+def positions_of_rows(rows_L: Any, edge_F1: Any, numbers_F3: Any, made_L: Any) -> Any:
+    """Write the positions of rows, as `recapp/tables/row_order.py` defines them."""
+    for f in range(len(numbers_F3)):
+        factor = np.uint64(numbers_F3[f, 0])
+        shift = np.uint64(numbers_F3[f, 1])
+        rows = np.uint64(max(numbers_F3[f, 2], 1))
+        if numbers_F3[f, 2] == 0:
+            for at in range(edge_F1[f], edge_F1[f + 1]):
+                put(made_L, at, get(rows_L, at))
+        elif rows <= 2**31:
+            for at in range(edge_F1[f], edge_F1[f + 1]):
+                put(made_L, at, np.int64((np.uint64(get(rows_L, at)) * factor + shift) % rows))
+        else:  # products would not fit: eight bits at a time, of rows below 2^53
+            for at in range(edge_F1[f], edge_F1[f + 1]):
+                row = np.uint64(get(rows_L, at))
+                made = np.uint64(0)
+                for first in range(48, -1, -8):
+                    digit = (row >> np.uint64(first)) & np.uint64(255)
+                    made = ((made << np.uint64(8)) % rows + digit * factor) % rows
+                put(made_L, at, np.int64((made + shift) % rows))
 
 
 # ---- home in mode `pooled`: one vector per bag and owner

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recapp.kernels.key_index import RUN_BITS, SortedIndex
 from recapp.kernels.links import Bags, Counts, Links, Rate, Routes, Rule, Scratch
 from recapp.kernels.quantised import QuantisedRows, dequantise
 from recapp.kernels.ragged import Grouped, gather, group, numbered, runs, starts
@@ -83,6 +84,9 @@ class TorchBackend:
 
     name = "torch"
     rows_of_ids = None  # id rules have their own torch operations
+    positions_of_rows = None  # mixed rows, too
+    write_start_values = None  # start values, too
+    key_index = SortedIndex
 
     def sizes(self) -> list[tuple[int, int]]:
         """Return the smallest batch of each kind that has kernels of its own.
@@ -105,14 +109,21 @@ class TorchBackend:
 
         Returns:
             The distinct rows, as `write_row_requests` and `link_rows` of this backend take them
-            (their `row_U`: rows in their owners' stores), and counts [W].
+            (their `row_U`: rows in their owners' stores, strip by strip), and how many of each
+            strip each rank has, [I, W].
         """
         row_P, strip_P, _ = _pairs(r, b)
-        grouped = group(row_P + _keys(r)[strip_P])
-        strip_U = strip_P[grouped.order_N[grouped.start_U1[:-1].long()]]
-        rank_U, row_U = _locate(r, grouped.key_U - _keys(r)[strip_U], strip_U)
-        nth_U, n_W = numbered(rank_U, world)
-        return UniqueRows(row_U, rank_U, nth_U, grouped), to_host(n_W).numpy()
+        if r.dynamic:  # positions fill all 64 bits, so strips cannot be numbered behind each other
+            same = group(row_P)
+            grouped = group(strip_P * len(same.key_U) + same.number_N)
+        else:
+            grouped = group(row_P + _keys(r)[strip_P])
+        first_U = grouped.order_N[grouped.start_U1[:-1].long()]
+        strip_U = strip_P[first_U]
+        rank_U, row_U = _locate(r, row_P[first_U], strip_U)
+        nth_U, _ = numbered(rank_U, world)
+        _, n_IW = numbered(strip_U * world + rank_U, len(r.rows_I) * world)
+        return UniqueRows(row_U, rank_U, nth_U, grouped), to_host(n_IW).view(-1, world).numpy()
 
     def write_row_requests(
         self,
@@ -328,13 +339,17 @@ class TorchBackend:
         use_N = torch.cat([bits for _, _, bits in parts]).view(weights) if words else None
         return Links(row_N, offsets, use_N, at_V, len(at_V))
 
-    def group_rows(self, rows: int, served: Links, take: Scratch) -> tuple[Tensor, Links]:
+    def group_rows(
+        self, rows: int, served: Links, take: Scratch, in_turn: bool = False
+    ) -> tuple[Tensor, Links]:
         """Return the distinct rows that were requested, and the links that sum their gradients.
 
         Args:
             rows: The number of rows of the store.
             served: The links from `serve`: rows, and the offset of each vector's gradient.
             take: The memory of results.
+            in_turn: Whether rows have to be in the order in which they were first requested: where
+                their numbers are not those of the layout, and differ between strips.
 
         Returns:
             The rows [U] in an order that depends on the requests alone, and the links of each to
@@ -342,6 +357,12 @@ class TorchBackend:
         """
         assert served.at_M is not None
         grouped = group(served.index_N)
+        if in_turn:
+            first_U = grouped.order_N[grouped.start_U1[:-1].long()]
+            turn_U = torch.empty_like(first_U)
+            turn_U[first_U.argsort()] = torch.arange(len(first_U), device=first_U.device)
+            in_order = group(turn_U[grouped.number_N.long()])
+            grouped = in_order._replace(key_U=served.index_N[first_U.sort().values])
         at_N = served.at_M
         if served.offsets_M1 is not None:
             at_N = torch.repeat_interleave(
@@ -605,14 +626,21 @@ def _pairs(r: Routes, b: Bags) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _keys(r: Routes) -> Tensor:
-    """Return the number of each strip's first row when all strips' rows are numbered in turn."""
-    return starts(r.rows_I)[:-1]
+    """Return the number of each strip's first row when all strips' rows are numbered in turn; of
+    dynamic ones the runs, which are cut and not the positions.
+    """
+    rows_I = torch.full_like(r.rows_I, 1 << RUN_BITS) if r.dynamic else r.rows_I
+    return starts(rows_I)[:-1]
 
 
 def _locate(r: Routes, row_N: Tensor, strip_N: Tensor) -> tuple[Tensor, Tensor]:
     """Return the owner of each row of a strip, and its row in the owner's store."""
-    first_K = r.start_K + torch.repeat_interleave(
+    bits = 64 - RUN_BITS if r.dynamic else 0
+    least = -(1 << RUN_BITS - 1) if r.dynamic else 0
+    first_K = (r.start_K >> bits) - least
+    first_K = first_K + torch.repeat_interleave(
         _keys(r), r.piece_I1.diff(), output_size=len(r.start_K)
     )
-    piece_N = torch.searchsorted(first_K, row_N + _keys(r)[strip_N], right=True) - 1
+    at_N = (row_N >> bits) - least + _keys(r)[strip_N]
+    piece_N = torch.searchsorted(first_K, at_N, right=True) - 1
     return r.rank_K[piece_N], row_N - r.start_K[piece_N] + r.base_K[piece_N]

@@ -84,11 +84,16 @@ def warm_up(
             _zero(),
             _zero(),
         )
+    if kernels.positions_of_rows is not None:
+        no_numbers = torch.zeros(1, 3, dtype=torch.int64)
+        kernels.positions_of_rows(torch.zeros(1, dtype=torch.int32), [0, 1], no_numbers)
     if world == 1:
         payload = dtype  # there are no messages: rows are updated with the output's gradient
     for r, held, lines, rule, exchanged in zip(
         routes, stored, in_lines, rule_G, exchanged_G, strict=True
     ):
+        if r.dynamic and isinstance(held, Tensor):
+            _find_rows(kernels, held)
         for n, ids in kernels.sizes():
             _requests(kernels, r, world, ids, dtype, scales, rule is not None)
             links = Links(
@@ -98,7 +103,7 @@ def warm_up(
                 None,
                 n,
             )
-            _pools(kernels, held, links, lines, dtype, payload)
+            _pools(kernels, held, links, r.row_dtype, lines, dtype, payload)
             if rule is not None and isinstance(held, Tensor):
                 _update(kernels, r, links, held.dtype, dtype, payload, rule, exchanged > 0)
 
@@ -107,23 +112,34 @@ def _pools(
     kernels: Backend,
     held: Tensor | QuantisedRows,
     links: Links,
+    rows: torch.dtype,
     in_lines: bool,
     dtype: torch.dtype,
     payload: torch.dtype,
 ) -> None:
-    """Pool rows of the store, vectors of a message and gradients, in the types they have."""
+    """Pool rows of the store, vectors of a message and gradients, in the types they have; rows are
+    numbered in `rows`, vectors in the type of the links.
+    """
     width = held.width if isinstance(held, QuantisedRows) else held.shape[1]
     travelling = torch.zeros(1, width, dtype=payload)
     computed = torch.zeros(1, width, dtype=dtype)
-    calls = ((held, payload), (held, dtype), (travelling, dtype), (computed, payload))
-    for source, written in {(_kind(s), t): (s, t) for s, t in calls}.values():
+    of_rows = links._replace(index_N=links.index_N.to(rows))
+    calls = (
+        (held, of_rows, payload),
+        (held, of_rows, dtype),
+        (travelling, links, dtype),
+        (computed, links, payload),
+    )
+    different = {(_kind(s), x.index_N.dtype, t): (s, x, t) for s, x, t in calls}
+    for source, read, written in different.values():
         target = torch.zeros(links.bags * width, dtype=written)
-        _pool(kernels, source, links, target, dtype)
+        _pool(kernels, source, read, target, dtype)
     if in_lines:
         size = max(STREAMED_BYTES // dtype.itemsize, links.bags * width)
         big = torch.empty(size, dtype=dtype)
-        for source in {_kind(s): s for s in (held, travelling)}.values():
-            _pool(kernels, source, links, big, dtype, in_lines=True)
+        streamed = {(_kind(s), x.index_N.dtype): (s, x) for s, x, _ in calls[:3]}
+        for source, read in streamed.values():
+            _pool(kernels, source, read, big, dtype, in_lines=True)
 
 
 def _kind(source: Tensor | QuantisedRows) -> torch.dtype | int:
@@ -143,6 +159,19 @@ def _pool(
         kernels.pool_quantised(source, links, target, dtype, in_lines=in_lines)
     else:
         kernels.pool(source.view(-1), 1, source.shape[1], links, target, dtype, in_lines=in_lines)
+
+
+def _find_rows(kernels: Backend, held: Tensor) -> None:
+    """Add a row of a dynamic table, write its start values, find it and take it away."""
+    index = kernels.key_index([0], 8, held.device)
+    position = _zero() - 2**63
+    strip = torch.zeros(1, dtype=torch.int16)
+    slot, _ = index.insert(position, strip, _zero())
+    index.find(position, strip)
+    index.slots_of_run(0, 0)
+    index.remove(slot)
+    if kernels.write_start_values is not None and held.dtype == torch.float32:
+        kernels.write_start_values(held.clone(), slot, position, 0, range(held.shape[1]), 0.0)
 
 
 def _requests(
@@ -172,7 +201,7 @@ def _requests(
         r.row_dtype,
     )
     bag = Bags(
-        torch.zeros(ids, dtype=torch.int32),
+        torch.zeros(ids, dtype=r.row_dtype),
         torch.tensor([ids]),
         one,
         np.array([0, 1]),

@@ -20,8 +20,7 @@ from recapp.errors import ConfigError
 from recapp.optim.rowwise_adagrad import RowWiseAdagrad
 from recapp.optim.rules import RowRule, adagrad, adam, rowwise_adagrad, sgd
 from recapp.optim.rules_by_table import Rules, distinct_rules, is_rules, rule_of
-from recapp.tables.embedding import EmbeddingCollection
-from recapp.tables.embedding_bag import EmbeddingBagCollection
+from recapp.tables.unsharded_collection import UnshardedCollection
 
 _WITHOUT_EFFECT = ("params", "dampening", "foreach", "fused", "capturable", "differentiable")
 """Entries of a param group that change no result: dampening acts on momentum alone."""
@@ -115,8 +114,7 @@ def rule_in_backward(module: nn.Module) -> Rules | None:
         ConfigError: An optimiser or argument that no row rule has, or tables without one beside
             others.
     """
-    kinds = (EmbeddingBagCollection, EmbeddingCollection)
-    collections = [m for m in module.modules() if isinstance(m, kinds)]
+    collections = [m for m in module.modules() if isinstance(m, UnshardedCollection)]
     rules = {t.name: _rule_on(t.name, c.weight(t.name)) for c in collections for t in c.tables()}
     if not any(rules.values()):
         return None

@@ -56,6 +56,8 @@ def exchanged_bytes(
         if plan.tables[table.name].mode == "replicated":
             continue
         row_N = torch.cat([parts[i] for i in lookups_by_table[table.name]])
+        order = layout.orders[number]
+        row_N = row_N if order is None else order.positions_of(row_N)
         lengths_M = rows.lengths_FB[lookups_by_table[table.name]].flatten()
         found[table.name] = {"unique": 0, "pooled": 0}
         for i, strip in enumerate(layout.strips):
@@ -107,7 +109,7 @@ def decide_modes(
         The plan with every mode decided.
     """
     read = lookups_of(tables) if lookups is None else lookups
-    unsummed = {x.table.name for x in read if not x.is_summed}
+    unsummed = {x.table.name for x in read if not x.may_be_pooled}
     plan = plan.with_modes({name: "unique" for name in plan.undecided if name in unsummed})
     if not plan.undecided:
         return plan

@@ -12,6 +12,7 @@ from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import Mode
 from recapp.sharding.sharding_types import BUILT_IN, SHARDING_TYPES, sharding_type
 from recapp.tables.config import EmbeddingConfig
+from recapp.tables.row_order import ROW_ORDERS
 from recapp.tables.statistics import TableStatistics
 
 MODES: tuple[Mode, ...] = ("unique", "pooled")
@@ -24,6 +25,7 @@ class ParameterConstraints:
     Args:
         sharding_types: Names of sharding types; None allows those that are built in.
         modes: `unique`, `pooled` or both.
+        row_orders: `natural`, `mixed` or both, where it is cut by rows.
         ranks: Its shards lie on these ranks only.
         hosts: Its shards lie on these hosts only (counted from 0).
         together: Tables with the same label here are cut alike and lie on the same ranks.
@@ -45,6 +47,7 @@ class ParameterConstraints:
     pooling_factors: Sequence[float] | None = None
     statistics: TableStatistics | None = None
     data_type: str | None = None
+    row_orders: Sequence[str] | None = None
 
     def over(self, other: "ParameterConstraints") -> "ParameterConstraints":
         """Return these constraints, with those of `other` for all that they leave free."""
@@ -85,6 +88,11 @@ def _check(pattern: str, c: ParameterConstraints, topology: Topology) -> None:
     for mode in c.modes or ():
         if mode not in MODES:
             raise PlanError(f"{where}.modes: unknown mode {mode}; {suggest(str(mode), MODES)}")
+    for order in c.row_orders or ():
+        if order not in ROW_ORDERS:
+            raise PlanError(
+                f"{where}.row_orders: unknown order {order}; {suggest(str(order), ROW_ORDERS)}"
+            )
     limits: list[tuple[str, Sequence[Any] | None, int]] = [
         ("ranks", c.ranks, topology.world_size),
         ("hosts", c.hosts, topology.hosts),

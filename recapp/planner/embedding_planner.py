@@ -291,7 +291,7 @@ def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], 
     found = []
     for first in options[0]:
         alike = [
-            next(
+            min(
                 (
                     o
                     for o in others
@@ -299,7 +299,8 @@ def _together(options: Sequence[Sequence[Option]]) -> tuple[tuple[Option, ...], 
                     and o.mode == first.mode
                     and _same_candidates(o, first)
                 ),
-                None,
+                key=lambda o: o.row_order != first.row_order,
+                default=None,
             )
             for others in options
         ]

@@ -36,7 +36,7 @@ def plan_rows(tables: Sequence[EmbeddingConfig], plan: ShardingPlan) -> list[dic
     return [
         {
             "table": t.name,
-            "rows": t.num_embeddings,
+            "rows": t.num_embeddings if t.dynamic is None else "dynamic",
             "dim": t.embedding_dim,
             "type": _type(plan.tables[t.name]),
             "bytes": max(h.weights.get(t.name, 0) for h in held),
@@ -48,20 +48,22 @@ def plan_rows(tables: Sequence[EmbeddingConfig], plan: ShardingPlan) -> list[dic
 
 def _type(sharding: TableSharding) -> str:
     return (
-        sharding.sharding_type
+        sharding.label
         if sharding.mode in ("unique", "replicated")
-        else f"{sharding.sharding_type} ({sharding.mode})"
+        else f"{sharding.label} ({sharding.mode})"
     )
 
 
 def where(table: EmbeddingConfig, sharding: TableSharding) -> str:
-    """Return as text which rank holds what of a table: `0: rows 0-499, 1: rows 500-999`, `0: all`,
-    `all ranks`.
+    """Return as text which rank holds what of a table: `0: rows 0-499, 1: rows 500-999`, `0:
+    positions 0-499` where rows are mixed, `0: all`, `all ranks`.
     """
     if sharding.mode == "replicated":
         return "all ranks"
     shards = [s for s in sharding.shards if len(s.rows) and len(s.cols)]
-    parts = [f"{s.rank}: {_part(table, s)}" for s in shards[:SHOWN_SHARDS]]
+    rows = "positions" if sharding.row_order == "mixed" else "rows"
+    unit = rows if table.dynamic is None else "runs"
+    parts = [f"{s.rank}: {_part(table, s, unit)}" for s in shards[:SHOWN_SHARDS]]
     more = (
         [f"... {len(shards)} shards on {len(sharding.ranks)} ranks"]
         if len(shards) > SHOWN_SHARDS
@@ -70,8 +72,8 @@ def where(table: EmbeddingConfig, sharding: TableSharding) -> str:
     return ", ".join(parts + more)
 
 
-def _part(table: EmbeddingConfig, s: Shard) -> str:
-    rows = "" if len(s.rows) == table.num_embeddings else f"rows {s.rows.start}-{s.rows.stop - 1}"
+def _part(table: EmbeddingConfig, s: Shard, unit: str) -> str:
+    rows = "" if len(s.rows) == table.plan_rows else f"{unit} {s.rows.start}-{s.rows.stop - 1}"
     cols = "" if len(s.cols) == table.embedding_dim else f"cols {s.cols.start}-{s.cols.stop - 1}"
     return " ".join(p for p in (rows, cols) if p) or "all"
 
@@ -164,9 +166,12 @@ def _row(
     return {
         "table": table.name,
         "rows": table.num_embeddings,
+        "plan_rows": table.plan_rows,
+        "dynamic": table.dynamic is not None,
         "dim": table.embedding_dim,
         "type": sharding.sharding_type,
         "mode": option.mode,
+        "row_order": sharding.row_order,
         "ranks": sharding.ranks,
         "bytes": round(float(option.work.bytes_M.sum())),
         "predicted_ms": float(seconds.sum()) * 1e3,

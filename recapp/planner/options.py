@@ -42,12 +42,13 @@ from recapp.sharding.sharding_types import (
     TableToCut,
 )
 from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tables.row_order import ROW_ORDERS, RowOrderName
 from recapp.tables.statistics import TableStatistics, default_statistics
 
 KERNEL_PHASES = ("input", "lookup", "gradients", "update")
 COMPONENTS = len(KERNEL_PHASES) + 2 * len(MESSAGES)
 NARROWEST = 16  # columns of a strip unless constraints say less: one cache line of fp32
-UNEVEN_FROM = 1.05  # strips of equal rows whose requests differ by less are left equal
+SKEWED_FROM = 1.05  # rows are not mixed where the busiest strip is asked for less than this share
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Option:
         table: Its name.
         sharding_type: The name of the type.
         mode: How it asks for rows.
+        row_order: How its rows lie.
         work: Its price, rectangles in the order of the blocks, each on the first candidate ranks.
         home: Seconds that every rank spends whichever ranks are chosen, by component, [COMPONENTS].
         owned: Seconds of all owners together, [COMPONENTS].
@@ -87,6 +89,7 @@ class Option:
     table: str
     sharding_type: str
     mode: Mode
+    row_order: RowOrderName
     work: TableWork
     home: Floats
     owned: Floats
@@ -111,7 +114,7 @@ class Option:
                 b.candidates[a].tolist(), b.rows.tolist(), b.cols.tolist(), strict=True
             )
         )
-        return TableSharding(shards, self.mode, self.sharding_type)
+        return TableSharding(shards, self.mode, self.sharding_type, self.row_order)
 
     def on_ranks(self, chosen: Sequence[int]) -> TableWork:
         """Return the work with its rectangles on the chosen candidate ranks.
@@ -159,7 +162,8 @@ def options_of(
         ranks = tuple(allowed_ranks(c[table.name], problem.topology))
         if ranks not in known:
             known[ranks] = _candidate_ranks(ranks, problem.topology)
-        for record, mode, blocks in _cuts_and_modes(table, c[table.name], known[ranks], problem):
+        ways = _cuts_and_modes(table, c[table.name], known[ranks], problem)
+        for record, mode, order, blocks in ways:
             asked.append((table.name, record.name, blocks))
             cuts.append(
                 Cut(
@@ -168,6 +172,7 @@ def options_of(
                     np.concatenate([b.candidates[0] for b in blocks]),
                     np.concatenate([b.rows for b in blocks]),
                     tuple((len(b.columns), len(b.rows)) for b in blocks),
+                    order,
                 )
             )
     found: dict[str, list[Option]] = {t.name: [] for t in tables}
@@ -195,8 +200,8 @@ def _cuts_and_modes(
     c: ParameterConstraints,
     ranks: CandidateRanks,
     problem: PlanningProblem,
-) -> Iterator[tuple[ShardingTypeRecord, Mode, list[Block]]]:
-    """List the sharding types, modes and cuts that are allowed."""
+) -> Iterator[tuple[ShardingTypeRecord, Mode, RowOrderName, list[Block]]]:
+    """List the sharding types, modes, orders of rows and cuts that are allowed."""
     records = (
         [SHARDING_TYPES[name] for name in c.sharding_types]
         if c.sharding_types is not None
@@ -213,14 +218,15 @@ def _cuts_and_modes(
     ]
     if unsummed and not modes:
         raise PlanError(
-            f"table {table.name}: modes={list(c.modes or ())}: a lookup of it is a sequence or a "
-            "concatenation, which asks for distinct rows: allow unique"
+            f"table {table.name}: modes={list(c.modes or ())}: it is dynamic, or a lookup of it is "
+            "a sequence or a concatenation, which asks for distinct rows: allow unique"
         )
     for record in records:
         own: Sequence[Mode] = ("replicated",) if record.replicated else modes
         yield from (
-            (record, mode, blocks)
+            (record, mode, order, blocks)
             for blocks in _cuts(record, table, c, ranks, problem)
+            for order in _row_orders(table, known, c, record, blocks)
             for mode in own
         )
 
@@ -242,20 +248,13 @@ def _cuts(
     problem: PlanningProblem,
 ) -> list[list[Block]]:
     """Return the cuts of a table that a sharding type allows, each a list of blocks."""
-    wanted = TableToCut(table.num_embeddings, table.embedding_dim, ranks)
+    wanted = TableToCut(table.plan_rows, table.embedding_dim, ranks)
     if record.replicated and len(ranks.each_rank) < problem.topology.world_size:
         return []
     if record.cuts_columns:
         return _of_widths(record, wanted, c)
     blocks = record.cut(wanted)
-    if not blocks:
-        return []
-    uneven = (
-        _uneven_rows(problem.statistics_of(table), blocks[0].rows, len(ranks.each_rank))
-        if record.uneven_rows
-        else None
-    )
-    return [blocks] if uneven is None else [blocks, record.cut(wanted._replace(uneven_rows=uneven))]
+    return [blocks] if blocks else []
 
 
 def _of_widths(
@@ -278,18 +277,26 @@ def _of_widths(
     return several or (found[:1] if c.sharding_types is not None else [])
 
 
-def _uneven_rows(known: TableStatistics, equal: Ints, count: int) -> Ints | None:
-    """Return strips of equal requests, where ids are known to crowd in some of the equal strips.
-
-    Args:
-        known: The table's id statistics.
-        equal: Strips of equal rows, [m, 2].
-        count: Ranks.
+def _row_orders(
+    table: EmbeddingConfig,
+    known: TableStatistics,
+    c: ParameterConstraints,
+    record: ShardingTypeRecord,
+    blocks: Sequence[Block],
+) -> list[RowOrderName]:
+    """Return the orders of rows worth pricing: mixed where ids are known to crowd in some strips of
+    a cut, or where constraints leave no other. Keys of dynamic tables are mixed as it is.
     """
-    if len(equal) < 2 or float(known.shares(equal).max()) * len(equal) < UNEVEN_FROM:
-        return None
-    uneven = [(r.start, r.stop) for r in known.equal_shares(count) if len(r)]
-    return np.array(uneven, np.int64) if len(uneven) == len(equal) else None
+    strips = blocks[0].rows
+    if not record.cuts_rows or len(strips) == 1 or table.dynamic is not None:
+        return ["natural"]
+    share_m = known.shares(strips) / known.shares(strips, "mixed")
+    worth = float(share_m.max()) >= SKEWED_FROM or c.row_orders == ["mixed"]
+    return [
+        order
+        for order in ROW_ORDERS
+        if (c.row_orders is None or order in c.row_orders) and (order == "natural" or worth)
+    ]
 
 
 class _Priced:
@@ -333,6 +340,7 @@ class _Priced:
             cut.table.name,
             type_name,
             cut.mode,
+            cut.row_order,
             self.prices.work(j),
             self.home_JC[j],
             self.owned_JC[j],
@@ -349,7 +357,7 @@ def option_of(table: EmbeddingConfig, sharding: TableSharding, problem: Planning
     mode = sharding.mode
     if mode == "auto":
         mode = work_of(table, sharding, problem).mode
-    asked = cut_of(table, cells, mode)
+    asked = cut_of(table, cells, mode, sharding.row_order)
     cols = np.array([(s.cols.start, s.cols.stop) for s in cells], np.int64)
     return _Priced(price_all([asked], problem), problem).option(
         0, sharding.sharding_type, [(asked.rows_M2, cols, asked.rank_M[None])]

@@ -22,7 +22,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from recapp.errors import ConfigError, PlanError, suggest
 from recapp.planner.table_facts import TableFacts, table_facts, weight_bytes
@@ -38,6 +38,7 @@ from recapp.sharding.sharding_types import (
 from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup
+from recapp.tables.row_order import ROW_ORDERS, RowOrderName
 
 DEALS = ("balanced", "round_robin")
 
@@ -90,6 +91,7 @@ class PlanRule:
         hosts_at_least, hosts_at_most: Bounds of the number of hosts.
         tables: Names or globs, one of which must match.
         mode: "unique", "pooled" or "auto" instead of the plan's mode.
+        row_order: "natural" or "mixed" instead of the plan's order.
 
     Raises:
         ConfigError: A bound is no number, or a word is not known.
@@ -112,6 +114,7 @@ class PlanRule:
     interconnect: str | None = None
     hosts_at_least: int | None = None
     hosts_at_most: int | None = None
+    row_order: RowOrderName | None = None
 
     def __post_init__(self) -> None:
         for name, value in self.conditions:
@@ -122,6 +125,8 @@ class PlanRule:
                 isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0
             ):
                 raise ConfigError(f"{name}={value}: must be a number of at least 0")
+        if self.row_order is not None and self.row_order not in ROW_ORDERS:
+            raise ConfigError(f"row_order={self.row_order}: {suggest(self.row_order, ROW_ORDERS)}")
 
     @property
     def conditions(self) -> list[tuple[str, Any]]:
@@ -212,6 +217,7 @@ def plan_by_rules(
     overrides: Mapping[str, str] | None = None,
     mode: str = "unique",
     column_width: int = COLUMN_WIDTH,
+    row_order: RowOrderName = "natural",
     deal: str = "balanced",
     statistics: Mapping[str, Any] | None = None,
     batch_per_rank: int | None = None,
@@ -227,6 +233,8 @@ def plan_by_rules(
         overrides: Sharding type by table name or glob; wins over the rules, and a name over a glob.
         mode: How tables ask for rows, "unique", "pooled" or "auto".
         column_width: Columns of a vertical strip.
+        row_order: "mixed" deals the rows of tables that are cut by rows over their strips
+            (`recapp/tables/row_order.py`).
         deal: "balanced" or "round_robin", for tables whose ranks are chosen.
         statistics, batch_per_rank, lookups: As `table_facts` takes them.
 
@@ -242,25 +250,43 @@ def plan_by_rules(
     facts = table_facts(
         tables, topology, statistics=statistics, batch_per_rank=batch_per_rank, lookups=lookups
     )
-    chosen = _overridden(tables, overrides or {}, mode)
-    chosen |= {f.name: _choose(f, rules, name, mode) for f in facts if f.name not in chosen}
+    default = _Choice("", mode, row_order, "")
+    chosen = _overridden(tables, overrides or {}, default)
+    chosen |= {f.name: _choose(f, rules, name, default) for f in facts if f.name not in chosen}
     tile_all = _balanced if deal == "balanced" else _round_robin
-    done = tile_all(
-        tables,
-        topology,
-        {n: (type_name, how) for n, (type_name, how, _) in chosen.items()},
-        column_width,
-    )
+    done = tile_all(tables, topology, chosen, column_width)
     return ShardingPlan(
         {t.name: done[t.name] for t in tables},
         topology.world_size,
         name,
         _unknown(facts[0], rules),
-        {t.name: chosen[t.name][2] for t in tables},
+        {t.name: chosen[t.name].why for t in tables},
     )
 
 
-Chosen = Mapping[str, tuple[str, str]]  # type and mode by table name
+class _Choice(NamedTuple):
+    """How a table is sharded, and why: the rule that fired."""
+
+    type: str
+    mode: str
+    row_order: RowOrderName
+    why: str
+
+    def tile(
+        self, table: EmbeddingConfig, candidates: CandidateRanks, column_width: int
+    ) -> TableSharding:
+        """Cut a table so."""
+        return tile(
+            table,
+            self.type,
+            candidates,
+            self.mode,
+            column_width=column_width,
+            row_order=self.row_order,
+        )
+
+
+Chosen = Mapping[str, _Choice]  # by table name
 
 
 def _balanced(
@@ -271,11 +297,9 @@ def _balanced(
     for t in sorted(tables, key=lambda t: (_type(t, chosen).chooses_ranks, -weight_bytes(t))):
         ranks = sorted(range(topology.world_size), key=lambda r: (load[r], r))
         hosts = sorted(topology.host_ranks(), key=lambda h: (sum(load[r] for r in h), h))
-        type_name, how = chosen[t.name]
-        candidates = CandidateRanks(ranks, hosts)
-        done[t.name] = tile(t, type_name, candidates, how, column_width=column_width)
+        done[t.name] = chosen[t.name].tile(t, CandidateRanks(ranks, hosts), column_width)
         for s in done[t.name].shards:
-            load[s.rank] += len(s.rows) * len(s.cols) * t.data_type.dtype.itemsize
+            load[s.rank] += t.rows_in(s.rows) * len(s.cols) * t.data_type.dtype.itemsize
     return done
 
 
@@ -289,25 +313,27 @@ def _round_robin(
     for t in tables:
         r = dealt % len(ranks)
         h = dealt % len(hosts)
-        type_name, how = chosen[t.name]
         candidates = CandidateRanks(ranks[r:] + ranks[:r], hosts[h:] + hosts[:h])
-        done[t.name] = tile(t, type_name, candidates, how, column_width=column_width)
+        done[t.name] = chosen[t.name].tile(t, candidates, column_width)
         if _type(t, chosen).chooses_ranks:
             dealt += len({s.cols.start for s in done[t.name].shards})
     return done
 
 
 def _type(table: EmbeddingConfig, chosen: Chosen) -> ShardingTypeRecord:
-    return sharding_type(chosen[table.name][0], f"table {table.name}")
+    return sharding_type(chosen[table.name].type, f"table {table.name}")
 
 
-def _choose(
-    facts: TableFacts, rules: Sequence[PlanRule], name: str, mode: str
-) -> tuple[str, str, str]:
-    """Return type, mode, and the rule that fired."""
+def _choose(facts: TableFacts, rules: Sequence[PlanRule], name: str, default: _Choice) -> _Choice:
+    """Return what the first rule that matches says."""
     for number, rule in enumerate(rules):
         if rule.matches(facts):
-            return rule.type, rule.mode or mode, f"rules[{number}] of {name}: {rule}"
+            return _Choice(
+                rule.type,
+                rule.mode or default.mode,
+                rule.row_order or default.row_order,
+                f"rules[{number}] of {name}: {rule}",
+            )
     raise PlanError(
         f"table {facts.name} ({facts.rows:,} x {facts.dim}): no rule of the plan matches; "
         "end the list with a rule without conditions, e.g. {type: table_wise}"
@@ -327,9 +353,9 @@ def _unknown(facts: TableFacts, rules: Iterable[PlanRule]) -> tuple[str, ...]:
 
 
 def _overridden(
-    tables: Sequence[EmbeddingConfig], overrides: Mapping[str, str], mode: str
-) -> dict[str, tuple[str, str, str]]:
-    found: dict[str, tuple[str, str, str]] = {}
+    tables: Sequence[EmbeddingConfig], overrides: Mapping[str, str], default: _Choice
+) -> dict[str, _Choice]:
+    found: dict[str, _Choice] = {}
     exact = {t.name for t in tables}
     for pattern, type_name in sorted(overrides.items(), key=lambda o: o[0] in exact):
         names = [t.name for t in tables if fnmatchcase(t.name, pattern)]
@@ -339,5 +365,5 @@ def _overridden(
                 f"{suggest(pattern, [t.name for t in tables])}"
             )
         why = f"plan.tables.{pattern}={type_name}"
-        found |= dict.fromkeys(names, (str(type_name), mode, why))
+        found |= dict.fromkeys(names, default._replace(type=str(type_name), why=why))
     return found

@@ -33,6 +33,11 @@ from recapp.planner.problem import NUMBER_BYTES, PlanningProblem
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import Ints
 from recapp.tables.config import EmbeddingConfig
+from recapp.tables.dynamic import RUNS
+from recapp.tables.row_order import RowOrderName
+
+# of what routing an id takes: what it takes to make a position of its row (measured)
+MIXING = 0.25
 
 
 class Cut(NamedTuple):
@@ -44,6 +49,7 @@ class Cut(NamedTuple):
         rank_M: Owner of each rectangle; of replicas, every rank.
         rows_M2: First row of each rectangle, and the one behind its last.
         strips: Number of columns and number of rectangles of each strip.
+        row_order: How its rows lie.
     """
 
     table: EmbeddingConfig
@@ -51,15 +57,19 @@ class Cut(NamedTuple):
     rank_M: Ints
     rows_M2: Ints
     strips: tuple[tuple[int, int], ...]
+    row_order: RowOrderName = "natural"
 
 
-def cut_of(table: EmbeddingConfig, cells: Sequence[Shard], mode: Mode) -> Cut:
+def cut_of(
+    table: EmbeddingConfig, cells: Sequence[Shard], mode: Mode, row_order: RowOrderName
+) -> Cut:
     """Return the cut that cells make.
 
     Args:
         table: The table that is cut.
         cells: Rectangles that tile it, ordered by column.
         mode: How it asks.
+        row_order: How its rows lie.
     """
     strips: dict[int, tuple[int, int]] = {}
     for s in cells:
@@ -70,7 +80,18 @@ def cut_of(table: EmbeddingConfig, cells: Sequence[Shard], mode: Mode) -> Cut:
         np.array([s.rank for s in cells], np.int64),
         np.array([(s.rows.start, s.rows.stop) for s in cells], np.int64),
         tuple(strips.values()),
+        row_order,
     )
+
+
+def _in_rows(cut: Cut, problem: PlanningProblem) -> Ints:
+    """Return the rows of a cut's rectangles, [M, 2]: those of a dynamic table that its runs stand
+    for.
+    """
+    if cut.table.dynamic is None:
+        return cut.rows_M2
+    found: Ints = cut.rows_M2 * problem.statistics_of(cut.table).rows // RUNS
+    return found
 
 
 @dataclass(frozen=True)
@@ -146,18 +167,23 @@ class _Counts:
         self.pooled_J, self.replicated_J = (
             np.array([c.mode == mode for c in cuts]) for mode in ("pooled", "replicated")
         )
+        self.mixed_J = np.array([c.row_order == "mixed" for c in cuts])
         self.strips_J = np.array([len(c.strips) for c in cuts])
         self.cut_S = np.repeat(np.arange(len(cuts)), self.strips_J)
         width_S, count_S = np.array([strip for c in cuts for strip in c.strips]).T
         self.width_S = width_S.astype(float)
         self.first_S = np.cumsum(count_S) - count_S
         cut_M = np.repeat(self.cut_S, count_S)
-        rows_M2 = np.concatenate([c.rows_M2 for c in cuts])
+        rows_J2 = [_in_rows(c, problem) for c in cuts]
+        rows_M2 = np.concatenate(rows_J2)
         self.cut_M = cut_M
         self.rows_M = (rows_M2[:, 1] - rows_M2[:, 0]).astype(float)
         self.width_M = np.repeat(self.width_S, count_S)
         self.share_M = np.concatenate(
-            [problem.statistics_of(c.table).shares(c.rows_M2) for c in cuts]
+            [
+                problem.statistics_of(c.table).shares(rows, c.row_order)
+                for c, rows in zip(cuts, rows_J2, strict=True)
+            ]
         )
         self.touched_M = np.minimum(self.U_of_all_J[cut_M] * self.share_M, self.rows_M)
         self.pairs_M = self.bags_J[cut_M] * (
@@ -170,9 +196,9 @@ class _Counts:
         )
         self.state_M = elements_J[cut_M] * self.width_M + rows_J[cut_M]
         self.means_J = np.array([rule.means if rule else 0 for rule in rules])
-        self.bytes_M = (
-            self.rows_M * self.width_M * itemsize_J[cut_M]
-            + NUMBER_BYTES * self.rows_M * self.state_M
+        found_J = np.array([c.table.bytes_to_find_a_row for c in cuts])
+        self.bytes_M = self.rows_M * (
+            self.width_M * itemsize_J[cut_M] + found_J[cut_M] + NUMBER_BYTES * self.state_M
         )
 
     def by_cut(self, values_S: Floats) -> Floats:
@@ -223,7 +249,10 @@ def _home(c: _Counts) -> Floats:
         spent["gradients"] = kernels["spread"].seconds(
             0, vectors_S, (vectors_S + np.where(pooled_S, pairs_S, U_S)) * number_S
         )
-    return np.stack([c.by_cut(spent[p]) for p in PHASES], 1)
+    by_phase = {p: c.by_cut(spent[p]) for p in PHASES}
+    mixing_J = MIXING * kernels["route"].seconds(0, c.n_J * c.mixed_J)
+    by_phase["input"] = by_phase["input"] + mixing_J
+    return np.stack([by_phase[p] for p in PHASES], 1)
 
 
 def _owners(c: _Counts) -> tuple[Floats, Floats]:
@@ -272,7 +301,8 @@ def work_of(table: EmbeddingConfig, sharding: TableSharding, problem: PlanningPr
     modes: tuple[Mode, ...] = (sharding.mode,)
     if sharding.mode == "auto":
         modes = ("unique",) if table.name in problem.unsummed else ("unique", "pooled")
-    prices = price_all([cut_of(table, cells, mode) for mode in modes], problem)
+    order = sharding.row_order
+    prices = price_all([cut_of(table, cells, mode, order) for mode in modes], problem)
     return min(
         (prices.work(j) for j in range(len(modes))), key=lambda work: float(work.asked_3M.sum())
     )

@@ -104,7 +104,7 @@ class PlanningProblem:
     @cached_property
     def unsummed(self) -> frozenset[str]:
         """Return the tables that some lookup reads without summing: they ask for distinct rows."""
-        return frozenset(x.table.name for x in self.lookups if not x.is_summed)
+        return frozenset(x.table.name for x in self.lookups if not x.may_be_pooled)
 
     def vectors_per_sample(self, table: EmbeddingConfig) -> float:
         """Return how many vectors of a table a sample's output has: one for each sum or mean, the

@@ -30,12 +30,15 @@ class RankBytes:
 def shard_bytes(
     table: EmbeddingConfig, shard: Shard, rule: RowRule | None, state_itemsize: int
 ) -> tuple[int, int]:
-    """Return the bytes of a shard's weights and of its optimiser state."""
-    rows = len(shard.rows)
-    elements = len(shard.rows) * len(shard.cols)
+    """Return the bytes of a shard's weights, with what finds the rows of a dynamic table, and of
+    its optimiser state.
+    """
+    rows = table.rows_in(shard.rows)
+    elements = rows * len(shard.cols)
     per_state = {"row": rows, "element": elements}
     state = sum(per_state[kind] for _, kind in rule.state) * state_itemsize if rule else 0
-    return elements * table.data_type.dtype.itemsize, state
+    found = rows * table.bytes_to_find_a_row
+    return elements * table.data_type.dtype.itemsize + found, state
 
 
 def bytes_per_rank(
@@ -92,7 +95,7 @@ def _what_helps(largest: Sequence[EmbeddingConfig], plan: ShardingPlan, rank: in
     """Return as text what would take bytes off a rank's largest tables and is not done already."""
 
     def in_equal_parts(t: EmbeddingConfig) -> bool:
-        fair = -(-t.num_embeddings // plan.world_size)
+        fair = -(-t.plan_rows // plan.world_size)
         return all(
             len(s.rows) <= fair
             for s in plan.tables[t.name].cells(t, plan.world_size)

@@ -1,5 +1,5 @@
-"""What tables are for: the lookups that read each, and the rule that trains it, as records that
-people read.
+"""What tables are for: the lookups that read each, the rule that trains it, and what becomes of the
+rows of dynamic ones, as records that people read.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,11 @@ from recapp.tables.lookups import TableLookup
 def table_uses(
     tables: Sequence[EmbeddingConfig], lookups: Sequence[TableLookup], rules: Rules | None
 ) -> list[dict[str, Any]]:
-    """Return a record for each table: its lookups and the name of its rule.
+    """Return a record for each table: its lookups, the name of its rule, and its rows, where some
+    table is dynamic.
 
     It is empty where there is nothing to say: every table is read by its features alone, all of
-    them as sums or all as means, and trained by one rule.
+    them as sums or all as means, and trained by one rule, and none is dynamic.
 
     Args:
         tables: The tables of a model.
@@ -31,7 +32,8 @@ def table_uses(
         and poolings <= set(BAG_POOLINGS)
         and all(len(own) == len({x.feature for x in own}) for own in of_T)
     )
-    if plain and len({rule.name for rule in rule_T if rule}) < 2:
+    grows = any(t.dynamic is not None for t in tables)
+    if plain and not grows and len({rule.name for rule in rule_T if rule}) < 2:
         return []
     return [
         {
@@ -39,8 +41,25 @@ def table_uses(
             "lookups": ", ".join(_words(x) for x in own),
             "rule": rule.name if rule else None,
         }
+        | ({"rows": _rows(t)} if grows else {})
         for t, own, rule in zip(tables, of_T, rule_T, strict=True)
     ]
+
+
+def _rows(table: EmbeddingConfig) -> str:
+    """Return the rows of a table in words: `dynamic, seen 3 times, at most 1,000, lru`."""
+    rows = table.dynamic
+    if rows is None:
+        return f"{table.num_embeddings:,}"
+    leaves = rows.max_rows is not None or rows.ttl_steps is not None
+    said = {
+        "dynamic": True,
+        f"about {table.num_embeddings:,} expected": rows.max_rows is None,
+        f"seen {rows.seen} times ({rows.counter})": rows.seen > 1,
+        f"at most {rows.max_rows or 0:,}": rows.max_rows is not None,
+        f"{rows.eviction} {rows.ttl_steps or ''}".strip(): leaves,
+    }
+    return ", ".join(words for words, holds in said.items() if holds)
 
 
 def _words(lookup: TableLookup) -> str:

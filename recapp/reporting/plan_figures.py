@@ -175,9 +175,9 @@ class _Shards:
                 self.boxes.append(
                     (
                         x + wide * c0 / row["dim"],
-                        y + high * (1 - r1 / row["rows"]),
+                        y + high * (1 - r1 / row.get("plan_rows", row["rows"])),
                         wide * (c1 - c0) / row["dim"],
-                        high * (r1 - r0) / row["rows"],
+                        high * (r1 - r0) / row.get("plan_rows", row["rows"]),
                         rank,
                     )
                 )

@@ -1,13 +1,16 @@
 """A plan as one page: its predicted cost, its pictures, and every table and rank in numbers."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from recapp.console import Column
 from recapp.reporting import page
 from recapp.reporting.drawing import size
 from recapp.reporting.phases import PHASES
 from recapp.reporting.plan_figures import Explained, plan_pictures
+from recapp.reporting.plan_tables import uses_columns
 
 _PHASES = [Column(f"{phase}_ms", f"{phase}\nms", ".3f") for phase in PHASES]
 TABLE = [
@@ -63,9 +66,15 @@ def plan_page(explained: Explained, path: Path) -> Path:
             page.columns([*map(page.figure, others), *alone], wide=True),
             page.heading("In numbers"),
             page.table(rows, TABLE, f"Tables: all {len(rows)}"),
+            *_uses(explained.get("uses") or []),
             page.table(explained["ranks"], RANK, f"Ranks: all {explained['world_size']}"),
         ],
     )
+
+
+def _uses(uses: Sequence[Mapping[str, Any]]) -> list[str]:
+    title = f"Lookups and rules: all {len(uses)}"
+    return [page.table(list(uses), uses_columns(uses), title)] if uses else []
 
 
 def _summary(explained: Explained) -> str:

@@ -42,7 +42,8 @@ def print_plan(explained: Explained) -> None:
     )
     if explained.get("uses"):
         print()
-        print_table(explained["uses"][:MOST_TABLES], _USES, title=f"Lookups and rules{more}")
+        uses = explained["uses"][:MOST_TABLES]
+        print_table(uses, uses_columns(uses), title=f"Lookups and rules{more}")
     print()
     print_table(rows, _TIMES, title="Milliseconds by phase, each table as if it were alone")
     if any(r["runner_up"] or r["why"] for r in rows):
@@ -63,10 +64,11 @@ def print_plan(explained: Explained) -> None:
     _print_types(explained)
 
 
-_USES = [
+USES = [
     Column("table", "table"),
     Column("lookups", "lookups"),
     Column("rule", "rule"),
+    Column("rows", "rows"),
 ]
 
 _TABLE = [
@@ -82,6 +84,11 @@ _TIMES = [
     *(Column(f"{p}_ms", p, ".3f") for p in PHASES if p != "dense"),
     Column("predicted_ms", "all", ".3f"),
 ]
+
+
+def uses_columns(uses: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """Return the columns of a table of lookups and rules that some of its records have."""
+    return [column for column in USES if any(column.key in row for row in uses)]
 
 
 def _print_wrapped(text: str, after: str = "") -> None:
@@ -109,13 +116,15 @@ def _headline(explained: Explained) -> str:
 
 
 def _table_line(row: Mapping[str, Any], world: int) -> dict[str, Any]:
-    kind = (
-        row["type"] if row["mode"] in ("unique", "replicated") else f"{row['type']} {row['mode']}"
-    )
+    kind = [row["type"]]
+    if row["mode"] not in ("unique", "replicated"):
+        kind.append(row["mode"])
+    if row.get("row_order") == "mixed":  # records of earlier runs have no order
+        kind.append("mixed rows")
     return {
         **row,
-        "size": f"{row['rows']:,} x {row['dim']}",
-        "type": kind,
+        "size": f"{'~' * bool(row.get('dynamic'))}{row['rows']:,} x {row['dim']}",
+        "type": " ".join(kind),
         "ranks": ranks_text(row["ranks"], world),
         "bytes": size(row["bytes"]),
     }

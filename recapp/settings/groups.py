@@ -22,6 +22,7 @@ Share = Annotated[float, Within(above=0, most=1)]
 Paths = str | list[str]
 Metric = Literal["auc", "log_loss", "normalized_entropy", "calibration"]
 Mode = Literal["auto", "unique", "pooled"]
+RowOrder = Literal["natural", "mixed"]
 Storage = Literal["fp32", "fp64", "fp16", "bf16"]
 IdRule = Literal["error", "hash", "clamp", "drop"]
 
@@ -158,12 +159,31 @@ class Dataset:
 
 
 @dataclass
+class DynamicRows:
+    """What is said of the rows of dynamic tables, as `recapp.tables.dynamic.DynamicRows` takes
+    it.
+    """
+
+    expected_rows: Rows | None = ABSENT
+    max_rows: Annotated[int, Within(64, 2**48)] | None = ABSENT
+    seen: Positive = ABSENT
+    counter: Literal["exact", "sketch"] = ABSENT
+    sketch_width: Annotated[int, Within(64, 2**40)] = ABSENT
+    eviction: Literal["lru", "lfu", "ttl"] = ABSENT
+    ttl_steps: Positive | None = ABSENT
+
+
+@dataclass
 class TablesOfDataset:
-    """The group `tables` under `tables=from_dataset`: a table for each sparse column."""
+    """The group `tables` under `tables=from_dataset` and `tables=dynamic`: a table for each sparse
+    column.
+    """
 
     source: Literal["from_dataset"] = "from_dataset"
+    num_embeddings: Literal["dynamic"] | None = None
+    dynamic: DynamicRows | None = None
     dim: Width = 16
-    max_rows: Rows = 200_000
+    max_rows: Rows | None = 200_000
     data_type: Storage = "fp32"
     pooling: Literal["sum", "mean"] = "sum"
     id_rule: IdRule | None = None
@@ -177,7 +197,8 @@ class ListedTable:
     """
 
     name: str = ABSENT
-    num_embeddings: Rows = ABSENT
+    num_embeddings: Rows | Literal["dynamic"] = ABSENT
+    dynamic: DynamicRows | None = ABSENT
     embedding_dim: Width = ABSENT
     feature_names: list[str] = ABSENT
     pooling: Literal["sum", "mean"] = ABSENT
@@ -337,6 +358,7 @@ class Plan:
     column_width: Positive = ABSENT
     tables: dict[str, str] = ABSENT
     sharding_types: dict[str, OwnShardingType] = ABSENT
+    row_order: RowOrder = ABSENT
     deal: Literal["balanced", "round_robin"] = ABSENT
     dp_max_rows: Natural = ABSENT
     path: str = ABSENT

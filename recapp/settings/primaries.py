@@ -109,6 +109,7 @@ class Bench(Command):
     ids: Literal["uniform", "zipf"] | list[Literal["uniform", "zipf"]] = "uniform"
     compile: bool = False
     bag: Positive = 10
+    keys: Positive = 10_000_000
     bench: Benchmark = ABSENT
     tables: TablesOfDataset | ListedTables = ABSENT
     dataset: Dataset = ABSENT
@@ -136,6 +137,6 @@ EXPERIMENTS = ("train", "eval")
 
 VERBS = {
     "plan": ("explain", "types", "compare", "export", "check", "calibrate", "scale"),
-    "bench": ("kernels", "memory", "step", "train", "strategies", "data"),
+    "bench": ("kernels", "memory", "step", "train", "strategies", "data", "dynamic"),
 }
 """The verbs of the commands that have some: the first word behind the command."""

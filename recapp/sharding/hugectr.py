@@ -31,8 +31,9 @@ planner.
 |      | own example does it)                                                                      |
 | 12   | every lookup is in exactly one group                                                      |
 
-HugeCTR puts a row on the shard whose id is key mod n. Here shard s of n is the s-th of n contiguous
-strips: as many rows, other ones. Later versions have a matrix of GPUs and tables instead
+HugeCTR puts a row on the shard whose id is key mod n. Here shard s of n is the s-th of n equal
+strips of rows that are mixed (`recapp/tables/row_order.py`): as many rows, as evenly dealt, other
+ones. Later versions have a matrix of GPUs and tables instead
 (`recapp/sharding/hugectr_matrix.py`).
 
 HugeCTR's notebook writes its plans with the key names of v3.7, in an order of its own, indented by
@@ -64,8 +65,8 @@ Lists = list[list[dict[str, Any]]]
 """The groups of every GPU, as JSON has them."""
 
 MODULO = (
-    "HugeCTR puts row r of a sharded table on shard r mod n; here shard s of n holds the s-th of n "
-    "contiguous strips: as many rows, other ones"
+    "HugeCTR puts row r of a sharded table on shard r mod n; here rows are mixed and shard s of n "
+    "holds the s-th of n equal strips: as many rows, as evenly dealt, other ones"
 )
 
 
@@ -494,7 +495,7 @@ def _holders(table: EmbeddingConfig, sharding: TableSharding, world: int) -> tup
         whole = gpus + [g for g in range(world) if g not in gpus][: n - len(cells)]
         if len(set(whole)) == n and cells == [
             Shard(g, rows, s.cols)
-            for g, rows, s in zip(gpus, equal_ranges(table.num_embeddings, n), cells, strict=False)
+            for g, rows, s in zip(gpus, equal_ranges(table.plan_rows, n), cells, strict=False)
         ]:
             return tuple(whole)
     raise PlanError(

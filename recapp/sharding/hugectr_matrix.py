@@ -37,7 +37,8 @@ MODES: dict[str, Mode] = {"reduction": "pooled", "unique": "unique"}
 def table_sharding(
     table: EmbeddingConfig, gpus: Sequence[int] | None, world: int, strips: int = 1
 ) -> TableSharding:
-    """Return the sharding of a table on some GPUs.
+    """Return the sharding of a table on some GPUs. Where several have rows of it, rows are mixed,
+    as HugeCTR deals them by the remainder.
 
     Args:
         table: The table to be cut.
@@ -46,7 +47,7 @@ def table_sharding(
         world: The number of GPUs.
         strips: The number of vertical strips, each on an equal run of the GPUs.
     """
-    rows = range(table.num_embeddings)
+    rows = range(table.plan_rows)
     dim = table.embedding_dim
     if gpus is None:
         return TableSharding(
@@ -66,7 +67,10 @@ def table_sharding(
         if list(gpus) == list(range(world)) and strips == 1
         else "custom"
     )
-    return TableSharding(tuple(shards), "auto", "column_wise" if strips == len(gpus) > 1 else kind)
+    if strips == len(gpus) > 1:
+        kind = "column_wise"
+    mixed = len(gpus) > strips and table.dynamic is None
+    return TableSharding(tuple(shards), "auto", kind, "mixed" if mixed else "natural")
 
 
 def plan_from_matrix(

@@ -25,6 +25,7 @@ from recapp.errors import PlanError
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.row_order import PART_ROWS, RowOrder, moved_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,9 @@ class Piece:
     Args:
         strip: Number of the strip.
         rank: The rank.
-        rows: The rows of the table.
-        base: The row of the group's store there at which they begin.
+        rows: The rows of the table as plans cut it: the runs of a dynamic one.
+        base: The row of the group's store there at which they begin; of a dynamic table the number
+            of the first run among those of all strips of the group.
     """
 
     strip: int
@@ -85,8 +87,9 @@ class Group:
         mode: How their tables ask.
         dtype: The dtype of their weights.
         slots: What lookups read of them, lookup by lookup.
-        rows_W: Rows stored on each rank.
+        rows_W: Rows stored on each rank; expected ones of dynamic tables.
         rule: Number of their tables' optimiser.
+        dynamic: Whether rows are found by their positions and exist once they have been trained.
     """
 
     width: int
@@ -95,6 +98,7 @@ class Group:
     slots: tuple[Slot, ...]
     rows_W: tuple[int, ...]
     rule: int = 0
+    dynamic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class Layout:
         strips: The strips, table by table.
         pieces: The pieces by strip, then row; copies by rank.
         groups: The groups; replicated ones last, as no rank asks another for their rows.
+        orders: The order of each table's rows; None where they lie by number. Rows of strips and
+            pieces are positions in it.
     """
 
     tables: tuple[EmbeddingConfig, ...]
@@ -116,6 +122,7 @@ class Layout:
     strips: tuple[Strip, ...]
     pieces: tuple[Piece, ...]
     groups: tuple[Group, ...]
+    orders: tuple[RowOrder | None, ...]
 
     @property
     def column_cut(self) -> bool:
@@ -145,6 +152,7 @@ class Block(NamedTuple):
             loads.
         owner: True on exactly one of the ranks that hold the rectangle (replicas, row-wise state
             beside column strips): that one writes it.
+        order: The order in which the tensor's rows are numbered here; None: by their numbers.
     """
 
     table: str
@@ -154,6 +162,42 @@ class Block(NamedTuple):
     cols: range
     data: Tensor
     owner: bool
+    order: RowOrder | None = None
+
+
+def copy_rows(
+    block: Block, values: Tensor, rows: range, cols: range, order: RowOrder | None
+) -> None:
+    """Copy what a rectangle of the same tensor and a block have in common into the block.
+
+    Where rows change their order, that takes a few MB beside the two.
+
+    Args:
+        block: What is held.
+        values: The values of the rectangle, [len(rows), len(cols)].
+        rows: Its rows, numbered in `order`.
+        cols: Its columns.
+        order: The order of its rows; None: by their numbers.
+    """
+    common = overlap(cols, block.cols)
+    to = block.data[:, common.start - block.cols.start : common.stop - block.cols.start]
+    of = values[:, common.start - cols.start : common.stop - cols.start]
+    if order == block.order:
+        same = overlap(rows, block.rows)
+        to[same.start - block.rows.start : same.stop - block.rows.start].copy_(
+            of[same.start - rows.start : same.stop - rows.start]
+        )
+        return
+    for first in range(rows.start, rows.stop, PART_ROWS):
+        part = range(first, min(first + PART_ROWS, rows.stop))
+        from_M, to_M = moved_rows(part, order, block.order, block.rows)
+        moved = of[part.start - rows.start : part.stop - rows.start][from_M.to(of.device)]
+        to[to_M.to(to.device)] = moved.to(to)
+
+
+def overlap(a: range, b: range) -> range:
+    """Return the range that two ranges have in common; empty if there is none."""
+    return range(max(a.start, b.start), max(min(a.stop, b.stop), a.start, b.start))
 
 
 def make_layout(
@@ -200,17 +244,20 @@ def make_layout(
     for number, (t, held) in enumerate(zip(tables, cells, strict=True)):
         for cols, shards in groupby(held, key=lambda s: s.cols):
             mode = plan.tables[t.name].mode
-            g = kinds.index((len(cols), mode, t.data_type.dtype, rule_T[number]))
+            dynamic = t.dynamic is not None
+            g = kinds.index((len(cols), mode, t.data_type.dtype, rule_T[number], dynamic))
             strips.append(Strip(number, cols, g, keys[g]))
-            keys[g] += t.num_embeddings
             for s in shards:
-                pieces.append(Piece(len(strips) - 1, s.rank, s.rows, stored[g][s.rank]))
-                stored[g][s.rank] += len(s.rows)
+                base = keys[g] + s.rows.start if dynamic else stored[g][s.rank]
+                pieces.append(Piece(len(strips) - 1, s.rank, s.rows, base))
+                stored[g][s.rank] += t.rows_in(s.rows)
+            keys[g] += t.plan_rows
     groups = tuple(
-        Group(w, mode, dtype, _slots(read, tables, strips, g), tuple(stored[g]), rule)
-        for g, (w, mode, dtype, rule) in enumerate(kinds)
+        Group(w, mode, dtype, _slots(read, tables, strips, g), tuple(stored[g]), rule, dynamic)
+        for g, (w, mode, dtype, rule, dynamic) in enumerate(kinds)
     )
-    return Layout(tuple(tables), read, world, tuple(strips), tuple(pieces), groups)
+    orders = tuple(plan.tables[t.name].order_of(t) for t in tables)
+    return Layout(tuple(tables), read, world, tuple(strips), tuple(pieces), groups, orders)
 
 
 def _check_modes(plan: ShardingPlan, lookups: Sequence[TableLookup]) -> None:
@@ -220,7 +267,14 @@ def _check_modes(plan: ShardingPlan, lookups: Sequence[TableLookup]) -> None:
         PlanError: One is not.
     """
     for lookup in lookups:
-        if plan.tables[lookup.table.name].mode == "pooled" and not lookup.is_summed:
+        if plan.tables[lookup.table.name].mode != "pooled":
+            continue
+        if lookup.table.dynamic is not None:
+            raise PlanError(
+                f"table {lookup.table.name}: mode pooled, but it is dynamic, and dynamic rows are "
+                "asked for one by one: set the mode to unique or auto"
+            )
+        if not lookup.is_summed:
             raise PlanError(
                 f"table {lookup.table.name}: mode pooled, but its lookup {lookup.output} is "
                 f"{'a sequence' if not lookup.columns else 'a concatenation'}, which nobody sums: "
@@ -228,15 +282,16 @@ def _check_modes(plan: ShardingPlan, lookups: Sequence[TableLookup]) -> None:
             )
 
 
-Kind = tuple[int, Mode, torch.dtype, int]
+Kind = tuple[int, Mode, torch.dtype, int, bool]
 
 
 def _kind(table: EmbeddingConfig, shard: Shard, plan: ShardingPlan, rule: int) -> Kind:
-    return len(shard.cols), plan.tables[table.name].mode, table.data_type.dtype, rule
+    mode = plan.tables[table.name].mode
+    return len(shard.cols), mode, table.data_type.dtype, rule, table.dynamic is not None
 
 
-def _replicated_last(kind: Kind) -> tuple[bool, int, str, str, int]:
-    return kind[1] == "replicated", kind[0], kind[1], str(kind[2]), kind[3]
+def _replicated_last(kind: Kind) -> tuple[bool, int, str, str, int, bool]:
+    return kind[1] == "replicated", kind[0], kind[1], str(kind[2]), kind[3], kind[4]
 
 
 def _slots(

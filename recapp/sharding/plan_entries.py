@@ -12,11 +12,13 @@ from recapp.errors import ConfigError, PlanError, suggest
 from recapp.sharding.sharding_plan import Mode, PlannedFor, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import CUSTOM, SHARDING_TYPES
 from recapp.tables.config import EmbeddingConfig, table_config
+from recapp.tables.dynamic import DYNAMIC, RUNS
+from recapp.tables.row_order import ROW_ORDERS
 
 TOP = ("name", "ranks", "batch_per_rank", "notes", "tables", "statistics")
-ENTRY = ("table", "type", "mode", "shards")
+ENTRY = ("table", "type", "mode", "row_order", "shards")
 SIZES = ("rows", "dim")
-CONFIG = (*SIZES, "data_type", "features", "pooling", "id_rule", "init_range", "min_key")
+CONFIG = (*SIZES, "data_type", "features", "pooling", "id_rule", "init_range", "min_key", "dynamic")
 PARTS = ("rows", "cols")
 MOST_RANKS = 65_536  # a replica lies on each, so a line of a file becomes as many shards
 MOST_ROWS = 2**53
@@ -84,13 +86,19 @@ def everywhere(rows: int, dim: int, world: int) -> list[Shard]:
 def _sharding(
     entry: Mapping[str, Any], where: str, rows: int, dim: int, world: int
 ) -> TableSharding:
-    for key, known in (("type", (*SHARDING_TYPES, CUSTOM)), ("mode", get_args(Mode))):
+    known_words = (
+        ("type", (*SHARDING_TYPES, CUSTOM)),
+        ("mode", get_args(Mode)),
+        ("row_order", ROW_ORDERS),
+    )
+    for key, known in known_words:
         if key in entry and entry[key] not in known:
             raise PlanError(f"{where}.{key}={entry[key]}: {suggest(str(entry[key]), known)}")
     mode = entry.get("mode", "auto")
     kind = entry.get("type", CUSTOM)
+    order = entry.get("row_order", "natural")
     if "shards" not in entry and mode == "replicated":
-        return TableSharding(tuple(everywhere(rows, dim, world)), mode, kind)
+        return TableSharding(tuple(everywhere(rows, dim, world)), mode, kind, order)
     shards = []
     for i, values in enumerate(_list(entry, "shards", where)):
         here = f"{where}.shards[{i}]"
@@ -112,7 +120,7 @@ def _sharding(
             f"{where}: needs shards, e.g. `shards: [{{rank: 0}}]` for the whole table on rank 0, "
             "or `mode: replicated`"
         )
-    return TableSharding(tuple(shards), mode, kind)
+    return TableSharding(tuple(shards), mode, kind, order)
 
 
 def _check_tiling(sharding: TableSharding, where: str, rows: int, dim: int, world: int) -> None:
@@ -180,10 +188,16 @@ def _range_text(part: range) -> str:
 
 def _config(name: str, values: Mapping[str, Any], where: str) -> EmbeddingConfig:
     more = {key: values[key] for key in CONFIG[2:] if key in values and key != "features"}
+    dynamic = "dynamic" in values
+    if dynamic and values["rows"] != RUNS:
+        raise PlanError(
+            f"{where}.rows={values['rows']}: a dynamic table is cut by its {RUNS} runs: set rows "
+            f"to {RUNS}"
+        )
     try:
         return table_config(
             name=name,
-            num_embeddings=values["rows"],
+            num_embeddings=DYNAMIC if dynamic else values["rows"],
             embedding_dim=values["dim"],
             feature_names=values["features"],
             **more,

@@ -20,9 +20,11 @@
                     load: [0.5, 0.5]}
 
 Rows and columns are [first, one past the last]; left out, they are all rows or columns, so a whole
-table is `{rank: 1}`. A replicated table needs no shards. `features`, the batch and the statistics
-are what the plan was made for (`PlannedFor`); a plan written by hand may leave them out, but the
-sizes must be there: with them a file that does not tile its tables is refused without a model.
+table is `{rank: 1}`. With `row_order: mixed` beside the mode, rows are positions
+(`recapp/tables/row_order.py`). A replicated table needs no shards. `features`, the batch and the
+statistics are what the plan was made for (`PlannedFor`); a plan written by hand may leave them out,
+but the sizes must be there: with them a file that does not tile its tables is refused without a
+model.
 
 Writing a plan and reading it gives an equal plan; reading a file and writing it gives an equal text
 (but for comments).
@@ -45,6 +47,7 @@ from recapp.sharding.plan_entries import PARTS, everywhere, plan_from_plain_valu
 from recapp.sharding.plan_text import read_plain_values
 from recapp.sharding.sharding_plan import PlannedFor, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig
+from recapp.tables.dynamic import DynamicRows
 from recapp.tables.lookups import TableLookup
 
 HEADER = """\
@@ -92,13 +95,23 @@ def write_plan(plan: ShardingPlan, path: str | Path) -> None:
         raise PlanError(f"{path}: cannot be written ({e.strerror}): choose another path") from None
 
 
+def _said_of_rows(rows: DynamicRows) -> dict[str, Any]:
+    """Return what is said of the rows of a dynamic table, without defaults, as plain values."""
+    usual = DynamicRows()
+    return {
+        f.name: str(value) if isinstance(value, str) else value
+        for f in fields(rows)
+        if (value := getattr(rows, f.name)) != getattr(usual, f.name)
+    }
+
+
 def _table_lines(
     name: str, sharding: TableSharding, config: EmbeddingConfig | None, world: int
 ) -> list[str]:
     rows, dim = (max(getattr(s, part).stop for s in sharding.shards) for part in PARTS)
     sizes: dict[str, Any] = {"rows": rows, "dim": dim}
     if config is not None:
-        rows = config.num_embeddings
+        rows = config.plan_rows
         dim = config.embedding_dim
         sizes = {
             "rows": rows,
@@ -113,11 +126,14 @@ def _table_lines(
                 if value != _AS_IT_IS[key]
                 else {}
             )
+        if config.dynamic is not None:
+            sizes["dynamic"] = _said_of_rows(config.dynamic)
     lines = [
         f"  {_word(name)}:",
         f"    table: {_flow(sizes)}",
         f"    type: {_word(sharding.sharding_type)}",
         f"    mode: {sharding.mode}",
+        *(["    row_order: mixed"] if sharding.row_order == "mixed" else []),
     ]
     if sharding.mode == "replicated" and list(sharding.shards) == everywhere(rows, dim, world):
         return lines
@@ -240,8 +256,9 @@ def check_made_for(
                 f"{t.embedding_dim}); add tables.{t.name}, or make it again: {again}"
             )
         had = [max(getattr(s, part).stop for s in plan.tables[t.name].shards) for part in PARTS]
-        if had != [t.num_embeddings, t.embedding_dim]:
+        if had != [t.plan_rows, t.embedding_dim]:
+            grows = " (a dynamic table is cut by its 64 runs)" if t.dynamic is not None else ""
             raise PlanError(
                 f"{source}: tables.{t.name} was made for {had[0]} rows x {had[1]}, the model's "
-                f"table has {t.num_embeddings} x {t.embedding_dim}: make it again: {again}"
+                f"table has {t.plan_rows} x {t.embedding_dim}{grows}: make it again: {again}"
             )

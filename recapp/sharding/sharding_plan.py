@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 
 from recapp.errors import PlanError, suggest
 from recapp.tables.config import EmbeddingConfig, table_config
+from recapp.tables.row_order import ROW_ORDERS, RowOrder, RowOrderName, mixed_order
 
 Mode = Literal["unique", "pooled", "replicated", "auto"]
 """How a table asks for rows. `unique`: a vector per distinct row, pooled at home. `pooled`: a
@@ -39,7 +40,8 @@ class Shard:
 
     Args:
         rank: The rank that holds them.
-        rows: The rows.
+        rows: The rows; their positions where the plan mixes them (`recapp/tables/row_order.py`);
+            the runs of a dynamic table (`recapp/tables/dynamic.py`).
         cols: The columns.
     """
 
@@ -71,11 +73,14 @@ class TableSharding:
         shards: The rectangles, which cover the table once; of replicas, once on every rank.
         mode: How the table asks for rows.
         sharding_type: A label for people (table_wise, ..., custom); nothing branches on it.
+        row_order: "natural": the rectangles' rows are the table's. "mixed": they are positions
+            over which rows are dealt (`recapp/tables/row_order.py`).
     """
 
     shards: tuple[Shard, ...]
     mode: Mode = "unique"
     sharding_type: str = "custom"
+    row_order: RowOrderName = "natural"
 
     @property
     def sharding_spec(self) -> "TableSharding":
@@ -92,6 +97,29 @@ class TableSharding:
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise PlanError(f"mode={self.mode}: {suggest(self.mode, get_args(Mode))}")
+        if self.row_order not in ROW_ORDERS:
+            raise PlanError(f"row_order={self.row_order}: {suggest(self.row_order, ROW_ORDERS)}")
+
+    def order_of(self, table: EmbeddingConfig) -> RowOrder | None:
+        """Return the order of a table's rows; None where they lie by number.
+
+        Raises:
+            PlanError: Rows of a dynamic table are to be mixed.
+        """
+        if self.row_order == "natural":
+            return None
+        if table.dynamic is not None:
+            raise PlanError(
+                f"table {table.name}: row_order=mixed, but it is dynamic, and keys of dynamic "
+                "tables are mixed as it is: leave row_order out"
+            )
+        return mixed_order(table.name, table.num_embeddings)
+
+    @property
+    def label(self) -> str:
+        """Return its sharding type and how rows lie, for people."""
+        mixed = ", mixed rows" if self.row_order == "mixed" else ""
+        return f"{self.sharding_type}{mixed}"
 
     @property
     def ranks(self) -> list[int]:
@@ -118,14 +146,14 @@ class TableSharding:
                     f"ranks (0..{world - 1}): set trainer.devices={s.rank + 1} or change the plan"
                 )
         row = sorted(
-            {0, table.num_embeddings, *(e for s in shards for e in (s.rows.start, s.rows.stop))}
+            {0, table.plan_rows, *(e for s in shards for e in (s.rows.start, s.rows.stop))}
         )
         col = sorted(
             {0, table.embedding_dim, *(e for s in shards for e in (s.cols.start, s.cols.stop))}
         )
-        if (row[0], row[-1], col[0], col[-1]) != (0, table.num_embeddings, 0, table.embedding_dim):
+        if (row[0], row[-1], col[0], col[-1]) != (0, table.plan_rows, 0, table.embedding_dim):
             raise PlanError(
-                f"table {table.name}: a shard reaches outside its {table.num_embeddings} rows x "
+                f"table {table.name}: a shard reaches outside its {table.plan_rows} rows x "
                 f"{table.embedding_dim} columns"
             )
         cells = [
@@ -195,6 +223,7 @@ class PlannedFor:
             {
                 key: str(value) if isinstance(value, StrEnum) else value
                 for key, value in asdict(t).items()
+                if value is not None or key != "dynamic"
             }
             for t in self.tables
         ]
@@ -255,6 +284,7 @@ class ShardingPlan:
             if t.name not in self.tables:
                 raise PlanError(f"the plan says nothing of table {t.name}")
             self.tables[t.name].cells(t, self.world_size)
+            self.tables[t.name].order_of(t)
 
     @property
     def plan(self) -> dict[str, dict[str, TableSharding]]:
@@ -274,7 +304,7 @@ class ShardingPlan:
         for name, s in self.tables.items():
             shards = [p for p in s.shards if len(p.rows) and len(p.cols)]
             ranks = ", ".join(map(str, s.ranks))
-            rows.append((name, s.sharding_type, s.mode, ranks, str(len(shards))))
+            rows.append((name, s.label, s.mode, ranks, str(len(shards))))
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -329,6 +359,7 @@ class ShardingPlan:
                         for p in s.shards
                     ],
                 }
+                | ({"row_order": s.row_order} if s.row_order != "natural" else {})
                 for name, s in self.tables.items()
             },
         } | {key: value for key, value in optional.items() if value}
@@ -344,7 +375,9 @@ class ShardingPlan:
             )
 
         tables = {
-            name: TableSharding(shards(s), s["mode"], s["sharding_type"])
+            name: TableSharding(
+                shards(s), s["mode"], s["sharding_type"], s.get("row_order", "natural")
+            )
             for name, s in values["tables"].items()
         }
         made_for = values.get("made_for")

@@ -79,15 +79,12 @@ class TableToCut(NamedTuple):
         columns: Its columns.
         ranks: The ranks on which it may lie.
         column_width: Columns of a vertical strip.
-        uneven_rows: First row of each horizontal strip and the one behind its last, [m, 2]: to be
-            used instead of equal strips by a type whose record says `uneven_rows`.
     """
 
     rows: int
     columns: int
     ranks: CandidateRanks
     column_width: int = COLUMN_WIDTH
-    uneven_rows: Ints | None = None
 
 
 class Block(NamedTuple):
@@ -120,7 +117,6 @@ class ShardingTypeRecord:
         cuts: Along what it cuts a table. One that cuts columns is offered several column widths.
         chooses_ranks: Whether a block has several sets of candidate ranks; False where it always
             takes all ranks.
-        uneven_rows: Whether it takes `TableToCut.uneven_rows`.
         replicated: Whether every rank holds the whole table; it then needs all ranks, and its mode
             is `replicated`.
         several_hosts: Whether it differs from a simpler type only where there are several hosts.
@@ -134,9 +130,13 @@ class ShardingTypeRecord:
     cut: Callable[[TableToCut], list[Block]]
     cuts: Literal["nothing", "rows", "columns", "rows and columns"] = "nothing"
     chooses_ranks: bool = True
-    uneven_rows: bool = False
     replicated: bool = False
     several_hosts: bool = False
+
+    @property
+    def cuts_rows(self) -> bool:
+        """Return whether it makes horizontal strips."""
+        return self.cuts in ("rows", "rows and columns")
 
     @property
     def cuts_columns(self) -> bool:
@@ -171,9 +171,7 @@ def _table_wise(table: TableToCut) -> list[Block]:
 
 def _row_wise(table: TableToCut) -> list[Block]:
     ranks = table.ranks.all_ranks
-    rows = table.uneven_rows
-    if rows is None:
-        rows = row_strips(table.rows, ranks.shape[1])
+    rows = row_strips(table.rows, ranks.shape[1])
     return [Block(rows, range(table.columns), ranks[:, : len(rows)])]
 
 
@@ -222,12 +220,11 @@ BUILT_IN = (
         "large tables, and most tables where ids repeat within a batch",
         "balances bytes, lookups and updates by itself; costs what table-wise costs, as "
         "distinct rows travel once (mode unique)",
-        "hot neighbours crowd a rank unless strips are uneven; pooled bags of many ids ask "
+        "hot neighbours crowd a rank unless rows are mixed; pooled bags of many ids ask "
         "several ranks each",
         cut=_row_wise,
         cuts="rows",
         chooses_ranks=False,
-        uneven_rows=True,
     ),
     ShardingTypeRecord(
         ShardingType.DATA_PARALLEL.value,

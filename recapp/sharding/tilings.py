@@ -11,6 +11,7 @@ from recapp.sharding.sharding_types import (
     sharding_type,
 )
 from recapp.tables.config import EmbeddingConfig
+from recapp.tables.row_order import ROW_ORDERS, RowOrderName
 
 MODES = tuple(mode for mode in get_args(Mode) if mode != "replicated")
 
@@ -22,6 +23,7 @@ def tile(
     mode: str = "unique",
     *,
     column_width: int = COLUMN_WIDTH,
+    row_order: RowOrderName = "natural",
 ) -> TableSharding:
     """Cut one table as a named type does.
 
@@ -35,17 +37,23 @@ def tile(
         ranks: The ranks and hosts on which the table may lie, those to be used first in front.
         mode: "unique", "pooled" or "auto"; a type that replicates is always "replicated".
         column_width: Columns of a vertical strip.
+        row_order: "mixed" deals the rows over strips, where there are several; keys of dynamic
+            tables are mixed as it is.
 
     Raises:
-        PlanError: The type or mode is unknown, a strip would have no columns, or the type cannot
-            cut the table on so few ranks.
+        PlanError: The type, mode or order is unknown, a strip would have no columns, or the type
+            cannot cut the table on so few ranks.
     """
     record = sharding_type(type_name, f"table {table.name}")
     if column_width < 1:
         raise PlanError(f"plan.column_width={column_width}: must be at least 1")
     if mode not in MODES:
         raise PlanError(f"table {table.name}: plan.mode={mode}: {suggest(mode, MODES)}")
-    blocks = record.cut(TableToCut(table.num_embeddings, table.embedding_dim, ranks, column_width))
+    if row_order not in ROW_ORDERS:
+        raise PlanError(
+            f"table {table.name}: plan.row_order={row_order}: {suggest(row_order, ROW_ORDERS)}"
+        )
+    blocks = record.cut(TableToCut(table.plan_rows, table.embedding_dim, ranks, column_width))
     if not blocks:
         raise PlanError(
             f"table {table.name}: {record.name} cannot cut it on {len(ranks.each_rank)} ranks: "
@@ -62,4 +70,6 @@ def tile(
     )
     if record.replicated:
         mode = "replicated"
-    return TableSharding(shards, mode, record.name)  # type: ignore[arg-type]
+    if table.dynamic is not None or len({s.rows.start for s in shards}) == 1:
+        row_order = "natural"
+    return TableSharding(shards, mode, record.name, row_order)  # type: ignore[arg-type]

@@ -16,6 +16,13 @@ from typing import Any, TypeVar
 import torch
 
 from recapp.errors import ConfigError, suggest
+from recapp.tables.dynamic import (
+    DYNAMIC,
+    EXPECTED_ROWS,
+    RUNS,
+    DynamicRows,
+    dynamic_rows,
+)
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -83,14 +90,19 @@ class EmbeddingConfig:
 
     Args:
         name: The name, unique among the tables of a model.
-        num_embeddings: Rows R, at least 1.
+        num_embeddings: Rows R, at least 1, or "dynamic" for a table of any keys, which grows
+            (`recapp/tables/dynamic.py`); it then holds the number of rows that are expected.
         embedding_dim: Columns D, at least 1, any number.
         feature_names: The features that look rows up here; a feature may read several tables and a
             table serve several features.
         data_type: How rows are stored: "fp64", "fp32", "fp16" or "bf16".
         id_rule: "error", "hash", "clamp" or "drop".
-        init_range: Start values are uniform in +-init_range; None means 1/sqrt(num_embeddings).
-        min_key: The id of row 0: row = id - min_key. A hashed table takes any id, so it has none.
+        init_range: Start values are uniform in +-init_range; None means 1/sqrt(num_embeddings), of
+            a dynamic table the rows that are expected.
+        min_key: The id of row 0: row = id - min_key. A hashed or dynamic table takes any id, so it
+            has none.
+        dynamic: Which keys of a dynamic table get rows and which rows leave it, a record or its
+            fields; None: rows have numbers, or, where `num_embeddings` is "dynamic", the defaults.
 
     Raises:
         ConfigError: A field is out of range; the message names the table and the field.
@@ -104,6 +116,7 @@ class EmbeddingConfig:
     id_rule: IdRule = IdRule.ERROR
     init_range: float | None = None
     min_key: int = 0
+    dynamic: DynamicRows | None = None
     pooling: PoolingType = field(default=PoolingType.NONE, init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +130,7 @@ class EmbeddingConfig:
             object.__setattr__(
                 self, key, member(kind, getattr(self, key), f"tables.{self.name}.{key}")
             )
+        self._make_dynamic()
         for key in ("num_embeddings", "embedding_dim"):
             value = getattr(self, key)
             if not isinstance(value, int) or value < 1:
@@ -140,6 +154,56 @@ class EmbeddingConfig:
                 "missing ids"
             )
         self._check_min_key()
+
+    def _make_dynamic(self) -> None:
+        """Complete a dynamic table: the record of its rows, and how many are expected.
+
+        Raises:
+            ConfigError: A field does not go with a dynamic table.
+        """
+        given: Any = self.num_embeddings
+        if given != DYNAMIC and self.dynamic is None:
+            return
+        setting = f"tables.{self.name}"
+        rows = dynamic_rows(self.dynamic or {}, f"{setting}.dynamic")
+        object.__setattr__(self, "dynamic", rows)
+        if given == DYNAMIC:
+            expected = rows.expected_rows or rows.max_rows or EXPECTED_ROWS
+            object.__setattr__(self, "num_embeddings", expected)
+        if self.id_rule is not IdRule.ERROR:
+            raise ConfigError(
+                f"{setting}.id_rule={self.id_rule}: a dynamic table has a row for any id: leave "
+                "id_rule out, or give num_embeddings a number"
+            )
+        if self.min_key:
+            raise ConfigError(
+                f"{setting}.min_key={self.min_key}: a dynamic table takes any id: leave min_key "
+                "out, or give num_embeddings a number"
+            )
+
+    @property
+    def plan_rows(self) -> int:
+        """Return how many rows a plan cuts: those of the table, or the runs of a dynamic one."""
+        return self.num_embeddings if self.dynamic is None else RUNS
+
+    @property
+    def start_range(self) -> float:
+        """Return how far start values are from 0 at most."""
+        if self.init_range is not None:
+            return self.init_range
+        return 1 / math.sqrt(self.num_embeddings)
+
+    @property
+    def bytes_to_find_a_row(self) -> int:
+        """Return the bytes beside a row that find it, in every strip: 0 where rows have numbers."""
+        return 0 if self.dynamic is None else self.dynamic.bytes_beside_a_row
+
+    def rows_in(self, plan_rows: int | range) -> int:
+        """Return how many rows some of those that a plan cuts stand for: of a dynamic table, how
+        many are expected.
+        """
+        n = plan_rows if isinstance(plan_rows, int) else len(plan_rows)
+        return n if self.dynamic is None else -(-n * self.num_embeddings // RUNS)
 
     def _check_min_key(self) -> None:
         setting = f"tables.{self.name}.min_key={self.min_key}"
@@ -205,6 +269,11 @@ def check_max_key(table: EmbeddingConfig, max_key: int) -> None:
     Raises:
         ConfigError: They do not.
     """
+    if table.dynamic is not None:
+        raise ConfigError(
+            f"tables.{table.name}.max_key={max_key}: a dynamic table takes any key: leave max_key "
+            "out, or give num_embeddings a number"
+        )
     most = table.min_key + table.num_embeddings
     if not isinstance(max_key, int) or not table.min_key <= max_key <= most:
         raise ConfigError(

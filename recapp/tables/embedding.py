@@ -19,25 +19,27 @@ from recapp.errors import ConfigError
 from recapp.sparse.jagged_tensor import JaggedTensor
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, check_tables
-from recapp.tables.ids import IdRules, Rows
-from recapp.tables.initial import fill_initial
-from recapp.tables.lookups import TableLookup, compute_dtype, lookups_of
-from recapp.tables.module_by_name import ModuleByName
+from recapp.tables.dynamic import keys_of
+from recapp.tables.ids import Rows
+from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.unsharded_collection import UnshardedCollection
 
 
-class EmbeddingCollection(nn.Module):
+class EmbeddingCollection(UnshardedCollection):
     """Looks up a vector for every id: KeyedJaggedTensor -> a JaggedTensor of vectors per feature.
 
     Args:
         tables: Their order and the order of their features is the order of the output.
         device: The device of the tables; `torch.device("meta")` allocates none yet.
         need_indices: Whether the weights of an output are the rows that were looked up: the ids
-            themselves where the table's id rule is `error`.
+            themselves where the table's id rule is `error` or it is dynamic.
         seed: The seed of the start values (`recapp/tables/initial.py`).
 
     Raises:
         ConfigError: There are no tables, two of one name, or one that is pooled.
     """
+
+    tables_of = "embeddings"
 
     def __init__(
         self,
@@ -46,7 +48,6 @@ class EmbeddingCollection(nn.Module):
         need_indices: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__()
         check_tables(tables)
         for t in tables:
             if isinstance(t, EmbeddingBagConfig):
@@ -54,56 +55,12 @@ class EmbeddingCollection(nn.Module):
                     f"table {t.name} is an EmbeddingBagConfig, whose bags are pooled: give an "
                     "EmbeddingCollection an EmbeddingConfig, or make an EmbeddingBagCollection"
                 )
-        self._tables = list(tables)
-        self.lookups = lookups_of(tables)
+        super().__init__(tables, lookups_of(tables), device, seed, False, _embedding)
         self.need_indices = need_indices
-        self.seed = seed
-        self.embeddings = ModuleByName(
-            {
-                t.name: nn.Embedding(
-                    t.num_embeddings,
-                    t.embedding_dim,
-                    sparse=True,
-                    _weight=torch.empty(
-                        t.num_embeddings, t.embedding_dim, dtype=t.data_type.dtype, device=device
-                    ),
-                )
-                for t in tables
-            }
-        )
-        self.id_rules = IdRules(self.lookups, is_weighted=False)
-        self.dtype = compute_dtype(tables)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Write the start values, unless the tables are on the meta device."""
-        for t in self._tables:
-            weight = self.weight(t.name)
-            if weight.device.type != "meta":
-                everything = range(t.num_embeddings), range(t.embedding_dim)
-                fill_initial(weight.data, t, self.seed, *everything)
-
-    def tables(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order."""
-        return list(self._tables)
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """Return the tables, in order, as TorchRec's method does."""
         return self.tables()
-
-    def is_weighted(self) -> bool:
-        """Return False: sample weights belong to sums."""
-        return False
-
-    def weight(self, table: str) -> Tensor:
-        """Return a table's rows, [R, D]."""
-        embedding = self.embeddings[table]
-        assert isinstance(embedding, nn.Embedding)
-        return embedding.weight
-
-    def holder_of(self, table: str) -> object:
-        """Return a table's weight: collections that have one in common share the table."""
-        return self.weight(table)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         """Look up every id.
@@ -117,7 +74,9 @@ class EmbeddingCollection(nn.Module):
 
         Raises:
             IdError: An id outside a table whose rule is `error`.
+            ConfigError: A table is dynamic, whose rows are made where tables are sharded.
         """
+        self._check_has_rows()
         rows = self.id_rules(features)
         vectors = [
             nn.functional.embedding(row_N, self.weight(x.table.name), sparse=True).to(self.dtype)
@@ -142,6 +101,13 @@ def sequences(
     for x, vectors_LD, row_L, lengths_B in zip(
         lookups, vectors_F, rows_F, rows.lengths_FB, strict=True
     ):
-        indices_L = row_L.long() if need_indices else None
+        indices_L = None
+        if need_indices:
+            indices_L = row_L.long() if x.table.dynamic is None else keys_of(row_L)
         made[x.output] = JaggedTensor.unchecked(vectors_LD, indices_L, lengths_B)
     return made
+
+
+def _embedding(table: EmbeddingConfig, weight_RD: Tensor) -> nn.Embedding:
+    rows, columns = weight_RD.shape
+    return nn.Embedding(rows, columns, sparse=True, _weight=weight_RD)

@@ -20,13 +20,11 @@ from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import EmbeddingConfig, PoolingType, check_tables
-from recapp.tables.ids import IdRules
-from recapp.tables.initial import fill_initial
-from recapp.tables.lookups import TableLookup, check_lookups, compute_dtype, lookups_of
-from recapp.tables.module_by_name import ModuleByName
+from recapp.tables.lookups import TableLookup, check_lookups, lookups_of
+from recapp.tables.unsharded_collection import UnshardedCollection
 
 
-class EmbeddingBagCollection(nn.Module):
+class EmbeddingBagCollection(UnshardedCollection):
     """Pools bags of ids to vectors: KeyedJaggedTensor -> KeyedTensor.
 
     Args:
@@ -44,6 +42,8 @@ class EmbeddingBagCollection(nn.Module):
             `is_weighted` is no truth value.
     """
 
+    tables_of = "embedding_bags"
+
     def __init__(
         self,
         tables: Sequence[EmbeddingConfig],
@@ -53,62 +53,20 @@ class EmbeddingBagCollection(nn.Module):
         *,
         lookups: Sequence[TableLookup] | None = None,
     ) -> None:
-        super().__init__()
         check_tables(tables)
         if not isinstance(is_weighted, bool | None):
             raise ConfigError(
                 f"is_weighted={is_weighted}: must be True, False or None; name device and seed by "
                 "keyword"
             )
-        self._tables = list(tables)
-        self.lookups = lookups_of(tables) if lookups is None else tuple(lookups)
-        check_lookups(tables, self.lookups)
-        self.seed = seed
+        read = lookups_of(tables) if lookups is None else tuple(lookups)
+        check_lookups(tables, read)
+        super().__init__(tables, read, device, seed, is_weighted, _bag)
         self.room = 0
-        self.embedding_bags = ModuleByName(
-            {
-                t.name: nn.EmbeddingBag(
-                    t.num_embeddings,
-                    t.embedding_dim,
-                    mode="sum",
-                    sparse=True,
-                    dtype=t.data_type.dtype,
-                    _weight=torch.empty(
-                        t.num_embeddings, t.embedding_dim, dtype=t.data_type.dtype, device=device
-                    ),
-                )
-                for t in tables
-            }
-        )
-        self._is_weighted = is_weighted
-        self.id_rules = IdRules(self.lookups, is_weighted=is_weighted)
-        self.dtype = compute_dtype(tables)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Write the start values, unless the tables are on the meta device."""
-        for t in self._tables:
-            weight = self.weight(t.name)
-            if weight.device.type != "meta":
-                fill_initial(
-                    weight.data, t, self.seed, range(t.num_embeddings), range(t.embedding_dim)
-                )
-
-    def tables(self) -> list[EmbeddingConfig]:
-        """Return the tables, in order."""
-        return list(self._tables)
 
     def embedding_bag_configs(self) -> list[EmbeddingConfig]:
         """Return the tables, in order, as TorchRec's method does."""
         return self.tables()
-
-    def is_weighted(self) -> bool | None:
-        """Return whether rows are multiplied by sample weights; None where batches decide."""
-        return self._is_weighted
-
-    def holder_of(self, table: str) -> object:
-        """Return a table's weight: collections that have one in common share the table."""
-        return self.weight(table)
 
     def leave_room(self, columns: int) -> None:
         """Remember the number of columns for the sharded collection that replaces this one.
@@ -116,12 +74,6 @@ class EmbeddingBagCollection(nn.Module):
         This collection leaves no room: its output is concatenated from the lookups' vectors.
         """
         self.room = columns
-
-    def weight(self, table: str) -> Tensor:
-        """Return a table's rows, [R, D]."""
-        bag = self.embedding_bags[table]
-        assert isinstance(bag, nn.EmbeddingBag)
-        return bag.weight
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pool every bag.
@@ -135,8 +87,10 @@ class EmbeddingBagCollection(nn.Module):
 
         Raises:
             IdError: An id outside a table whose rule is `error`.
-            ConfigError: The collection is weighted and the ids have no weights.
+            ConfigError: The collection is weighted and the ids have no weights; or a table is
+                dynamic, whose rows are made where tables are sharded.
         """
+        self._check_has_rows()
         rows = self.id_rules(features)
         weights = (
             [None] * len(rows.per_F)
@@ -169,3 +123,8 @@ class EmbeddingBagCollection(nn.Module):
         return KeyedTensor(
             [x.output for x in self.lookups], [x.columns for x in self.lookups], torch.cat(parts, 1)
         )
+
+
+def _bag(table: EmbeddingConfig, weight_RD: Tensor) -> nn.EmbeddingBag:
+    rows, columns = weight_RD.shape
+    return nn.EmbeddingBag(rows, columns, mode="sum", sparse=True, _weight=weight_RD)

@@ -13,6 +13,9 @@ table's rule makes a row of each:
 
 Under all rules but `hash` ids are counted from the table's `min_key`, by default 0.
 
+A dynamic table has no rule: any id, MISSING as well, is a key, and what stands for its row is the
+key's position (`recapp/tables/dynamic.py`).
+
 So a hashed table keeps row 0 for missing ids alone (measured on Criteo: sharing it costs .003 AUC).
 
 Which ids were outside has to be known on the host, and reading that from a GPU waits for it. So
@@ -36,6 +39,7 @@ from recapp.sparse.batch import MISSING
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device, to_host, true_indices
 from recapp.tables.config import LARGEST_ID, EmbeddingConfig, IdRule, PoolingType
+from recapp.tables.dynamic import DYNAMIC, positions_of
 from recapp.tables.lookups import TableLookup
 
 
@@ -114,10 +118,19 @@ PendingCheck = Callable[[], object]
 It is called once for each batch.
 """
 
-RULE_NUMBERS = {
+RULE_NUMBERS: dict[str, int] = {
     rule: number
-    for number, rule in enumerate((IdRule.ERROR, IdRule.HASH, IdRule.CLAMP, IdRule.DROP))
+    for number, rule in enumerate((IdRule.ERROR, IdRule.HASH, IdRule.CLAMP, IdRule.DROP, DYNAMIC))
 }
+_LARGE = 2**62  # stands for the rows of a dynamic table, whose numbers need 64 bits
+
+
+def _rule_of(lookup: TableLookup) -> str:
+    return lookup.table.id_rule if lookup.table.dynamic is None else DYNAMIC
+
+
+def _size_of(lookup: TableLookup) -> int:
+    return lookup.table.num_embeddings if lookup.table.dynamic is None else _LARGE
 
 
 class IdRules:
@@ -146,14 +159,14 @@ class IdRules:
             else list(is_weighted)
         )
         self._kernel = kernel
-        self._sizes = [x.table.num_embeddings for x in self.lookups]
+        self._sizes = [_size_of(x) for x in self.lookups]
         self._size_F = torch.tensor(self._sizes)
         self._first_F = [x.table.min_key for x in self.lookups]
-        self._rule_F = torch.tensor([RULE_NUMBERS[x.table.id_rule] for x in self.lookups])
+        self._rule_F = torch.tensor([RULE_NUMBERS[_rule_of(x)] for x in self.lookups])
         self.changed = {x.table.name: 0 for x in self.lookups}
         self._runs = [
             (rule, [i for i, _ in run])
-            for rule, run in groupby(enumerate(self.lookups), key=lambda p: p[1].table.id_rule)
+            for rule, run in groupby(enumerate(self.lookups), key=lambda p: _rule_of(p[1]))
         ]
 
     def __call__(self, features: KeyedJaggedTensor) -> Rows:
@@ -242,6 +255,10 @@ class IdRules:
             ids_N = ids_L[here]
             size_N = size_L[here]
             missing_N = ids_L[here] == MISSING
+            if rule == DYNAMIC:
+                parts.append(positions_of(ids_N))
+                outside.append(torch.zeros_like(missing_N))
+                continue
             if rule is IdRule.HASH:
                 parts.append(torch.where(missing_N, 0, 1 + ids_N.remainder(size_N - 1)))
                 outside.append(torch.zeros_like(missing_N))
@@ -250,7 +267,7 @@ class IdRules:
             parts.append(row_N.clamp(min=0).minimum(size_N - 1))
             outside.append(parts[-1] != row_N)
         rows = replace(ids, rows_L=parts[0] if len(parts) == 1 else torch.cat(parts))
-        if all(rule is IdRule.HASH for rule, _ in self._runs):
+        if all(rule in (IdRule.HASH, DYNAMIC) for rule, _ in self._runs):
             return rows, nothing_pending
         outside_L = torch.cat(outside)
         outside_F = offsets_of(outside_L)[offsets_of(count_F)].diff()
@@ -283,11 +300,11 @@ class IdRules:
         for x, n in zip(self.lookups, changed_F.tolist(), strict=True):
             self.changed[x.table.name] += n
             dropped |= n > 0 and x.table.id_rule is IdRule.DROP
-        return (
-            _drop(rows_L, ids.lengths_FB, ids.weights_L, rows_L >= 0)
-            if dropped
-            else replace(ids, rows_L=rows_L)
-        )
+        if not dropped:
+            return replace(ids, rows_L=rows_L)
+        drops_F = self._rule_F == RULE_NUMBERS[IdRule.DROP]
+        drops_L = torch.repeat_interleave(drops_F, torch.tensor(ids.per_F), output_size=len(rows_L))
+        return _drop(rows_L, ids.lengths_FB, ids.weights_L, (rows_L != -1) | ~drops_L)
 
     def _weights(self, features: KeyedJaggedTensor, lookups: Sequence[int]) -> Tensor | None:
         """Return the sample weights that count: ones where a lookup has none among others that

@@ -6,13 +6,13 @@ the same model. The mixing step is the two-multiply integer hash found by Chris 
 search (public domain, "lowbias32"); torch has no unsigned arithmetic, so int64 with masks is used.
 """
 
-import math
 import zlib
 
 import torch
 from torch import Tensor
 
 from recapp.tables.config import EmbeddingConfig
+from recapp.tables.row_order import RowOrder
 
 # 8 MB of int64 scratch: it stays in a last-level cache and bounds the memory beside the shard.
 CHUNK_ELEMENTS = 1 << 20
@@ -32,7 +32,14 @@ def _mix(x: Tensor) -> Tensor:
     return x
 
 
-def fill_initial(out: Tensor, table: EmbeddingConfig, seed: int, rows: range, cols: range) -> None:
+def fill_initial(
+    out: Tensor,
+    table: EmbeddingConfig,
+    seed: int,
+    rows: range,
+    cols: range,
+    order: RowOrder | None = None,
+) -> None:
     """Write the start values of rows x cols of a table into `out`.
 
     Uniform in the open interval +-init_range (default 1/sqrt(rows of the table)), on a grid of 2^24
@@ -42,21 +49,39 @@ def fill_initial(out: Tensor, table: EmbeddingConfig, seed: int, rows: range, co
         out: [len(rows), len(cols)], any floating dtype, any strides.
         table: The table whose start values they are.
         seed: The seed of the run.
-        rows: Rows of the logical table.
+        rows: Rows of the logical table, as `order` numbers them.
         cols: Columns of the logical table.
+        order: The order in which rows lie; None: by number.
     """
-    scale = (
-        1 / math.sqrt(table.num_embeddings) if table.init_range is None else table.init_range
-    ) / 2**24
-    key = zlib.crc32(f"{seed}/{table.name}".encode())
-    col_C = torch.arange(cols.start, cols.stop, device=out.device) * _GOLDEN & _MASK
     step = max(1, CHUNK_ELEMENTS // max(1, len(cols)))
     for first in range(rows.start, rows.stop, step):
         row_N = torch.arange(first, min(first + step, rows.stop), device=out.device)
-        row_N = _mix((row_N & _MASK) ^ _mix((row_N >> 32) + key & _MASK))
-        bits_NC = _mix(row_N[:, None] + col_C & _MASK)
-        odd_NC = (bits_NC >> 8) * 2 + (1 - 2**24)  # odd, below 2^24 in size: exact in fp32
+        row_N = row_N if order is None else order.rows_at(row_N)
         at = first - rows.start
-        out[at : at + len(row_N)] = (
-            odd_NC.to(torch.float64 if out.dtype == torch.float64 else torch.float32) * scale
-        )
+        out[at : at + len(row_N)] = start_values(row_N, table, seed, cols, out.dtype)
+
+
+def start_hash(table: EmbeddingConfig, seed: int) -> int:
+    """Return the hash of seed and table name that goes into every start value of a table."""
+    return zlib.crc32(f"{seed}/{table.name}".encode())
+
+
+def start_values(
+    row_N: Tensor, table: EmbeddingConfig, seed: int, cols: range, dtype: torch.dtype
+) -> Tensor:
+    """Return the start values of some rows, [N, len(cols)], in fp32, or fp64 for a table of fp64.
+
+    Args:
+        row_N: Rows of the logical table, int64; keys of a dynamic table.
+        table: The table whose start values they are.
+        seed: The seed of the run.
+        cols: Columns of the logical table.
+        dtype: The dtype of the table's rows.
+    """
+    scale = table.start_range / 2**24
+    key = start_hash(table, seed)
+    col_C = torch.arange(cols.start, cols.stop, device=row_N.device) * _GOLDEN & _MASK
+    mixed_N = _mix((row_N & _MASK) ^ _mix((row_N >> 32) + key & _MASK))
+    bits_NC = _mix(mixed_N[:, None] + col_C & _MASK)
+    odd_NC = (bits_NC >> 8) * 2 + (1 - 2**24)  # odd, below 2^24 in size: exact in fp32
+    return odd_NC.to(torch.float64 if dtype == torch.float64 else torch.float32) * scale

@@ -20,6 +20,7 @@ from recapp.tables.config import (
     check_tables,
     member,
 )
+from recapp.tables.dynamic import DYNAMIC
 from recapp.tables.lookups import TableLookup, lookups_of
 
 TABLE_WORDS = {
@@ -62,18 +63,9 @@ def pooling_of(combiner: str, where: str) -> PoolingType:
     return member(PoolingType, {"average": "mean"}.get(combiner, combiner), f"{where}.combiner")
 
 
-def static_rows(rows: int, where: str) -> int:
-    """Return the rows of a table that does not grow.
-
-    Raises:
-        ConfigError: HugeCTR's -1, a table that grows.
-    """
-    if rows == -1:
-        raise ConfigError(
-            f"{where}: max_vocabulary_size=-1: tables that grow are not there yet: give the number "
-            "of rows, or hash ids into so many with id_rule=hash"
-        )
-    return rows
+def rows_of(rows: Any) -> Any:
+    """Return a number of rows in recapp's words: HugeCTR's -1 is a table that grows."""
+    return DYNAMIC if rows == -1 else rows
 
 
 def listed_tables(
@@ -195,7 +187,7 @@ def _table(entry: dict[str, Any], features: Sequence[str] | None) -> EmbeddingBa
             "list what reads it in tables.lookups"
         )
     most = entry.pop("max_key", None)
-    rows = static_rows(entry.pop("num_embeddings"), f"tables.{name}")
+    rows = rows_of(entry.pop("num_embeddings"))
     made = EmbeddingBagConfig(num_embeddings=rows, feature_names=features, **entry)
     if most is not None:
         check_max_key(made, most)

@@ -71,6 +71,13 @@ class TableLookup:
         return self.pooling in BAG_POOLINGS
 
     @property
+    def may_be_pooled(self) -> bool:
+        """Whether the owners of rows may sum them: the rows of a dynamic table are asked for one by
+        one.
+        """
+        return self.is_summed and self.table.dynamic is None
+
+    @property
     def columns(self) -> int:
         """Columns of a sample's vector; 0 for a sequence, which has a vector per id."""
         if self.pooling is PoolingType.NONE:

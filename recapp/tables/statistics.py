@@ -31,6 +31,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.ids import IdRules
 from recapp.tables.lookups import TableLookup, lookups_of
+from recapp.tables.row_order import RowOrderName
 
 Points = tuple[tuple[float, float], ...]
 
@@ -124,28 +125,19 @@ class TableStatistics:
         """Return the share of a batch's distinct rows that falls into these rows."""
         return float(self.shares(np.array([[rows.start, max(rows.start, rows.stop)]]))[0])
 
-    def shares(self, rows_M2: NDArray[np.int64]) -> NDArray[np.float64]:
+    def shares(
+        self, rows_M2: NDArray[np.int64], row_order: RowOrderName = "natural"
+    ) -> NDArray[np.float64]:
         """Return the share of a batch's distinct rows that falls into each of many ranges, [M].
 
         Args:
             rows_M2: The first row of each range and the one behind its last, [M, 2].
+            row_order: How rows lie; mixed ones are evenly spread.
         """
-        if len(self.load) == 1:
+        if len(self.load) == 1 or row_order == "mixed":
             return (rows_M2[:, 1] - rows_M2[:, 0]) / self.rows
         up_to = np.interp(rows_M2, self._edges, self._load_up_to)
         return np.asarray(up_to[:, 1] - up_to[:, 0])
-
-    def equal_shares(self, parts: int) -> list[range]:
-        """Cut the rows into contiguous parts with equal shares of the requests.
-
-        Parts have different numbers of rows and may be empty.
-        """
-        cuts = (
-            np.rint(np.interp(np.arange(1, parts) / parts, self._load_up_to, self._edges))
-            .astype(int)
-            .tolist()
-        )
-        return [range(a, b) for a, b in zip([0, *cuts], [*cuts, self.rows], strict=True)]
 
     def hot_rows(self, share: float = 0.5) -> float:
         """Return how many of the most frequent rows take this share of the ids.
@@ -345,12 +337,14 @@ class _MeasuredRows:
         row_N = np.concatenate([np.zeros(0, np.int64), *self.parts])
         if not len(row_N):
             return default_statistics(table, 0.0)
+        requested = np.concatenate(self.requested)
+        even = table.dynamic is not None  # positions are
         return TableStatistics(
-            self.rows,
+            max(self.rows, len(np.unique(row_N))) if even else self.rows,
             len(row_N) / self.samples,
             self.bags / self.samples,
             _distinct_curve(row_N),
-            _load(np.concatenate(self.requested), self.rows),
+            (1.0,) if even else _load(requested, self.rows),
             _hot(row_N),
         )
 

@@ -121,6 +121,7 @@ def _key(
             [
                 t.name,
                 t.num_embeddings,
+                *(["dynamic"] * (t.dynamic is not None)),
                 features[t.name],
                 t.id_rule.value,
                 *([t.min_key] * (t.min_key != 0)),

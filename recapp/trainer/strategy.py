@@ -12,7 +12,7 @@ Everything else is DDPStrategy. Where Lightning would do something that is wrong
 the docstring of the method here says why.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
@@ -33,7 +33,6 @@ from torch.optim import Optimizer
 from recapp import console
 from recapp.checkpoints.directory import (
     load_together,
-    read_manifest,
     remove_checkpoint,
     write_checkpoint,
 )
@@ -61,6 +60,7 @@ from recapp.trainer.environment import RankEnvironment
 from recapp.trainer.found_problem import found_problem, found_ranks, with_counted_modes
 from recapp.trainer.lookahead import LookAhead
 from recapp.trainer.restored import check_state, state_must_fit
+from recapp.trainer.stored_tables import StoredTables, dynamic_entry
 from recapp.transport.choose_transport import make_comm
 from recapp.transport.communicator import Comm
 from recapp.transport.dense_gradients import AverageOverRanks, hook_of
@@ -401,6 +401,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         trainer = self.lightning_module.trainer
         metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val_")}
         data = datamodule_of(trainer)
+        dynamic = dynamic_entry(tables)  # ends a step that waits, before updates are counted
         continues = isinstance(data, KeepsPosition)
         manifest = self.stored | {
             "plan": self.plan.to_dict(),
@@ -410,6 +411,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             "ids": data.id_encoding() if continues else None,
             "updates": [shared.updates for shared in tables],
             "rules": {name: rule.name for shared in tables for name, rule in shared.rules.items()},
+            **dynamic,
         }
         parameters = dict(self.lightning_module.named_parameters())
         path = Path(self.broadcast(str(filepath)))
@@ -439,40 +441,12 @@ class EmbeddingShardingStrategy(DDPStrategy):
         data = datamodule_of(self.lightning_module.trainer)
         if isinstance(data, KeepsPosition):
             data.check_ids(checkpoint_path)
-        tables = self.sharded_tables()
-        begins_anew = self._tables_of_other_rules(checkpoint_path) if fitting else []
-        blocks = [
-            b
-            for shared in tables
-            for b in shared.blocks()
-            if b.tensor == "weight" or (fitting and b.table not in begins_anew)
-        ]
+        tables = StoredTables(self.sharded_tables(), fitting, self.is_global_zero)
         parameters = [name for name, _ in self.lightning_module.named_parameters()]
-        manifest, meta = load_together(checkpoint_path, blocks, parameters, self.comm)
-        for shared, updates in zip(tables, manifest.updates, strict=False):
-            shared.updates = updates
+        manifest, meta = load_together(checkpoint_path, tables.to_fill, parameters, self.comm)
+        tables.filled(manifest)
         check_state(meta, checkpoint_path)
         return meta
-
-    def _tables_of_other_rules(self, path: _PATH) -> list[str]:
-        """Return the tables that the checkpoint trained by another rule: the state of theirs begins
-        anew, and a note on rank 0 says so.
-        """
-        before = read_manifest(path).rules
-        now = {
-            name: rule.name
-            for shared in self.sharded_tables()
-            for name, rule in shared.rules.items()
-        }
-        changed = [name for name in now if before.get(name, now[name]) != now[name]]
-        if self.is_global_zero:
-            for rules in dict.fromkeys((before[name], now[name]) for name in changed):
-                alike = [name for name in changed if (before[name], now[name]) == rules]
-                console.note(
-                    f"{_some(alike)} go{'es' if len(alike) == 1 else ''} on by {rules[1]}, the "
-                    f"checkpoint has {rules[0]}: weights stay, the optimizer's state begins anew"
-                )
-        return changed
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the dense part; tables are loaded from rectangles.
@@ -509,10 +483,3 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()
-
-
-def _some(tables: Sequence[str]) -> str:
-    """Return a few names of tables, and the number of the others, as text."""
-    named = ", ".join(tables[:3])
-    more = f" and {len(tables) - 3} more" if len(tables) > 3 else ""
-    return f"table{'s' if len(tables) > 1 else ''} {named}{more}"

@@ -18,6 +18,7 @@ SETTINGS = {
     "ids": ["uniform", "zipf"],
     "batch_size": [4],
     "bag": 3,
+    "keys": 60,
     "compile": False,
     "keep_freed_memory": False,
     "launch": {},

@@ -31,6 +31,7 @@ def refused(tmp_path, monkeypatch, capsys):
         [
             (("kernels", "workload=W5"), ("workload=W5", "W4")),
             (("kernels", "workload=[W1,w2]"), ("workload=w2", "W2")),
+            (("kernels", "workload=W1s"), ("workload=W1s", "W1")),
             (("step", "plan=row_wiss"), ("plan=row_wiss", "row_wise")),
             (("step", "plan=[mixed,hugectr_mix]"), ("plan=hugectr_mix", "hugectr_mixed")),
             (("step", "+plan=mixd"), ("plan=mixd", "mixed")),

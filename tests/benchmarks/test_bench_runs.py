@@ -42,6 +42,8 @@ COLUMNS = {
         "fbgemm_ratio",
         "torch_ratio",
         "floor_ratio",
+        "gather_ratio",
+        "small_pages_ratio",
     },
     "step": {
         "workload",
@@ -63,12 +65,14 @@ COLUMNS = {
         "memory_peak_gb",
         "bytes_exchanged",
     },
+    "dynamic": {"what", "ranks", "median_ms", "ids_per_second"},
     "data": {"stage", "rows_per_second", "mb_per_second", "memory_ratio", "decode_share"},
 }
 PICTURES = {
     "kernels": {"roofline.png"},
     "step": {"phases.png"},
     "strategies": {"latency.png", "memory.png"},
+    "dynamic": {"pauses.png"},
 }
 
 
@@ -101,6 +105,7 @@ def measured(verb, folder, **more):
         "step",
         "train",
         pytest.param("strategies", marks=pytest.mark.full),
+        "dynamic",
     ],
 )
 def test_a_measurement_leaves_its_records_and_pictures(verb, tmp_path):
@@ -136,6 +141,23 @@ def test_one_record_for_each_thing_that_was_asked_for(tmp_path):
         == len(rows)
         == 2 * 2 * 2 * 2
     )
+
+
+def test_a_growing_table_is_filled_with_all_keys_and_its_memory_and_pauses_are_told(tmp_path):
+    rows, _ = measured("dynamic", tmp_path, plans={"row_wise": PLANS["row_wise"]})
+    assert [(row["what"], row["plan"]) for row in rows] == [
+        ("W1 step", "row_wise"),
+        ("small training", "row_wise"),
+        ("new keys, step", "table_wise"),
+        ("known keys, lookup", "table_wise"),
+        ("known keys, step", "table_wise"),
+        ("Python's dict, new keys", None),
+        ("Python's dict, known keys", None),
+    ]
+    new = rows[2]
+    assert len(new["batch_ms"]) == len(new["static_batch_ms"]) == 60 // 4 - 1
+    assert new["payload_bytes"] == 16 * 4 + 4 and new["longest_ms"] == max(new["batch_ms"])
+    assert all(row["static_ratio"] > 0 for row in rows[:5])
 
 
 def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
@@ -184,6 +206,13 @@ def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
         "ids": "uniform",
         "step": "forward+backward",
         "threads": 2,
+        "what": "Python's dict, known keys",
+        "ranks": 2,
+        "ids_per_second": 1_234_567.8,
+        "pause_ratio": 12.34,
+        "cpu_pause_ratio": 1.23,
+        "bytes_per_key": 123.4,
+        "peak_bytes_per_key": 123.4,
         "batch_size": 4096,
         "rows_per_second": 1_234_567.8,
         "mb_per_second": 1234.5,
@@ -237,6 +266,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
                 "batch_size",
                 "ids",
                 "bag",
+                "keys",
                 "compile",
                 "tables",
                 "dataset",
@@ -262,6 +292,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
         ("train", ["model=small"]),
         ("strategies", ["batch_size=32", "plan=[table_wise,row_wise]"]),
         ("data", ["model=small", "dataset.generate.rows=20000"]),
+        ("dynamic", ["model=small", "keys=20000", "batch_size=1000"]),
     ],
 )
 def test_the_command_answers_machines_with_its_records_alone(verb, arguments, tmp_path):

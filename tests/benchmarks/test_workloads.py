@@ -1,15 +1,20 @@
 """The measured workloads, and that a rival gets the very same ids."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from bench_cases import TINY
+from bench_cases import BAGS, TINY
 
 from recapp.benchmarks import torchrec_worker
-from recapp.benchmarks.kernels import floor_of
+from recapp.benchmarks.embedding_step import EmbeddingStep
+from recapp.benchmarks.kernels import WHOLE, floor_of
 from recapp.benchmarks.models import MODELS
 from recapp.benchmarks.session import Session
+from recapp.benchmarks.setup import make_plan, shard_workload
 from recapp.benchmarks.whole_step import MatrixProducts, dense_flops
 from recapp.benchmarks.workloads import MLPERF_BAGS, WORKLOADS, Workload
+from recapp.tables.config import PoolingType
 from recapp.transport.communicator import Comm
 
 
@@ -25,6 +30,9 @@ def test_the_workloads_are_those_that_were_agreed_on():
         "W2m": (1024, 128, 26, 1_221_286, 214),
         "W3": (8192, 16, 26, 1_221_286, 26),
         "W4": (256, 16, 26, 1_221_286, 26),
+        "W1s": (4096, 64, 26, 1_221_286, 26),
+        "W2s": (512, 128, 26, 1_221_286, 260),
+        "W2c": (512, 128, 26, 1_221_286, 260),
     }
     assert sum(MLPERF_BAGS) == 214
 
@@ -67,6 +75,25 @@ def test_a_rival_reads_the_ids_that_recapp_looks_up(tmp_path):
             torch.equal(ids_L, batch.values()) and lengths_FB.tolist() == batch.lengths().tolist()
         )
     assert [tuple(t) for t in spec["tables"]] == [("C1", 50, 8), ("C2", 7, 8), ("C3", 300, 8)]
+
+
+@pytest.mark.parametrize("pooling", PoolingType)
+def test_a_workload_says_what_is_made_of_the_rows_of_a_bag(pooling, tmp_path):
+    workload = replace(TINY, pooling=pooling)
+    session = Session({}, Comm(), tmp_path, tmp_path)
+    (batch,) = workload.features_of(workload.draw(0, 1))
+    plan = make_plan("whole", WHOLE, workload.tables(), Comm(), [batch], workload.lookups())
+    collection = shard_workload(workload, plan, Comm(), "torch")
+    step = EmbeddingStep(collection, [batch], Comm())
+    vectors = {"sum": 3, "mean": 3, "concat": sum(BAGS), "none": sum(BAGS)}[pooling]
+    assert sum(g.numel() for g in step.gradients) == 16 * 8 * vectors
+    assert (len(step.gradients) == 3) is (pooling is PoolingType.NONE)
+    before = [b.data.clone() for b in collection.blocks() if b.tensor == "weight"]
+    step.step()
+    after = [b.data for b in collection.blocks() if b.tensor == "weight"]
+    assert not any(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    (spec,) = session.specs("step", workload)
+    assert spec["pooled"] is (pooling is PoolingType.SUM)
 
 
 def test_the_floor_counts_what_must_move():

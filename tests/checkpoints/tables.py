@@ -68,10 +68,12 @@ def edit(path, **entries):
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-def block(table, tensor, values, rows, cols, owner=True):
+def block(table, tensor, values, rows, cols, owner=True, order=None):
     """Return a held rectangle with its values in the whole tensor."""
-    data = values[rows.start : rows.stop, cols.start : cols.stop].clone()
-    return Block(table, tensor, tuple(values.shape), rows, cols, data, owner)
+    row_N = torch.arange(rows.start, rows.stop)
+    row_N = order.rows_at(row_N) if order else row_N
+    data = values[row_N, cols.start : cols.stop].clone()
+    return Block(table, tensor, tuple(values.shape), rows, cols, data, owner, order)
 
 
 def whole(table, tensor, values, owner=True):

@@ -390,7 +390,8 @@ def test_ranks_that_load_beside_a_writer_all_get_one_version(tmp_path):
                 torch.full((2, 2), -1.0),
                 True,
             )
-            manifest, meta = load_together(tmp_path / "last.ckpt", [held], [], comm)
+            last = tmp_path / "last.ckpt"
+            manifest, meta = load_together(last, lambda _, block=held: [block], [], comm)
             found[rank].append((manifest.step, meta["step"], *held.data.unique().tolist()))
 
     ranks = [threading.Thread(target=load, args=(rank,)) for rank in range(2)]

@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import blank, block, edit, save, tilings, whole
 
-from recapp.checkpoints import rectangles
+from recapp.checkpoints import block_files, rectangles
 from recapp.checkpoints.directory import load_blocks, load_table, read_manifest, verify
 from recapp.errors import CheckpointError
+from recapp.sharding import layout
 from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
 from recapp.sharding.tilings import tile
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.row_order import mixed_order
 
 
 def values(rows, cols, dtype=torch.float32):
@@ -33,33 +35,44 @@ def values(rows, cols, dtype=torch.float32):
     st.integers(1, 4),
     st.integers(1, 4),
     st.sampled_from([8, 64, 2**26]),
+    st.sampled_from([None, mixed_order]),
+    st.sampled_from([None, mixed_order]),
 )
-def test_any_tiling_loads_under_any_other(data, rows, cols, ranks_before, ranks_after, block_bytes):
+def test_any_tiling_and_order_of_rows_loads_under_any_other(
+    data, rows, cols, ranks_before, ranks_after, block_bytes, before_in, after_in
+):
     table = values(rows, cols)
+    stored, wanted_in = (made and made("A", rows) for made in (before_in, after_in))
     before = data.draw(tilings(rows, cols, ranks_before))
     after = data.draw(tilings(rows, cols, ranks_after))
-    with TemporaryDirectory() as folder, mock.patch.object(rectangles, "BLOCK_BYTES", block_bytes):
+    with (
+        TemporaryDirectory() as folder,
+        mock.patch.object(rectangles, "BLOCK_BYTES", block_bytes),
+        mock.patch.object(block_files, "READ_BYTES", block_bytes),
+        mock.patch.object(layout, "PART_ROWS", max(1, block_bytes // 16)),
+    ):
         held = [
-            [block("A", "weight", table, r, c) for k, r, c in before if k == rank]
+            [block("A", "weight", table, r, c, order=stored) for k, r, c in before if k == rank]
             for rank in range(ranks_before)
         ]
         assert save(f"{folder}/a.ckpt", held) == [None] * ranks_before
         for _, r, c in after:
-            wanted = block("A", "weight", table, r, c)
+            wanted = block("A", "weight", table, r, c, order=wanted_in)
             got = blank(wanted)
             assert not torch.equal(got.data, wanted.data)
             load_blocks(f"{folder}/a.ckpt", [got])
             assert torch.equal(got.data, wanted.data)
+        assert torch.equal(load_table(f"{folder}/a.ckpt", "A"), table)
 
 
 def held_by(table, kind, rank, world, states):
     """Return the blocks that a rank holds under a named type, row-wise state included."""
     ranks = CandidateRanks(list(range(world)), [list(range(world))])
     sharding = tile(table, kind, ranks, column_width=3)
-    layout = make_layout([table], ShardingPlan({table.name: sharding}, world))
+    made = make_layout([table], ShardingPlan({table.name: sharding}, world))
     found = []
-    for piece in (p for p in layout.pieces if p.rank == rank):
-        strip = layout.strips[piece.strip]
+    for piece in (p for p in made.pieces if p.rank == rank):
+        strip = made.strips[piece.strip]
         owner = kind is not ShardingType.DATA_PARALLEL or rank == 0
         found.append(block(table.name, "weight", states["weight"], piece.rows, strip.cols, owner))
         found.append(
@@ -92,6 +105,66 @@ def test_every_named_type_loads_under_every_other_with_its_row_state(tmp_path, b
         assert all(torch.equal(g.data, w.data) for g, w in zip(got, wanted, strict=True))
         loaded += sum(g.data.numel() for g in got if g.tensor == "weight")
     assert loaded == 131 * 7 * (2 if after is ShardingType.DATA_PARALLEL else 1)
+
+
+def test_rows_that_change_their_order_are_read_and_moved_a_few_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(block_files, "READ_BYTES", 1200)
+    monkeypatch.setattr(layout, "PART_ROWS", 8)
+    table = values(1000, 3)
+    parts = []
+    moved_rows = layout.moved_rows
+    monkeypatch.setattr(layout, "moved_rows", lambda *p: parts.append(p[0]) or moved_rows(*p))
+    path = tmp_path / "a.ckpt"
+    save(path, [[block("A", "weight", table, range(1000), range(3), order=mixed_order("A", 1000))]])
+    assert torch.equal(load_table(path, "A"), table)
+    assert max(map(len, parts)) == 8 and [row for part in parts for row in part] == [*range(1000)]
+
+
+def test_the_manifest_says_how_rows_are_mixed_for_programs_of_any_language(tmp_path):
+    table = values(10, 3)
+    path = tmp_path / "a.ckpt"
+    save(
+        path,
+        [
+            [whole("B", "weight", table)],
+            [block("A", "weight", table, range(10), range(3), order=mixed_order("A", 10))],
+        ],
+    )
+    plain = json.loads((path / "manifest.json").read_text())
+    ((name, order),) = plain["row_orders"].items()
+    assert plain["version"] == 3 and name == "A" and order["order"] == "mixed"
+    (stored,) = [s for s in read_manifest(path).blocks if s.table == "A"]
+    raw = bytearray(Path(path, stored.file).read_bytes()[stored.begin : stored.end])
+    found = torch.frombuffer(raw, dtype=torch.float32).view(10, 3)
+    for row in range(10):
+        position = (order["multiplier"] * row + order["shift"]) % 10
+        assert found[position].tolist() == table[row].tolist()
+
+
+def test_a_manifest_without_mixed_rows_is_one_of_the_version_before(tmp_path):
+    save(tmp_path / "a.ckpt", [[whole("A", "weight", values(4, 2))]])
+    plain = json.loads((tmp_path / "a.ckpt" / "manifest.json").read_text())
+    assert plain["version"] == 2 and "row_orders" not in plain
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        {"A": {"order": "mixed", "multiplier": 2, "shift": 0}},  # no bijection of 4 rows
+        {"A": {"order": "mixed", "multiplier": 3, "shift": 4}},
+        {"A": {"order": "mixed", "multiplier": 3.0, "shift": 0}},
+        {"A": {"order": "dealt", "multiplier": 3, "shift": 0}},
+        {"A": {"multiplier": 3, "shift": 0}},
+        {"B": {"order": "mixed", "multiplier": 3, "shift": 0}},
+        ["A"],
+        7,
+    ],
+)
+def test_a_row_order_that_cannot_be_is_refused_in_one_line(tmp_path, orders):
+    save(tmp_path / "a.ckpt", [[whole("A", "weight", values(4, 2))]])
+    edit(tmp_path / "a.ckpt", row_orders=orders)
+    with pytest.raises(CheckpointError, match=r"^the manifest of .* is damaged: row_orders is"):
+        load_table(tmp_path / "a.ckpt", "A")
 
 
 def test_copies_are_written_once_and_loaded_by_everybody(tmp_path):

@@ -109,7 +109,7 @@ def test_tables_have_names_by_name_number_or_set_of_keys():
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"rows": -1}, "table_0: max_vocabulary_size=-1: tables that grow are not there yet"),
+        ({"rows": -2}, "tables.table_0.num_embeddings=-2: must be a whole number of at least 1"),
         ({"rows": None}, "EmbeddingTableConfig: table_0: max_vocabulary_size must be given"),
         ({"max_key": 11}, "tables.table_0.max_key=11: 10 rows from min_key=0 on hold the keys"),
         ({"minkey": 1}, "EmbeddingTableConfig: table_0 has the unknown argument minkey"),
@@ -119,6 +119,15 @@ def test_tables_have_names_by_name_number_or_set_of_keys():
 def test_a_table_that_cannot_be_is_refused(values, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         config(**values)
+
+
+def test_a_table_of_minus_one_rows_takes_any_key_and_needs_no_bounds():
+    planner = hugectr.EmbeddingPlanner()
+    planner.embedding_lookup(config(rows=-1, min_key=2, max_key=12), "data", "emb", "sum")
+    made = planner.create_embedding_collection()
+    assert made.tables[0].dynamic is not None
+    model = DistributedModelParallel(nn.ModuleList([made.module()]))
+    assert model.module[0](ids_of(["data"], [2**62])).values().shape == (1, 4)
 
 
 @pytest.mark.parametrize("key", [12, 1])

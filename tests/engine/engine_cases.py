@@ -5,7 +5,7 @@ shards.
 import random
 
 import torch
-from parity.cases import KINDS, RULES, sharding
+from parity.cases import KINDS, RULES, in_order, rows_held, sharding
 from torch import nn
 
 from recapp.engine.sharded_embedding_bag import shard_bags
@@ -41,7 +41,7 @@ def make_tables(rows=(131, 40, 7), dims=(16, 5, 12), **changes):
     ]
 
 
-def make_plan(kind, tables, world, *, seed=0, mode="unique", column_width=5):
+def make_plan(kind, tables, world, *, seed=0, mode="unique", column_width=5, row_order="natural"):
     """Every table cut as `kind` says: a named type, mixed (a random type per table) or random (any
     rectangles).
     """
@@ -55,7 +55,7 @@ def make_plan(kind, tables, world, *, seed=0, mode="unique", column_width=5):
         rng.shuffle(ranks)
         return tile(table, kind, CandidateRanks(ranks, hosts), mode, column_width=column_width)
 
-    return ShardingPlan({t.name: cut(t) for t in tables}, world, kind)
+    return in_order(ShardingPlan({t.name: cut(t) for t in tables}, world, kind), row_order)
 
 
 def batch_of(tables, rows, seed, *, most=3, weighted=False, one_hot=False):
@@ -90,11 +90,11 @@ def sharded(comm, tables, kind="table_wise", rule="sgd", *, seed=1, backend="aut
 
 
 def whole_tensors(comm, collection):
-    """Every logical tensor, on every rank, from the blocks of their owners; copies elsewhere must
-    have the same bits.
+    """Every logical tensor in the order of rows, on every rank, from the blocks of their owners;
+    copies elsewhere must have the same bits.
     """
     here = [
-        (b.table, b.tensor, b.shape, b.rows, b.cols, b.data.clone(), b.owner)
+        (b.table, b.tensor, b.shape, rows_held(b), b.cols, b.data.clone(), b.owner)
         for b in collection.blocks()
     ]
     blocks = [b for held in comm.all_gather(here) for b in held]
@@ -102,16 +102,15 @@ def whole_tensors(comm, collection):
     written = {}
     for table, tensor, shape, rows, cols, data, _ in (b for b in blocks if b[-1]):
         key = (table, tensor)
-        part = (slice(rows.start, rows.stop), slice(cols.start, cols.stop))
+        part = (rows, slice(cols.start, cols.stop))
         whole.setdefault(key, torch.zeros(shape, dtype=data.dtype))[part] = data
         written.setdefault(key, torch.zeros(shape, dtype=torch.int64))[part] += 1
     assert all(bool((n == 1).all()) for n in written.values()), (
         "every element of a tensor has one owner"
     )
     for table, tensor, _, rows, cols, data, _ in blocks:
-        assert torch.equal(
-            whole[table, tensor][rows.start : rows.stop, cols.start : cols.stop], data
-        ), f"copies of {table} differ"
+        held = whole[table, tensor][rows, cols.start : cols.stop]
+        assert torch.equal(held, data), f"copies of {table} differ"
     return whole
 
 

@@ -6,8 +6,9 @@ import random
 
 import pytest
 import torch
-from engine_cases import whole_tensors
+from engine.test_dynamic_tables import rows_by_key
 from parity.cases import KINDS, RULES, RowwiseAdagrad, sharding
+from tiers import one_of
 from torch import nn
 
 from recapp.engine.shard_model import shard_model, sharded_tables
@@ -22,11 +23,17 @@ TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 FEATURES = {"a": 131, "b": 17, "c": 40, "d": 9}  # rows of the smallest table that reads them
 
 
-def bag_tables():
+def rows_of(name, rows, dynamic):
+    """The size of a table; of those of some names also as dynamic tables with its start values."""
+    grows = dynamic and name in ("users", "history", "words")
+    return {"num_embeddings": "dynamic" if grows else rows, "init_range": rows**-0.5}
+
+
+def bag_tables(dynamic=False):
     return [
         EmbeddingBagConfig(
             name=name,
-            num_embeddings=rows,
+            **rows_of(name, rows, dynamic),
             embedding_dim=dim,
             feature_names=features,
             pooling=pooling,
@@ -39,11 +46,11 @@ def bag_tables():
     ]
 
 
-def sequence_tables(tied=False):
+def sequence_tables(tied=False, dynamic=False):
     return [
         EmbeddingConfig(
             name=name,
-            num_embeddings=rows,
+            **rows_of(name, rows, dynamic),
             embedding_dim=dim,
             feature_names=features,
             data_type="fp64",
@@ -61,15 +68,15 @@ class Model(nn.Module):
     the table `users` where `tied`.
     """
 
-    def __init__(self, seed, tied=False):
+    def __init__(self, seed, tied=False, dynamic=False):
         super().__init__()
-        first, second = bag_tables()
+        first, second = bag_tables(dynamic)
         concat = TableLookup(second, "c", "c side by side", PoolingType.CONCAT, hotness=3)
         lookups = (*lookups_of([second]), concat)
         self.wide = EmbeddingBagCollection([first], None, seed=seed)
         self.deep = EmbeddingBagCollection([second], None, seed=seed, lookups=lookups)
         self.sequences = EmbeddingCollection(
-            sequence_tables(tied), need_indices=True, seed=seed + 1
+            sequence_tables(tied, dynamic), need_indices=True, seed=seed + 1
         )
         if tied:
             self.sequences.embeddings["users"].weight = self.wide.embedding_bags["users"].weight
@@ -109,19 +116,20 @@ def optimizer_of(rule, weights):
     }[rule.name]()
 
 
-def plan_of(kind, world, tied):
+def plan_of(kind, world, tied, dynamic):
     rng = random.Random(f"{kind}/{world}")
-    tables = {t.name: t for t in (*bag_tables(), *sequence_tables(tied))}
+    tables = {t.name: t for t in (*bag_tables(dynamic), *sequence_tables(tied, dynamic))}
     cut = {name: sharding(kind, t, world, rng, "unique") for name, t in tables.items()}
     return ShardingPlan(cut, world, kind)
 
 
-def train(comm, kind, rule_name, weighted, backend, tied=False):
+def train(comm, kind, rule_name, weighted, backend, tied=False, dynamic=False):
     """Train a sharded model beside the unsharded one; return the collectives of a step."""
     rule = RULES[rule_name]
     oracle = Model(3, tied)
     optimizer = optimizer_of(rule, list(oracle.parameters()))
-    model = shard_model(Model(3, tied), plan_of(kind, comm.world, tied), comm, rule, backend)
+    plan = plan_of(kind, comm.world, tied, dynamic)
+    model = shard_model(Model(3, tied, dynamic), plan, comm, rule, backend)
     (shared,) = sharded_tables(model)
     for step in range(3):
         batches = [batch_of(6 + r, 10 * step + r, weighted) for r in range(comm.world)]
@@ -140,11 +148,24 @@ def train(comm, kind, rule_name, weighted, backend, tied=False):
         t: next(w for n, w in named.items() if n.endswith(f".{t}.weight"))
         for t in (t.name for t in shared.tables())
     }
-    for (table, tensor), data in whole_tensors(comm, shared).items():
-        state = optimizer.state[weight[table]]
-        whole = weight[table].detach() if tensor == "weight" else state[tensor]
-        torch.testing.assert_close(data, whole, **TOLERANCE)
+    held = rows_by_key(comm, shared)
+    for (table, tensor), data in held.items():
+        if tensor != "keys":
+            state = optimizer.state[weight[table]]
+            whole = weight[table].detach() if tensor == "weight" else state[tensor]
+            keys = held.get((table, "keys"), torch.arange(len(data))[:, None])[:, 0]
+            torch.testing.assert_close(data, whole[keys], **TOLERANCE)
+    assert dynamic == any(tensor == "keys" for _, tensor in held)
     return calls, shared.state.row_statistics is not None
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("kind", one_of(3, KINDS))
+def test_dynamic_tables_of_bags_and_sequences_cost_no_collective_more(ranks, kind, world, backend):
+    rule = list(RULES)[(KINDS.index(kind) + world) % len(RULES)]
+    for calls, agreed in ranks.run(train, world, kind, rule, False, backend, False, True):
+        assert calls == (4 if world > 1 else 3) + agreed
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -163,5 +184,5 @@ def test_three_collections_train_as_unsharded_in_the_collectives_of_one(
 @pytest.mark.parametrize("kind", ["table_wise", "column_wise", "data_parallel", "random"])
 def test_a_table_may_serve_bags_and_sequences_and_is_updated_once(ranks, kind, world):
     rule = {"table_wise": "adam", "column_wise": "rowwise_adagrad"}.get(kind, "adagrad")
-    for calls, agreed in ranks.run(train, world, kind, rule, False, "numba", True):
+    for calls, agreed in ranks.run(train, world, kind, rule, False, "numba", True, world == 2):
         assert calls == (4 if world > 1 else 3) + agreed

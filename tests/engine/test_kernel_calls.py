@@ -96,6 +96,8 @@ def growth_of_a_backward(comm, rule):
     collection = shard_bags([table], make_plan("row_wise", [table], comm.world), comm, rule)
     first = KeyedJaggedTensor(["f"], torch.arange(4), lengths=torch.ones(4, dtype=torch.int64))
     collection(first).values().sum().backward()  # code is loaded once
+    for state in collection.shared.stores[0].state:
+        state.zero_()  # memory that a row is the first to touch is the table's
     ids = torch.randint(0, ROWS, (BAGS * BAG,), generator=torch.Generator().manual_seed(comm.rank))
     values = collection(KeyedJaggedTensor(["f"], ids, lengths=torch.full((BAGS,), BAG))).values()
     gradient = torch.ones_like(values)

@@ -19,7 +19,6 @@ from recapp.engine.shard_model import (
     embedding_tables,
     shard_model,
     sharded_collections,
-    sharded_names,
     sharded_tables,
     wrap_dense,
 )
@@ -199,18 +198,17 @@ def after_ddp(comm, wrap):
     return found
 
 
-def ignoring(model, comm):
+def recapps(model, comm):
     return wrap_dense(model, comm, process_group=comm.group)
 
 
-def not_ignoring(model, comm):
+def plain(model, comm):
     return DistributedDataParallel(model, process_group=comm.group)
 
 
 def test_ddp_leaves_the_shards_of_every_rank_alone(ranks):
-    assert ranks.run(after_ddp, 2, ignoring) == [{1.0}, {2.0}]
-    # what would happen otherwise, without a word
-    assert ranks.run(after_ddp, 2, not_ignoring) == [{1.0}, {1.0}]
+    assert ranks.run(after_ddp, 2, recapps) == [{1.0}, {2.0}]
+    assert ranks.run(after_ddp, 2, plain) == [{1.0}, {2.0}]
 
 
 def taken_over(comm):
@@ -276,7 +274,6 @@ def test_a_model_that_is_a_collection_becomes_its_twin():
     twin = shard_model(collection, whole_plan(), Comm(), sgd())
     batch = batch_of(make_tables(), 5, 0)
     assert torch.equal(twin(batch).values(), collection(batch).values())
-    assert sharded_names(twin) == [n for n, _ in twin.named_buffers()]
 
 
 def test_equal_table_names_are_refused():
@@ -285,11 +282,8 @@ def test_equal_table_names_are_refused():
         embedding_tables(twins)
 
 
-def test_everything_sharded_is_on_ddps_ignore_list_and_answers_as_a_module():
+def test_nothing_sharded_is_a_parameter_or_buffer_that_ddp_would_reduce_or_broadcast():
     model = Two()
     shard_model(model, whole_plan(), Comm(), rowwise_adagrad())
-    names = [n for n, _ in model.named_buffers()]
-    assert sorted(sharded_names(model)) == sorted(names) and len(names) == 6
-    assert len(list(model.first.buffers())) == 6  # it shares the tables of both
-    assert list(model.parameters()) == []
+    assert list(model.parameters()) == [] and list(model.buffers()) == []
     assert wrap_dense(model, Comm()) is model

@@ -1,17 +1,19 @@
 """Random models: any number of collections of bags, concatenations and sequences, tables shared or
-not, a rule for each, any rectangles: as unsharded, and again after a checkpoint on other ranks.
+not, a rule for each, any rectangles, rows in either order: as unsharded, and again after a
+checkpoint on other ranks.
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
-from engine_cases import whole_tensors
+from engine.test_dynamic_tables import rows_by_key
 from optim.dense_rules import CASES, DenseRule, rule_of_case
 from parity.cases import sharding
 from torch import nn
 
-from recapp.checkpoints.directory import load_blocks, write_checkpoint
+from recapp.checkpoints.directory import load_blocks, read_manifest, write_checkpoint
 from recapp.engine.shard_model import shard_model, sharded_tables
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -19,6 +21,7 @@ from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingTyp
 from recapp.tables.embedding import EmbeddingCollection
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.lookups import TableLookup, collections_in, embedding_tables, lookups_of
+from recapp.tables.row_order import ROW_ORDERS
 
 FEATURES = {"a": 60, "b": 7, "c": 23, "d": 23, "e": 1}  # rows of every table that reads them
 RULES = tuple(map(rule_of_case, CASES))
@@ -26,11 +29,15 @@ BAGS = (PoolingType.SUM, PoolingType.MEAN)
 
 
 class Mixture(nn.Module):
-    """One to four collections that a seed decides on."""
+    """One to four collections that a seed decides on; where `grows`, about half of their tables are
+    dynamic.
+    """
 
-    def __init__(self, seed, start=0):
+    def __init__(self, seed, start=0, grows=False):
         super().__init__()
         self.rng = random.Random(seed)
+        self.grows = grows
+        self.seed = seed
         self.start = start
         self.parts = nn.ModuleList()
         for number in range(self.rng.randint(1, 4)):
@@ -42,13 +49,18 @@ class Mixture(nn.Module):
         for k in range(self.rng.randint(1, 3)):
             feature = self.rng.choice(list(FEATURES))
             same = [f for f, rows in FEATURES.items() if rows == FEATURES[feature]]
+            name = f"t{number}{k}"
             yield {
-                "name": f"t{number}{k}",
-                "num_embeddings": FEATURES[feature],
+                "name": name,
+                **self._size(name, FEATURES[feature]),
                 "embedding_dim": self.rng.choice([1, 3, 4, 8]),
                 "feature_names": self.rng.sample(same, self.rng.randint(1, len(same))),
                 "data_type": "fp64",
             }
+
+    def _size(self, name, rows):
+        dynamic = self.grows and random.Random(f"{self.seed}/{name}").random() < 0.5
+        return {"num_embeddings": "dynamic" if dynamic else rows, "init_range": rows**-0.5}
 
     def _bags(self, number):
         tables = [
@@ -69,7 +81,8 @@ class Mixture(nn.Module):
         for part in self.parts:
             for t in part.tables():
                 if self.rng.random() < 0.3 and not tied:
-                    size = {"num_embeddings": t.num_embeddings, "embedding_dim": t.embedding_dim}
+                    rows = FEATURES[t.feature_names[0]]
+                    size = {**self._size(t.name, rows), "embedding_dim": t.embedding_dim}
                     features = {"feature_names": t.feature_names, "data_type": "fp64"}
                     made.append(EmbeddingConfig(name=t.name, **size, **features))
                     tied[t.name] = part.weight(t.name)
@@ -111,11 +124,17 @@ def rules_of(tables, seed):
 
 
 def sharded(comm, seed, start):
-    model = Mixture(seed, start)
+    model = Mixture(seed, start, True)
     tables = embedding_tables(model)
     rng = random.Random(f"{seed}/{comm.world}")
     kinds = ["random", "mixed", "column_wise"]
-    cut = {t.name: sharding(rng.choice(kinds), t, comm.world, rng, "unique") for t in tables}
+    cut = {
+        t.name: replace(
+            sharding(rng.choice(kinds), t, comm.world, rng, "unique"),
+            row_order="natural" if t.dynamic else rng.choice(ROW_ORDERS),
+        )
+        for t in tables
+    }
     plan = ShardingPlan(cut, comm.world)
     return shard_model(model, plan, comm, rules_of(tables, seed), "torch")
 
@@ -142,19 +161,22 @@ def train(comm, seed, path):
         values = model(batches[comm.rank])
         torch.testing.assert_close(values, expected[comm.rank], rtol=1e-8, atol=1e-9)
         (loss_of(values) * comm.world / rows).backward()
-    whole = whole_tensors(comm, shared)
+    whole = rows_by_key(comm, shared)
     for (table, tensor), data in whole.items():
         if tensor == "weight":
-            torch.testing.assert_close(data, weights[table].detach(), rtol=1e-8, atol=1e-9)
-    plan = {"plan": shared.plan.to_dict()}
-    write_checkpoint(path, list(shared.blocks()), comm=comm, meta={"step": 3}, manifest=plan)
+            keys = whole.get((table, "keys"), torch.arange(len(data))[:, None])[:, 0]
+            wanted = weights[table].detach()[keys]
+            torch.testing.assert_close(data, wanted, rtol=1e-8, atol=1e-9)
+    info = {"plan": shared.plan.to_dict(), "dynamic": shared.stored.rows_of_runs(), "updates": [3]}
+    write_checkpoint(path, list(shared.blocks()), comm=comm, meta={"step": 3}, manifest=info)
     return whole
 
 
 def load(comm, seed, path):
     (shared,) = sharded_tables(sharded(comm, seed, 1))
-    load_blocks(path, list(shared.blocks()))
-    return whole_tensors(comm, shared)
+    load_blocks(path, shared.stored.blocks_to_load(read_manifest(path).dynamic, 3))
+    shared.stored.loaded()
+    return rows_by_key(comm, shared)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ TABLES = make_tables()
 class Scattered(FloatStore):
     """Keeps row r in another row of its memory, with gaps, as a table of any keys would."""
 
+    finds_rows = True
+
     def __init__(self, group, rule, seed):
         super().__init__(group, rule, seed)
         generator = torch.Generator().manual_seed(group.number)
@@ -27,8 +29,15 @@ class Scattered(FloatStore):
             kept[self.at] = held
             self.kept.append(kept)
 
-    def locate(self, row_N):
+        self.numbers = torch.empty(2 * self.rows + 1, dtype=torch.int64)
+        self.numbers[self.at] = torch.arange(self.rows)
+        self.rows = 2 * self.rows + 1
+
+    def locate(self, row_N, strip_N=None, trains=False):
         return self.at[row_N.long()].to(row_N.dtype)
+
+    def piece_keys(self, row_U):
+        return self.numbers[row_U.long()]
 
     def pool(self, links, target, scale=1.0, in_lines=False):
         rows = self.kept[0].view(-1)

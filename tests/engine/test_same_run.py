@@ -16,6 +16,7 @@ from engine.engine_cases import (
     sharded,
     whole_tensors,
 )
+from tiers import one_of
 
 from recapp.engine.shard_model import wrap_dense
 from recapp.sharding.sharding_types import register
@@ -122,6 +123,21 @@ def test_a_sharding_type_of_ones_own_keeps_the_bits_too(ranks):
 def under_own_type(comm):
     register(row_wise_on_two.row_wise_on_two())
     return differing(comm, [row_wise_on_two.NAME], "rowwise_adagrad", False, True)
+
+
+@pytest.mark.parametrize(
+    ("world", "rule", "bags"),
+    one_of(3, [(w, r, b) for w in (2, 4) for r in RULES for b in (ONE_HOT, MULTI_HOT, WEIGHTED)]),
+)
+def test_mixed_rows_keep_the_bits_too(ranks, world, rule, bags):
+    for found in ranks.run(mixed_rows, world, rule, *bags):
+        assert found == {kind: [] for kind in found} and len(found) >= 4
+
+
+def mixed_rows(comm, rule, one_hot, weighted):
+    kinds = ["table_wise", "row_wise", "table_row_wise", "data_parallel"]
+    kinds += [] if rule == "rowwise_adagrad" else CUT
+    return differing(comm, kinds, rule, one_hot, weighted, row_order="mixed")
 
 
 def test_mean_pooling_keeps_the_bits_too(ranks):

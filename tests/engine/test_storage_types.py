@@ -128,7 +128,7 @@ def cast(comm):
     before = collection(batch_of(tables, 6, 0)).values().detach()
     collection.half()
     after = collection(batch_of(tables, 6, 0)).values().detach()
-    return torch.equal(before, after), {str(b.dtype) for b in collection.buffers()}
+    return torch.equal(before, after), {str(s.weights.dtype) for s in collection.shared.stores}
 
 
 def test_casting_a_model_leaves_its_tables_as_the_plan_made_them(ranks):

@@ -123,7 +123,7 @@ def test_a_hint_that_results_fill_lines_changes_no_result(kernels):
 def test_a_model_trains_on_these_kernels_as_one_process_does(
     interpreted, ranks, kind, world, mode, rule
 ):
-    check(ranks, 1, kind, world, "mean", True, mode, rule, "triton")
+    check(ranks, 1, kind, world, "mean", True, mode, rule, "triton", "natural")
 
 
 # ---- the compiler

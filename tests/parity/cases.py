@@ -5,7 +5,7 @@ differs is the order of sums, so the tolerance is tight (1e-9) and catches every
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from optim.dense_rules import DenseRule
@@ -43,7 +43,7 @@ def random_tiling(table, world, rng):
     """Cut the table a few times, deal the rectangles to any ranks. Columns are halved: every width
     is a kernel to compile.
     """
-    parts = [(0, table.num_embeddings, 0, table.embedding_dim)]
+    parts = [(0, table.plan_rows, 0, table.embedding_dim)]
     for _ in range(rng.randint(0, 5)):
         r0, r1, c0, c1 = parts.pop(rng.randrange(len(parts)))
         if rng.random() < 0.5 and r1 - r0 > 1:
@@ -91,7 +91,32 @@ def make_batch(tables, rows, rng, generator, weighted):
     return KeyedJaggedTensor(features, ids, weights, lengths.flatten())
 
 
-def make_case(seed, kind, world, *, rule, mode, pooling, weighted, steps=3, rows=7, uneven=False):
+def in_order(plan, row_order):
+    """Return the plan with the rows of all tables in an order, cut by rows or not."""
+    tables = {name: replace(s, row_order=row_order) for name, s in plan.tables.items()}
+    return replace(plan, tables=tables)
+
+
+def rows_held(block):
+    """Return the numbers of the rows of a block."""
+    position_N = torch.arange(block.rows.start, block.rows.stop)
+    return position_N if block.order is None else block.order.rows_at(position_N)
+
+
+def make_case(
+    seed,
+    kind,
+    world,
+    *,
+    rule,
+    mode,
+    pooling,
+    weighted,
+    steps=3,
+    rows=7,
+    uneven=False,
+    row_order="natural",
+):
     rng = random.Random(f"{seed}/{kind}/{world}")
     generator = torch.Generator().manual_seed(seed)
     tables = [
@@ -120,7 +145,7 @@ def make_case(seed, kind, world, *, rule, mode, pooling, weighted, steps=3, rows
     width = sum(t.embedding_dim * len(t.feature_names) for t in tables)
     return Case(
         tables,
-        plan,
+        in_order(plan, row_order),
         batches,
         torch.randn(width, generator=generator, dtype=torch.float64),
         RULES[rule] if isinstance(rule, str) else rule,

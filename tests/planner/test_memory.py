@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 from parity.cases import KINDS, RULES, sharding
 
 from recapp.engine.row_store import FloatStore, StoredGroup
@@ -18,6 +19,8 @@ from recapp.sharding.layout import make_layout
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.lookups import compute_dtype
+
+CPU = torch.device("cpu")
 
 
 def table(name, rows, dim, dtype="fp32"):
@@ -40,10 +43,10 @@ def test_counted_bytes_are_those_of_the_stores(kind, types):
         held = []
         for rank in range(3):
             stores = [
-                FloatStore(StoredGroup(layout, g, rank, compute_dtype(tables), None, None), rule)
+                FloatStore(StoredGroup(layout, g, rank, compute_dtype(tables), CPU, None), rule)
                 for g in range(len(layout.groups))
             ]
-            held.append(sum(b.numel() * b.element_size() for s in stores for b in s.buffers()))
+            held.append(sum(sum(s.nbytes) for s in stores))
         assert [h.total for h in bytes_per_rank(tables, plan, rule)] == held
     assert [sum(h.state.values()) for h in bytes_per_rank(tables, plan, None)] == [0, 0, 0]
 

@@ -4,6 +4,7 @@ inputs give equal plans.
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -252,17 +253,38 @@ def crowded(rows):
     return TableStatistics(rows, 1.0, 1.0, ((1.0, 1.0), (1e4, 1e4)), (1.0, 0.0, 0.0, 0.0))
 
 
-def test_rows_whose_requests_crowd_are_cut_unevenly():
-    tables = [table("t", 40_000, 64)]
+@pytest.mark.parametrize("kind", ["row_wise", "table_row_wise", "grid_shard"])
+def test_rows_whose_requests_crowd_are_mixed_and_others_are_not(kind):
+    tables = [table("t", 40_000, 64), table("even", 40_000, 64)]
+    even = TableStatistics(40_000, 1.0, 1.0, ((1.0, 1.0), (1e4, 1e4)), (0.25,) * 4)
     outcome = plan_tables(
-        problem(tables, 4, batch=4096, statistics={"t": crowded(40_000)}),
-        {"t": ParameterConstraints(sharding_types=["row_wise"])},
+        problem(tables, 4, batch=4096, statistics={"t": crowded(40_000), "even": even}),
+        {"*": ParameterConstraints(sharding_types=[kind])},
     )
-    assert [len(s.rows) for s in outcome.plan.tables["t"].shards] == [2500, 2500, 2500, 32_500]
-    equal = ShardingPlan(
-        {"t": tile(tables[0], "row_wise", CandidateRanks([0, 1, 2, 3], [[0, 1, 2, 3]]))}, 4
+    made = outcome.plan.tables
+    assert {name: s.row_order for name, s in made.items()} == {"t": "mixed", "even": "natural"}
+    natural = replace(
+        outcome.plan, tables={name: replace(s, row_order="natural") for name, s in made.items()}
     )
-    assert outcome.cost.step_seconds < plan_cost(equal, outcome.problem).step_seconds
+    assert outcome.cost.step_seconds < plan_cost(natural, outcome.problem).step_seconds
+    assert plan_cost(outcome.plan, outcome.problem).step_seconds == pytest.approx(
+        outcome.cost.step_seconds
+    )
+
+
+def test_constraints_say_how_rows_may_lie():
+    tables = [table("t", 40_000, 64), table("even", 40_000, 64)]
+    asked = {
+        "t": ParameterConstraints(sharding_types=["row_wise"], row_orders=["natural"]),
+        "even": ParameterConstraints(sharding_types=["row_wise"], row_orders=["mixed"]),
+    }
+    found = problem(tables, 4, batch=4096, statistics={"t": crowded(40_000)})
+    made = plan_tables(found, asked).plan.tables
+    assert {name: s.row_order for name, s in made.items()} == {"t": "natural", "even": "mixed"}
+    with pytest.raises(
+        PlanError, match=r"^constraints\.t\.row_orders: unknown order mixd; did you"
+    ):
+        plan_tables(found, {"t": ParameterConstraints(row_orders=["mixd"])})
 
 
 def test_long_bags_that_repeat_no_row_are_pooled_and_one_hot_features_are_not():

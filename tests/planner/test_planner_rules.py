@@ -141,6 +141,20 @@ def test_rules_may_name_tables_and_globs_and_set_their_mode():
     ] * 2
 
 
+def test_rows_are_mixed_where_a_table_is_cut_by_rows_and_a_rule_or_the_plan_says_so():
+    rules = [PlanRule("row_wise", tables=["a"]), PlanRule("table_wise", tables=["b"])]
+    rules += [PlanRule("row_wise", tables=["c"], row_order="natural"), PlanRule("data_parallel")]
+    made = plan([table(n, 10, 4) for n in "abcd"], rules, row_order="mixed").tables
+    orders = {name: s.row_order for name, s in made.items()}
+    assert orders == {"a": "mixed", "b": "natural", "c": "natural", "d": "natural"}
+    dealt = PlanRule("row_wise", row_order="mixed")
+    assert plan([table("a", 10, 4)], [dealt]).tables["a"].row_order == "mixed"
+    with pytest.raises(PlanError, match=r"table a: plan\.row_order=mix: did you mean mixed"):
+        plan([table("a", 10, 4)], rules, row_order="mix")
+    with pytest.raises(ConfigError, match=r"plan\.rules\[0\]\.row_order=mix: did you mean mixed"):
+        read_rule({"type": "row_wise", "row_order": "mix"}, "plan.rules[0]")
+
+
 def test_a_glob_written_as_text_is_one_glob():
     rules = [
         read_rule({"type": "row_wise", "tables": "C*"}, "plan.rules[0]"),

@@ -148,6 +148,15 @@ def test_the_page_holds_everything_and_needs_nothing(tmp_path):
     )
 
 
+def test_the_page_says_what_reads_and_trains_tables_where_that_differs(tmp_path):
+    uses = [{"table": "items", "lookups": "seen concat of 3", "rule": "ftrl", "rows": "dynamic"}]
+    said = plan_page(explained(3, 2) | {"uses": uses}, tmp_path / "uses.html").read_text()
+    plain = plan_page(explained(3, 2) | {"uses": []}, tmp_path / "plain.html").read_text()
+    assert "Lookups and rules" not in plain
+    for words in ("Lookups and rules: all 1", "seen concat of 3", "ftrl", "dynamic"):
+        assert words in said
+
+
 @pytest.mark.full
 def test_a_thousand_tables_on_many_ranks_stay_a_page_one_can_open(tmp_path):
     path = plan_page(explained(1000, 80, hosts=10), tmp_path / "plan.html")

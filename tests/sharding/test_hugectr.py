@@ -138,10 +138,12 @@ def test_every_table_over_all_gpus_is_made_by_name_and_says_how_rows_moved():
     made = plan_from_hugectr(by_rows(), CRITEO, "x.json")
     assert made.tables == plan.tables and made.world_size == 8
     assert made.notes == (
-        "HugeCTR puts row r of a sharded table on shard r mod n; here shard s of n holds the s-th "
-        "of n contiguous strips: as many rows, other ones",
+        "HugeCTR puts row r of a sharded table on shard r mod n; here rows are mixed and shard s "
+        "of n holds the s-th of n equal strips: as many rows, as evenly dealt, other ones",
     )
-    assert not plan_from_hugectr(well_known(), CRITEO, "x.json").notes
+    assert {s.row_order for s in made.tables.values()} == {"mixed"}
+    well = plan_from_hugectr(well_known(), CRITEO, "x.json")
+    assert not well.notes and {s.row_order for s in well.tables.values()} == {"natural"}
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 16, 40])

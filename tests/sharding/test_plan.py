@@ -9,6 +9,7 @@ from parity.cases import KINDS, random_tiling, sharding
 from recapp.errors import PlanError
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import EmbeddingBagConfig
+from recapp.tables.row_order import ROW_ORDERS
 
 TABLE = EmbeddingBagConfig(name="t", num_embeddings=6, embedding_dim=4, feature_names=["f"])
 
@@ -94,6 +95,20 @@ def test_an_empty_shard_holds_nothing():
 def test_an_unknown_mode_is_refused():
     with pytest.raises(PlanError, match="mode=pool: did you mean pooled"):
         TableSharding((), "pool")
+
+
+def test_an_unknown_order_of_rows_is_refused():
+    with pytest.raises(PlanError, match="row_order=mixd: did you mean mixed"):
+        TableSharding((), row_order="mixd")
+
+
+def test_a_plan_of_rows_by_number_says_nothing_of_their_order():
+    held = {order: TableSharding((shard(0, 0, 6, 0, 4),), row_order=order) for order in ROW_ORDERS}
+    plain = {order: ShardingPlan({"t": s}, 1).to_dict() for order, s in held.items()}
+    assert "row_order" not in plain["natural"]["tables"]["t"]
+    assert plain["mixed"]["tables"]["t"]["row_order"] == "mixed"
+    assert ShardingPlan.from_dict(plain["mixed"]).tables["t"] == held["mixed"]
+    assert "custom, mixed rows" in str(ShardingPlan({"t": held["mixed"]}, 1))
 
 
 def test_a_plan_names_exactly_the_models_tables():

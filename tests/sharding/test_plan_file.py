@@ -222,6 +222,18 @@ def test_part_of_a_plan_carries_its_part():
     ) == {"large", "small"}
 
 
+def test_mixed_rows_are_a_line_of_a_table_and_others_none(tmp_path):
+    rules = [PlanRule("row_wise", rows_above=500, row_order="mixed"), PlanRule("table_wise")]
+    plan = plan_by_rules(TABLES, Topology(2), rules, name="dealt")
+    write_plan(plan, tmp_path / "plan.yaml")
+    text = (tmp_path / "plan.yaml").read_text()
+    assert text.count("row_order") == 1 and "mode: unique\n    row_order: mixed\n" in text
+    assert everything(read_plan(tmp_path / "plan.yaml")) == everything(plan)
+    (tmp_path / "wrong.yaml").write_text(text.replace("order: mixed", "order: mixd"))
+    with pytest.raises(PlanError, match=r"tables\.large\.row_order=mixd: did you mean mixed"):
+        read_plan(tmp_path / "wrong.yaml")
+
+
 def test_a_file_by_hand_may_be_short(tmp_path):
     (tmp_path / "p.yaml").write_text(
         "ranks: 2\ntables: {t: {table: {rows: 9, dim: 4}, shards: [{rank: 1}]}}"

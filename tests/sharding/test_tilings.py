@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from recapp.errors import PlanError
@@ -123,11 +122,8 @@ def test_a_record_says_of_its_type_what_its_blocks_show(record):
     assert record.chooses_ranks == (len(blocks[0].candidates) > 1)
     assert record.cuts_columns == (len(blocks) > 1)
     pieces = {tuple(rows) for block in blocks for rows in block.rows.tolist()}
-    assert (len(pieces) > 1) == ("rows" in record.cuts)
+    assert record.cuts_rows == (len(pieces) > 1)
     assert record.replicated == (record.name == "data_parallel")
-    uneven = np.array([[0, 1], [1, 2], [2, 4], [4, 12]])
-    asked = record.cut(TableToCut(12, 8, RANKS, 3, uneven))
-    assert record.uneven_rows == (asked[0].rows.tolist() == uneven.tolist())
 
 
 @pytest.mark.parametrize("record", BUILT_IN, ids=lambda record: record.name)

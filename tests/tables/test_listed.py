@@ -90,7 +90,7 @@ def test_a_table_that_nothing_reads_is_left_out_and_noted(capsys):
         (
             THEIRS | {"max_vocabulary_size": -1},
             {"table": "table_7", "feature": "f"},
-            "tables.table_7: max_vocabulary_size=-1: tables that grow are not there yet",
+            "tables.table_7.min_key=5: a dynamic table takes any id: leave min_key out",
         ),
         (
             THEIRS | {"max_key": 16},

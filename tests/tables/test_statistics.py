@@ -4,6 +4,7 @@ import json
 import os
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,12 +83,11 @@ def test_the_load_follows_the_rows_that_are_asked_for():
     assert found.share(range(7, 7)) == 0
 
 
-def test_strips_of_equal_shares_tile_the_rows():
+def test_mixed_rows_are_asked_for_evenly_wherever_they_crowd():
     known = TableStatistics(100, 1, 1, ((1, 1),), load=(0.75, 0.25))
-    parts = known.equal_shares(3)
-    assert [len(p) for p in parts] == [22, 22, 56] and [parts[0].start, parts[-1].stop] == [0, 100]
-    assert all(known.share(p) == pytest.approx(1 / 3, abs=0.02) for p in parts)
-    assert [len(p) for p in default_statistics(table()).equal_shares(4)] == [25] * 4
+    halves = np.array([[0, 50], [50, 100], [0, 10]])
+    assert known.shares(halves).tolist() == pytest.approx([0.75, 0.25, 0.15])
+    assert known.shares(halves, "mixed").tolist() == pytest.approx([0.5, 0.5, 0.1])
 
 
 def test_hot_rows_are_the_most_frequent_ones():

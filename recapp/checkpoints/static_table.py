@@ -1,0 +1,45 @@
+"""A dynamic table of a checkpoint as a table of numbered rows, for other programs."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from recapp.checkpoints.block_files import WEIGHT
+from recapp.checkpoints.directory import load_table, read_manifest
+from recapp.errors import CheckpointError, suggest
+
+
+class StaticTable(NamedTuple):
+    """Rows in the order of their keys.
+
+    Args:
+        keys_R: The key of each row, ascending, int64; `torch.searchsorted(keys_R, ids)` finds rows.
+        tensor_RD: The rows.
+    """
+
+    keys_R: Tensor
+    tensor_RD: Tensor
+
+
+def static_table(path: str | Path, table: str, tensor: str = WEIGHT) -> StaticTable:
+    """Load a dynamic table, for notebooks and exports: it needs no plan, no ranks and no model.
+
+    A table that was trained with the ids 0 .. R - 1 has the rows of a static table of R rows, in
+    its order.
+
+    Args:
+        path: The checkpoint.
+        table: The name of the table.
+        tensor: "weight" or a state of the optimiser, such as "sum".
+
+    Raises:
+        CheckpointError: The checkpoint has no dynamic table of this name.
+    """
+    stored = read_manifest(path).dynamic
+    if table not in stored:
+        hint = suggest(table, list(stored)) if stored else "it has none"
+        raise CheckpointError(f"checkpoint {path} has no dynamic table {table}: {hint}")
+    keys_R = load_table(path, table, "keys")[:, 0]
+    order_R = keys_R.argsort()
+    return StaticTable(keys_R[order_R], load_table(path, table, tensor)[order_R])

@@ -1,0 +1,292 @@
+"""Which keys of dynamic tables get rows, and which rows leave.
+
+    absent key --counted--> seen often enough? --room in its run?--> admitted, others are evicted
+
+A key counts once per step (a step ends with an update), however often and wherever it occurs. Room
+is counted, and rows are evicted, within each of the 64 runs of positions, which no plan cuts: so
+what is decided depends on neither plan nor ranks. Rows that the step uses stay. Where a run is full
+of these, its new keys with the smallest positions are admitted first, and the others keep their
+counts.
+
+A full run gives up a sixteenth of its rows at once, so that the rows of a run are not looked
+through for every new key.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recapp.engine.dynamic_blocks import DynamicStrip
+from recapp.engine.key_counters import ExactCounter, KeyCounter, make_counter
+from recapp.kernels.backend import Backend
+from recapp.kernels.key_index import SortedIndex
+from recapp.kernels.row_memory import RowMemory
+from recapp.sharding.layout import Block
+from recapp.sparse.transfer import to_host, true_indices
+from recapp.tables.dynamic import RUNS, DynamicRows, Eviction, runs_of
+
+NOT_HELD = 0  # last use of a slot that holds no row; others count steps from 1
+EVICTED_AT_ONCE = 16  # a full run gives up this part of its rows
+SWEEPS = 8  # of a table during the life of an unused row: how exactly its end is kept
+
+
+@dataclass
+class Changes:
+    """What has happened to the keys of a table.
+
+    Args:
+        new: Keys without a row that training steps met, each once per step.
+        admitted: Rows that were made.
+        evicted: Rows that had to leave.
+    """
+
+    new: int = 0
+    admitted: int = 0
+    evicted: int = 0
+
+    def __add__(self, other: "Changes") -> "Changes":
+        return Changes(
+            self.new + other.new, self.admitted + other.admitted, self.evicted + other.evicted
+        )
+
+
+class Admission:
+    """Decides for the strips of one store.
+
+    Args:
+        settings: Of each strip's table.
+        index: Finds the rows of the store.
+        runs: Runs of positions that the store may hold.
+        backend: Kernels.
+        device: Device of the rows.
+
+    `changes` counts by strip. `tracked` are the tensors that a checkpoint keeps beside the rows.
+    """
+
+    def __init__(
+        self,
+        settings: Sequence[DynamicRows],
+        index: SortedIndex,
+        runs: Sequence[int],
+        backend: Backend,
+        device: torch.device,
+    ) -> None:
+        self.settings = list(settings)
+        self.index = index
+        self.changes = [Changes() for _ in settings]
+        self.rows_IR = np.zeros((len(settings), RUNS), np.int64)
+        self._decides = any(s.max_rows is not None or s.seen > 1 for s in settings)
+        self._most_IR = np.array([[s.most_rows(run) or 0 for run in range(RUNS)] for s in settings])
+        self._tracks = any(s.tracks_use for s in settings)
+        capacity = index.positions.capacity if self._tracks else 0
+        self.last_used = RowMemory(capacity, 1, torch.int32, device)
+        self.uses = RowMemory(capacity, 1, torch.int32, device)
+        self.counters: list[KeyCounter | None] = [
+            None if s.seen == 1 else make_counter(s, runs, backend, device) for s in settings
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of what is kept for admission and eviction."""
+        counters = sum(c.nbytes for c in self.counters if c)
+        return self.last_used.nbytes + self.uses.nbytes + counters
+
+    def tracked(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the names of what is kept for each row, and the tensors by slot."""
+        if self._tracks:
+            yield "last_used", self.last_used.rows
+            yield "uses", self.uses.rows
+
+    def forget(self, strip: int, slot_N: Tensor) -> None:
+        """Forget the rows of a strip, which are in these slots, and its counts."""
+        self.rows_IR[strip] = 0
+        self.release(slot_N)
+        counter = self.counters[strip]
+        if counter is not None:
+            counter.clear()
+
+    def begin(self, slot_M: Tensor, step: int) -> None:
+        """Have some slots hold rows that were used now."""
+        if self._tracks:
+            self.last_used.rows[slot_M] = step + 1
+            self.uses.rows[slot_M] = 1
+
+    def count_in(self, strip: int, position_N: Tensor) -> None:
+        """Count rows of a strip in."""
+        run_N = runs_of(position_N)
+        self.rows_IR[strip] += to_host(torch.bincount(run_N, minlength=RUNS)).numpy()
+
+    def grow(self, slots: int) -> None:
+        """Have room for a number of slots."""
+        if self._tracks:
+            self.last_used.grow(slots)
+            self.uses.grow(slots)
+
+    def note_use(self, slot_N: Tensor, step: int) -> None:
+        """Note that a step uses rows; entries below 0 are no rows."""
+        if not self._tracks:
+            return
+        last_S = self.last_used.rows.view(-1)
+        uses_S = self.uses.rows.view(-1)
+        slot_N = slot_N[slot_N >= 0]
+        again_M = slot_N[last_S.index_select(0, slot_N) != step + 1]
+        last_S.index_fill_(0, again_M, step + 1)
+        # equal entries write one number
+        uses_S.index_copy_(0, again_M, uses_S.index_select(0, again_M) + 1)
+
+    def decide(
+        self, slot_U: Tensor, position_U: Tensor, strip_U: Tensor, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """Decide which new keys of a step get rows.
+
+        Args:
+            slot_U: Slots in which the index has found room for them.
+            position_U: Their positions, distinct within a strip.
+            strip_U: Their strips.
+            step: The number of updates so far.
+
+        Returns:
+            Whether each is admitted, and the slots of the rows that leave for them.
+        """
+        self.begin(slot_U, step)
+        admitted_U = torch.ones_like(slot_U, dtype=torch.bool)
+        evicted = [slot_U[:0]]
+        run_U = runs_of(position_U)
+        if self._decides:
+            for number, settings in enumerate(self.settings):
+                own_K = true_indices(strip_U == number)
+                self.changes[number].new += len(own_K)
+                counter = self.counters[number]
+                if counter is not None and len(own_K):
+                    often_K = counter.count(position_U[own_K]) >= settings.seen
+                    admitted_U[own_K] = often_K
+                    own_K = own_K[often_K]
+                if settings.max_rows is not None and len(own_K):
+                    out_K, gone = self._make_room(number, position_U[own_K], run_U[own_K], step)
+                    admitted_U[own_K[out_K]] = False
+                    own_K = own_K[~out_K]
+                    evicted.append(gone)
+                if counter is not None and len(own_K):
+                    counter.forget(position_U[own_K])
+        else:
+            for number, new in enumerate(
+                torch.bincount(strip_U, minlength=len(self.settings)).tolist()
+            ):
+                self.changes[number].new += new
+        at_N = (strip_U.long() * RUNS + run_U)[admitted_U]
+        added_IR = to_host(torch.bincount(at_N, minlength=self.rows_IR.size)).numpy()
+        self.rows_IR += added_IR.reshape(self.rows_IR.shape)
+        for changes, more in zip(
+            self.changes, added_IR.reshape(len(self.settings), -1).sum(1).tolist(), strict=True
+        ):
+            changes.admitted += more
+        return admitted_U, torch.cat(evicted)
+
+    def _make_room(
+        self, strip: int, position_K: Tensor, run_K: Tensor, step: int
+    ) -> tuple[Tensor, Tensor]:
+        """Evict rows of a strip where its new ones are too many.
+
+        Returns:
+            Which of the new ones find no room, and the slots of the rows that leave.
+        """
+        out_K = torch.zeros_like(run_K, dtype=torch.bool)
+        gone = [run_K[:0]]
+        new_R = to_host(torch.bincount(run_K, minlength=RUNS)).numpy()
+        most_R = self._most_IR[strip]
+        over_R = self.rows_IR[strip] + new_R - most_R
+        for run in np.flatnonzero((over_R > 0) & (new_R > 0)).tolist():
+            over = int(over_R[run])
+            slot_E = self.index.slots_of_run(run, strip)
+            slot_E = slot_E[self.last_used.rows[slot_E, 0] != step + 1]
+            at_once = max(over, int(most_R[run]) // EVICTED_AT_ONCE)
+            leaving_E = self._first_to_leave(strip, slot_E, at_once)
+            self._left(strip, leaving_E)
+            gone.append(leaving_E)
+            surplus = over - len(leaving_E)
+            if surplus > 0:
+                here_K = true_indices(run_K == run)
+                out_K[here_K[position_K[here_K].argsort()[len(here_K) - surplus :]]] = True
+        return out_K, torch.cat(gone)
+
+    def _first_to_leave(self, strip: int, slot_E: Tensor, most: int) -> Tensor:
+        """Return at most so many of some slots, those that leave first; equals by position."""
+        order_E = self.index.positions.rows[slot_E, 0].argsort()
+        keys = [self.last_used.rows[slot_E, 0]]
+        if self.settings[strip].eviction is Eviction.LFU:
+            keys.append(self.uses.rows[slot_E, 0])
+        for key_E in keys:
+            order_E = order_E[key_E[order_E].argsort(stable=True)]
+        return slot_E[order_E[:most]]
+
+    def _left(self, strip: int, slot_E: Tensor) -> None:
+        """Count rows of a strip out."""
+        run_E = runs_of(self.index.positions.rows[slot_E, 0])
+        self.rows_IR[strip] -= to_host(torch.bincount(run_E, minlength=RUNS)).numpy()
+        self.release(slot_E)
+        self.changes[strip].evicted += len(slot_E)
+
+    def expired(self, step: int) -> Tensor:
+        """Return the slots of rows that were not used for their time to live, and count them out.
+
+        They are looked for in every eighth of that time.
+        """
+        found = [torch.zeros(0, dtype=torch.int64, device=self.last_used.rows.device)]
+        for number, settings in enumerate(self.settings):
+            life = settings.ttl_steps
+            if life is None or step % max(1, life // SWEEPS):
+                continue
+            last_S = self.last_used.rows[: self.last_used.held, 0]
+            slot_E = true_indices((last_S != NOT_HELD) & (last_S <= step - life))
+            slot_E = slot_E[self.index.strips.rows[slot_E, 0] == number]
+            self._left(number, slot_E)
+            found.append(slot_E)
+        return torch.cat(found)
+
+    def release(self, slot_M: Tensor) -> None:
+        """Note that slots hold no rows any more."""
+        if self._tracks:
+            self.last_used.rows[slot_M] = NOT_HELD
+
+    # ---- checkpoints
+
+    def waiting_of_runs(self, strip: int) -> list[int]:
+        """Return how many keys of each run are counted one by one."""
+        counter = self.counters[strip]
+        return counter.keys_of_runs() if isinstance(counter, ExactCounter) else [0] * RUNS
+
+    def blocks(
+        self, strip: int, held: DynamicStrip, waiting_R: list[int], owner: bool
+    ) -> Iterator[Block]:
+        """Yield what a strip's counter has counted, to be written.
+
+        Args:
+            strip: The strip's number.
+            held: The strip.
+            waiting_R: How many keys of each run are counted, on all ranks.
+            owner: Whether it is written from here.
+        """
+        counter = self.counters[strip]
+        if counter is not None:
+            yield from counter.blocks(held, waiting_R, owner)
+
+    def blocks_to_load(
+        self, strip: int, held: DynamicStrip, waiting_R: list[int], owner: bool
+    ) -> Iterator[Block]:
+        """Yield blocks for counts that are loaded. Arguments as of `blocks`."""
+        counter = self.counters[strip]
+        if counter is not None:
+            yield from counter.blocks_to_load(held, waiting_R, owner)
+
+    def loaded(self, strips: Sequence[DynamicStrip]) -> None:
+        """Count on from what was loaded.
+
+        Raises:
+            CheckpointError: A key stands twice or where it does not belong.
+        """
+        for counter, strip in zip(self.counters, strips, strict=True):
+            if counter is not None:
+                counter.loaded(strip.table.name)

@@ -1,0 +1,349 @@
+"""Rows of dynamic tables on one rank: those that exist, found by the positions of their keys.
+
+    position, strip --index--> slot --> weights[slot], state[slot]
+
+`recapp/tables/dynamic.py` says what keys, positions and runs are. A slot holds one row of any strip
+of the group, in memory that grows without moving rows. Rows come and go when a training batch's
+turn has come, never while it is looked ahead to:
+
+    a key without a row    gets a slot with its start value; it is a *guest* until it is admitted
+    admitted               its row stays and trains (`recapp/engine/admission.py` decides)
+    guest                  answers its start value and learns nothing: its slot is free again after
+                           the update
+    evicted                its slot is free; should the key come back, it begins anew
+
+All of that depends on the keys of a step and on earlier steps alone, run by run, so every plan and
+number of ranks decides alike. A batch that is only read changes nothing: keys without a row answer
+their start values.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recapp.engine.admission import Admission, Changes
+from recapp.engine.dynamic_blocks import (
+    KEYS,
+    ROWS,
+    WAITING,
+    DynamicStrip,
+    Numbered,
+    RowsOfRuns,
+    SlotRows,
+    check_positions,
+    merge_rows_of_runs,
+)
+from recapp.engine.free_slots import FreeSlots
+from recapp.engine.row_store import FloatRows, StoreBytes, StoredGroup
+from recapp.kernels.row_memory import most_bytes
+from recapp.optim.rules import RowRule
+from recapp.sharding.layout import Block, Piece
+from recapp.sparse.transfer import true_indices
+from recapp.tables.dynamic import keys_of, positions_of, runs_of
+from recapp.tables.initial import start_hash, start_values
+
+
+class DynamicStore(FloatRows):
+    """Rows of floating-point numbers that exist, and the state of the rule that trains them.
+
+    Args:
+        group: Which strips, and what computes with them.
+        rule: Optimiser of the rows; None for rows that are only read.
+        seed: Seed of the start values, one or one by table.
+    """
+
+    finds_rows = True
+
+    def __init__(
+        self, group: StoredGroup, rule: RowRule | None, seed: int | Mapping[str, int]
+    ) -> None:
+        super().__init__(group, rule, lambda n: min(FreeSlots.MOST, most_bytes(group.device) // n))
+        layout = group.layout
+        numbers = [i for i, s in enumerate(layout.strips) if s.group == group.number]
+        self.strips = [
+            DynamicStrip(
+                layout.tables[layout.strips[i].table],
+                layout.strips[i].cols,
+                [p for p in group.pieces if p.strip == i],
+                layout.strips[i].key,
+                _seed_of(seed, layout.tables[layout.strips[i].table].name),
+            )
+            for i in numbers
+        ]
+        runs = sorted({run for s in self.strips for p in s.pieces for run in p.rows})
+        self.index = self.backend.key_index(runs, self.rows, group.device)
+        self.step = 0
+        self.slots = FreeSlots(group.device)
+        self._guests: list[Tensor] = []
+        self._pieces_loaded: list[tuple[int, Piece, Tensor, Tensor]] = []
+        self.admission = Admission(
+            [s.settings for s in self.strips], self.index, runs, self.backend, group.device
+        )
+
+    @property
+    def nbytes(self) -> StoreBytes:
+        """Return the memory of rows and what finds them, and of the rule's state."""
+        found = self.index.nbytes + self.index.positions.nbytes + self.index.strips.nbytes
+        held = super().nbytes
+        return held._replace(rows=held.rows + found + self.admission.nbytes)
+
+    def piece_keys(self, row_U: Tensor) -> Tensor:
+        """Return the numbers of slots' runs among those of all strips of the group."""
+        key_I = torch.tensor([s.key for s in self.strips], device=row_U.device)
+        strip_U = self.index.strips.rows[row_U, 0].long()
+        return key_I[strip_U] + runs_of(self.index.positions.rows[row_U, 0])
+
+    # ---- rows come and go
+
+    def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
+        """Return the slots of rows; where training, those that do not exist get one.
+
+        Args:
+            row_N: Positions; the same one may stand there several times.
+            strip_N: The strip of each, numbered within the group.
+            trains: Whether the batch will be trained.
+        """
+        assert strip_N is not None
+        trains = trains and self.rule is not None
+        row_N = row_N.long()
+        slot_N = self.index.find(row_N, strip_N)
+        if trains:
+            self.admission.note_use(slot_N, self.step)
+        absent_M = true_indices(slot_N < 0)
+        if len(absent_M):
+            add = self._guests_of if trains else self._only_read
+            slot_N[absent_M] = add(row_N[absent_M], strip_N[absent_M])
+        return slot_N
+
+    def _only_read(self, position_M: Tensor, strip_M: Tensor) -> Tensor:
+        """Return slots with start values behind all that are used: the next batch may have them."""
+        slot_M = self.slots.behind(len(position_M))
+        self._grow(self.slots.used + len(position_M))
+        self._begin(slot_M, position_M, strip_M)
+        return slot_M
+
+    def _guests_of(self, position_M: Tensor, strip_M: Tensor) -> Tensor:
+        """Return slots for keys of a training batch that have none, and keep those that are
+        admitted.
+        """
+        fresh_M = self.slots.take(len(position_M))
+        self._grow(self.slots.used)
+        slot_M, first_U = self.index.insert(position_M, strip_M, fresh_M)
+        slot_U = fresh_M[: len(first_U)]
+        self.slots.give_back(fresh_M[len(first_U) :])
+        position_U = position_M[first_U]
+        strip_U = strip_M[first_U]
+        self._begin(slot_U, position_U, strip_U)
+        admitted_U, evicted_E = self.admission.decide(slot_U, position_U, strip_U, self.step)
+        if len(evicted_E):
+            self.index.remove(evicted_E)
+            self.slots.give_back(evicted_E)
+        if not bool(admitted_U.all()):
+            self._guests.append(slot_U[~admitted_U])
+        return slot_M
+
+    def settle(self, step: int) -> None:
+        """End a step, after its update: guests leave, and rows whose time is over.
+
+        Args:
+            step: The number of updates so far.
+        """
+        guests = self._all_guests()
+        self.admission.release(guests)
+        self._guests = []
+        self.step = step
+        self.settled += 1
+        gone_M = torch.cat([guests, self.admission.expired(step)])
+        if len(gone_M):
+            self.index.remove(gone_M)
+            self.slots.give_back(gone_M)
+
+    def _grow(self, slots: int) -> None:
+        super()._grow(slots)
+        self.admission.grow(slots)
+
+    def _begin(self, slot_M: Tensor, position_M: Tensor, strip_M: Tensor) -> None:
+        """Write start values of rows and of their state."""
+        key_M = keys_of(position_M)
+        for number, strip in enumerate(self.strips):
+            of_strip = true_indices(strip_M == number) if len(self.strips) > 1 else slice(None)
+            slots = slot_M[of_strip]
+            keys = key_M[of_strip]
+            if not len(slots):
+                continue
+            write = self.backend.write_start_values
+            if write is not None and self.weights.dtype == torch.float32:
+                hashed = start_hash(strip.table, strip.seed)
+                write(self.weights, slots, keys, hashed, strip.cols, strip.table.start_range)
+            else:
+                values = start_values(keys, strip.table, strip.seed, strip.cols, self.weights.dtype)
+                self.weights[slots] = values.to(self.weights.dtype)
+        self._begin_state(slot_M)
+
+    def _begin_state(self, slot_M: Tensor) -> None:
+        """Write the state with which a row begins."""
+        starts = self.rule.starts() if self.rule else ()
+        for state, (_, _, start) in zip(self.state, starts, strict=True):
+            state[slot_M] = start
+
+    # ---- counted
+
+    def changes(self) -> dict[str, Changes]:
+        """Return by table how many keys were new, admitted and evicted so far, of strips whose
+        columns begin the table and whose blocks this rank writes.
+        """
+        counted: dict[str, Changes] = {}
+        for number, strip in enumerate(self.strips):
+            if strip.cols.start == 0 and self.group.writes_blocks:
+                counted[strip.table.name] = self.admission.changes[number]
+        return counted
+
+    def rows_of_runs(self) -> RowsOfRuns:
+        """Return by table how many rows, and keys that are counted for admission, each run has."""
+        counted: RowsOfRuns = {}
+        for number, strip in enumerate(self.strips):
+            rows_R = self.admission.rows_IR[number].tolist()
+            waiting_R = self.admission.waiting_of_runs(number)
+            merge_rows_of_runs(counted, {strip.table.name: {ROWS: rows_R, WAITING: waiting_R}})
+        return counted
+
+    def _all_guests(self) -> Tensor:
+        return torch.cat([self.slots.behind(0), *self._guests])
+
+    # ---- checkpoints
+
+    def blocks(self, rows_of_runs: RowsOfRuns | None = None) -> Iterator[Block]:
+        """Yield rows, keys and state of every piece, to be written.
+
+        Rows are numbered in the order of their positions, over all ranks.
+
+        Args:
+            rows_of_runs: Those of all ranks; None: those here are all.
+        """
+        counts = self.rows_of_runs() if rows_of_runs is None else rows_of_runs
+        guests = self._all_guests()
+        for number, strip in enumerate(self.strips):
+            slot_N = self.index.slots_of(number)
+            slot_N = slot_N[~torch.isin(slot_N, guests)] if len(guests) else slot_N
+            run_N = runs_of(self.index.positions.rows[slot_N, 0])
+            for p in strip.pieces:
+                held_N = slot_N[(run_N >= p.rows.start) & (run_N < p.rows.stop)]
+                key_N1 = keys_of(self.index.positions.rows[held_N])
+                numbered = Numbered.of(counts[strip.table.name][ROWS], p)
+
+                def held(memory: Tensor, slot_N: Tensor = held_N) -> SlotRows:
+                    return SlotRows(memory, slot_N)
+
+                yield from self._blocks_of(strip, numbered, held, key_N1)
+            yield from self.admission.blocks(
+                number, strip, counts[strip.table.name][WAITING], self._owns_rows(strip)
+            )
+
+    def _owns_rows(self, strip: DynamicStrip) -> bool:
+        """Return whether what a row has once is written from this strip, here."""
+        return self.group.writes_blocks and strip.cols.start == 0
+
+    def _blocks_of(
+        self,
+        strip: DynamicStrip,
+        numbered: Numbered,
+        held: Callable[[Tensor], Any],
+        key_N1: Tensor,
+    ) -> Iterator[Block]:
+        """Yield the blocks of a piece.
+
+        Args:
+            strip: Its strip.
+            numbered: The numbers of its rows.
+            held: Returns those rows of a tensor by slot.
+            key_N1: Their keys.
+        """
+        owner = self.group.writes_blocks
+        name = strip.table.name
+        total, rows = numbered
+        wide = (total, strip.table.embedding_dim)
+        of_row = [(KEYS, key_N1)]
+        yield Block(name, "weight", wide, rows, strip.cols, held(self.weights), owner)
+        for (tensor, kind), state in zip(self._kinds, self.state, strict=True):
+            if kind == "element":
+                yield Block(name, tensor, wide, rows, strip.cols, held(state), owner)
+            else:
+                of_row.append((tensor, held(state)))
+        if strip.settings.tracks_use:
+            of_row += [(tensor, held(memory)) for tensor, memory in self.admission.tracked()]
+        for tensor, data in of_row:
+            yield Block(name, tensor, (total, 1), rows, range(1), data, self._owns_rows(strip))
+
+    def blocks_to_load(self, rows_of_runs: RowsOfRuns, step: int) -> Iterator[Block]:
+        """Forget the rows of some tables, and yield blocks for rows that are loaded; `loaded` ends
+        it.
+
+        Args:
+            rows_of_runs: What is stored of these tables.
+            step: The number of updates that it has had.
+        """
+        self.settle(step)
+        loads = {n: s for n, s in enumerate(self.strips) if s.table.name in rows_of_runs}
+        for number in loads:
+            self._forget(number)
+        if not len(self.index):
+            self.slots.clear()
+        self._pieces_loaded = []
+        more = sum(
+            len(Numbered.of(rows_of_runs[strip.table.name][ROWS], p).rows)
+            for strip in loads.values()
+            for p in strip.pieces
+        )
+        self._grow(self.slots.used + more)  # at once: growing may move rows that are yielded
+        for number, strip in loads.items():
+            stored = rows_of_runs[strip.table.name]
+            for p in strip.pieces:
+                numbered = Numbered.of(stored[ROWS], p)
+                slot_N = self.slots.take_behind(len(numbered.rows))
+                here = slice(self.slots.used - len(slot_N), self.slots.used)
+                key_N1 = torch.zeros(len(slot_N), 1, dtype=torch.int64, device=slot_N.device)
+                self._begin_state(slot_N)
+                self.admission.begin(slot_N, step)
+                self._pieces_loaded.append((number, p, slot_N, key_N1))
+
+                def held(memory: Tensor, here: slice = here) -> Tensor:
+                    return memory[here]
+
+                yield from self._blocks_of(strip, numbered, held, key_N1)
+            yield from self.admission.blocks_to_load(
+                number, strip, stored[WAITING], self._owns_rows(strip)
+            )
+
+    def _forget(self, number: int) -> None:
+        """Forget all rows of a strip, and the keys that are counted for it."""
+        slot_N = self.index.slots_of(number)
+        if len(slot_N):
+            self.index.remove(slot_N)
+            self.slots.give_back(slot_N)
+        self.admission.forget(number, slot_N)
+
+    def loaded(self) -> None:
+        """Find loaded rows by their keys from now on.
+
+        Raises:
+            CheckpointError: A key stands twice or where it does not belong.
+        """
+        for number, p, slot_N, key_N1 in self._pieces_loaded:
+            position_N = positions_of(key_N1[:, 0])
+            check_positions(position_N, p.rows, self.strips[number].table.name)
+            if len(slot_N):
+                strip_N = torch.full_like(position_N, number, dtype=torch.int16)
+                self.index.insert(position_N, strip_N, slot_N)
+                self.admission.count_in(number, position_N)
+        self._pieces_loaded = []
+        self.admission.loaded(self.strips)
+
+    def extra_repr(self) -> str:
+        """Return the number of rows, their width, type and rule."""
+        return f"{len(self.index):,} dynamic {self._described}"
+
+
+def _seed_of(seed: int | Mapping[str, int], table: str) -> int:
+    return seed if isinstance(seed, int) else seed[table]

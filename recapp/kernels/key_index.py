@@ -1,0 +1,116 @@
+"""Where the rows of dynamic tables lie in a store: (strip, position) -> slot, in torch.
+
+A store keeps a row of any strip in a *slot*. This index says in which; it defines the result that
+`numba_key_index.py` reproduces, and runs on any device. Positions of a strip are kept sorted, so
+that adding some costs a sort of all.
+
+`recapp/tables/dynamic.py` says what positions and runs are. N entries, M entries of keys that are
+not there yet.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recapp.kernels.ragged import group
+from recapp.kernels.row_memory import RowMemory
+
+RUN_BITS = 6  # the highest bits of a position are its run, 0 at the smallest position
+
+
+class SortedIndex:
+    """The slots of the rows that exist.
+
+    Args:
+        runs: The runs of positions that the store may hold.
+        capacity: How many slots there may be.
+        device: The device of positions and slots.
+
+    Attributes:
+        positions: The position of each slot, [capacity, 1].
+        strips: The strip of each slot, [capacity, 1], int16.
+    """
+
+    def __init__(self, runs: Sequence[int], capacity: int, device: torch.device) -> None:
+        self.positions = RowMemory(capacity, 1, torch.int64, device)
+        self.strips = RowMemory(capacity, 1, torch.int16, device)
+        self._sorted: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return sum(len(position_N) for position_N, _ in self._sorted.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of what finds slots, without `positions` and `strips`."""
+        return sum(p.nbytes + s.nbytes for p, s in self._sorted.values())
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self._sorted.clear()
+
+    def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:
+        """Return the slot of each key, int64; -1 where it is not there."""
+        slot_N = torch.full_like(position_N, -1)
+        for strip, (sorted_K, slot_K) in self._sorted.items():
+            of_strip_N = strip_N == strip
+            at_N = torch.searchsorted(sorted_K, position_N).clamp_(max=len(sorted_K) - 1)
+            found_N = of_strip_N & (sorted_K[at_N] == position_N)
+            slot_N = torch.where(found_N, slot_K[at_N], slot_N)
+        return slot_N
+
+    def insert(self, position_M: Tensor, strip_M: Tensor, fresh_M: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys that are not there.
+
+        Args:
+            position_M: Their positions; a key may stand there several times.
+            strip_M: Their strips.
+            fresh_M: Free slots, as many.
+
+        Returns:
+            The slot of each, and the first entry of each new key: these take the fresh slots in
+            order.
+        """
+        same = group(position_M)
+        keys = group(strip_M.long() * len(same.key_U) + same.number_N)
+        first_U = keys.order_N[keys.start_U1[:-1].long()].sort().values
+        slot_U = fresh_M[: len(first_U)]
+        rank_M = torch.empty_like(position_M)
+        rank_M[first_U] = slot_U
+        slot_M = rank_M[keys.order_N[keys.start_U1[:-1].long()]][keys.number_N.long()]
+        self.positions.grow(int(slot_U.max()) + 1)
+        self.strips.grow(int(slot_U.max()) + 1)
+        self.positions.rows[slot_U, 0] = position_M[first_U]
+        self.strips.rows[slot_U, 0] = strip_M[first_U].to(torch.int16)
+        for strip in set(strip_M[first_U].tolist()):
+            of_strip_U = strip_M[first_U] == strip
+            added = position_M[first_U][of_strip_U], slot_U[of_strip_U]
+            held = self._sorted.get(strip, (added[0][:0], added[1][:0]))
+            position_K, order_K = torch.cat([held[0], added[0]]).sort()
+            self._sorted[strip] = position_K, torch.cat([held[1], added[1]])[order_K]
+        return slot_M, first_U
+
+    def remove(self, slot_M: Tensor) -> None:
+        """Take away the keys of some slots, each once."""
+        gone_M = self.positions.rows[slot_M, 0]
+        strip_M = self.strips.rows[slot_M, 0]
+        for strip in set(strip_M.tolist()):
+            position_K, slot_K = self._sorted[strip]
+            keep_K = ~torch.isin(position_K, gone_M[strip_M == strip])
+            self._sorted[strip] = position_K[keep_K], slot_K[keep_K]
+            if not keep_K.any():
+                del self._sorted[strip]
+
+    def slots_of_run(self, run: int, strip: int) -> Tensor:
+        """Return the slots of a strip whose positions lie in a run."""
+        if strip not in self._sorted:
+            return torch.zeros(0, dtype=torch.int64, device=self.positions.rows.device)
+        position_K, slot_K = self._sorted[strip]
+        return slot_K[(position_K >> (64 - RUN_BITS)) + (1 << RUN_BITS - 1) == run]
+
+    def slots_of(self, strip: int) -> Tensor:
+        """Return the slots of a strip in the order of their positions."""
+        if strip not in self._sorted:
+            return torch.zeros(0, dtype=torch.int64, device=self.positions.rows.device)
+        return self._sorted[strip][1]

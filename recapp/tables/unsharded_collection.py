@@ -1,0 +1,100 @@
+"""What the unsharded collections of bags and of sequences share: their tables as torch's modules,
+and the start values of these.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from recapp.errors import ConfigError
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.ids import IdRules
+from recapp.tables.initial import fill_initial
+from recapp.tables.lookups import TableLookup, compute_dtype
+from recapp.tables.module_by_name import ModuleByName
+
+
+class UnshardedCollection(nn.Module):
+    """Tables on one process.
+
+    A dynamic table has no rows here, as they are made where tables are sharded: looking it up is an
+    error until the collection was replaced by its sharded twin, on one process or many.
+
+    Args:
+        tables: The tables, with names of their own.
+        lookups: What is looked up, in the order of the output.
+        device: The device of the tables; `torch.device("meta")` allocates none yet.
+        seed: The seed of the start values (`recapp/tables/initial.py`).
+        is_weighted: As of `IdRules`.
+        make: Makes the module of a table of its weight.
+    """
+
+    tables_of: ClassVar[str]
+    """The attribute with the tables, as it stands in the state dict."""
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        lookups: Sequence[TableLookup],
+        device: torch.device | str | None,
+        seed: int,
+        is_weighted: bool | None,
+        make: Callable[[EmbeddingConfig, Tensor], nn.Module],
+    ) -> None:
+        super().__init__()
+        self._tables = list(tables)
+        self.lookups = tuple(lookups)
+        self.seed = seed
+        modules = {t.name: make(t, _without_values(t, device)) for t in tables}
+        setattr(self, self.tables_of, ModuleByName(modules))
+        self._is_weighted = is_weighted
+        self.id_rules = IdRules(self.lookups, is_weighted=is_weighted)
+        self.dtype = compute_dtype(tables)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Write the start values, unless the tables are on the meta device."""
+        for t in self._tables:
+            weight = self.weight(t.name)
+            if weight.device.type != "meta":
+                columns = range(t.embedding_dim)
+                fill_initial(weight.data, t, self.seed, range(len(weight)), columns)
+
+    def tables(self) -> list[EmbeddingConfig]:
+        """Return the tables, in order."""
+        return list(self._tables)
+
+    def is_weighted(self) -> bool | None:
+        """Return whether rows are multiplied by sample weights; None where batches decide."""
+        return self._is_weighted
+
+    def weight(self, table: str) -> Tensor:
+        """Return a table's rows, [R, D]."""
+        found: Any = getattr(self, self.tables_of)[table].weight
+        assert isinstance(found, Tensor)
+        return found
+
+    def holder_of(self, table: str) -> object:
+        """Return a table's weight: collections that have one in common share the table."""
+        return self.weight(table)
+
+    def _check_has_rows(self) -> None:
+        """Check that the tables have their rows here.
+
+        Raises:
+            ConfigError: One is dynamic; it is named.
+        """
+        for t in self._tables:
+            if t.dynamic is not None:
+                raise ConfigError(
+                    f"table {t.name} is dynamic: its rows are made where tables are sharded, which "
+                    "one process can do as well: wrap the model in DistributedModelParallel, or "
+                    "train it with the EmbeddingShardingStrategy"
+                )
+
+
+def _without_values(table: EmbeddingConfig, device: torch.device | str | None) -> Tensor:
+    rows = table.num_embeddings if table.dynamic is None else 0
+    return torch.empty(rows, table.embedding_dim, dtype=table.data_type.dtype, device=device)

@@ -1,0 +1,59 @@
+"""The rows of dynamic tables while they train: logged at every validation, printed at the end."""
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from recapp.console import print_table
+from recapp.engine.sharded_tables import ShardedTables
+from recapp.trainer.strategy import EmbeddingShardingStrategy
+
+
+class LogDynamicRows(Callback):
+    """Logs how many rows every dynamic table has, and how many keys were new, admitted and evicted
+    in this run: `rows/C3`, `new_keys/C3`, `admitted/C3`, `evicted/C3`.
+
+    Every rank takes part, which costs a small message.
+    """
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the counts of all ranks."""
+        if trainer.training:
+            self._log(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the counts once more, and print them on rank 0."""
+        counted = self._log(trainer)
+        if counted and trainer.is_global_zero:
+            print()
+            print_table(counted, title="Dynamic tables")
+
+    def _log(self, trainer: Trainer) -> list[dict[str, Any]]:
+        assert isinstance(trainer.strategy, EmbeddingShardingStrategy)
+        counted = [row for t in trainer.strategy.sharded_tables() for row in counted_rows(t)]
+        values = {
+            f"{name}/{row['table']}": row[name]
+            for row in counted
+            for name in ("rows", "new_keys", "admitted", "evicted")
+        }
+        for logger in trainer.loggers if values else ():
+            logger.log_metrics(values, trainer.global_step)
+        return counted
+
+
+def counted_rows(shared: ShardedTables) -> list[dict[str, Any]]:
+    """Return a record for each dynamic table: its rows and what has happened to keys in this run.
+    Every rank calls it.
+    """
+    rows = shared.stored.rows_of_runs()
+    changes = shared.stored.changes() if rows else {}
+    return [
+        {
+            "table": table,
+            "rows": sum(counts["rows"]),
+            "new_keys": changes[table].new,
+            "admitted": changes[table].admitted,
+            "evicted": changes[table].evicted,
+        }
+        for table, counts in rows.items()
+    ]

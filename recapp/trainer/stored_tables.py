@@ -1,0 +1,96 @@
+"""Tables of a run in a checkpoint: what is said of them, and what of it a run goes on with."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from recapp import console
+from recapp.checkpoints.manifest import Manifest
+from recapp.engine.dynamic_blocks import ALWAYS_LOADED, OF_ADMISSION, without_waiting
+from recapp.engine.sharded_tables import ShardedTables
+from recapp.sharding.layout import Block
+
+
+def dynamic_entry(tables: Sequence[ShardedTables]) -> dict[str, Any]:
+    """Return what a manifest says of dynamic tables; nothing where there are none. Every rank calls
+    it.
+    """
+    rows = {name: counts for t in tables for name, counts in t.stored.rows_of_runs().items()}
+    return {"dynamic": rows} if rows else {}
+
+
+class StoredTables:
+    """Fills tables from a checkpoint of any plan.
+
+    Args:
+        tables: Those of the model.
+        fitting: Whether training goes on, so that the optimiser's state is wanted, too.
+        speaks: Whether this rank says which state begins anew.
+    """
+
+    def __init__(self, tables: Sequence[ShardedTables], fitting: bool, speaks: bool) -> None:
+        self.tables = list(tables)
+        self.fitting = fitting
+        self.speaks = speaks
+
+    def to_fill(self, manifest: Manifest) -> Iterator[Block]:
+        """Yield the rectangles of this rank that are read from a checkpoint."""
+        changed = self._changed_rules(manifest)
+        dynamic = manifest.dynamic if self.fitting else without_waiting(manifest.dynamic)
+        updates = [*manifest.updates, *([0] * len(self.tables))]
+        for shared, number in zip(self.tables, updates, strict=False):
+            for block in shared.stored.blocks_to_load(dynamic, number):
+                if self._is_wanted(block, changed, manifest):
+                    yield block
+
+    def _is_wanted(
+        self, block: Block, changed: Mapping[str, tuple[str, str]], manifest: Manifest
+    ) -> bool:
+        if block.tensor in ALWAYS_LOADED or not self.fitting:
+            return block.tensor in ALWAYS_LOADED
+        if block.tensor in OF_ADMISSION:
+            return (block.table, block.tensor) in manifest.tensors
+        return block.table not in changed
+
+    def filled(self, manifest: Manifest) -> None:
+        """Go on from what was read. Every rank calls it.
+
+        Raises:
+            CheckpointError: Keys of dynamic tables are not where they belong.
+        """
+        for shared in self.tables:
+            shared.stored.loaded()
+        for shared, number in zip(self.tables, manifest.updates, strict=False):
+            shared.updates = number
+        if self.speaks:
+            _say(self._changed_rules(manifest))
+
+    def _changed_rules(self, manifest: Manifest) -> dict[str, tuple[str, str]]:
+        """Return by table the names of the stored rule and of today's, where training goes on by
+        another: then the state of the optimiser begins anew.
+        """
+        if not self.fitting:
+            return {}
+        now = {name: rule.name for t in self.tables for name, rule in t.rules.items()}
+        before = manifest.rules
+        return {
+            name: (before[name], rule)
+            for name, rule in now.items()
+            if before.get(name, rule) != rule
+        }
+
+
+def _say(changed: Mapping[str, tuple[str, str]]) -> None:
+    """Say which tables go on by another rule."""
+    for rules in dict.fromkeys(changed.values()):
+        alike = [name for name in changed if changed[name] == rules]
+        console.note(
+            f"{_some(alike)} go{'es' if len(alike) == 1 else ''} on by {rules[1]}, the "
+            f"checkpoint has {rules[0]}: weights stay, the optimizer's state begins anew"
+        )
+
+
+def _some(tables: Sequence[str]) -> str:
+    """Return a few names of tables, and the number of the others, as text."""
+    named = ", ".join(tables[:3])
+    more = f" and {len(tables) - 3} more" if len(tables) > 3 else ""
+    return f"table{'s' if len(tables) > 1 else ''} {named}{more}"

@@ -1,0 +1,67 @@
+"""Dynamic tables in Lightning's runs: resumed under another plan, their rows logged."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine.test_dynamic_tables import rows_by_key
+from runs import SIZES, compose, fit, make_logs
+
+from recapp.sparse.batch import MISSING
+from recapp.trainer.dynamic_rows import LogDynamicRows
+from recapp.transport.communicator import Comm
+
+GROWS = ("tables=dynamic", "tables.init_range=0.05")
+LIMITED = (*GROWS, "tables.dynamic.max_rows=128", "tables.dynamic.seen=2")
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return make_logs(Path(tmp_path_factory.mktemp("logs")) / "logs")
+
+
+def trained(logs, folder, tables, *more, steps=6, plan="mixed", ckpt_path=None, callbacks=()):
+    folder.mkdir()
+    config = compose(logs, *tables, f"trainer.max_steps={steps}", f"+plan={plan}", *more)
+    seen, trainer, _ = fit(config, folder, *callbacks, ckpt_path=ckpt_path)
+    (shared,) = trainer.strategy.sharded_tables()
+    return seen, shared
+
+
+def test_ids_of_the_logs_are_keys_and_a_missing_one_has_a_row_of_its_own(logs, tmp_path):
+    _, shared = trained(logs, tmp_path / "dynamic", GROWS)
+    assert all(group.dynamic for group in shared.state.layout.groups)
+    keys = rows_by_key(Comm(), shared)["C1", "keys"][:, 0]
+    assert int(keys[0]) == MISSING and int(keys[1]) >= 0 and int(keys[-1]) < SIZES[0]
+
+
+@pytest.mark.parametrize("tables", [GROWS, LIMITED])
+def test_a_run_goes_on_under_another_plan_and_looking_ahead_changes_no_bit(logs, tmp_path, tables):
+    _, whole = trained(logs, tmp_path / "whole", tables)
+    _, other = trained(logs, tmp_path / "not_ahead", tables, "engine.look_ahead=0")
+    trained(logs, tmp_path / "half", tables, steps=3, plan="row_wise")
+    stopped = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    _, rest = trained(logs, tmp_path / "rest", tables, plan="column_wise", ckpt_path=stopped)
+    wanted, *found = (rows_by_key(Comm(), shared) for shared in (whole, other, rest))
+    for rows in found:
+        assert rows.keys() == wanted.keys()
+        assert all(torch.equal(rows[name], wanted[name]) for name in wanted)
+
+
+def test_rows_and_keys_are_logged_by_table_and_printed_at_the_end(logs, tmp_path, capsys):
+    _, shared = trained(
+        logs,
+        tmp_path / "run",
+        LIMITED,
+        "logger=csv",
+        "trainer.log_every_n_steps=2",
+        callbacks=[LogDynamicRows()],
+    )
+    printed = capsys.readouterr().out
+    assert "Dynamic tables" in printed and "evicted" in printed
+    header, *rows = (tmp_path / "run" / "csv" / "metrics.csv").read_text().splitlines()
+    last = dict(zip(header.split(","), rows[-1].split(","), strict=True))
+    changes = shared.stored.changes()["C1"]
+    assert float(last["rows/C1"]) == sum(shared.stored.rows_of_runs()["C1"]["rows"])
+    assert float(last["new_keys/C1"]) == changes.new > changes.admitted > 0
+    assert float(last["evicted/C1"]) == changes.evicted

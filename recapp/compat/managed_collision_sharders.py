@@ -70,9 +70,9 @@ class _WrappedSharder(CollectionSharder):
     def __init__(
         self,
         sharder: CollectionSharder | None,
-        mc_sharder: ManagedCollisionCollectionSharder | None,
-        fused_params: Mapping[str, Any] | RowRule | None,
-        qcomm_codecs_registry: Any,
+        mc_sharder: ManagedCollisionCollectionSharder | None = None,
+        fused_params: Mapping[str, Any] | RowRule | None = None,
+        qcomm_codecs_registry: Any = None,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
         if sharder is not None:
@@ -114,13 +114,9 @@ class ManagedCollisionEmbeddingBagCollectionSharder(_WrappedSharder):
     """A sharder of bags with managed collisions; arguments as of `_WrappedSharder`."""
 
     def __init__(
-        self,
-        ebc_sharder: CollectionSharder | None = None,
-        mc_sharder: ManagedCollisionCollectionSharder | None = None,
-        fused_params: Mapping[str, Any] | RowRule | None = None,
-        qcomm_codecs_registry: Any = None,
+        self, ebc_sharder: CollectionSharder | None = None, *others: Any, **named: Any
     ) -> None:
-        super().__init__(ebc_sharder, mc_sharder, fused_params, qcomm_codecs_registry)
+        super().__init__(ebc_sharder, *others, **named)
 
     @property
     def module_type(self) -> type[ManagedCollisionEmbeddingBagCollection]:
@@ -132,13 +128,9 @@ class ManagedCollisionEmbeddingCollectionSharder(_WrappedSharder):
     """A sharder of sequences with managed collisions; arguments as of `_WrappedSharder`."""
 
     def __init__(
-        self,
-        ec_sharder: CollectionSharder | None = None,
-        mc_sharder: ManagedCollisionCollectionSharder | None = None,
-        fused_params: Mapping[str, Any] | RowRule | None = None,
-        qcomm_codecs_registry: Any = None,
+        self, ec_sharder: CollectionSharder | None = None, *others: Any, **named: Any
     ) -> None:
-        super().__init__(ec_sharder, mc_sharder, fused_params, qcomm_codecs_registry)
+        super().__init__(ec_sharder, *others, **named)
 
     @property
     def module_type(self) -> type[ManagedCollisionEmbeddingCollection]:

@@ -424,18 +424,9 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
     kind = EmbeddingBagCollection
 
     def __init__(
-        self,
-        embedding_bag_collection: EmbeddingBagCollection,
-        managed_collision_collection: ManagedCollisionCollection,
-        return_remapped_features: bool = False,
-        allow_in_place_embed_weight_update: bool = False,
+        self, embedding_bag_collection: EmbeddingBagCollection, *others: Any, **named: Any
     ) -> None:
-        super().__init__(
-            embedding_bag_collection,
-            managed_collision_collection,
-            return_remapped_features,
-            allow_in_place_embed_weight_update,
-        )
+        super().__init__(embedding_bag_collection, *others, **named)
 
     @property
     def _embedding_bag_collection(self) -> nn.Module:
@@ -462,18 +453,9 @@ class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollectio
     kind = EmbeddingCollection
 
     def __init__(
-        self,
-        embedding_collection: EmbeddingCollection,
-        managed_collision_collection: ManagedCollisionCollection,
-        return_remapped_features: bool = False,
-        allow_in_place_embed_weight_update: bool = False,
+        self, embedding_collection: EmbeddingCollection, *others: Any, **named: Any
     ) -> None:
-        super().__init__(
-            embedding_collection,
-            managed_collision_collection,
-            return_remapped_features,
-            allow_in_place_embed_weight_update,
-        )
+        super().__init__(embedding_collection, *others, **named)
 
     @property
     def _embedding_collection(self) -> nn.Module:

@@ -21,7 +21,6 @@ from recapp.kernels import numba_start_values as start_kernels
 from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
 from recapp.kernels.links import (
-    CACHE_LINE_BYTES,
     Bags,
     Counts,
     Links,
@@ -31,6 +30,18 @@ from recapp.kernels.links import (
     Scratch,
     Staged,
 )
+from recapp.kernels.numba_calls import (
+    THREADS_FROM_ROWS,
+    array,
+    array_or_empty,
+    matrix_and_result,
+    past_caches,
+    rate_arguments,
+    run_on_threads,
+    scalar,
+    state_arrays,
+    threads_of_torch,
+)
 from recapp.kernels.numba_key_index import HashIndex
 from recapp.kernels.quantised import QuantisedRows
 
@@ -38,12 +49,10 @@ from recapp.kernels.quantised import QuantisedRows
 # pool of threads. The threads of TBB or of numba's own layer would compete with it for the cores.
 numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
 
-STREAM_FROM_BYTES = 4 << 20  # smaller targets are read again from the caches
 # How often a bag's gradient must be read so that a copy of it costs less than it gains.
 STAGE_FROM_READS = 3
-# Waking a second thread takes 10 to 30 us: more than it gains with fewer bags or touched rows ...
-THREADS_FROM_ROWS = 2048
-THREADS_FROM_PAIRS = 16384  # ... or with fewer ids, at 10 ns an id
+# Waking a second thread takes 10 to 30 us: more than it gains with fewer ids, at 10 ns an id
+THREADS_FROM_PAIRS = 16384
 
 
 class UniqueRows(NamedTuple):
@@ -68,35 +77,6 @@ class UniqueRows(NamedTuple):
     row_I1: Counts
     thread_I: Counts
     threads: int
-
-
-def _array(tensor: Tensor | None) -> Any:
-    """Return a tensor's memory as an array, 16-bit floats under the types that `simd.py` reads."""
-    if tensor is None:
-        return None
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.int16)
-    elif tensor.dtype == torch.float16:
-        tensor = tensor.view(torch.uint16)
-    return tensor.numpy()
-
-
-def _array_or_empty(tensor: Tensor | None, dtype: torch.dtype) -> Any:
-    """Return a tensor's memory as an array, or an empty array of its type for None.
-
-    So one compiled kernel serves both, where None would need another.
-    """
-    return _EMPTY[dtype] if tensor is None else tensor.numpy()
-
-
-_EMPTY = {
-    dtype: torch.empty(0, dtype=dtype).numpy()
-    for dtype in (torch.int32, torch.float32, torch.float64)
-}
-
-
-def _number(dtype: torch.dtype, value: float) -> Any:
-    return np.float64(value) if dtype == torch.float64 else np.float32(value)
 
 
 class NumbaBackend:
@@ -130,7 +110,7 @@ class NumbaBackend:
         if known is not r:
             found = tuple(
                 map(
-                    _array,
+                    array,
                     (r.strip_S, r.rows_I, r.piece_I1, r.start_K, r.rank_K, r.base_K),
                 )
             )
@@ -140,7 +120,7 @@ class NumbaBackend:
 
     def sizes(self) -> list[tuple[int, int]]:
         """See the reference. The kinds are small batches, and those that several threads share."""
-        return [(1, 1), (THREADS_FROM_ROWS, THREADS_FROM_PAIRS)][: _threads()]
+        return [(1, 1), (THREADS_FROM_ROWS, THREADS_FROM_PAIRS)][: threads_of_torch()]
 
     def rows_of_ids(
         self, ids_L: Tensor, edges: Sequence[int], size_F: Tensor, rule_F: Tensor, changed_F: Tensor
@@ -163,12 +143,12 @@ class NumbaBackend:
             len(ids_L), dtype=torch.int32 if int(size_F.max()) < 2**31 else torch.int64
         )
         first = integers.rows_of_ids(
-            _array(ids_L),
+            array(ids_L),
             np.array(edges, np.int64),
-            _array(size_F),
-            _array(rule_F),
-            _array(changed_F),
-            _array(rows_L),
+            array(size_F),
+            array(rule_F),
+            array(changed_F),
+            array(rows_L),
         )
         return rows_L, first
 
@@ -183,7 +163,7 @@ class NumbaBackend:
         """
         made_L = torch.empty_like(rows_L)
         integers.positions_of_rows(
-            _array(rows_L), np.array(edges, np.int64), _array(numbers_F3), _array(made_L)
+            array(rows_L), np.array(edges, np.int64), array(numbers_F3), array(made_L)
         )
         return made_L
 
@@ -207,10 +187,10 @@ class NumbaBackend:
             start_range: How far values are from 0 at most.
         """
         start_kernels.write_start_values(
-            _array(weights_RD.view(-1)),
+            array(weights_RD.view(-1)),
             weights_RD.shape[1],
-            _array(slot_M),
-            _array(key_M),
+            array(slot_M),
+            array(key_M),
             np.uint32(hashed),
             cols.start,
             np.float32(start_range / 2**24),
@@ -231,11 +211,11 @@ class NumbaBackend:
             take(name, P, torch.int32) for name in ("number", "rank", "count", "bucket")
         )
         row = take("row", P, r.row_dtype if int(r.rows_I.max()) < 2**31 else torch.int64)
-        threads = _threads() if P >= THREADS_FROM_PAIRS else 1
+        threads = threads_of_torch() if P >= THREADS_FROM_PAIRS else 1
         thread_I = partition.assign_threads(np.diff(pair_I1), threads)
         buckets = self._buckets(threads * int(np.diff(pair_I1).max(initial=1)))
         whole = (
-            _array(b.rows_L),
+            array(b.rows_L),
             b.first_S,
             b.last_S,
             slot_I1,
@@ -245,11 +225,11 @@ class NumbaBackend:
             start_K,
             rank_K,
             base_K,
-            _array(number),
-            _array(row),
-            _array(rank),
-            _array(count),
-            _array(bucket),
+            array(number),
+            array(row),
+            array(rank),
+            array(count),
+            array(bucket),
             first_I,
             found_I,
             n_IW,
@@ -260,7 +240,7 @@ class NumbaBackend:
             numba.set_num_threads(threads)
             unique_kernels.route_strips_on_threads(thread_I, threads, buckets, *whole)
         U = unique_kernels.compact_rows(
-            first_I, found_I, _array(row), _array(rank), _array(count), row_I1
+            first_I, found_I, array(row), array(rank), array(count), row_I1
         )
         return UniqueRows(
             number, row[:U], rank[:U], count[:U], pair_I1, row_I1, thread_I, threads
@@ -279,14 +259,14 @@ class NumbaBackend:
         """See the reference."""
         at = take("at", len(unique.row_U), offset_dtype)
         unique_kernels.write_row_requests(
-            _array(unique.rank_U),
-            _array(unique.row_U),
+            array(unique.rank_U),
+            array(unique.row_U),
             len(unique.row_U),
             r.width,
             vector_first_W.copy(),
             id_first_W.copy(),
-            _array(ids),
-            _array(at),
+            array(ids),
+            array(at),
         )
         return at
 
@@ -313,25 +293,25 @@ class NumbaBackend:
         staged, staged_S = self._staging(r, b, unique)
         *_, slot_I1 = self._arrays(r)
         whole = (
-            _array(unique.number_P),
-            _array(unique.count_U),
-            _array(source_U),
+            array(unique.number_P),
+            array(unique.count_U),
+            array(source_U),
             b.first_S,
             slot_I1,
             unique.pair_I1,
             unique.row_I1,
             b.bag_S,
             b.bags_S1,
-            _array(b.lengths_N),
-            _array(b.where_M),
-            _array(b.scale_M),
-            _array(b.weights_L),
-            _array(start),
-            _array(offsets),
-            _array(index),
-            _array(order),
-            _array(use),
-            _array(use_T),
+            array(b.lengths_N),
+            array(b.where_M),
+            array(b.scale_M),
+            array(b.weights_L),
+            array(start),
+            array(offsets),
+            array(index),
+            array(order),
+            array(use),
+            array(use_T),
             staged_S,
             r.width,
         )
@@ -350,7 +330,7 @@ class NumbaBackend:
             its strip's copy with which each slot begins.
         """
         strip_S, *_, slot_I1 = self._arrays(r)
-        if b.pairs < STAGE_FROM_READS * len(b.where_M) or len(r.rows_I) < _threads():
+        if b.pairs < STAGE_FROM_READS * len(b.where_M) or len(r.rows_I) < threads_of_torch():
             return None, np.zeros(0, np.int64)
         bag_I1 = b.bags_S1[slot_I1]
         return Staged(b.where_M, bag_I1, unique.row_I1), b.bags_S1[:-1] - bag_I1[strip_S]
@@ -362,11 +342,11 @@ class NumbaBackend:
         strip_S, _, piece_I1, start_K, rank_K, *_ = self._arrays(r)
         last_W, rows_W, vectors_W = np.zeros((3, world), np.int64)
         V = integers.route_bags(
-            _array(b.rows_L),
+            array(b.rows_L),
             b.first_S,
             b.bag_S,
             b.bags_S1,
-            _array(b.lengths_N),
+            array(b.lengths_N),
             strip_S,
             piece_I1,
             start_K,
@@ -400,11 +380,11 @@ class NumbaBackend:
         use = None if b.scale_M is None else take("use", V, b.scale_M.dtype)
         length_W = id_first_W + counts_W2[:, 0]
         integers.write_bag_requests(
-            _array(b.rows_L),
+            array(b.rows_L),
             b.first_S,
             b.bag_S,
             b.bags_S1,
-            _array(b.lengths_N),
+            array(b.lengths_N),
             strip_S,
             piece_I1,
             start_K,
@@ -415,15 +395,15 @@ class NumbaBackend:
             id_first_W.copy(),
             length_W,
             r.width,
-            _array(b.where_M),
-            _array(b.scale_M),
-            _array(words_L),
+            array(b.where_M),
+            array(b.scale_M),
+            array(words_L),
             length_W + counts_W2[:, 1],
-            _array(ids),
-            _array(offsets),
-            _array(index),
-            _array(source),
-            _array(use),
+            array(ids),
+            array(offsets),
+            array(index),
+            array(source),
+            array(use),
         )
         return Links(index, offsets, use, b.where_M, M), Links(source, None, use, index, V)
 
@@ -450,16 +430,16 @@ class NumbaBackend:
         if words:
             use = take("served_use", N * words * ids.element_size() // weights.itemsize, weights)
         integers.serve(
-            _array(ids),
+            array(ids),
             id_first_W,
             counts_W3[:, 0].copy(),
             counts_W3[:, 1].copy(),
             vector_first_W,
             width,
-            _array(row),
-            _array(offsets),
-            _array(at),
-            None if use is None else _array(use.view(ids.dtype)),
+            array(row),
+            array(offsets),
+            array(at),
+            None if use is None else array(use.view(ids.dtype)),
         )
         return Links(row, offsets, use, at, V)
 
@@ -476,19 +456,19 @@ class NumbaBackend:
         number = take("grouped_number", N, torch.int32)
         bucket = take("grouped_bucket", N, torch.int32)
         U = integers.group_rows(
-            _array(served.index_N),
-            _array(served.offsets_M1),
-            _array(served.at_M),
+            array(served.index_N),
+            array(served.offsets_M1),
+            array(served.at_M),
             served.bags,
-            _array(served.weights_N),
+            array(served.weights_N),
             rows,
             self._buckets(N),
-            _array(row),
-            _array(start),
-            _array(order),
-            _array(use_T),
-            _array(number),
-            _array(bucket),
+            array(row),
+            array(start),
+            array(order),
+            array(use_T),
+            array(number),
+            array(bucket),
         )
         return row[:U], Links(order, start, use_T, None, U)
 
@@ -504,13 +484,13 @@ class NumbaBackend:
         in_lines: bool = False,
     ) -> None:
         """See the reference."""
-        matrix, result = _matrix_and_result(links, target, dtype, scale)
+        matrix, result = matrix_and_result(links, target, dtype, scale)
         if links.staged is None:
-            _run(
+            run_on_threads(
                 vectors.pool,
                 vectors.pool_on_threads,
-                (width, _streams(in_lines, target), 0),
-                (_array(source), stride, *matrix, *result),
+                (width, past_caches(in_lines, target), 0),
+                (array(source), stride, *matrix, *result),
                 links,
             )
         else:
@@ -534,13 +514,13 @@ class NumbaBackend:
         in_lines: bool = False,
     ) -> None:
         """See the reference."""
-        matrix, result = _matrix_and_result(links, target, dtype, scale)
+        matrix, result = matrix_and_result(links, target, dtype, scale)
         packed_RK = rows.packed_RK
-        source = (_array(packed_RK.view(-1)), _array(rows.scale_R), _array(rows.bias_R))
-        _run(
+        source = (array(packed_RK.view(-1)), array(rows.scale_R), array(rows.bias_R))
+        run_on_threads(
             vectors.pool,
             vectors.pool_on_threads,
-            (rows.width, _streams(in_lines, target), rows.bits),
+            (rows.width, past_caches(in_lines, target), rows.bits),
             (source, packed_RK.shape[1], *matrix, *result),
             links,
         )
@@ -550,14 +530,14 @@ class NumbaBackend:
     ) -> Tensor:
         """See the reference."""
         total_U = torch.empty(links.bags, dtype=torch.float64)
-        vectors.squares(width)(
-            _array(gradients),
-            _array(links.index_N),
-            _array(links.offsets_M1),
-            _array_or_empty(links.weights_N, dtype),
-            _number(dtype, 0),
+        statistics.squares(width)(
+            array(gradients),
+            array(links.index_N),
+            array(links.offsets_M1),
+            array_or_empty(links.weights_N, dtype),
+            scalar(dtype, 0),
             links.bags,
-            _array(total_U),
+            array(total_U),
         )
         return total_U
 
@@ -576,19 +556,19 @@ class NumbaBackend:
         kinds = tuple(kind for _, kind in rule.state)
         total_KU = torch.empty(rule.means, links.bags, dtype=torch.float64)
         assert rule.squares is not None
-        vectors.row_squares(
+        statistics.row_squares(
             rule.squares, tuple(rule.constants), kinds, rule.means, weights_RD.shape[1]
         )(
-            _array(gradients),
-            _array(links.index_N),
-            _array(links.offsets_M1),
-            _array_or_empty(links.weights_N, dtype),
-            _array(row_U),
-            _array(weights_RD.view(-1)),
-            *_held(state, dtype),
-            _rate(lr),
-            _number(dtype, 0),
-            _array(total_KU.view(-1)),
+            array(gradients),
+            array(links.index_N),
+            array(links.offsets_M1),
+            array_or_empty(links.weights_N, dtype),
+            array(row_U),
+            array(weights_RD.view(-1)),
+            *state_arrays(state, dtype),
+            rate_arguments(lr),
+            scalar(dtype, 0),
+            array(total_KU.view(-1)),
         )
         return total_KU
 
@@ -596,7 +576,7 @@ class NumbaBackend:
         """See the reference."""
         piece_U, nth_U = torch.empty(2, len(row_U), dtype=torch.int32).unbind()
         n_K = np.zeros(len(base_K), np.int64)
-        statistics.find_pieces(_array(row_U), _array(base_K), _array(piece_U), _array(nth_U), n_K)
+        statistics.find_pieces(array(row_U), array(base_K), array(piece_U), array(nth_U), n_K)
         return piece_U, nth_U, n_K
 
     def scatter_parts(
@@ -604,7 +584,7 @@ class NumbaBackend:
     ) -> None:
         """See the reference."""
         statistics.scatter_parts(
-            _array(part_U), _array(first_K), _array(piece_U), _array(nth_U), _array(parts)
+            array(part_U), array(first_K), array(piece_U), array(nth_U), array(parts)
         )
 
     def mean_of_parts(
@@ -619,12 +599,12 @@ class NumbaBackend:
         """See the reference."""
         mean_U = torch.empty(len(piece_U), dtype=dtype)
         statistics.mean_of_parts(
-            _array(parts),
-            _array(begin_JK),
-            _array(piece_U),
-            _array(nth_U),
-            _array(dim_K),
-            _array(mean_U),
+            array(parts),
+            array(begin_JK),
+            array(piece_U),
+            array(nth_U),
+            array(dim_K),
+            array(mean_U),
         )
         return mean_U
 
@@ -650,22 +630,22 @@ class NumbaBackend:
             sums_KU = self.row_squares(gradients, links, row_U, weights_RD, state, dtype, lr, rule)
             mean_U = (sums_KU / width).to(dtype)
         arguments = (
-            _array(links.index_N),
-            _array(links.offsets_M1),
-            _array_or_empty(links.weights_N, dtype),
-            _array(row_U),
-            _array_or_empty(None if mean_U is None else mean_U.view(-1), dtype),
-            _array(weights_RD.view(-1)),
-            *_held(state, dtype),
-            _rate(lr),
-            _number(dtype, 0),
+            array(links.index_N),
+            array(links.offsets_M1),
+            array_or_empty(links.weights_N, dtype),
+            array(row_U),
+            array_or_empty(None if mean_U is None else mean_U.view(-1), dtype),
+            array(weights_RD.view(-1)),
+            *state_arrays(state, dtype),
+            rate_arguments(lr),
+            scalar(dtype, 0),
         )
         if links.staged is None:
-            _run(
+            run_on_threads(
                 vectors.update,
                 vectors.update_on_threads,
                 made_for,
-                (_array(gradients), *arguments),
+                (array(gradients), *arguments),
                 links,
             )
         else:
@@ -713,16 +693,16 @@ class NumbaBackend:
             dtype: The type of the copies.
         """
         staged = links.staged
-        threads = _threads()
+        threads = threads_of_torch()
         assert staged is not None and links.offsets_M1 is not None
         bags_I = np.diff(staged.bag_I1)
-        copies = _array(self._copies("copies", threads * int(bags_I.max()) * made_for[-1], dtype))
-        entries_I = np.diff(_array(links.offsets_M1)[staged.row_I1])
+        copies = array(self._copies("copies", threads * int(bags_I.max()) * made_for[-1], dtype))
+        entries_I = np.diff(array(links.offsets_M1)[staged.row_I1])
         results_I = np.diff(staged.row_I1)
         thread_I = partition.assign_threads(bags_I + entries_I + results_I, threads)
         whole = (
-            _array(source),
-            _array(staged.where_M),
+            array(source),
+            array(staged.where_M),
             staged.bag_I1,
             staged.row_I1,
             *arguments,
@@ -734,65 +714,3 @@ class NumbaBackend:
             return
         numba.set_num_threads(threads)
         on_threads(*made_for)(*whole, threads)
-
-
-def _held(state: Sequence[Tensor], dtype: torch.dtype) -> list[Any]:
-    """Return the memory of a rule's state as two arrays, empty ones where it has less."""
-    arrays = [_array(s.view(-1)) for s in state]
-    return [*arrays, *[_array_or_empty(None, dtype)] * (2 - len(arrays))]
-
-
-def _rate(lr: Rate) -> Any:
-    return tuple(map(float, lr)) if isinstance(lr, tuple) else float(lr)
-
-
-def _streams(in_lines: bool, target: Tensor) -> bool:
-    """Return whether results are written past the caches."""
-    return (
-        in_lines
-        and target.nbytes >= STREAM_FROM_BYTES
-        and target.data_ptr() % CACHE_LINE_BYTES == 0
-    )
-
-
-def _matrix_and_result(
-    links: Links, target: Tensor, dtype: torch.dtype, scale: float
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return a sparse matrix and its target, as the kernels take them."""
-    matrix = (
-        _array(links.index_N),
-        _array_or_empty(links.offsets_M1, torch.int32),
-        _array_or_empty(links.weights_N, dtype),
-    )
-    return matrix, (_array(target), _array_or_empty(links.at_M, torch.int32), _number(dtype, scale))
-
-
-def _threads() -> int:
-    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
-
-
-def _run(
-    serial: Callable[..., Any],
-    on_threads: Callable[..., Any],
-    made_for: tuple[Any, ...],
-    arguments: tuple[Any, ...],
-    links: Links,
-) -> None:
-    """Run a kernel on as many threads as torch uses, or on one where the work is too small.
-
-    Args:
-        serial: Makes the kernel for one thread.
-        on_threads: Makes the kernel for several threads.
-        made_for: The arguments of both.
-        arguments: The kernel's arguments before the bags.
-        links: The sparse matrix.
-    """
-    threads = _threads()
-    if threads == 1 or links.bags < THREADS_FROM_ROWS:
-        serial(*made_for)(*arguments, 0, links.bags)
-        return
-    numba.set_num_threads(threads)
-    on_threads(*made_for)(
-        *arguments,
-        partition.split_bags(_array_or_empty(links.offsets_M1, torch.int32), links.bags, threads),
-    )

@@ -1,14 +1,107 @@
-"""Row statistics of rows that are cut into strips: the piece of each touched row, and the sums over
-its strips. A part is the sum of squares of a row within one strip.
+"""Row statistics of rows that are cut into strips: the sums of squares of each touched row, its
+piece, and the sums over its strips. A part is the sum of squares of a row within one strip.
 """
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
+
+from numba.extending import register_jitable
 
 from recapp.kernels.numba_cache import compiled
 from recapp.kernels.numba_integers import piece_of
-from recapp.kernels.simd import get, put
+from recapp.kernels.numba_vectors import held_row, summed
+from recapp.kernels.simd import get, load, put, sqrt, square_total
 
 jit = compiled()
+
+
+@lru_cache(None)
+def squares(width: int) -> Callable[..., None]:
+    """Return the kernel that writes the fp64 sum of squares of each touched row's gradient.
+
+    The strips of one row exchange these sums.
+    """
+    total = summed(width)
+
+    @jit
+    def squares(
+        gradients: Any, index_N: Any, start_U1: Any, use_N: Any, like: Any, U: Any, square_U: Any
+    ) -> None:
+        for u in range(U):
+            g = total(gradients, 1, index_N, use_N, get(start_U1, u), get(start_U1, u + 1), like)
+            put(square_U, u, square_total(g))
+
+    return squares
+
+
+def _bound_squares(
+    expression: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
+) -> Callable[..., Any]:
+    """Return what a rule squares, with its constants filled in; such rules have some."""
+    register_jitable(error_model="numpy")(expression)
+
+    @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
+    def bound_squares(w: Any, g: Any, lr: Any, state: Any) -> Any:
+        return expression(w, g, lr, sqrt, *(constants + state))
+
+    return bound_squares  # type: ignore[no-any-return]
+
+
+@lru_cache(None)
+def row_squares(
+    expression: Callable[..., tuple[Any, ...]],
+    constants: tuple[float, ...],
+    state: tuple[str, ...],
+    means: int,
+    width: int,
+) -> Callable[..., None]:
+    """Return the kernel that writes the fp64 sums of squares of what a rule squares, [K, U]: before
+    the update, of the old rows.
+
+    Args:
+        expression: What the rule squares.
+        constants: The constants of the rule.
+        state: "row" or "element" for each state tensor; one or two.
+        means: How many sums there are, 2 or 4.
+        width: The columns of the store.
+    """
+    squared = _bound_squares(expression, constants)
+    total = summed(width)
+    first_kind, second_kind = (*state, "none")[:2]
+    read0, _ = held_row(first_kind, width)
+    read1, _ = held_row(second_kind, width)
+
+    @jit
+    def row_squares(
+        gradients: Any,
+        index_N: Any,
+        start_U1: Any,
+        use_N: Any,
+        row_U: Any,
+        weights: Any,
+        state0: Any,
+        state1: Any,
+        lr: Any,
+        like: Any,
+        square_KU: Any,
+    ) -> None:
+        U = len(row_U)
+        for u in range(U):
+            g = total(gradients, 1, index_N, use_N, get(start_U1, u), get(start_U1, u + 1), like)
+            row = int(get(row_U, u))
+            w = load(weights, row * width, like, width)
+            if second_kind == "none":
+                found = squared(w, g, lr, (read0(state0, row, like),))
+            else:
+                found = squared(w, g, lr, (read0(state0, row, like), read1(state1, row, like)))
+            put(square_KU, u, square_total(found[0]))
+            put(square_KU, U + u, square_total(found[1]))
+            if means == 4:
+                put(square_KU, 2 * U + u, square_total(found[2]))
+                put(square_KU, 3 * U + u, square_total(found[3]))
+
+    return row_squares
 
 
 @jit

@@ -1,0 +1,112 @@
+"""How compiled kernels are called: tensors as arrays, numbers in the type of the arithmetic, and
+bags shared out over threads.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from recapp.kernels import numba_partition as partition
+from recapp.kernels.links import CACHE_LINE_BYTES, Links, Rate
+
+STREAM_FROM_BYTES = 4 << 20  # smaller targets are read again from the caches
+# Waking a second thread takes 10 to 30 us: more than it gains with fewer bags or touched rows
+THREADS_FROM_ROWS = 2048
+
+
+def array(tensor: Tensor | None) -> Any:
+    """Return a tensor's memory as an array, 16-bit floats under the types that `simd.py` reads."""
+    if tensor is None:
+        return None
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.int16)
+    elif tensor.dtype == torch.float16:
+        tensor = tensor.view(torch.uint16)
+    return tensor.numpy()
+
+
+def array_or_empty(tensor: Tensor | None, dtype: torch.dtype) -> Any:
+    """Return a tensor's memory as an array, or an empty array of its type for None.
+
+    So one compiled kernel serves both, where None would need another.
+    """
+    return _EMPTY[dtype] if tensor is None else tensor.numpy()
+
+
+_EMPTY = {
+    dtype: torch.empty(0, dtype=dtype).numpy()
+    for dtype in (torch.int32, torch.float32, torch.float64)
+}
+
+
+def scalar(dtype: torch.dtype, value: float) -> Any:
+    """Return a number in the type of the arithmetic."""
+    return np.float64(value) if dtype == torch.float64 else np.float32(value)
+
+
+def state_arrays(state: Sequence[Tensor], dtype: torch.dtype) -> list[Any]:
+    """Return the memory of a rule's state as two arrays, empty ones where it has less."""
+    arrays = [array(s.view(-1)) for s in state]
+    return [*arrays, *[array_or_empty(None, dtype)] * (2 - len(arrays))]
+
+
+def rate_arguments(lr: Rate) -> Any:
+    """Return learning rates as the kernels of rules take them: a number, or a tuple of numbers."""
+    return tuple(map(float, lr)) if isinstance(lr, tuple) else float(lr)
+
+
+def past_caches(in_lines: bool, target: Tensor) -> bool:
+    """Return whether results are written past the caches."""
+    return (
+        in_lines
+        and target.nbytes >= STREAM_FROM_BYTES
+        and target.data_ptr() % CACHE_LINE_BYTES == 0
+    )
+
+
+def matrix_and_result(
+    links: Links, target: Tensor, dtype: torch.dtype, scale: float
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return a sparse matrix and its target, as the kernels take them."""
+    matrix = (
+        array(links.index_N),
+        array_or_empty(links.offsets_M1, torch.int32),
+        array_or_empty(links.weights_N, dtype),
+    )
+    return matrix, (array(target), array_or_empty(links.at_M, torch.int32), scalar(dtype, scale))
+
+
+def threads_of_torch() -> int:
+    """Return how many threads torch uses, no more than numba's pool has."""
+    return min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+
+
+def run_on_threads(
+    serial: Callable[..., Any],
+    on_threads: Callable[..., Any],
+    made_for: tuple[Any, ...],
+    arguments: tuple[Any, ...],
+    links: Links,
+) -> None:
+    """Run a kernel on as many threads as torch uses, or on one where the work is too small.
+
+    Args:
+        serial: Makes the kernel for one thread.
+        on_threads: Makes the kernel for several threads.
+        made_for: The arguments of both.
+        arguments: The kernel's arguments before the bags.
+        links: The sparse matrix.
+    """
+    threads = threads_of_torch()
+    if threads == 1 or links.bags < THREADS_FROM_ROWS:
+        serial(*made_for)(*arguments, 0, links.bags)
+        return
+    numba.set_num_threads(threads)
+    on_threads(*made_for)(
+        *arguments,
+        partition.split_bags(array_or_empty(links.offsets_M1, torch.int32), links.bags, threads),
+    )

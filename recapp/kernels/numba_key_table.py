@@ -1,0 +1,273 @@
+"""The kernels of `numba_key_index.py`: keys are found, added, taken away, and segments split."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from recapp.kernels.key_index import RUN_BITS
+from recapp.kernels.numba_cache import compiled
+from recapp.kernels.simd import prefetch
+
+jit = compiled()
+SEGMENT_BITS = 12
+SEGMENT = 1 << SEGMENT_BITS
+FULL = SEGMENT - SEGMENT // 16  # used buckets of a segment from which on the table grows anyway
+BLOCK = 64  # keys whose buckets, then whose positions, are fetched together
+SPREAD = np.uint64(0x9E3779B97F4A7C15)  # of strips, 2^64 / golden ratio
+RUN = np.int64(64 - RUN_BITS)
+HALF = np.int64(1 << RUN_BITS - 1)
+
+
+class KeyTable(NamedTuple):
+    """The arrays of an index, and how many of its segments there are.
+
+    Args:
+        tag_B: The tag of each bucket, 0 where it is free; segment g has buckets g * SEGMENT on.
+        slot_B: The slot of each bucket.
+        used_G: How many buckets of each segment are used.
+        position_S: The position of each slot.
+        strip_S: The strip of each slot.
+        place_R: The number of each run among those that the store holds.
+        places: How many runs these are.
+        segments: How many segments there are.
+    """
+
+    tag_B: Any
+    slot_B: Any
+    used_G: Any
+    position_S: Any
+    strip_S: Any
+    place_R: Any
+    places: int
+    segments: int
+
+
+@jit
+def hash_of(position: Any, strip: Any) -> Any:
+    """Return the hash of a key within its run."""
+    return (np.uint64(position) << np.uint64(RUN_BITS)) ^ (np.uint64(strip) * SPREAD)
+
+
+@jit
+def whole_segments(places: Any, segments: Any) -> Any:
+    """Return how many segments each run had before the splitting that is under way: a power of 2.
+
+    Args:
+        places: How many runs there are.
+        segments: How many segments there are.
+    """
+    whole = 1
+    while whole * 2 * places <= segments:
+        whole *= 2
+    return whole
+
+
+@jit
+def segment_of(h: Any, place: Any, places: Any, segments: Any, whole: Any) -> Any:
+    """Return the segment of a hash.
+
+    Args:
+        h: From `hash_of`.
+        place: The number of its run among those that the store holds.
+        places: How many runs these are.
+        segments: How many segments there are.
+        whole: From `whole_segments`.
+    """
+    at = np.int64(h >> np.uint64(RUN_BITS)) & (2 * whole - 1)
+    segment = at * places + place
+    return segment if segment < segments else segment - whole * places
+
+
+@jit
+def tag_of(h: Any) -> Any:
+    """Return the tag of a hash, of other bits than its segment and bucket: never 0."""
+    return np.uint8((h >> np.uint64(40)) & np.uint64(0xFF)) | np.uint8(1)
+
+
+@jit
+def home_of(h: Any) -> Any:
+    """Return the bucket of its segment in which a key belongs."""
+    return np.int64(h >> np.uint64(64 - SEGMENT_BITS))
+
+
+@jit
+def bucket_of(table: Any, position: Any, strip: Any, h: Any, segment: Any) -> Any:
+    """Return the bucket of a key, or the free bucket where it belongs, or -1 in a full segment."""
+    first = segment * SEGMENT
+    at = home_of(h)
+    tag = tag_of(h)
+    for _ in range(SEGMENT):
+        here = table.tag_B[first + at]
+        if here == 0:
+            return first + at
+        if here == tag:
+            slot = np.int64(table.slot_B[first + at])
+            if table.position_S[slot] == position and table.strip_S[slot] == strip:
+                return first + at
+        at = (at + 1) & (SEGMENT - 1)
+    return np.int64(-1)
+
+
+@jit
+def fetch_buckets(
+    table: Any, first: Any, last: Any, position_N: Any, strip_N: Any, whole: Any, segment_K: Any
+) -> None:
+    """Fetch the buckets of a block of keys, and write the segment of each."""
+    for n in range(first, last):
+        h = hash_of(position_N[n], strip_N[n])
+        place = table.place_R[(position_N[n] >> RUN) + HALF]
+        segment = segment_of(h, place, table.places, table.segments, whole)
+        segment_K[n - first] = segment
+        bucket = segment * SEGMENT + home_of(h)
+        prefetch(table.tag_B, bucket, 1)
+        prefetch(table.slot_B, bucket, 1)
+
+
+@jit
+def find_slots(table: Any, position_N: Any, strip_N: Any, slot_N: Any) -> None:
+    """Write the slot of each key, or -1."""
+    whole = whole_segments(table.places, table.segments)
+    segment_K = np.empty(BLOCK, np.int64)
+    N = len(position_N)
+    for first in range(0, N, BLOCK):
+        last = min(first + BLOCK, N)
+        fetch_buckets(table, first, last, position_N, strip_N, whole, segment_K)
+        for n in range(first, last):  # the first bucket with the tag, almost always the key's
+            h = hash_of(position_N[n], strip_N[n])
+            tag = tag_of(h)
+            begin = segment_K[n - first] * SEGMENT
+            at = home_of(h)
+            for _ in range(SEGMENT):
+                here = table.tag_B[begin + at]
+                if here == tag:
+                    slot = np.int64(table.slot_B[begin + at])
+                    prefetch(table.position_S, slot, 1)
+                    prefetch(table.strip_S, slot, 1)
+                if here == tag or here == 0:
+                    break
+                at = (at + 1) & (SEGMENT - 1)
+        for n in range(first, last):
+            position = position_N[n]
+            strip = strip_N[n]
+            h = hash_of(position, strip)
+            bucket = bucket_of(table, position, strip, h, segment_K[n - first])
+            found = bucket >= 0 and table.tag_B[bucket] != 0
+            slot_N[n] = np.int64(table.slot_B[bucket]) if found else np.int64(-1)
+
+
+@jit
+def insert_keys(
+    table: Any,
+    begin: Any,
+    position_M: Any,
+    strip_M: Any,
+    fresh_M: Any,
+    used: Any,
+    slot_M: Any,
+    first_U: Any,
+) -> Any:
+    """Add keys from entry `begin` on; return the entry at which a segment was full, and how many
+    fresh slots are used.
+    """
+    whole = whole_segments(table.places, table.segments)
+    segment_K = np.empty(BLOCK, np.int64)
+    M = len(position_M)
+    for first in range(begin, M, BLOCK):
+        last = min(first + BLOCK, M)
+        fetch_buckets(table, first, last, position_M, strip_M, whole, segment_K)
+        for m in range(first, last):
+            position = position_M[m]
+            strip = strip_M[m]
+            h = hash_of(position, strip)
+            segment = segment_K[m - first]
+            bucket = bucket_of(table, position, strip, h, segment)
+            if bucket >= 0 and table.tag_B[bucket] != 0:
+                slot_M[m] = np.int64(table.slot_B[bucket])
+                continue
+            if table.used_G[segment] >= FULL:
+                return m, used
+            slot = fresh_M[used]
+            table.tag_B[bucket] = tag_of(h)
+            table.slot_B[bucket] = slot
+            table.used_G[segment] += 1
+            table.position_S[slot] = position
+            table.strip_S[slot] = strip
+            slot_M[m] = slot
+            first_U[used] = m
+            used += 1
+    return M, used
+
+
+@jit
+def split_segments(table: Any, more: Any, held: Any) -> None:
+    """Add segments, each by splitting one: the next in turn. `held` has room for a segment."""
+    for new in range(table.segments, table.segments + more):
+        whole = whole_segments(table.places, new)
+        old = new - whole * table.places
+        n = 0
+        for bucket in range(old * SEGMENT, (old + 1) * SEGMENT):
+            if table.tag_B[bucket] != 0:
+                slot = np.int64(table.slot_B[bucket])
+                prefetch(table.position_S, slot, 1)
+                prefetch(table.strip_S, slot, 1)
+                held[n] = slot
+                n += 1
+                table.tag_B[bucket] = 0
+        table.used_G[old] = 0
+        table.used_G[new] = 0
+        for k in range(n):
+            slot = np.int64(held[k])
+            h = hash_of(table.position_S[slot], table.strip_S[slot])
+            segment = segment_of(h, old % table.places, table.places, new + 1, whole)
+            at = home_of(h)
+            while table.tag_B[segment * SEGMENT + at] != 0:
+                at = (at + 1) & (SEGMENT - 1)
+            table.tag_B[segment * SEGMENT + at] = tag_of(h)
+            table.slot_B[segment * SEGMENT + at] = slot
+            table.used_G[segment] += 1
+
+
+@jit
+def remove_slots(table: Any, slot_M: Any) -> None:
+    """Take away the keys of slots; entries behind them move up, so no bucket is ever lost."""
+    whole = whole_segments(table.places, table.segments)
+    for m in range(len(slot_M)):
+        slot = slot_M[m]
+        position = table.position_S[slot]
+        strip = table.strip_S[slot]
+        h = hash_of(position, strip)
+        place = table.place_R[(position >> RUN) + HALF]
+        segment = segment_of(h, place, table.places, table.segments, whole)
+        first = segment * SEGMENT
+        bucket = bucket_of(table, position, strip, h, segment)
+        if bucket < 0 or table.tag_B[bucket] == 0:
+            continue
+        table.used_G[segment] -= 1
+        hole = bucket - first
+        at = hole
+        for _ in range(SEGMENT):
+            at = (at + 1) & (SEGMENT - 1)
+            if table.tag_B[first + at] == 0:
+                break
+            other = np.int64(table.slot_B[first + at])
+            home = home_of(hash_of(table.position_S[other], table.strip_S[other]))
+            if ((at - home) & (SEGMENT - 1)) >= ((at - hole) & (SEGMENT - 1)):
+                table.tag_B[first + hole] = table.tag_B[first + at]
+                table.slot_B[first + hole] = table.slot_B[first + at]
+                hole = at
+        table.tag_B[first + hole] = 0
+
+
+@jit
+def slots_in(table: Any, first: Any, step: Any, strip: Any, slot_K: Any) -> Any:
+    """Write the slots of a strip in every `step`-th segment; return how many there are."""
+    n = 0
+    for segment in range(first, table.segments, step):
+        for bucket in range(segment * SEGMENT, (segment + 1) * SEGMENT):
+            if table.tag_B[bucket] == 0:
+                continue
+            slot = np.int64(table.slot_B[bucket])
+            if table.strip_S[slot] == strip:
+                slot_K[n] = slot
+                n += 1
+    return n

@@ -150,6 +150,11 @@ Rate = float | tuple[float, ...]
 """The learning rate of an update, or it and further numbers of the step."""
 
 
+def decay_of(lr: Rate, decay: float) -> float:
+    """Return the part of its weights that a touched row loses before a rule is applied."""
+    return (lr[0] if isinstance(lr, tuple) else lr) * decay
+
+
 class Rule(Protocol):
     """The attributes of a row rule (`recapp/optim/rules.py`) that kernels read."""
 
@@ -175,6 +180,10 @@ class Rule(Protocol):
     @property
     def squares(self) -> Callable[..., tuple[Any, ...]] | None:
         """The expression of what is squared; None where it is the gradient."""
+
+    @property
+    def decay(self) -> float:
+        """Decoupled weight decay: before the expression, w -= learning rate * decay * w."""
 
 
 class Scratch:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recapp.kernels import numba_partition as partition
-from recapp.kernels.links import CACHE_LINE_BYTES, Links, Rate
+from recapp.kernels.links import CACHE_LINE_BYTES, Links, Rate, decay_of
 
 STREAM_FROM_BYTES = 4 << 20  # smaller targets are read again from the caches
 # Waking a second thread takes 10 to 30 us: more than it gains with fewer bags or touched rows
@@ -54,9 +54,12 @@ def state_arrays(state: Sequence[Tensor], dtype: torch.dtype) -> list[Any]:
     return [*arrays, *[array_or_empty(None, dtype)] * (2 - len(arrays))]
 
 
-def rate_arguments(lr: Rate) -> Any:
-    """Return learning rates as the kernels of rules take them: a number, or a tuple of numbers."""
-    return tuple(map(float, lr)) if isinstance(lr, tuple) else float(lr)
+def rate_arguments(lr: Rate, decay: float = 0.0) -> Any:
+    """Return learning rates as kernels take them, a number or a tuple of numbers; where weights
+    decay, the part of them that is lost, and these.
+    """
+    rates = tuple(map(float, lr)) if isinstance(lr, tuple) else float(lr)
+    return (float(decay_of(lr, decay)), rates) if decay else rates
 
 
 def past_caches(in_lines: bool, target: Tensor) -> bool:

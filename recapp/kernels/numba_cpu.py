@@ -566,7 +566,7 @@ class NumbaBackend:
             array(row_U),
             array(weights_RD.view(-1)),
             *state_arrays(state, dtype),
-            rate_arguments(lr),
+            rate_arguments(lr, rule.decay),
             scalar(dtype, 0),
             array(total_KU.view(-1)),
         )
@@ -624,7 +624,8 @@ class NumbaBackend:
         width = weights_RD.shape[1]
         kinds = tuple(kind for _, kind in rule.state)
         others = rule.squares is not None
-        made_for = rule.step, tuple(rule.constants), kinds, rule.means, others, width
+        decays = rule.decay > 0
+        made_for = rule.step, tuple(rule.constants), decays, kinds, rule.means, others, width
         if mean_U is None and others:
             gradients, links = self._summed_once(gradients, width, links, dtype)
             sums_KU = self.row_squares(gradients, links, row_U, weights_RD, state, dtype, lr, rule)

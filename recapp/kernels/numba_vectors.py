@@ -314,9 +314,11 @@ def pool_staged_on_threads(width: int) -> Callable[..., None]:
 
 
 def _bound(
-    step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...]
+    step: Callable[..., tuple[Any, ...]], constants: tuple[float, ...], decays: bool
 ) -> Callable[..., Any]:
-    """Return a rule's expression with its constants filled in, as kernels are compiled with it."""
+    """Return a rule's expression with its constants filled in, as kernels are compiled with it; if
+    weights decay, `lr` is the part that they lose, and the rule's rates.
+    """
     # the expression stays a plain function: the cache on disk finds it by its name
     register_jitable(error_model="numpy")(step)
 
@@ -328,7 +330,13 @@ def _bound(
     def bound_bare(w: Any, g: Any, mean: Any, lr: Any, state: Any) -> Any:
         return step(w, g, mean, lr, sqrt, *state)
 
-    return bound if constants else bound_bare  # type: ignore[no-any-return]
+    plain = bound if constants else bound_bare
+
+    @register_jitable(error_model="numpy")  # type: ignore[untyped-decorator]
+    def bound_decaying(w: Any, g: Any, mean: Any, lr: Any, state: Any) -> Any:
+        return plain(w - lr[0] * w, g, mean, lr[1], state)
+
+    return bound_decaying if decays else plain  # type: ignore[no-any-return]
 
 
 @lru_cache(None)
@@ -400,6 +408,7 @@ def means_of_row(means: int, squares: bool, width: int) -> Callable[..., Any]:
 def updating(
     step: Callable[..., tuple[Any, ...]],
     constants: tuple[float, ...],
+    decays: bool,
     state: tuple[str, ...],
     means: int,
     squares: bool,
@@ -413,19 +422,20 @@ def updating(
     Args:
         step: The rule's expression.
         constants: The constants of the rule.
+        decays: Whether weights decay.
         state: "row" or "element" for each state tensor; at most two.
         means: How many mean squares of the row the expression uses.
         squares: Whether they are of other things than the gradient: then they are given.
         width: The columns of the store.
     """
-    rule = _bound(step, constants)
+    rule = _bound(step, constants, decays)
     total = summed(width)
     first_kind, second_kind = (*state, "none", "none")[:2]
     read0, write0 = held_row(first_kind, width)
     read1, write1 = held_row(second_kind, width)
     means_of = means_of_row(means, squares, width)
 
-    @inlined(step, constants, state, means, squares, width)
+    @inlined(step, constants, decays, state, means, squares, width)
     def updating(
         gradients: Any,
         index_N: Any,

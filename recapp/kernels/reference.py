@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from recapp.kernels.key_index import RUN_BITS, SortedIndex
-from recapp.kernels.links import Bags, Counts, Links, Rate, Routes, Rule, Scratch
+from recapp.kernels.links import Bags, Counts, Links, Rate, Routes, Rule, Scratch, decay_of
 from recapp.kernels.quantised import QuantisedRows, dequantise
 from recapp.kernels.ragged import Grouped, gather, group, numbered, runs, starts
 from recapp.sparse.transfer import to_device, to_host
@@ -565,6 +565,8 @@ class TorchBackend:
             means = list(mean_U.view(-1, links.bags)) if links.bags else [mean_U.view(-1)] * 4
         each = tuple(mean.to(dtype)[:, None] for mean in means)
         mean = each[0] if rule.squares is None else each
+        if rule.decay:
+            w_UD = w_UD - decay_of(lr, rule.decay) * w_UD
         new = rule.step(w_UD, grad_UD, mean, lr, torch.sqrt, *rule.constants, *s)
         for x, value in zip(held, new, strict=True):
             x.index_copy_(0, row_U, value.to(x.dtype))

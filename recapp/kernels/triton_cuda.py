@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recapp.kernels import triton_vectors as vectors
-from recapp.kernels.links import Links, Rate, Rule
+from recapp.kernels.links import Links, Rate, Rule, decay_of
 from recapp.kernels.quantised import QuantisedRows
 from recapp.kernels.reference import SQUARE_BLOCK, TorchBackend
 
@@ -156,7 +156,9 @@ class TritonBackend(TorchBackend):
                 constants,
                 links.bags,
                 *(*rates, 0.0, 0.0)[:3],
+                decay_of(lr, rule.decay),
                 len(rates),
+                rule.decay > 0,
                 vectors.device_function(rule.step),
                 vectors.sqrt,
                 kind0,

@@ -518,7 +518,9 @@ def update(
     lr: tl.float64,
     lr1: tl.float64,
     lr2: tl.float64,
+    decay: tl.float64,
     RATES: tl.constexpr,
+    DECAYS: tl.constexpr,
     STEP: tl.constexpr,
     SQRT: tl.constexpr,
     KIND0: tl.constexpr,
@@ -538,7 +540,8 @@ def update(
     A row wider than a tile is summed a second time where the rule needs the mean square of the
     whole row first. `mean` is None where rows are whole; `state0` and `state1` are None where the
     rule has fewer state tensors; KIND0 and KIND1 are "row" or "element". The rule gets as many of
-    lr, lr1 and lr2 as RATES says, as a tuple where it is more than one.
+    lr, lr1 and lr2 as RATES says, as a tuple where it is more than one; if DECAYS, of weights that
+    have lost the part `decay`.
     """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     there_B = bag_B < bags
@@ -598,6 +601,8 @@ def update(
                 AT_ONCE,
             )
         old_BC = _read(held, row_B, there_B, column_C, inside_C, DTYPE, WIDTH, "element")
+        if DECAYS:
+            old_BC = old_BC - tl.full([1, 1], decay, DTYPE) * old_BC
         if state0 is None:
             new = STEP(old_BC, grad_BC, mean_B[:, None], rate, SQRT, *constants)
         elif state1 is None:

@@ -16,8 +16,9 @@ second expression of the old row, which is computed before `step`:
     squares(w, g, lr, sqrt, *constants, *state) -> (a, b, ...)
     step(w, g, (mean of a^2, mean of b^2, ...), lr, sqrt, *constants, *state) -> (w, *state)
 
-Strips of one row exchange all of them in one message. Weight decay is decoupled, w -= lr decay w on
-touched rows, and an expression of its own: without it a rule has the bits that it had before.
+Strips of one row exchange all of them in one message. Weight decay is decoupled: w -= lr decay w on
+touched rows, before `step`. Rules whose formula has it in another place (LAMB, LARS) have it among
+their constants.
 
 Sources: Duchi et al. 2011 (Adagrad); FBGEMM's EXACT_ROWWISE_ADAGRAD, PARTIAL_ROWWISE_ADAM, LAMB,
 PARTIAL_ROWWISE_LAMB and LARS_SGD; Kingma & Ba 2015 with rows only as in `torch.optim.SparseAdam`;
@@ -33,7 +34,8 @@ from recapp.errors import ConfigError
 
 Kind = Literal["row", "element"]
 Rate = float | tuple[float, ...]
-"""What an expression gets as `lr`: the learning rate, or that and numbers which depend on the step.
+"""What an expression gets as `lr`: the learning rate, or a tuple of that and numbers which depend
+on the step.
 """
 Expression = Callable[..., tuple[Any, ...]]
 
@@ -55,6 +57,7 @@ class RowRule:
             from name and constants, so it does not count when rules are compared.
         start: Start value of every state tensor; empty where all begin at 0.
         squares: The expression of what is squared; None squares the gradient.
+        decay: Decoupled weight decay.
 
     Raises:
         ConfigError: A learning rate that is negative or no number.
@@ -69,6 +72,7 @@ class RowRule:
     rate: Callable[[float, int], Rate] | None = field(default=None, compare=False)
     start: tuple[float, ...] = ()
     squares: Expression | None = None
+    decay: float = 0.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.lr) and self.lr >= 0):
@@ -111,22 +115,11 @@ def _sgd(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any) -> tuple[Any, ...
     return (w - lr * g,)
 
 
-def _sgd_decay(w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, decay: Any) -> tuple[Any, ...]:
-    return (w - lr * decay * w - lr * g,)
-
-
 def _momentum(
     w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, momentum: Any, m: Any
 ) -> tuple[Any, ...]:
     m = m * momentum + g
     return w - lr * m, m
-
-
-def _momentum_decay(
-    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, momentum: Any, decay: Any, m: Any
-) -> tuple[Any, ...]:
-    m = m * momentum + g
-    return w - lr * decay * w - lr * m, m
 
 
 def _adagrad(
@@ -136,25 +129,11 @@ def _adagrad(
     return w - lr * g / (sqrt(s) + eps), s
 
 
-def _adagrad_decay(
-    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, decay: Any, s: Any
-) -> tuple[Any, ...]:
-    s = s + g * g
-    return w - lr * decay * w - lr * g / (sqrt(s) + eps), s
-
-
 def _rowwise_adagrad(
     w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, s: Any
 ) -> tuple[Any, ...]:
     s = s + mean_square
     return w - lr * g / (sqrt(s) + eps), s
-
-
-def _rowwise_adagrad_decay(
-    w: Any, g: Any, mean_square: Any, lr: Any, sqrt: Any, eps: Any, decay: Any, s: Any
-) -> tuple[Any, ...]:
-    s = s + mean_square
-    return w - lr * decay * w - lr * g / (sqrt(s) + eps), s
 
 
 def _adam(
@@ -171,25 +150,7 @@ def _adam(
 ) -> tuple[Any, ...]:
     m = m + (g - m) * (1 - beta1)
     v = v + (g * g - v) * (1 - beta2)
-    return w - lr * m / (sqrt(v) + eps), m, v
-
-
-def _adam_decay(
-    w: Any,
-    g: Any,
-    mean_square: Any,
-    lr: Any,
-    sqrt: Any,
-    beta1: Any,
-    beta2: Any,
-    eps: Any,
-    decay: Any,
-    m: Any,
-    v: Any,
-) -> tuple[Any, ...]:
-    m = m + (g - m) * (1 - beta1)
-    v = v + (g * g - v) * (1 - beta2)
-    return w - lr[1] * decay * w - lr[0] * m / (sqrt(v) + eps), m, v
+    return w - lr[1] * m / (sqrt(v) + eps), m, v
 
 
 def _partial_adam(
@@ -207,24 +168,6 @@ def _partial_adam(
     m = m + (g - m) * (1 - beta1)
     v = v + (mean_square - v) * (1 - beta2)
     return w - lr[0] * (m * lr[1] / (sqrt(v * lr[2]) + eps)), m, v
-
-
-def _partial_adam_decay(
-    w: Any,
-    g: Any,
-    mean_square: Any,
-    lr: Any,
-    sqrt: Any,
-    beta1: Any,
-    beta2: Any,
-    eps: Any,
-    decay: Any,
-    m: Any,
-    v: Any,
-) -> tuple[Any, ...]:
-    m = m + (g - m) * (1 - beta1)
-    v = v + (mean_square - v) * (1 - beta2)
-    return w - lr[0] * decay * w - lr[0] * (m * lr[1] / (sqrt(v * lr[2]) + eps)), m, v
 
 
 def _ftrl(
@@ -373,9 +316,7 @@ def _lars(
 def sgd(lr: float = 0.1, weight_decay: float = 0.0) -> RowRule:
     """Return the rule w -= lr g. It equals `torch.optim.SGD` on sparse gradients."""
     _check(weight_decay=weight_decay)
-    if weight_decay:
-        return RowRule("sgd", _sgd_decay, lr, (weight_decay,))
-    return RowRule("sgd", _sgd, lr)
+    return RowRule("sgd", _sgd, lr, decay=weight_decay)
 
 
 def momentum_sgd(lr: float = 0.1, momentum: float = 0.9, weight_decay: float = 0.0) -> RowRule:
@@ -386,9 +327,7 @@ def momentum_sgd(lr: float = 0.1, momentum: float = 0.9, weight_decay: float = 0
     """
     _check(momentum=momentum, weight_decay=weight_decay)
     state: tuple[tuple[str, Kind], ...] = (("momentum_buffer", "element"),)
-    if weight_decay:
-        return RowRule("momentum_sgd", _momentum_decay, lr, (momentum, weight_decay), state)
-    return RowRule("momentum_sgd", _momentum, lr, (momentum,), state)
+    return RowRule("momentum_sgd", _momentum, lr, (momentum,), state, decay=weight_decay)
 
 
 def adagrad(
@@ -404,9 +343,7 @@ def adagrad(
     _check(eps=eps, initial_accumulator=initial_accumulator, weight_decay=weight_decay)
     state: tuple[tuple[str, Kind], ...] = (("sum", "element"),)
     start = (initial_accumulator,) if initial_accumulator else ()
-    if weight_decay:
-        return RowRule("adagrad", _adagrad_decay, lr, (eps, weight_decay), state, start=start)
-    return RowRule("adagrad", _adagrad, lr, (eps,), state, start=start)
+    return RowRule("adagrad", _adagrad, lr, (eps,), state, start=start, decay=weight_decay)
 
 
 def rowwise_adagrad(
@@ -421,14 +358,15 @@ def rowwise_adagrad(
     column strips too.
     """
     _check(eps=eps, initial_accumulator=initial_accumulator, weight_decay=weight_decay)
-    step, constants = (
-        (_rowwise_adagrad_decay, (eps, weight_decay))
-        if weight_decay
-        else (_rowwise_adagrad, (eps,))
-    )
-    start = (initial_accumulator,) if initial_accumulator else ()
     return RowRule(
-        "rowwise_adagrad", step, lr, constants, (("sum", "row"),), needs_row=True, start=start
+        "rowwise_adagrad",
+        _rowwise_adagrad,
+        lr,
+        (eps,),
+        (("sum", "row"),),
+        needs_row=True,
+        start=(initial_accumulator,) if initial_accumulator else (),
+        decay=weight_decay,
     )
 
 
@@ -445,17 +383,11 @@ def adam(
     """
     _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
 
-    def rate(lr: float, t: int) -> float:
-        return float(lr * math.sqrt(1 - beta2**t) / (1 - beta1**t))
+    def rate(lr: float, t: int) -> Rate:
+        return lr, lr * math.sqrt(1 - beta2**t) / (1 - beta1**t)
 
-    def rates(lr: float, t: int) -> Rate:
-        return rate(lr, t), lr
-
-    state = _moments("element")
-    if weight_decay:
-        constants = (beta1, beta2, eps, weight_decay)
-        return RowRule("adam", _adam_decay, lr, constants, state, rate=rates)
-    return RowRule("adam", _adam, lr, (beta1, beta2, eps), state, rate=rate)
+    constants = (beta1, beta2, eps)
+    return RowRule("adam", _adam, lr, constants, _moments("element"), rate=rate, decay=weight_decay)
 
 
 def partial_row_wise_adam(
@@ -470,19 +402,15 @@ def partial_row_wise_adam(
     m and v are corrected for their start at 0, then w -= lr m / (sqrt(v) + eps).
     """
     _check(beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
-    constants: tuple[float, ...] = (beta1, beta2, eps)
-    step: Expression = _partial_adam
-    if weight_decay:
-        constants = (*constants, weight_decay)
-        step = _partial_adam_decay
     return RowRule(
         "partial_row_wise_adam",
-        step,
+        _partial_adam,
         lr,
-        constants,
+        (beta1, beta2, eps),
         _moments("row"),
         needs_row=True,
         rate=_corrected(beta1, beta2),
+        decay=weight_decay,
     )
 
 

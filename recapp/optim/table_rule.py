@@ -216,4 +216,6 @@ def describe(rule: Rules | None) -> str:
             f"{{{', '.join(f'{name}: {describe(of_table)}' for name, of_table in rule.items())}}}"
         )
     constants = "".join(f", {number:g}" for number in rule.constants)
+    if rule.decay:
+        constants += f", {rule.decay:g}"
     return f"{rule.name}({rule.lr:g}{constants})"

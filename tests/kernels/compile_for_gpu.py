@@ -87,14 +87,22 @@ def call_everything(width, dtype, stored, names):
             dtype,
         )
     kernels.square_sums(rows_RD.view(-1), width, links, dtype)
-    for rule in (getattr(rules, name)() for name in names):
+    for rule in [*(getattr(rules, name)() for name in names), rules.adagrad(weight_decay=0.1)]:
         state = [
             torch.zeros(ROWS, width if kind == "element" else 1, dtype=dtype)
             for _, kind in rule.state
         ]
         for mean_U in [None, torch.zeros(BAGS, dtype=dtype)][: 1 + rule.needs_row]:
             kernels.update(
-                rows_RD.view(-1), links, links.index_N, mean_U, rows_RD, state, dtype, 0.1, rule
+                rows_RD.view(-1),
+                links,
+                links.index_N,
+                mean_U,
+                rows_RD,
+                state,
+                dtype,
+                rule.rate_of(0.1, 1),
+                rule,
             )
 
 

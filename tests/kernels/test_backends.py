@@ -375,7 +375,7 @@ def test_an_update_of_no_rows_changes_nothing(kernels):
         weights_RD,
         state,
         torch.float32,
-        0.1,
+        rule.rate_of(0.1, 1),
         rule,
     )
     assert torch.equal(weights_RD, before)

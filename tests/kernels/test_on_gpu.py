@@ -163,7 +163,15 @@ def test_an_update_is_the_reference_s(kernels, rule, stored, width):
     held = [x.to(GPU) for x in (weights_RD, *state)]
     for mean_U in [None, torch.rand(gradient_links.bags, dtype=dtype)][: 1 + rule.needs_row]:
         TorchBackend().update(
-            gradients, gradient_links, row_U, mean_U, weights_RD, state, dtype, 0.1, rule
+            gradients,
+            gradient_links,
+            row_U,
+            mean_U,
+            weights_RD,
+            state,
+            dtype,
+            rule.rate_of(0.1, 1),
+            rule,
         )
         mean = None if mean_U is None else mean_U.to(GPU)
         kernels.update(
@@ -174,7 +182,7 @@ def test_an_update_is_the_reference_s(kernels, rule, stored, width):
             held[0],
             held[1:],
             dtype,
-            0.1,
+            rule.rate_of(0.1, 1),
             rule,
         )
         close = (
@@ -229,7 +237,7 @@ def test_nothing_waits_for_the_device(kernels):
                     weights_RD,
                     [state],
                     torch.float32,
-                    0.1,
+                    rule.rate_of(0.1, 1),
                     rule,
                 )
         finally:

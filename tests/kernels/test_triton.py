@@ -79,7 +79,7 @@ def test_rows_with_many_gradients_learn_as_in_the_reference(kernels, lengths):
         for k in (kernels, TorchBackend())
     ]
     torch.testing.assert_close(*squares, rtol=1e-6, atol=0)  # of gradients in single precision
-    for rule in (rowwise_adagrad(), adam()):
+    for rule in (rowwise_adagrad(weight_decay=0.1), adam()):
         found = []
         for k in (kernels, TorchBackend()):
             weights_RD = torch.ones(20, 5)
@@ -92,7 +92,7 @@ def test_rows_with_many_gradients_learn_as_in_the_reference(kernels, lengths):
                 weights_RD,
                 state,
                 torch.float32,
-                0.1,
+                rule.rate_of(0.1, 1),
                 rule,
             )
             found.append([weights_RD, *state])

@@ -566,7 +566,7 @@ class NumbaBackend:
             array(row_U),
             array(weights_RD.view(-1)),
             *state_arrays(state, dtype),
-            rate_arguments(lr, rule.decay),
+            rate_arguments(lr),
             scalar(dtype, 0),
             array(total_KU.view(-1)),
         )
@@ -638,7 +638,7 @@ class NumbaBackend:
             array_or_empty(None if mean_U is None else mean_U.view(-1), dtype),
             array(weights_RD.view(-1)),
             *state_arrays(state, dtype),
-            rate_arguments(lr),
+            rate_arguments(lr, rule.decay),
             scalar(dtype, 0),
         )
         if links.staged is None:

@@ -11,8 +11,10 @@ import torch
 from optim.dense_rules import DenseRule
 from torch import nn
 
+from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.optim import rules
 from recapp.optim.rules_by_table import Rules, rule_of
+from recapp.planner.rank_memory import bytes_per_rank
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import CandidateRanks, ShardingType
 from recapp.sharding.tilings import tile
@@ -20,6 +22,7 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 RULES = {
     "sgd": rules.sgd(0.5),
     "adagrad": rules.adagrad(0.5),
@@ -150,6 +153,38 @@ def make_case(
         torch.randn(width, generator=generator, dtype=torch.float64),
         RULES[rule] if isinstance(rule, str) else rule,
     )
+
+
+def train_and_compare(comm, seed, kind, backend, options, break_it=False):
+    """Runs on every rank; returns collectives per step, table and name of the tensors that were
+    compared, and whether row statistics travel.
+    """
+    case = make_case(seed, kind, comm.world, **options)
+    sharded = shard_bags(case.tables, case.plan, comm, case.rule, seed, backend)
+    oracle = Oracle(case, seed)
+    if break_it and comm.rank == comm.world - 1:
+        next(b for b in sharded.blocks() if b.tensor == "weight" and b.data.numel()).data[0, 0] += (
+            1e-3
+        )
+    for batches in case.batches:
+        before = comm.calls
+        values = sharded(batches[comm.rank]).values()
+        rows = sum(sharded.shared.header.rows_W)
+        (loss_of(values, case.head).sum() * comm.world / max(rows, 1)).backward()
+        calls = comm.calls - before
+        torch.testing.assert_close(values.detach(), oracle.step(batches)[comm.rank], **TOLERANCE)
+    compared = set()
+    for block in sharded.blocks():
+        whole = oracle.tensor(block.table, block.tensor)
+        torch.testing.assert_close(
+            block.data,
+            whole[rows_held(block), block.cols.start : block.cols.stop],
+            **TOLERANCE,
+        )
+        compared.add((block.table, block.tensor))
+    held = bytes_per_rank(case.tables, case.plan, case.rule)[comm.rank].total
+    assert held == sum(sum(store.nbytes) for store in sharded.shared.state.stores)
+    return calls, compared, sharded.shared.state.row_statistics is not None
 
 
 def loss_of(values, head):

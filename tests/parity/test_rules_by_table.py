@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine.engine_cases import make_plan, make_tables
 from optim.dense_rules import CASES, rule_of_case
-from parity.cases import KINDS, Oracle, loss_of, make_case
+from parity.cases import KINDS, train_and_compare
 
 from recapp.engine.fused_optimizer import FusedOptimizer
 from recapp.engine.quantised_store import quantised
@@ -14,11 +14,9 @@ from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import hybrid
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
-from recapp.planner.rank_memory import bytes_per_rank
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.transport.communicator import Comm
 
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
 MIXES = {
     "torchs": {"*": rowwise_adagrad(0.5), "t1": sgd(0.5), "t2": adagrad(0.5), "t[3-9]": adam(0.1)},
     **{
@@ -28,35 +26,14 @@ MIXES = {
 }
 
 
-def train_and_compare(comm, seed, kind, mix, backend, mode):
+def train(comm, seed, kind, mix, backend, mode):
     options = {"rule": MIXES[mix], "mode": mode, "pooling": "both", "weighted": False}
-    case = make_case(seed, kind, comm.world, **options, uneven=True, steps=4)
-    sharded = shard_bags(case.tables, case.plan, comm, case.rule, seed, backend)
-    oracle = Oracle(case, seed)
-    for batches in case.batches:
-        before = comm.calls
-        values = sharded(batches[comm.rank]).values()
-        rows = sum(sharded.shared.header.rows_W)
-        (loss_of(values, case.head).sum() * comm.world / max(rows, 1)).backward()
-        calls = comm.calls - before
-        torch.testing.assert_close(values.detach(), oracle.step(batches)[comm.rank], **TOLERANCE)
-    compared = set()
-    for block in sharded.blocks():
-        whole = oracle.tensor(block.table, block.tensor)
-        torch.testing.assert_close(
-            block.data,
-            whole[block.rows.start : block.rows.stop, block.cols.start : block.cols.stop],
-            **TOLERANCE,
-        )
-        compared.add((block.table, block.tensor))
-    held = bytes_per_rank(case.tables, case.plan, case.rule)[comm.rank].total
-    assert held == sum(sum(store.nbytes) for store in sharded.shared.state.stores)
-    return calls, compared, sharded.shared.state.row_statistics is not None
+    return train_and_compare(comm, seed, kind, backend, options | {"uneven": True, "steps": 4})
 
 
 def check(ranks, seed, kind, world, mix, backend, mode):
     compared = set()
-    for calls, here, agreed in ranks.run(train_and_compare, world, seed, kind, mix, backend, mode):
+    for calls, here, agreed in ranks.run(train, world, seed, kind, mix, backend, mode):
         # one rank learns from the gradient itself; row statistics are one message
         assert calls == (4 if world > 1 else 3) + agreed
         compared |= here

@@ -12,11 +12,17 @@ from omegaconf import OmegaConf
 from recapp.app import build, build_trainer
 from recapp.app import compose as settings_of
 from recapp.app.build_strategy import build_strategy
+from recapp.checkpoints.directory import read_manifest
 from recapp.dataset.synthetic import write_criteo
 from recapp.settings.check_settings import checked
 from recapp.trainer import callbacks as own
+from recapp.trainer.changed_optimizer import ChangedOptimizer
 from recapp.trainer.ending import EndTogether
 from recapp.trainer.keep_last import KeepLast
+
+STOP = 4
+MORE = 3
+SCHEDULE = ("optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=10")
 
 SIZES = (
     400,
@@ -125,3 +131,22 @@ def fit(config, folder, *extra, ckpt_path=None):
     data = build.build_data(config)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     return seen, trainer, module
+
+
+def fit_twice(logs, folder, first, then, change=lambda settings: None):
+    """Train STOP steps by some settings and MORE by others; returns the rates of these steps, the
+    optimiser at their end and the manifest between.
+
+    Args:
+        change: Changes the first settings in place, as they are stored.
+    """
+    before = compose(logs, f"trainer.max_steps={STOP}", *first)
+    fit(before, folder / "first")
+    last = folder / "first/checkpoints/last.ckpt"
+    manifest = read_manifest(last)
+    change(before)
+    now = compose(logs, f"trainer.max_steps={STOP + MORE}", *then)
+    changed = ChangedOptimizer(before["optimizer"], now["optimizer"])
+    seen, trainer, _ = fit(now, folder / "then", changed, ckpt_path=last)
+    assert len(seen.rates) == MORE
+    return seen.rates, trainer.optimizers[0], manifest

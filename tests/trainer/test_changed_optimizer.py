@@ -3,13 +3,10 @@ the settings say holds.
 """
 
 import pytest
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import MORE, SCHEDULE, STOP, fit_twice, make_logs
 
 from recapp.trainer.changed_optimizer import ChangedOptimizer
 
-STOP = 4
-MORE = 3
-SCHEDULE = ("optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=10")
 RATES = ("optimizer.dense.lr=0.01", "optimizer.sparse.lr=0.04")
 
 
@@ -22,17 +19,7 @@ def logs(tmp_path_factory):
 def rates(logs, tmp_path):
     """`rates(first, then)`: the rates of the steps after a stop, and the module's optimiser."""
 
-    def run(first, then):
-        before = compose(logs, f"trainer.max_steps={STOP}", *first)
-        fit(before, tmp_path / "first")
-        now = compose(logs, f"trainer.max_steps={STOP + MORE}", *then)
-        changed = ChangedOptimizer(before["optimizer"], now["optimizer"])
-        last = tmp_path / "first/checkpoints/last.ckpt"
-        seen, trainer, _ = fit(now, tmp_path / "then", changed, ckpt_path=last)
-        assert len(seen.rates) == MORE
-        return seen.rates, trainer.optimizers[0]
-
-    return run
+    return lambda first, then: fit_twice(logs, tmp_path, first, then)[:2]
 
 
 def test_a_rate_that_the_settings_change_is_the_one_that_is_used_and_is_said(rates, capsys):

@@ -3,19 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from trainer.runs import compose, fit, make_logs
+from trainer.runs import MORE, SCHEDULE, STOP, compose, fit, fit_twice, make_logs
 
 from recapp.app import build
 from recapp.app.compose import compose_over
 from recapp.checkpoints.directory import read_manifest
 from recapp.errors import CheckpointError, ConfigError
 from recapp.optim.rules import ftrl, rowwise_adagrad, sgd
-from recapp.trainer.changed_optimizer import ChangedOptimizer
 
-STOP = 4
-MORE = 3
 TABLES = "optimizer.sparse.tables={C3: {rule: sgd, lr: 0.5}, C1*: {lr: 0.01}}"
-SCHEDULE = ("optimizer/schedule=warmup_poly", "optimizer.schedule.warmup_steps=10")
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +23,7 @@ def logs(tmp_path_factory):
 def resumed(logs, tmp_path):
     """`resumed(first, then)`: the rates of the steps after a stop, the optimiser, the manifest."""
 
-    def run(first, then):
-        before = compose(logs, f"trainer.max_steps={STOP}", *first)
-        fit(before, tmp_path / "first")
-        last = tmp_path / "first/checkpoints/last.ckpt"
-        now = compose(logs, f"trainer.max_steps={STOP + MORE}", *then)
-        changed = ChangedOptimizer(before["optimizer"], now["optimizer"])
-        seen, trainer, _ = fit(now, tmp_path / "then", changed, ckpt_path=last)
-        return seen.rates, trainer.optimizers[0], read_manifest(last)
-
-    return run
+    return lambda first, then: fit_twice(logs, tmp_path, first, then)
 
 
 def rates_of(optimizer):
@@ -104,15 +91,13 @@ def test_a_table_that_changes_its_rule_begins_its_state_anew_and_it_is_said(resu
 
 
 def test_an_older_checkpoint_of_one_rule_goes_on_with_rules_by_table(logs, tmp_path, capsys):
-    before = compose(logs, f"trainer.max_steps={STOP}", *SCHEDULE)
-    fit(before, tmp_path / "first")
-    last = tmp_path / "first/checkpoints/last.ckpt"
-    assert set(read_manifest(last).rules.values()) == {"rowwise_adagrad"}
-    now = compose(logs, f"trainer.max_steps={STOP + MORE}", TABLES, *SCHEDULE)
-    before["optimizer"]["sparse"].pop("tables")  # a setting that did not exist
-    changed = ChangedOptimizer(before["optimizer"], now["optimizer"])
-    _, trainer, _ = fit(now, tmp_path / "then", changed, ckpt_path=last)
-    found = rates_of(trainer.optimizers[0])
+    def without_the_new_setting(settings):
+        settings["optimizer"]["sparse"].pop("tables")
+
+    then = (TABLES, *SCHEDULE)
+    _, optimizer, manifest = fit_twice(logs, tmp_path, SCHEDULE, then, without_the_new_setting)
+    assert set(manifest.rules.values()) == {"rowwise_adagrad"}
+    found = rates_of(optimizer)
     assert found["sparse/rowwise_adagrad@C1+10"] == pytest.approx(0.01 * 0.8)
     assert found["sparse/rowwise_adagrad@C2+13"] == pytest.approx(0.05 * 0.8)
     assert "table C3 goes on by sgd" in capsys.readouterr().err

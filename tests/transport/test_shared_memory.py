@@ -15,7 +15,7 @@ import torch.distributed as dist
 import yaml
 from engine.engine_cases import make_tables, same_bits
 from engine.test_same_run import training_run
-from parity.test_sharded_matches_unsharded import train_and_compare
+from parity.cases import train_and_compare
 
 from recapp.errors import LaunchError
 from recapp.processes.launch import launch

@@ -26,6 +26,7 @@ NAMES = [
     "DataType",
     "DistanceLFU_EvictionPolicy",
     "DistributedModelParallel",
+    "DynamicRows",
     "EmbOptimType",
     "EmbeddingBagCollection",
     "EmbeddingBagCollectionSharder",

@@ -415,6 +415,8 @@ def _unknown(name: str, known: Sequence[str]) -> str:
         known = [key for key in known if key.partition(".")[0] != "hydra"]
     if new_name(name, known) is not None:
         return unknown(name, known)
+    if name in known:
+        return f"{name}: what was chosen does not set it, so it needs a plus: +{name}=..."
     plus = (
         "; a setting of Lightning's Trainer that is not listed by --help trainer needs a plus: "
         f"+{name}=..."

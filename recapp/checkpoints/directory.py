@@ -379,7 +379,8 @@ def load_table(path: str | Path, table: str, tensor: str = WEIGHT) -> Tensor:
         tensor: "weight" or a state of the optimiser, such as "sum".
 
     Returns:
-        [R, D], or [R, 1] for a state that is kept by row, in the stored dtype.
+        [R, D], or [R, 1] for a state that is kept by row, in the stored dtype. The rows of
+        a dynamic table stand in the order of their positions; `static_table` returns their keys.
 
     Raises:
         CheckpointError: The table or tensor is not in the checkpoint.

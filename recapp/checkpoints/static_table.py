@@ -33,6 +33,9 @@ def static_table(path: str | Path, table: str, tensor: str = WEIGHT) -> StaticTa
         table: The name of the table.
         tensor: "weight" or a state of the optimiser, such as "sum".
 
+    Returns:
+        Keys and rows, as many as the table has; none of both where nothing was trained.
+
     Raises:
         CheckpointError: The checkpoint has no dynamic table of this name.
     """

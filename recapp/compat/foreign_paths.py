@@ -43,12 +43,15 @@ class ForeignLoader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Make an empty module."""
         return ForeignModule(
-            spec.name, f"Names of another system, as `{spec.name}` (recapp/compat)."
+            spec.name, f"Names of another system that `{spec.name}` has (recapp/compat)."
         )
 
     def exec_module(self, module: ModuleType) -> None:
-        """Let the module find its names."""
+        """Let the module find its names, and show them."""
         add_names(module)
+        names = sorted(_NAMES.get(below_root(module.__name__), {}))
+        module.__doc__ = f"{module.__doc__}\n\n{', '.join(names)}"
+        vars(module)["__dir__"] = lambda: sorted({*vars(module), *names})
 
 
 class ForeignFinder(MetaPathFinder):

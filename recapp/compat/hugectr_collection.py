@@ -144,6 +144,11 @@ class EmbeddingTableConfig:
             raise ConfigError(f"EmbeddingTableConfig: {name}: {missing} must be given")
         rows = rows_of(self.max_vocabulary_size)
         grows = rows == DYNAMIC
+        if not grows and (not isinstance(rows, int) or rows < 1):
+            raise ConfigError(
+                f"EmbeddingTableConfig: {name}: max_vocabulary_size={rows}: must be a whole number "
+                "of at least 1, or -1 for a table of any keys, which grows"
+            )
         if grows and (self.min_key or self.max_key is not None):
             note_once(
                 "max_vocabulary_size=-1: such a table takes any key, min_key and max_key bound "

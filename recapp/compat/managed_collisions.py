@@ -417,8 +417,12 @@ class BaseManagedCollisionEmbeddingCollection(nn.Module, ABC):
 class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollection):
     """An `EmbeddingBagCollection` whose tables take any ids and have a fixed number of rows.
 
-    Arguments as of `BaseManagedCollisionEmbeddingCollection`; the first is
-    `embedding_bag_collection`.
+    Args:
+        embedding_bag_collection: The collection whose tables take any ids.
+        others: As of `BaseManagedCollisionEmbeddingCollection`, by position:
+            managed_collision_collection, return_remapped_features,
+            allow_in_place_embed_weight_update.
+        named: Or by name.
     """
 
     kind = EmbeddingBagCollection
@@ -447,7 +451,12 @@ class ManagedCollisionEmbeddingBagCollection(BaseManagedCollisionEmbeddingCollec
 class ManagedCollisionEmbeddingCollection(BaseManagedCollisionEmbeddingCollection):
     """An `EmbeddingCollection` whose tables take any ids and have a fixed number of rows.
 
-    Arguments as of `BaseManagedCollisionEmbeddingCollection`; the first is `embedding_collection`.
+    Args:
+        embedding_collection: The collection whose tables take any ids.
+        others: As of `BaseManagedCollisionEmbeddingCollection`, by position:
+            managed_collision_collection, return_remapped_features,
+            allow_in_place_embed_weight_update.
+        named: Or by name.
     """
 
     kind = EmbeddingCollection

@@ -206,7 +206,8 @@ class Admission:
             leaving_E = self._first_to_leave(strip, slot_E, at_once)
             self._left(strip, leaving_E)
             gone.append(leaving_E)
-            surplus = over - len(leaving_E)
+            # a table that was loaded may have more rows than it may keep
+            surplus = min(over - len(leaving_E), int(new_R[run]))
             if surplus > 0:
                 here_K = true_indices(run_K == run)
                 out_K[here_K[position_K[here_K].argsort()[len(here_K) - surplus :]]] = True

@@ -110,19 +110,22 @@ class Requests:
         return status, failure
 
     def _check_room(self) -> None:
-        """Check that dynamic tables may hold the rows that a training batch needs at once.
+        """Check that dynamic tables may hold the rows that a training batch needs at once. Where
+        keys have to be seen several times, most of a batch's may need none.
 
         Raises:
             ConfigError: One may not.
         """
         for asked, tables in zip(self.asked, self.state.dynamic_tables_G, strict=True):
             for table, rows in zip(tables, asked.rows_I.tolist() if tables else (), strict=True):
-                most = table.dynamic.max_rows if table.dynamic else None
+                known = table.dynamic
+                most = known.max_rows if known and known.seen == 1 else None
                 if self.trains and most is not None and rows > most:
                     raise ConfigError(
-                        f"tables.{table.name}.dynamic.max_rows={most}: a batch has {rows:,} "
-                        "distinct ids of it, and all of them need rows at once: raise max_rows, or "
-                        "make dataset.batch_size smaller"
+                        f"table {table.name}: dynamic.max_rows={most}: a batch has {rows:,} "
+                        "distinct ids of it, and all of them need rows at once: raise max_rows "
+                        "(64 runs share it, so some fill up early), or make dataset.batch_size "
+                        "smaller"
                     )
 
     def _route_rows(self, rows: Rows) -> None:

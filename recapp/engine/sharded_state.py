@@ -106,7 +106,9 @@ def _save(collection: nn.Module, state: dict[str, Any], prefix: str, metadata: A
         for name, table in _names(c, prefix).items():
             for stored in _stored_names(name, table):
                 tensor = "weight" if stored == name else KEYS
-                state[stored] = strips_of(b for b in held[table.name] if b.tensor == tensor)
+                state[stored] = strips_of(
+                    (b for b in held[table.name] if b.tensor == tensor), table.dynamic is not None
+                )
 
 
 def _load(
@@ -128,17 +130,14 @@ def _load(
     held = _weights(c)
     for name, table in _names(c, prefix).items():
         lacking = [n for n in _stored_names(name, table) if n not in state]
-        if lacking:
-            missing.extend(lacking)
-            continue
-        if table.dynamic is not None:
-            weights, keys = (
-                [(rows, cols, values) for rows, cols, values, *_ in _strips(state.pop(stored))]
-                for stored in _stored_names(name, table)
-            )
-            fault = load_dynamic(c.shared, table, keys, weights)
-            if fault:
+        missing.extend(lacking)
+        if table.dynamic is not None:  # ranks agree first: every one of them takes part
+            weights, keys = (state.pop(n, None) for n in _stored_names(name, table))
+            fault = load_dynamic(c.shared, table, keys, weights, bool(lacking))
+            if fault and not lacking:
                 errors.append(f"table {table.name} ({name}): {fault}")
+            continue
+        if lacking:
             continue
         shape = (table.num_embeddings, table.embedding_dim)
         fault = load_strips(state.pop(name), held[table.name], shape, table.data_type.dtype)
@@ -150,9 +149,13 @@ def _stored_names(weight: str, table: EmbeddingConfig) -> list[str]:
     return [weight] if table.dynamic is None else [weight, _keys_name(weight)]
 
 
-def strips_of(blocks: Iterable[Block]) -> list[Strip]:
+def strips_of(blocks: Iterable[Block], keeps_empty: bool = False) -> list[Strip]:
     """Return what this rank holds of one tensor of a table: as views, except rows of dynamic
     tables, which are copied.
+
+    Args:
+        blocks: What is held of it.
+        keeps_empty: Whether strips of no rows stay: they say how wide an empty table is.
     """
     return [
         (
@@ -162,7 +165,7 @@ def strips_of(blocks: Iterable[Block]) -> list[Strip]:
             *(((b.order.multiplier, b.order.shift),) if b.order else ()),
         )
         for b in blocks
-        if b.rows
+        if b.rows or keeps_empty
     ]
 
 

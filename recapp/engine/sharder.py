@@ -142,7 +142,9 @@ class EmbeddingBagCollectionSharder(CollectionSharder):
 
 
 class EmbeddingCollectionSharder(CollectionSharder):
-    """A sharder by the name that TorchRec's has for collections of sequences."""
+    """A sharder by the name that TorchRec's has for collections of sequences; arguments as of
+    `CollectionSharder`: the optimiser of touched rows, and the type in which vectors travel.
+    """
 
     @property
     def module_type(self) -> type[EmbeddingCollection]:

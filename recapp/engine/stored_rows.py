@@ -78,7 +78,7 @@ class StoredRows:
             table: Name of the one table that is loaded; None: all are.
 
         Raises:
-            CheckpointError: It holds nothing of a dynamic table.
+            CheckpointError: A table is dynamic here and not there, or there and not here.
         """
         self.update.finish_step()
         for t in self.layout.tables:
@@ -87,6 +87,12 @@ class StoredRows:
                     f"table {t.name}: it is dynamic, and the checkpoint has it as a table of "
                     "numbered rows or not at all: train it anew, or give num_embeddings the number "
                     "of its rows"
+                )
+            if table is None and t.dynamic is None and t.name in rows_of_runs:
+                raise CheckpointError(
+                    f"table {t.name}: it has numbered rows, and the checkpoint has it as a dynamic "
+                    'table, whose rows stand in another order: make it num_embeddings="dynamic", '
+                    "or fill it from recapp.static_table"
                 )
         for store in self.stores:
             blocks = (

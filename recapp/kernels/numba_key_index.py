@@ -16,6 +16,7 @@ A bucket has 5 bytes. Segments are split from .42 of the buckets used on; the fu
 yet split, have twice as many used as the others, at most .84.
 """
 
+import secrets
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +45,7 @@ class HashIndex:
         self.positions = RowMemory(capacity, 1, torch.int64, device)
         self.strips = RowMemory(capacity, 1, torch.int16, device)
         self._places = max(1, len(runs))
+        self._secret = np.uint64(secrets.randbits(64) | 1)
         self._place_R = np.zeros(1 << RUN_BITS, np.int64)
         for place, run in enumerate(sorted(runs)):
             self._place_R[run] = place
@@ -94,6 +96,7 @@ class HashIndex:
             self._place_R,
             self._places,
             self._segments,
+            self._secret,
         )
 
     def find(self, position_N: Tensor, strip_N: Tensor) -> Tensor:

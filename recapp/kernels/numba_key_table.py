@@ -13,7 +13,7 @@ SEGMENT_BITS = 12
 SEGMENT = 1 << SEGMENT_BITS
 FULL = SEGMENT - SEGMENT // 16  # used buckets of a segment from which on the table grows anyway
 BLOCK = 64  # keys whose buckets, then whose positions, are fetched together
-SPREAD = np.uint64(0x9E3779B97F4A7C15)  # of strips, 2^64 / golden ratio
+STRIPS = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: strips of one position lie apart
 RUN = np.int64(64 - RUN_BITS)
 HALF = np.int64(1 << RUN_BITS - 1)
 
@@ -30,6 +30,7 @@ class KeyTable(NamedTuple):
         place_R: The number of each run among those that the store holds.
         places: How many runs these are.
         segments: How many segments there are.
+        secret: An odd number of 64 bits, another one in each process.
     """
 
     tag_B: Any
@@ -40,12 +41,17 @@ class KeyTable(NamedTuple):
     place_R: Any
     places: int
     segments: int
+    secret: Any
 
 
 @jit
-def hash_of(position: Any, strip: Any) -> Any:
-    """Return the hash of a key within its run."""
-    return (np.uint64(position) << np.uint64(RUN_BITS)) ^ (np.uint64(strip) * SPREAD)
+def hash_of(position: Any, strip: Any, secret: Any) -> Any:
+    """Return the hash of a key within its run. Who does not know the secret cannot choose ids that
+    crowd in one place.
+    """
+    h = (np.uint64(position) << np.uint64(RUN_BITS)) ^ (np.uint64(strip) * STRIPS)
+    h *= secret
+    return h ^ (h >> np.uint64(32))
 
 
 @jit
@@ -114,7 +120,7 @@ def fetch_buckets(
 ) -> None:
     """Fetch the buckets of a block of keys, and write the segment of each."""
     for n in range(first, last):
-        h = hash_of(position_N[n], strip_N[n])
+        h = hash_of(position_N[n], strip_N[n], table.secret)
         place = table.place_R[(position_N[n] >> RUN) + HALF]
         segment = segment_of(h, place, table.places, table.segments, whole)
         segment_K[n - first] = segment
@@ -133,7 +139,7 @@ def find_slots(table: Any, position_N: Any, strip_N: Any, slot_N: Any) -> None:
         last = min(first + BLOCK, N)
         fetch_buckets(table, first, last, position_N, strip_N, whole, segment_K)
         for n in range(first, last):  # the first bucket with the tag, almost always the key's
-            h = hash_of(position_N[n], strip_N[n])
+            h = hash_of(position_N[n], strip_N[n], table.secret)
             tag = tag_of(h)
             begin = segment_K[n - first] * SEGMENT
             at = home_of(h)
@@ -149,7 +155,7 @@ def find_slots(table: Any, position_N: Any, strip_N: Any, slot_N: Any) -> None:
         for n in range(first, last):
             position = position_N[n]
             strip = strip_N[n]
-            h = hash_of(position, strip)
+            h = hash_of(position, strip, table.secret)
             bucket = bucket_of(table, position, strip, h, segment_K[n - first])
             found = bucket >= 0 and table.tag_B[bucket] != 0
             slot_N[n] = np.int64(table.slot_B[bucket]) if found else np.int64(-1)
@@ -178,7 +184,7 @@ def insert_keys(
         for m in range(first, last):
             position = position_M[m]
             strip = strip_M[m]
-            h = hash_of(position, strip)
+            h = hash_of(position, strip, table.secret)
             segment = segment_K[m - first]
             bucket = bucket_of(table, position, strip, h, segment)
             if bucket >= 0 and table.tag_B[bucket] != 0:
@@ -217,7 +223,7 @@ def split_segments(table: Any, more: Any, held: Any) -> None:
         table.used_G[new] = 0
         for k in range(n):
             slot = np.int64(held[k])
-            h = hash_of(table.position_S[slot], table.strip_S[slot])
+            h = hash_of(table.position_S[slot], table.strip_S[slot], table.secret)
             segment = segment_of(h, old % table.places, table.places, new + 1, whole)
             at = home_of(h)
             while table.tag_B[segment * SEGMENT + at] != 0:
@@ -235,7 +241,7 @@ def remove_slots(table: Any, slot_M: Any) -> None:
         slot = slot_M[m]
         position = table.position_S[slot]
         strip = table.strip_S[slot]
-        h = hash_of(position, strip)
+        h = hash_of(position, strip, table.secret)
         place = table.place_R[(position >> RUN) + HALF]
         segment = segment_of(h, place, table.places, table.segments, whole)
         first = segment * SEGMENT
@@ -250,7 +256,7 @@ def remove_slots(table: Any, slot_M: Any) -> None:
             if table.tag_B[first + at] == 0:
                 break
             other = np.int64(table.slot_B[first + at])
-            home = home_of(hash_of(table.position_S[other], table.strip_S[other]))
+            home = home_of(hash_of(table.position_S[other], table.strip_S[other], table.secret))
             if ((at - home) & (SEGMENT - 1)) >= ((at - hole) & (SEGMENT - 1)):
                 table.tag_B[first + hole] = table.tag_B[first + at]
                 table.slot_B[first + hole] = table.slot_B[first + at]

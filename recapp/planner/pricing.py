@@ -84,13 +84,13 @@ def cut_of(
     )
 
 
-def _in_rows(cut: Cut, problem: PlanningProblem) -> Ints:
-    """Return the rows of a cut's rectangles, [M, 2]: those of a dynamic table that its runs stand
-    for.
+def _in_rows(cut: Cut, rows: int) -> Ints:
+    """Return the rows of a cut's rectangles, [M, 2]; of a dynamic table, those that its runs stand
+    for where it has so many.
     """
     if cut.table.dynamic is None:
         return cut.rows_M2
-    found: Ints = cut.rows_M2 * problem.statistics_of(cut.table).rows // RUNS
+    found: Ints = cut.rows_M2 * rows // RUNS
     return found
 
 
@@ -174,15 +174,14 @@ class _Counts:
         self.width_S = width_S.astype(float)
         self.first_S = np.cumsum(count_S) - count_S
         cut_M = np.repeat(self.cut_S, count_S)
-        rows_J2 = [_in_rows(c, problem) for c in cuts]
-        rows_M2 = np.concatenate(rows_J2)
+        rows_M2 = np.concatenate([_in_rows(c, c.table.num_embeddings) for c in cuts])
         self.cut_M = cut_M
         self.rows_M = (rows_M2[:, 1] - rows_M2[:, 0]).astype(float)
         self.width_M = np.repeat(self.width_S, count_S)
         self.share_M = np.concatenate(
             [
-                problem.statistics_of(c.table).shares(rows, c.row_order)
-                for c, rows in zip(cuts, rows_J2, strict=True)
+                known.shares(_in_rows(c, known.rows), c.row_order)
+                for c, known in ((c, problem.statistics_of(c.table)) for c in cuts)
             ]
         )
         self.touched_M = np.minimum(self.U_of_all_J[cut_M] * self.share_M, self.rows_M)

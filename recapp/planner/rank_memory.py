@@ -104,14 +104,15 @@ def _what_helps(largest: Sequence[EmbeddingConfig], plan: ShardingPlan, rank: in
 
     replicated = all(plan.tables[t.name].mode == "replicated" for t in largest)
     hashed = any(t.id_rule == IdRule.HASH for t in largest)
+    dynamic = any(t.dynamic is not None for t in largest)
     remedies = {
         "more ranks (trainer.devices)": plan.world_size == 1 or not replicated,
         "+plan=row_wise": any(
             plan.tables[t.name].mode == "replicated" or not in_equal_parts(t) for t in largest
         ),
-        "fewer rows (tables.max_rows)"
-        if hashed
-        else "hashed tables of fewer rows (id_rule hash)": True,
+        "fewer rows (tables.dynamic.max_rows, or expected_rows if they are fewer)": dynamic,
+        "fewer rows (tables.max_rows)": hashed and not dynamic,
+        "hashed tables of fewer rows (id_rule hash)": not hashed and not dynamic,
         "a smaller tables.data_type": any(t.data_type.dtype.itemsize > 2 for t in largest),
     }
     *others, last = [remedy for remedy, fits in remedies.items() if fits]

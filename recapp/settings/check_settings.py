@@ -90,6 +90,13 @@ def unknown(name: str, known: Iterable[str]) -> str:
     if (new := new_name(name, known)) is not None:
         return f"{name}: is {new} now"
     home, _, leaf = name.rpartition(".")
+    if home == "tables.dynamic":
+        return f"{name}: is of tables that grow: add tables=dynamic"
+    if home == "optimizer.sparse.tables":
+        return (
+            f"{name}: tables are named in a mapping: "
+            f'"optimizer.sparse.tables={{{leaf}: {{rule: sgd, lr: 0.1}}}}"'
+        )
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == home}
     close = [beside[match] for match in get_close_matches(leaf, beside)]
     same = [key for key in known if key.rpartition(".")[2] == leaf]

@@ -101,8 +101,9 @@ class EmbeddingConfig:
             a dynamic table the rows that are expected.
         min_key: The id of row 0: row = id - min_key. A hashed or dynamic table takes any id, so it
             has none.
-        dynamic: Which keys of a dynamic table get rows and which rows leave it, a record or its
-            fields; None: rows have numbers, or, where `num_embeddings` is "dynamic", the defaults.
+        dynamic: Which keys of a dynamic table get rows and which rows leave it, `DynamicRows` or
+            its fields: expected_rows, max_rows, seen, counter, sketch_width, eviction, ttl_steps.
+            None: rows have numbers, or, where `num_embeddings` is "dynamic", the defaults.
 
     Raises:
         ConfigError: A field is out of range; the message names the table and the field.
@@ -136,6 +137,7 @@ class EmbeddingConfig:
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(
                     f"tables.{self.name}.{key}={value}: must be a whole number of at least 1"
+                    + (f', or "{DYNAMIC}"' if key == "num_embeddings" else "")
                 )
         if not self.feature_names or len(set(self.feature_names)) < len(self.feature_names):
             raise ConfigError(
@@ -162,14 +164,25 @@ class EmbeddingConfig:
             ConfigError: A field does not go with a dynamic table.
         """
         given: Any = self.num_embeddings
+        setting = f"tables.{self.name}"
+        if isinstance(given, str) and given != DYNAMIC:
+            raise ConfigError(
+                f"{setting}.num_embeddings={given}: must be a whole number of at least 1, or "
+                f'"{DYNAMIC}" for a table of any keys, which grows'
+            )
         if given != DYNAMIC and self.dynamic is None:
             return
-        setting = f"tables.{self.name}"
         rows = dynamic_rows(self.dynamic or {}, f"{setting}.dynamic")
         object.__setattr__(self, "dynamic", rows)
+        expected = rows.expected_rows or rows.max_rows or EXPECTED_ROWS
         if given == DYNAMIC:
-            expected = rows.expected_rows or rows.max_rows or EXPECTED_ROWS
             object.__setattr__(self, "num_embeddings", expected)
+        elif given != expected:  # equal where the record of another table is taken over
+            raise ConfigError(
+                f"{setting}.num_embeddings={given}: dynamic is said of a table of so many rows: "
+                f'give num_embeddings "{DYNAMIC}", with dynamic.expected_rows={given} where so '
+                "many are expected, or leave dynamic out"
+            )
         if self.id_rule is not IdRule.ERROR:
             raise ConfigError(
                 f"{setting}.id_rule={self.id_rule}: a dynamic table has a row for any id: leave "

@@ -30,6 +30,8 @@ RUNS = 64
 RUN_BITS = 6
 FIND_BYTES = 20  # a position, a strip, and 1 / .42 numbers of slots (numba_key_index.py)
 USE_BYTES = 8  # a row's last use and the number of its uses
+MOST_STEPS = 2**31 - 1  # counts and steps are kept in 32 bits
+MOST_OF_ROWS = 2**48
 EXPECTED_ROWS = 100_000
 """Rows that the planner counts with where nothing is known of a table."""
 
@@ -99,6 +101,9 @@ class DynamicRows:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise ConfigError(f"{name}={value}: must be a whole number of at least {least}")
+            most = MOST_STEPS if name in ("seen", "ttl_steps") else MOST_OF_ROWS
+            if value is not None and value > most:
+                raise ConfigError(f"{name}={value}: must be a whole number of at most {most}")
         for name, kind in (("counter", Counter), ("eviction", Eviction)):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
@@ -106,10 +111,12 @@ class DynamicRows:
                 known = [member.value for member in kind]
                 given = getattr(self, name)
                 raise ConfigError(f"{name}={given}: {suggest(str(given), known)}") from None
-        if (self.eviction is Eviction.TTL) != (self.ttl_steps is not None):
+        if self.eviction is Eviction.TTL and self.ttl_steps is None:
+            raise ConfigError("eviction=ttl: needs ttl_steps, a whole number of at least 1")
+        if self.eviction is not Eviction.TTL and self.ttl_steps is not None:
             raise ConfigError(
-                f"ttl_steps={self.ttl_steps}: give it with eviction=ttl and only there (eviction="
-                f"{self.eviction})"
+                f"ttl_steps={self.ttl_steps}: is of eviction=ttl, and eviction={self.eviction}: "
+                "set that, or leave ttl_steps out"
             )
 
     @property
@@ -144,6 +151,8 @@ def dynamic_rows(values: "DynamicRows | Mapping[str, Any]", setting: str) -> Dyn
     if isinstance(values, DynamicRows):
         return values
     known = [f.name for f in fields(DynamicRows)]
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{setting}={values}: must be a mapping of {', '.join(known)}")
     for name in values:
         if name not in known:
             raise ConfigError(f"{setting}.{name}: unknown; {suggest(str(name), known)}")

@@ -61,6 +61,13 @@ class EmbeddingBagCollection(UnshardedCollection):
             )
         read = lookups_of(tables) if lookups is None else tuple(lookups)
         check_lookups(tables, read)
+        for lookup in read:
+            if lookup.pooling is PoolingType.NONE:
+                raise ConfigError(
+                    f"lookup {lookup.output} of table {lookup.table.name} does not pool its bags: "
+                    "make the table an EmbeddingBagConfig, or for sequences the collection an "
+                    "EmbeddingCollection"
+                )
         super().__init__(tables, read, device, seed, is_weighted, _bag)
         self.room = 0
 

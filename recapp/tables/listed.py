@@ -18,7 +18,6 @@ from recapp.tables.config import (
     PoolingType,
     check_max_key,
     check_tables,
-    member,
 )
 from recapp.tables.dynamic import DYNAMIC
 from recapp.tables.lookups import TableLookup, lookups_of
@@ -60,7 +59,10 @@ def pooling_of(combiner: str, where: str) -> PoolingType:
         raise ConfigError(
             f"{where}.combiner=none: a sequence is no bag: list its table in an EmbeddingCollection"
         )
-    return member(PoolingType, {"average": "mean"}.get(combiner, combiner), f"{where}.combiner")
+    known = {"sum": "sum", "mean": "mean", "average": "mean", "concat": "concat"}
+    if combiner not in known:
+        raise ConfigError(f"{where}.combiner={combiner}: {suggest(str(combiner), known)}")
+    return PoolingType(known[combiner])
 
 
 def rows_of(rows: Any) -> Any:

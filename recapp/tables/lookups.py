@@ -20,7 +20,7 @@ from torch import nn
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.keyed_tensor import KeyedTensor
-from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType, check_tables
+from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType, check_tables, member
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,15 @@ class TableLookup:
         table: The table that is read.
         feature: The feature whose ids are looked up.
         output: The key of the vectors in the output, unique in a collection.
-        pooling: What is made of the rows of a bag.
+        pooling: What is made of the rows of a bag: "sum", "mean", "concat" or, in an
+            `EmbeddingCollection`, "none".
         hotness: How many vectors a concatenation has; None for any other pooling.
         truncates: Whether a bag of more ids than a concatenation has vectors loses its last ones;
             else it is an error.
 
     Raises:
-        ConfigError: A concatenation without hotness, or hotness without a concatenation.
+        ConfigError: A concatenation without hotness, or hotness without a concatenation; a pooling
+            that does not exist, or a table that is none.
     """
 
     table: EmbeddingConfig
@@ -48,6 +50,13 @@ class TableLookup:
     truncates: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.table, EmbeddingConfig):
+            raise ConfigError(
+                f"lookup {self.output}: table={self.table}: give the table itself, an "
+                "EmbeddingConfig or EmbeddingBagConfig, not its name"
+            )
+        pooling = member(PoolingType, self.pooling, f"lookup {self.output}: pooling")
+        object.__setattr__(self, "pooling", pooling)
         concat = self.pooling is PoolingType.CONCAT
         if concat and (not isinstance(self.hotness, int) or self.hotness < 1):
             raise ConfigError(

@@ -228,7 +228,7 @@ def crowded(comm):
 
 def test_more_distinct_ids_in_a_batch_than_max_rows_are_an_error_of_all_ranks(ranks):
     guilty, other = ranks.run(crowded, 2)
-    assert guilty.startswith("tables.t0.dynamic.max_rows=64: a batch has 65 distinct ids of it")
+    assert guilty.startswith("table t0: dynamic.max_rows=64: a batch has 65 distinct ids of it")
     assert other.startswith("rank 0 could not look up its batch")
 
 

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         IdRule,
         PoolingType,
     )
+    from recapp.tables.dynamic import DynamicRows
     from recapp.tables.embedding import EmbeddingCollection
     from recapp.tables.embedding_bag import EmbeddingBagCollection
     from recapp.tables.lookups import TableLookup

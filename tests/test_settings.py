@@ -182,6 +182,14 @@ def line(tmp_path, monkeypatch, capfd):
                 "+callbacks.checkpoint._partial_=true",
                 "unknown setting callbacks.checkpoint._partial_",
             ),
+            ("tables.dynamic.max_rows=64", "is of tables that grow: add tables=dynamic"),
+            ("tables.dynamic={max_rows: 64}", "is said of tables that do not grow: take tables=dy"),
+            ("tables.num_embeddings=dynamic", "tables.max_rows=200000: limits hashed tables, and"),
+            (
+                "optimizer.sparse.tables.C3={lr: 0.1}",
+                'tables are named in a mapping: "optimizer.sparse.tables={C3: {rule: sgd}}"',
+            ),
+            ("plan.tables={C1: row_wise}", "so it needs a plus: +plan.tables=..."),
             ("tables.dim=sixteen", "tables.dim=sixteen: must be a whole number of at least 1"),
             (
                 "seed=99999999999999999999999",

@@ -142,21 +142,6 @@ def _tables_of_dataset(
     dataset: Settings, tables: Settings, features: Sequence[str]
 ) -> list[EmbeddingBagConfig]:
     grows = tables.get("num_embeddings") == DYNAMIC
-    if not grows and tables.get("dynamic") is not None:
-        raise ConfigError(
-            f"tables.dynamic={tables['dynamic']}: is said of tables that do not grow: set "
-            "tables.num_embeddings=dynamic, or take tables=dynamic"
-        )
-    if grows and tables["max_rows"] is not None:
-        raise ConfigError(
-            f"tables.max_rows={tables['max_rows']}: limits hashed tables, and these grow: set "
-            f"tables.dynamic.max_rows={tables['max_rows']} and leave tables.max_rows=null"
-        )
-    if grows and tables["id_rule"] not in (None, IdRule.ERROR):
-        raise ConfigError(
-            f"tables.id_rule={tables['id_rule']}: a dynamic table has a row for any id: leave it "
-            "null, or take tables=from_dataset"
-        )
     rule = tables["id_rule"] or (IdRule.ERROR if grows else dataset["id_rule"])
     dims: Mapping[str, int] = dataset["table_dims"] or {}
     check_sizes(dataset, features)

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from recapp.checkpoints.block_files import WEIGHT
 from recapp.checkpoints.directory import load_table, read_manifest
+from recapp.checkpoints.manifest import Manifest
 from recapp.errors import CheckpointError, suggest
 
 
@@ -39,10 +41,20 @@ def static_table(path: str | Path, table: str, tensor: str = WEIGHT) -> StaticTa
     Raises:
         CheckpointError: The checkpoint has no dynamic table of this name.
     """
-    stored = read_manifest(path).dynamic
+    manifest = read_manifest(path)
+    stored = manifest.dynamic
     if table not in stored:
         hint = suggest(table, list(stored)) if stored else "it has none"
         raise CheckpointError(f"checkpoint {path} has no dynamic table {table}: {hint}")
+    if not sum(stored[table]["rows"]):
+        return StaticTable(
+            torch.zeros(0, dtype=torch.int64), torch.zeros(0, _width(manifest, table))
+        )
     keys_R = load_table(path, table, "keys")[:, 0]
     order_R = keys_R.argsort()
     return StaticTable(keys_R[order_R], load_table(path, table, tensor)[order_R])
+
+
+def _width(manifest: Manifest, table: str) -> int:
+    """Return the columns of a table of which no row is stored."""
+    return max(shard.cols.stop for shard in manifest.plan.tables[table].shards)

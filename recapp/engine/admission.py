@@ -247,6 +247,23 @@ class Admission:
             found.append(slot_E)
         return torch.cat(found)
 
+    def surplus(self) -> Tensor:
+        """Return the slots of rows beyond `max_rows`, which a table has that was loaded from before
+        it was lowered, and count them out.
+        """
+        found = [torch.zeros(0, dtype=torch.int64, device=self.last_used.rows.device)]
+        for number, settings in enumerate(self.settings):
+            if settings.max_rows is None:
+                continue
+            over_R = self.rows_IR[number] - self._most_IR[number]
+            for run in np.flatnonzero(over_R > 0).tolist():
+                slot_E = self.index.slots_of_run(run, number)
+                slot_E = slot_E[self.last_used.rows[slot_E, 0] != NOT_HELD]
+                leaving_E = self._first_to_leave(number, slot_E, int(over_R[run]))
+                self._left(number, leaving_E)
+                found.append(leaving_E)
+        return torch.cat(found)
+
     def release(self, slot_M: Tensor) -> None:
         """Note that slots hold no rows any more."""
         if self._tracks:

@@ -25,7 +25,9 @@ ROWS = "rows"
 WAITING = "waiting"
 ALWAYS_LOADED = ("weight", KEYS)
 """What a model needs to predict; the rest is for going on with training."""
-OF_ADMISSION = ("last_used", "uses", "waiting_keys", "waiting_counts", "sketch")
+WAITING_COUNTS = "waiting_counts"
+SKETCH = "sketch"
+OF_ADMISSION = ("last_used", "uses", "waiting_keys", WAITING_COUNTS, SKETCH)
 """What decides on keys and rows of a dynamic table: it begins anew where it is not stored."""
 RowsOfRuns = dict[str, dict[str, list[int]]]
 """By table: how many `rows` each of the 64 runs has, and how many keys that are `waiting`: counted,

@@ -117,20 +117,18 @@ def _fault_of_ranks(
     """Return why some rank cannot load its part, or that some rows are given to no rank that takes
     them. All ranks learn of it together.
     """
-    rows_R = torch.bincount(given.run_N, minlength=RUNS)
-    held_R = torch.zeros(RUNS, dtype=torch.bool)
-    for runs, _ in pieces:
-        held_R[runs.start : runs.stop] = True
-    said_W = shared.comm.all_gather((fault, given.total, (rows_R * held_R).tolist()))
+    rows_R = torch.bincount(given.run_N, minlength=RUNS).tolist()
+    held = {run: rows_R[run] for runs, _ in pieces for run in runs}
+    said_W = shared.comm.all_gather((fault, given.total, held))
     for rank, (of_rank, _, _) in enumerate(said_W):
         if of_rank:
             return fault or f"rank {rank} cannot load it: {of_rank}"
     total = max(n for _, n, _ in said_W)
-    taken = sum(max(n_W) for n_W in zip(*(n_R for _, _, n_R in said_W), strict=True))
+    taken = sum(min(n[run] for _, _, n in said_W if run in n) for run in range(RUNS))
     if taken == total:
         return ""
     return (
-        f"of {total} stored rows {taken} are given to the ranks that hold their keys: load the "
+        f"of {total} stored rows {taken} are given to all ranks that hold their keys: load the "
         "state of the same plan and rank, or whole tables (gathered_state_dict)"
     )
 

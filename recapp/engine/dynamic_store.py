@@ -145,17 +145,21 @@ class DynamicStore(FloatRows):
         return slot_M
 
     def settle(self, step: int) -> None:
-        """End a step, after its update: guests leave, and rows whose time is over.
+        """End a step, after its update: guests leave, and rows whose time is over or that are too
+        many. Where no step has ended, because the number is set, rows stay: a checkpoint that is
+        only read answers as it was saved.
 
         Args:
             step: The number of updates so far.
         """
-        guests = self._all_guests()
-        self.admission.release(guests)
+        gone = [self._all_guests()]
+        self.admission.release(gone[0])
         self._guests = []
+        if step == self.step + 1:
+            gone += [self.admission.expired(step), self.admission.surplus()]
         self.step = step
         self.settled += 1
-        gone_M = torch.cat([guests, self.admission.expired(step)])
+        gone_M = torch.cat(gone)
         if len(gone_M):
             self.index.remove(gone_M)
             self.slots.give_back(gone_M)

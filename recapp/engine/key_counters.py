@@ -7,15 +7,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recapp.engine.dynamic_blocks import DynamicStrip, Numbered, SlotRows, check_positions
+from recapp.engine.dynamic_blocks import (
+    SKETCH,
+    WAITING_COUNTS,
+    DynamicStrip,
+    Numbered,
+    SlotRows,
+    check_positions,
+)
 from recapp.engine.free_slots import FreeSlots
 from recapp.kernels.backend import Backend
 from recapp.kernels.row_memory import RowMemory, most_bytes
 from recapp.sharding.layout import Block, Piece
 from recapp.sparse.transfer import true_indices
-from recapp.tables.dynamic import RUNS, Counter, DynamicRows, keys_of, positions_of, runs_of
+from recapp.tables.dynamic import (
+    RUNS,
+    SKETCH_LINES,
+    Counter,
+    DynamicRows,
+    keys_of,
+    positions_of,
+    runs_of,
+)
 
-SKETCH_LINES = 4
 # odd numbers, one for each line: the first fractional bits of square roots of primes
 _LINE_MULTIPLIERS = (
     0x6A09E667F3BCC909,
@@ -212,7 +226,7 @@ class SketchCounter(KeyCounter):
         shape = (RUNS, self.counts_RC.shape[1])
         for p in strip.pieces:
             data = self.counts_RC[p.rows.start : p.rows.stop]
-            yield Block(strip.table.name, "sketch", shape, p.rows, range(shape[1]), data, owner)
+            yield Block(strip.table.name, SKETCH, shape, p.rows, range(shape[1]), data, owner)
 
     def blocks_to_load(
         self, strip: DynamicStrip, waiting_R: list[int], owner: bool
@@ -226,5 +240,5 @@ def _of_waiting(
 ) -> Iterator[Block]:
     """Yield the blocks of counted keys."""
     total, rows = numbered
-    for tensor, data in (("waiting_keys", key_N1), ("waiting_counts", count_N1)):
+    for tensor, data in (("waiting_keys", key_N1), (WAITING_COUNTS, count_N1)):
         yield Block(strip.table.name, tensor, (total, 1), rows, range(1), data, owner)

@@ -92,11 +92,10 @@ def unknown(name: str, known: Iterable[str]) -> str:
     home, _, leaf = name.rpartition(".")
     if home == "tables.dynamic":
         return f"{name}: is of tables that grow: add tables=dynamic"
-    if home == "optimizer.sparse.tables":
-        return (
-            f"{name}: tables are named in a mapping: "
-            f'"optimizer.sparse.tables={{{leaf}: {{rule: sgd, lr: 0.1}}}}"'
-        )
+    rules = "optimizer.sparse.tables"
+    if name.startswith(f"{rules}."):
+        table = name.removeprefix(f"{rules}.").partition(".")[0]
+        return f'{name}: tables are named in a mapping: "{rules}={{{table}: {{rule: sgd}}}}"'
     beside = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == home}
     close = [beside[match] for match in get_close_matches(leaf, beside)]
     same = [key for key in known if key.rpartition(".")[2] == leaf]
@@ -320,6 +319,31 @@ def _check_together(config: Mapping[str, Any], set_by_user: Collection[str]) -> 
         )
     if isinstance(plan, Mapping):
         _check_plan(plan)
+    tables = config.get("tables")
+    if isinstance(tables, Mapping) and tables.get("source") == "from_dataset":
+        _check_tables(tables)
+
+
+def _check_tables(tables: Mapping[str, Any]) -> None:
+    """Check that what is said of tables goes with whether they grow."""
+    most = tables.get("max_rows")
+    if tables.get("num_embeddings") != "dynamic":
+        if tables.get("dynamic") is not None:
+            raise ConfigError(
+                f"tables.dynamic={shown(tables['dynamic'])}: is said of tables that do not grow: "
+                "take tables=dynamic"
+            )
+        return
+    if most is not None:
+        raise ConfigError(
+            f"tables.max_rows={most}: limits hashed tables, and these grow: set "
+            f"tables.dynamic.max_rows={most} and leave tables.max_rows=null"
+        )
+    if tables.get("id_rule") not in (None, "error"):
+        raise ConfigError(
+            f"tables.id_rule={tables['id_rule']}: a dynamic table has a row for any id: leave it "
+            "null, or take tables=from_dataset"
+        )
 
 
 def _check_plan(plan: Mapping[str, Any]) -> None:

@@ -134,7 +134,7 @@ class EmbeddingConfig:
         self._make_dynamic()
         for key in ("num_embeddings", "embedding_dim"):
             value = getattr(self, key)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(
                     f"tables.{self.name}.{key}={value}: must be a whole number of at least 1"
                     + (f', or "{DYNAMIC}"' if key == "num_embeddings" else "")
@@ -145,7 +145,9 @@ class EmbeddingConfig:
                 "feature that reads the table, each once"
             )
         if self.init_range is not None and not (
-            math.isfinite(self.init_range) and self.init_range >= 0
+            isinstance(self.init_range, int | float)
+            and math.isfinite(self.init_range)
+            and self.init_range >= 0
         ):
             raise ConfigError(
                 f"tables.{self.name}.init_range={self.init_range}: must be a number of at least 0"
@@ -172,7 +174,7 @@ class EmbeddingConfig:
             )
         if given != DYNAMIC and self.dynamic is None:
             return
-        rows = dynamic_rows(self.dynamic or {}, f"{setting}.dynamic")
+        rows = dynamic_rows({} if self.dynamic is None else self.dynamic, f"{setting}.dynamic")
         object.__setattr__(self, "dynamic", rows)
         expected = rows.expected_rows or rows.max_rows or EXPECTED_ROWS
         if given == DYNAMIC:
@@ -209,7 +211,10 @@ class EmbeddingConfig:
     @property
     def bytes_to_find_a_row(self) -> int:
         """Return the bytes beside a row that find it, in every strip: 0 where rows have numbers."""
-        return 0 if self.dynamic is None else self.dynamic.bytes_beside_a_row
+        if self.dynamic is None:
+            return 0
+        shared = -(-self.dynamic.bytes_of_sketch // self.num_embeddings)
+        return self.dynamic.bytes_beside_a_row + shared
 
     def rows_in(self, plan_rows: int | range) -> int:
         """Return how many rows some of those that a plan cuts stand for: of a dynamic table, how

@@ -30,6 +30,8 @@ RUNS = 64
 RUN_BITS = 6
 FIND_BYTES = 20  # a position, a strip, and 1 / .42 numbers of slots (numba_key_index.py)
 USE_BYTES = 8  # a row's last use and the number of its uses
+SKETCH_LINES = 4
+COUNT_BYTES = 4
 MOST_STEPS = 2**31 - 1  # counts and steps are kept in 32 bits
 MOST_OF_ROWS = 2**48
 EXPECTED_ROWS = 100_000
@@ -130,6 +132,12 @@ class DynamicRows:
         lies, and when it was used, where that matters.
         """
         return FIND_BYTES + USE_BYTES * self.tracks_use
+
+    @property
+    def bytes_of_sketch(self) -> int:
+        """Return the bytes of the table's count-min sketch, if it has one."""
+        counts = self.seen > 1 and self.counter is Counter.SKETCH
+        return SKETCH_LINES * COUNT_BYTES * self.sketch_width if counts else 0
 
     def most_rows(self, run: int) -> int | None:
         """Return the most rows of a run; None where nothing limits them."""

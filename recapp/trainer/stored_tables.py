@@ -5,9 +5,16 @@ from typing import Any
 
 from recapp import console
 from recapp.checkpoints.manifest import Manifest
-from recapp.engine.dynamic_blocks import ALWAYS_LOADED, OF_ADMISSION, without_waiting
+from recapp.engine.dynamic_blocks import (
+    ALWAYS_LOADED,
+    OF_ADMISSION,
+    SKETCH,
+    WAITING_COUNTS,
+    without_waiting,
+)
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.sharding.layout import Block
+from recapp.tables.dynamic import Counter
 
 
 def dynamic_entry(tables: Sequence[ShardedTables]) -> dict[str, Any]:
@@ -63,6 +70,26 @@ class StoredTables:
             shared.updates = number
         if self.speaks:
             _say(self._changed_rules(manifest))
+            if others := self._other_counters(manifest):
+                console.note(
+                    f"{_some(others)}: the checkpoint counted keys by another dynamic.counter: how "
+                    "often keys without a row were seen is counted anew"
+                )
+
+    def _other_counters(self, manifest: Manifest) -> list[str]:
+        """Return the tables whose keys the checkpoint has counted in another way than is done now;
+        none where training does not go on.
+        """
+        tensor_of = {Counter.SKETCH: WAITING_COUNTS, Counter.EXACT: SKETCH}  # that of the other
+        return [
+            table.name
+            for shared in self.tables
+            for table in shared.state.layout.tables
+            if self.fitting
+            and table.dynamic is not None
+            and table.dynamic.seen > 1
+            and (table.name, tensor_of[table.dynamic.counter]) in manifest.tensors
+        ]
 
     def _changed_rules(self, manifest: Manifest) -> dict[str, tuple[str, str]]:
         """Return by table the names of the stored rule and of today's, where training goes on by

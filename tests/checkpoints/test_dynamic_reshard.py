@@ -4,15 +4,25 @@ number of ranks.
 
 import pytest
 import torch
-from engine.engine_cases import same_bits
-from engine.test_dynamic_tables import any_keys, batch_of, made, rows_by_key, tables, train
+from engine.engine_cases import make_plan, same_bits
+from engine.test_dynamic_tables import (
+    ROWS,
+    any_keys,
+    batch_of,
+    made,
+    rows_by_key,
+    tables,
+    train,
+)
 from tiers import one_of
 
 from recapp.checkpoints.directory import load_blocks, load_table, read_manifest, write_checkpoint
 from recapp.checkpoints.static_table import static_table
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.errors import CheckpointError
+from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.dynamic import positions_of
+from recapp.transport.communicator import Comm
 
 SETTINGS = (
     {},
@@ -152,6 +162,62 @@ def test_a_table_of_numbered_rows_is_not_taken_for_a_dynamic_one(ranks, tmp_path
     assert said.startswith("table t0: it is dynamic, and the checkpoint has it as a table of")
 
 
+def dynamic_into_static(comm, path):
+    dynamic = made(comm, "row_wise", "sgd")
+    train(dynamic, comm, 4, torch.arange(ROWS))
+    write(path, dynamic, comm)
+    with pytest.raises(CheckpointError) as refused:
+        fill(path, made(comm, "row_wise", "sgd", configs=tables(dynamic=False)))
+    return str(refused.value)
+
+
+def test_a_dynamic_table_is_not_taken_for_one_of_numbered_rows(ranks, tmp_path):
+    (said,) = ranks.run(dynamic_into_static, 1, tmp_path / "a.ckpt")
+    assert said.startswith("table t0: it has numbered rows, and the checkpoint has it as a dynamic")
+
+
+def lowered(comm, path):
+    """How many rows a table has that was saved under one limit and goes on under a lower one."""
+    collection = made(comm, "mixed", "sgd", configs=tables(max_rows=8000))
+    train(collection, comm, 1, torch.arange(ROWS))
+    many = torch.arange(4000) * 7919
+    for part in many.split(400):
+        features = KeyedJaggedTensor(
+            ["a", "b", "c", "s"], part, lengths=torch.tensor([len(part), 0, 0, 0])
+        )
+        collection(features).values().sum().backward()
+    write(path, collection, comm)
+    goes_on = made(comm, "row_wise", "sgd", configs=tables(max_rows=320))
+    fill(path, goes_on)
+    before = sum(goes_on.shared.stored.rows_of_runs()["t0"]["rows"])
+    train(goes_on, comm, 1, torch.arange(ROWS))
+    return before, goes_on.shared.stored.rows_of_runs()["t0"]["rows"], rows_by_key(comm, goes_on)
+
+
+def test_rows_beyond_a_lowered_limit_leave_after_a_step(ranks, tmp_path):
+    one = ranks.run(lowered, 1, tmp_path / "one.ckpt")[0]
+    two = ranks.run(lowered, 2, tmp_path / "two.ckpt")[0]
+    for before, rows, _ in (one, two):
+        assert before > 4000 and rows == [5] * 64
+    assert one[2]["t0", "keys"].shape == (320, 1)
+
+
+def test_an_empty_table_is_exported_and_gathered(tmp_path):
+    collection = made(Comm(), "row_wise", "sgd", configs=tables(seen=9))
+    train(collection, Comm(), 1, any_keys())
+    state = gathered_state_dict(collection)
+    assert state["embedding_bags.t0.weight"].shape == (0, 8)
+    again = made(Comm(), "column_wise", "sgd", configs=tables())
+    again.load_state_dict(state)
+    assert not sum(again.shared.stored.rows_of_runs()["t0"]["rows"])
+    info = {"dynamic": collection.shared.stored.rows_of_runs()}
+    plan = make_plan("row_wise", tables(), 1).to_dict()
+    blocks = list(collection.shared.blocks())
+    path = tmp_path / "a.ckpt"
+    write_checkpoint(path, blocks, comm=Comm(), meta={}, manifest={**info, "plan": plan})
+    assert [x.shape for x in static_table(path, "t0")] == [(0,), (0, 8)]
+
+
 def through_state_dict(comm):
     collection = made(comm, "mixed", "sgd", configs=tables())
     train(collection, comm, 4, any_keys())
@@ -170,6 +236,78 @@ def through_state_dict(comm):
     with torch.no_grad():
         values = [c(batch_of(3, 0, keys=any_keys())).values() for c in (same_plan, other_plan)]
     return equal and same_bits(*values)
+
+
+def other_ranks_strips(comm, kind):
+    collection = made(comm, "row_wise", "sgd", configs=tables())
+    train(collection, comm, 3, any_keys())
+    state = comm.all_gather(collection.state_dict())[1 - comm.rank]
+    return why_refused(comm, made(comm, kind, "sgd", configs=tables()), state)
+
+
+def why_refused(comm, into, state):
+    """Why a state dict is refused; the rows of the table that cannot be loaded stay."""
+    train(into, comm, 1, any_keys(), first=30)
+    before = rows_by_key(comm, into)
+    with pytest.raises((RuntimeError, CheckpointError)) as refused:
+        into.load_state_dict(state)
+    after = rows_by_key(comm, into)
+    for name in ("keys", "weight"):
+        assert same_bits(before["t0", name], after["t0", name])
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "column_wise"])
+def test_rows_that_no_rank_takes_are_not_lost_in_silence(ranks, kind):
+    for said in ranks.run(other_ranks_strips, 2, kind):
+        assert "load the state of the same plan and rank, or whole tables" in said
+
+
+def faulty_on_one_rank(comm, fault):
+    collection = made(comm, "row_wise", "sgd", configs=tables())
+    train(collection, comm, 3, any_keys())
+    state = collection.state_dict()
+    if comm.rank == 0:
+        name = "embedding_bags.t0.keys"
+        ((rows, cols, keys), *others) = state[name]
+        if fault == "twice":
+            state[name] = [(rows, cols, keys * 0), *others]
+        else:
+            del state[name]
+    return why_refused(comm, made(comm, "row_wise", "sgd", configs=tables()), state)
+
+
+@pytest.mark.parametrize(
+    ("fault", "here", "there"),
+    [
+        ("twice", "a key is stored twice", "rank 0 cannot load it: a key is stored twice"),
+        ("lacking", "Missing key(s)", "rank 0 cannot load it: keys or rows are missing"),
+    ],
+)
+def test_a_state_dict_that_is_faulty_on_one_rank_is_refused_by_all(ranks, fault, here, there):
+    first, second = ranks.run(faulty_on_one_rank, 2, fault)
+    assert here in first and there in second
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda k, w: (k, w.half()), "weight is torch.float16, must be torch.float32: convert it"),
+        (lambda k, w: (k.double(), w), "keys is torch.float64, must be torch.int64: convert it"),
+        (lambda k, w: (k, torch.cat([w, w], 1)), "weight is a tensor of shape (5, 16), must be"),
+        (lambda k, w: (k[:3], w), "weight has 5 rows, but there are 3 keys"),
+        (lambda k, w: (k, 5), "weight is a int: must be a tensor or"),
+        (lambda k, w: (k, [7]), "weight has an entry that is no (rows, cols, tensor)"),
+        (lambda k, w: (k, w[:4]), "do not have every row whose key they have"),
+    ],
+)
+def test_a_state_dict_of_something_else_is_refused_before_anything_changes(change, says):
+    keys, weights = change(torch.arange(5)[:, None], torch.ones(5, 8))
+    into = made(Comm(), "row_wise", "sgd", configs=tables())
+    train(into, Comm(), 1, any_keys())
+    state = into.state_dict()
+    state |= {"embedding_bags.t0.keys": keys, "embedding_bags.t0.weight": weights}
+    assert says in why_refused(Comm(), into, state)
 
 
 @pytest.mark.parametrize("world", one_of(2, [2, 1]))

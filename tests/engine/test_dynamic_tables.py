@@ -232,6 +232,17 @@ def test_more_distinct_ids_in_a_batch_than_max_rows_are_an_error_of_all_ranks(ra
     assert other.startswith("rank 0 could not look up its batch")
 
 
+def test_ids_that_need_no_rows_yet_need_no_room():
+    collection = made(Comm(), "row_wise", "sgd", configs=tables(max_rows=64, seen=2))
+    features = KeyedJaggedTensor(
+        ["a", "b", "c", "s"], torch.arange(200), lengths=torch.tensor([200, 0, 0, 0])
+    )
+    for rows in (0, 64):
+        collection(features).values().sum().backward()
+        found = collection.shared.stored.rows_of_runs()["t0"]["rows"]
+        assert sum(found) <= rows and (sum(found) > 0) == (rows > 0)
+
+
 BAD = (
     ({"id_rule": "hash"}, "tables.t.id_rule=hash: a dynamic table has a row for any id"),
     ({"min_key": 3}, "tables.t.min_key=3: a dynamic table takes any id"),
@@ -239,7 +250,18 @@ BAD = (
     ({"dynamic": {"seen": 0}}, "tables.t.dynamic.seen=0: must be a whole number of at least 1"),
     ({"dynamic": {"evict": "lru"}}, "tables.t.dynamic.evict: unknown; did you mean eviction?"),
     ({"dynamic": {"eviction": "fifo"}}, "tables.t.dynamic.eviction=fifo: "),
-    ({"dynamic": {"eviction": "ttl"}}, "tables.t.dynamic.ttl_steps=None: give it with eviction"),
+    ({"dynamic": {"eviction": "ttl"}}, "tables.t.dynamic.eviction=ttl: needs ttl_steps, a whole"),
+    ({"dynamic": {"ttl_steps": 3}}, "tables.t.dynamic.ttl_steps=3: is of eviction=ttl, and evict"),
+    ({"dynamic": {"seen": 2**31}}, "tables.t.dynamic.seen=2147483648: must be a whole number of a"),
+    ({"dynamic": {"max_rows": 2**63}}, "tables.t.dynamic.max_rows=9223372036854775808: must be"),
+    ({"dynamic": 5}, "tables.t.dynamic=5: must be a mapping of expected_rows, max_rows, seen"),
+    ({"dynamic": False}, "tables.t.dynamic=False: must be a mapping of"),
+    ({"num_embeddings": "dynamik"}, "tables.t.num_embeddings=dynamik: must be a whole number of"),
+    (
+        {"num_embeddings": 100, "dynamic": {"max_rows": 1000}},
+        "tables.t.num_embeddings=100: dynamic is said of a table of so many rows: give",
+    ),
+    ({"init_range": "a"}, "tables.t.init_range=a: must be a number of at least 0"),
     ({"dynamic": {"counter": "exat"}}, "tables.t.dynamic.counter=exat: did you mean exact?"),
 )
 
@@ -248,7 +270,13 @@ BAD = (
 def test_what_a_dynamic_table_cannot_be_is_refused_in_one_line(values, says):
     with pytest.raises(ConfigError) as refused:
         EmbeddingBagConfig(
-            name="t", num_embeddings="dynamic", embedding_dim=4, feature_names=["f"], **values
+            **{
+                "name": "t",
+                "num_embeddings": "dynamic",
+                "embedding_dim": 4,
+                "feature_names": ["f"],
+            }
+            | values
         )
     assert str(refused.value).startswith(says) and "\n" not in str(refused.value)
 

@@ -11,6 +11,7 @@ from recapp.planner.buffers import buffer_bytes
 from recapp.planner.choose_modes import decide_modes, exchanged_bytes
 from recapp.planner.constraints import ParameterConstraints
 from recapp.planner.embedding_planner import EmbeddingShardingPlanner, plan_tables
+from recapp.planner.explain import explained
 from recapp.planner.pricing import plan_cost
 from recapp.planner.problem import PlanningProblem
 from recapp.planner.table_facts import table_facts
@@ -20,6 +21,7 @@ from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sharding.tilings import tile
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import EmbeddingBagConfig, PoolingType
+from recapp.tables.dynamic import DynamicRows
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.lookups import TableLookup, lookups_of
 from recapp.tables.statistics import default_statistics, measured_statistics
@@ -122,3 +124,13 @@ def test_ids_are_measured_and_modes_decided_by_the_lookups():
     }
     assert exchanged_bytes([ONE], plan, batch)["t"]["pooled"] == 2 * (vector + 4) + 3 * 4
     assert decide_modes([ONE], plan, [batch], SUM_AND_MEAN).tables["t"].mode == "unique"
+
+
+def test_a_dynamic_table_has_the_bytes_of_its_expected_rows_whatever_ids_were_measured():
+    grows = replace(ONE, num_embeddings="dynamic", dynamic=DynamicRows(max_rows=640))
+    measured = replace(default_statistics(grows), rows=64_000)
+    problem = PlanningProblem([grows], statistics={"t": measured}, **SETTINGS)
+    found = explained(plan_of(grows, "row_wise"), problem, alternatives=False)
+    assert [row["bytes"] for row in found["rows"]] == [
+        sum(rank["bytes"] for rank in found["ranks"])
+    ]

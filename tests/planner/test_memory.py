@@ -145,3 +145,22 @@ def test_unknown_memory_refuses_nothing():
 )
 def test_bytes_are_printed_in_powers_of_ten(n, text):
     assert human(n) == text
+
+
+def test_what_helps_where_tables_grow_is_of_such_tables():
+    grows = EmbeddingBagConfig(
+        name="t", num_embeddings="dynamic", embedding_dim=8, feature_names=["t"]
+    )
+    plan = ShardingPlan({"t": sharding("row_wise", grows, 2, random.Random(1), "unique")}, 2)
+    with pytest.raises(PlanError, match=r"fewer rows \(tables\.dynamic\.max_rows") as refused:
+        check_memory([grows], plan, sgd(), Topology(2, memory_bytes=[1000, 1000]))
+    assert "hashed" not in str(refused.value)
+
+
+def test_a_sketch_is_counted():
+    size = {"name": "t", "embedding_dim": 8, "feature_names": ["t"], "num_embeddings": "dynamic"}
+    said = {"expected_rows": 1000, "seen": 2, "sketch_width": 1 << 16}
+    exact = EmbeddingBagConfig(**size, dynamic=said)
+    sketch = EmbeddingBagConfig(**size, dynamic={**said, "counter": "sketch"})
+    more = sketch.bytes_to_find_a_row - exact.bytes_to_find_a_row
+    assert 1000 * more == pytest.approx(4 * 4 * (1 << 16), rel=1e-3)

@@ -5,7 +5,7 @@ import torch
 
 from recapp.errors import ConfigError
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
-from recapp.tables.config import EmbeddingBagConfig, PoolingType
+from recapp.tables.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.lookups import TableLookup, collections_in, embedding_tables, lookups_of
 
@@ -71,3 +71,26 @@ def test_a_models_collections_are_found_by_walking_it_once_each():
     model = torch.nn.ModuleDict({"one": first, "again": first, "two": second})
     assert [path for path, _ in collections_in(model)] == ["one", "two"]
     assert [t.name for t in embedding_tables(model)] == ["x", "y"]
+
+
+def test_a_pooling_may_be_said_as_text_and_what_is_none_is_refused():
+    t = table()
+    mean, concat = (
+        TableLookup(t, "a", "x", "mean"),
+        TableLookup(t, "a", "y", "concat", hotness=2),
+    )
+    assert (mean.pooling, concat.pooling) == (PoolingType.MEAN, PoolingType.CONCAT)
+    assert concat.columns == 2 * mean.columns
+    with pytest.raises(ConfigError, match="lookup x: pooling=meen: did you mean mean"):
+        TableLookup(t, "a", "x", "meen")
+    with pytest.raises(ConfigError, match="table=t: give the table itself"):
+        TableLookup("t", "a", "x", "mean")
+
+
+def test_bags_that_nobody_pools_are_refused():
+    size = {"name": "t", "num_embeddings": 4, "embedding_dim": 2, "feature_names": ["a"]}
+    with pytest.raises(ConfigError, match="lookup a of table t does not pool its bags"):
+        EmbeddingBagCollection([EmbeddingConfig(**size)])
+    bags = EmbeddingBagConfig(**size)
+    with pytest.raises(ConfigError, match="lookup x of table t does not pool its bags"):
+        EmbeddingBagCollection([bags], lookups=[TableLookup(bags, "a", "x", PoolingType.NONE)])

@@ -27,7 +27,7 @@ from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.app.sweep_progress import SweepProgress
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
-from recapp.settings.check_settings import check_share
+from recapp.settings.dependent_settings import check_share
 
 LENGTH = ("max_epochs", "max_steps")
 # no report after a signal, as whoever stops a sweep does not wait: python -m recapp.report makes it

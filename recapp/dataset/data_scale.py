@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from recapp.settings.check_settings import check_scale
+from recapp.settings.dependent_settings import check_scale
 
 
 def scaled(dataset: Mapping[str, Any]) -> dict[str, Any]:

@@ -117,8 +117,13 @@ class EmbeddingTableConfig:
         self.max_key = _whole(max_key)
         for key in OPT_PARAMS:
             opt_params = others.pop(key, None) or opt_params
-        self.opt_params = opt_params
         label = table_name(name, table_id, id_space, ())
+        if not isinstance(opt_params, OptParams | None):
+            raise ConfigError(
+                f"EmbeddingTableConfig: {label}: opt_params={opt_params}: must be what "
+                "CreateOptimizer returns"
+            )
+        self.opt_params = opt_params
         for key in others:
             if key not in MORE:
                 known = ("id_space", "table_id", "name", "max_key", "opt_params", *MORE)
@@ -144,7 +149,7 @@ class EmbeddingTableConfig:
             raise ConfigError(f"EmbeddingTableConfig: {name}: {missing} must be given")
         rows = rows_of(self.max_vocabulary_size)
         grows = rows == DYNAMIC
-        if not grows and (not isinstance(rows, int) or rows < 1):
+        if not grows and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 1):
             raise ConfigError(
                 f"EmbeddingTableConfig: {name}: max_vocabulary_size={rows}: must be a whole number "
                 "of at least 1, or -1 for a table of any keys, which grows"

@@ -87,7 +87,7 @@ class LRU_EvictionPolicy(MCHEvictionPolicy):
         threshold_filtering_func: Callable[[Tensor], Any] | None = None,
     ) -> None:
         super().__init__(threshold_filtering_func)
-        if not decay_exponent > 0:
+        if not isinstance(decay_exponent, int | float) or not decay_exponent > 0:
             raise ConfigError(
                 f"decay_exponent={decay_exponent}: must be above 0 for LRU_EvictionPolicy, which "
                 "else would not evict the rows unused for the longest time"
@@ -115,7 +115,7 @@ class DistanceLFU_EvictionPolicy(MCHEvictionPolicy):
         threshold_filtering_func: Callable[[Tensor], Any] | None = None,
     ) -> None:
         super().__init__(threshold_filtering_func)
-        if not decay_exponent >= 0:
+        if not isinstance(decay_exponent, int | float) or not decay_exponent >= 0:
             raise ConfigError(
                 f"decay_exponent={decay_exponent}: must be at least 0 for "
                 "DistanceLFU_EvictionPolicy"

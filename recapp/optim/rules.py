@@ -75,7 +75,8 @@ class RowRule:
     decay: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.lr) and self.lr >= 0):
+        is_number = isinstance(self.lr, int | float) and math.isfinite(self.lr)
+        if not is_number or self.lr < 0:
             raise ConfigError(f"optimizer.sparse.lr={self.lr}: must be a number of at least 0")
 
     @property

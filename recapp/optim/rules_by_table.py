@@ -56,8 +56,14 @@ def rules_of(rules: Rules | None, tables: Sequence[str]) -> dict[str, RowRule]:
         tables: The names of all tables.
 
     Raises:
-        ConfigError: A name or glob that matches no table, or a table without a rule.
+        ConfigError: A name or glob that matches no table, a table without a rule, or what is no
+            rule.
     """
+    if not is_rules(rules):
+        raise ConfigError(
+            f"{SETTING}={rules}: must be a row rule (recapp.sgd(), ...) or a mapping of table "
+            "names or globs to row rules"
+        )
     check_patterns([] if rules is None or isinstance(rules, RowRule) else rules, tables)
     found = {table: rule_of(rules, table) for table in tables}
     for table, rule in found.items():

@@ -109,7 +109,8 @@ def test_tables_have_names_by_name_number_or_set_of_keys():
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"rows": -2}, "tables.table_0.num_embeddings=-2: must be a whole number of at least 1"),
+        ({"rows": -2}, "table_0: max_vocabulary_size=-2: must be a whole number of at least 1"),
+        ({"opt_params": 5}, "table_0: opt_params=5: must be what CreateOptimizer returns"),
         ({"rows": None}, "EmbeddingTableConfig: table_0: max_vocabulary_size must be given"),
         ({"max_key": 11}, "tables.table_0.max_key=11: 10 rows from min_key=0 on hold the keys"),
         ({"minkey": 1}, "EmbeddingTableConfig: table_0 has the unknown argument minkey"),

@@ -332,7 +332,7 @@ REFUSED = {
     "its module has zch_size=256, the table num_embeddings=128": lambda: wrapped(
         modules={f"table_{k}": make_module(zch_size=256) for k in range(2)}
     ),
-    "table table_0 is dynamic and says itself": lambda: wrapped(tables(dynamic={})),
+    "table table_0 is dynamic and says itself": lambda: wrapped(tables(rows="dynamic")),
     "tables.table_0.id_rule=hash: a dynamic table": lambda: wrapped(tables(id_rule="hash")),
     "return_remapped_features=True: rows are found": lambda: wrapped(return_remapped_features=True),
     "are not the embedding_configs of the ManagedCollisionCollection": lambda: wrapped(
@@ -355,6 +355,8 @@ REFUSED = {
             EmbeddingBagCollection(tables=tables(), device="meta"), {}
         )
     ),
+    "decay_exponent=a: must be above 0": lambda: LRU_EvictionPolicy("a"),
+    "decay_exponent=None: must be at least 0": lambda: DistanceLFU_EvictionPolicy(None),
     "ManagedCollisionCollection: ids are not replaced": lambda: managed(tables())(
         batch_of(0, 0)[0]
     ),

@@ -11,6 +11,7 @@ from recapp.errors import ConfigError
 from recapp.kernels.links import Links
 from recapp.kernels.reference import TorchBackend
 from recapp.optim.rules import adagrad, adam, rowwise_adagrad, sgd
+from recapp.optim.rules_by_table import rules_of
 
 RULES = [sgd(0.3), adagrad(0.3), rowwise_adagrad(0.3), adam(0.1, 0.8, 0.95)]
 REFERENCES = {
@@ -91,10 +92,16 @@ def test_the_expression_holds_for_plain_numbers_as_for_blocks(rule):
         torch.testing.assert_close(s, e, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize("lr", [-0.1, math.nan, math.inf, "a"])
 @pytest.mark.parametrize("make", [sgd, adagrad, rowwise_adagrad, adam])
 def test_a_rate_that_is_no_rate_is_refused(make, lr):
     with pytest.raises(
         ConfigError, match=f"optimizer.sparse.lr={lr}: must be a number of at least 0"
     ):
         make(lr)
+
+
+@pytest.mark.parametrize("given", [5, {"*": 5}, {3: sgd()}])
+def test_what_is_no_rule_is_refused(given):
+    with pytest.raises(ConfigError, match="must be a row rule"):
+        rules_of(given, ["t"])

@@ -202,6 +202,7 @@ def test_rows_beyond_a_lowered_limit_leave_after_a_step(ranks, tmp_path):
     assert one[2]["t0", "keys"].shape == (320, 1)
 
 
+@pytest.mark.usefixtures("reference_kernels")
 def test_an_empty_table_is_exported_and_gathered(tmp_path):
     collection = made(Comm(), "row_wise", "sgd", configs=tables(seen=9))
     train(collection, Comm(), 1, any_keys())
@@ -289,6 +290,7 @@ def test_a_state_dict_that_is_faulty_on_one_rank_is_refused_by_all(ranks, fault,
     assert here in first and there in second
 
 
+@pytest.mark.usefixtures("reference_kernels")
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -321,7 +321,9 @@ def test_an_update_sums_gradients_touches_the_given_rows_and_rounds_once(kernels
         torch.tensor([30, 2, 7]), torch.tensor([0, 2, 3], dtype=torch.int32), use, None, 2
     )
     row_U = torch.tensor([4, 1], dtype=torch.int32)
-    kernels.update(gradients, gradient_links, row_U, None, weights_RD, state, dtype, 0.5, rule)
+    kernels.update(
+        gradients, gradient_links, row_U, None, weights_RD, state, dtype, rule.rate_of(0.5, 1), rule
+    )
     others = [0, 2, 3, 5]
     assert torch.equal(weights_RD[others], before[others])
     grad_UD = torch.stack(
@@ -332,7 +334,7 @@ def test_an_update_sums_gradients_touches_the_given_rows_and_rounds_once(kernels
         before[[4, 1]].to(dtype),
         grad_UD,
         mean,
-        0.5,
+        rule.rate_of(0.5, 1),
         torch.sqrt,
         *rule.constants,
         *(s[[4, 1]] for s in state_before),

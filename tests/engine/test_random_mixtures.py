@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from engine.test_dynamic_tables import rows_by_key
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from optim.dense_rules import CASES, DenseRule, rule_of_case
 from parity.cases import sharding
 from torch import nn
@@ -115,7 +117,10 @@ def batch_of(rows, seed):
 
 
 def loss_of(values):
-    return (values.tanh() * torch.linspace(-1, 1, values.shape[1], dtype=torch.float64)).sum()
+    """Columns weigh differently and none is the negative of another: where the gradients of two
+    lookups cancel, LAMB makes steps of full length of what rounding leaves.
+    """
+    return (values.tanh() * torch.arange(values.shape[1], dtype=torch.float64).cos()).sum()
 
 
 def rules_of(tables, seed):
@@ -179,13 +184,26 @@ def load(comm, seed, path):
     return rows_by_key(comm, shared)
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(s, marks=pytest.mark.full) for s in range(4, 30))]
-)
-def test_a_mixture_trains_as_unsharded_and_loads_on_other_ranks(ranks, tmp_path, seed):
+def check(ranks, path, seed):
     world, other = [(2, 4), (4, 1), (1, 2), (4, 2)][seed % 4]
-    path = str(tmp_path / "a.ckpt")
     whole = ranks.run(train, world, seed, path)[0]
     found = ranks.run(load, other, seed, path)[0]
     assert found.keys() == whole.keys() and len(whole) > 1
     assert all(torch.equal(data, found[key]) for key, data in whole.items())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mixture_trains_as_unsharded_and_loads_on_other_ranks(ranks, tmp_path, seed):
+    check(ranks, str(tmp_path / "a.ckpt"), seed)
+
+
+@pytest.mark.full
+def test_any_mixture_trains_as_unsharded_and_loads_on_other_ranks(ranks, tmp_path):
+    seeds = st.integers(4, 2**31)
+
+    @settings(max_examples=26, deadline=None, database=None, derandomize=True)
+    @given(seeds)
+    def trains(seed):
+        check(ranks, str(tmp_path / f"{seed}.ckpt"), seed)
+
+    trains()

@@ -288,7 +288,8 @@ class _Jobs:
         """
 
         def task(config: DictConfig) -> Any:
-            return self._run(config)
+            with raising_if_stopped():  # Hydra would say that the job has failed
+                return self._run(config)
 
         task.__module__ = f"recapp.{self.name}"
         return task

@@ -183,6 +183,7 @@ def line(tmp_path, monkeypatch, capfd):
                 "unknown setting callbacks.checkpoint._partial_",
             ),
             ("tables.dynamic.max_rows=64", "is of tables that grow: add tables=dynamic"),
+            ("+tables.dynamic.max_row=64", "unknown setting tables.dynamic.max_row: did you mean"),
             ("tables.dynamic={max_rows: 64}", "is said of tables that do not grow: take tables=dy"),
             ("tables.num_embeddings=dynamic", "tables.max_rows=200000: limits hashed tables, and"),
             (

@@ -51,7 +51,6 @@ from recapp.processes.rank_process import as_rank, wait_for_rank_0_error, write_
 from recapp.processes.stopping import (
     Stopped,
     describe_stop,
-    raise_if_stopped,
     raising_if_stopped,
     stoppable,
 )
@@ -288,14 +287,14 @@ class _Jobs:
         """
 
         def task(config: DictConfig) -> Any:
-            with raising_if_stopped():  # Hydra would say that the job has failed
+            # a signal between two jobs of a sweep, or in a job: to Hydra it had failed
+            with raising_if_stopped():
                 return self._run(config)
 
         task.__module__ = f"recapp.{self.name}"
         return task
 
     def _run(self, config: DictConfig) -> Any:
-        raise_if_stopped()  # a signal between two jobs of a sweep
         job = self._job()
         if job.number is not None:
             note(f"\njob {job.number}: {' '.join(job.overrides)}")

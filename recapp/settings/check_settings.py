@@ -21,7 +21,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from recapp.errors import ConfigError, RecappError, suggest
 from recapp.settings import primaries
 from recapp.settings.dependent_settings import check_together
-from recapp.settings.groups import ABSENT, Made
+from recapp.settings.groups import ABSENT, DynamicRows, Made
 from recapp.settings.renamed import new_name, target_of_today
 from recapp.settings.values import check_arguments, read, shown, takes
 
@@ -90,7 +90,7 @@ def unknown(name: str, known: Iterable[str]) -> str:
     if (new := new_name(name, known)) is not None:
         return f"{name}: is {new} now"
     home, _, leaf = name.rpartition(".")
-    if home == "tables.dynamic":
+    if home == "tables.dynamic" and leaf in _fields(DynamicRows):
         return f"{name}: is of tables that grow: add tables=dynamic"
     rules = "optimizer.sparse.tables"
     if name.startswith(f"{rules}."):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from recapp.compat import foreign_paths
 
 if TYPE_CHECKING:
+    from recapp.app.load_model import load_model
     from recapp.checkpoints.directory import load_table
     from recapp.checkpoints.static_table import static_table
     from recapp.compat.managed_collisions import (
@@ -127,6 +128,7 @@ _HOMES = {
     "gathered_state_dict": "recapp.engine.gathered_state",
     "lamb": "recapp.optim.rules",
     "lars_sgd": "recapp.optim.rules",
+    "load_model": "recapp.app.load_model",
     "load_table": "recapp.checkpoints.directory",
     "momentum_sgd": "recapp.optim.rules",
     "partial_row_wise_adam": "recapp.optim.rules",
@@ -188,6 +190,7 @@ __all__ = [
     "gathered_state_dict",
     "lamb",
     "lars_sgd",
+    "load_model",
     "load_table",
     "momentum_sgd",
     "partial_row_wise_adam",

@@ -15,7 +15,7 @@ LAYERS = f"""
 app
 benchmarks
 compat
-trainer
+trainer | inference
 engine | checkpoints
 transport
 processes

@@ -64,6 +64,7 @@ NAMES = [
     "gathered_state_dict",
     "lamb",
     "lars_sgd",
+    "load_model",
     "load_table",
     "momentum_sgd",
     "partial_row_wise_adam",

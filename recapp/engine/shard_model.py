@@ -9,7 +9,7 @@ Lightning's strategy (`recapp/trainer/strategy.py`) and `DistributedModelParalle
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchmetrics import Metric, MetricCollection
 
 from recapp.engine.outputs import Member
+from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.sharded_collection import ShardedCollection
 from recapp.engine.sharded_embedding import ShardedEmbeddingCollection
 from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
@@ -65,6 +66,7 @@ def shard_model(
     backend: str = "auto",
     payload: torch.dtype | None = None,
     trains: bool = True,
+    make_store: Callable[[StoredGroup], RowStore] | None = None,
 ) -> nn.Module:
     """Replace every collection in a model, in place. What is sharded already stays.
 
@@ -79,6 +81,7 @@ def shard_model(
         backend: As of the sharded tables.
         payload: As of the sharded tables.
         trains: As of the sharded tables.
+        make_store: As of the sharded tables.
 
     Rows of a collection that was built on a real device are taken over; on the meta device there
     are none, and the start values are those of the collection's seed, the same under every plan.
@@ -105,7 +108,7 @@ def shard_model(
     _check_shared(together)
     twins: dict[UnshardedCollection, ShardedCollection] = {}
     for collections in together.values():  # vectors of one type share a buffer
-        made = sharded_twins(collections, plan, comm, rule, backend, payload, trains)
+        made = sharded_twins(collections, plan, comm, rule, backend, payload, trains, make_store)
         twins |= zip(collections, made, strict=True)
     for path, collection in found:
         parent, _, name = path.rpartition(".")
@@ -124,6 +127,7 @@ def sharded_twins(
     backend: str = "auto",
     payload: torch.dtype | None = None,
     trains: bool = True,
+    make_store: Callable[[StoredGroup], RowStore] | None = None,
 ) -> list[ShardedCollection]:
     """Return the sharded twins of collections, which share an exchange; other arguments as of
     `shard_model`.
@@ -141,6 +145,7 @@ def sharded_twins(
         backend,
         payload,
         trains,
+        make_store,
         members=[Member(c.lookups, c.is_weighted()) for c in collections],
     )
     twins = [_twin(c, shared, number) for number, c in enumerate(collections)]

@@ -39,6 +39,7 @@ class Comm:
         device: The device of message buffers: the CPU with gloo, the rank's GPU with NCCL.
         tag: The tag of the messages. Messages of one tag are in order; gloo keeps those of
             different tags apart, NCCL does not.
+        alone: Whether this process is the only rank, even where there is a process group.
 
     Attributes:
         rank: The number of this rank.
@@ -54,10 +55,11 @@ class Comm:
         group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         tag: int = 0,
+        alone: bool = False,
     ) -> None:
         self.group = group
         self.tag = tag
-        alone = group is None and not (dist.is_available() and dist.is_initialized())
+        alone = alone or (group is None and not (dist.is_available() and dist.is_initialized()))
         self.rank, self.world = (
             (0, 1) if alone else (dist.get_rank(group), dist.get_world_size(group))
         )

@@ -1,0 +1,110 @@
+"""A trained model for whoever wants scores: a checkpoint becomes a `Scorer`, in one process.
+
+    DIR/manifest.json (settings, judged) -> model on the meta device -> its tables on one rank
+    DIR/*.safetensors, meta.pt           -> rows, dense part
+
+Settings come from the checkpoint alone, as those of `recapp.eval` do.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recapp.app import build
+from recapp.app.check_data import match_checkpoint
+from recapp.app.compose import compose_over
+from recapp.checkpoints.directory import load_together, read_manifest
+from recapp.checkpoints.manifest import Manifest
+from recapp.dataset.raw_rows import RawRows
+from recapp.dataset.schema import schema_from
+from recapp.engine.shard_model import sharded_collections, sharded_tables
+from recapp.engine.sharded_state import without_tables
+from recapp.inference.one_rank import one_rank
+from recapp.inference.scorer import Scorer
+from recapp.trainer.restored import check_state, state_must_fit
+from recapp.trainer.stored_tables import StoredTables
+from recapp.transport.communicator import Comm
+
+OF_MODEL = "model."  # in front of the dense parameters' names, as Lightning saves them
+
+
+def load_model(
+    path: str | Path,
+    device: torch.device | str | None = None,
+    trust: Sequence[str] = (),
+) -> Scorer:
+    """Return a trained model as an ordinary `nn.Module`, ready to score raw rows.
+
+        model = recapp.load_model("best.ckpt")
+        scores = model.predict(pyarrow.parquet.read_table("day.parquet"))
+
+    Args:
+        path: A checkpoint.
+        device: Where it is to compute; None is the CPU.
+        trust: Packages of your own whose classes its settings may name.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or it is damaged, of a later version, or names
+            something that may not be called.
+    """
+    settings = settings_of(read_manifest(path), trust)
+    model = one_rank(build.build_model(settings), torch.device(device or "cpu"))
+    manifest = load_weights(path, model)
+    return Scorer(
+        model,
+        raw_rows_of(settings),
+        Path(path).absolute().name.partition(".")[0],
+        f"{manifest.identity:08x}",
+        {"path": str(Path(path).absolute()), "step": manifest.step, "metrics": manifest.metrics},
+    )
+
+
+def settings_of(manifest: Manifest, trust: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the settings that a checkpoint's model was made with, judged.
+
+    Raises:
+        CheckpointError: They are damaged, or name something that may not be called.
+    """
+    chosen = [f"trust=[{','.join(trust)}]"] if trust else []
+    return match_checkpoint(compose_over(manifest.config, "eval", chosen), manifest)
+
+
+def raw_rows_of(settings: Mapping[str, Any]) -> RawRows:
+    """Return what reads raw rows as a run's data set was read."""
+    return RawRows(schema_from(settings), settings["dataset"]["dense_transform"])
+
+
+def load_weights(path: str | Path, model: nn.Module) -> Manifest:
+    """Fill a model of one rank from a checkpoint: rows of tables, and the dense part.
+
+    Args:
+        path: The checkpoint.
+        model: As `recapp.inference.one_rank` makes it.
+
+    Returns:
+        The manifest of the version that was read.
+
+    Raises:
+        CheckpointError: It is damaged, or of another model.
+    """
+    tables = StoredTables(sharded_tables(model), fitting=False, speaks=False)
+    dense = [f"{OF_MODEL}{name}" for name, _ in model.named_parameters()]
+    manifest, meta = load_together(path, tables.to_fill, dense, Comm(alone=True))
+    tables.filled(manifest)
+    check_state(meta, path)
+    with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
+        model.load_state_dict(dense_state(meta))
+    return manifest
+
+
+def dense_state(meta: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the dense part's state by the names that it has in the model."""
+    stored: Mapping[str, Tensor] = meta["state_dict"]
+    return {
+        name.removeprefix(OF_MODEL): values
+        for name, values in stored.items()
+        if name.startswith(OF_MODEL)
+    }

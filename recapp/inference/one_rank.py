@@ -1,0 +1,42 @@
+"""A model whose tables one process holds whole, and only reads: the engine with one rank, which
+needs no process group.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from recapp.engine.row_store import RowStore, StoredGroup
+from recapp.engine.shard_model import shard_model
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
+from recapp.tables.lookups import embedding_tables
+from recapp.transport.communicator import Comm
+
+
+def one_rank(
+    model: nn.Module,
+    device: torch.device,
+    make_store: Callable[[StoredGroup], RowStore] | None = None,
+) -> nn.Module:
+    """Replace the collections of a model, which are on the meta device, by ones of a single rank.
+
+    Args:
+        model: The model; it is changed in place.
+        device: Where its tables are to lie.
+        make_store: Makes the rows of each group; None makes rows that are to be filled.
+
+    Returns:
+        The model, to be read only: in evaluation mode, without gradients.
+    """
+    tables = embedding_tables(model)
+    whole = {
+        t.name: TableSharding(
+            (Shard(0, range(t.plan_rows), range(t.embedding_dim)),), "unique", "table_wise"
+        )
+        for t in tables
+    }
+    plan = ShardingPlan(whole, 1, name="one_rank")
+    comm = Comm(device=device, alone=True)
+    made = shard_model(model, plan, comm, None, trains=False, make_store=make_store)
+    return made.to(device).eval().requires_grad_(False)

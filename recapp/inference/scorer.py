@@ -1,0 +1,108 @@
+"""A trained model as applications use it: raw rows in, scores out.
+
+    raw rows (Arrow) --batch--> Batch --forward--> logits [B] --sigmoid--> scores [B]
+
+It is an ordinary `nn.Module` on one device, without process group. Its rows go the way that
+training's went (`recapp/dataset/raw_rows.py`), and its tables answer through the same engine, so
+its scores are those of the sharded model.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recapp.dataset.raw_rows import RawRows, RawTable
+from recapp.dataset.schema import Schema
+from recapp.sparse.batch import Batch
+
+ROWS_AT_ONCE = 4096
+"""Rows of a batch where somebody asks for the scores of many: more are not faster (measured)."""
+
+
+class Scorer(nn.Module):
+    """A model that only answers.
+
+    Args:
+        model: Makes logits [B] of a `Batch`; its tables are those of one rank.
+        raw_rows: Reads raw rows as training did.
+        name: What it is called, for people and servers.
+        version: In which versions of it differ.
+        info: Plain facts about it: tables, bytes, metrics, where it came from.
+        example: A few raw rows to try it with; None where none were kept.
+        expected: The scores of the example, [N]; None where none were kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        raw_rows: RawRows,
+        name: str,
+        version: str,
+        info: Mapping[str, Any],
+        example: RawTable | None = None,
+        expected: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.raw_rows = raw_rows
+        self.name = name
+        self.version = version
+        self.info = dict(info)
+        self.example = example
+        self.expected = expected
+        self.eval()
+
+    @property
+    def schema(self) -> Schema:
+        """Return the columns that it reads; there is no label among them."""
+        return self.raw_rows.schema
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device that it computes on."""
+        return next(self.model.parameters()).device
+
+    def batch(self, rows: RawTable) -> Batch:
+        """Return raw rows as a batch on the CPU (`RawRows.batch`).
+
+        Raises:
+            DataError: A column is missing or holds what cannot be read; the error names it and the
+                row.
+        """
+        return self.raw_rows.batch(rows)
+
+    @torch.no_grad()
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits of a batch, [B].
+
+        Raises:
+            IdError: An id is outside a table whose rule is `error`.
+        """
+        logits_B: Tensor = self.model(batch.to(self.device))
+        return logits_B
+
+    def scores(self, batch: Batch) -> Tensor:
+        """Return the probabilities of a batch, float32 [B].
+
+        Raises:
+            IdError: An id is outside a table whose rule is `error`.
+        """
+        return torch.sigmoid(self(batch).float())
+
+    def predict(self, rows: RawTable) -> Tensor:
+        """Return the probabilities of any number of raw rows, float32 [N] on the CPU.
+
+        Args:
+            rows: An Arrow table, such as `pyarrow.parquet.read_table` returns.
+
+        Raises:
+            DataError: As of `batch`.
+            IdError: As of `forward`.
+        """
+        parts = [
+            self.scores(self.batch(rows.slice(first, ROWS_AT_ONCE))).cpu()
+            for first in range(0, max(rows.num_rows, 1), ROWS_AT_ONCE)
+        ]
+        return torch.cat(parts)

@@ -7,6 +7,7 @@ and numbers, the same transform is applied.
 """
 
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from recapp.dataset.collate import Collate, SourceRows, check_transform
 from recapp.dataset.schema import Schema
 from recapp.sparse.batch import Batch
 
-RawTable = pa.Table
+RawTable: TypeAlias = pa.Table
 """Raw columns, under the names that a schema knows; others are left out."""
 
 SOURCE = "the rows"  # what stands where errors of files name the file

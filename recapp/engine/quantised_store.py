@@ -4,8 +4,10 @@
     ...
     served = quantised(trained, bits=8)
 
-`recapp/kernels/quantised.py` says what is stored. A row of a store is quantised as it lies there:
-where a table is cut by columns, every strip of a row has a scale and a bias of its own.
+`recapp/kernels/quantised.py` says what is stored. A store reads records, however they were made. A
+trained row is quantised as it lies in its store: where a table is cut by columns, every strip of a
+row has a scale and a bias of its own. (`QuantisedRows.strip_of` cuts records of whole rows, which
+keep their scale and bias.)
 """
 
 from collections.abc import Iterator
@@ -18,11 +20,15 @@ from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection, s
 from recapp.engine.sharded_tables import ShardedTables
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links
-from recapp.kernels.quantised import QuantisedRows, bytes_of_row, check_bits, quantise
+from recapp.kernels.quantised import (
+    QuantisedRows,
+    bytes_of_record,
+    check_bits,
+    empty_rows,
+    quantise,
+)
 from recapp.optim.rules import Rate
 from recapp.sharding.layout import Block, Layout, Piece, Strip
-
-PART_ROWS = 1 << 16  # quantised at a time: each needs some floats beside its row
 
 
 class QuantisedStore(RowStore):
@@ -30,48 +36,34 @@ class QuantisedStore(RowStore):
 
     Args:
         group: Which rows, and what computes with them.
-        weights_RD: Their values, finite floats.
-        bits: Bits of a value, 8 or 4.
-        dtype: Type of scale and bias, fp32 or fp16.
+        quantised_rows: Their records, on the group's device.
 
     Raises:
-        ValueError: Other bits, or values that are not finite in `dtype`.
+        ValueError: Other rows than the group's.
     """
 
-    packed: Tensor
-    scale: Tensor
-    bias: Tensor
+    records: Tensor
 
-    def __init__(
-        self, group: StoredGroup, weights_RD: Tensor, bits: int, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, group: StoredGroup, quantised_rows: QuantisedRows) -> None:
         super().__init__(group)
-        check_bits(bits)
-        self.bits = bits
-        shape = (self.rows, bytes_of_row(self.width, bits))
-        device = group.device
-        packed_RK = torch.empty(shape, dtype=torch.uint8, device=device)
-        self.register_buffer("packed", packed_RK, persistent=False)
-        for name in ("scale", "bias"):
-            numbers_R = torch.empty(self.rows, dtype=dtype, device=device)
-            self.register_buffer(name, numbers_R, persistent=False)
-        for first in range(0, self.rows, PART_ROWS):
-            here = slice(first, first + PART_ROWS)
-            part = quantise(weights_RD[here], bits, dtype)
-            self.packed[here] = part.packed_RK
-            self.scale[here] = part.scale_R
-            self.bias[here] = part.bias_R
-        self.quantised_rows = QuantisedRows(self.packed, self.scale, self.bias, self.width, bits)
+        if (len(quantised_rows), quantised_rows.width) != (self.rows, self.width):
+            raise ValueError(
+                f"{len(quantised_rows):,} rows x {quantised_rows.width} where the layout has "
+                f"{self.rows:,} x {self.width}"
+            )
+        self.bits = quantised_rows.bits
+        self.quantised_rows = quantised_rows
+        self.register_buffer("records", quantised_rows.records_RK, persistent=False)
 
     @property
     def nbytes(self) -> StoreBytes:
-        """Return the memory of the packed rows, their scales and biases."""
-        return StoreBytes(self.packed.nbytes + self.scale.nbytes + self.bias.nbytes, 0)
+        """Return the memory of the records."""
+        return StoreBytes(self.records.nbytes, 0)
 
     @property
     def example(self) -> QuantisedRows:
-        """Return a row of zeros, packed."""
-        return quantise(torch.zeros(1, self.width), self.bits, self.scale.dtype)
+        """Return a record of zeros."""
+        return quantise(torch.zeros(1, self.width), self.bits)
 
     def pool(
         self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
@@ -98,30 +90,23 @@ class QuantisedStore(RowStore):
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Yield packed rows, scales and biases of every piece.
+        """Yield the records of every piece, as `records8` or `records4`.
 
-        `packed8` or `packed4` has a column for each byte: a strip packs its own columns, so with 4
-        bits strips of an odd width fill whole bytes, too. `scale` and `bias` have a column for
-        each strip of the table.
+        It has a column for each byte. Records of the strips of a table stand side by side.
         """
         layout = self.group.layout
         owner = self.group.writes_blocks
         for p in self.group.pieces:
             strips = _strips_of_table(layout, layout.strips[p.strip].table)
             number = strips.index(layout.strips[p.strip])
-            sizes = [bytes_of_row(len(strip.cols), self.bits) for strip in strips]
+            sizes = [bytes_of_record(len(strip.cols), self.bits) for strip in strips]
             table = layout.tables[strips[0].table]
             order = layout.orders[strips[0].table]
-            here = slice(p.base, p.base + len(p.rows))
+            data = self.records[p.base : p.base + len(p.rows)]
             shape = (table.num_embeddings, sum(sizes))
             cols = range(sum(sizes[:number]), sum(sizes[: number + 1]))
-            name = f"packed{self.bits}"
-            yield Block(table.name, name, shape, p.rows, cols, self.packed[here], owner, order)
-            shape = (table.num_embeddings, len(strips))
-            cols = range(number, number + 1)
-            for name, numbers_R in (("scale", self.scale), ("bias", self.bias)):
-                data = numbers_R[here, None]
-                yield Block(table.name, name, shape, p.rows, cols, data, owner, order)
+            name = f"records{self.bits}"
+            yield Block(table.name, name, shape, p.rows, cols, data, owner, order)
 
     def extra_repr(self) -> str:
         """Return the number of rows, their width and bits."""
@@ -134,7 +119,7 @@ def _strips_of_table(layout: Layout, table: int) -> list[Strip]:
 
 
 def quantised(
-    collection: ShardedEmbeddingBagCollection, bits: int, dtype: torch.dtype = torch.float32
+    collection: ShardedEmbeddingBagCollection, bits: int
 ) -> ShardedEmbeddingBagCollection:
     """Return a read-only collection with the rows of a trained one in 8 or 4 bits.
 
@@ -144,17 +129,17 @@ def quantised(
     Args:
         collection: With rows of floats.
         bits: Bits of a value, 8 or 4.
-        dtype: Type of the scale and bias of each row, fp32 or fp16.
 
     Raises:
         ConfigError: The rows are quantised already.
-        ValueError: Other bits, or values that are not finite in `dtype`.
+        ValueError: Other bits, or values that are not finite or too large.
     """
+    check_bits(bits)
     shared = collection.shared
     shared.update.finish_step()
 
     def make(group: StoredGroup) -> RowStore:
-        return QuantisedStore(group, _trained_rows(shared, group), bits, dtype)
+        return QuantisedStore(group, _quantised_rows(shared, group, bits))
 
     made = shard_bags(
         collection.tables(),
@@ -178,8 +163,8 @@ def _rectangle(layout: Layout, piece: Piece) -> tuple[str, range, range]:
     return layout.tables[strip.table].name, piece.rows, strip.cols
 
 
-def _trained_rows(shared: ShardedTables, group: StoredGroup) -> Tensor:
-    """Return the rows of a group, [R, width]. The trained tables may hold them in several groups:
+def _quantised_rows(shared: ShardedTables, group: StoredGroup, bits: int) -> QuantisedRows:
+    """Return the records of a group's rows. The trained tables may hold them in several groups:
     they may have several rules, where tables that are only read have none.
     """
     layout = shared.state.layout
@@ -188,18 +173,21 @@ def _trained_rows(shared: ShardedTables, group: StoredGroup) -> Tensor:
         for g in range(len(layout.groups))
         for p in layout.pieces_of(group.rank, g)
     }
-    parts = []
+    made = empty_rows(group.rows, group.width, bits, group.device)
     for piece in group.pieces:
-        number, own = held[_rectangle(group.layout, piece)]
+        table, rows, cols = _rectangle(group.layout, piece)
+        number, own = held[table, rows, cols]
         trained = shared.store(number)
         if not isinstance(trained, FloatStore):
             raise ConfigError(
                 f"group {number} is a {type(trained).__name__}: quantise a collection whose "
                 "rows are floats"
             )
-        if group.rows == trained.rows:  # the same pieces in the same order
-            return trained.weights
-        parts.append(trained.weights[own.base : own.base + len(own.rows)])
-    if not parts:
-        return torch.empty(0, group.width, device=group.device)
-    return torch.cat(parts)
+        here = range(piece.base, piece.base + len(rows))
+        try:
+            made.strip_of(here, range(group.width)).fill(
+                0, trained.weights[own.base : own.base + len(rows)]
+            )
+        except ValueError as error:
+            raise ValueError(f"table {table}, counted from row {rows.start:,}: {error}") from None
+    return made

@@ -515,13 +515,13 @@ class NumbaBackend:
     ) -> None:
         """See the reference."""
         matrix, result = matrix_and_result(links, target, dtype, scale)
-        packed_RK = rows.packed_RK
-        source = (array(packed_RK.view(-1)), array(rows.scale_R), array(rows.bias_R))
+        records_RK = rows.records_RK
+        source = (array(records_RK.view(-1)), array(rows.numbers_RN.view(-1)))
         run_on_threads(
             vectors.pool,
             vectors.pool_on_threads,
             (rows.width, past_caches(in_lines, target), rows.bits),
-            (source, packed_RK.shape[1], *matrix, *result),
+            (source, records_RK.shape[1], *matrix, *result),
             links,
         )
 

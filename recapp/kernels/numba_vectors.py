@@ -17,7 +17,7 @@ from numba import prange
 from numba.extending import register_jitable
 
 from recapp.kernels.numba_cache import compiled, inlined
-from recapp.kernels.quantised import bytes_of_row
+from recapp.kernels.quantised import NUMBER_TYPES, bytes_of_record
 from recapp.kernels.simd import (
     broadcast,
     cast,
@@ -90,28 +90,27 @@ def summed(width: int) -> Callable[..., Any]:
 def summed_packed(width: int, bits: int) -> Callable[..., Any]:
     """Return the function that sums packed rows as `summed` sums floats.
 
-    Its `source` is (bytes, scales, biases), its `stride` the bytes of a row. The values of a row
-    are computed where it is added (`recapp/kernels/quantised.py`).
+    Its `source` is the records' memory as (bytes, numbers), its `stride` the bytes of a record. The
+    values of a row are computed where it is added (`recapp/kernels/quantised.py`).
     """
-    size = bytes_of_row(width, bits)
+    size = bytes_of_record(width, bits)
+    numbers = size // NUMBER_TYPES[bits].itemsize
 
     @inlined(width, bits)
     def summed_packed(
         source: Any, stride: Any, index_N: Any, weights_N: Any, begin: Any, end: Any, like: Any
     ) -> Any:
-        packed, scales, biases = source
+        packed, held = source
         row = zeros(like, width)
         weighted = len(weights_N) > 0
         N = len(index_N)
         for k in range(begin, end):
             if k + AHEAD < N:
-                soon = get(index_N, k + AHEAD)
-                prefetch(packed, soon * stride, size)
-                prefetch(scales, soon, 1)
-                prefetch(biases, soon, 1)
-            r = get(index_N, k)
-            here = load_packed(packed, r * stride, like, width, bits)
-            here = here * broadcast(scales, r, like, width) + broadcast(biases, r, like, width)
+                prefetch(packed, get(index_N, k + AHEAD) * size, size)
+            r = int(get(index_N, k))
+            scale = broadcast(held, r * numbers + (numbers - 2), like, width)
+            bias = broadcast(held, r * numbers + (numbers - 1), like, width)
+            here = load_packed(packed, r * size, like, width, bits) * scale + bias
             if weighted:
                 here = here * get(weights_N, k)
             row = row + here

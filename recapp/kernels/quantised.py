@@ -1,12 +1,28 @@
-"""Rows in 8 or 4 bits, for inference: one scale and one bias per row, row-wise min-max, as FBGEMM
-stores them.
+"""Rows in 8 or 4 bits, for inference: one record per row in one run of memory, row-wise min-max, as
+FBGEMM's fused rowwise formats keep them.
 
-    value = scale * q + bias        q an unsigned integer of the given bits; bias the row's minimum,
-                                    scale its range / (2^bits - 1)
+    record = [packed values | zeros up to whole words | scale | bias]
 
-Two 4-bit numbers share a byte, the even column in the low half; an odd width leaves the last high
-half zero. These torch functions define the result that faster kernels (`pool_quantised` of the
-backends) reproduce.
+| bits | packed values       | scale, bias | a record of 128 columns |
+|------|---------------------|-------------|-------------------------|
+| 8    | a byte for each     | fp32        | 128 + 8 = 136 bytes     |
+| 4    | a byte for two; the | fp16        | 64 + 4 = 68 bytes       |
+|      | even column lies low|             |                         |
+
+A value is `scale * q + bias`: a product and a sum, each rounded, in the type that is computed in.
+Of a row of floats with smallest value `low` and largest value `high`, computed in fp32:
+
+    bias  = low, rounded to the type of the record
+    scale = (high - bias) / (2^bits - 1), rounded to the type of the record; 0 for one value
+    q     = (value - bias) / scale, rounded to the nearest integer, ties to even, then cut off to
+            0 .. 2^bits - 1
+
+so a value moves by half a scale at most, and by what the rounding of scale and bias does to it. A
+row's record depends on that row alone: not on how a table is cut into parts while it is written.
+
+These torch functions define the result that faster kernels (`pool_quantised` of the backends)
+reproduce. Records may lie in files that are mapped read-only; nothing here writes to them but
+`QuantisedRows.fill`.
 """
 
 from dataclasses import dataclass
@@ -16,30 +32,131 @@ from torch import Tensor
 
 BITS = (8, 4)
 """The numbers of bits in which a value can be kept."""
+WORD_BYTES = 4
+NUMBER_TYPES = {8: torch.float32, 4: torch.float16}
+"""The type of a record's scale and bias, by the bits of its values."""
+PART_ELEMENTS = 1 << 22  # converted at a time: each needs some floats for a while
 
 
 @dataclass(frozen=True)
 class QuantisedRows:
-    """The packed rows of a store.
+    """The rows of a table or of a store as records, in memory or in a mapped file.
 
     Args:
-        packed_RK: The bytes of the rows (uint8), [R, D] with 8 bits or [R, (D + 1) // 2] with 4.
-        scale_R: The scale of each row, fp16 or fp32.
-        bias_R: The bias of each row, in the type of the scales.
+        records_RK: The records (uint8), [R, K] without gaps, K = `bytes_of_record(width, bits)`;
+            the first one begins at a multiple of four bytes.
         width: The number of columns D.
         bits: The bits of a value, 8 or 4.
+
+    Raises:
+        ValueError: Records of another type or size, with gaps, or at an odd place in memory.
     """
 
-    packed_RK: Tensor
-    scale_R: Tensor
-    bias_R: Tensor
+    records_RK: Tensor
     width: int
     bits: int
 
+    def __post_init__(self) -> None:
+        size = bytes_of_record(self.width, self.bits)
+        records_RK = self.records_RK
+        what = f"records of {self.width} columns in {self.bits} bits are"
+        if records_RK.dtype != torch.uint8 or records_RK.shape[1:] != (size,):
+            raise ValueError(
+                f"{what} uint8 [rows, {size}]; these are {_name(records_RK.dtype)} "
+                f"{list(records_RK.shape)}"
+            )
+        if not records_RK.is_contiguous() or records_RK.data_ptr() % WORD_BYTES:
+            raise ValueError(
+                f"{what} read word by word: they lie without gaps, from a multiple of "
+                f"{WORD_BYTES} bytes on; these have strides {list(records_RK.stride())} at byte "
+                f"{records_RK.data_ptr() % WORD_BYTES} of a word: copy them"
+            )
 
-def bytes_of_row(width: int, bits: int) -> int:
-    """Return how many bytes a packed row of so many columns takes, without scale and bias."""
-    return -(-width * bits // 8)
+    def __len__(self) -> int:
+        return len(self.records_RK)
+
+    @property
+    def packed_RP(self) -> Tensor:
+        """The bytes of the values, [R, P], a view without the zeros behind them."""
+        return self.records_RK[:, : -(-self.width * self.bits // 8)]
+
+    @property
+    def numbers_RN(self) -> Tensor:
+        """All memory in the type of scale and bias, [R, n], a view: those of a row are its last two
+        numbers.
+        """
+        return self.records_RK.view(NUMBER_TYPES[self.bits])
+
+    @property
+    def scale_R(self) -> Tensor:
+        """The scale of each row, a view."""
+        return self.numbers_RN[:, -2]
+
+    @property
+    def bias_R(self) -> Tensor:
+        """The bias of each row, a view."""
+        return self.numbers_RN[:, -1]
+
+    def fill(self, first: int, weights_RD: Tensor) -> None:
+        """Quantise rows of floats into the records from number `first` on.
+
+        Memory for a few million values is used beside them, however many rows there are.
+
+        Args:
+            first: The record of the first of these rows.
+            weights_RD: The rows.
+
+        Raises:
+            ValueError: Other columns or more rows than there are, or a row with a value that is not
+                finite or too large; records before it have been written.
+        """
+        if weights_RD.dim() != 2 or weights_RD.shape[1] != self.width:
+            raise ValueError(
+                f"rows of {self.width} columns are filled with {list(weights_RD.shape)} values"
+            )
+        if not 0 <= first <= len(self) - len(weights_RD):
+            raise ValueError(
+                f"{len(weights_RD):,} rows from {first:,} on do not fit in {len(self):,} records"
+            )
+        step = _rows_of_part(self.width)
+        for begin in range(0, len(weights_RD), step):
+            part_RD = weights_RD[begin : begin + step].float()
+            here = first + begin
+            records_RK = self.records_RK[here : here + len(part_RD)]
+            _write(QuantisedRows(records_RK, self.width, self.bits), part_RD, here)
+
+    def strip_of(self, rows: range, columns: range) -> "QuantisedRows":
+        """Return a rectangle, whose records have the scale and bias of the whole rows: so its
+        values are those of the whole, bit for bit.
+
+        With 4 bits a strip may begin and end at odd columns, too: its values are packed anew.
+
+        Args:
+            rows: Which rows.
+            columns: Which columns; all of them give a view of these records, others a copy.
+
+        Raises:
+            ValueError: The rectangle is not inside, is empty of columns, or leaves some out.
+        """
+        inside = (rows, len(self)), (columns, self.width)
+        if not columns or any(r.step != 1 or r.start < 0 or r.stop > n for r, n in inside):
+            raise ValueError(
+                f"rows {rows}, columns {columns}: no rectangle of {len(self):,} rows x "
+                f"{self.width} columns"
+            )
+        records_RK = self.records_RK[rows.start : max(rows.start, rows.stop)]
+        whole = QuantisedRows(records_RK, self.width, self.bits)
+        if len(columns) == self.width:
+            return whole
+        strip = empty_rows(len(rows), len(columns), self.bits, records_RK.device)
+        step = _rows_of_part(self.width)
+        for begin in range(0, len(rows), step):
+            part = QuantisedRows(records_RK[begin : begin + step], self.width, self.bits)
+            q_RD = _unpacked(part)[:, columns.start : columns.stop]
+            here = slice(begin, begin + len(part))
+            written = QuantisedRows(strip.records_RK[here], strip.width, strip.bits)
+            _put(written, q_RD, part.scale_R, part.bias_R)
+        return strip
 
 
 def check_bits(bits: int) -> None:
@@ -52,48 +169,105 @@ def check_bits(bits: int) -> None:
         raise ValueError(f"bits={bits}: rows are kept in 4 or 8 bits")
 
 
-def quantise(weights_RD: Tensor, bits: int, dtype: torch.dtype = torch.float32) -> QuantisedRows:
-    """Return packed rows.
+def bytes_of_record(width: int, bits: int) -> int:
+    """Return how many bytes the record of a row of so many columns takes.
 
-    Each value changes by at most half a step of its row, and by the rounding of scale and bias.
-
-    Args:
-        weights_RD: The rows, finite floats.
-        bits: The bits of a value, 8 or 4.
-        dtype: The type of scale and bias, fp32 or fp16.
+    Values are padded to whole words of four bytes, so that every scale lies where a machine loads
+    it whole. More padding would gain nothing: a record of some lines of a cache and a few bytes
+    (136 or 68 of 128 columns) touches one line more wherever it begins at a word, and whole lines
+    for each would take 1.4 and 1.9 times the memory.
 
     Raises:
-        ValueError: Other bits, or rows that are not finite in `dtype`.
+        ValueError: Other bits, or no columns.
     """
     check_bits(bits)
-    weights_RD = weights_RD.float()
-    width = weights_RD.shape[1]
-    top = 2**bits - 1
-    bias_R = weights_RD.amin(1).to(dtype)
-    scale_R = ((weights_RD.amax(1) - bias_R.float()) / top).clamp(min=0).to(dtype)
-    if not bool((bias_R.isfinite() & scale_R.isfinite()).all()):
-        raise ValueError(
-            "rows hold values that are not finite, or too large for scale and bias in "
-            f"{str(dtype).removeprefix('torch.')}"
-        )
-    step_R = torch.where(scale_R > 0, scale_R, 1).float()
-    q_RD = (
-        ((weights_RD - bias_R.float()[:, None]) / step_R[:, None])
-        .round_()
-        .clamp_(0, top)
-        .to(torch.uint8)
-    )
-    if bits == 4:
-        even_RK = q_RD[:, ::2]
-        odd_RK = torch.nn.functional.pad(q_RD, (0, width % 2))[:, 1::2]
-        q_RD = even_RK | odd_RK << 4
-    return QuantisedRows(q_RD.contiguous(), scale_R, bias_R, width, bits)
+    if width < 1:
+        raise ValueError(f"width={width}: a row has one column or more")
+    words = -(-width * bits // (8 * WORD_BYTES))
+    return words * WORD_BYTES + 2 * NUMBER_TYPES[bits].itemsize
+
+
+def empty_rows(
+    rows: int, width: int, bits: int, device: torch.device | str = "cpu"
+) -> QuantisedRows:
+    """Return records that are to be filled.
+
+    Raises:
+        ValueError: Other bits, or no columns.
+    """
+    shape = rows, bytes_of_record(width, bits)
+    return QuantisedRows(torch.empty(shape, dtype=torch.uint8, device=device), width, bits)
+
+
+def quantise(weights_RD: Tensor, bits: int) -> QuantisedRows:
+    """Return the records of rows of floats.
+
+    Raises:
+        ValueError: Other bits, no columns, or a row with a value that is not finite or too large.
+    """
+    made = empty_rows(len(weights_RD), weights_RD.shape[1], bits, weights_RD.device)
+    made.fill(0, weights_RD)
+    return made
 
 
 def dequantise(rows: QuantisedRows, row_N: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the values of some rows, [N, D], computed in `dtype`."""
-    row_N = row_N.long()
-    q_ND = rows.packed_RK[row_N]
+    read = QuantisedRows(rows.records_RK[row_N.long()], rows.width, rows.bits)
+    values_ND = _unpacked(read).to(dtype) * read.scale_R[:, None].to(dtype)
+    return values_ND + read.bias_R[:, None].to(dtype)
+
+
+def _write(rows: QuantisedRows, weights_RD: Tensor, first: int) -> None:
+    """Quantise a part of the rows, whose first one errors call `first`."""
+    if not len(rows):
+        return
+    dtype = NUMBER_TYPES[rows.bits]
+    top = 2**rows.bits - 1
+    low_R = weights_RD.amin(1) + 0.0  # a zero without a sign, whichever was found first
+    high_R = weights_RD.amax(1)
+    bias_R = low_R.to(dtype)
+    scale_R = ((high_R - bias_R.float()) / top).clamp(min=0).to(dtype)
+    _refuse(~(low_R.isfinite() & high_R.isfinite()), first, "holds a value that is not finite")
+    reach_R = scale_R.float() * top + bias_R.float()
+    _refuse(
+        ~(bias_R.isfinite() & reach_R.isfinite()),
+        first,
+        f"has values too large for scale and bias in {_name(dtype)}",
+    )
+    step_R = torch.where(scale_R > 0, scale_R, 1).float()
+    q_RD = weights_RD.sub(bias_R.float()[:, None]).div_(step_R[:, None])
+    _put(rows, q_RD.round_().clamp_(0, top).to(torch.uint8), scale_R, bias_R)
+
+
+def _refuse(wrong_R: Tensor, first: int, why: str) -> None:
+    if bool(wrong_R.any()):
+        raise ValueError(f"row {first + int(wrong_R.int().argmax()):,} {why}")
+
+
+def _put(rows: QuantisedRows, q_RD: Tensor, scale_R: Tensor, bias_R: Tensor) -> None:
+    """Write integers, scales and biases into records."""
+    packed_RP = q_RD
     if rows.bits == 4:
-        q_ND = torch.stack([q_ND & 15, q_ND >> 4], 2).flatten(1)[:, : rows.width]
-    return q_ND.to(dtype) * rows.scale_R[row_N, None].to(dtype) + rows.bias_R[row_N, None].to(dtype)
+        odd_RP = torch.nn.functional.pad(q_RD, (0, rows.width % 2))[:, 1::2]
+        packed_RP = q_RD[:, ::2] | odd_RP << 4
+    rows.packed_RP.copy_(packed_RP)
+    numbers = 2 * NUMBER_TYPES[rows.bits].itemsize
+    rows.records_RK[:, packed_RP.shape[1] : -numbers] = 0
+    rows.scale_R.copy_(scale_R)
+    rows.bias_R.copy_(bias_R)
+
+
+def _unpacked(rows: QuantisedRows) -> Tensor:
+    """Return the integers of rows, [R, D]."""
+    q_RP = rows.packed_RP
+    if rows.bits == 8:
+        return q_RP
+    return torch.stack([q_RP & 15, q_RP >> 4], 2).flatten(1)[:, : rows.width]
+
+
+def _rows_of_part(width: int) -> int:
+    return max(1, PART_ELEMENTS // width)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -28,19 +28,17 @@ class _Source(NamedTuple):
     """Vectors as kernels read them.
 
     Args:
-        memory: The flat buffer, or the bytes of packed rows.
-        stride: What an index counts in: elements of the buffer, or bytes of packed rows.
+        memory: The flat buffer, or the bytes of records.
+        stride: What an index counts in: elements of the buffer, or bytes of records.
         width: The columns of a vector.
-        scales: The scale of each packed row; None for floats.
-        biases: The bias of each packed row; None for floats.
+        numbers: The memory of records in the type of their scales and biases; None for floats.
         bits: The bits of a packed value; 0 for floats.
     """
 
     memory: Tensor
     stride: int
     width: int
-    scales: Tensor | None = None
-    biases: Tensor | None = None
+    numbers: Tensor | None = None
     bits: int = 0
 
 
@@ -73,17 +71,9 @@ class TritonBackend(TorchBackend):
         in_lines: bool = False,
     ) -> None:
         """See the reference."""
-        packed_RK = rows.packed_RK
-        _pool(
-            _Source(
-                packed_RK, packed_RK.shape[1], rows.width, rows.scale_R, rows.bias_R, rows.bits
-            ),
-            links,
-            target,
-            dtype,
-            scale,
-            in_lines,
-        )
+        records_RK = rows.records_RK
+        source = _Source(records_RK, records_RK.shape[1], rows.width, rows.numbers_RN, rows.bits)
+        _pool(source, links, target, dtype, scale, in_lines)
 
     def square_sums(
         self, gradients: Tensor, width: int, links: Links, dtype: torch.dtype
@@ -185,8 +175,7 @@ def _pool(
     with _current(target.device):
         vectors.pool[triton.cdiv(links.bags, bags), triton.cdiv(source.width, columns)](
             source.memory,
-            source.scales,
-            source.biases,
+            source.numbers,
             links.index_N,
             links.offsets_M1,
             links.weights_N,
@@ -221,8 +210,7 @@ def _partial_sums(source: _Source, links: Links, dtype: torch.dtype) -> Tensor |
     with _current(source.memory.device):
         vectors.sum_runs[positions, triton.cdiv(source.width, columns)](
             source.memory,
-            source.scales,
-            source.biases,
+            source.numbers,
             links.index_N,
             links.offsets_M1,
             links.weights_N,

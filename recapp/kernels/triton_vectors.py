@@ -80,8 +80,7 @@ def sqrt(x):
 @triton.jit
 def _vectors(
     source,
-    scales,
-    biases,
+    numbers,
     at_B,
     here_B,
     column_C,
@@ -92,11 +91,12 @@ def _vectors(
 ):
     """Return the vectors at index `at` of the source, [BAGS, COLUMNS].
 
-    They are floats, or rows of `STRIDE` bytes in `BITS` bits with a scale and a bias each.
+    They are floats, or records of `STRIDE` bytes with values of `BITS` bits; `numbers` is the
+    same memory in the type of their scales and biases, the last two numbers of a record.
     """
     here_BC = here_B[:, None] & inside_C[None, :]
     first_B = at_B * STRIDE
-    if scales is None:
+    if numbers is None:
         return tl.load(source + first_B[:, None] + column_C[None, :], mask=here_BC, other=0.0).to(
             DTYPE
         )
@@ -105,18 +105,17 @@ def _vectors(
             source + first_B[:, None] + (column_C * BITS // 8)[None, :], mask=here_BC, other=0
         ).to(tl.int32)
         q_BC = (byte_BC >> (column_C * BITS % 8)[None, :]) & ((1 << BITS) - 1)
-        scale_B = tl.load(scales + at_B, mask=here_B, other=0.0).to(DTYPE)
-        return (
-            q_BC.to(DTYPE) * scale_B[:, None]
-            + tl.load(biases + at_B, mask=here_B, other=0.0).to(DTYPE)[:, None]
-        )
+        # a number has half as many bytes as a value has bits
+        next_B = (at_B + 1) * (STRIDE // (BITS // 2))
+        scale_B = tl.load(numbers + (next_B - 2), mask=here_B, other=0.0).to(DTYPE)
+        bias_B = tl.load(numbers + (next_B - 1), mask=here_B, other=0.0).to(DTYPE)
+        return q_BC.to(DTYPE) * scale_B[:, None] + bias_B[:, None]
 
 
 @triton.jit
 def _entries(
     source,
-    scales,
-    biases,
+    numbers,
     index,
     weights,
     begin_B,
@@ -140,7 +139,7 @@ def _entries(
             k_B = begin_B + first + ahead
             at_B = tl.load(index + k_B, mask=here_B, other=0).to(tl.int64)
             vector_BC = _vectors(
-                source, scales, biases, at_B, here_B, column_C, inside_C, DTYPE, STRIDE, BITS
+                source, numbers, at_B, here_B, column_C, inside_C, DTYPE, STRIDE, BITS
             )
             if weights is not None:
                 vector_BC = (
@@ -153,8 +152,7 @@ def _entries(
 @triton.jit
 def _sums(
     source,
-    scales,
-    biases,
+    numbers,
     index,
     offsets,
     weights,
@@ -176,8 +174,7 @@ def _sums(
     if offsets is None:
         return _entries(
             source,
-            scales,
-            biases,
+            numbers,
             index,
             weights,
             bag_B,
@@ -197,8 +194,7 @@ def _sums(
         long_B = length_B > RUN
         total_BC = _entries(
             source,
-            scales,
-            biases,
+            numbers,
             index,
             weights,
             begin_B,
@@ -226,8 +222,7 @@ def _sums(
 @triton.jit(do_not_specialize=["bags"])
 def sum_runs(
     source,
-    scales,
-    biases,
+    numbers,
     index,
     offsets,
     weights,
@@ -267,8 +262,7 @@ def sum_runs(
         alone = tl.zeros([1], tl.int32)
         total_BC = _entries(
             source,
-            scales,
-            biases,
+            numbers,
             index,
             weights,
             first + alone,
@@ -292,8 +286,7 @@ def sum_runs(
 @triton.jit(do_not_specialize=["bags"])
 def pool(
     source,
-    scales,
-    biases,
+    numbers,
     index,
     offsets,
     weights,
@@ -316,8 +309,8 @@ def pool(
     source[index[k] * stride : +width] over the entries k of bag m.
 
     Where `offsets` is None, each bag has one entry; where `weights` is None, they are ones; where
-    `at` is None, bags stand side by side. `partial` is None where no bag can be long, `scales` and
-    `biases` are None where the source holds floats (see `quantised.py`).
+    `at` is None, bags stand side by side. `partial` is None where no bag can be long, `numbers` is
+    None where the source holds floats (see `quantised.py`).
     """
     bag_B = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -325,8 +318,7 @@ def pool(
     inside_C = column_C < WIDTH
     total_BC = _sums(
         source,
-        scales,
-        biases,
+        numbers,
         index,
         offsets,
         weights,
@@ -401,7 +393,6 @@ def _gradients(
     column_C = first + tl.arange(0, COLUMNS)
     return _sums(
         source,
-        None,
         None,
         index,
         offsets,

@@ -12,7 +12,7 @@ from recapp.engine.held_memory import held_bytes
 from recapp.engine.quantised_store import QuantisedStore, quantised
 from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.errors import ConfigError
-from recapp.kernels.quantised import dequantise, quantise
+from recapp.kernels.quantised import bytes_of_record, dequantise, quantise
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.transport.communicator import Comm
 
@@ -29,7 +29,7 @@ def trained(comm, tables, kind, mode, backend):
     return shard_bags(tables, plan, comm, RULES["adam"], SEED, backend)
 
 
-def oracle_of(tables, plan, world, bits, dtype):
+def oracle_of(tables, plan, world, bits):
     """The unsharded collection, each rectangle of its tables rounded to a few bits and back."""
     oracle = EmbeddingBagCollection(tables, is_weighted=None, seed=SEED)
     for t in tables:
@@ -38,24 +38,24 @@ def oracle_of(tables, plan, world, bits, dtype):
             if shard.rows:
                 rows = slice(shard.rows.start, shard.rows.stop)
                 cols = slice(shard.cols.start, shard.cols.stop)
-                packed = quantise(weight_RD[rows, cols], bits, dtype)
+                packed = quantise(weight_RD[rows, cols], bits)
                 weight_RD[rows, cols] = dequantise(packed, torch.arange(len(shard.rows)))
     return oracle
 
 
-def looked_up(comm, kind, mode, pooling, weighted, bits, dtype):
+def looked_up(comm, kind, mode, pooling, weighted, bits):
     """Outputs of this rank with either backend, and the oracle's."""
     tables = tables_of(pooling)
     batch = batch_of(tables, 7, comm.rank, weighted=weighted)
     found = []
     for backend in ("torch", "numba"):
         collection = trained(comm, tables, kind, mode, backend)
-        served = quantised(collection, bits, dtype)
+        served = quantised(collection, bits)
         calls = comm.calls
         with torch.no_grad():
             found.append(served(batch).values())
         assert comm.calls == calls + 3
-    oracle = oracle_of(tables, collection.plan, comm.world, bits, dtype)
+    oracle = oracle_of(tables, collection.plan, comm.world, bits)
     with torch.no_grad():
         return *found, oracle(batch).values()
 
@@ -86,9 +86,8 @@ CHOSEN = {
 def test_sharded_quantised_tables_are_the_unsharded_rounded_ones(
     ranks, kind, world, mode, pooling, weighted, bits
 ):
-    dtype = torch.float16 if world == 2 else torch.float32
     for reference, compiled, oracle in ranks.run(
-        looked_up, world, kind, mode, pooling, weighted, bits, dtype
+        looked_up, world, kind, mode, pooling, weighted, bits
     ):
         torch.testing.assert_close(reference, oracle, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(compiled, oracle, rtol=1e-5, atol=1e-6)
@@ -104,7 +103,7 @@ def test_the_comparison_notices_rows_that_were_not_rounded():
     batch = batch_of(tables, 7, 0)
     with torch.no_grad():
         exact = collection(batch).values()
-        rounded = oracle_of(tables, collection.plan, 1, 4, torch.float32)(batch).values()
+        rounded = oracle_of(tables, collection.plan, 1, 4)(batch).values()
     assert not torch.allclose(exact, rounded, rtol=1e-5, atol=1e-6)
 
 
@@ -140,21 +139,17 @@ def test_blocks_tile_what_is_stored_and_are_what_quantise_makes(ranks, kind, bit
     for whole in ranks.run(stored, 2, kind, bits):
         for t in tables_of("sum"):
             rows = quantise(oracle.weight(t.name).detach(), bits)
-            assert torch.equal(whole[t.name, f"packed{bits}"], rows.packed_RK)
-            assert torch.equal(whole[t.name, "scale"], rows.scale_R[:, None])
-            assert torch.equal(whole[t.name, "bias"], rows.bias_R[:, None])
+            assert torch.equal(whole[t.name, f"records{bits}"], rows.records_RK)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("kind", ["column_wise", "grid_shard"])
-def test_column_strips_pack_their_own_columns(ranks, kind, bits):
-    """Strips of three columns: two bytes of four bits, or three of eight, and a scale each."""
+def test_column_strips_have_records_of_their_own_side_by_side(ranks, kind, bits):
+    """Strips of three columns, each a word of values, a scale and a bias."""
     for whole in ranks.run(stored, 2, kind, bits):
         for t, dim in zip(tables_of("sum"), DIMS, strict=True):
-            strips = [min(3, dim - first) for first in range(0, dim, 3)]
-            size = sum(strips) if bits == 8 else sum((n + 1) // 2 for n in strips)
-            assert whole[t.name, f"packed{bits}"].shape == (t.num_embeddings, size)
-            assert whole[t.name, "scale"].shape == (t.num_embeddings, len(strips))
+            size = sum(bytes_of_record(min(3, dim - first), bits) for first in range(0, dim, 3))
+            assert whole[t.name, f"records{bits}"].shape == (t.num_embeddings, size)
 
 
 def made(bits=8):
@@ -174,6 +169,22 @@ def test_quantised_tables_are_read_only():
         quantised(served, 4)
 
 
+def test_a_store_refuses_other_rows_than_the_layouts():
+    group = made().shared.store(0).group
+    with pytest.raises(ValueError, match="1 rows x 3 where the layout has"):
+        QuantisedStore(group, quantise(torch.zeros(1, 3), 8))
+
+
+def test_a_row_that_cannot_be_quantised_is_named_with_its_table():
+    collection = trained(Comm(), tables_of("sum"), "table_wise", "unique", "torch")
+    (block,) = [b for b in collection.blocks() if (b.table, b.tensor) == ("t1", "weight")]
+    block.data[3, 1] = torch.nan
+    with pytest.raises(
+        ValueError, match="table t1, counted from row 0: row 3 holds a value that is not finite"
+    ):
+        quantised(collection, 8)
+
+
 def test_other_bits_are_refused():
     with pytest.raises(ValueError, match="bits=3: rows are kept in 4 or 8 bits"):
         made(bits=3)
@@ -181,9 +192,9 @@ def test_other_bits_are_refused():
 
 def test_a_quantised_collection_takes_its_bytes_and_no_place_in_a_state_dict():
     served = made(bits=4)
-    packed = sum(t.num_embeddings * ((t.embedding_dim + 1) // 2 + 8) for t in tables_of("sum"))
+    records = sum(t.num_embeddings * bytes_of_record(t.embedding_dim, 4) for t in tables_of("sum"))
     held = held_bytes([served.shared], torch.device("cpu"))
-    assert held["weights"] == packed and held["state"] == 0
+    assert held["weights"] == records and held["state"] == 0
     assert served.state_dict() == {}
     assert "4 bits, read-only" in repr(served)
 

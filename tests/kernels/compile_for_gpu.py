@@ -81,7 +81,7 @@ def call_everything(width, dtype, stored, names):
     )
     for bits in (4, 8):
         kernels.pool_quantised(
-            quantise(rows_RD, bits, torch.float16),
+            quantise(rows_RD, bits),
             links,
             torch.zeros(BAGS * width, dtype=dtype),
             dtype,

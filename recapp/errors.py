@@ -10,6 +10,7 @@ well. Anything that is not a `RecappError` is a fault of recapp, and its traceba
       IdError           an id outside its table
       PlanError         a plan that is unknown, does not tile its tables or does not fit
       CheckpointError   a checkpoint that is incomplete or does not match
+      ArtefactError     an exported model that is incomplete, damaged or not for this machine
       LaunchError       ranks that could not be started or died
       RankError         another rank failed; its own message says why
       TrainingError     a loss or a metric that is no finite number
@@ -48,6 +49,10 @@ class PlanError(RecappError, ValueError):
 
 class CheckpointError(RecappError, RuntimeError):
     """A checkpoint is missing, incomplete or does not belong to this model."""
+
+
+class ArtefactError(RecappError, RuntimeError):
+    """An exported model is missing, incomplete, damaged, or cannot run here."""
 
 
 class LaunchError(RecappError, RuntimeError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-COMMANDS = "__main__, train, eval, worker, plan, bench, report"
+COMMANDS = "__main__, train, eval, export, worker, plan, bench, report"
 
 LAYERS = f"""
 {COMMANDS}
@@ -36,7 +36,7 @@ names between bars do not.
 THIRD_PARTIES = {
     "hydra": ("app",),
     "omegaconf": ("app",),
-    "pyarrow": ("dataset",),
+    "pyarrow": ("dataset", "inference.small_files", "app.validation_rows"),
     "lightning": ("trainer", "app"),
     "torch.distributed": (
         "transport",

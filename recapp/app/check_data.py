@@ -104,27 +104,44 @@ def match_checkpoint(settings: dict[str, Any], manifest: "Manifest") -> dict[str
     Raises:
         CheckpointError: Text ids would be read otherwise than they were in training.
     """
-    from recapp.dataset.schema import TEXT_HASH, schema_from
-
-    dataset = dict(settings["dataset"])
-    settings = {**settings, "dataset": dataset}
-    sparse = schema_from(settings).sparse
-    stored = manifest.info.get("ids")
-    if "ids" not in manifest.info:
-        stored = {"text": TEXT_HASH, "hex": list(sparse)}
-        dataset["hex"] = dataset.get("hex") or list(sparse)
-        if not external_rank():
-            note(
-                f"{short_path(manifest.folder)} does not say how text ids were read: "
-                "it was as hexadecimal, so it is now"
-            )
-    if stored is not None:
-        schema_from(settings).check_id_encoding(stored, str(manifest.folder))
     rows = {
         table: blocks[0].shape[0]
         for (table, tensor), blocks in manifest.tensors.items()
         if tensor == "weight"
     }
+    return match_trained(settings, manifest.folder, manifest.info, rows)
+
+
+def match_trained(
+    settings: dict[str, Any], folder: Path, info: Mapping[str, Any], rows: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return settings under which a trained model reads ids as it did (`match_checkpoint`).
+
+    Args:
+        settings: Those of a run that loads it.
+        folder: Where it is.
+        info: What its manifest says, `ids` among it.
+        rows: The rows of each table.
+
+    Raises:
+        CheckpointError: Text ids would be read otherwise than they were in training.
+    """
+    from recapp.dataset.schema import TEXT_HASH, schema_from
+
+    dataset = dict(settings["dataset"])
+    settings = {**settings, "dataset": dataset}
+    sparse = schema_from(settings).sparse
+    stored = info.get("ids")
+    if "ids" not in info:
+        stored = {"text": TEXT_HASH, "hex": list(sparse)}
+        dataset["hex"] = dataset.get("hex") or list(sparse)
+        if not external_rank():
+            note(
+                f"{short_path(folder)} does not say how text ids were read: "
+                "it was as hexadecimal, so it is now"
+            )
+    if stored is not None:
+        schema_from(settings).check_id_encoding(stored, str(folder))
     sized = dataset["table_rows"] or dataset["cardinality"] or dataset["generate"]
     if (
         not sized

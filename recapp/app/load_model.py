@@ -1,4 +1,5 @@
-"""A trained model for whoever wants scores: a checkpoint becomes a `Scorer`, in one process.
+"""A trained model for whoever wants scores: a checkpoint or an artefact becomes a `Scorer`, in one
+process.
 
     DIR/manifest.json (settings, judged) -> model on the meta device -> its tables on one rank
     DIR/*.safetensors, meta.pt           -> rows, dense part
@@ -16,12 +17,12 @@ from torch import Tensor, nn
 from recapp.app import build
 from recapp.app.check_data import match_checkpoint
 from recapp.app.compose import compose_over
+from recapp.app.load_artefact import load_artefact, raw_rows_of
 from recapp.checkpoints.directory import load_together, read_manifest
 from recapp.checkpoints.manifest import Manifest
-from recapp.dataset.raw_rows import RawRows
-from recapp.dataset.schema import schema_from
 from recapp.engine.shard_model import sharded_collections, sharded_tables
 from recapp.engine.sharded_state import without_tables
+from recapp.inference.artefact import is_artefact
 from recapp.inference.one_rank import one_rank
 from recapp.inference.scorer import Scorer
 from recapp.trainer.restored import check_state, state_must_fit
@@ -35,6 +36,7 @@ def load_model(
     path: str | Path,
     device: torch.device | str | None = None,
     trust: Sequence[str] = (),
+    check_rows: bool = True,
 ) -> Scorer:
     """Return a trained model as an ordinary `nn.Module`, ready to score raw rows.
 
@@ -42,14 +44,19 @@ def load_model(
         scores = model.predict(pyarrow.parquet.read_table("day.parquet"))
 
     Args:
-        path: A checkpoint.
+        path: A checkpoint, or an artefact that `recapp.export` has written.
         device: Where it is to compute; None is the CPU.
         trust: Packages of your own whose classes its settings may name.
+        check_rows: Whether an artefact's rows are read to compare their checksums; without, its
+            files are mapped in milliseconds, and rows are read when they are used.
 
     Raises:
         CheckpointError: There is no checkpoint, or it is damaged, of a later version, or names
             something that may not be called.
+        ArtefactError: As of a checkpoint, or the artefact's example has other scores.
     """
+    if is_artefact(path):
+        return load_artefact(path, device, trust, check_rows)
     settings = settings_of(read_manifest(path), trust)
     model = one_rank(build.build_model(settings), torch.device(device or "cpu"))
     manifest = load_weights(path, model)
@@ -70,11 +77,6 @@ def settings_of(manifest: Manifest, trust: Sequence[str] = ()) -> dict[str, Any]
     """
     chosen = [f"trust=[{','.join(trust)}]"] if trust else []
     return match_checkpoint(compose_over(manifest.config, "eval", chosen), manifest)
-
-
-def raw_rows_of(settings: Mapping[str, Any]) -> RawRows:
-    """Return what reads raw rows as a run's data set was read."""
-    return RawRows(schema_from(settings), settings["dataset"]["dense_transform"])
 
 
 def load_weights(path: str | Path, model: nn.Module) -> Manifest:

@@ -258,6 +258,13 @@ def to_json(manifest: Manifest) -> str:
         raise CheckpointError(f"manifest: {error}") from error
     blocks = ",\n ".join(json.dumps(s.to_dict()) for s in manifest.blocks)
     body = "{\n" + ",\n".join([*lines, f'"blocks": [\n {blocks}]'])
+    return sealed(body)
+
+
+def sealed(body: str) -> str:
+    """Return a JSON object, of which the last brace is missing, with the checksum of its bytes as
+    its last entry.
+    """
     return body + (_FOOT % zlib.crc32(body.encode())).decode()
 
 
@@ -295,7 +302,7 @@ def from_json(raw: bytes, folder: Path) -> Manifest:
                 f"format recapp {VERSION}: use a later recapp"
             )
         sealed = info.pop("checksum", None) is not None or version > LAST_WITHOUT_CHECKSUM
-        if sealed and not _is_sealed(raw):
+        if sealed and not is_sealed(raw):
             raise ValueError("its bytes are not those that were saved")
         files = {str(f): {**d, "bytes": int(d["bytes"])} for f, d in info.pop("files").items()}
         blocks = tuple(StoredBlock.from_dict(b) for b in info.pop("blocks"))
@@ -311,7 +318,8 @@ def from_json(raw: bytes, folder: Path) -> Manifest:
     return Manifest(folder, info, blocks, files, zlib.crc32(raw))
 
 
-def _is_sealed(raw: bytes) -> bool:
+def is_sealed(raw: bytes) -> bool:
+    """Return whether bytes end in the checksum of what stands before it (`sealed`)."""
     body = raw[: -len(_FOOT % 0)]
     return raw == body + _FOOT % zlib.crc32(body)
 

@@ -417,7 +417,18 @@ class ShardedTables(nn.Module):
 
 
 def _store(group: StoredGroup, rule: RowRule | None, seed: int | Mapping[str, int]) -> RowStore:
-    """Return a store with start values."""
+    """Return a store with start values.
+
+    Raises:
+        ConfigError: The group's rows have too few bits to be trained.
+    """
+    layout = group.layout
+    table = next(layout.tables[s.table] for s in layout.strips if s.group == group.number)
+    if table.data_type.bits is not None:
+        raise ConfigError(
+            f"tables.{table.name}.data_type={table.data_type}: rows of so few bits are only read: "
+            f"train fp32, then export the checkpoint with quantize={table.data_type}"
+        )
     dynamic = group.layout.groups[group.number].dynamic
     return DynamicStore(group, rule, seed) if dynamic else FloatStore(group, rule, seed)
 

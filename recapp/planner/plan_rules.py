@@ -25,6 +25,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from recapp.errors import ConfigError, PlanError, suggest
+from recapp.planner.rank_memory import row_bytes
 from recapp.planner.table_facts import TableFacts, table_facts, weight_bytes
 from recapp.planner.topology import Topology
 from recapp.sharding.sharding_plan import ShardingPlan, TableSharding
@@ -299,7 +300,7 @@ def _balanced(
         hosts = sorted(topology.host_ranks(), key=lambda h: (sum(load[r] for r in h), h))
         done[t.name] = chosen[t.name].tile(t, CandidateRanks(ranks, hosts), column_width)
         for s in done[t.name].shards:
-            load[s.rank] += t.rows_in(s.rows) * len(s.cols) * t.data_type.dtype.itemsize
+            load[s.rank] += t.rows_in(s.rows) * row_bytes(t, len(s.cols))
     return done
 
 

@@ -30,6 +30,7 @@ from recapp.planner.cost import (
     cost_of,
 )
 from recapp.planner.problem import NUMBER_BYTES, PlanningProblem
+from recapp.planner.rank_memory import row_bytes
 from recapp.sharding.sharding_plan import Mode, Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import Ints
 from recapp.tables.config import EmbeddingConfig
@@ -158,12 +159,9 @@ class _Counts:
                 known.distinct_rows(world * n),
                 batch * problem.vectors_per_sample(table),
                 table.embedding_dim,
-                table.data_type.dtype.itemsize,
             )
         of_J = np.array([counts[c.table.name] for c in cuts], float).T
-        self.n_J, self.bags_J, self.U_J, self.U_of_all_J, self.samples_J, self.dim_J, itemsize_J = (
-            of_J
-        )
+        self.n_J, self.bags_J, self.U_J, self.U_of_all_J, self.samples_J, self.dim_J = of_J
         self.pooled_J, self.replicated_J = (
             np.array([c.mode == mode for c in cuts]) for mode in ("pooled", "replicated")
         )
@@ -196,8 +194,9 @@ class _Counts:
         self.state_M = elements_J[cut_M] * self.width_M + rows_J[cut_M]
         self.means_J = np.array([rule.means if rule else 0 for rule in rules])
         found_J = np.array([c.table.bytes_to_find_a_row for c in cuts])
+        stored_S = np.array([row_bytes(c.table, width) for c in cuts for width, _ in c.strips])
         self.bytes_M = self.rows_M * (
-            self.width_M * itemsize_J[cut_M] + found_J[cut_M] + NUMBER_BYTES * self.state_M
+            np.repeat(stored_S, count_S) + found_J[cut_M] + NUMBER_BYTES * self.state_M
         )
 
     def by_cut(self, values_S: Floats) -> Floats:

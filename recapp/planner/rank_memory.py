@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recapp.errors import PlanError
+from recapp.kernels.quantised import bytes_of_record
 from recapp.optim.rules import RowRule
 from recapp.optim.rules_by_table import Rules, rule_of
 from recapp.planner.topology import Topology
@@ -38,7 +39,17 @@ def shard_bytes(
     per_state = {"row": rows, "element": elements}
     state = sum(per_state[kind] for _, kind in rule.state) * state_itemsize if rule else 0
     found = rows * table.bytes_to_find_a_row
-    return elements * table.data_type.dtype.itemsize + found, state
+    return rows * row_bytes(table, len(shard.cols)) + found, state
+
+
+def row_bytes(table: EmbeddingConfig, columns: int) -> int:
+    """Return the bytes of some columns of a row, as the table stores them: of quantised rows with
+    their scale and bias.
+    """
+    bits = table.data_type.bits
+    if bits is None:
+        return columns * table.data_type.dtype.itemsize
+    return bytes_of_record(columns, bits)
 
 
 def bytes_per_rank(

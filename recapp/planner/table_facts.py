@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recapp.planner.rank_memory import row_bytes
 from recapp.planner.topology import Topology
 from recapp.tables.config import EmbeddingConfig
 from recapp.tables.lookups import TableLookup, lookups_of
@@ -108,7 +109,7 @@ def table_facts(
 
 def weight_bytes(table: EmbeddingConfig) -> int:
     """Return the bytes of a table's weights."""
-    return table.num_embeddings * table.embedding_dim * table.data_type.dtype.itemsize
+    return table.num_embeddings * row_bytes(table, table.embedding_dim)
 
 
 def _gb_per_s(topology: Topology) -> float | None:

@@ -68,6 +68,21 @@ class Eval(Train):
 
 
 @dataclass
+class Export(Train):
+    """The settings of `python -m recapp.export`."""
+
+    output: str | None = None
+    quantize: Literal["none", "fp16", "int8", "int4", "auto"] = "none"
+    quantize_tables: dict[str, Literal["none", "fp16", "int8", "int4"]] = field(
+        default_factory=dict
+    )
+    budget_ne: Annotated[float, Within(0)] = 1e-4
+    report_rows: Natural = 100_000
+    name: str | None = None
+    overwrite: bool = False
+
+
+@dataclass
 class OnPaper(Run):
     """The settings of `python -m recapp.plan`."""
 
@@ -126,13 +141,14 @@ class Report(Command):
 COMMANDS: dict[str, type] = {
     "train": Train,
     "eval": Eval,
+    "export": Export,
     "plan": OnPaper,
     "bench": Bench,
     "report": Report,
 }
 """The settings of each command, by its name."""
 
-EXPERIMENTS = ("train", "eval")
+EXPERIMENTS = ("train", "eval", "export")
 """The commands that have the group `experiment`, whose options list settings of other groups."""
 
 VERBS = {

@@ -50,18 +50,27 @@ BAG_POOLINGS = (PoolingType.SUM, PoolingType.MEAN)
 class DataType(StrEnum):
     """How a table is stored.
 
-    Arithmetic is done in fp64 if any table of a collection is fp64, else in fp32.
+    Arithmetic is done in fp64 if any table of a collection is fp64, else in fp32. Rows of 8 or 4
+    bits have a scale and a bias each (`recapp/kernels/quantised.py`); they are only read, so tables
+    that are trained are stored in one of the others.
     """
 
     FP64 = "fp64"
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
 
     @property
     def dtype(self) -> torch.dtype:
-        """The torch dtype of the stored rows."""
+        """The torch dtype of the stored rows; of quantised ones, one that only names them."""
         return _DTYPES[self.value]
+
+    @property
+    def bits(self) -> int | None:
+        """The bits of a value of quantised rows; None of floats."""
+        return {"int8": 8, "int4": 4}.get(self.value)
 
 
 _DTYPES = {
@@ -69,6 +78,8 @@ _DTYPES = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
+    "int8": torch.quint8,
+    "int4": torch.quint4x2,
 }
 
 
@@ -95,7 +106,8 @@ class EmbeddingConfig:
         embedding_dim: Columns D, at least 1, any number.
         feature_names: The features that look rows up here; a feature may read several tables and a
             table serve several features.
-        data_type: How rows are stored: "fp64", "fp32", "fp16" or "bf16".
+        data_type: How rows are stored: "fp64", "fp32", "fp16" or "bf16"; "int8" or "int4" where
+            they are only read.
         id_rule: "error", "hash", "clamp" or "drop".
         init_range: Start values are uniform in +-init_range; None means 1/sqrt(num_embeddings), of
             a dynamic table the rows that are expected.

@@ -78,8 +78,22 @@ def start_values(
         cols: Columns of the logical table.
         dtype: The dtype of the table's rows.
     """
-    scale = table.start_range / 2**24
-    key = start_hash(table, seed)
+    return values_of_hash(row_N, start_hash(table, seed), table.start_range, cols, dtype)
+
+
+def values_of_hash(
+    row_N: Tensor, key: int, start_range: float, cols: range, dtype: torch.dtype
+) -> Tensor:
+    """Return the start values of some rows (`start_values`).
+
+    Args:
+        row_N: As of `start_values`.
+        key: What `start_hash` returns of the table.
+        start_range: How far values are from 0 at most.
+        cols: As of `start_values`.
+        dtype: As of `start_values`.
+    """
+    scale = start_range / 2**24
     col_C = torch.arange(cols.start, cols.stop, device=row_N.device) * _GOLDEN & _MASK
     mixed_N = _mix((row_N & _MASK) ^ _mix((row_N >> 32) + key & _MASK))
     bits_NC = _mix(mixed_N[:, None] + col_C & _MASK)

@@ -2,14 +2,15 @@
 and the start values of these.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from recapp.errors import ConfigError
-from recapp.tables.config import EmbeddingConfig
+from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.ids import IdRules
 from recapp.tables.initial import fill_initial
 from recapp.tables.lookups import TableLookup, compute_dtype
@@ -66,6 +67,20 @@ class UnshardedCollection(nn.Module):
         """Return the tables, in order."""
         return list(self._tables)
 
+    def store_as(self, data_types: Mapping[str, DataType]) -> None:
+        """Say how rows will be stored where they are made, of tables on the meta device.
+
+        Args:
+            data_types: By table; those of others stay.
+        """
+        changed = {
+            t.name: replace(t, data_type=data_types.get(t.name, t.data_type)) for t in self._tables
+        }
+        assert all(self.weight(name).device.type == "meta" for name in changed)
+        self._tables = list(changed.values())
+        self.lookups = tuple(replace(x, table=changed[x.table.name]) for x in self.lookups)
+        self.dtype = compute_dtype(self._tables)
+
     def is_weighted(self) -> bool | None:
         """Return whether rows are multiplied by sample weights; None where batches decide."""
         return self._is_weighted
@@ -97,4 +112,13 @@ class UnshardedCollection(nn.Module):
 
 def _without_values(table: EmbeddingConfig, device: torch.device | str | None) -> Tensor:
     rows = table.num_embeddings if table.dynamic is None else 0
-    return torch.empty(rows, table.embedding_dim, dtype=table.data_type.dtype, device=device)
+    shape = (rows, table.embedding_dim)
+    if table.data_type.bits is None:
+        return torch.empty(shape, dtype=table.data_type.dtype, device=device)
+    if device is None or torch.device(device).type != "meta":
+        raise ConfigError(
+            f"tables.{table.name}.data_type={table.data_type}: rows of so few bits are made of "
+            "trained ones and only read: train fp32, then export the checkpoint with "
+            f"quantize={table.data_type}"
+        )
+    return torch.empty(shape, device=device)  # no torch module holds packed rows

@@ -281,6 +281,12 @@ class ClickData(LightningDataModule):
         assert self._val is not None
         return self._val.rows
 
+    @property
+    def val_source(self) -> Source:
+        """Return the rows to validate on."""
+        assert self._val is not None
+        return self._val
+
     def val_dataloader(self) -> BatchLoader:
         """Return the loader of every validation row once, in file order; a rank that has none left
         gets empty batches.

@@ -1,0 +1,348 @@
+"""A checkpoint becomes an artefact: table by table, in bounded memory, and measured.
+
+    checkpoint --TrainedTables--> rows --RowWriter--> rows/*.bin
+               --meta.pt--------> dense.safetensors
+    validation rows --Probe--> what each width costs (report), how tables are stored (quantize=auto)
+    the finished files --load--> logits of the example --> manifest.json, written last
+
+Everything is written under another name first; the artefact gets its own in one rename.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recapp import console
+from recapp.app import build
+from recapp.app.export_report import table_rows, width_rows
+from recapp.app.load_artefact import load_dense, meta_model, raw_rows_of
+from recapp.app.load_model import dense_state, settings_of
+from recapp.app.validation_rows import (
+    example_rows,
+    made_up_rows,
+    validation_batches,
+    validation_source,
+)
+from recapp.checkpoints.directory import open_checkpoint
+from recapp.checkpoints.names import MANIFEST, beside, recover, remove, sync_folder, take_name
+from recapp.checkpoints.snapshot import Snapshot
+from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.schema import schema_from
+from recapp.engine.shard_model import embedding_collections, sharded_collections
+from recapp.engine.sharded_state import without_tables
+from recapp.errors import ArtefactError, CheckpointError, ConfigError, suggest
+from recapp.inference.artefact import DENSE, EXAMPLE, Artefact, is_artefact, to_json
+from recapp.inference.choose_storage import (
+    AUTO,
+    least_storage,
+    measurements,
+    storage_by_hand,
+    storage_of,
+)
+from recapp.inference.mapped_rows import MappedRows
+from recapp.inference.one_rank import one_rank
+from recapp.inference.probe import Probe
+from recapp.inference.row_writer import RowWriter, write_file
+from recapp.inference.small_files import EXAMPLE_ROWS, dense_bytes, example_bytes
+from recapp.inference.storage import QUANTIZE
+from recapp.inference.trained_tables import TrainedTables
+from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tables.initial import start_values
+from recapp.tables.lookups import embedding_lookups, embedding_tables
+from recapp.trainer.restored import check_state, state_must_fit
+
+REPORT_ROWS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """How a checkpoint is exported.
+
+    Args:
+        quantize: How tables are stored: none (as they were trained), fp16, int8, int4, or auto.
+        quantize_tables: How some are stored, by name or glob.
+        budget_ne: Of auto: by how much the normalised entropy of the validation rows may rise.
+        report_rows: The validation rows that are measured at most; 0 measures none.
+        name: What the model is called; None takes the name of the directory.
+        overwrite: Whether an artefact of that name is replaced.
+    """
+
+    quantize: str = "none"
+    quantize_tables: Mapping[str, str] = field(default_factory=dict)
+    budget_ne: float = 1e-4
+    report_rows: int = REPORT_ROWS
+    name: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.quantize not in (*QUANTIZE, AUTO):
+            known = (*QUANTIZE, AUTO)
+            raise ConfigError(f"quantize={self.quantize}: {suggest(str(self.quantize), known)}")
+        if not (math.isfinite(self.budget_ne) and self.budget_ne >= 0):
+            raise ConfigError(f"budget_ne={self.budget_ne}: must be a number of at least 0")
+        if self.quantize == AUTO and not self.report_rows:
+            raise ConfigError(
+                "quantize=auto report_rows=0: it measures tables on validation rows, so it needs "
+                "some: leave report_rows out, or choose quantize=int8"
+            )
+
+
+def export_model(
+    path: str | Path,
+    output: str | Path,
+    options: Export | None = None,
+    settings: Mapping[str, Any] | None = None,
+    trust: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Write an artefact of a checkpoint.
+
+    Args:
+        path: The checkpoint.
+        output: The directory of the artefact.
+        options: How tables are stored, and what is measured; None stores them as trained.
+        settings: Those of the model and its data, judged; None takes the checkpoint's own.
+        trust: Packages of your own whose classes its settings may name.
+
+    Returns:
+        The report: `tables`, a record for each; `widths`, what each width costs on
+        `validation_rows`; `bytes` of the artefact; its `name` and `version`.
+
+    Raises:
+        ConfigError: An option is wrong, or `output` exists.
+        CheckpointError: There is no checkpoint, or it is damaged.
+        ArtefactError: It cannot be written.
+    """
+    options = options or Export()
+    with open_checkpoint(path, lambda manifest: manifest.files) as snapshot:
+        if settings is None:
+            settings = settings_of(snapshot.manifest, trust)
+        with _unfinished(Path(output), options.overwrite) as folder:
+            name = options.name or Path(output).absolute().name
+            return _Exporter(snapshot, dict(settings), options, folder, name).run()
+
+
+@contextmanager
+def _unfinished(output: Path, overwrite: bool) -> Iterator[Path]:
+    """Yield an empty directory that gets its name where nothing fails, and is removed otherwise.
+
+    Raises:
+        ConfigError: The name is taken.
+        ArtefactError: It cannot be written.
+    """
+    recover(output)
+    if os.path.lexists(output):
+        if not is_artefact(output):
+            raise ConfigError(f"output={output}: exists and is no artefact: choose another name")
+        if not overwrite:
+            raise ConfigError(
+                f"output={output}: there is an artefact: set overwrite=true, or choose another name"
+            )
+    folder = beside(output, "tmp")
+    try:
+        remove(folder)
+        folder.mkdir(parents=True)
+        yield folder
+        sync_folder(folder)
+        take_name(folder, output)
+    except OSError as error:
+        raise ArtefactError(f"output={output} cannot be written: {error.strerror}") from error
+    finally:
+        remove(folder)
+
+
+class _Exporter:
+    """The steps of an export, and what they share."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        settings: dict[str, Any],
+        options: Export,
+        folder: Path,
+        name: str,
+    ) -> None:
+        self.settings = settings
+        self.options = options
+        self.folder = folder
+        self.name = name
+        self.snapshot = snapshot
+        self.trained = TrainedTables(snapshot, folder)
+        model = self._model()
+        self.tables: list[EmbeddingConfig] = embedding_tables(model)
+        self.seeds = {t.name: c.seed for _, c in embedding_collections(model) for t in c.tables()}
+        meta = snapshot.meta()
+        check_state(meta, snapshot.path)
+        self.dense = dense_state(meta)
+        self.positions = {
+            t.name: found for t in self.tables if (found := self.trained.positions(t)) is not None
+        }
+        self.rows = {
+            t.name: len(self.positions.get(t.name, range(t.num_embeddings))) for t in self.tables
+        }
+        self.source = validation_source(settings) if options.report_rows else None
+
+    def run(self) -> dict[str, Any]:
+        """Write everything, and return the report."""
+        chosen = self._storage_by_hand()
+        report: dict[str, Any] = {"widths": [], "validation_rows": 0}
+        if self.source is not None:
+            probe = self._probe()
+            if self.options.quantize == AUTO:
+                chosen = self._least(probe)
+            report["validation_rows"] = sum(batch.rows for batch in probe.batches)
+            report["widths"] = width_rows(self.tables, self.rows, chosen, probe)
+        elif self.options.quantize == AUTO:
+            raise ConfigError(
+                "quantize=auto: there are no validation rows to measure tables on: set "
+                "dataset.val_path, or choose quantize=int8"
+            )
+        report["tables"] = table_rows(self.tables, self.rows, chosen)
+        with RowWriter(self.folder) as writer:
+            self._write_tables(writer, chosen)
+            files = writer.finish()
+        artefact = self._finish(writer, files, report)
+        size = sum(int(entry["bytes"]) for entry in artefact.files.values())
+        return {"name": self.name, "bytes": size, **report}
+
+    def _model(self) -> nn.Module:
+        return build.build_model(self.settings)
+
+    def _storage_by_hand(self) -> dict[str, DataType]:
+        quantize = "none" if self.options.quantize == AUTO else self.options.quantize
+        by_hand = storage_by_hand(self.tables, self.options.quantize_tables)
+        return {t.name: by_hand.get(t.name, storage_of(t, quantize)) for t in self.tables}
+
+    def _probe(self) -> Probe:
+        """Return the model with the rows that validation reads."""
+        assert self.source is not None
+        batches = validation_batches(self.source, self.settings, self.options.report_rows)
+        console.note("measuring what each width costs on validation rows ...")
+        return Probe(self._model, self._load_dense, batches, self._rows_of)
+
+    def _least(self, probe: Probe) -> dict[str, DataType]:
+        """Return how tables are stored in as few bytes as the budget allows."""
+        fixed = storage_by_hand(self.tables, self.options.quantize_tables)
+        with console.progress("trying tables", measurements(self.tables, fixed)) as advance:
+            return least_storage(
+                self.tables, self.rows, probe, self.options.budget_ne, fixed, advance
+            )
+
+    def _rows_of(self, table: EmbeddingConfig, numbers: Tensor) -> Tensor:
+        """Return rows of a table by number, or by the positions of keys, which may have none."""
+        with self.trained.rows(table) as rows:
+            if table.dynamic is None:
+                return rows[numbers]
+            from recapp.tables.dynamic import keys_of
+
+            positions = self.positions[table.name]
+            cols = range(table.embedding_dim)
+            dtype = table.data_type.dtype
+            made = start_values(keys_of(numbers), table, self.seeds[table.name], cols, dtype)
+            made = made.to(dtype)
+            at = torch.searchsorted(positions, numbers).clamp(max=max(len(positions) - 1, 0))
+            if len(positions):
+                known = positions[at] == numbers
+                made[known] = rows[at[known]]
+            return made
+
+    def _load_dense(self, model: nn.Module) -> None:
+        with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
+            model.load_state_dict(self.dense)
+
+    def _write_tables(self, writer: RowWriter, chosen: Mapping[str, DataType]) -> None:
+        """Write the rows of all tables."""
+        total = sum(self.trained.bytes_of(t) for t in self.tables) >> 20
+        with console.progress("exporting tables, MB", total) as advance:
+            for table in self.tables:
+                seed = self.seeds[table.name]
+                positions = self.positions.get(table.name)
+                with self.trained.rows(table) as rows:
+                    writer.add(table, rows, chosen[table.name], positions, seed)
+                advance(self.trained.bytes_of(table) >> 20)
+
+    def _finish(
+        self, writer: RowWriter, files: dict[str, Mapping[str, Any]], report: dict[str, Any]
+    ) -> Artefact:
+        """Write the small files and the manifest."""
+        manifest = self.snapshot.manifest
+        files[DENSE] = write_file(self.folder, DENSE, dense_bytes(self.dense))
+        example = self._example()
+        files[EXAMPLE] = write_file(self.folder, EXAMPLE, example_bytes(example))
+        schema = schema_from(self.settings)
+        info = {
+            "name": self.name,
+            "made": _made(self.snapshot),
+            "metrics": {k: None if math.isnan(v) else v for k, v in manifest.metrics.items()},
+            "features": {
+                "dense": list(schema.dense),
+                "sparse": list(schema.sparse),
+                "text": {name: str(schema.text_ids(name)) for name in schema.sparse},
+                "transform": self.settings["dataset"]["dense_transform"],
+            },
+            "lookups": _lookups(self._model()),
+            "ids": schema.id_encoding(),
+            "config": manifest.config,
+            "report": report,
+        }
+        artefact = Artefact(self.folder, info, tuple(writer.tables), files)
+        logits = self._logits(artefact, example)
+        text = to_json({**info, "logits": logits}, artefact.tables, files)
+        write_file(self.folder, MANIFEST, text.encode())
+        return artefact
+
+    def _example(self) -> RawTable:
+        schema = schema_from(self.settings)
+        if self.source is None:
+            read = {x.feature: x.table for x in embedding_lookups(self._model())}
+            return made_up_rows(schema, read)
+        return example_rows(self.source, schema, EXAMPLE_ROWS)
+
+    def _logits(self, artefact: Artefact, example: RawTable) -> list[float]:
+        """Return the logits of the example by the files that were written."""
+        model = meta_model(artefact, self.settings)
+        one_rank(model, torch.device("cpu"), MappedRows(artefact).make_store)
+        load_dense(artefact, model)
+        with torch.no_grad():
+            logits: Tensor = model(raw_rows_of(self.settings).batch(example))
+        if not bool(torch.isfinite(logits).all()):
+            raise CheckpointError(
+                f"{self.snapshot.path} scores its validation rows with numbers that are not "
+                "finite: export another checkpoint"
+            )
+        return [float(x) for x in logits.double()]
+
+
+def _made(snapshot: Snapshot) -> dict[str, Any]:
+    """Return what an artefact was made of and by."""
+    import recapp
+
+    manifest = snapshot.manifest
+    return {
+        "recapp": recapp.__version__,
+        "torch": torch.__version__,
+        "checkpoint": snapshot.path.name,
+        "identity": f"{manifest.identity:08x}",
+        "step": manifest.step,
+    }
+
+
+def _lookups(model: nn.Module) -> list[dict[str, Any]]:
+    """Return what reads the tables, as plain data for programs of any language."""
+    return [
+        {
+            "table": x.table.name,
+            "feature": x.feature,
+            "output": x.output,
+            "pooling": str(x.pooling),
+            "hotness": x.hotness,
+            "truncates": x.truncates,
+        }
+        for x in embedding_lookups(model)
+    ]

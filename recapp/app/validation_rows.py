@@ -1,0 +1,79 @@
+"""The rows that training validated on, for whoever measures a model without a trainer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from recapp import console
+from recapp.app import build
+from recapp.dataset.collate import Collate
+from recapp.dataset.raw_rows import RawTable
+from recapp.dataset.schema import Schema, schema_from
+from recapp.dataset.sequential_chunks import arrow_chunks, decoded_chunks
+from recapp.dataset.source import Source
+from recapp.errors import DataError
+from recapp.sparse.batch import Batch
+from recapp.tables.config import EmbeddingConfig
+
+
+def validation_source(settings: Mapping[str, Any]) -> Source | None:
+    """Return the validation rows of a run's data set; None where its files are not here, which is
+    noted.
+    """
+    data = build.build_data(settings)
+    try:
+        data.setup("validate")
+    except DataError as error:
+        console.note(f"nothing is measured on validation rows, as they are not here: {error}")
+        return None
+    return data.val_source if data.val_rows else None
+
+
+def validation_batches(source: Source, settings: Mapping[str, Any], most: int) -> list[Batch]:
+    """Return the first validation rows, decoded, in file order.
+
+    Args:
+        source: The rows.
+        settings: Those of the run.
+        most: The largest number of rows.
+    """
+    schema = schema_from(settings)
+    transform = settings["dataset"]["dense_transform"]
+    rows = source.slice(0, min(most, source.rows))
+    collate = Collate(schema, rows.bags, transform)
+    return [collate.batch([part]) for part in decoded_chunks(rows, schema, transform)]
+
+
+def example_rows(source: Source, schema: Schema, rows: int) -> RawTable:
+    """Return the first rows as their files have them, under canonical names and without a label."""
+    wanted = (*schema.dense, *schema.sparse)
+    parts = []
+    for file, _, chunk in arrow_chunks(source.slice(0, rows)):
+        columns = {name: chunk.column(file.columns[name]) for name in wanted}
+        parts.append(pa.table({name: _plain(column) for name, column in columns.items()}))
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def made_up_rows(schema: Schema, tables: Mapping[str, EmbeddingConfig]) -> RawTable:
+    """Return one row that any model of this schema can score: numbers of 0, first ids.
+
+    Args:
+        schema: The columns.
+        tables: A table that each sparse feature reads.
+    """
+    dense = {name: pa.array([0.0], pa.float32()) for name in schema.dense}
+    first = {name: tables[name].min_key if name in tables else 0 for name in schema.sparse}
+    text = {name: str(number) for name, number in first.items()}
+    sparse = {
+        name: pa.array([text[name]]) if name in schema.hex else pa.array([number], pa.int64())
+        for name, number in first.items()
+    }
+    return pa.table({**dense, **sparse})
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Return a column that is encoded as a dictionary as its values."""
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column

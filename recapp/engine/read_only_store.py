@@ -1,0 +1,216 @@
+"""Rows that are only read: of floats or quantised, in memory or mapped from a file.
+
+    number of a row           --> held[row]              ReadOnlyStore
+    position of a key, strip  --> found among sorted     KeyedStore
+                                  positions: held[row]; not found: its start value
+
+Whoever makes a store says where its rows are (`recapp/inference/stored_rows.py` maps them from an
+artefact). `KeyedStore` holds any rows of a group by sorted numbers: all rows of dynamic tables, or
+those of static tables that some batches read.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from recapp.engine.row_store import RowStore, StoreBytes, StoredGroup
+from recapp.errors import ConfigError
+from recapp.kernels.links import Links
+from recapp.kernels.quantised import QuantisedRows
+from recapp.optim.rules import Rate
+from recapp.sharding.layout import Block
+
+Held = Tensor | QuantisedRows
+"""The rows of a store: floats [R, width], or records."""
+
+StartRows = Callable[[int, Tensor], Held]
+"""Returns what the keys at some positions [N] of a strip, numbered within its group, answer where
+they have no row.
+"""
+
+
+class ReadOnlyStore(RowStore):
+    """Rows in the order of the layout.
+
+    Args:
+        group: Which rows, and what computes with them.
+        held: The rows, on the group's device.
+    """
+
+    def __init__(self, group: StoredGroup, held: Held) -> None:
+        super().__init__(group)
+        self.held = held
+        self.rows = rows_of(held)
+
+    @property
+    def nbytes(self) -> StoreBytes:
+        """Return the memory of the rows; of mapped ones, what they take once all were read."""
+        return StoreBytes(values_of(self.held).nbytes, 0)
+
+    @property
+    def example(self) -> Held:
+        """Return a row of zeros as the rows are stored."""
+        if isinstance(self.held, QuantisedRows):
+            shape = (1, self.held.records_RK.shape[1])
+            return QuantisedRows(
+                torch.zeros(shape, dtype=torch.uint8), self.held.width, self.held.bits
+            )
+        return torch.zeros(1, self.width, dtype=self.held.dtype)
+
+    def pool(
+        self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
+    ) -> None:
+        """Sum rows along a sparse matrix (`RowStore.pool`)."""
+        self._pool(self.held, links, target, scale, in_lines)
+
+    def _pool(self, held: Held, links: Links, target: Tensor, scale: float, in_lines: bool) -> None:
+        dtype = self.group.dtype
+        if isinstance(held, QuantisedRows):
+            self.backend.pool_quantised(held, links, target, dtype, scale, in_lines)
+        else:
+            flat = held.view(-1)
+            width = self.width
+            self.backend.pool(flat, width, width, links, target, dtype, scale, in_lines)
+
+    def update(
+        self, gradients: Tensor, links: Links, row_U: Tensor, mean_U: Tensor | None, lr: Rate
+    ) -> None:
+        """Refuse: these rows are not trained.
+
+        Raises:
+            ConfigError: Always.
+        """
+        layout = self.group.layout
+        names = {layout.tables[layout.strips[p.strip].table].name: None for p in self.group.pieces}
+        raise ConfigError(
+            f"tables {', '.join(names)}: their rows are read-only: train the tables of the "
+            "checkpoint and export it again"
+        )
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield nothing: whoever made these rows has them."""
+        yield from ()
+
+    def extra_repr(self) -> str:
+        """Return the number of rows, their width and how they are stored."""
+        return f"{self.rows:,} rows x {self.width}, {_kind(self.held)}, read-only"
+
+
+class KeyedStore(ReadOnlyStore):
+    """Rows found by sorted numbers: positions of keys, or numbers of the layout.
+
+    A key without a row answers its start value: then the batch's rows are copied side by side with
+    start values behind them, and the next batch may overwrite them.
+
+    Args:
+        group: Which rows, and what computes with them.
+        held: The rows, strip by strip.
+        number_I: Their numbers, int64, of each strip of the group or of all strips together;
+            ascending and distinct.
+        start: Makes the rows of numbers that are not there; None where all are.
+    """
+
+    finds_rows = True
+
+    def __init__(
+        self,
+        group: StoredGroup,
+        held: Held,
+        number_I: Sequence[Tensor],
+        start: StartRows | None = None,
+    ) -> None:
+        super().__init__(group, held)
+        self.number_I = list(number_I)
+        self.start = start
+        self._of_batch: Held | None = None
+
+    @property
+    def nbytes(self) -> StoreBytes:
+        """Return the memory of the rows and of their numbers."""
+        held = super().nbytes
+        return held._replace(rows=held.rows + sum(x.nbytes for x in self.number_I))
+
+    def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
+        """Return where rows are held (`RowStore.locate`)."""
+        row_N = row_N.long()
+        self._of_batch = None
+        found_N = torch.full_like(row_N, -1)
+        first = 0
+        for strip, numbers in enumerate(self.number_I):
+            asked = slice(None) if strip_N is None else (strip_N == strip).nonzero()[:, 0]
+            found_N[asked] = _find(numbers, row_N[asked], first)
+            first += len(numbers)
+        if self.start is not None and bool((found_N < 0).any()):
+            return self._with_start_rows(row_N, strip_N, found_N)
+        assert not bool((found_N < 0).any()), "rows that this store does not hold"
+        return found_N
+
+    def _with_start_rows(self, row_N: Tensor, strip_N: Tensor | None, found_N: Tensor) -> Tensor:
+        """Copy the rows of a batch side by side, those that do not exist behind the others."""
+        assert self.start is not None
+        here_M = (found_N >= 0).nonzero()[:, 0]
+        parts = [take_rows(self.held, found_N[here_M])]
+        order = [here_M]
+        for strip in range(len(self.number_I)):
+            absent_N = found_N < 0
+            if strip_N is not None:
+                absent_N = absent_N & (strip_N == strip)
+            absent_M = absent_N.nonzero()[:, 0]
+            if len(absent_M):
+                parts.append(self.start(strip, row_N[absent_M]))
+                order.append(absent_M)
+        self._of_batch = join_rows(parts)
+        at_N = torch.empty_like(found_N)
+        at_N[torch.cat(order)] = torch.arange(len(at_N), device=at_N.device)
+        return at_N
+
+    def pool(
+        self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
+    ) -> None:
+        """Sum rows along a sparse matrix (`RowStore.pool`)."""
+        held = self.held if self._of_batch is None else self._of_batch
+        self._pool(held, links, target, scale, in_lines)
+
+
+def values_of(held: Held) -> Tensor:
+    """Return the tensor that has the rows, [R, ...]."""
+    return held.records_RK if isinstance(held, QuantisedRows) else held
+
+
+def like(held: Held, values: Tensor) -> Held:
+    """Return values as rows that are stored as those of `held`."""
+    if isinstance(held, QuantisedRows):
+        return QuantisedRows(values, held.width, held.bits)
+    return values
+
+
+def rows_of(held: Held) -> int:
+    """Return the number of rows."""
+    return len(values_of(held))
+
+
+def take_rows(held: Held, row_N: Tensor) -> Held:
+    """Return a copy of some rows."""
+    return like(held, values_of(held)[row_N])
+
+
+def join_rows(parts: Sequence[Held]) -> Held:
+    """Return rows one after the other; a single part is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    return like(parts[0], torch.cat([values_of(p) for p in parts]))
+
+
+def _find(numbers: Tensor, row_N: Tensor, first: int) -> Tensor:
+    """Return `first` plus the index of each row among sorted numbers, -1 where it is not there."""
+    if not len(numbers):
+        return torch.full_like(row_N, -1)
+    at_N = torch.searchsorted(numbers, row_N).clamp_(max=len(numbers) - 1)
+    return torch.where(numbers[at_N] == row_N, at_N + first, -1)
+
+
+def _kind(held: Held) -> str:
+    if isinstance(held, QuantisedRows):
+        return f"{held.bits} bits"
+    return str(held.dtype).removeprefix("torch.")

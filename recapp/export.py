@@ -1,0 +1,70 @@
+"""`python -m recapp.export ckpt_path=DIR output=DIR quantize=int8`: make an artefact of a
+checkpoint, which is scored and served without the trainer.
+
+    DIR (checkpoint) -> tables in fewer bits, dense part, an example with its scores -> DIR
+
+Model and data come from the checkpoint alone. `recapp.load_model`, `recapp.predict` and
+`recapp.serve` take what it writes (`recapp/inference/artefact.py` says what that is).
+"""
+
+if __name__ == "__main__":
+    from recapp.processes.stopping import end_on_signals
+
+    end_on_signals()  # before the imports below, which take a while
+
+from collections.abc import Sequence
+from typing import Any
+
+from recapp import console
+from recapp.app.command import Job, run
+from recapp.app.compose import compose_over, with_absolute_paths
+from recapp.errors import ConfigError
+from recapp.processes.rank_process import leave
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code.
+
+    Args:
+        argv: The arguments, by default those of the process.
+    """
+    return run("export", export, writes=False, argv=argv)
+
+
+def export(config: dict[str, Any], job: Job) -> None:
+    """Write the artefact of one job, and print its report.
+
+    Raises:
+        ConfigError: No checkpoint or no output is named, or an option is wrong.
+        CheckpointError: There is no checkpoint, or it is damaged.
+        ArtefactError: The artefact cannot be written.
+    """
+    from recapp.app.check_data import match_checkpoint
+    from recapp.app.export_model import Export, export_model
+    from recapp.app.export_report import print_report
+    from recapp.checkpoints.directory import read_manifest
+
+    console.check_format(config["format"])
+    for key, what in (
+        ("ckpt_path", "a checkpoint that recapp.train has named"),
+        ("output", "the directory of the artefact"),
+    ):
+        if not config[key]:
+            raise ConfigError(f"{key} must be given: {key}=DIR, {what}")
+    paths = with_absolute_paths(config)
+    options = Export(**{key: config[key] for key in Export.__dataclass_fields__})
+    manifest = read_manifest(paths["ckpt_path"])
+    settings = with_absolute_paths(
+        compose_over(manifest.config, "export", job.overrides, job.folders)
+    )
+    settings = match_checkpoint(settings, manifest)
+    report = export_model(paths["ckpt_path"], paths["output"], options, settings)
+    if config["format"] == "json":
+        console.emit_document(report)
+        return
+    print_report(report)
+    print(f"artefact  {console.short_path(paths['output'])}  ({report['bytes'] / 1e6:,.1f} MB)")
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,163 @@
+"""In how few bits each table is stored: as the settings say, or as few as a budget of normalised
+entropy allows.
+
+    quantize=int8 quantize_tables={C3: int4}     chosen by hand
+    quantize=auto budget_ne=0.0001               every table by itself is tried in 16, 8 and 4 bits;
+                                                 those that save most bytes for what they lose come
+                                                 first, as long as all together stay in the budget
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from recapp.errors import ConfigError, suggest
+from recapp.inference.probe import Probe
+from recapp.inference.storage import QUANTIZE, row_bytes
+from recapp.tables.config import DataType, EmbeddingConfig
+
+AUTO = "auto"
+NE = "normalized_entropy"
+_NO_LOSS = 1e-9  # what counts as nothing: a table may also seem to gain by chance
+
+
+class _Move(NamedTuple):
+    """Storing one table in fewer bits.
+
+    Args:
+        table: Its name.
+        storage: How it would be stored.
+        saved: Bytes that this saves.
+        loss: By how much normalised entropy rises.
+    """
+
+    table: str
+    storage: DataType
+    saved: int
+    loss: float
+
+
+def storage_of(table: EmbeddingConfig, quantize: str) -> DataType:
+    """Return how a table is stored where its setting is `quantize`; narrower floats stay."""
+    if quantize == "none":
+        return table.data_type
+    wanted = DataType(quantize)
+    half = (DataType.FP16, DataType.BF16)
+    return table.data_type if wanted in half and table.data_type in half else wanted
+
+
+def storage_by_hand(
+    tables: Sequence[EmbeddingConfig], of_tables: Mapping[str, Any]
+) -> dict[str, DataType]:
+    """Return how those tables are stored of which it is said one by one.
+
+    Args:
+        tables: The tables.
+        of_tables: none, fp16, int8 or int4, by name or glob; a name wins over a glob, of globs the
+            last.
+
+    Raises:
+        ConfigError: A value or a table is unknown.
+    """
+    names = [t.name for t in tables]
+    for pattern, value in of_tables.items():
+        check_quantize(f"quantize_tables.{pattern}", value)
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(
+                f"quantize_tables.{pattern}: the model has no such table; {suggest(pattern, names)}"
+            )
+    made = {}
+    for table in tables:
+        said = [v for pattern, v in of_tables.items() if fnmatchcase(table.name, pattern)]
+        if said:
+            made[table.name] = storage_of(table, of_tables.get(table.name, said[-1]))
+    return made
+
+
+def check_quantize(setting: str, value: object) -> None:
+    """Check that a setting names a way to store tables.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    if value not in QUANTIZE:
+        raise ConfigError(f"{setting}={value}: {suggest(str(value), QUANTIZE)}")
+
+
+def least_storage(
+    tables: Sequence[EmbeddingConfig],
+    rows: Mapping[str, int],
+    probe: Probe,
+    budget_ne: float,
+    fixed: Mapping[str, DataType],
+    advance: Callable[[int], None],
+) -> dict[str, DataType]:
+    """Return how tables are stored in as few bytes as a budget allows, by name.
+
+    Args:
+        tables: The tables.
+        rows: The rows that each has.
+        probe: Measures what it costs.
+        budget_ne: By how much normalised entropy may rise, all tables together.
+        fixed: Tables whose storage is chosen already; what they cost counts.
+        advance: Called with 1 after each measurement.
+
+    Raises:
+        ConfigError: The rows do not determine a normalised entropy.
+    """
+    before = probe.measure({}).metrics[NE]
+    if math.isnan(before):
+        raise ConfigError(
+            "quantize=auto: the validation rows have one class only, so nothing tells what fewer "
+            "bits cost: choose quantize=int8, or other validation rows"
+        )
+    moves = []
+    for table in tables:
+        for storage in _narrower(table) if table.name not in fixed else ():
+            loss = probe.measure({table.name: storage}).metrics[NE] - before
+            width = row_bytes(table.data_type, table.embedding_dim)
+            saved = rows[table.name] * (width - row_bytes(storage, table.embedding_dim))
+            moves.append(_Move(table.name, storage, saved, loss))
+            advance(1)
+    ordered = sorted(moves, key=_worth, reverse=True)
+    fits = [True] + [False] * len(ordered)
+
+    def measured(n: int) -> bool:
+        found = probe.measure({**_taken(ordered[:n]), **fixed}).metrics[NE] - before
+        return found <= budget_ne
+
+    low = 0
+    high = len(ordered)
+    while low < high:  # the largest number of moves that fits, where each one more costs more
+        middle = (low + high + 1) // 2
+        fits[middle] = measured(middle)
+        low, high = (middle, high) if fits[middle] else (low, middle - 1)
+    chosen = {t.name: t.data_type for t in tables}
+    return {**chosen, **_taken(ordered[:low]), **fixed}
+
+
+def measurements(tables: Sequence[EmbeddingConfig], fixed: Mapping[str, DataType]) -> int:
+    """Return how many measurements `least_storage` announces by `advance`."""
+    return sum(len(_narrower(t)) for t in tables if t.name not in fixed)
+
+
+def _narrower(table: EmbeddingConfig) -> list[DataType]:
+    """Return the ways to store a table in fewer bytes than it has now."""
+    dim = table.embedding_dim
+    now = row_bytes(table.data_type, dim)
+    kinds = (DataType.FP16, DataType.INT8, DataType.INT4)
+    return [kind for kind in kinds if row_bytes(kind, dim) < now]
+
+
+def _worth(move: _Move) -> float:
+    return move.saved / max(move.loss, _NO_LOSS)
+
+
+def _taken(moves: Sequence[_Move]) -> dict[str, DataType]:
+    """Return the storage of each table after some moves: the one that saves most of its own."""
+    taken: dict[str, _Move] = {}
+    for move in moves:
+        if move.table not in taken or move.saved > taken[move.table].saved:
+            taken[move.table] = move
+    return {name: move.storage for name, move in taken.items()}

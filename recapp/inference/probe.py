@@ -1,0 +1,170 @@
+"""What storing tables in fewer bits does to a model's scores, measured on some rows without making
+the small tables: only the rows of tables that those samples read are held.
+
+    batches --RecordingStore--> rows that they read --checkpoint--> fp32 rows --stored, read-->
+    values as they would be served --model--> logits --> AUC, log loss, normalised entropy
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recapp.engine.read_only_store import Held, KeyedStore, ReadOnlyStore
+from recapp.engine.row_store import RowStore, StoredGroup
+from recapp.inference.one_rank import one_rank
+from recapp.inference.storage import stored, values
+from recapp.kernels.links import Links
+from recapp.metrics import click_metrics
+from recapp.sharding.layout import Piece
+from recapp.sparse.batch import Batch
+from recapp.sparse.transfer import to_host
+from recapp.tables.config import DataType, EmbeddingConfig
+
+METRICS = ("auc", "log_loss", "normalized_entropy")
+
+RowsOf = Callable[[EmbeddingConfig, Tensor], Tensor]
+"""Returns rows [U, D] of a table by their numbers, or of a dynamic one by sorted positions."""
+
+
+class _RecordingStore(ReadOnlyStore):
+    """No rows: it notes which ones would be read. Results are undefined."""
+
+    def __init__(self, group: StoredGroup) -> None:
+        dtype = group.layout.groups[group.number].dtype
+        super().__init__(group, torch.zeros(0, group.width, dtype=dtype))
+        self.finds_rows = group.layout.groups[group.number].dynamic
+        self._seen: dict[int, list[Tensor]] = {}
+
+    def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
+        """Note rows."""
+        for strip in [0] if strip_N is None else _distinct(strip_N).tolist():
+            own = row_N if strip_N is None else row_N[strip_N == strip]
+            self._seen.setdefault(strip, []).append(_distinct(to_host(own.long())))
+        return row_N
+
+    def pool(
+        self, links: Links, target: Tensor, scale: float = 1.0, in_lines: bool = False
+    ) -> None:
+        """Leave the target as it is."""
+
+    def seen(self, strip: int) -> Tensor:
+        """Return the rows that were read, ascending; of a static group all strips' together."""
+        parts = self._seen.get(strip, [])
+        return _distinct(torch.cat(parts)) if parts else torch.empty(0, dtype=torch.int64)
+
+
+class Measured(NamedTuple):
+    """What a way to store tables makes of the scores.
+
+    Args:
+        metrics: AUC, log loss and normalised entropy; NaN where the rows do not determine one.
+        probabilities: Of every sample, [N].
+    """
+
+    metrics: dict[str, float]
+    probabilities: Tensor
+
+    def largest_change(self, other: "Measured") -> float:
+        """Return by how much a probability differs from another's at most."""
+        if not len(self.probabilities):
+            return 0.0
+        return float((self.probabilities - other.probabilities).abs().max())
+
+
+class Probe:
+    """A model that holds the rows of its tables which some batches read.
+
+    Args:
+        build: Makes the model, tables on the meta device; the same one each time.
+        load_dense: Fills its dense part.
+        batches: The samples, with labels.
+        rows_of: Reads rows of a table.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], nn.Module],
+        load_dense: Callable[[nn.Module], None],
+        batches: Sequence[Batch],
+        rows_of: RowsOf,
+    ) -> None:
+        self.batches = list(batches)
+        self._trained: dict[str, Tensor] = {}
+        self._held: dict[str, Tensor] = {}
+        seen: dict[int, _RecordingStore] = {}
+        cpu = torch.device("cpu")
+
+        def record(group: StoredGroup) -> RowStore:
+            found = seen[len(seen)] = _RecordingStore(group)
+            return found
+
+        recording = one_rank(build(), cpu, record)
+        load_dense(recording)
+        for batch in self.batches:
+            with torch.no_grad():
+                recording(batch)
+        stores = iter(seen.values())
+
+        def hold(group: StoredGroup) -> RowStore:
+            return self._store(group, next(stores), rows_of)
+
+        self.model = one_rank(build(), cpu, hold)
+        load_dense(self.model)
+
+    @torch.no_grad()
+    def measure(self, data_types: Mapping[str, DataType]) -> Measured:
+        """Return what the scores are with tables stored as given, the others as they were trained.
+
+        Raises:
+            ValueError: Values cannot be stored so.
+        """
+        changed = {name: data_types[name] for name in self._held if name in data_types}
+        for name, data_type in changed.items():
+            trained = self._trained[name]
+            self._held[name].copy_(values(stored(trained, data_type), trained.dtype))
+        logits = [self.model(batch).float() for batch in self.batches]
+        for name in changed:
+            self._held[name].copy_(self._trained[name])
+        metrics = click_metrics(METRICS, sync_on_compute=False)
+        for logits_B, batch in zip(logits, self.batches, strict=True):
+            for metric in metrics.values():
+                metric.update(logits_B, batch.labels_B)
+        found = {name: float(metric.compute()) for name, metric in metrics.items()}
+        return Measured(found, torch.sigmoid(torch.cat(logits).double()))
+
+    def _store(self, group: StoredGroup, recorded: _RecordingStore, rows_of: RowsOf) -> RowStore:
+        """Return a store of the rows that were read."""
+        layout = group.layout
+        dtype = layout.groups[group.number].dtype
+        dynamic = layout.groups[group.number].dynamic
+        strips = [i for i, s in enumerate(layout.strips) if s.group == group.number]
+        pieces = {p.strip: p for p in group.pieces}
+        numbers: list[Tensor] = []
+        parts: list[Tensor] = []
+        for number, strip in enumerate(strips):
+            table = layout.tables[layout.strips[strip].table]
+            own = recorded.seen(number) if dynamic else _rows_of_piece(recorded, pieces[strip])
+            numbers.append(own if dynamic else own + pieces[strip].base)
+            self._trained[table.name] = rows_of(table, own)
+            parts.append(self._trained[table.name])
+        rows_UD = torch.cat(parts).to(dtype)
+        ends = torch.tensor([len(p) for p in parts]).cumsum(0).tolist()
+        for strip, end, part in zip(strips, ends, parts, strict=True):
+            name = layout.tables[layout.strips[strip].table].name
+            self._held[name] = rows_UD[end - len(part) : end]
+        held: Held = rows_UD
+        return KeyedStore(group, held, numbers if dynamic else [torch.cat(numbers)])
+
+
+def _distinct(numbers: Tensor) -> Tensor:
+    found: Tensor = numbers.unique()  # type: ignore[no-untyped-call]
+    return found
+
+
+def _rows_of_piece(recorded: _RecordingStore, piece: Piece) -> Tensor:
+    """Return the rows of a whole table that were read, by their numbers in it."""
+    seen = recorded.seen(0)
+    inside = (seen >= piece.base) & (seen < piece.base + len(piece.rows))
+    return seen[inside] - piece.base

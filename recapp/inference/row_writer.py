@@ -1,0 +1,150 @@
+"""Writes the row files of an artefact, table by table, in bounded memory.
+
+A file holds the tables of one storage and one number of columns, in the order of the model: that is
+the order in which the store of a single rank wants them (`recapp/inference/mapped_rows.py`).
+"""
+
+import os
+import zlib
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch import Tensor
+
+from recapp.engine.read_only_store import values_of
+from recapp.errors import ArtefactError, CheckpointError
+from recapp.inference.artefact import StoredTable
+from recapp.inference.storage import bytes_of, stored
+from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tables.initial import start_hash
+
+PART_ELEMENTS = 1 << 22  # converted at a time
+
+
+@dataclass
+class _File:
+    out: BinaryIO
+    rows: int = 0
+    size: int = 0
+    crc: int = 0
+
+    def write(self, raw: Any) -> None:
+        view = memoryview(raw)
+        self.out.write(view)
+        self.size += view.nbytes
+        self.crc = zlib.crc32(view, self.crc)
+
+
+@dataclass
+class RowWriter:
+    """Writes tables, one after the other; a context manager.
+
+    Args:
+        folder: The directory of the artefact.
+        tables: What was written.
+    """
+
+    folder: Path
+    tables: list[StoredTable] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._files: dict[str, _File] = {}
+        self._stack = ExitStack()
+        (self.folder / "rows").mkdir()
+
+    def __enter__(self) -> "RowWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def add(
+        self,
+        table: EmbeddingConfig,
+        rows_RD: Tensor,
+        storage: DataType,
+        positions_R: Tensor | None,
+        seed: int,
+    ) -> StoredTable:
+        """Write a table behind those of its file.
+
+        Args:
+            table: The table.
+            rows_RD: Its rows, of floats; they may be mapped.
+            storage: How they are to be stored.
+            positions_R: Of a dynamic table, the sorted positions of its keys.
+            seed: The seed of its start values.
+
+        Raises:
+            CheckpointError: A value is not finite, or too large for the storage.
+        """
+        stem = f"rows/{storage}_{table.embedding_dim}"
+        keys = None
+        if positions_R is not None:
+            stem += "_dynamic"
+            keys = f"{stem}.keys"
+            self._file(keys).write(positions_R.contiguous().numpy())
+        file = self._file(f"{stem}.bin")
+        step = max(1, PART_ELEMENTS // table.embedding_dim)
+        for first in range(0, len(rows_RD), step):
+            part = rows_RD[first : first + step]
+            try:
+                made = stored(part, storage)
+            except ValueError as error:
+                raise _refused(table, first, str(error)) from error
+            if not bool(values_of(made).isfinite().all()):
+                raise _refused(table, first, f"there are values that {storage} cannot hold")
+            file.write(bytes_of(made).numpy())
+        written = StoredTable(
+            name=table.name,
+            rows=len(rows_RD),
+            dim=table.embedding_dim,
+            storage=str(storage),
+            file=f"{stem}.bin",
+            first_row=file.rows,
+            keys=keys,
+            id_rule=str(table.id_rule),
+            min_key=table.min_key,
+            start_hash=start_hash(table, seed),
+            start_range=float(table.start_range),
+        )
+        file.rows += len(rows_RD)
+        self.tables.append(written)
+        return written
+
+    def finish(self) -> dict[str, Mapping[str, Any]]:
+        """Write everything to disk, and return size and checksum of each file."""
+        for file in self._files.values():
+            file.out.flush()
+            os.fsync(file.out.fileno())
+        return {name: {"bytes": f.size, "crc32": f"{f.crc:08x}"} for name, f in self._files.items()}
+
+    def _file(self, name: str) -> _File:
+        if name not in self._files:
+            out = (self.folder / name).open("wb")
+            self._files[name] = _File(self._stack.enter_context(out))
+        return self._files[name]
+
+
+def _refused(table: EmbeddingConfig, first: int, why: str) -> CheckpointError:
+    return CheckpointError(f"table {table.name}, rows from {first} on: {why}")
+
+
+def write_file(folder: Path, name: str, content: bytes) -> Mapping[str, Any]:
+    """Write a small file to disk, and return its size and checksum.
+
+    Raises:
+        ArtefactError: It cannot be written.
+    """
+    try:
+        (folder / name).parent.mkdir(exist_ok=True)
+        with open(folder / name, "wb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+    except OSError as error:
+        raise ArtefactError(f"{folder / name} cannot be written: {error.strerror}") from error
+    return {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}

@@ -1,0 +1,52 @@
+"""How rows are stored for scoring: floats, or records of 8 or 4 bits, as bytes of a file and back.
+
+fp32 rows [R, D] --stored--> rows as kernels read them --bytes_of--> uint8 [R, K] --held--> rows
+"""
+
+import torch
+from torch import Tensor
+
+from recapp.engine.read_only_store import Held, values_of
+from recapp.kernels.quantised import QuantisedRows, bytes_of_record, dequantise, quantise
+from recapp.tables.config import DataType
+
+QUANTIZE = ("none", "fp16", "int8", "int4")
+"""What `quantize` and `quantize_tables` may say of a table; none: as it was trained."""
+
+
+def row_bytes(data_type: DataType, dim: int) -> int:
+    """Return the bytes of a stored row."""
+    if data_type.bits is not None:
+        return bytes_of_record(dim, data_type.bits)
+    return dim * data_type.dtype.itemsize
+
+
+def stored(rows_RD: Tensor, data_type: DataType) -> Held:
+    """Return rows of floats as they are stored.
+
+    Raises:
+        ValueError: Quantised values are not finite.
+    """
+    if data_type.bits is not None:
+        return quantise(rows_RD, data_type.bits)
+    return rows_RD.to(data_type.dtype)
+
+
+def bytes_of(held: Held) -> Tensor:
+    """Return stored rows as bytes, [R, K], in the memory of the rows."""
+    values = values_of(held).contiguous()
+    return values.view(torch.uint8).view(len(values), -1)
+
+
+def held(raw_RK: Tensor, data_type: DataType, dim: int) -> Held:
+    """Return bytes [R, K] as the rows that they are, in the memory of the bytes."""
+    if data_type.bits is not None:
+        return QuantisedRows(raw_RK, dim, data_type.bits)
+    return raw_RK.view(data_type.dtype).view(len(raw_RK), dim)
+
+
+def values(rows: Held, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return stored rows as floats, [R, D]."""
+    if isinstance(rows, QuantisedRows):
+        return dequantise(rows, torch.arange(len(values_of(rows))), dtype)
+    return rows.to(dtype)

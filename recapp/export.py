@@ -52,6 +52,7 @@ def export(config: dict[str, Any], job: Job) -> None:
         if not config[key]:
             raise ConfigError(f"{key} must be given: {key}=DIR, {what}")
     paths = with_absolute_paths(config)
+    config = {**config, "quantize_tables": config["quantize_tables"] or {}}
     options = Export(**{key: config[key] for key in Export.__dataclass_fields__})
     manifest = read_manifest(paths["ckpt_path"])
     settings = with_absolute_paths(

@@ -294,6 +294,11 @@ def from_json(raw: bytes, folder: Path) -> Manifest:
         info: dict[str, Any] = json.loads(raw.decode())
         name = info.pop("format")
         version = info.pop("version")
+        if name == "recapp-artefact":
+            raise CheckpointError(
+                f"{folder} is an artefact that recapp.export has written, and no checkpoint: name "
+                "the checkpoint that it was made of"
+            )
         if name != "recapp" or type(version) is not int or version < 1:
             raise ValueError(f"format {_short(name)} {_short(version)}")
         if version > VERSION:

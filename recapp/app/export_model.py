@@ -46,6 +46,13 @@ from recapp.inference.choose_storage import (
     storage_by_hand,
     storage_of,
 )
+from recapp.inference.compiled import (
+    COMPILED,
+    NotCompiled,
+    check_compiled,
+    compile_dense,
+    load_compiled,
+)
 from recapp.inference.mapped_rows import MappedRows
 from recapp.inference.one_rank import one_rank
 from recapp.inference.probe import Probe
@@ -53,6 +60,7 @@ from recapp.inference.row_writer import RowWriter, write_file
 from recapp.inference.small_files import EXAMPLE_ROWS, dense_bytes, example_bytes
 from recapp.inference.storage import QUANTIZE
 from recapp.inference.trained_tables import TrainedTables
+from recapp.sparse.batch import Batch
 from recapp.tables.config import DataType, EmbeddingConfig
 from recapp.tables.initial import start_values
 from recapp.tables.lookups import embedding_lookups, embedding_tables
@@ -70,6 +78,7 @@ class Export:
         quantize_tables: How some are stored, by name or glob.
         budget_ne: Of auto: by how much the normalised entropy of the validation rows may rise.
         report_rows: The validation rows that are measured at most; 0 measures none.
+        compile: Whether the dense part is compiled as well, which takes a minute.
         name: What the model is called; None takes the name of the directory.
         overwrite: Whether an artefact of that name is replaced.
     """
@@ -78,6 +87,7 @@ class Export:
     quantize_tables: Mapping[str, str] = field(default_factory=dict)
     budget_ne: float = 1e-4
     report_rows: int = REPORT_ROWS
+    compile: bool = True
     name: str | None = None
     overwrite: bool = False
 
@@ -276,7 +286,7 @@ class _Exporter:
         example = self._example()
         files[EXAMPLE] = write_file(self.folder, EXAMPLE, example_bytes(example))
         schema = schema_from(self.settings)
-        info = {
+        info: dict[str, Any] = {
             "name": self.name,
             "made": _made(self.snapshot),
             "metrics": {k: None if math.isnan(v) else v for k, v in manifest.metrics.items()},
@@ -292,8 +302,13 @@ class _Exporter:
             "report": report,
         }
         artefact = Artefact(self.folder, info, tuple(writer.tables), files)
-        logits = self._logits(artefact, example)
-        text = to_json({**info, "logits": logits}, artefact.tables, files)
+        model = meta_model(artefact, self.settings)
+        one_rank(model, torch.device("cpu"), MappedRows(artefact).make_store)
+        load_dense(artefact, model)
+        batch = raw_rows_of(self.settings).batch(example)
+        info["logits"] = self._logits(model, batch)
+        info["compiled"] = self._compiled(artefact, model, files, batch)
+        text = to_json(info, artefact.tables, files)
         write_file(self.folder, MANIFEST, text.encode())
         return artefact
 
@@ -304,13 +319,35 @@ class _Exporter:
             return made_up_rows(schema, read)
         return example_rows(self.source, schema, EXAMPLE_ROWS)
 
-    def _logits(self, artefact: Artefact, example: RawTable) -> list[float]:
+    def _compiled(
+        self,
+        artefact: Artefact,
+        model: nn.Module,
+        files: dict[str, Mapping[str, Any]],
+        batch: Batch,
+    ) -> dict[str, Any] | None:
+        """Write the compiled dense part, and return what a manifest says of it; None where there
+        is none, which is noted.
+        """
+        if not self.options.compile:
+            return None
+        console.note("compiling the dense part (half a minute or more; compile=false: without) ...")
+        try:
+            raw, entry = compile_dense(model, len(schema_from(self.settings).dense))
+            files[COMPILED] = write_file(self.folder, COMPILED, raw)
+            compiled = load_compiled(artefact, entry, model)
+            entry["largest_difference"] = check_compiled(compiled, model, batch)
+        except NotCompiled as error:
+            remove(self.folder / "compiled")
+            files.pop(COMPILED, None)
+            console.note(f"the artefact has no compiled dense part: {error}")
+            return None
+        return entry
+
+    def _logits(self, model: nn.Module, batch: Batch) -> list[float]:
         """Return the logits of the example by the files that were written."""
-        model = meta_model(artefact, self.settings)
-        one_rank(model, torch.device("cpu"), MappedRows(artefact).make_store)
-        load_dense(artefact, model)
         with torch.no_grad():
-            logits: Tensor = model(raw_rows_of(self.settings).batch(example))
+            logits: Tensor = model(batch)
         if not bool(torch.isfinite(logits).all()):
             raise CheckpointError(
                 f"{self.snapshot.path} scores its validation rows with numbers that are not "

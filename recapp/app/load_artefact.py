@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from recapp import console
 from recapp.app import build
 from recapp.app.check_data import match_trained
 from recapp.app.compose import compose_over
@@ -19,6 +20,7 @@ from recapp.engine.shard_model import embedding_collections, sharded_collections
 from recapp.engine.sharded_state import without_tables
 from recapp.errors import ArtefactError, RecappError
 from recapp.inference.artefact import Artefact, read_artefact
+from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
 from recapp.inference.mapped_rows import MappedRows
 from recapp.inference.one_rank import one_rank
 from recapp.inference.scorer import Scorer
@@ -38,6 +40,7 @@ def load_artefact(
     device: torch.device | str | None = None,
     trust: Sequence[str] = (),
     check_rows: bool = True,
+    trust_compiled: bool = False,
 ) -> Scorer:
     """Return the model of an artefact, as `recapp.load_model` does.
 
@@ -46,6 +49,7 @@ def load_artefact(
         device: Where it is to compute; None is the CPU.
         trust: Packages of your own whose classes its settings may name.
         check_rows: Whether the checksums of its rows are compared, which reads all of them.
+        trust_compiled: Whether its dense part may run as the machine code that it brings along.
 
     Raises:
         ArtefactError: It is none, incomplete, damaged, of a later version, or scores its example
@@ -54,23 +58,44 @@ def load_artefact(
     """
     artefact = read_artefact(path)
     for file in artefact.files if check_rows else ():
-        artefact.verify(file)
+        if not file.startswith("compiled/"):  # nobody reads it who does not trust it
+            artefact.verify(file)
     settings = settings_of_artefact(artefact, trust)
     model = meta_model(artefact, settings)
     one_rank(model, torch.device(device or "cpu"), MappedRows(artefact).make_store)
     load_dense(artefact, model)
+    compiled = _compiled(artefact, model) if trust_compiled else None
     example = read_example(artefact)
     scorer = Scorer(
-        model,
+        compiled or model,
         raw_rows_of(settings),
         artefact.entry("name", str),
         f"{artefact.identity:08x}",
-        info_of(artefact),
+        info_of(artefact) | {"compiled": compiled is not None},
         example,
         torch.sigmoid(torch.tensor(_logits(artefact))),
     )
     check_example(scorer, artefact)
     return scorer
+
+
+def _compiled(artefact: Artefact, model: nn.Module) -> CompiledModel | None:
+    """Return the model with its compiled dense part; None where that cannot run here, which is
+    noted.
+    """
+    why = "it was exported without one"
+    if artefact.info.get("compiled") is not None:
+        try:
+            if next(model.parameters()).device.type != "cpu":
+                raise NotCompiled("it is code for the CPU")
+            return load_compiled(artefact, artefact.entry("compiled", dict), model)
+        except NotCompiled as error:
+            why = str(error)
+    console.note(
+        f"trust_compiled=true: {console.short_path(artefact.folder)} runs without its compiled "
+        f"dense part, by the portable one: {why}"
+    )
+    return None
 
 
 def settings_of_artefact(artefact: Artefact, trust: Sequence[str] = ()) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def load_model(
     device: torch.device | str | None = None,
     trust: Sequence[str] = (),
     check_rows: bool = True,
+    trust_compiled: bool = False,
 ) -> Scorer:
     """Return a trained model as an ordinary `nn.Module`, ready to score raw rows.
 
@@ -49,6 +50,8 @@ def load_model(
         trust: Packages of your own whose classes its settings may name.
         check_rows: Whether an artefact's rows are read to compare their checksums; without, its
             files are mapped in milliseconds, and rows are read when they are used.
+        trust_compiled: Whether an artefact's dense part may run as the machine code that it brings
+            along, which is two to three times as fast in small batches.
 
     Raises:
         CheckpointError: There is no checkpoint, or it is damaged, of a later version, or names
@@ -56,7 +59,7 @@ def load_model(
         ArtefactError: As of a checkpoint, or the artefact's example has other scores.
     """
     if is_artefact(path):
-        return load_artefact(path, device, trust, check_rows)
+        return load_artefact(path, device, trust, check_rows, trust_compiled)
     settings = settings_of(read_manifest(path), trust)
     model = one_rank(build.build_model(settings), torch.device(device or "cpu"))
     manifest = load_weights(path, model)

@@ -105,7 +105,7 @@ class DLRM(nn.Module):
         pooled: KeyedTensor = self.embedding_bag_collection(batch.sparse)
         bottom_BD = self.bottom(dense_BI) if self.bottom is not None else None
         joined_BK = self._joined(bottom_BD, pooled)
-        shape = (len(dense_BI), self.interaction.vectors, self.interaction_dim)
+        shape = (dense_BI.shape[0], self.interaction.vectors, self.interaction_dim)
         dots_BP = self.interaction(joined_BK.view(shape))
         top_BK = dots_BP if bottom_BD is None else torch.cat([bottom_BD, dots_BP], 1)
         logits_B1: Tensor = self.top(top_BK)
@@ -127,7 +127,7 @@ class DLRM(nn.Module):
         """Return the vectors of a lookup, side by side, at the interaction's width."""
         columns = self.interaction_dim * (lookup.columns // lookup.dim)
         each_ND: Tensor = self.projections[lookup.table.name](vectors_BK.reshape(-1, lookup.dim))
-        return each_ND.view(len(vectors_BK), columns)
+        return each_ND.view(vectors_BK.shape[0], columns)
 
 
 def _check_top(top_layers: Sequence[int]) -> Sequence[int]:

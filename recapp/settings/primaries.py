@@ -76,6 +76,7 @@ class Export(Train):
     quantize_tables: dict[str, Literal["none", "fp16", "int8", "int4"]] | None = None
     budget_ne: Annotated[float, Within(0)] = 1e-4
     report_rows: Natural = 100_000
+    compile: bool = True
     name: str | None = None
     overwrite: bool = False
 

@@ -1,0 +1,210 @@
+"""The dense part as machine code: `torch.export`, then AOTInductor.
+
+A `.pt2` file holds a shared library: whoever loads it runs what is in it, so it counts as code and
+is loaded only where `trust_compiled=true` says so. Everywhere else, and where this machine lacks an
+instruction or has another torch than it was made with, the model's own modules compute (the
+portable part).
+
+Code is made for x86-64-v3 (AVX2, FMA), which any server CPU since 2013 has, so that an artefact may
+be made on a newer machine than serves it.
+"""
+
+import logging
+import platform
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from os import environ
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recapp.engine.sharded_embedding_bag import ShardedEmbeddingBagCollection
+from recapp.errors import ConfigError
+from recapp.inference.artefact import Artefact
+from recapp.inference.dense_only import DenseOnly, collections_of, example_inputs, looked_up
+from recapp.sparse.batch import Batch
+
+COMPILED = "compiled/dense.pt2"
+X86 = "x86_64"
+FLAGS_OF_V3 = ("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe")
+"""What x86-64-v3 asks of a CPU, as Linux names it."""
+BOUND = 1e-5
+"""How far a compiled logit may be from the modules', relative to the larger of 1 and its size."""
+
+
+class NotCompiled(Exception):
+    """Why a dense part is not compiled, or its code not loaded."""
+
+
+class CompiledModel(nn.Module):
+    """A model whose dense part is machine code.
+
+    Args:
+        portable: The model; its tables are looked up.
+        code: The loaded package.
+    """
+
+    def __init__(self, portable: nn.Module, code: Any) -> None:
+        super().__init__()
+        self.portable = portable
+        self.collections = collections_of(portable)
+        for collection in self.collections:
+            if isinstance(collection, ShardedEmbeddingBagCollection):
+                collection.leave_room(0)
+        self._score: Callable[..., Tensor] = code
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the logits of a batch, [B]."""
+        vectors = looked_up(self.collections, batch)
+        if not batch.rows:
+            return batch.dense_BI.new_zeros(0)
+        return self._score(batch.dense_BI, *vectors)
+
+
+def compile_dense(model: nn.Module, dense: int) -> tuple[bytes, dict[str, Any]]:
+    """Compile the dense part of a model on the CPU.
+
+    Args:
+        model: With sharded collections, in evaluation mode.
+        dense: The numbers of a sample.
+
+    Returns:
+        The package, and what a manifest says of it.
+
+    Raises:
+        NotCompiled: There is no compiler, or the model cannot be exported; the text says why.
+    """
+    compiler = environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise NotCompiled(
+            f"there is no C++ compiler {compiler} here: install one, or name it in CXX"
+        )
+    machine = platform.machine()
+    if machine == X86 and (lacking := _lacking(FLAGS_OF_V3)):
+        raise NotCompiled(f"this CPU lacks {', '.join(lacking)}, for which code is made")
+    part = DenseOnly(model).eval()
+    dtype = collections_of(model)[0].shared.dtype
+    inputs = example_inputs(part.inputs, dense, dtype)
+    native = {"cpp.simdlen": 256, "cpp.march": "x86-64-v3"} if machine == X86 else {}
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), _quiet():
+        try:
+            program = torch.export.export(
+                part, tuple(inputs), dynamic_shapes=_dynamic(part, inputs), strict=False
+            )
+            package = torch._inductor.aoti_compile_and_package(
+                program, package_path=str(Path(folder) / "dense.pt2"), inductor_configs=native
+            )
+        except Exception as error:  # torch raises whatever its passes raise
+            lines = [line.strip(" -") for line in str(error).splitlines() if line.strip(" -")]
+            raise NotCompiled(f"{type(error).__name__}: {' '.join(lines)[:200]}") from error
+        raw = Path(package).read_bytes()
+    return raw, {
+        "file": COMPILED,
+        "torch": _release(torch.__version__),
+        "machine": machine,
+        "flags": list(FLAGS_OF_V3) if machine == X86 else [],
+        "dense": dense,
+        "dtype": str(dtype).removeprefix("torch."),
+        "inputs": [wanted.to_dict() for wanted in part.inputs],
+    }
+
+
+def load_compiled(artefact: Artefact, entry: Mapping[str, Any], model: nn.Module) -> CompiledModel:
+    """Return a model with its compiled dense part. It is code: call this where it is trusted.
+
+    Args:
+        artefact: The artefact.
+        entry: What its manifest says of the package.
+        model: The model, its tables sharded on the CPU.
+
+    Raises:
+        NotCompiled: It was made for another machine or torch.
+        ArtefactError: It is damaged.
+    """
+    try:
+        machine = str(entry["machine"])
+        flags = [str(flag) for flag in entry["flags"]]
+        made_with = str(entry["torch"])
+        file = str(entry["file"])
+    except (KeyError, TypeError) as error:
+        raise artefact.damaged(f"compiled: {error}") from error
+    if machine != platform.machine():
+        raise NotCompiled(f"it is code for {machine}, and this machine is {platform.machine()}")
+    if lacking := _lacking(flags):
+        raise NotCompiled(f"it needs {', '.join(lacking)}, which this CPU lacks")
+    if made_with != _release(torch.__version__):
+        raise NotCompiled(f"it was made with torch {made_with}, and this is {torch.__version__}")
+    artefact.verify(file)
+    with _quiet():
+        code = torch._inductor.aoti_load_package(str(artefact.folder / file))
+    return CompiledModel(model, code)
+
+
+def check_compiled(compiled: CompiledModel, model: nn.Module, batch: Batch) -> float:
+    """Compare logits of both, and return by how much they differ.
+
+    Raises:
+        NotCompiled: By more than `BOUND`.
+    """
+    with torch.no_grad():
+        own = model(batch).double()
+        apart = (compiled(batch).double() - own).abs() / own.abs().clamp(min=1)
+    worst = float(apart.max()) if len(apart) else 0.0
+    if not worst <= BOUND:
+        raise NotCompiled(f"its logits differ by {worst:.2g}, more than {BOUND:g}")
+    return worst
+
+
+def _dynamic(part: DenseOnly, inputs: list[Tensor]) -> tuple[Any, ...]:
+    """Return which dimensions of the inputs vary."""
+    samples = torch.export.Dim("B", min=1)
+    of_vectors: list[dict[int, Any]] = []
+    for wanted in part.inputs:
+        if wanted.pooled:
+            of_vectors.append({0: samples})
+            continue
+        for _ in wanted.outputs:
+            ids = torch.export.Dim(f"L{len(of_vectors)}", min=0)
+            of_vectors += [{0: ids}, {0: samples}]
+    if len(of_vectors) != len(inputs) - 1:
+        raise ConfigError("inputs of the dense part do not fit its collections")
+    return {0: samples}, tuple(of_vectors)
+
+
+def _lacking(flags: tuple[str, ...] | list[str]) -> list[str]:
+    """Return the CPU flags that this machine does not have."""
+    if not flags:
+        return []
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return list(flags)
+    lines = [line for line in text.splitlines() if line.startswith("flags")]
+    have = set(lines[0].partition(":")[2].split()) if lines else set()
+    return [flag for flag in flags if flag not in have]
+
+
+def _release(version: str) -> str:
+    """Return major and minor number of a version."""
+    return ".".join(version.split(".")[:2])
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's warnings of its compiler off the screen."""
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.export", "torch._inductor")]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)

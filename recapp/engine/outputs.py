@@ -11,6 +11,7 @@ same kernels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class Member:
     lookups: tuple[TableLookup, ...]
     is_weighted: bool | None = None
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Columns of its vectors side by side; 0 where they are sequences."""
         return sum(x.columns for x in self.lookups)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from recapp.console import note
 from recapp.engine.dynamic_store import DynamicStore
 from recapp.engine.fused_update import FusedUpdate, rules_of_groups
+from recapp.engine.local_lookup import LocalLookup
 from recapp.engine.lookup import Lookup
 from recapp.engine.outputs import Member
 from recapp.engine.requests import Requests
@@ -55,7 +56,8 @@ class _Result:
     Args:
         features: The ids, by whose identity they are found.
         parts: Of each collection.
-        requests: By which they were looked up.
+        rows: The rows that were looked up.
+        called_by: The collections that have got their vectors.
         updates: How many updates the rows had had.
     """
 
@@ -63,13 +65,14 @@ class _Result:
         self,
         features: KeyedJaggedTensor,
         parts: dict[int, list[Tensor]],
-        requests: Requests,
+        rows: Rows,
+        called_by: set[int],
         updates: int,
     ) -> None:
         self.features = features
         self.parts = parts
-        self.rows = requests.rows
-        self.called_by = requests.called_by
+        self.rows = rows
+        self.called_by = called_by
         self.updates = updates
         self.learns = torch.is_grad_enabled()
 
@@ -162,6 +165,7 @@ class ShardedTables(nn.Module):
         self.waits = state.waits
         self.id_rules = state.id_rules
         self.anchor = torch.zeros(0, device=device, requires_grad=True)
+        self._local = LocalLookup(state) if comm.world == 1 else None
         self._ahead: list[tuple[KeyedJaggedTensor | Exception, Requests]] = []
         self._results: list[_Result] = []
         self._warm_up(trains, slow_kernels_note(backend, device))
@@ -397,6 +401,8 @@ class ShardedTables(nn.Module):
         state = self.state
         state.observer.begins()
         self.update.finish_step()
+        if self._local is not None and not (torch.is_grad_enabled() or self._ahead):
+            return self._read_here(features, member, self._local)
         requests = self._requests(features, member)
         requests.finish()
         self.header.rows_W = requests.headers_W[:, 1].tolist()
@@ -413,7 +419,16 @@ class ShardedTables(nn.Module):
             "without a gradient the tables would silently not train"
         )
         held = state.outputs.of_members(parts, requests.output)
-        return _Result(features, held, requests, self.updates)
+        return _Result(features, held, requests.rows, requests.called_by, self.updates)
+
+    def _read_here(self, features: KeyedJaggedTensor, member: int, local: LocalLookup) -> _Result:
+        """Answer from the rows of the only rank, which nobody else asks."""
+        taken = self._taken(features, member)
+        rows, output, parts = local.read(features, taken)
+        self.header.rows_W = [output.bags]
+        self.header.wanted_W = [self.header.wanted]
+        held = self.state.outputs.of_members(parts, output)
+        return _Result(features, held, rows, set(), self.updates)
 
 
 def _store(group: StoredGroup, rule: RowRule | None, seed: int | Mapping[str, int]) -> RowStore:

@@ -142,6 +142,8 @@ class Bags:
 
     def per_bag(self, value_N: Tensor) -> Tensor:
         """Return values of all bags of the batch as values of the group's bags, slot by slot."""
+        if np.array_equal(self.bag_S, self.bags_S1[:-1]) and int(self.bags_S1[-1]) == len(value_N):
+            return value_N  # the group's slots are the lookups of the batch
         bag_S, count_S = to_device(np.stack([self.bag_S, np.diff(self.bags_S1)]), value_N.device)
         return value_N[runs(bag_S, count_S, int(self.bags_S1[-1]))]
 

@@ -12,6 +12,7 @@ several of them. HugeCTR's embedding collection separates the two in the same wa
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,7 +24,7 @@ from recapp.sparse.keyed_tensor import KeyedTensor
 from recapp.tables.config import BAG_POOLINGS, EmbeddingConfig, PoolingType, check_tables, member
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableLookup:
     """One lookup: a bag of ids becomes one vector of a table.
 
@@ -86,7 +87,7 @@ class TableLookup:
         """
         return self.is_summed and self.table.dynamic is None
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """Columns of a sample's vector; 0 for a sequence, which has a vector per id."""
         if self.pooling is PoolingType.NONE:

@@ -147,6 +147,7 @@ def sharded_twins(
         trains,
         make_store,
         members=[Member(c.lookups, c.is_weighted()) for c in collections],
+        dtype=collections[0].dtype,
     )
     twins = [_twin(c, shared, number) for number, c in enumerate(collections)]
     for twin, collection in zip(twins, collections, strict=True):

@@ -100,6 +100,7 @@ class ShardedTables(nn.Module):
             start values.
         members: What each collection looks up; None is one collection with the lookups that the
             tables declare.
+        dtype: The type that is computed in; None takes that of the tables.
 
     Raises:
         PlanError: The plan does not tile the tables or was made for another number of ranks.
@@ -122,6 +123,7 @@ class ShardedTables(nn.Module):
         trains: bool = True,
         make_store: Callable[[StoredGroup], RowStore] | None = None,
         members: Sequence[Member] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         _check_ranks(plan, comm)
@@ -137,7 +139,7 @@ class ShardedTables(nn.Module):
         layout = make_layout(tables, plan, lookups, numbers or None)
         device = comm.device
         kernels = choose_backend(backend, device)
-        self.dtype = compute_dtype(tables)
+        self.dtype = dtype or compute_dtype(tables)
         rule_G = rules_of_groups(layout, rules)
         make = make_store or (lambda group: _store(group, rule_G[group.number], seed))
         stores = [

@@ -16,6 +16,7 @@ from recapp.engine.read_only_store import (
     ReadOnlyStore,
     join_rows,
     like,
+    take_rows,
     values_of,
 )
 from recapp.engine.row_store import RowStore, StoredGroup
@@ -99,29 +100,38 @@ class MappedRows:
         """Return the rows of some pieces: a part of the mapped file where they follow each other
         there.
         """
-        layout = group.layout
-        spans: list[list[int]] = []
-        whole = True
-        table = None
-        for piece, rows in parts:
-            table = self._table(group, piece.strip)
+        if not parts:
+            return self._none(group)
+        spans = [self._span(group, piece, rows) for piece, rows in parts]
+        if all(span is not None for span in spans):
+            file = self._file(self._table(group, parts[0][0].strip))
+            together = _merged([span for span in spans if span is not None])
+            return join_rows([like(file, values_of(file)[slice(*span)]) for span in together])
+        return join_rows([self._copied(group, piece, rows) for piece, rows in parts])
+
+    def _span(self, group: StoredGroup, piece: Piece, rows: range) -> tuple[int, int] | None:
+        """Return between which rows of its file a piece lies; None where it has some of the columns
+        or its rows in another order.
+        """
+        strip = group.layout.strips[piece.strip]
+        table = self._table(group, piece.strip)
+        if len(strip.cols) < table.dim or group.layout.orders[strip.table] is not None:
+            return None
+        return table.first_row + rows.start, table.first_row + rows.stop
+
+    def _copied(self, group: StoredGroup, piece: Piece, rows: range) -> Held:
+        """Return a copy of a piece: its columns, its rows in the layout's order."""
+        strip = group.layout.strips[piece.strip]
+        table = self._table(group, piece.strip)
+        order = group.layout.orders[strip.table]
+        file = self._file(table)
+        if order is None:
             first = table.first_row + rows.start
-            if spans and spans[-1][1] == first:
-                spans[-1][1] += len(rows)
-            else:
-                spans.append([first, first + len(rows)])
-            whole = whole and len(layout.strips[piece.strip].cols) == table.dim
-        if whole and table is not None:
-            file = self._file(table)
-            return join_rows([like(file, values_of(file)[slice(*span)]) for span in spans])
-        of_pieces = []
-        for piece, rows in parts:
-            table = self._table(group, piece.strip)
-            first = table.first_row + rows.start
-            file = self._file(table)
             part = like(file, values_of(file)[first : first + len(rows)])
-            of_pieces.append(_columns(part, layout.strips[piece.strip].cols))
-        return join_rows(of_pieces) if of_pieces else self._none(group)
+        else:
+            row_N = order.rows_at(torch.arange(rows.start, rows.stop)) + table.first_row
+            part = take_rows(file, row_N)
+        return _columns(part, strip.cols)
 
     def _none(self, group: StoredGroup) -> Held:
         """Return no rows, as those of the group are stored."""
@@ -157,6 +167,17 @@ class MappedRows:
                 else:
                     self._mapped[file] = torch.empty(0, dtype=torch.uint8)
         return self._mapped[file]
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans with those joined that follow each other."""
+    made: list[tuple[int, int]] = []
+    for first, last in spans:
+        if made and made[-1][1] == first:
+            made[-1] = (made[-1][0], last)
+        else:
+            made.append((first, last))
+    return made
 
 
 def _columns(rows: Held, cols: range) -> Held:

@@ -68,7 +68,8 @@ class UnshardedCollection(nn.Module):
         return list(self._tables)
 
     def store_as(self, data_types: Mapping[str, DataType]) -> None:
-        """Say how rows will be stored where they are made, of tables on the meta device.
+        """Say how rows will be stored where they are made, of tables on the meta device. The type
+        that is computed in stays.
 
         Args:
             data_types: By table; those of others stay.
@@ -79,7 +80,6 @@ class UnshardedCollection(nn.Module):
         assert all(self.weight(name).device.type == "meta" for name in changed)
         self._tables = list(changed.values())
         self.lookups = tuple(replace(x, table=changed[x.table.name]) for x in self.lookups)
-        self.dtype = compute_dtype(self._tables)
 
     def is_weighted(self) -> bool | None:
         """Return whether rows are multiplied by sample weights; None where batches decide."""

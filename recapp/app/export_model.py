@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ from recapp.inference.storage import QUANTIZE
 from recapp.inference.trained_tables import TrainedTables
 from recapp.sparse.batch import Batch
 from recapp.tables.config import DataType, EmbeddingConfig
+from recapp.tables.dynamic import keys_of
 from recapp.tables.initial import start_values
 from recapp.tables.lookups import embedding_lookups, embedding_tables
 from recapp.trainer.restored import check_state, state_must_fit
@@ -196,13 +198,13 @@ class _Exporter:
         self.rows = {
             t.name: len(self.positions.get(t.name, range(t.num_embeddings))) for t in self.tables
         }
-        self.source = validation_source(settings) if options.report_rows else None
+        self.source = validation_source(settings)
 
     def run(self) -> dict[str, Any]:
         """Write everything, and return the report."""
         chosen = self._storage_by_hand()
         report: dict[str, Any] = {"widths": [], "validation_rows": 0}
-        if self.source is not None:
+        if self.source is not None and self.options.report_rows:
             probe = self._probe()
             if self.options.quantize == AUTO:
                 chosen = self._least(probe)
@@ -249,8 +251,6 @@ class _Exporter:
         with self.trained.rows(table) as rows:
             if table.dynamic is None:
                 return rows[numbers]
-            from recapp.tables.dynamic import keys_of
-
             positions = self.positions[table.name]
             cols = range(table.embedding_dim)
             dtype = table.data_type.dtype
@@ -358,11 +358,9 @@ class _Exporter:
 
 def _made(snapshot: Snapshot) -> dict[str, Any]:
     """Return what an artefact was made of and by."""
-    import recapp
-
     manifest = snapshot.manifest
     return {
-        "recapp": recapp.__version__,
+        "recapp": version("recapp"),
         "torch": torch.__version__,
         "checkpoint": snapshot.path.name,
         "identity": f"{manifest.identity:08x}",

@@ -25,7 +25,7 @@ def validation_source(settings: Mapping[str, Any]) -> Source | None:
     try:
         data.setup("validate")
     except DataError as error:
-        console.note(f"nothing is measured on validation rows, as they are not here: {error}")
+        console.note(f"validation rows are not here, so nothing is measured on them: {error}")
         return None
     return data.val_source if data.val_rows else None
 

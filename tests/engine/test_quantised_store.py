@@ -54,7 +54,7 @@ def looked_up(comm, kind, mode, pooling, weighted, bits):
         calls = comm.calls
         with torch.no_grad():
             found.append(served(batch).values())
-        assert comm.calls == calls + 3
+        assert comm.calls == calls + (3 if comm.world > 1 else 0)
     oracle = oracle_of(tables, collection.plan, comm.world, bits)
     with torch.no_grad():
         return *found, oracle(batch).values()

@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
+from recapp.engine.shard_model import shard_model
 from recapp.errors import ConfigError
+from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.tables.config import (
     DataType,
     EmbeddingBagConfig,
@@ -15,6 +17,7 @@ from recapp.tables.config import (
 )
 from recapp.tables.embedding_bag import EmbeddingBagCollection
 from recapp.tables.lookups import compute_dtype, lookups_of
+from recapp.transport.communicator import Comm
 
 
 def table(name="t", **changes):
@@ -35,7 +38,22 @@ def test_choices_are_taken_as_text_or_as_members():
         "fp32": torch.float32,
         "fp16": torch.float16,
         "bf16": torch.bfloat16,
+        "int8": torch.quint8,
+        "int4": torch.quint4x2,
     }
+    assert {d.bits for d in DataType} == {None, 8, 4}
+
+
+def test_tables_of_so_few_bits_are_only_read():
+    few = [table(data_type="int8")]
+    made = EmbeddingBagCollection(few, device=torch.device("meta"))
+    assert made.dtype == torch.float32
+    message = r"data_type=int8: rows of so few bits are .* only read: train fp32"
+    with pytest.raises(ConfigError, match=message):
+        EmbeddingBagCollection(few)
+    plan = ShardingPlan({"t": TableSharding((Shard(0, range(10), range(4)),), "unique")}, 1)
+    with pytest.raises(ConfigError, match=r"data_type=int8: rows of so few bits are only"):
+        shard_model(made, plan, Comm(alone=True), None)
 
 
 @pytest.mark.parametrize(

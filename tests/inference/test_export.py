@@ -1,0 +1,438 @@
+"""An artefact is the checkpoint that it was made of: the same scores, in fewer bytes where that was
+asked for; and what is wrong with one is said.
+"""
+
+import json
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from trainer.runs import SIZES, compose, fit, make_logs
+
+import recapp
+from recapp.app.export_model import Export, export_model
+from recapp.app.validation_rows import example_rows, validation_batches, validation_source
+from recapp.dataset.schema import schema_from
+from recapp.engine.read_only_store import values_of
+from recapp.errors import ArtefactError, CheckpointError, ConfigError
+from recapp.inference.artefact import read_artefact
+from recapp.inference.probe import METRICS
+from recapp.metrics import click_metrics
+
+GROWS = ("tables=dynamic", "tables.init_range=0.05")
+FAST = {"compile": False}
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return make_logs(Path(tmp_path_factory.mktemp("logs")) / "logs")
+
+
+def trained(logs, folder, *more):
+    folder.mkdir()
+    config = compose(logs, "trainer.max_steps=6", *more)
+    fit(config, folder)
+    return folder / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(logs, tmp_path_factory):
+    return trained(logs, tmp_path_factory.mktemp("runs") / "plain")
+
+
+@pytest.fixture(scope="module")
+def dynamic(logs, tmp_path_factory):
+    return trained(logs, tmp_path_factory.mktemp("runs") / "dynamic", *GROWS)
+
+
+@pytest.fixture(autouse=True)
+def plain_kernels(reference_kernels):
+    """Kernels do not matter here."""
+
+
+def rows_of(checkpoint, logs, count=300):
+    settings = compose(logs)
+    return example_rows(validation_source(settings), schema_from(settings), count)
+
+
+def export(checkpoint, folder, **options):
+    return export_model(checkpoint, folder, Export(**(FAST | options)))
+
+
+# ---- scores
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "dynamic"])
+def test_an_artefact_of_the_trained_widths_scores_the_same_bits(request, logs, tmp_path, kind):
+    path = request.getfixturevalue(kind)
+    export(path, tmp_path / "art", report_rows=0)
+    rows = rows_of(path, logs)
+    model = recapp.load_model(tmp_path / "art")
+    assert torch.equal(model.predict(rows), recapp.load_model(path).predict(rows))
+    assert isinstance(model, torch.nn.Module) and model.name == "art"
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "dynamic"])
+@pytest.mark.parametrize("quantize", ["fp16", "int8", "int4"])
+def test_fewer_bits_score_nearly_the_same(request, logs, tmp_path, kind, quantize):
+    path = request.getfixturevalue(kind)
+    report = export(path, tmp_path / "art", quantize=quantize)
+    rows = rows_of(path, logs)
+    before = recapp.load_model(path).predict(rows)
+    after = recapp.load_model(tmp_path / "art").predict(rows)
+    widths = {row["quantize"]: row for row in report["widths"]}
+    assert 0 < (after - before).abs().max() <= widths[quantize]["largest_change"] + 1e-6
+    assert widths["exported"] == {**widths[quantize], "quantize": "exported"}
+    changes = [widths[w]["largest_change"] for w in ("none", "fp16", "int8", "int4")]
+    assert changes == sorted(changes) and changes[0] == 0
+
+
+def test_the_report_is_what_the_artefact_scores_on_the_validation_rows(checkpoint, logs, tmp_path):
+    report = export(checkpoint, tmp_path / "art", quantize="int4")
+    settings = compose(logs)
+    batches = validation_batches(validation_source(settings), settings, 10**6)
+    model = recapp.load_model(tmp_path / "art")
+    metrics = click_metrics(METRICS, sync_on_compute=False)
+    for batch in batches:
+        for metric in metrics.values():
+            metric.update(model(batch), batch.labels_B)
+    exported = report["widths"][-1]
+    for name, metric in metrics.items():
+        assert exported[name] == pytest.approx(float(metric.compute()), abs=1e-9)
+    assert report["validation_rows"] == sum(b.rows for b in batches)
+
+
+def test_bytes_are_counted_by_table_and_are_those_of_the_files(checkpoint, tmp_path):
+    report = export(
+        checkpoint,
+        tmp_path / "art",
+        quantize="int8",
+        quantize_tables={"C1": "int4", "C2*": "fp16", "C20": "none"},
+        report_rows=0,
+    )
+    tables = {t["table"]: t for t in report["tables"]}
+    rows = dict(zip((f"C{i}" for i in range(1, 27)), SIZES, strict=True))
+    assert [tables[t]["stored"] for t in ("C1", "C2", "C3", "C20", "C21")] == [
+        "int4",
+        "fp16",
+        "int8",
+        "fp32",
+        "fp16",
+    ]
+    width = {"int4": 8 + 4, "int8": 16 + 8, "fp16": 32, "fp32": 64}  # of 16 columns, with scale
+    for name, table in tables.items():
+        assert table["bytes_before"] == rows[name] * 64
+        assert table["bytes_after"] == rows[name] * width[table["stored"]]
+    on_disk = sum(f.stat().st_size for f in (tmp_path / "art" / "rows").iterdir())
+    assert on_disk == sum(t["bytes_after"] for t in tables.values())
+
+
+def test_auto_stays_in_its_budget_and_saves_bytes(checkpoint, tmp_path):
+    small = export(checkpoint, tmp_path / "a", quantize="auto", budget_ne=1e-3)
+    tight = export(checkpoint, tmp_path / "b", quantize="auto", budget_ne=1e-7)
+    for report, budget in ((small, 1e-3), (tight, 1e-7)):
+        assert report["widths"][-1]["ne_change"] <= budget
+    size = [sum(t["bytes_after"] for t in r["tables"]) for r in (small, tight)]
+    assert size[0] < size[1] < sum(t["bytes_before"] for t in small["tables"])
+
+
+def test_auto_leaves_what_is_chosen_by_hand(checkpoint, tmp_path):
+    by_hand = {"C1": "none", "C10": "int4"}
+    report = export(
+        checkpoint, tmp_path / "a", quantize="auto", budget_ne=1e-3, quantize_tables=by_hand
+    )
+    stored = {t["table"]: t["stored"] for t in report["tables"]}
+    assert (stored["C1"], stored["C10"]) == ("fp32", "int4")
+
+
+def test_large_tables_pass_through_a_file_that_is_gone_afterwards(
+    checkpoint, logs, tmp_path, monkeypatch
+):
+    export(checkpoint, tmp_path / "a", quantize="int8", report_rows=0)
+    monkeypatch.setattr("recapp.inference.trained_tables.MEMORY_BYTES", 0)
+    monkeypatch.setattr("recapp.inference.row_writer.PART_ELEMENTS", 100)
+    export(checkpoint, tmp_path / "b", quantize="int8", report_rows=0)
+    files = [sorted((tmp_path / x / "rows").iterdir()) for x in "ab"]
+    assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
+    assert {p.name for p in (tmp_path / "b").iterdir()} == {
+        "rows",
+        "manifest.json",
+        "dense.safetensors",
+        "example.arrow",
+    }
+
+
+def test_rows_are_mapped_and_those_of_two_models_are_the_same_pages(checkpoint, logs, tmp_path):
+    export(checkpoint, tmp_path / "art", quantize="int8", report_rows=0)
+    models = [recapp.load_model(tmp_path / "art", check_rows=False) for _ in range(2)]
+    held = [values_of(s.held) for m in models for s in m.modules() if hasattr(s, "held")]
+    inode = (tmp_path / "art" / "rows" / "int8_16.bin").stat().st_ino
+    maps = [x for x in Path("/proc/self/maps").read_text().splitlines() if f" {inode} " in x]
+    assert len(maps) >= len(held) == 2
+
+
+def test_without_validation_rows_the_example_is_made_up(checkpoint, logs, tmp_path, capsys):
+    away = tmp_path / "away"
+    shutil.move(logs, away)
+    try:
+        export(checkpoint, tmp_path / "art", quantize="int8")
+        assert recapp.load_model(tmp_path / "art").example.num_rows == 1
+        assert "so nothing is measured on them" in capsys.readouterr().err
+        with pytest.raises(ConfigError, match=r"quantize=auto: there are no validation rows"):
+            export(checkpoint, tmp_path / "b", quantize="auto")
+    finally:
+        shutil.move(away, logs)
+
+
+# ---- wrong options
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"quantize": "int2"}, "quantize=int2: did you mean int8 or int4"),
+        ({"quantize_tables": {"C99": "int8"}}, "quantize_tables.C99: the model has no such table"),
+        ({"quantize_tables": {"C1": "int3"}}, "quantize_tables.C1=int3: did you mean"),
+        ({"budget_ne": -1.0}, "budget_ne=-1.0: must be a number of at least 0"),
+        ({"quantize": "auto", "report_rows": 0}, "quantize=auto report_rows=0"),
+    ],
+)
+def test_wrong_options_are_said(checkpoint, tmp_path, options, said):
+    with pytest.raises(ConfigError, match=said):
+        export(checkpoint, tmp_path / "art", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_artefact_is_not_replaced_and_an_artefact_when_asked(checkpoint, tmp_path):
+    (tmp_path / "art").mkdir()
+    with pytest.raises(ConfigError, match="exists and is no artefact"):
+        export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)
+    (tmp_path / "art").rmdir()
+    export(checkpoint, tmp_path / "art", report_rows=0)
+    with pytest.raises(ConfigError, match="there is an artefact: set overwrite=true"):
+        export(checkpoint, tmp_path / "art", report_rows=0)
+    first = recapp.load_model(tmp_path / "art")
+    export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True, quantize="int8")
+    assert recapp.load_model(tmp_path / "art").version != first.version
+    assert [p.name for p in tmp_path.iterdir()] == ["art"]
+
+
+def test_an_export_that_fails_leaves_the_earlier_artefact(checkpoint, tmp_path, monkeypatch):
+    export(checkpoint, tmp_path / "art", report_rows=0)
+    before = recapp.load_model(tmp_path / "art").version
+
+    def full(*_):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("recapp.inference.row_writer.os.fsync", full)
+    with pytest.raises(ArtefactError, match=r"cannot be written: No space left on device"):
+        export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)
+    assert recapp.load_model(tmp_path / "art").version == before
+    assert [p.name for p in tmp_path.iterdir()] == ["art"]
+
+
+def test_a_checkpoint_with_values_that_are_not_finite_is_refused(checkpoint, tmp_path):
+    def rows(self, table):
+        raise AssertionError
+
+    from contextlib import contextmanager
+
+    from recapp.inference.trained_tables import TrainedTables
+
+    whole = TrainedTables.rows
+
+    @contextmanager
+    def broken(self, table):
+        with whole(self, table) as found:
+            found[0, 0] = float("nan")
+            yield found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainedTables, "rows", broken)
+        for quantize in ("none", "int8"):
+            with pytest.raises(CheckpointError, match=r"table C1, rows from 0 on: "):
+                export(checkpoint, tmp_path / "art", report_rows=0, quantize=quantize)
+
+
+# ---- damaged and foreign artefacts
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "art"
+    export(checkpoint, folder, quantize="int8", report_rows=0)
+    return folder
+
+
+@pytest.fixture
+def artefact(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "art"))
+
+
+def rewrite(artefact, change):
+    """Change the manifest and seal it again, as somebody would who means harm."""
+    file = artefact / "manifest.json"
+    info = json.loads(file.read_text())
+    info.pop("checksum")
+    change(info)
+    body = json.dumps(info)[:-1].encode()
+    file.write_bytes(body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body))
+
+
+@pytest.mark.parametrize("file", ["rows/int8_16.bin", "dense.safetensors", "example.arrow"])
+def test_a_flipped_bit_is_found_and_its_file_named(artefact, file):
+    raw = bytearray((artefact / file).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (artefact / file).write_bytes(raw)
+    with pytest.raises(ArtefactError, match=f"{file} is damaged: its bytes are not those"):
+        recapp.load_model(artefact)
+
+
+@pytest.mark.parametrize("file", ["rows/int8_16.bin", "dense.safetensors", "example.arrow"])
+def test_files_that_are_short_or_missing_are_named(artefact, file):
+    raw = (artefact / file).read_bytes()
+    (artefact / file).write_bytes(raw[:-7])
+    said = f"is incomplete: {file} has {len(raw) - 7:,} of {len(raw):,} bytes"
+    with pytest.raises(ArtefactError, match=said):
+        recapp.load_model(artefact)
+    (artefact / file).unlink()
+    with pytest.raises(ArtefactError, match=f"incomplete artefact: {file} is missing"):
+        recapp.load_model(artefact)
+
+
+def test_a_manifest_that_was_changed_is_refused(artefact):
+    file = artefact / "manifest.json"
+    file.write_text(file.read_text().replace('"int8"', '"int4"', 1))
+    with pytest.raises(ArtefactError, match="its bytes are not those that were written"):
+        recapp.load_model(artefact)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m.update(version=9), "has version 9, but this recapp reads version 1"),
+        (lambda m: m["tables"][0].update(rows=-1), "table C1 of -1 rows"),
+        (lambda m: m["tables"][0].update(rows="7"), "rows='7'"),
+        (lambda m: m["tables"][0].update(storage="int2"), "int2"),
+        (lambda m: m["tables"][0].update(dim=8), "C1 has rows that|another one in its settings"),
+        (lambda m: m["tables"][0].update(first_row=10**9), "C1 has rows that"),
+        (lambda m: m["tables"].pop(), "settings and tables differ: C26"),
+        (lambda m: m["tables"][0].update(file="../x"), "KeyError"),
+        (lambda m: m["files"].update({"../x": {"bytes": 1, "crc32": "0"}}), "file '../x'"),
+        (lambda m: m["files"].update({"/etc/passwd": {"bytes": 1, "crc32": "0"}}), "/etc/passwd"),
+        (lambda m: m.update(logits=[0.5] * 16), "scores its example otherwise"),
+        (lambda m: m.update(logits=[0.5]), "its example has 16 rows, and 1 scores"),
+        (lambda m: m.update(logits=["x"]), "logits are no numbers"),
+        (lambda m: m.pop("config"), "config=None"),
+        (lambda m: m.pop("name"), "name=None"),
+    ],
+)
+def test_manifests_that_cannot_be_are_refused_in_one_line(artefact, change, said):
+    rewrite(artefact, change)
+    with pytest.raises(ArtefactError, match=said) as error:
+        recapp.load_model(artefact)
+    assert "\n" not in str(error.value)
+
+
+def test_rows_of_another_table_are_noticed_by_the_example(artefact):
+    """All checksums are right, but two tables have changed places."""
+
+    def swap(info):
+        tables = {t["name"]: t for t in info["tables"]}
+        three, four = tables["C3"], tables["C26"]
+        three["first_row"], four["first_row"] = four["first_row"] - 60 + 5, three["first_row"]
+
+    rewrite(artefact, swap)
+    with pytest.raises(ArtefactError, match=r"scores its example otherwise|has rows that"):
+        recapp.load_model(artefact)
+
+
+def test_settings_that_name_code_are_judged_as_a_checkpoints(artefact):
+    def harm(info):
+        info["config"]["model"] = {"_target_": "os.system", "command": "touch harm"}
+
+    rewrite(artefact, harm)
+    with pytest.raises(CheckpointError, match=r"os\.system"):
+        recapp.load_model(artefact)
+    assert not Path("harm").exists()
+
+
+def test_what_is_no_artefact_is_said(checkpoint, artefact, tmp_path):
+    with pytest.raises(CheckpointError):
+        recapp.load_model(tmp_path)
+    rewrite(artefact, lambda info: info.update(format="other"))
+    with pytest.raises(ArtefactError, match="format 'other'"):
+        read_artefact(artefact)
+    with pytest.raises(ArtefactError, match=r"is a checkpoint: `python -m recapp\.export"):
+        read_artefact(checkpoint)
+    with pytest.raises(ArtefactError, match="there is no such directory"):
+        read_artefact(tmp_path / "none")
+
+
+def test_trust_of_code_that_is_not_there_is_noted(artefact, logs, capsys):
+    model = recapp.load_model(artefact, trust_compiled=True)
+    assert model.info["compiled"] is False
+    assert "by the portable one: it was exported without one" in capsys.readouterr().err
+
+
+# ---- raw rows
+
+
+def test_columns_that_lack_or_have_other_types_are_named(artefact, logs):
+    model = recapp.load_model(artefact)
+    rows = model.example
+    with pytest.raises(recapp.errors.DataError, match="C3"):
+        model.predict(rows.drop_columns(["C3"]))
+    wrong = rows.set_column(rows.schema.get_field_index("I1"), "I1", pa.array(["x"] * len(rows)))
+    with pytest.raises(recapp.errors.DataError, match="I1"):
+        model.predict(wrong)
+    assert len(model.predict(rows.slice(0, 0))) == 0
+
+
+# ---- compiled
+
+
+@pytest.mark.full
+def test_compiled_scores_equal_the_portable_ones(checkpoint, dynamic, logs, tmp_path, capsys):
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    for kind, path in (("plain", checkpoint), ("dynamic", dynamic)):
+        folder = tmp_path / kind
+        export(path, folder, quantize="int8", report_rows=0, compile=True)
+        rows = rows_of(path, logs)
+        portable = recapp.load_model(folder)
+        compiled = recapp.load_model(folder, trust_compiled=True)
+        assert compiled.info["compiled"] and not portable.info["compiled"]
+        for count in (1, 2, 300, 0):
+            part = portable.batch(rows.slice(0, count))
+            torch.testing.assert_close(compiled(part), portable(part), rtol=1e-5, atol=1e-5)
+    entry = json.loads((folder / "manifest.json").read_text())["compiled"]
+    assert entry["file"] == "compiled/dense.pt2" and entry["largest_difference"] <= 1e-5
+    for change, said in (
+        ({"flags": ["avx9"]}, "it needs avx9, which this CPU lacks"),
+        ({"machine": "riscv64"}, "it is code for riscv64"),
+        ({"torch": "1.0"}, r"it was made with torch 1\.0"),
+    ):
+        capsys.readouterr()
+        rewrite(folder, lambda info, change=change: info["compiled"].update(change))
+        fallen = recapp.load_model(folder, trust_compiled=True)
+        assert not fallen.info["compiled"]
+        assert said.replace("\\", "") in capsys.readouterr().err
+        rewrite(folder, lambda info: info.update(compiled=entry))
+    raw = bytearray((folder / "compiled/dense.pt2").read_bytes())
+    raw[100] ^= 1
+    (folder / "compiled/dense.pt2").write_bytes(raw)
+    assert torch.equal(recapp.load_model(folder).predict(rows), portable.predict(rows))
+    with pytest.raises(ArtefactError, match=r"dense\.pt2 is damaged"):
+        recapp.load_model(folder, trust_compiled=True)
+
+
+def test_without_a_compiler_the_artefact_has_no_code(checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    export(checkpoint, tmp_path / "art", report_rows=0, compile=True)
+    assert "there is no C++ compiler no-such-compiler here" in capsys.readouterr().err
+    assert not (tmp_path / "art" / "compiled").exists()

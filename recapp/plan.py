@@ -10,6 +10,7 @@ without data.
 | `export`    | the plan as a file to edit and to train with, or `as=hugectr`                      |
 | `check`     | what was predicted beside what runs have measured: `path=RUN_OR_SWEEP`             |
 | `calibrate` | timings of this machine, as a hardware file for `topology.hardware=FILE`           |
+| `devices`   | the fewest devices on which tables fit that are only read, in 32, 16, 8 and 4 bits |
 | `scale`     | step time, memory and bytes as ranks grow; `path=RUN_OR_SWEEP` checks it against   |
 |             | runs on few ranks                                                                  |
 
@@ -37,6 +38,7 @@ VERBS = {
     "export": "recapp.app.plan_on_paper",
     "check": "recapp.app.plan_and_runs",
     "calibrate": "recapp.app.plan_calibrate",
+    "devices": "recapp.app.plan_serving",
     "scale": "recapp.app.plan_and_runs",
 }
 """The module with the function of each verb, which has the verb's name; imported on use."""

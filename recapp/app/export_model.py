@@ -54,7 +54,7 @@ from recapp.inference.compiled import (
     compile_dense,
     load_compiled,
 )
-from recapp.inference.mapped_rows import MappedRows
+from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.one_rank import one_rank
 from recapp.inference.probe import Probe
 from recapp.inference.row_writer import RowWriter, write_file
@@ -303,7 +303,7 @@ class _Exporter:
         }
         artefact = Artefact(self.folder, info, tuple(writer.tables), files)
         model = meta_model(artefact, self.settings)
-        one_rank(model, torch.device("cpu"), MappedRows(artefact).make_store)
+        one_rank(model, torch.device("cpu"), mapped_tables(artefact).make_store)
         load_dense(artefact, model)
         batch = raw_rows_of(self.settings).batch(example)
         info["logits"] = self._logits(model, batch)

@@ -21,7 +21,7 @@ from recapp.engine.sharded_state import without_tables
 from recapp.errors import ArtefactError, RecappError
 from recapp.inference.artefact import Artefact, read_artefact
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
-from recapp.inference.mapped_rows import MappedRows
+from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.one_rank import one_rank
 from recapp.inference.scorer import Scorer
 from recapp.inference.small_files import read_dense, read_example
@@ -62,7 +62,7 @@ def load_artefact(
             artefact.verify(file)
     settings = settings_of_artefact(artefact, trust)
     model = meta_model(artefact, settings)
-    one_rank(model, torch.device(device or "cpu"), MappedRows(artefact).make_store)
+    one_rank(model, torch.device(device or "cpu"), mapped_tables(artefact).make_store)
     load_dense(artefact, model)
     compiled = _compiled(artefact, model) if trust_compiled else None
     example = read_example(artefact)

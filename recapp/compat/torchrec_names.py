@@ -64,6 +64,12 @@ _OF_EVERY_HOME = {
         "distributed.fbgemm_qcomm_codec.QCommsConfig",
         "distributed.fbgemm_qcomm_codec.get_qcomm_codecs_registry",
     ),
+    "recapp.compat.quantised_models": (
+        "distributed.quant_embeddingbag.shard_quant_model",
+        "inference.modules.quantize_embeddings",
+        "inference.modules.shard_quant_model",
+        "quant.quantize_embeddings",
+    ),
     "recapp.compat.random_data": (
         "datasets.criteo.CAT_FEATURE_COUNT",
         "datasets.criteo.DEFAULT_CAT_NAMES",

@@ -129,6 +129,7 @@ class ShardedTables(nn.Module):
         _check_ranks(plan, comm)
         self.plan = plan
         self.comm = comm
+        self._seed = seed
         self.members = tuple(members or (Member(lookups_of(tables)),))
         edges = [0, *accumulate(len(m.lookups) for m in self.members)]
         self._lookups = [range(*edge) for edge in pairwise(edges)]
@@ -249,6 +250,10 @@ class ShardedTables(nn.Module):
     def tables(self) -> list[EmbeddingConfig]:
         """Return the tables, in order."""
         return list(self.state.layout.tables)
+
+    def seed_of(self, table: str) -> int:
+        """Return the seed of a table's start values."""
+        return self._seed if isinstance(self._seed, int) else self._seed[table]
 
     def store(self, group: int) -> RowStore:
         """Return the rows of a group on this rank."""

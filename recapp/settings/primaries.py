@@ -151,7 +151,7 @@ EXPERIMENTS = ("train", "eval", "export")
 """The commands that have the group `experiment`, whose options list settings of other groups."""
 
 VERBS = {
-    "plan": ("explain", "types", "compare", "export", "check", "calibrate", "scale"),
+    "plan": ("explain", "types", "compare", "export", "check", "calibrate", "devices", "scale"),
     "bench": ("kernels", "memory", "step", "train", "strategies", "data", "dynamic"),
 }
 """The verbs of the commands that have some: the first word behind the command."""

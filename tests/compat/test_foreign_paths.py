@@ -69,8 +69,8 @@ def test_what_is_not_there_is_the_error_of_python():
         by_attributes("distributed.x")
     with pytest.raises(AttributeError, match="module 'recapp' has no attribute 'Nothing'"):
         by_attributes("Nothing")
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'recapp\.quant'"):
-        import_module("recapp.quant")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'recapp\.fx'"):
+        import_module("recapp.fx")
     with pytest.raises(ImportError, match="cannot import name 'Tower'"):
         exec("from recapp.modules.embedding_modules import Tower")
 

@@ -7,7 +7,7 @@ from engine.test_random_mixtures import FEATURES, Mixture
 
 from recapp.engine.shard_model import embedding_collections, shard_model
 from recapp.inference.artefact import Artefact
-from recapp.inference.mapped_rows import MappedRows
+from recapp.inference.mapped_rows import mapped_tables
 from recapp.inference.one_rank import one_rank
 from recapp.inference.row_writer import RowWriter
 from recapp.inference.storage import stored, values
@@ -71,7 +71,7 @@ def mapped(artefact, seed, comm=None, plan=None):
     model = on_meta(seed)
     for collection in dict.fromkeys(c for _, c in embedding_collections(model)):
         collection.store_as({t.name: t.data_type for t in artefact.tables})
-    make_store = MappedRows(artefact).make_store
+    make_store = mapped_tables(artefact).make_store
     if plan is None:
         return one_rank(model, torch.device("cpu"), make_store)
     return shard_model(model, plan, comm, None, trains=False, make_store=make_store).eval()

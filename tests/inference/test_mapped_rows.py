@@ -15,6 +15,7 @@ from inference.stored_mixtures import mapped, oracle, write
 from parity.cases import sharding
 
 from recapp.engine.read_only_store import values_of
+from recapp.errors import ArtefactError
 from recapp.inference.artefact import Artefact
 from recapp.sharding.sharding_plan import ShardingPlan
 from recapp.tables.lookups import embedding_tables
@@ -106,5 +107,5 @@ def test_a_file_that_is_shorter_than_its_tables_is_named(tmp_path):
     shorter = Artefact(
         tmp_path, {}, artefact.tables, {**artefact.files, file: {"bytes": size, "crc32": ""}}
     )
-    with pytest.raises(Exception, match="has rows that"):
+    with pytest.raises(ArtefactError, match=r"has rows that|whole number"):
         mapped(shorter, 4)

@@ -1,0 +1,82 @@
+"""The verb `recapp.plan devices`: on how many devices tables fit that are only read."""
+
+from dataclasses import replace
+from typing import Any
+
+from recapp import console
+from recapp.app.command import Job
+from recapp.app.load_artefact import meta_model, settings_of_artefact
+from recapp.app.planning_problem import planning_problem
+from recapp.inference.artefact import read_artefact
+from recapp.inference.choose_storage import storage_of
+from recapp.inference.storage import QUANTIZE
+from recapp.planner.serving import fewest_ranks, stored_as
+from recapp.planner.topology import Topology
+from recapp.tables.config import EmbeddingConfig
+from recapp.tables.lookups import TableLookup, embedding_lookups, embedding_tables
+
+Settings = dict[str, Any]
+
+COLUMNS = (
+    console.Column("quantize", "tables\nstored as"),
+    console.Column("bytes", "all tables,\nMB", ",.1f", 1e6),
+    console.Column("devices", "fewest\ndevices"),
+    console.Column("largest", "fullest\ndevice, MB", ",.1f", 1e6),
+    console.Column("types", "how they are cut"),
+)
+
+
+def devices(settings: Settings, job: Job) -> None:
+    """Print the fewest devices on which the tables fit, for each width; of an artefact (`path`) as
+    it is.
+    """
+    problem = planning_problem(settings)
+    topology = problem.topology
+    if settings["path"] is None:
+        ways = {q: {t.name: str(storage_of(t, q)) for t in problem.tables} for q in QUANTIZE}
+        tables, lookups = list(problem.tables), list(problem.lookups)
+    else:
+        tables, lookups = _tables_of(settings["path"])
+        ways = {"stored": {}}
+    rows = [_row(name, tables, lookups, topology, ways[name]) for name in ways]
+    memory = topology.memory_bytes
+    if settings["format"] == "json":
+        console.emit_document({"rows": rows, "memory_bytes": memory and memory[0]})
+        return
+    assert memory is not None
+    free = (memory[0] - topology.reserve_bytes) / 1e6
+    title = f"Tables that are only read, on devices with {free:,.1f} MB for them"
+    console.print_table(rows, COLUMNS, title=title)
+
+
+def _tables_of(path: str) -> tuple[list[EmbeddingConfig], list[TableLookup]]:
+    """Return the tables of an artefact as they are stored, and what reads them. Dynamic ones have
+    the rows that exist.
+    """
+    artefact = read_artefact(path)
+    model = meta_model(artefact, settings_of_artefact(artefact))
+    count = {t.name: max(t.rows, 1) for t in artefact.tables}
+    tables = {
+        t.name: t if t.dynamic is None else replace(t, num_embeddings=count[t.name], dynamic=None)
+        for t in embedding_tables(model)
+    }
+    read = [replace(x, table=tables[x.table.name]) for x in embedding_lookups(model)]
+    return list(tables.values()), read
+
+
+def _row(
+    name: str,
+    tables: list[EmbeddingConfig],
+    lookups: list[TableLookup],
+    topology: Topology,
+    data_types: dict[str, str],
+) -> dict[str, Any]:
+    fit = fewest_ranks(*stored_as(tables, lookups, data_types), topology)
+    types = [s.sharding_type for s in fit.plan.tables.values()]
+    return {
+        "quantize": name,
+        "bytes": fit.bytes,
+        "devices": fit.ranks,
+        "largest": fit.largest,
+        "types": ", ".join(f"{types.count(t)} {t}" for t in dict.fromkeys(types)),
+    }

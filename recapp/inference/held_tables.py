@@ -1,0 +1,211 @@
+"""Whole tables that are only read, as stores of the engine under any plan: shared where their rows
+lie together as the plan wants them, else copied.
+
+    HeldTable (rows of a file or of a tensor) --HeldTables.make_store--> the rows of a group
+
+Rows of several tables may lie in one matrix, table by table. A rank that holds whole tables reads
+that matrix itself, whatever the number of tables; a rank that holds parts of tables, or some of
+their columns, takes copies of those.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from recapp.engine.read_only_store import (
+    Held,
+    KeyedStore,
+    ReadOnlyStore,
+    join_rows,
+    like,
+    take_rows,
+    values_of,
+)
+from recapp.engine.row_store import RowStore, StoredGroup
+from recapp.inference.storage import stored
+from recapp.kernels.quantised import QuantisedRows
+from recapp.sharding.layout import Piece
+from recapp.tables.config import DataType
+from recapp.tables.dynamic import RUNS, first_position, keys_of
+from recapp.tables.initial import start_hash, values_of_hash
+
+
+@dataclass(frozen=True)
+class HeldTable:
+    """A table whose rows are somewhere.
+
+    Args:
+        data_type: How they are stored.
+        dim: Columns of a row.
+        rows: A matrix that has them among others, stored alike.
+        first_row: Its first row there.
+        count: How many it has.
+        positions: Of a dynamic table, the sorted positions of its keys; None of others.
+        start_hash: What goes into the start values of keys without a row (`start_hash`).
+        start_range: How far those are from 0 at most.
+    """
+
+    data_type: DataType
+    dim: int
+    rows: Held
+    first_row: int
+    count: int
+    positions: Tensor | None = None
+    start_hash: int = 0
+    start_range: float = 0.0
+
+    def start_rows(self, position_N: Tensor) -> Held:
+        """Return what keys without a row answer, stored as rows are."""
+        compute = torch.float64 if self.data_type is DataType.FP64 else torch.float32
+        cols = range(self.dim)
+        keys = keys_of(position_N)
+        values = values_of_hash(keys, self.start_hash, self.start_range, cols, compute)
+        return stored(values, self.data_type)
+
+
+class HeldTables:
+    """Makes the stores of a model that reads some tables.
+
+    Args:
+        tables: By name.
+    """
+
+    def __init__(self, tables: Mapping[str, HeldTable]) -> None:
+        self.tables = dict(tables)
+
+    def make_store(self, group: StoredGroup) -> RowStore:
+        """Return the rows of a group on a rank."""
+        parts = [(p, self._rows_of(group, p)) for p in group.pieces]
+        rows = self._joined(group, [(p, r) for p, r in parts if len(r)])
+        rows = like(rows, values_of(rows).to(group.device))
+        layout = group.layout
+        if not layout.groups[group.number].dynamic:
+            return ReadOnlyStore(group, rows)
+        strips = [i for i, s in enumerate(layout.strips) if s.group == group.number]
+        none = torch.empty(0, dtype=torch.int64)
+        number_I = [
+            torch.cat([none, *(self._positions(group, p, r) for p, r in parts if p.strip == i)])
+            for i in strips
+        ]
+
+        def start(strip: int, position_N: Tensor) -> Held:
+            table = self._table(group, strips[strip])
+            return _columns(table.start_rows(position_N), layout.strips[strips[strip]].cols)
+
+        return KeyedStore(group, rows, [x.to(group.device) for x in number_I], start)
+
+    def _table(self, group: StoredGroup, strip: int) -> HeldTable:
+        layout = group.layout
+        return self.tables[layout.tables[layout.strips[strip].table].name]
+
+    def _positions(self, group: StoredGroup, piece: Piece, rows: range) -> Tensor:
+        positions = self._table(group, piece.strip).positions
+        assert positions is not None
+        return positions[rows.start : rows.stop]
+
+    def _rows_of(self, group: StoredGroup, piece: Piece) -> range:
+        """Return the rows of a piece, as its table counts them."""
+        positions = self._table(group, piece.strip).positions
+        if positions is None:
+            return piece.rows
+        first, last = (
+            int(torch.searchsorted(positions, first_position(run)))
+            if run < RUNS
+            else len(positions)
+            for run in (piece.rows.start, piece.rows.stop)
+        )
+        return range(first, last)
+
+    def _joined(self, group: StoredGroup, parts: list[tuple[Piece, range]]) -> Held:
+        """Return the rows of some pieces: a part of the matrix where they follow each other
+        there.
+        """
+        if not parts:
+            return self._none(group)
+        tables = [self._table(group, piece.strip) for piece, _ in parts]
+        matrix = tables[0].rows
+        if all(t.rows is matrix for t in tables) and all(
+            self._is_whole(group, p) for p, _ in parts
+        ):
+            spans = [
+                (t.first_row + rows.start, t.first_row + rows.stop)
+                for t, (_, rows) in zip(tables, parts, strict=True)
+            ]
+            together = _merged(spans)
+            return join_rows([like(matrix, values_of(matrix)[slice(*span)]) for span in together])
+        return join_rows([self._copied(group, piece, rows) for piece, rows in parts])
+
+    def _is_whole(self, group: StoredGroup, piece: Piece) -> bool:
+        """Return whether a piece has all columns of its table, and its rows in their own order."""
+        strip = group.layout.strips[piece.strip]
+        whole = len(strip.cols) == self._table(group, piece.strip).dim
+        return whole and group.layout.orders[strip.table] is None
+
+    def _copied(self, group: StoredGroup, piece: Piece, rows: range) -> Held:
+        """Return a copy of a piece: its columns, its rows in the layout's order."""
+        strip = group.layout.strips[piece.strip]
+        table = self._table(group, piece.strip)
+        order = group.layout.orders[strip.table]
+        if order is None:
+            first = table.first_row + rows.start
+            part = like(table.rows, values_of(table.rows)[first : first + len(rows)])
+        else:
+            row_N = order.rows_at(torch.arange(rows.start, rows.stop)) + table.first_row
+            part = take_rows(table.rows, row_N)
+        return _columns(part, strip.cols)
+
+    def _none(self, group: StoredGroup) -> Held:
+        """Return no rows, as those of the group are stored."""
+        strip = next(i for i, s in enumerate(group.layout.strips) if s.group == group.number)
+        return stored(torch.empty(0, group.width), self._table(group, strip).data_type)
+
+
+def held_tables_of(stores: Iterable[nn.Module], seeds: Mapping[str, int]) -> dict[str, HeldTable]:
+    """Return the tables of the stores of a single rank, by name, in the memory of the stores.
+
+    Args:
+        stores: That hold whole tables, read-only.
+        seeds: The seed of each table's start values.
+    """
+    found = {}
+    for store in stores:
+        assert isinstance(store, ReadOnlyStore)
+        layout = store.group.layout
+        first = 0
+        strips = [i for i, s in enumerate(layout.strips) if s.group == store.group.number]
+        for number, strip in enumerate(strips):
+            table = layout.tables[layout.strips[strip].table]
+            positions = store.number_I[number] if isinstance(store, KeyedStore) else None
+            count = table.num_embeddings if positions is None else len(positions)
+            found[table.name] = HeldTable(
+                table.data_type,
+                table.embedding_dim,
+                store.held,
+                first,
+                count,
+                positions,
+                start_hash(table, seeds[table.name]),
+                table.start_range,
+            )
+            first += count
+    return found
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans with those joined that follow each other."""
+    made: list[tuple[int, int]] = []
+    for first, last in spans:
+        if made and made[-1][1] == first:
+            made[-1] = (made[-1][0], last)
+        else:
+            made.append((first, last))
+    return made
+
+
+def _columns(rows: Held, cols: range) -> Held:
+    """Return some columns of rows."""
+    if isinstance(rows, QuantisedRows):
+        return rows.strip_of(range(len(rows)), cols)
+    return rows if len(cols) == rows.shape[1] else rows[:, cols.start : cols.stop].contiguous()

@@ -137,6 +137,6 @@ EXPERIMENTS = ("train", "eval")
 
 VERBS = {
     "plan": ("explain", "types", "compare", "export", "check", "calibrate", "scale"),
-    "bench": ("kernels", "memory", "step", "train", "strategies", "data", "dynamic"),
+    "bench": ("kernels", "quantised", "memory", "step", "train", "strategies", "data", "dynamic"),
 }
 """The verbs of the commands that have some: the first word behind the command."""

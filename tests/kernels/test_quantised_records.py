@@ -248,3 +248,10 @@ def test_rows_of_a_file_that_is_mapped_read_only_are_pooled(file_of_rows, bits, 
     )
     with pytest.raises(ValueError, match="4 bytes"):
         QuantisedRows(flat[header - 1 : -1].view(shape), 9, bits)
+
+
+@pytest.mark.parametrize(("bits", "unpack"), [(8, "byte"), (4, "4bit")])
+def test_torchs_own_operators_read_records_without_padding(bits, unpack):
+    rows = quantise(rows_of((20, 16), 5), bits)
+    found = getattr(torch.ops.quantized, f"embedding_bag_{unpack}_unpack")(rows.records_RK)
+    torch.testing.assert_close(found, values(rows))

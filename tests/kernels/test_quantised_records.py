@@ -2,6 +2,7 @@
 strips and mapped files hold the same values.
 """
 
+import copy
 import mmap
 from itertools import pairwise
 
@@ -131,6 +132,17 @@ def test_a_row_of_one_value_keeps_it(bits):
 def test_a_zero_has_no_sign(bits):
     made = [quantise(torch.tensor([row]), bits) for row in ([0.0, -0.0, 1.0], [-0.0, 0.0, 1.0])]
     assert torch.equal(made[0].records_RK, made[1].records_RK)
+
+
+@BITS
+def test_a_copy_has_memory_of_its_own(bits):
+    rows = quantise(rows_of((4, 6), 2), bits)
+    before = values(rows)
+    assert rows.arrays is rows.arrays
+    copied = copy.deepcopy(rows)
+    rows.fill(0, torch.zeros(4, 6))
+    assert torch.equal(values(copied), before) and not torch.equal(values(rows), before)
+    assert copied.arrays[0].ctypes.data == copied.records_RK.data_ptr()
 
 
 @BITS

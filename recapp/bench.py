@@ -1,5 +1,5 @@
-"""`python -m recapp.bench kernels|memory|step|train|strategies|data|dynamic`: measures recapp, and
-what it is compared with, in the same rounds.
+"""`python -m recapp.bench kernels|quantised|memory|step|train|strategies|data|dynamic`: measures
+recapp, and what it is compared with, in the same rounds.
 
     settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.bench_worker`)
                       -> JOB/metrics.json -> a table
@@ -7,6 +7,7 @@ what it is compared with, in the same rounds.
 | verb         | measures                                         | against                        |
 |--------------|--------------------------------------------------|--------------------------------|
 | `kernels`    | lookup, backward and update in one process       | FBGEMM, plain torch, bandwidth |
+| `quantised`  | lookups of rows in 8 and 4 bits, one process     | FBGEMM, torch, bandwidth       |
 | `memory`     | what a backward and its update need beside a     | `nn.EmbeddingBag`              |
 |              | table                                            |                                |
 | `step`       | the embedding step on several ranks, under plans | TorchRec, the best plan        |

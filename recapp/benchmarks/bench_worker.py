@@ -15,6 +15,7 @@ from recapp.processes.rank_process import rank_main
 
 MEASUREMENTS = {
     "kernels": "recapp.benchmarks.kernels",
+    "quantised": "recapp.benchmarks.quantised_lookup",
     "memory": "recapp.benchmarks.backward_memory",
     "step": "recapp.benchmarks.embedding_step",
     "train": "recapp.benchmarks.whole_step",

@@ -7,12 +7,17 @@ from typing import Any
 from recapp.benchmarks.models import MODELS
 from recapp.benchmarks.rivals import check_python
 from recapp.benchmarks.setup import check_backend, check_names, check_transports
-from recapp.benchmarks.workloads import WORKLOADS
+from recapp.benchmarks.workloads import LOOKUPS, WORKLOADS
 from recapp.errors import ConfigError
 from recapp.tables.config import PoolingType
 
 IDS = ("uniform", "zipf")
 STRATEGY_BATCHES = [32, 4096]
+LOOKUP_BATCHES = [1, 64, 4096]
+ONE_PROCESS = ("kernels", "quantised", "memory")
+"""The verbs that measure one process."""
+ON_SEVERAL_THREADS = ("kernels", "quantised")
+"""The verbs that take a list of threads."""
 OF_DYNAMIC = ("W1", "hugectr_d64", 100_000)
 """The workload, the model and the new keys of a step that `dynamic` measures by default."""
 
@@ -29,15 +34,17 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     verb = settings["verb"]
     cores = len(os.sched_getaffinity(0))
-    ranks = 1 if verb in ("kernels", "memory") else _number("ranks", settings["ranks"])
-    threads = _or(settings["threads"], [1, 2] if verb == "kernels" else max(1, cores // ranks))
-    if verb != "kernels" and isinstance(threads, list):
-        raise ConfigError(
-            f"threads={threads}: a list is for kernels; a rank of {verb} has one number of threads"
-        )
-    workload, model, batch_size = (
-        OF_DYNAMIC if verb == "dynamic" else (None, None, STRATEGY_BATCHES)
+    ranks = 1 if verb in ONE_PROCESS else _number("ranks", settings["ranks"])
+    threads = _or(
+        settings["threads"], [1, 2] if verb in ON_SEVERAL_THREADS else max(1, cores // ranks)
     )
+    if verb not in ON_SEVERAL_THREADS and isinstance(threads, list):
+        raise ConfigError(
+            f"threads={threads}: a list is for {' and '.join(ON_SEVERAL_THREADS)}; a rank of "
+            f"{verb} has one number of threads"
+        )
+    batches = LOOKUP_BATCHES if verb == "quantised" else STRATEGY_BATCHES
+    workload, model, batch_size = OF_DYNAMIC if verb == "dynamic" else (None, None, batches)
     found: dict[str, Any] = {
         "workload": check_names("workload", _or(settings["workload"], workload), _workloads(verb)),
         "model": check_names("model", _or(settings["model"], model), list(MODELS)),
@@ -68,6 +75,8 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _workloads(verb: str) -> list[str]:
     """Return the workloads that a verb measures: `kernels` those whose bags are summed."""
+    if verb == "quantised":
+        return list(LOOKUPS)
     return [
         name for name, w in WORKLOADS.items() if verb != "kernels" or w.pooling is PoolingType.SUM
     ]

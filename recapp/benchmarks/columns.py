@@ -53,6 +53,18 @@ COLUMNS: dict[str, list[Column]] = {
         Spread("gather_ratio", "gather\nratio"),
         Spread("small_pages_ratio", "small\npages"),
     ],
+    "quantised": [
+        Column("workload", "work-\nload"),
+        Column("bits", "bits"),
+        Column("batch_size", "batch"),
+        Column("bag", "bag"),
+        Column("threads", "thr"),
+        Spread("median_ms", "ms"),
+        Spread("fbgemm_tuned_ratio", "fbgemm\ntuned"),
+        Spread("torch_quantised_ratio", "torch\nquant."),
+        Spread("torch_ratio", "torch\nfp32"),
+        Spread("read_ratio", "read\nratio"),
+    ],
     "memory": [
         Column("way", "method"),
         Column("ids", "ids"),

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from recapp.benchmarks.setup import EPS, LEARNING_RATE
 from recapp.benchmarks.timing import Contender, Measured, interleave
-from recapp.benchmarks.workloads import Workload
+from recapp.benchmarks.workloads import BATCHES, Workload
 from recapp.console import note, progress
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.tables.config import PoolingType
@@ -73,12 +74,23 @@ class Session:
 
         Every rank calls it.
         """
-        ids_NL = workload.draw(self.comm.rank)
+        return workload.features_of(self.ids_of(workload))
+
+    def ids_of(self, workload: Workload, batches: int = BATCHES) -> Tensor:
+        """Return the ids of this rank's batches, and write them to a file that rivals read.
+
+        Every rank calls it.
+
+        Args:
+            workload: What is looked up.
+            batches: The number of batches.
+        """
+        ids_NL = workload.draw(self.comm.rank, batches)
         path = self.ids_file(workload, self.comm.rank)
         if not path.exists():
             np.save(path, ids_NL.numpy())
         self.comm.barrier()
-        return workload.features_of(ids_NL)
+        return ids_NL
 
     def ids_file(self, workload: Workload, rank: int) -> Path:
         """Return the path of the file with a rank's ids."""
@@ -88,7 +100,8 @@ class Session:
         """Return what each process of a rival builds, one process for each rank.
 
         Args:
-            kind: What is built: `kernels`, `step` or `train`; see `torchrec_worker.py`.
+            kind: What is built: `kernels`, `quantised`, `step` or `train`; `torchrec_worker.py`
+                says more.
             workload: The tables and batches.
             more: Further entries, such as the sharding.
         """

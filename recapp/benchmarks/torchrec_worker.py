@@ -7,6 +7,7 @@ step: `{"step": [...]}`. It ends with its standard input, or with its parent.
 
 What it builds (`kind`), always with row-wise Adagrad fused into backward where TorchRec has it:
     kernels   FBGEMM's SplitTableBatchedEmbeddingBags on the CPU, one process
+    quantised FBGEMM's IntNBitTableBatchedEmbeddingBags on the CPU, forward only, one process
     step      TorchRec's sharded EmbeddingBagCollection under a plan, several processes; its
               EmbeddingCollection where bags are not summed
     train     TorchRec's DLRM around the same, DDP and Adam for its dense part
@@ -126,6 +127,41 @@ def build_kernels(spec: dict[str, Any]) -> Step:
             "backward": (end - middle) * 1e3,
             "step": (end - begin) * 1e3,
         }
+
+    return step
+
+
+def build_quantised(spec: dict[str, Any]) -> Step:
+    """Return a lookup of FBGEMM in tables of 8 or 4 bits, vectors in fp32, ids not checked."""
+    import torch
+    from fbgemm_gpu.split_embedding_configs import SparseType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+        BoundsCheckMode,
+        EmbeddingLocation,
+    )
+    from fbgemm_gpu.split_table_batched_embeddings_ops_inference import (
+        IntNBitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    set_threads(spec["threads"])
+    kind = SparseType.INT8 if spec["bits"] == 8 else SparseType.INT4
+    module = IntNBitTableBatchedEmbeddingBagsCodegen(
+        [(name, rows, dim, kind, EmbeddingLocation.HOST) for name, rows, dim in spec["tables"]],
+        device="cpu",
+        bounds_check_mode=BoundsCheckMode.NONE,
+        output_dtype=SparseType.FP32,
+    )
+    module.fill_random_weights()
+    ids_NL, lengths_FB = load_ids(spec)
+    ids_NL = ids_NL.int()
+    zero = torch.zeros(1, dtype=torch.int32)
+    offsets = torch.cat([zero, lengths_FB.cumsum(0).int()])
+
+    def step(number: int) -> dict[str, float]:
+        ids_L = ids_NL[number % len(ids_NL)]
+        begin = time.perf_counter()
+        module(ids_L, offsets)
+        return {"step": (time.perf_counter() - begin) * 1e3}
 
     return step
 
@@ -321,6 +357,7 @@ def build_train(spec: dict[str, Any]) -> Step:
 
 BUILD: dict[str, Callable[[dict[str, Any]], Step]] = {
     "kernels": build_kernels,
+    "quantised": build_quantised,
     "step": build_step,
     "train": build_train,
 }

@@ -143,6 +143,16 @@ WORKLOADS = {
 }
 
 
+def _equal_tables(name: str, rows: int) -> Workload:
+    return Workload(name, 1, (rows,) * 26, (128,) * 26, (1,) * 26)
+
+
+LOOKUPS = {w.name: w for w in (_equal_tables("L48k", 48_000), _equal_tables("L200k", 200_000))}
+"""What `quantised` looks up, in batches and bags of several sizes: 26 tables of 128 columns, 640 MB
+and 2.7 GB in fp32.
+"""
+
+
 @lru_cache(maxsize=64)
 def _popularity(rows: int) -> tuple[Tensor, Tensor]:
     """Return the distribution function over popularity, and the row of each popularity."""

@@ -515,13 +515,11 @@ class NumbaBackend:
     ) -> None:
         """See the reference."""
         matrix, result = matrix_and_result(links, target, dtype, scale)
-        records_RK = rows.records_RK
-        source = (array(records_RK.view(-1)), array(rows.numbers_RN.view(-1)))
         run_on_threads(
             vectors.pool,
             vectors.pool_on_threads,
             (rows.width, past_caches(in_lines, target), rows.bits),
-            (source, records_RK.shape[1], *matrix, *result),
+            (rows.arrays, rows.records_RK.shape[1], *matrix, *result),
             links,
         )
 

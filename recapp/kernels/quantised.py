@@ -26,9 +26,15 @@ reproduce. Records may lie in files that are mapped read-only; nothing here writ
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from recapp.kernels.row_memory import RowMemory
 
 BITS = (8, 4)
 """The numbers of bits in which a value can be kept."""
@@ -38,7 +44,7 @@ NUMBER_TYPES = {8: torch.float32, 4: torch.float16}
 PART_ELEMENTS = 1 << 22  # converted at a time: each needs some floats for a while
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class QuantisedRows:
     """The rows of a table or of a store as records, in memory or in a mapped file.
 
@@ -74,6 +80,19 @@ class QuantisedRows:
 
     def __len__(self) -> int:
         return len(self.records_RK)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"records_RK": self.records_RK, "width": self.width, "bits": self.bits}
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """All memory, on the CPU, as flat arrays: of bytes, and in the type of scale and bias, of
+        which fp16 travels as uint16. They are made once: that takes longer than a small batch does.
+        """
+        numbers = self.numbers_RN.view(-1)
+        if numbers.dtype == torch.float16:
+            numbers = numbers.view(torch.uint16)
+        return self.records_RK.view(-1).numpy(), numbers.numpy()
 
     @property
     def packed_RP(self) -> Tensor:
@@ -192,11 +211,15 @@ def empty_rows(
 ) -> QuantisedRows:
     """Return records that are to be filled.
 
+    Many of them ask for huge pages (`row_memory.py`): of records that fill gigabytes a random one
+    is read in half to a fifth of the time, and a file that is mapped has pages of 4 KB.
+
     Raises:
         ValueError: Other bits, or no columns.
     """
-    shape = rows, bytes_of_record(width, bits)
-    return QuantisedRows(torch.empty(shape, dtype=torch.uint8, device=device), width, bits)
+    memory = RowMemory(rows, bytes_of_record(width, bits), torch.uint8, torch.device(device))
+    memory.grow(rows)
+    return QuantisedRows(memory.rows, width, bits)
 
 
 def quantise(weights_RD: Tensor, bits: int) -> QuantisedRows:

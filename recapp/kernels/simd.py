@@ -10,7 +10,8 @@ width works: LLVM splits it into machine registers.
     broadcast(array, at, like, width) one element, as a row of equal numbers
     store(array, at, row)             write a row into an array
     stream(array, at, row), fence()   write a row past the caches
-    prefetch(array, at, width)        fetch elements into the cache ahead of use
+    prefetch(array, at, width)        fetch elements into the cache ahead of use; `prefetch_far`
+                                      into its second level
     cast(like, x)                     a number in the type of `like`
     square_total(row)                 fp64 sum of squares, in a fixed order
     get(array, i), put(array, i, x)   one number
@@ -24,6 +25,7 @@ No operation may be reordered or fused: a row cut into strips must get the bits 
 whatever code its width compiles to.
 """
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +41,8 @@ from recapp.kernels.reference import SQUARE_BLOCK
 
 I8 = ir.IntType(8)
 I32 = ir.IntType(32)
+ALL_LEVELS = 3  # of caches: a locality, as LLVM numbers them
+SECOND_LEVEL = 2
 
 
 class Row(types.Type):  # type: ignore[misc]
@@ -256,7 +260,28 @@ def put(typingctx: Any, array: Any, i: Any, value: Any) -> Any:
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def prefetch(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
     """Fetch `width` elements from `offset` on into the caches; numba has no prefetch of its own."""
-    lines = -(-width.literal_value * array.dtype.bitwidth // (8 * CACHE_LINE_BYTES))
+    return types.void(array, types.int64, width), _prefetching(array, width, ALL_LEVELS)
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def prefetch_far(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
+    """Fetch `width` elements from `offset` on into the second level of the caches.
+
+    It waits for more lines at a time than the first level does: random reads of memory are twice as
+    fast (measured on Zen 4). `prefetch` brings them nearer, shortly before they are used.
+    """
+    return types.void(array, types.int64, width), _prefetching(array, width, SECOND_LEVEL)
+
+
+def _prefetching(array: Any, width: Any, level: int) -> Callable[..., Any]:
+    """Return the code of a prefetch of all lines that elements at the start of one lie in, and of
+    their last byte, where elements that start elsewhere reach into one line more.
+    """
+    size = width.literal_value * array.dtype.bitwidth // 8
+    places = [*range(0, size, CACHE_LINE_BYTES)]
+    aligned = math.gcd(size, CACHE_LINE_BYTES)
+    if CACHE_LINE_BYTES - aligned + size > CACHE_LINE_BYTES * len(places):
+        places.append(size - 1)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         first = builder.bitcast(
@@ -264,12 +289,12 @@ def prefetch(typingctx: Any, array: Any, offset: Any, width: Any) -> Any:
         )
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, I32, I32, I32])
         ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        for line in range(lines):
-            at = builder.gep(first, [ir.Constant(ir.IntType(64), CACHE_LINE_BYTES * line)])
-            builder.call(ask, [at, I32(0), I32(3), I32(1)])  # to read, keep in all levels, data
+        for place in places:
+            at = builder.gep(first, [ir.Constant(ir.IntType(64), place)])
+            builder.call(ask, [at, I32(0), I32(level), I32(1)])  # to read, data
         return context.get_dummy_value()
 
-    return types.void(array, types.int64, width), codegen
+    return codegen
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

@@ -152,6 +152,6 @@ EXPERIMENTS = ("train", "eval", "export")
 
 VERBS = {
     "plan": ("explain", "types", "compare", "export", "check", "calibrate", "devices", "scale"),
-    "bench": ("kernels", "memory", "step", "train", "strategies", "data", "dynamic"),
+    "bench": ("kernels", "quantised", "memory", "step", "train", "strategies", "data", "dynamic"),
 }
 """The verbs of the commands that have some: the first word behind the command."""

@@ -1,7 +1,7 @@
 """Benchmarks of a size for tests: few small tables, one rank in this process, two rounds."""
 
 from recapp.benchmarks.models import MODELS, NamedModel
-from recapp.benchmarks.workloads import WORKLOADS, Workload
+from recapp.benchmarks.workloads import LOOKUPS, WORKLOADS, Workload
 
 ROWS = (50, 7, 300)
 BAGS = (1, 3, 2)
@@ -37,6 +37,7 @@ class TinyModel(NamedModel):
 
 
 def make_tiny(monkeypatch):
-    """Make workload W1 and the small model tiny."""
+    """Make workload W1, also of quantised lookups, and the small model tiny."""
     monkeypatch.setitem(WORKLOADS, "W1", TINY)
+    monkeypatch.setitem(LOOKUPS, "W1", TINY)
     monkeypatch.setitem(MODELS, "small", TinyModel("small", 32, 4, (8,), (8, 1)))

@@ -45,6 +45,21 @@ COLUMNS = {
         "gather_ratio",
         "small_pages_ratio",
     },
+    "quantised": {
+        "workload",
+        "bits",
+        "batch_size",
+        "bag",
+        "threads",
+        "median_ms",
+        "fbgemm_ratio",
+        "fbgemm_tuned_ratio",
+        "torch_quantised_ratio",
+        "torch_ratio",
+        "fp32_ratio",
+        "ns_per_row",
+        "read_ratio",
+    },
     "step": {
         "workload",
         "plan",
@@ -101,6 +116,7 @@ def measured(verb, folder, **more):
     "verb",
     [
         "kernels",
+        "quantised",
         pytest.param("memory", marks=pytest.mark.full),
         "step",
         "train",
@@ -198,6 +214,8 @@ def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     row = {
         "workload": "W2m",
+        "bits": 8,
+        "bag": 20,
         "plan": "torchrec_mixed",
         "transport": "shared_memory",
         "model": "hugectr_d128",
@@ -278,7 +296,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
             compose.to_plain(config), Job(Path(), tuple(overrides), {}, c.arguments[0])
         )
         assert import_module(MEASUREMENTS[settings["verb"]]).run and bool(settings["plans"]) == (
-            settings["verb"] not in ("kernels", "memory")
+            settings["verb"] not in ("kernels", "quantised", "memory")
         )
 
 
@@ -287,6 +305,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
     ("verb", "arguments"),
     [
         ("kernels", ["workload=W4", "threads=1"]),
+        ("quantised", ["workload=L48k", "threads=1", "batch_size=1"]),
         ("step", ["workload=W4", "plan=[table_wise,mixed]", "transport=[gloo,shared_memory]"]),
         ("memory", ["batch_size=32"]),
         ("train", ["model=small"]),
@@ -313,9 +332,9 @@ def test_the_command_answers_machines_with_its_records_alone(verb, arguments, tm
     assert list(document) == ["rows"] and all(COLUMNS[verb] <= set(row) for row in document["rows"])
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == PICTURES.get(verb, set())
     assert re.search(r"(rounds: 1 of 1|methods: 3 of 3)$", ran.err, re.MULTILINE)
-    if python and verb in ("kernels", "train"):
+    if python and verb in ("kernels", "quantised", "train"):
         assert all(
-            row["fbgemm_ratio" if verb == "kernels" else "torchrec_ratio"] > 0
+            row["torchrec_ratio" if verb == "train" else "fbgemm_ratio"] > 0
             for row in document["rows"]
         )
     if python and verb == "step":

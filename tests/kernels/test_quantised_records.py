@@ -2,6 +2,7 @@
 strips and mapped files hold the same values.
 """
 
+import copy
 import mmap
 from itertools import pairwise
 
@@ -134,6 +135,17 @@ def test_a_zero_has_no_sign(bits):
 
 
 @BITS
+def test_a_copy_has_memory_of_its_own(bits):
+    rows = quantise(rows_of((4, 6), 2), bits)
+    before = values(rows)
+    assert rows.arrays is rows.arrays
+    copied = copy.deepcopy(rows)
+    rows.fill(0, torch.zeros(4, 6))
+    assert torch.equal(values(copied), before) and not torch.equal(values(rows), before)
+    assert copied.arrays[0].ctypes.data == copied.records_RK.data_ptr()
+
+
+@BITS
 def test_no_rows_are_no_records(bits):
     made = quantise(torch.zeros(0, 5), bits)
     assert len(made) == 0 and values(made).shape == (0, 5)
@@ -248,3 +260,10 @@ def test_rows_of_a_file_that_is_mapped_read_only_are_pooled(file_of_rows, bits, 
     )
     with pytest.raises(ValueError, match="4 bytes"):
         QuantisedRows(flat[header - 1 : -1].view(shape), 9, bits)
+
+
+@pytest.mark.parametrize(("bits", "unpack"), [(8, "byte"), (4, "4bit")])
+def test_torchs_own_operators_read_records_without_padding(bits, unpack):
+    rows = quantise(rows_of((20, 16), 5), bits)
+    found = getattr(torch.ops.quantized, f"embedding_bag_{unpack}_unpack")(rows.records_RK)
+    torch.testing.assert_close(found, values(rows))

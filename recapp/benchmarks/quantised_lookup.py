@@ -1,0 +1,274 @@
+"""`quantised`: lookups of rows in 8 and 4 bits in one process, against FBGEMM's inference kernels,
+torch's own, rows of floats, and the bytes that must be read.
+
+Everybody gets the ids of each table (int32) and where bags end, and returns new vectors in fp32.
+
+    recapp              rows of the ids, then one pass over the records of all tables, [B, F D]
+    fbgemm              IntNBitTableBatchedEmbeddingBagsCodegen, ids not checked, [B, F D]
+    torch_quantised     torch.ops.quantized.embedding_bag_byte (or 4bit) _rowwise_offsets, one call
+                        over the records of all tables as if they were one, [F B, D]
+    torch               torch's embedding_bag over rows in fp32, one call for all tables, [F B, D]
+    fp32                recapp's kernel over these rows in fp32, [B, F D]
+    read                reading the records and nothing else (`recapp/kernels/numba_row_reads.py`):
+                        the byte limit, records times their bytes over the bandwidth that random
+                        rows are read with
+
+Each step takes another batch; there are so many that a small one finds its rows in no cache.
+
+B samples of a batch, F tables, D columns, L ids of a batch, M = F B bags, R rows of all tables.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recapp.benchmarks.rivals import rivals
+from recapp.benchmarks.session import Session
+from recapp.benchmarks.timing import Contender, Measured, Times, ratio, spread, time_steps
+from recapp.benchmarks.workloads import LOOKUPS, Workload
+from recapp.kernels.backend import Backend, backend
+from recapp.kernels.links import Links
+from recapp.kernels.quantised import BITS, QuantisedRows, empty_rows
+from recapp.kernels.row_memory import RowMemory
+
+BAGS = (1, 20)
+DRAWN_IDS = 1 << 24  # of all batches, at most
+MOST_BATCHES = 512  # more than the steps of a measurement
+LEAST_BATCHES = 6
+PART_ROWS = 1 << 16
+TORCH_LOOKUPS: dict[int, Callable[..., Tensor]] = {
+    8: torch.ops.quantized.embedding_bag_byte_rowwise_offsets,
+    4: torch.ops.quantized.embedding_bag_4bit_rowwise_offsets,
+}
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of a workload as lookups take them.
+
+    Args:
+        ids_NL: The ids of each batch, int32, table by table.
+        first_L: The first row of the table of each id, int32.
+        offsets_M1: Where the ids of each bag begin and end, int32.
+        at_M: Where the vector of each bag lies in [B, F D], int32.
+    """
+
+    ids_NL: Tensor
+    first_L: Tensor
+    offsets_M1: Tensor
+    at_M: Tensor
+
+    def rows(self, number: int) -> Tensor:
+        """Return the rows of a batch among those of all tables, [L]."""
+        return self.ids_NL[number % len(self.ids_NL)] + self.first_L
+
+
+def batches_of(workload: Workload, ids_NL: Tensor) -> Batches:
+    """Return the batches of a workload, made of their ids."""
+    rows_F = torch.tensor(workload.rows_F)
+    per_F = workload.batch_size * torch.tensor(workload.bag_F)
+    first_L = torch.repeat_interleave(rows_F.cumsum(0) - rows_F, per_F)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), workload.lengths().cumsum(0)])
+    sample_B = torch.arange(workload.batch_size) * workload.width
+    column_F = torch.tensor(workload.dim_F).cumsum(0) - torch.tensor(workload.dim_F)
+    at_FB = column_F[:, None] + sample_B
+    return Batches(ids_NL.int(), first_L.int(), offsets.int(), at_FB.view(-1).int())
+
+
+class Lookups:
+    """A way to look up as a contender.
+
+    Args:
+        look_up: Looks up the batch of a number.
+        threads: The threads of torch and of the kernels.
+    """
+
+    def __init__(self, look_up: Callable[[int], object], threads: int) -> None:
+        self.look_up = look_up
+        self.threads = threads
+        self.number = 0
+
+    def run(self, steps: int) -> Times:
+        """Time so many lookups."""
+        torch.set_num_threads(self.threads)
+        with torch.inference_mode():
+            return time_steps([("step", self._step)], steps)
+
+    def _step(self) -> None:
+        self.look_up(self.number)
+        self.number += 1
+
+
+def stored_rows(rows: int, dim: int) -> tuple[Tensor, dict[int, QuantisedRows]]:
+    """Return random rows in fp32, and their records by the bits of a value."""
+    memory = RowMemory(rows, dim, torch.float32, torch.device("cpu"))
+    memory.grow(rows)
+    generator = torch.Generator().manual_seed(0)
+    records = {bits: empty_rows(rows, dim, bits) for bits in BITS}
+    for first in range(0, rows, PART_ROWS):
+        part_RD = memory.rows[first : first + PART_ROWS]
+        part_RD.normal_(0, 0.01, generator=generator)
+        for made in records.values():
+            made.fill(first, part_RD)
+    return memory.rows, records
+
+
+def lookups_of(
+    kernels: Backend, weights_RD: Tensor, records: QuantisedRows, b: Batches, width: int
+) -> dict[str, Callable[[int], object]]:
+    """Return what looks up a batch, by name; all but FBGEMM, which runs elsewhere.
+
+    Args:
+        kernels: recapp's kernels.
+        weights_RD: The rows of all tables in fp32.
+        records: The same in few bits.
+        b: The batches.
+        width: The columns of all tables together.
+    """
+    dim = weights_RD.shape[1]
+    samples = len(b.at_M) * dim // width
+    in_lines = dim % 16 == 0
+    offsets_M1 = b.offsets_M1
+    torch_lookup = TORCH_LOOKUPS[records.bits]
+
+    def links_of(number: int) -> tuple[Links, Tensor]:
+        links = Links(b.rows(number), offsets_M1, None, b.at_M, len(b.at_M))
+        return links, torch.empty(samples * width)
+
+    def of_recapp(number: int) -> Tensor:
+        links, target = links_of(number)
+        kernels.pool_quantised(records, links, target, torch.float32, 1.0, in_lines)
+        return target
+
+    def of_floats(number: int) -> Tensor:
+        links, target = links_of(number)
+        flat = weights_RD.view(-1)
+        kernels.pool(flat, dim, dim, links, target, torch.float32, 1.0, in_lines)
+        return target
+
+    def of_torch(number: int) -> Tensor:
+        return torch.nn.functional.embedding_bag(
+            b.rows(number), weights_RD, offsets_M1, mode="sum", include_last_offset=True
+        )
+
+    def of_torch_quantised(number: int) -> Tensor:
+        return torch_lookup(
+            records.records_RK,
+            b.rows(number),
+            offsets_M1,
+            False,
+            0,
+            False,
+            None,
+            None,
+            True,
+        )
+
+    found: dict[str, Callable[[int], object]] = {
+        "recapp": of_recapp,
+        "torch_quantised": of_torch_quantised,
+        "torch": of_torch,
+        "fp32": of_floats,
+    }
+    if kernels.name == "numba":
+        from recapp.kernels.numba_row_reads import read_rows
+
+        row_NL = b.ids_NL + b.first_L
+        found["read"] = lambda number: read_rows(records.records_RK, row_NL[number % len(row_NL)])
+    return found
+
+
+def run(session: Session) -> None:
+    """Measure every workload, number of bits, batch, bag and number of threads."""
+    settings = session.settings
+    kernels = backend(settings["backend"], torch.device("cpu"))
+    for name in settings["workload"]:
+        tables = LOOKUPS[name]
+        weights_RD, records = stored_rows(sum(tables.rows_F), tables.dim_F[0])
+        for batch_size in settings["batch_size"]:
+            for bag in BAGS:
+                for ids in settings["ids"]:
+                    workload = replace(
+                        tables,
+                        name=f"{name}_{batch_size}_{bag}_{ids}",
+                        batch_size=batch_size,
+                        bag_F=(bag,) * len(tables.rows_F),
+                        zipf=ids == "zipf",
+                    )
+                    _measure(session, kernels, name, ids, workload, weights_RD, records)
+
+
+def _measure(
+    session: Session,
+    kernels: Backend,
+    name: str,
+    ids: str,
+    workload: Workload,
+    weights_RD: Tensor,
+    records: dict[int, QuantisedRows],
+) -> None:
+    """Measure one shape of batches in every number of bits, on every number of threads."""
+    count = max(LEAST_BATCHES, min(MOST_BATCHES, DRAWN_IDS // workload.ids))
+    b = batches_of(workload, session.ids_of(workload, count))
+    threads_most = max(session.settings["threads"])
+    for bits, rows in records.items():
+        with rivals(
+            "fbgemm",
+            session.settings["torchrec_python"],
+            session.specs("quantised", workload, bits=bits),
+            session.folder,
+            session.comm,
+            threads_most,
+        ) as others:
+            for threads in session.settings["threads"]:
+                contenders: dict[str, Contender] = {
+                    key: Lookups(look_up, threads)
+                    for key, look_up in lookups_of(
+                        kernels, weights_RD, rows, b, workload.width
+                    ).items()
+                }
+                for other in others.values():
+                    other.threads = threads
+                measured = session.measure(
+                    f"{workload.name}, {bits} bits, threads: {threads}", contenders | others
+                )
+                shape = {"workload": name, "bits": bits, "ids": ids, "threads": threads}
+                session.add(shape | _record(workload, rows, measured))
+
+
+def _times(measured: Measured) -> dict[str, float]:
+    """Return the median of all steps, and the least, which other work on the machine disturbed
+    least.
+    """
+    return {
+        "median_ms": measured.median(),
+        "least_ms": min(ms for steps in measured.rounds["step"] for ms in steps),
+    }
+
+
+def _record(
+    workload: Workload, rows: QuantisedRows, measured: dict[str, Measured]
+) -> dict[str, Any]:
+    own = measured["recapp"]
+    read = measured.get("read")
+    record_bytes = rows.records_RK.shape[1]
+    return {
+        "batch_size": workload.batch_size,
+        "bag": workload.bag_F[0],
+        **spread(own),
+        **ratio("fbgemm", measured.get("fbgemm"), own),
+        **ratio("fbgemm_tuned", measured.get("fbgemm_tuned"), own),
+        **ratio("torch_quantised", measured["torch_quantised"], own),
+        **ratio("torch", measured["torch"], own),
+        **ratio("fp32", measured["fp32"], own),
+        **ratio("read", read, own),
+        "ns_per_row": own.median() * 1e6 / workload.ids,
+        "record_bytes": record_bytes,
+        "table_bytes": rows.records_RK.nbytes,
+        "read_gb_per_s": read and workload.ids * record_bytes / read.median() / 1e6,
+        "rounds": len(own.rounds["step"]),
+        "of_all": {name: _times(times) for name, times in measured.items()},
+    }

@@ -1,0 +1,81 @@
+"""Reading rows at random and nothing else: the limit that memory sets to a lookup of records.
+
+A pass touches every line of the caches in which the records of a batch lie, fetched ahead of use as
+the lookup does (`numba_vectors.py`), so what a lookup takes longer is arithmetic and its output.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numba
+import numpy as np
+from numba import prange
+from torch import Tensor
+
+from recapp.kernels.links import CACHE_LINE_BYTES
+from recapp.kernels.numba_cache import compiled, inlined
+from recapp.kernels.numba_calls import THREADS_FROM_ROWS, array, threads_of_torch
+from recapp.kernels.numba_vectors import FAR_RECORDS, NEAR_RECORDS
+from recapp.kernels.simd import get, prefetch, prefetch_far
+
+jit = compiled()
+parallel_jit = compiled(parallel=True)
+
+
+@lru_cache(None)
+def reading(size: int) -> Callable[..., int]:
+    """Return the function that reads rows first .. last of an index, records of `size` bytes."""
+    last_byte = size - 1
+
+    @inlined(size)
+    def reading(records: Any, index_N: Any, first: Any, last: Any) -> Any:
+        total = 0
+        for k in range(first, last):
+            if k + FAR_RECORDS < last:
+                prefetch_far(records, get(index_N, k + FAR_RECORDS) * size, size)
+            if k + NEAR_RECORDS < last:
+                prefetch(records, get(index_N, k + NEAR_RECORDS) * size, size)
+            at = get(index_N, k) * size
+            for byte in range(0, last_byte, CACHE_LINE_BYTES):
+                total += int(get(records, at + byte))
+            total += int(get(records, at + last_byte))
+        return total
+
+    return reading
+
+
+@lru_cache(None)
+def _on_one_thread(size: int) -> Any:
+    return jit(reading(size))
+
+
+@lru_cache(None)
+def _on_threads(size: int) -> Any:
+    serial = reading(size)
+
+    @parallel_jit
+    def read_on_threads(records: Any, index_N: Any, edge_T1: Any) -> Any:
+        total = 0
+        for t in prange(len(edge_T1) - 1):
+            total += serial(records, index_N, edge_T1[t], edge_T1[t + 1])
+        return total
+
+    return read_on_threads
+
+
+def read_rows(records_RK: Tensor, index_N: Tensor) -> int:
+    """Read rows of bytes and return a sum of some of them.
+
+    Args:
+        records_RK: The rows, uint8, without gaps.
+        index_N: Which of them, in the order in which they are read.
+    """
+    arrays = array(records_RK.view(-1)), array(index_N)
+    threads = threads_of_torch()
+    count = len(index_N)
+    if threads == 1 or count < THREADS_FROM_ROWS:
+        return int(_on_one_thread(records_RK.shape[1])(*arrays, 0, count))
+    edge_T1 = np.linspace(0, count, threads + 1).astype(np.int64)
+    numba.set_num_threads(threads)
+    return int(_on_threads(records_RK.shape[1])(*arrays, edge_T1))

@@ -34,7 +34,8 @@ def devices(settings: Settings, job: Job) -> None:
     topology = problem.topology
     if settings["path"] is None:
         ways = {q: {t.name: str(storage_of(t, q)) for t in problem.tables} for q in QUANTIZE}
-        tables, lookups = list(problem.tables), list(problem.lookups)
+        tables = list(problem.tables)
+        lookups = list(problem.lookups)
     else:
         tables, lookups = _tables_of(settings["path"])
         ways = {"stored": {}}

@@ -17,7 +17,7 @@ from torch import Tensor
 from recapp.engine.row_store import RowStore, StoreBytes, StoredGroup
 from recapp.errors import ConfigError
 from recapp.kernels.links import Links
-from recapp.kernels.quantised import QuantisedRows
+from recapp.kernels.quantised import QuantisedRows, quantise
 from recapp.optim.rules import Rate
 from recapp.sharding.layout import Block
 
@@ -36,10 +36,19 @@ class ReadOnlyStore(RowStore):
     Args:
         group: Which rows, and what computes with them.
         held: The rows, on the group's device.
+
+    Raises:
+        ValueError: Other rows than the group's.
     """
 
     def __init__(self, group: StoredGroup, held: Held) -> None:
         super().__init__(group)
+        width = held.width if isinstance(held, QuantisedRows) else held.shape[1]
+        if width != self.width or not (self.finds_rows or rows_of(held) == self.rows):
+            raise ValueError(
+                f"{rows_of(held):,} rows x {width} where the layout has {self.rows:,} x "
+                f"{self.width}"
+            )
         self.held = held
         self.rows = rows_of(held)
 
@@ -52,10 +61,7 @@ class ReadOnlyStore(RowStore):
     def example(self) -> Held:
         """Return a row of zeros as the rows are stored."""
         if isinstance(self.held, QuantisedRows):
-            shape = (1, self.held.records_RK.shape[1])
-            return QuantisedRows(
-                torch.zeros(shape, dtype=torch.uint8), self.held.width, self.held.bits
-            )
+            return quantise(torch.zeros(1, self.held.width), self.held.bits)
         return torch.zeros(1, self.width, dtype=self.held.dtype)
 
     def pool(

@@ -2,7 +2,7 @@
 
 Everything that the engine knows of rows is `RowStore`: requests ask a store where rows lie, lookup
 asks it to pool them, the fused update asks it to change them, a checkpoint asks it for its
-rectangles. So a quantised table (`recapp/engine/quantised_store.py`), a table of keys without a
+rectangles. So a quantised table (`recapp/engine/read_only_store.py`), a table of keys without a
 fixed range or a table on slower memory is another store and nothing else.
 """
 

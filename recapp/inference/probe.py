@@ -31,10 +31,11 @@ RowsOf = Callable[[EmbeddingConfig, Tensor], Tensor]
 class _RecordingStore(ReadOnlyStore):
     """No rows: it notes which ones would be read. Results are undefined."""
 
+    finds_rows = True
+
     def __init__(self, group: StoredGroup) -> None:
         dtype = group.layout.groups[group.number].dtype
         super().__init__(group, torch.zeros(0, group.width, dtype=dtype))
-        self.finds_rows = group.layout.groups[group.number].dynamic
         self._seen: dict[int, list[Tensor]] = {}
 
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:

@@ -12,12 +12,11 @@ from parity.cases import rows_held
 
 from recapp.engine.gathered_state import gathered_state_dict
 from recapp.engine.model_parallel import DistributedModelParallel
-from recapp.engine.quantised_store import quantised
 from recapp.engine.shard_model import shard_model, sharded_collections, sharded_tables
 from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.engine.sharder import EmbeddingBagCollectionSharder
 from recapp.errors import PlanError
-from recapp.optim.rules import adagrad, rowwise_adagrad, sgd
+from recapp.optim.rules import rowwise_adagrad, sgd
 from recapp.sharding.sharding_plan import Shard, ShardingPlan, TableSharding
 from recapp.sharding.sharding_types import CandidateRanks
 from recapp.sharding.tilings import tile
@@ -154,29 +153,6 @@ def indices(comm):
 
 def test_indices_are_rows_not_positions(ranks):
     assert ranks.run(indices, 2) == [[3, 49, 0, 3]] * 2
-
-
-def rounded(comm, mode):
-    tables = make_tables()
-    found = []
-    for row_order in ("natural", "mixed"):
-        plan = make_plan("random", tables, comm.world, mode=mode, row_order=row_order)
-        collection = shard_bags(tables, plan, comm, adagrad(0.5), seed=2, backend="torch")
-        collection(batch_of(tables, 8, comm.rank)).values().sum().backward()
-        served = quantised(collection, 8)
-        with torch.no_grad():
-            values = served(batch_of(tables, 8, comm.rank)).values()
-        whole = whole_tensors(comm, served)
-        found.append([values, *(whole[key] for key in sorted(whole))])
-    close = torch.allclose(found[0][0], found[1][0])
-    return len(found[0]), close, [torch.equal(a, b) for a, b in zip(*found, strict=True)]
-
-
-@pytest.mark.parametrize("mode", ["unique", "pooled"])
-def test_quantised_rows_are_the_same(ranks, mode):
-    """Owners' sums of pooled tables are added in another order: the last digits differ."""
-    for count, close, same in ranks.run(rounded, 2, mode):
-        assert count == 4 and close and (all(same) or mode == "pooled")
 
 
 # ---- state dicts

@@ -9,7 +9,6 @@ from optim.dense_rules import CASES, rule_of_case
 from parity.cases import KINDS, train_and_compare
 
 from recapp.engine.fused_optimizer import FusedOptimizer
-from recapp.engine.quantised_store import quantised
 from recapp.engine.sharded_embedding_bag import shard_bags
 from recapp.errors import ConfigError
 from recapp.optim.optimizer import hybrid
@@ -149,19 +148,6 @@ def test_the_state_of_several_rules_loads_again():
         step(made)
     found = weights_of(other)
     assert all(torch.equal(held, found[table]) for table, held in weights_of(one).items())
-
-
-def test_tables_of_several_rules_are_quantised_together():
-    tables = make_tables(dims=(8, 8, 8))
-    plan = make_plan("table_wise", tables, 1)
-    rules = {"t0": sgd(), "t1": adagrad(), "t2": sgd()}
-    one = shard_bags(tables, plan, Comm(), sgd(), 3, backend="torch")
-    several = shard_bags(tables, plan, Comm(), rules, 3, backend="torch")
-    features = ["a", "b", "c", "shared"]
-    ids = KeyedJaggedTensor(features, torch.arange(4), lengths=torch.ones(4, dtype=torch.int64))
-    with torch.no_grad():
-        expected, found = (quantised(made, 8)(ids).values() for made in (one, several))
-    assert torch.equal(expected, found)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,18 @@ class Eval(Train):
 
 
 @dataclass
+class Predict(Train):
+    """The settings of `python -m recapp.predict`."""
+
+    input: str | list[str] | None = None
+    output: str | None = None
+    columns: list[str] = field(default_factory=list)
+    overwrite: bool = False
+    rows_per_batch: Positive = 4096
+    rows_per_part: Positive | None = None
+
+
+@dataclass
 class OnPaper(Run):
     """The settings of `python -m recapp.plan`."""
 
@@ -126,13 +138,14 @@ class Report(Command):
 COMMANDS: dict[str, type] = {
     "train": Train,
     "eval": Eval,
+    "predict": Predict,
     "plan": OnPaper,
     "bench": Bench,
     "report": Report,
 }
 """The settings of each command, by its name."""
 
-EXPERIMENTS = ("train", "eval")
+EXPERIMENTS = ("train", "eval", "predict")
 """The commands that have the group `experiment`, whose options list settings of other groups."""
 
 VERBS = {

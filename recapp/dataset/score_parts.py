@@ -235,9 +235,11 @@ class ScoreParts:
             return ""
         try:
             stored = json.loads((self.folder / IDENTITY).read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
+            stored = None
+        if not isinstance(stored, dict):
             return f"it has no {IDENTITY} that can be read"
-        return _difference(stored, self.identity) if isinstance(stored, dict) else "unknown"
+        return _difference(stored, self.identity)
 
     def _is_whole(self, number: int, input: PredictionInput) -> bool:
         try:

@@ -20,6 +20,7 @@ from jobs import Failed, command, environment, metrics_of, ranks_of, refusal, sm
 
 import recapp
 from recapp import predict
+from recapp.reporting.lock import locked
 
 ROWS = 6000
 BATCH = "rows_per_batch=512"
@@ -160,7 +161,7 @@ def test_what_an_earlier_run_has_finished_is_not_scored_again_on_any_number_of_r
     shutil.copytree(base / "input", bad, copy_function=shutil.copy2)
     damage(bad / "day_10.parquet", row=3400)
     with pytest.raises(Failed):
-        predicted(jobs, base, tmp_path, f"input={bad}", "rows_per_part=512")
+        predicted(jobs, base, tmp_path, f"input={bad}", "rows_per_part=512", world=1)
     finished = parts_in(tmp_path)
     assert 0 < len(finished) < 12
     stamps = {path: path.stat().st_mtime_ns for path in finished}
@@ -179,7 +180,7 @@ def test_what_an_earlier_run_has_finished_is_not_scored_again_on_any_number_of_r
 def damage(path, row):
     """Replace a number of a file by text that is none."""
     table = pq.read_table(path)
-    values = [str(value) for value in table["I1"].to_pylist()]
+    values = [None if value is None else str(value) for value in table["I1"].to_pylist()]
     values[row] = "no number"
     place = table.column_names.index("I1")
     pq.write_table(table.set_column(place, "I1", pa.array(values)), path, row_group_size=1300)
@@ -211,14 +212,19 @@ def test_parts_of_another_checkpoint_are_refused_on_all_ranks_and_replaced_when_
     assert table.equals(wanted)
 
 
-def many_rows(base, folder, times=40):
+def many_rows(base, folder, times=20):
     """The input many times over: what takes some seconds to score."""
     folder.mkdir()
     rows = pq.read_table(base / "input/day_2.parquet")
     with pq.ParquetWriter(folder / "many.parquet", rows.schema) as writer:
         for _ in range(times):
             writer.write_table(rows)
-    return [f"input={folder}", "rows_per_batch=64", "rows_per_part=640", "format=json"]
+    return [
+        f"input={folder / 'many.parquet'}",
+        "rows_per_batch=64",
+        "rows_per_part=640",
+        "format=json",
+    ]
 
 
 def ended(base, tmp_path, more, number, whom):
@@ -233,6 +239,16 @@ def ended(base, tmp_path, more, number, whom):
     return code, (tmp_path / "err.txt").read_text()
 
 
+@pytest.fixture(scope="module")
+def whole(base):
+    """Many rows, and the file of their scores by a run that nobody has ended."""
+    folder = base / "whole"
+    more = many_rows(base, folder)
+    ran = command("predict", *arguments(base, folder / "scores.parquet", *more), cwd=folder)
+    assert ran.code == 0, ran.err
+    return more, (folder / "scores.parquet").read_bytes()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "whom", "code", "words"),
@@ -245,13 +261,9 @@ def ended(base, tmp_path, more, number, whom):
     ],
 )
 def test_a_command_that_was_killed_goes_on_to_the_same_scores(
-    base, tmp_path, number, whom, code, words
+    base, whole, tmp_path, number, whom, code, words
 ):
-    more = many_rows(base, tmp_path / "many")
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    ran = command("predict", *arguments(base, whole / "scores.parquet", *more), cwd=whole)
-    assert ran.code == 0, ran.err
+    more, wanted = whole
 
     def victim(run):
         return run.pid if whom == "command" else ranks_of(run.pid)[1]
@@ -264,27 +276,23 @@ def test_a_command_that_was_killed_goes_on_to_the_same_scores(
     ran = command("predict", *again, cwd=tmp_path)
     assert ran.code == 0 and "going on: " in ran.err
     (metrics,) = json.loads(ran.out)["rows"]
-    assert 0 < metrics["rows_scored"] < metrics["rows"] == 100_000
-    assert (tmp_path / "scores.parquet").read_bytes() == (whole / "scores.parquet").read_bytes()
+    assert 0 < metrics["rows_scored"] < metrics["rows"] == 50_000
+    assert (tmp_path / "scores.parquet").read_bytes() == wanted
     assert not (tmp_path / "scores.parquet.parts").exists()
 
 
 @pytest.mark.full
-def test_two_commands_do_not_write_to_one_output(base, tmp_path):
-    more = many_rows(base, tmp_path / "many")
-    run = start("predict", *arguments(base, tmp_path / "scores.parquet", *more), cwd=tmp_path)
-    while not parts_in(tmp_path):
-        assert run.poll() is None
-        time.sleep(0.01)
-    (tmp_path / "other").mkdir()
-    settings = arguments(base, tmp_path / "scores.parquet", *more)
-    said = command("predict", *settings, cwd=tmp_path / "other").err.splitlines()[-1]
-    assert "scores.parquet.parts is in use: process" in said and "choose another output" in said
-    assert run.wait(timeout=120) == 0
+def test_an_output_that_another_command_is_writing_is_refused_with_its_process(
+    jobs, base, tmp_path
+):
+    with locked(tmp_path / "scores.parquet.parts"):
+        kind, said = refusal(predicted, jobs, base, tmp_path)
+    assert kind == "ConfigError" and "choose another output" in said
+    assert f"scores.parquet.parts is in use: process {os.getpid()} on" in said
 
 
 @pytest.mark.full
-def test_a_disk_that_fills_is_one_line_and_more_room_goes_on(base, tmp_path):
+def test_a_disk_that_fills_is_one_line_and_more_room_goes_on(base, whole, tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = f'mount -t tmpfs -o size=400k tmpfs "{folder}"'
@@ -293,7 +301,7 @@ def test_a_disk_that_fills_is_one_line_and_more_room_goes_on(base, tmp_path):
         or subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode
     ):
         pytest.skip("no file system can be mounted here")
-    more = many_rows(base, tmp_path / "many")
+    more, _ = whole
     settings = arguments(base, folder / "scores.parquet", *more, "columns=[request,C1,C2,C3]")
     run = " ".join(
         [shlex.quote(sys.executable), "-m", "recapp.predict", *map(shlex.quote, settings)]
@@ -310,7 +318,7 @@ def test_a_disk_that_fills_is_one_line_and_more_room_goes_on(base, tmp_path):
     (error,) = [line for line in ran.stderr.splitlines() if line.startswith("error")]
     assert "No space left on device" in error and "finished parts stay in" in error
     assert "part-0000000.parquet" in ran.stderr and "going on: " in ran.stderr
-    assert pq.read_metadata(tmp_path / "scores.parquet").num_rows == 100_000
+    assert pq.read_metadata(tmp_path / "scores.parquet").num_rows == 50_000
 
 
 # ---- bad input
@@ -411,7 +419,7 @@ def test_a_file_that_lacks_a_column_is_found_on_the_ranks_too(jobs, base, tmp_pa
 @pytest.mark.full
 def test_an_id_outside_of_its_table_under_rule_error_is_named(jobs, tmp_path):
     for name, ids in (("logs", [1, 2, 3, 4]), ("input", [1, 2, 30, 4])):
-        table = pa.table({"label": [0, 1, 0, 1] * 32, "item": ids * 32})
+        table = pa.table({"label": [0, 1, 0, 1] * 32, "item": ids * 32, "user": [1, 2, 1, 1] * 32})
         (tmp_path / name).mkdir()
         pq.write_table(table, tmp_path / name / "a.parquet")
     jobs.train(
@@ -419,9 +427,9 @@ def test_an_id_outside_of_its_table_under_rule_error_is_named(jobs, tmp_path):
         "dataset=custom",
         f"dataset.path={tmp_path / 'logs'}",
         "dataset.dense=[]",
-        "dataset.sparse=[item]",
+        "dataset.sparse=[item,user]",
         "dataset.id_rule=error",
-        "dataset.table_rows=[8]",
+        "dataset.table_rows=[8,8]",
         "dataset.batch_size=16",
         "tables.dim=4",
         "model.bottom_layers=[4]",

@@ -14,14 +14,14 @@ if __name__ == "__main__":
 
     end_on_signals()  # before the imports below, which take a while
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from recapp import console
 from recapp.app.check_prediction import check_prediction
 from recapp.app.command import Job, run, run_on_ranks
-from recapp.app.compose import with_absolute_paths
+from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.errors import ConfigError
 from recapp.processes.rank_environment import external_rank
 from recapp.processes.rank_process import leave
@@ -71,7 +71,11 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         if not config[name]:
             raise ConfigError(f"{name} must be given: {words}")
     path = Path(with_absolute_paths(config)["ckpt_path"])
-    settings = trained_model(path).settings(job.overrides, job.folders)
+
+    def compose(stored: Mapping[str, Any]) -> dict[str, Any]:
+        return compose_over(stored, "predict", job.overrides, job.folders)
+
+    settings = trained_model(path).settings(compose, job.overrides)
     return with_absolute_paths(settings) | {"ckpt_path": str(path)}
 
 

@@ -6,19 +6,20 @@
 This is the only place where the kind is decided.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from recapp.app.check_data import match_checkpoint
-from recapp.app.compose import compose_over
 from recapp.checkpoints.directory import read_manifest
 from recapp.checkpoints.manifest import Manifest
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 Settings = Mapping[str, Any]
+Compose = Callable[[Settings], dict[str, Any]]
+"""Puts a command line over stored settings; ranks have none, and do without Hydra."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,13 @@ class TrainedModel(Protocol):
     def identity(self) -> dict[str, Any]:
         """Return plain values in which it differs from others, and from versions of itself."""
 
-    def settings(self, overrides: Sequence[str], folders: Sequence[Path] = ()) -> dict[str, Any]:
-        """Return the settings that it was trained with, as a command line changes them."""
+    def settings(self, compose: Compose, overrides: Sequence[str]) -> dict[str, Any]:
+        """Return the settings that it was trained with, as a command line changes them.
+
+        Args:
+            compose: Puts the command line over them.
+            overrides: The command line.
+        """
 
     def on_ranks(self, settings: Settings) -> RankModel:
         """Return the module and strategy that predict with it; every rank calls it."""
@@ -71,14 +77,12 @@ class _Checkpoint:
         """Return its identity, in which versions of a checkpoint differ."""
         return {"checkpoint": f"{self.manifest.identity:08x}"}
 
-    def settings(self, overrides: Sequence[str], folders: Sequence[Path] = ()) -> dict[str, Any]:
+    def settings(self, compose: Compose, overrides: Sequence[str]) -> dict[str, Any]:
         """Return its settings; tables ask for distinct rows, unless the command line says else.
 
         Sums that owners make of bags have other last bits on other numbers of ranks.
         """
-        found = match_checkpoint(
-            compose_over(self.manifest.config, "predict", overrides, folders), self.manifest
-        )
+        found = match_checkpoint(compose(self.manifest.config), self.manifest)
         said = {override.lstrip("+").partition("=")[0] for override in overrides}
         plan = found.get("plan")
         if "planner.mode" not in said:

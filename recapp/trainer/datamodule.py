@@ -150,7 +150,9 @@ class ClickData(LightningDataModule):
         self._val: Source | None = None
         self._scoring = scoring
         self._prediction_input: PredictionInput | None = None
-        self.finished_parts: Sequence[int] = ()  # that an earlier run has scored
+        self.find_finished: Callable[[], Sequence[int]] | None = None
+        """Returns the score parts that need not be scored; every rank calls it, once the model is
+        loaded."""
 
     def prepare_data(self) -> None:
         """Generate the data, if they are generated; Lightning calls it on one rank a host.
@@ -206,7 +208,6 @@ class ClickData(LightningDataModule):
             )
         transform = self.settings.dense_transform
         self._prediction_input = open_input(self._scoring, self.schema, transform)
-        self.finished_parts = ()
 
     def _count(self) -> list[int]:
         assert self._train is not None and self._max_table_rows is not None
@@ -341,18 +342,14 @@ class ClickData(LightningDataModule):
         assert self._prediction_input is not None
         return self._prediction_input
 
-    def rank_input(self) -> RankInput:
-        """Return this rank's part of the rows that are to be scored."""
+    def predict_dataloader(self) -> RankInput:
+        """Return the batches that this rank scores, in the order of the input."""
         assert self.trainer is not None
-        done = set(self.finished_parts)
+        done = set(self.find_finished() if self.find_finished is not None else ())
         unscored = [n for n in range(self.prediction_input.parts) if n not in done]
         return RankInput(
             self.prediction_input, unscored, self.trainer.global_rank, self.trainer.world_size
         )
-
-    def predict_dataloader(self) -> RankInput:
-        """Return the batches that this rank scores, in the order of the input."""
-        return self.rank_input()
 
     def _stream(self, source: Source, *, training: bool, alone: bool = False) -> BatchStream:
         s = self.settings

@@ -6,7 +6,8 @@ input.
     rank 0        joins the parts when all ranks are done
 
 It writes what `predict_step` returns, a score per row, of any LightningModule; the rows come from a
-`ClickData` with `scoring`.
+`ClickData` with `scoring`. It is none of Lightning's `BasePredictionWriter`s: those ask the loader
+for indices of samples, which a stream does not have, and warn.
 """
 
 import time
@@ -15,12 +16,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from recapp.checkpoints.directory import read_manifest
-from recapp.dataset.prediction_input import InputBatch
+from recapp.dataset.prediction_input import InputBatch, RankInput
 from recapp.dataset.score_parts import (
     Joined,
     ScoreParts,
@@ -36,7 +36,7 @@ from recapp.trainer.data_protocols import datamodule_of
 from recapp.trainer.datamodule import ClickData
 
 
-class ScoreWriter(BasePredictionWriter):
+class ScoreWriter(Callback):
     """Writes scores to a Parquet file, and goes on where an earlier run was ended.
 
     `joined` is what all scores amount to, `rows` how many this run has scored on all ranks, and
@@ -56,7 +56,6 @@ class ScoreWriter(BasePredictionWriter):
         overwrite: bool = False,
         model: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__("batch")
         self.output = Path(output).absolute()
         self.overwrite = overwrite
         self.model = model
@@ -69,51 +68,51 @@ class ScoreWriter(BasePredictionWriter):
         self._lock = ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find out which parts are whole already, and leave them out of the data.
+        """Have the data leave out the parts that are whole already.
+
+        Raises:
+            ConfigError: The rows do not come from a `ClickData`.
+        """
+        if stage == "predict":
+            _data_of(trainer).find_finished = lambda: self._find_finished(trainer)
+
+    def _find_finished(self, trainer: Trainer) -> list[int]:
+        """Return the parts that are whole, the same on all ranks; each of them calls it.
 
         Raises:
             ConfigError: The output may not be written, or there are parts of other scores.
             DataError: The directory of the parts cannot be written.
         """
-        super().setup(trainer, pl_module, stage)
-        if stage != "predict":
-            return
-        data = _data_of(trainer)
-        input = data.prediction_input
+        input = _data_of(trainer).prediction_input
         files = [(file.path, file.stamp) for file in input.source.files]
         model = model_identity(trainer.ckpt_path) if self.model is None else self.model
-        parts = ScoreParts(
-            self.output,
-            identity_of(model, files, input.settings, input.schema, input.transform),
-            overwrite=self.overwrite,
-        )
+        identity = identity_of(model, files, input.settings, input.schema, input.transform)
+        parts = ScoreParts(self.output, identity, overwrite=self.overwrite)
         self._parts = parts
         self._scored = []
 
         def prepare() -> list[int]:
-            inputs = [path for path, _ in files]
-            check_output(self.output, inputs, overwrite=self.overwrite)
+            check_output(self.output, [path for path, _ in files], overwrite=self.overwrite)
             parts.prepare()
             self._lock.enter_context(locked(parts.folder, "output"))
             finished = parts.finished(input)
             note_finished(finished, input)
             return finished
 
-        data.finished_parts = from_rank_0(prepare, trainer.global_rank, trainer.strategy.broadcast)
+        return from_rank_0(prepare, trainer.global_rank, trainer.strategy.broadcast)
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the time."""
         self._since = time.perf_counter()
 
-    def write_on_batch_end(
+    def on_predict_batch_end(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        prediction: Any,
-        batch_indices: Any,
+        outputs: Any,
         batch: Any,
         batch_idx: int,
-        dataloader_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Take the scores of a batch, and write the part that it ends.
 
@@ -122,7 +121,7 @@ class ScoreWriter(BasePredictionWriter):
             DataError: The part cannot be written.
         """
         assert self._parts is not None
-        if not isinstance(prediction, Tensor) or prediction.shape != (batch.rows,):
+        if not isinstance(outputs, Tensor) or outputs.shape != (batch.rows,):
             raise ConfigError(
                 f"{type(pl_module).__name__}.predict_step must return a score for each of the "
                 f"{batch.rows} rows, a tensor of shape [{batch.rows}]"
@@ -130,7 +129,7 @@ class ScoreWriter(BasePredictionWriter):
         if not batch.rows:
             return
         input = _data_of(trainer).prediction_input
-        self._scored.append((batch, prediction.detach().float().cpu().numpy()))
+        self._scored.append((batch, outputs.detach().float().cpu().numpy()))
         number = input.part_of(batch.first_row)
         if batch.first_row + batch.rows == input.part(number).stop:
             self._parts.write(number, self._scored)
@@ -154,7 +153,8 @@ class ScoreWriter(BasePredictionWriter):
             return joined
 
         self.joined = from_rank_0(join, trainer.global_rank, trainer.strategy.broadcast)
-        self.rows = data.rank_input().rows
+        loader = trainer.predict_dataloaders
+        self.rows = loader.rows if isinstance(loader, RankInput) else self.joined.rows
         self.seconds = time.perf_counter() - self._since
 
     def on_exception(

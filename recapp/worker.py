@@ -21,7 +21,7 @@ from recapp.reporting.record import update_settings
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
-    """Train or, where the settings name a split, evaluate, or, where they name an output, predict;
+    """Train or, where the settings name a split, evaluate, or, where they name an input, predict;
     on rank 0 write `metrics.json` into the job directory.
 
     Args:
@@ -36,7 +36,7 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
     from recapp.app.summary import report_end, report_prediction
 
     stopped = None
-    if "output" in settings:
+    if "input" in settings:
         if measured := predict(settings):
             report_prediction(settings, measured, job_dir)
         return leave_ranks(None)

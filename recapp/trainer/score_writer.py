@@ -93,8 +93,9 @@ class ScoreWriter(Callback):
 
         def prepare() -> list[int]:
             check_output(self.output, [path for path, _ in files], overwrite=self.overwrite)
-            parts.prepare()
+            parts.check()
             self._lock.enter_context(locked(parts.folder, "output"))
+            parts.prepare()
             finished = parts.finished(input)
             note_finished(finished, input)
             return finished

@@ -106,6 +106,22 @@ def test_the_file_is_the_same_to_the_byte_on_any_number_of_ranks_under_any_plan(
 
 
 @pytest.mark.full
+def test_dynamic_tables_give_the_same_file_on_any_number_of_ranks(jobs, base, tmp_path):
+    logs = [*small(tmp_path / "logs"), "trainer.max_steps=12", "tables=dynamic"]
+    jobs.train(tmp_path / "run", *logs)
+    (tmp_path / "input").symlink_to(base / "input")
+    found = []
+    for world in (1, 2, 4):
+        (tmp_path / str(world)).mkdir()
+        predicted(jobs, tmp_path, tmp_path / str(world), world=world)
+        found.append((tmp_path / str(world) / "scores.parquet").read_bytes())
+    assert found[0] == found[1] == found[2]
+    assert torch.equal(
+        scores(pq.read_table(tmp_path / "4/scores.parquet")), of_load_model(tmp_path)
+    )
+
+
+@pytest.mark.full
 def test_other_batches_change_last_bits_at_most(jobs, base, tmp_path):
     table, _ = predicted(jobs, base, tmp_path, "rows_per_batch=37", world=2)
     assert float((scores(table) - of_load_model(base)).abs().max()) < 1e-6

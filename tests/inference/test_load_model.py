@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from jobs import metrics_of, small
-from runs import compose, fit, make_logs
+from trainer.runs import compose, fit, make_logs
 
 import recapp
 from recapp.errors import CheckpointError, DataError

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from runs import compose, fit, make_logs
+from trainer.runs import compose, fit, make_logs
 
 import recapp
 from recapp import ScoreWriter, ScoringSettings

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ManagedCollisionEmbeddingCollection,
         MCHManagedCollisionModule,
     )
+    from recapp.dataset.prediction_input import ScoringSettings
     from recapp.engine.gathered_state import gathered_state_dict
     from recapp.engine.model_parallel import DistributedModelParallel
     from recapp.engine.shard_model import shard_model
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from recapp.tables.lookups import TableLookup
     from recapp.trainer.datamodule import ClickData, DataSettings
     from recapp.trainer.module import ClickModule
+    from recapp.trainer.score_writer import ScoreWriter
     from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 _HOMES = {
@@ -115,6 +117,8 @@ _HOMES = {
     "NormalizedEntropy": "recapp.metrics",
     "ParameterConstraints": "recapp.planner.constraints",
     "PoolingType": "recapp.tables.config",
+    "ScoreWriter": "recapp.trainer.score_writer",
+    "ScoringSettings": "recapp.dataset.prediction_input",
     "ShardedEmbeddingBagCollection": "recapp.engine.sharded_embedding_bag",
     "ShardedEmbeddingCollection": "recapp.engine.sharded_embedding",
     "ShardingPlan": "recapp.sharding.sharding_plan",
@@ -177,6 +181,8 @@ __all__ = [
     "NormalizedEntropy",
     "ParameterConstraints",
     "PoolingType",
+    "ScoreWriter",
+    "ScoringSettings",
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",
     "ShardingPlan",

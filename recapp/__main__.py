@@ -14,6 +14,7 @@ from recapp.errors import suggest
 COMMANDS = {
     "train": "train a model on click logs, under any sharding plan; -m for a sweep",
     "eval": "measure a checkpoint on validation or test rows, on any number of ranks",
+    "predict": "score raw rows with a checkpoint or an artefact, on any number of ranks",
     "export": "make an artefact of a checkpoint: small tables, served without the trainer",
     "plan": "explain, compare, export, check and scale sharding plans on paper",
     "report": "draw what a run or a sweep has left as one page",

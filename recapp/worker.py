@@ -3,11 +3,12 @@
     JOB/resolved.yaml.tmp -> run -> JOB/resolved.yaml, JOB/checkpoints/*.ckpt,
                                     JOB/metrics.json, JOB/csv
 
-`python -m recapp.train` starts this module on every rank; under torchrun and srun it calls `run` in
-the rank's own process. Hydra composes nothing here: the settings are plain values. Only rank 0
-prints.
+Evaluation and prediction leave the first and the last but one of these. `python -m recapp.train`
+starts this module on every rank; under torchrun and srun it calls `run` in the rank's own process.
+Hydra composes nothing here: the settings are plain values. Only rank 0 prints.
 """
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from recapp.reporting.record import update_settings
 
 
 def run(settings: dict[str, Any], job_dir: Path) -> None:
-    """Train or, where the settings name a split, evaluate; on rank 0 write `metrics.json` into the
-    job directory.
+    """Train or, where the settings name a split, evaluate, or, where they name an input, predict;
+    on rank 0 write `metrics.json` into the job directory.
 
     Args:
         settings: The settings, composed and resolved, with absolute paths.
@@ -32,9 +33,13 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
         Stopped: A signal has ended training, and what is left of it is written.
     """
     prepare_process(settings)
-    from recapp.app.summary import report_end
+    from recapp.app.summary import report_end, report_prediction
 
     stopped = None
+    if "input" in settings:
+        if measured := predict(settings):
+            report_prediction(settings, measured, job_dir)
+        return leave_ranks(None)
     if "split" in settings:
         measured = evaluate(settings)
     else:
@@ -158,6 +163,48 @@ def evaluate(settings: dict[str, Any]) -> dict[str, Any]:
         "split": settings["split"],
         "ranks": strategy.comm.world,
         "plan": strategy.plan.name,
+        "status": "ok",
+    }
+
+
+def predict(settings: dict[str, Any]) -> dict[str, Any]:
+    """Score the rows of the input, and write the scores.
+
+    Returns:
+        On rank 0 what goes into `metrics.json`, on other ranks nothing.
+    """
+    from recapp.app import build, build_trainer
+    from recapp.app.check_prediction import model_of, scoring_of
+    from recapp.app.trained_model import trained_model
+    from recapp.trainer.progress import PredictProgress
+    from recapp.trainer.score_writer import ScoreWriter
+
+    data = build.build_data(settings, scoring=scoring_of(settings))
+    model = trained_model(settings["ckpt_path"]).on_ranks(settings)
+    writer = ScoreWriter(
+        settings["output"], overwrite=settings["overwrite"], model=model_of(settings)
+    )
+    progress = [PredictProgress()] if settings["trainer"]["enable_progress_bar"] else []
+    trainer = build_trainer.build_trainer(
+        settings, model.strategy, [*progress, writer], [], ranks=ranks_here()
+    )
+    with build_trainer.in_one_line():
+        trainer.predict(
+            model.module, datamodule=data, ckpt_path=model.ckpt_path, return_predictions=False
+        )
+
+    if model.strategy.comm.rank:
+        return {}
+    assert model.strategy.plan is not None and writer.joined is not None
+    return {
+        **asdict(writer.joined),
+        "rows_scored": writer.rows,
+        "seconds": writer.seconds,
+        "rows_per_second": writer.rows / writer.seconds,
+        "output": settings["output"],
+        "checkpoint": settings["ckpt_path"],
+        "ranks": model.strategy.comm.world,
+        "plan": model.strategy.plan.name,
         "status": "ok",
     }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-COMMANDS = "__main__, train, eval, export, worker, plan, bench, report"
+COMMANDS = "__main__, train, eval, predict, export, worker, plan, bench, report"
 
 LAYERS = f"""
 {COMMANDS}

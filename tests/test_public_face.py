@@ -51,6 +51,8 @@ NAMES = [
     "NormalizedEntropy",
     "ParameterConstraints",
     "PoolingType",
+    "ScoreWriter",
+    "ScoringSettings",
     "ShardedEmbeddingBagCollection",
     "ShardedEmbeddingCollection",
     "ShardingPlan",

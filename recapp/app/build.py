@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from recapp import console
 from recapp.dataset.data_scale import scaled
 from recapp.dataset.first_rows import COUNTED_ROWS
+from recapp.dataset.prediction_input import ScoringSettings
 from recapp.dataset.schema import check_sizes, schema_from
 from recapp.dataset.synthetic import read_truth, write_criteo, write_sample, writer_arguments
 from recapp.engine.dense_memory import check_room
@@ -289,13 +290,18 @@ def build_model(
     return build()
 
 
-def build_data(settings: Settings, sized: Callable[[], object] | None = None) -> ClickData:
+def build_data(
+    settings: Settings,
+    sized: Callable[[], object] | None = None,
+    scoring: ScoringSettings | None = None,
+) -> ClickData:
     """Return the data module.
 
     Args:
         settings: Those of a command. Where tables are sized by their ids, `dataset.table_rows` is
             set in them once the training rows were counted, so that model and checkpoints agree.
         sized: Called after that; None where nobody waits for it.
+        scoring: The rows that are to be scored; None where nothing is predicted.
     """
     dataset = settings["dataset"]
     rows = None
@@ -316,6 +322,7 @@ def build_data(settings: Settings, sized: Callable[[], object] | None = None) ->
         prepare,
         set_table_rows=rows,
         max_table_rows=_most_rows(settings["tables"]),
+        scoring=scoring,
     )
 
 

@@ -38,6 +38,7 @@ from recapp.settings.renamed import new_name
 HYDRA_VERSION_BASE = "1.3"
 PATHS = (
     (None, "ckpt_path"),
+    (None, "input"),
     (None, "output"),
     ("dataset", "path"),
     ("dataset", "val_path"),

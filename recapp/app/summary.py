@@ -42,6 +42,45 @@ def report_end(
         note(f"to go on: python -m recapp.train ckpt_path={short_path(metrics['last_checkpoint'])}")
 
 
+def report_prediction(settings: Mapping[str, Any], measured: dict[str, Any], job_dir: Path) -> None:
+    """Write `metrics.json` of a prediction and print its summary; called on rank 0.
+
+    Args:
+        settings: Those of the run.
+        measured: What goes into `metrics.json`.
+        job_dir: The directory of the run.
+    """
+    metrics = write_metrics(measured, job_dir)
+    if metrics["rows"] and metrics["mean_score"] is None:
+        note("some scores are not finite: the model's logits are too large for its numbers")
+    if settings["format"] != "text":
+        return
+    earlier = metrics["rows"] - metrics["rows_scored"]
+    shown = [
+        ("rows", f"{metrics['rows']:,}" + (f", {earlier:,} of them earlier" if earlier else "")),
+        ("rows a second", f"{metrics['rows_per_second']:,.0f}"),
+        ("seconds", f"{metrics['seconds']:,.1f}"),
+        ("mean score", _score(metrics["mean_score"])),
+        ("scores", f"{_score(metrics['least_score'])} to {_score(metrics['largest_score'])}"),
+        ("plan", _plan(metrics)),
+    ]
+    print()
+    print_table([{"what": what, "value": value} for what, value in shown], title="Summary")
+    print(
+        f"\nscores      {short_path(metrics['output'])}\nmetrics     "
+        f"{short_path(job_dir / 'metrics.json')}",
+        flush=True,
+    )
+
+
+def _plan(metrics: Mapping[str, Any]) -> str:
+    return f"{metrics['plan']}, {metrics['ranks']} rank{'s' if metrics['ranks'] > 1 else ''}"
+
+
+def _score(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.5f}"
+
+
 def refuse_nan(metrics: Mapping[str, Any], split: str) -> None:
     """Check that the log loss is a finite number: it is one on any rows if the model's predictions
     are finite.
@@ -83,14 +122,7 @@ def print_summary(metrics: Mapping[str, Any], job_dir: Path) -> None:
                 "value": f"{metrics['hidden_model_auc']:.5f}",
             }
         ]
-    rows += [
-        {
-            "what": "plan",
-            "value": (
-                f"{metrics['plan']}, {metrics['ranks']} rank{'s' if metrics['ranks'] > 1 else ''}"
-            ),
-        }
-    ]
+    rows += [{"what": "plan", "value": _plan(metrics)}]
     if metrics.get("samples_per_second"):
         rows += [
             {"what": "samples/s, all ranks", "value": f"{metrics['samples_per_second']:,.0f}"},

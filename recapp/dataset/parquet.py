@@ -50,6 +50,7 @@ class DataFile(NamedTuple):
         texts: The columns to decode as dictionaries.
         starts: The first row of each row group, and the number of rows.
         views: The columns of Arrow's view types.
+        kept: Columns that are read beside those, by their own names.
     """
 
     path: str
@@ -58,6 +59,7 @@ class DataFile(NamedTuple):
     texts: tuple[str, ...]
     starts: tuple[int, ...]
     views: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def stamp_of(path: str) -> Stamp:
@@ -133,7 +135,7 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a row group behind the first `skip`, columns in `texts` as dictionaries."""
     footer = read_footer(file.path, file.stamp)
-    columns = list(file.columns.values())
+    columns = list(dict.fromkeys([*file.columns.values(), *file.kept]))
     with pq.ParquetFile(
         file.path,
         metadata=footer,

@@ -68,6 +68,18 @@ class Eval(Train):
 
 
 @dataclass
+class Predict(Train):
+    """The settings of `python -m recapp.predict`."""
+
+    input: str | list[str] | None = None
+    output: str | None = None
+    columns: list[str] = field(default_factory=list)
+    overwrite: bool = False
+    rows_per_batch: Positive = 4096
+    rows_per_part: Positive | None = None
+
+
+@dataclass
 class Export(Train):
     """The settings of `python -m recapp.export`."""
 
@@ -140,6 +152,7 @@ class Report(Command):
 COMMANDS: dict[str, type] = {
     "train": Train,
     "eval": Eval,
+    "predict": Predict,
     "export": Export,
     "plan": OnPaper,
     "bench": Bench,
@@ -147,7 +160,7 @@ COMMANDS: dict[str, type] = {
 }
 """The settings of each command, by its name."""
 
-EXPERIMENTS = ("train", "eval", "export")
+EXPERIMENTS = ("train", "eval", "predict", "export")
 """The commands that have the group `experiment`, whose options list settings of other groups."""
 
 VERBS = {

@@ -18,6 +18,12 @@ from lightning.pytorch import LightningDataModule
 from recapp.checkpoints.directory import read_manifest
 from recapp.console import note
 from recapp.dataset.first_rows import table_rows
+from recapp.dataset.prediction_input import (
+    PredictionInput,
+    RankInput,
+    ScoringSettings,
+    open_input,
+)
 from recapp.dataset.schema import NO_LABEL, Schema
 from recapp.dataset.source import Source, open_source, split
 from recapp.dataset.stream import BatchLoader, BatchStream, make_loader
@@ -118,6 +124,7 @@ class ClickData(LightningDataModule):
             sizes are known.
         max_table_rows: The largest number of rows that such a table may have; given with
             `set_table_rows`.
+        scoring: The rows that `Trainer.predict` scores; None where nothing is predicted.
     """
 
     def __init__(
@@ -129,6 +136,7 @@ class ClickData(LightningDataModule):
         *,
         set_table_rows: Callable[[list[int]], None] | None = None,
         max_table_rows: int | None = None,
+        scoring: ScoringSettings | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings
@@ -140,10 +148,19 @@ class ClickData(LightningDataModule):
         self.position = Position()
         self._train: Source | None = None
         self._val: Source | None = None
+        self._scoring = scoring
+        self._prediction_input: PredictionInput | None = None
+        self.find_finished: Callable[[], Sequence[int]] | None = None
+        """Returns the score parts that need not be scored; every rank calls it, once the model is
+        loaded."""
 
     def prepare_data(self) -> None:
-        """Generate the data, if they are generated; Lightning calls it on one rank a host."""
-        if self._prepare is not None:
+        """Generate the data, if they are generated; Lightning calls it on one rank a host.
+
+        A prediction needs none of them.
+        """
+        predicting = self.trainer is not None and self.trainer.predicting
+        if self._prepare is not None and not predicting:
             self._prepare()
 
     def setup(self, stage: str) -> None:
@@ -153,10 +170,16 @@ class ClickData(LightningDataModule):
         Args:
             stage: Lightning's "fit", "validate", "test" or "predict".
 
+        For a prediction only the rows that are to be scored have to be there.
+
         Raises:
-            ConfigError: The rows have no labels, so only predictions can be made of them.
+            ConfigError: The rows have no labels, so only predictions can be made of them; or
+                nothing says which rows are to be scored.
         """
-        if self.schema.label is None and stage != "predict":
+        if stage == "predict":
+            self._open_prediction_input()
+            return
+        if self.schema.label is None:
             raise ConfigError(NO_LABEL)
         if self._train is None:
             everything = open_source(_paths(self.settings.path), self.schema)
@@ -176,6 +199,15 @@ class ClickData(LightningDataModule):
                 self._take_table_rows(
                     from_rank_0(self._count, rank, self.trainer.strategy.broadcast)
                 )
+
+    def _open_prediction_input(self) -> None:
+        if self._scoring is None:
+            raise ConfigError(
+                "ClickData does not know which rows to score: give it "
+                "scoring=ScoringSettings(input=...)"
+            )
+        transform = self.settings.dense_transform
+        self._prediction_input = open_input(self._scoring, self.schema, transform)
 
     def _count(self) -> list[int]:
         assert self._train is not None and self._max_table_rows is not None
@@ -309,6 +341,21 @@ class ClickData(LightningDataModule):
             _paths(self.settings.test_path), self.schema, setting="dataset.test_path"
         )
         return make_loader(self._stream(source, training=False), self.settings.num_workers)
+
+    @property
+    def prediction_input(self) -> PredictionInput:
+        """Return the rows that are to be scored; known after `setup("predict")`."""
+        assert self._prediction_input is not None
+        return self._prediction_input
+
+    def predict_dataloader(self) -> RankInput:
+        """Return the batches that this rank scores, in the order of the input."""
+        assert self.trainer is not None
+        done = set(self.find_finished() if self.find_finished is not None else ())
+        unscored = [n for n in range(self.prediction_input.parts) if n not in done]
+        return RankInput(
+            self.prediction_input, unscored, self.trainer.global_rank, self.trainer.world_size
+        )
 
     def _stream(self, source: Source, *, training: bool, alone: bool = False) -> BatchStream:
         s = self.settings

@@ -150,6 +150,13 @@ class ClickModule(LightningModule):
         for name, value in self.val_metrics.compute().items():
             self.log(f"test_{name}", value)
 
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the probabilities of a batch, float32 [B]; an empty one takes part in the
+        exchange.
+        """
+        logits_B: Tensor = self(batch)
+        return torch.sigmoid(logits_B.float())
+
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return one optimiser: the dense parameters' own, and a param group per row rule of the
         tables whose rate the fused update reads.

@@ -12,6 +12,8 @@ epoch's so far, up to this step. Both print what each validation measured.
 import math
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -27,7 +29,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from recapp.console import note
+from recapp.console import note, progress
+from recapp.dataset.prediction_input import RankInput
 from recapp.trainer.callbacks import StepClock
 from recapp.trainer.module import ClickModule
 
@@ -203,6 +206,49 @@ class ProgressLines(Callback):
             print(validated(trainer), file=sys.stderr, flush=True)
             self._since = time.perf_counter()
             self._first = trainer.global_step
+
+
+class PredictProgress(Callback):
+    """Shows how many of the rows are scored, on all ranks: a bar on a terminal, elsewhere lines."""
+
+    def __init__(self) -> None:
+        self._shown = ExitStack()
+        self._advance: Callable[[int], None] | None = None
+        self._input: RankInput | None = None
+        self._done = 0
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show that nothing is done yet."""
+        loader = trainer.predict_dataloaders
+        if trainer.is_global_zero and isinstance(loader, RankInput) and loader.rows:
+            self._input = loader
+            self._done = 0
+            self._advance = self._shown.enter_context(progress("rows scored", loader.rows))
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Advance by the rows of all ranks' batches: each rank has scored as many batches."""
+        if self._advance is not None and self._input is not None:
+            done = self._input.rows_after(batch_idx + 1)
+            self._advance(done - self._done)
+            self._done = done
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the bar."""
+        self._shown.close()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Stop the bar, so that the error is printed below it."""
+        self._shown.close()
 
 
 class NoteFall(Callback):

@@ -172,7 +172,7 @@ sys.addaudithook(hook)
 """
 
 
-@pytest.mark.parametrize("name", ["train", "eval", "plan", "bench", "report"])
+@pytest.mark.parametrize("name", ["train", "eval", "predict", "plan", "bench", "report"])
 @pytest.mark.parametrize(("number", "said"), BOTH)
 def test_a_command_that_is_still_imported_ends_with_one_line(name, number, said, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.format(module="hydra", name=number.name))

@@ -1,0 +1,380 @@
+"""Rows that are to be scored: Parquet files of features, without labels, read in file order.
+
+    rows of the input   [ 0 .. 65,536 )              [ 65,536 .. 131,072 )      ..
+    score part          0                            1                          ..
+    batches             [0 .. 4096) [4096 .. 8192)   ..                         ..
+
+Batches begin at multiples of `rows_per_batch` of the whole input, so a batch holds the same rows
+whichever rank scores it, and whatever was scored before. Each rank scores whole parts that follow
+each other, so that it reads a row group once. Columns that are kept beside the scores travel with
+their batch.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from recapp.dataset.arrow_types import has_views, value_type, without_views
+from recapp.dataset.collate import Collate, SourceRows, check_transform
+from recapp.dataset.files import file_names
+from recapp.dataset.parquet import DataFile, read_footer
+from recapp.dataset.rows import Rows
+from recapp.dataset.schema import Schema
+from recapp.dataset.sequential_chunks import arrow_chunks
+from recapp.dataset.source import Source, open_files
+from recapp.errors import ConfigError, DataError, suggest
+from recapp.sparse.batch import Batch
+
+SETTING = "input"
+SCORE = "score"
+"""The column of the scores."""
+ROWS_PER_BATCH = 4096
+PARTS = 64  # of an input whose part size nobody sets: enough for the ranks to share it equally
+MOST_ROWS_PER_PART = 262_144  # the same: what a rank holds until it is written, and may lose
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringSettings:
+    """Which rows are to be scored, and in which portions.
+
+    Args:
+        input: A directory, a glob, a file, or a list of those.
+        columns: Columns of the input that are kept beside the score.
+        rows_per_batch: The rows of a batch of one rank.
+        rows_per_part: The rows of a score part, a multiple of `rows_per_batch`; None takes a 64th
+            of the input, in whole batches, at most 262,144 rows.
+
+    Raises:
+        ConfigError: Numbers that do not fit together, or columns that cannot be kept.
+    """
+
+    input: str | Sequence[str]
+    columns: Sequence[str] = ()
+    rows_per_batch: int = ROWS_PER_BATCH
+    rows_per_part: int | None = None
+
+    def __post_init__(self) -> None:
+        size = self.rows_per_batch
+        if size < 1:
+            raise ConfigError(f"rows_per_batch={size}: 1 or more is allowed")
+        part = self.rows_per_part
+        if part is not None and (part < size or part % size):
+            near = max(1, round(part / size)) * size
+            raise ConfigError(
+                f"rows_per_part={part}: a part is whole batches, so a multiple of "
+                f"rows_per_batch={size} is allowed; set {near}"
+            )
+        for name in self.columns:
+            if name == SCORE:
+                raise ConfigError(
+                    f"columns: {SCORE} is the column of the scores, so a column of the input with "
+                    "that name cannot be kept; leave it out, or rename it in the input"
+                )
+            if list(self.columns).count(name) > 1:
+                raise ConfigError(f"columns: {name} is named more than once; leave one of them")
+
+
+@dataclass(slots=True)
+class InputBatch(Batch):
+    """A batch of the input, and where its scores belong.
+
+    Args:
+        first_row: The number of its first row in the whole input.
+        kept: The columns that are kept beside the scores, of the same rows.
+    """
+
+    first_row: int
+    kept: pa.Table
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "InputBatch":
+        """Return the samples on a device; what is kept stays where it is."""
+        moved = Batch.to(self, device, non_blocking)
+        if moved is self:
+            return self
+        return InputBatch(moved.dense_BI, moved.sparse, moved.labels_B, self.first_row, self.kept)
+
+
+@dataclass(frozen=True)
+class PredictionInput:
+    """The rows of some files that are to be scored.
+
+    Args:
+        source: The rows.
+        schema: Their columns; there is no label among them.
+        kept: The columns that are kept beside the scores, as they are written.
+        transform: The function applied to dense columns.
+        settings: In which portions the rows are scored.
+    """
+
+    source: Source
+    schema: Schema
+    kept: pa.Schema
+    transform: str
+    settings: ScoringSettings
+
+    @cached_property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.source.rows
+
+    @cached_property
+    def rows_per_part(self) -> int:
+        """The rows of a score part."""
+        size = self.settings.rows_per_batch
+        most = max(1, MOST_ROWS_PER_PART // size)
+        batches = min(most, max(1, -(-self.rows // (PARTS * size))))
+        return self.settings.rows_per_part or batches * size
+
+    @property
+    def parts(self) -> int:
+        """Return the number of score parts."""
+        return -(-self.rows // self.rows_per_part)
+
+    def part(self, number: int) -> range:
+        """Return the rows of a score part, as numbers in the whole input."""
+        first = number * self.rows_per_part
+        return range(first, min(first + self.rows_per_part, self.rows))
+
+    def part_of(self, row: int) -> int:
+        """Return the number of the part that a row is in."""
+        return row // self.rows_per_part
+
+    def batches(self, rows: range) -> Iterator[InputBatch]:
+        """Yield the batches of consecutive rows.
+
+        Args:
+            rows: The rows, by their numbers in the whole input; they begin where a batch begins.
+
+        Raises:
+            DataError: What cannot be read, or a value that cannot be used.
+        """
+        collate = Collate(self.schema, self.source.bags, self.transform)
+        size = self.settings.rows_per_batch
+        first = rows.start
+        held: list[Rows] = []
+        kept: list[pa.RecordBatch] = []
+        for file, file_row, chunk in _cut(self.source.slice(rows.start, rows.stop), first, size):
+            numbers_N = file_row + np.arange(chunk.num_rows, dtype=np.int64)
+            held.append(collate.rows(chunk, file.columns, SourceRows(file.path, numbers_N)))
+            kept.append(self._kept(chunk))
+            last = first + sum(map(len, held))
+            if last % size == 0 or last == rows.stop:
+                yield self._batch(collate, held, kept, first)
+                first = last
+                held = []
+                kept = []
+
+    def no_rows(self) -> InputBatch:
+        """Return a batch without rows, with which a rank takes part in the others' exchange."""
+        collate = Collate(self.schema, self.source.bags, self.transform)
+        return self._batch(collate, [], [], self.rows)
+
+    def _batch(
+        self, collate: Collate, held: list[Rows], kept: list[pa.RecordBatch], first: int
+    ) -> InputBatch:
+        made = collate.batch(held)
+        table = pa.Table.from_batches(kept, self.kept)
+        return InputBatch(made.dense_BI, made.sparse, made.labels_B, first, table)
+
+    def _kept(self, chunk: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the kept columns of a chunk as they are written."""
+        arrays = [
+            column if column.type == field.type else column.cast(field.type)
+            for field in self.kept
+            for column in [without_views(chunk.column(field.name))]
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.kept)
+
+
+@dataclass(frozen=True)
+class RankInput:
+    """The batches that one of several ranks scores; all ranks have the same number of them.
+
+    Args:
+        input: The rows of all ranks.
+        unscored: The numbers of the score parts that are to be scored, ascending.
+        rank: The number of this rank.
+        world: The number of ranks.
+    """
+
+    input: PredictionInput
+    unscored: Sequence[int]
+    rank: int = 0
+    world: int = 1
+
+    def parts_of(self, rank: int) -> Sequence[int]:
+        """Return the parts of a rank: neighbours, as many as each other rank has, or one more."""
+        count = len(self.unscored)
+        return self.unscored[rank * count // self.world : (rank + 1) * count // self.world]
+
+    def rows_after(self, batches: int) -> int:
+        """Return how many rows all ranks together have scored after so many batches of each."""
+        size = self.input.settings.rows_per_batch
+        return sum(min(batches * size, rows) for rows in self._rows_W)
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows that all ranks together score."""
+        return sum(self._rows_W)
+
+    def __len__(self) -> int:
+        """Return the number of batches of each rank; there is at least one, that may be empty."""
+        size = self.input.settings.rows_per_batch
+        return max(1, *(-(-rows // size) for rows in self._rows_W))
+
+    def __iter__(self) -> Iterator[InputBatch]:
+        """Yield this rank's batches, then empty ones while other ranks have some."""
+        own = 0
+        for rows in self._runs():
+            for batch in self.input.batches(rows):
+                own += 1
+                yield batch
+        for _ in range(own, len(self)):
+            yield self.input.no_rows()
+
+    @cached_property
+    def _rows_W(self) -> list[int]:
+        ranks = range(self.world)
+        return [sum(len(self.input.part(n)) for n in self.parts_of(rank)) for rank in ranks]
+
+    def _runs(self) -> Iterator[range]:
+        """Yield this rank's rows as few stretches of consecutive rows."""
+        run = range(0)
+        for number in self.parts_of(self.rank):
+            rows = self.input.part(number)
+            if run and run.stop == rows.start:
+                run = range(run.start, rows.stop)
+                continue
+            if run:
+                yield run
+            run = rows
+        if run:
+            yield run
+
+
+def open_input(settings: ScoringSettings, schema: Schema, transform: str) -> PredictionInput:
+    """Read the footers of the files whose rows are to be scored; there may be no row in them.
+
+    Args:
+        settings: The rows.
+        schema: The columns of the model; its label is not read and need not be there.
+        transform: A key of `recapp.dataset.collate.DENSE_TRANSFORMS`.
+
+    Raises:
+        DataError: No file, one that is no whole Parquet file, or one that lacks a column or has it
+            in a type that cannot be read.
+    """
+    return open_named(file_names(settings.input, setting=SETTING), settings, schema, transform)
+
+
+def open_named(
+    names: Sequence[str], settings: ScoringSettings, schema: Schema, transform: str
+) -> PredictionInput:
+    """Do as `open_input`, for the files of the given names.
+
+    Raises:
+        DataError: As of `open_input`.
+    """
+    check_transform(transform)
+    unlabelled = replace(schema, label=None)
+    source = _open(names, schema, unlabelled)
+    kept = _kept_schema(source.files, settings.columns)
+    files = tuple(
+        file._replace(
+            kept=tuple(kept.names),
+            views=tuple(dict.fromkeys([*file.views, *_views(file, kept.names)])),
+        )
+        for file in source.files
+    )
+    return PredictionInput(replace(source, files=files), unlabelled, kept, transform, settings)
+
+
+def _open(names: Sequence[str], schema: Schema, unlabelled: Schema) -> Source:
+    """Open files that may have a label or not: read by position, a label is a column more.
+
+    Raises:
+        DataError: The files have the columns neither with a label nor without one.
+    """
+    try:
+        return open_files(names, unlabelled, setting=SETTING)
+    except DataError:
+        if not schema.positional or schema.label is None:
+            raise
+        try:
+            labelled = open_files(names, schema, setting=SETTING)
+        except DataError:
+            labelled = None
+        if labelled is None:
+            raise
+    return labelled.only([*schema.dense, *schema.sparse])
+
+
+def _kept_schema(files: Sequence[DataFile], columns: Sequence[str]) -> pa.Schema:
+    """Return the types of the kept columns, which all files must have alike.
+
+    Raises:
+        DataError: A file lacks one, has it twice, or has it in another type than the first file.
+    """
+    kept = pa.schema([])
+    for file in files if columns else ():
+        found = _arrow_schema(file)
+        for name in columns:
+            if (times := found.names.count(name)) != 1:
+                raise DataError(f"columns: {file.path} {_not_one(name, times, found.names)}")
+        own = pa.schema([pa.field(name, _plain(found.field(name).type)) for name in columns])
+        kept = kept if kept.names else own
+        for field in own:
+            if field.type != (first := kept.field(field.name).type):
+                raise DataError(
+                    f"columns: {field.name} has type {field.type} in {file.path}, {first} in "
+                    f"{files[0].path}; convert one of them, or leave it out"
+                )
+    return kept
+
+
+def _not_one(name: str, times: int, there: Sequence[str]) -> str:
+    """Return what is wrong with a file that does not have a column exactly once."""
+    if times:
+        return f"has column {name} {times} times; leave one of them in the file"
+    close = suggest(name, there)
+    near = f"{close} " if close.startswith("did you mean") else ""
+    return f"has no column {name}; {near}it has {', '.join(there)}"
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a kept column: neither dictionary nor view."""
+    kind = value_type(kind)
+    return without_views(pa.array([], kind)).type if has_views(kind) else kind
+
+
+def _views(file: DataFile, names: Collection[str]) -> list[str]:
+    found = _arrow_schema(file) if names else None
+    return [] if found is None else [n for n in names if has_views(found.field(n).type)]
+
+
+def _arrow_schema(file: DataFile) -> pa.Schema:
+    return read_footer(file.path, file.stamp).schema.to_arrow_schema()
+
+
+def _cut(source: Source, first: int, size: int) -> Iterator[tuple[DataFile, int, pa.RecordBatch]]:
+    """Yield the chunks of a source, cut where batches end.
+
+    Args:
+        source: Consecutive rows.
+        first: The number of the first of them in the whole input.
+        size: The rows of a batch.
+
+    Yields:
+        The file, the number of the first row in it, and the rows.
+    """
+    for file, file_row, chunk in arrow_chunks(source):
+        done = 0
+        while done < chunk.num_rows:
+            count = min(size - first % size, chunk.num_rows - done)
+            yield file, file_row + done, chunk.slice(done, count)
+            first += count
+            done += count

@@ -1,0 +1,376 @@
+"""Scores on their way to one file: part after part, so that a run that was ended can go on.
+
+    scores.parquet.parts/
+      identity.json              what the scores are of: model, input files, columns, boundaries
+      part-0000007.parquet       the scores of rows 7 * rows_per_part .., whole
+      part-0000008.parquet.tmp   is being written, or was when its rank was killed
+      joined.tmp                 the parts one behind the other; becomes scores.parquet
+
+A part gets its name when it is whole and on disk; so does the output, after which the parts are
+deleted. Whoever comes back to the directory scores what is missing, on any number of ranks. Of
+another model or input nothing is mixed in: the identity is compared first.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recapp.console import note, short_path
+from recapp.dataset.parquet import UNREADABLE, Stamp
+from recapp.dataset.prediction_input import SCORE, InputBatch, PredictionInput, ScoringSettings
+from recapp.dataset.schema import Schema
+from recapp.errors import ConfigError, DataError
+
+IDENTITY = "identity.json"
+JOINED = "joined.tmp"
+ROWS_PER_GROUP = 65_536  # at least, of the output, but for the last: readers like them large
+SUFFIXES = (".parquet", ".parq", ".pq")
+Scores = npt.NDArray[np.float32]
+_PART = re.compile(r"part-(\d{7,})\.parquet")
+_OWN = re.compile(r"part-\d{7,}\.parquet(\.tmp)?|joined\.tmp|identity\.json(\.tmp)?")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What the scores of all rows amount to.
+
+    Args:
+        rows: How many there are.
+        mean_score: Their mean; None where there are none, NaN where one of them is none.
+        least_score: The smallest of them.
+        largest_score: The largest of them.
+    """
+
+    rows: int
+    mean_score: float | None
+    least_score: float | None
+    largest_score: float | None
+
+
+def identity_of(
+    model: Mapping[str, Any],
+    files: Iterable[tuple[str, Stamp]],
+    settings: ScoringSettings,
+    schema: Schema,
+    transform: str,
+) -> dict[str, Any]:
+    """Return what scores are of, as plain values with names for people.
+
+    Args:
+        model: What distinguishes the model, and how it computes.
+        files: The input.
+        settings: What is kept of it, and where parts begin.
+        schema: How its columns are read.
+        transform: How its numbers are transformed.
+    """
+    return {
+        **model,
+        "input": [[path, stamp.size, stamp.changed] for path, stamp in files],
+        "columns": list(settings.columns),
+        "rows_per_batch": settings.rows_per_batch,
+        "rows_per_part": settings.rows_per_part,
+        "dense": list(schema.dense),
+        "sparse": list(schema.sparse),
+        "text ids": [schema.text_ids(name).value for name in schema.sparse],
+        "dense_transform": transform,
+    }
+
+
+def check_output(output: Path, inputs: Sequence[str], *, overwrite: bool) -> None:
+    """Check that scores may be written to a file.
+
+    Args:
+        output: The file.
+        inputs: The files that are scored.
+        overwrite: Whether a file of that name is replaced.
+
+    Raises:
+        ConfigError: It is no name of a Parquet file, its directory is not there, it is one of the
+            inputs, or it exists.
+    """
+    named = f"output={short_path(output)}"
+    if output.suffix.lower() not in SUFFIXES:
+        raise ConfigError(
+            f"{named}: scores are written as Parquet: name a file {output.stem}.parquet"
+        )
+    if not output.parent.is_dir():
+        raise ConfigError(f"{named}: there is no directory {output.parent}; make it first")
+    if output.is_dir():
+        raise ConfigError(f"{named}: is a directory; name a file in it")
+    if os.path.realpath(output) in {os.path.realpath(name) for name in inputs}:
+        raise ConfigError(
+            f"{named}: is one of the files that are scored (input); write elsewhere, or leave it "
+            "out of input"
+        )
+    if output.exists() and not overwrite:
+        raise ConfigError(f"{named}: exists; choose another name, or set overwrite=true")
+
+
+class ScoreParts:
+    """The directory of the score parts of one output.
+
+    Args:
+        output: The file that they become.
+        identity: Plain values that say what the scores are of, by words for people.
+        overwrite: Whether parts of something else are deleted.
+    """
+
+    def __init__(self, output: Path, identity: Mapping[str, Any], *, overwrite: bool) -> None:
+        self.output = output
+        self.folder = output.with_name(f"{output.name}.parts")
+        self.identity: dict[str, Any] = json.loads(json.dumps(identity))
+        self.overwrite = overwrite
+
+    def check(self) -> None:
+        """Check that what is in the directory belongs to these scores, or may be deleted.
+
+        Raises:
+            ConfigError: It belongs to others; the error names what differs.
+        """
+        if (why := self._foreign()) and not self.overwrite:
+            raise ConfigError(
+                f"output={short_path(self.output)}: {short_path(self.folder)} has parts of another "
+                f"prediction ({why}); set overwrite=true to begin anew, or delete that directory"
+            )
+
+    def prepare(self) -> None:
+        """Make the directory, or clear it of what belongs to other scores or was left unfinished.
+
+        One rank calls it.
+
+        Raises:
+            ConfigError: As of `check`, or the directory holds what is no prediction's.
+        """
+        self.check()
+        with self._writing():
+            self.folder.mkdir(exist_ok=True)
+            strange = [n for n in self._names() if not _OWN.fullmatch(n) and n != ".lock"]
+            if strange:
+                raise ConfigError(
+                    f"output={short_path(self.output)}: {short_path(self.folder)} holds "
+                    f"{strange[0]}, which no prediction has written; move it away"
+                )
+            keep = not self._foreign()
+            for name in self._names():
+                if name.endswith(".tmp") or (not keep and _OWN.fullmatch(name)):
+                    (self.folder / name).unlink()
+            text = json.dumps(self.identity, indent=2) + "\n"
+            _replace(self.folder / IDENTITY, text.encode())
+
+    def finished(self, input: PredictionInput) -> list[int]:
+        """Return the numbers of the parts that are whole, ascending."""
+        found = {int(m[1]) for n in self._names() if (m := _PART.fullmatch(n))}
+        return [n for n in sorted(found) if n < input.parts and self._is_whole(n, input)]
+
+    def write(self, number: int, scored: Sequence[tuple[InputBatch, Scores]]) -> None:
+        """Write a score part; it is there whole or not at all.
+
+        Args:
+            number: Which part it is.
+            scored: Its batches and their scores, in order.
+
+        Raises:
+            DataError: It cannot be written.
+        """
+        kept = pa.concat_tables([batch.kept for batch, _ in scored])
+        table = _with_scores(kept, np.concatenate([scores_B for _, scores_B in scored]))
+        path = self._path(number)
+        unfinished = path.with_name(f"{path.name}.tmp")
+        with self._writing(), _synced_writer(unfinished, table.schema) as writer:
+            writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        with self._writing():
+            unfinished.replace(path)
+
+    def join(self, input: PredictionInput) -> Joined:
+        """Write the parts one behind the other to the output; one rank calls it, when all are
+        whole.
+
+        Parts are read one after the other; small ones share a row group.
+
+        Raises:
+            DataError: A part is missing or damaged, or the output cannot be written.
+        """
+        schema = _with_scores(input.kept.empty_table(), np.zeros(0, np.float32)).schema
+        unfinished = self.folder / JOINED
+        tally = _Tally()
+        with self._writing(), _synced_writer(unfinished, schema) as writer:
+            for table in self._row_groups(input):
+                tally.add(table.column(SCORE).to_numpy())
+                writer.write_table(table, row_group_size=table.num_rows)
+        with self._writing():
+            unfinished.replace(self.output)
+            _sync_folder(self.output.parent)
+        return tally.joined()
+
+    def remove(self) -> None:
+        """Delete the parts, and their directory where nothing else is in it."""
+        for name in self._names():
+            if _OWN.fullmatch(name):
+                (self.folder / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"part-{number:07d}.parquet"
+
+    def _names(self) -> list[str]:
+        return sorted(os.listdir(self.folder)) if self.folder.is_dir() else []
+
+    def _foreign(self) -> str:
+        """Return what shows that the directory's parts are of other scores; nothing where they are
+        of these, or where there are none.
+        """
+        if not any(_PART.fullmatch(name) for name in self._names()):
+            return ""
+        try:
+            stored = json.loads((self.folder / IDENTITY).read_text())
+        except (OSError, ValueError, RecursionError):
+            stored = None
+        if not isinstance(stored, dict):
+            return f"it has no {IDENTITY} that can be read"
+        return _difference(stored, self.identity)
+
+    def _is_whole(self, number: int, input: PredictionInput) -> bool:
+        try:
+            return bool(pq.read_metadata(self._path(number)).num_rows == len(input.part(number)))
+        except UNREADABLE:
+            return False
+
+    def _row_groups(self, input: PredictionInput) -> Iterator[pa.Table]:
+        """Yield all parts, in order, as many at once as a row group wants."""
+        held: list[pa.Table] = []
+        for number in range(input.parts):
+            held.append(self._read(number, input))
+            last = number + 1 == input.parts
+            if last or sum(table.num_rows for table in held) >= ROWS_PER_GROUP:
+                yield pa.concat_tables(held)
+                held = []
+
+    def _read(self, number: int, input: PredictionInput) -> pa.Table:
+        path = self._path(number)
+        try:
+            table = pq.read_table(path, partitioning=None, memory_map=False)
+        except UNREADABLE as error:
+            raise DataError(
+                f"{path}: cannot be read ({error}); delete it and run the same command again"
+            ) from error
+        if table.num_rows != len(input.part(number)):
+            raise DataError(f"{path}: has other rows; delete it and run the same command again")
+        return table
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn errors of the file system inside of the `with` into one line.
+
+        Raises:
+            DataError: The disk is full, or something cannot be written.
+        """
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise DataError(
+                f"output={short_path(self.output)}: cannot be written "
+                f"({' '.join(why.split())}); finished parts stay in {short_path(self.folder)}: "
+                "make room, then run the same command again"
+            ) from error
+
+
+class _Tally:
+    """Mean and extremes of scores, added up in fp64 in the order of the rows."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._sum = 0.0
+        self._least = math.inf
+        self._largest = -math.inf
+
+    def add(self, scores_N: Scores) -> None:
+        """Add the scores of a part."""
+        self._rows += len(scores_N)
+        self._sum += float(scores_N.sum(dtype=np.float64))
+        self._least = min(self._least, float(np.fmin.reduce(scores_N)))
+        self._largest = max(self._largest, float(np.fmax.reduce(scores_N)))
+
+    def joined(self) -> Joined:
+        """Return what they amount to."""
+        if not self._rows:
+            return Joined(0, None, None, None)
+        return Joined(self._rows, self._sum / self._rows, self._least, self._largest)
+
+
+def note_finished(finished: Sequence[int], input: PredictionInput) -> None:
+    """Note that a run goes on where another was ended."""
+    if finished:
+        rows = sum(len(input.part(number)) for number in finished)
+        note(
+            f"going on: {len(finished)} of {input.parts} parts ({rows:,} rows) are finished already"
+        )
+
+
+def _with_scores(kept: pa.Table, scores_N: Scores) -> pa.Table:
+    """Return kept columns with the scores behind them."""
+    scores = pa.array(scores_N, pa.float32())
+    if not kept.column_names:
+        return pa.table({SCORE: scores})
+    return kept.append_column(SCORE, scores)
+
+
+def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Return the first thing in which two identities differ, in words; nothing where they do not.
+
+    Of long lists the first entry that differs is named.
+    """
+    for name in dict.fromkeys([*wanted, *stored]):
+        there = stored.get(name)
+        here = wanted.get(name)
+        if there != here:
+            if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+                there, here = next(
+                    (one, other) for one, other in zip(there, here, strict=True) if one != other
+                )
+            return f"{name}: {_short(there)} there, {_short(here)} here"
+    return ""
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 160 else f"{text[:150]} ..."
+
+
+@contextmanager
+def _synced_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """Write a Parquet file that is on disk at the end of the `with`."""
+    with open(path, "wb") as file:
+        with pq.ParquetWriter(file, schema) as writer:
+            yield writer
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    unfinished = path.with_name(f"{path.name}.tmp")
+    with open(unfinished, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,83 @@
+"""`python -m recapp.predict ckpt_path=DIR input=GLOB output=FILE.parquet`: score raw rows, on any
+number of ranks, under any plan.
+
+    DIR/manifest.json (settings) + command line -> ranks (`recapp.worker`)
+        -> FILE.parquet.parts/part-*.parquet -> FILE.parquet, JOB/metrics.json
+
+Columns, transforms and id rules are those of training, and come from the checkpoint alone: neither
+the training data nor a label need be there. The scores stand in the order of the input, and are the
+same on any number of ranks. The same command again goes on where one was ended.
+"""
+
+if __name__ == "__main__":
+    from recapp.processes.stopping import end_on_signals
+
+    end_on_signals()  # before the imports below, which take a while
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recapp import console
+from recapp.app.check_prediction import check_prediction
+from recapp.app.command import Job, run, run_on_ranks
+from recapp.app.compose import compose_over, with_absolute_paths
+from recapp.errors import ConfigError
+from recapp.processes.rank_environment import external_rank
+from recapp.processes.rank_process import leave
+from recapp.processes.stopping import Stopped
+
+MUST_BE_GIVEN = {
+    "ckpt_path": "ckpt_path=DIR, a checkpoint that recapp.train has named",
+    "input": "input=FILES, a directory, a glob or Parquet files whose rows are to be scored",
+    "output": "output=FILE.parquet, where the scores are written",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code.
+
+    Args:
+        argv: The arguments, by default those of the process.
+    """
+    return run("predict", predict, argv=argv)
+
+
+def predict(config: dict[str, Any], job: Job) -> float | None:
+    """Score the input of one job on its ranks, and return the mean score."""
+    settings = settings_of(config, job)
+    check_prediction(settings)
+    try:
+        metrics = run_on_ranks(settings, job, "recapp.worker")
+    except Stopped:
+        if not external_rank():
+            console.note("finished parts are kept: the same command goes on")
+        raise
+    if config["format"] == "json" and not external_rank():
+        console.emit([metrics], "json")
+    return metrics.get("mean_score")
+
+
+def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Return the checkpoint's settings, with what the command line sets replaced.
+
+    Raises:
+        ConfigError: No checkpoint, input or output is named.
+        CheckpointError: The checkpoint does not exist or is incomplete.
+    """
+    from recapp.app.trained_model import trained_model
+
+    for name, words in MUST_BE_GIVEN.items():
+        if not config[name]:
+            raise ConfigError(f"{name} must be given: {words}")
+    path = Path(with_absolute_paths(config)["ckpt_path"])
+
+    def compose(stored: Mapping[str, Any]) -> dict[str, Any]:
+        return compose_over(stored, "predict", job.overrides, job.folders)
+
+    settings = trained_model(path).settings(compose, job.overrides)
+    return with_absolute_paths(settings) | {"ckpt_path": str(path)}
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,193 @@
+"""The callback that writes the scores of `Trainer.predict` to one Parquet file, in the order of the
+input.
+
+    rank 0        compares what an earlier run has left with this one; says which parts are whole
+    every rank    scores parts of its own, and writes each when its last batch is scored
+    rank 0        joins the parts when all ranks are done
+
+It writes what `predict_step` returns, a score per row, of any LightningModule; the rows come from a
+`ClickData` with `scoring`. It is none of Lightning's `BasePredictionWriter`s: those ask the loader
+for indices of samples, which a stream does not have, and warn.
+"""
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from recapp.checkpoints.directory import read_manifest
+from recapp.dataset.prediction_input import InputBatch, RankInput
+from recapp.dataset.score_parts import (
+    Joined,
+    ScoreParts,
+    Scores,
+    check_output,
+    identity_of,
+    note_finished,
+)
+from recapp.errors import ConfigError
+from recapp.planner.initial_plan import from_rank_0
+from recapp.reporting.lock import locked
+from recapp.trainer.data_protocols import datamodule_of
+from recapp.trainer.datamodule import ClickData
+
+
+class ScoreWriter(Callback):
+    """Writes scores to a Parquet file, and goes on where an earlier run was ended.
+
+    `joined` is what all scores amount to, `rows` how many this run has scored on all ranks, and
+    `seconds` how long that took; known on every rank when prediction has ended.
+
+    Args:
+        output: The file.
+        overwrite: Whether a file of that name, and parts of other scores, are replaced.
+        model: Plain values in which models differ whose scores may not be mixed; None takes those
+            of the checkpoint that `Trainer.predict` gets.
+    """
+
+    def __init__(
+        self,
+        output: str | Path,
+        *,
+        overwrite: bool = False,
+        model: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.output = Path(output).absolute()
+        self.overwrite = overwrite
+        self.model = model
+        self.joined: Joined | None = None
+        self.rows = 0
+        self.seconds = 0.0
+        self._since = 0.0
+        self._parts: ScoreParts | None = None
+        self._scored: list[tuple[InputBatch, Scores]] = []
+        self._lock = ExitStack()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Have the data leave out the parts that are whole already.
+
+        Raises:
+            ConfigError: The rows do not come from a `ClickData`.
+        """
+        if stage == "predict":
+            _data_of(trainer).find_finished = lambda: self._find_finished(trainer)
+
+    def _find_finished(self, trainer: Trainer) -> list[int]:
+        """Return the parts that are whole, the same on all ranks; each of them calls it.
+
+        Raises:
+            ConfigError: The output may not be written, or there are parts of other scores.
+            DataError: The directory of the parts cannot be written.
+        """
+        input = _data_of(trainer).prediction_input
+        files = [(file.path, file.stamp) for file in input.source.files]
+        model = model_identity(trainer.ckpt_path) if self.model is None else self.model
+        identity = identity_of(model, files, input.settings, input.schema, input.transform)
+        parts = ScoreParts(self.output, identity, overwrite=self.overwrite)
+        self._parts = parts
+        self._scored = []
+
+        def prepare() -> list[int]:
+            check_output(self.output, [path for path, _ in files], overwrite=self.overwrite)
+            parts.check()
+            self._lock.enter_context(locked(parts.folder, "output"))
+            parts.prepare()
+            finished = parts.finished(input)
+            note_finished(finished, input)
+            return finished
+
+        return from_rank_0(prepare, trainer.global_rank, trainer.strategy.broadcast)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the time."""
+        self._since = time.perf_counter()
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Take the scores of a batch, and write the part that it ends.
+
+        Raises:
+            ConfigError: The module has not returned a score for each row.
+            DataError: The part cannot be written.
+        """
+        assert self._parts is not None
+        if not isinstance(outputs, Tensor) or outputs.shape != (batch.rows,):
+            raise ConfigError(
+                f"{type(pl_module).__name__}.predict_step must return a score for each of the "
+                f"{batch.rows} rows, a tensor of shape [{batch.rows}]"
+            )
+        if not batch.rows:
+            return
+        input = _data_of(trainer).prediction_input
+        self._scored.append((batch, outputs.detach().float().cpu().numpy()))
+        number = input.part_of(batch.first_row)
+        if batch.first_row + batch.rows == input.part(number).stop:
+            self._parts.write(number, self._scored)
+            self._scored = []
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Join the parts of all ranks.
+
+        Raises:
+            DataError: The output cannot be written.
+        """
+        assert self._parts is not None
+        parts = self._parts
+        data = _data_of(trainer)
+        trainer.strategy.barrier()  # all parts are written
+
+        def join() -> Joined:
+            joined = parts.join(data.prediction_input)
+            self._lock.close()
+            parts.remove()
+            return joined
+
+        self.joined = from_rank_0(join, trainer.global_rank, trainer.strategy.broadcast)
+        loader = trainer.predict_dataloaders
+        self.rows = loader.rows if isinstance(loader, RankInput) else self.joined.rows
+        self.seconds = time.perf_counter() - self._since
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the parts to whoever goes on."""
+        self._lock.close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the parts' directory."""
+        self._lock.close()
+
+
+def model_identity(ckpt_path: object) -> dict[str, Any]:
+    """Return what distinguishes a checkpoint from others, and from other versions of itself.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if not ckpt_path:
+        raise ConfigError(
+            "ScoreWriter: Trainer.predict has no ckpt_path, so a later run could not know whether "
+            "parts are of the same model: give ScoreWriter(model={...}) what tells models apart"
+        )
+    manifest = read_manifest(str(ckpt_path))
+    return {"checkpoint": f"{manifest.identity:08x}"}
+
+
+def _data_of(trainer: Trainer) -> ClickData:
+    data = datamodule_of(trainer)
+    if not isinstance(data, ClickData):
+        raise ConfigError(
+            "ScoreWriter: the rows must come from a ClickData with scoring=ScoringSettings(...)"
+        )
+    return data

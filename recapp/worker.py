@@ -186,7 +186,7 @@ def predict(settings: dict[str, Any]) -> dict[str, Any]:
     )
     progress = [PredictProgress()] if settings["trainer"]["enable_progress_bar"] else []
     trainer = build_trainer.build_trainer(
-        settings, model.strategy, [*progress, writer], [], ranks=ranks_here()
+        settings, model.strategy, [*progress, *model.callbacks, writer], [], ranks=ranks_here()
     )
     with build_trainer.in_one_line():
         trainer.predict(

@@ -394,11 +394,18 @@ def click_model_auc(settings: Settings, val_rows: int) -> float | None:
     return None if truth["rows"] != val_rows or truth["auc"] is None else float(truth["auc"])
 
 
-def build_module(settings: Settings) -> ClickModule:
-    """Return the LightningModule: loss, optimiser and metrics around the model."""
+def build_module(
+    settings: Settings, make_model: Callable[[], nn.Module] | None = None
+) -> ClickModule:
+    """Return the LightningModule: loss, optimiser and metrics around the model.
+
+    Args:
+        settings: Those of a command.
+        make_model: Makes the model; None makes it of the settings.
+    """
     optimizer = dict(settings["optimizer"])
     return ClickModule(
-        lambda: build_model(settings),
+        make_model or (lambda: build_model(settings)),
         partial(_dense_optimizer, optimizer["dense"]),
         partial(click_metrics, settings["metrics"]["names"]),
         _schedule(optimizer["schedule"]),

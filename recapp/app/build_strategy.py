@@ -1,26 +1,35 @@
 """From settings to the Strategy: topology, engine, launch, and the function that makes the plan."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
 from recapp.app import build
 from recapp.app.planning_problem import plan_of_run
 from recapp.checkpoints.directory import read_manifest
+from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.optim.rules import sgd
 from recapp.planner.topology import hardware_of
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
 
-def build_strategy(settings: build.Settings, *, training: bool) -> EmbeddingShardingStrategy:
+def build_strategy(
+    settings: build.Settings,
+    *,
+    training: bool,
+    make_store: Callable[[StoredGroup], RowStore] | None = None,
+) -> EmbeddingShardingStrategy:
     """Return the Strategy that shards the tables.
 
     Args:
         settings: Those of `recapp.train` or `recapp.eval`.
         training: Whether tables are updated; evaluation holds no optimiser state.
+        make_store: Makes the rows of each group where no checkpoint fills them.
     """
     rule = build.build_rules(settings) if training else sgd(0.0)
     topology = settings["topology"]
-    stored = read_manifest(settings["ckpt_path"]).plan.tables if settings["ckpt_path"] else {}
+    filled = settings["ckpt_path"] and make_store is None
+    stored = read_manifest(settings["ckpt_path"]).plan.tables if filled else {}
     modes = {
         name: sharding.mode for name, sharding in stored.items() if sharding.mode != "replicated"
     }
@@ -39,5 +48,6 @@ def build_strategy(settings: build.Settings, *, training: bool) -> EmbeddingShar
         look_ahead=engine["look_ahead"],
         compiled=engine["compile"],
         stored={"config": dict(settings)},
+        make_store=make_store,
         timeout=timedelta(seconds=settings["launch"]["timeout"]),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recapp import console
 from recapp.app import build
@@ -57,9 +57,8 @@ def load_artefact(
         CheckpointError: Its settings name something that may not be called.
     """
     artefact = read_artefact(path)
-    for file in artefact.files if check_rows else ():
-        if not file.startswith("compiled/"):  # nobody reads it who does not trust it
-            artefact.verify(file)
+    if check_rows:
+        artefact.verify_all()
     settings = settings_of_artefact(artefact, trust)
     model = meta_model(artefact, settings)
     one_rank(model, torch.device(device or "cpu"), mapped_tables(artefact).make_store)
@@ -75,7 +74,7 @@ def load_artefact(
         example,
         torch.sigmoid(torch.tensor(_logits(artefact))),
     )
-    check_example(scorer, artefact)
+    check_logits(artefact, scorer(scorer.batch(example)))
     return scorer
 
 
@@ -108,8 +107,7 @@ def settings_of_artefact(artefact: Artefact, trust: Sequence[str] = ()) -> dict[
     chosen = [f"trust=[{','.join(trust)}]"] if trust else []
     stored = with_names_of_today(artefact.entry("config", dict))
     settings = compose_over(stored, "eval", chosen)
-    rows = {t.name: t.rows for t in artefact.tables if t.keys is None}
-    return match_trained(settings, artefact.folder, artefact.info, rows)
+    return match_trained(settings, artefact.folder, artefact.info, artefact.numbered_rows)
 
 
 def meta_model(artefact: Artefact, settings: dict[str, Any]) -> nn.Module:
@@ -155,6 +153,24 @@ def raw_rows_of(settings: dict[str, Any]) -> RawRows:
     return RawRows(schema_from(settings), settings["dataset"]["dense_transform"])
 
 
+def model_to_shard(artefact: Artefact, settings: dict[str, Any]) -> nn.Module:
+    """Return the model with its dense part, its tables on the meta device: ranks shard them.
+
+    Raises:
+        ArtefactError: Settings and files do not fit together.
+    """
+    model = meta_model(artefact, settings)
+    tables = {name for name, p in model.named_parameters() if p.device.type == "meta"}
+    try:
+        with state_must_fit("the dense part", "model"):
+            missing, unknown = model.load_state_dict(read_dense(artefact), strict=False)
+    except RecappError as error:
+        raise artefact.damaged(str(error)) from error
+    if odd := [*(set(missing) - tables), *unknown]:
+        raise artefact.damaged(f"the dense part of its settings is another one: {odd[0]}")
+    return model
+
+
 def info_of(artefact: Artefact) -> dict[str, Any]:
     """Return plain facts about an artefact, for people and servers."""
     return {
@@ -175,15 +191,14 @@ def info_of(artefact: Artefact) -> dict[str, Any]:
     }
 
 
-def check_example(scorer: Scorer, artefact: Artefact) -> None:
-    """Compare the scores of the example with the exported ones.
+def check_logits(artefact: Artefact, logits: Tensor) -> None:
+    """Compare logits of the example with the exported ones.
 
     Raises:
         ArtefactError: They differ by more than rounding does.
     """
-    assert scorer.example is not None
     expected = torch.tensor(_logits(artefact), dtype=torch.float64)
-    found = scorer(scorer.batch(scorer.example)).double().cpu()
+    found = logits.double().cpu()
     if found.shape != expected.shape:
         raise artefact.damaged(f"its example has {len(found)} rows, and {len(expected)} scores")
     apart = (found - expected).abs() / expected.abs().clamp(min=1)

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from recapp.app.check_data import match_checkpoint
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from recapp.app.check_data import match_checkpoint, match_trained
 from recapp.checkpoints.directory import read_manifest
 from recapp.checkpoints.manifest import Manifest
+from recapp.inference.artefact import Artefact, is_artefact, read_artefact
+from recapp.inference.mapped_rows import mapped_tables
+from recapp.inference.small_files import read_example
+from recapp.processes.rank_environment import rank_info
+from recapp.settings.renamed import with_names_of_today
+from recapp.sparse.batch import Batch
 from recapp.trainer.module import ClickModule
 from recapp.trainer.strategy import EmbeddingShardingStrategy
 
@@ -30,11 +39,13 @@ class RankModel:
         module: The module; its tables are sharded when prediction starts.
         strategy: What shards them.
         ckpt_path: What Lightning restores into them; None where nothing is left to restore.
+        callbacks: What has to watch.
     """
 
     module: ClickModule
     strategy: EmbeddingShardingStrategy
     ckpt_path: str | None
+    callbacks: tuple[Callback, ...] = ()
 
 
 class TrainedModel(Protocol):
@@ -61,7 +72,10 @@ def trained_model(path: str | Path) -> TrainedModel:
 
     Raises:
         CheckpointError: There is no model, or it is damaged or of a later version.
+        ArtefactError: As of a checkpoint, of an artefact.
     """
+    if is_artefact(path):
+        return _Artefact(read_artefact(path))
     return _Checkpoint(Path(path), read_manifest(path))
 
 
@@ -78,18 +92,9 @@ class _Checkpoint:
         return {"checkpoint": f"{self.manifest.identity:08x}"}
 
     def settings(self, compose: Compose, overrides: Sequence[str]) -> dict[str, Any]:
-        """Return its settings; tables ask for distinct rows, unless the command line says else.
-
-        Sums that owners make of bags have other last bits on other numbers of ranks.
-        """
+        """Return its settings; tables ask for distinct rows, unless the command line says else."""
         found = match_checkpoint(compose(self.manifest.config), self.manifest)
-        said = {override.lstrip("+").partition("=")[0] for override in overrides}
-        plan = found.get("plan")
-        if "planner.mode" not in said:
-            found = {**found, "planner": {**found["planner"], "mode": "unique"}}
-        if isinstance(plan, Mapping) and "mode" in plan and not said & {"plan", "plan.mode"}:
-            found = {**found, "plan": {**plan, "mode": "unique"}}
-        return found
+        return _asking_for_rows(found, overrides)
 
     def on_ranks(self, settings: Settings) -> RankModel:
         """Return an empty model, and the strategy that fills its shards from the checkpoint."""
@@ -99,3 +104,76 @@ class _Checkpoint:
         strategy = build_strategy(settings, training=False)
         strategy.modes = {}  # those of training are of its number of ranks
         return RankModel(build.build_module(settings), strategy, str(self.path))
+
+
+@dataclass(frozen=True)
+class _Artefact:
+    """An artefact, of whose files each rank takes its part."""
+
+    artefact: Artefact
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Return its identity, in which versions of an artefact differ."""
+        return {"artefact": f"{self.artefact.identity:08x}"}
+
+    def settings(self, compose: Compose, overrides: Sequence[str]) -> dict[str, Any]:
+        """Return the settings that it was exported with; tables ask for distinct rows, unless the
+        command line says else.
+        """
+        artefact = self.artefact
+        composed = compose(with_names_of_today(artefact.entry("config", dict)))
+        found = match_trained(composed, artefact.folder, artefact.info, artefact.numbered_rows)
+        return _asking_for_rows(found, overrides)
+
+    def on_ranks(self, settings: Settings) -> RankModel:
+        """Return a model with its dense part, and the strategy whose ranks map or copy rows."""
+        from recapp.app import build
+        from recapp.app.build_strategy import build_strategy
+        from recapp.app.load_artefact import model_to_shard, raw_rows_of
+
+        here = rank_info()
+        if here is None or here.rank == 0:
+            self.artefact.verify_all()
+        make_store = mapped_tables(self.artefact).make_store
+        strategy = build_strategy(settings, training=False, make_store=make_store)
+        plain = dict(settings)
+        module = build.build_module(settings, lambda: model_to_shard(self.artefact, plain))
+        batch = raw_rows_of(plain).batch(read_example(self.artefact))
+        return RankModel(module, strategy, None, (_CheckExample(self.artefact, batch),))
+
+
+class _CheckExample(Callback):
+    """Compares the scores of an artefact's example with the exported ones before any other row is
+    scored; every rank scores it.
+    """
+
+    def __init__(self, artefact: Artefact, batch: Batch) -> None:
+        self.artefact = artefact
+        self.batch = batch
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Score the example.
+
+        Raises:
+            ArtefactError: Its scores are others.
+        """
+        from recapp.app.load_artefact import check_logits
+
+        with torch.no_grad():
+            logits = pl_module(self.batch.to(pl_module.device))
+        check_logits(self.artefact, logits)
+
+
+def _asking_for_rows(found: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return settings under which tables ask for distinct rows, unless the command line says else.
+
+    Sums that owners make of bags have other last bits on other numbers of ranks.
+    """
+    said = {override.lstrip("+").partition("=")[0] for override in overrides}
+    plan = found.get("plan")
+    if "planner.mode" not in said:
+        found = {**found, "planner": {**found["planner"], "mode": "unique"}}
+    if isinstance(plan, Mapping) and "mode" in plan and not said & {"plan", "plan.mode"}:
+        found = {**found, "plan": {**plan, "mode": "unique"}}
+    return found

@@ -163,6 +163,22 @@ class Artefact:
         self._check(file, found)
         return int(self.files[file]["bytes"])
 
+    def verify_all(self) -> None:
+        """Compare the checksums of all files but the compiled part, which nobody reads who does not
+        trust it.
+
+        Raises:
+            ArtefactError: A file is damaged.
+        """
+        for file in self.files:
+            if not file.startswith("compiled/"):
+                self.verify(file)
+
+    @property
+    def numbered_rows(self) -> dict[str, int]:
+        """The rows of the tables whose rows have numbers, by name."""
+        return {t.name: t.rows for t in self.tables if t.keys is None}
+
     def _check(self, file: str, found: int) -> None:
         if f"{found:08x}" != self.files[file]["crc32"]:
             raise ArtefactError(

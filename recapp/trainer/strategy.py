@@ -36,6 +36,7 @@ from recapp.checkpoints.directory import (
     remove_checkpoint,
     write_checkpoint,
 )
+from recapp.engine.row_store import RowStore, StoredGroup
 from recapp.engine.shard_model import (
     compile_dense,
     shard_model,
@@ -108,6 +109,8 @@ class EmbeddingShardingStrategy(DDPStrategy):
         compiled: Whether the dense part is compiled by `torch.compile` in training.
         timeout: How long a rank waits for a silent one, with every transport; None for torch's half
             an hour.
+        make_store: Makes the rows of each group, of tables that are only read; None makes rows that
+            are trained or loaded.
         stored: Plain values that the manifest of every checkpoint keeps (the run's settings).
         ddp: Arguments of DistributedDataParallel.
     """
@@ -129,6 +132,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         compiled: bool = False,
         timeout: timedelta | None = None,
         stored: Mapping[str, Any] | None = None,
+        make_store: Callable[[StoredGroup], RowStore] | None = None,
         **ddp: Any,
     ) -> None:
         info = rank_info()
@@ -145,6 +149,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
         self.rule = rule
         self.hosts = hosts
         self.stored = dict(stored or {})
+        self.make_store = make_store
         self.memory_bytes = memory_bytes
         self.reserve_bytes = reserve_bytes
         self.transport = transport
@@ -283,6 +288,7 @@ class EmbeddingShardingStrategy(DDPStrategy):
             self.backend,
             self.payload,
             module.trainer.training,
+            self.make_store,
         )
 
     def _make_plan(self, module: LightningModule, topology: Topology) -> ShardingPlan:

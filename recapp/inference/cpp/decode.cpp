@@ -168,8 +168,10 @@ float number_of(const Value& value) {
 
 float transformed(float value, Transform transform) {
   switch (transform) {
-    case Transform::log1p: return log1pf(value > 0 ? value : 0.0F);
-    case Transform::log3: return logf((value > -2 ? value : -2.0F) + 3.0F);
+    // logarithms in 64 bits round to the same 32 bits in every library (recapp/dataset/collate.py)
+    case Transform::log1p: return static_cast<float>(std::log1p(double{value > 0 ? value : 0.0F}));
+    case Transform::log3:
+      return static_cast<float>(std::log(double{(value > -2 ? value : -2.0F) + 3.0F}));
     case Transform::none: break;
   }
   return value;

@@ -23,7 +23,7 @@ ROWS = 900
 class AnyLookups(nn.Module):
     """A linear model of the numbers, pooled and concatenated vectors, and sums of two sequences."""
 
-    def __init__(self, embedding_bag_collection, dense_in_features, dims):
+    def __init__(self, embedding_bag_collection, dense_in_features, dims, data_type):
         super().__init__()
         self.bags = embedding_bag_collection
         sequences = [
@@ -33,6 +33,7 @@ class AnyLookups(nn.Module):
                 embedding_dim=dims[0],
                 feature_names=["dropped", "clamped"],
                 id_rule="drop",
+                data_type=data_type,
             ),
             EmbeddingConfig(
                 name="sequence_keys",
@@ -96,14 +97,33 @@ def write_logs(folder, seed):
     return Path(folder)
 
 
+def widest(seed):
+    """The type of a table in each collection, on which it depends what is computed in."""
+    return ("fp32", "fp64")[seed % 2]
+
+
+def storages(seed):
+    """How each table is to be stored."""
+    rng = random.Random(f"storages {seed}")
+    names = [t["name"] for t in tables(seed)["tables"]] + ["sequence", "sequence_keys"]
+    chosen = {name: rng.choice(["none", "fp16", "int8", "int4"]) for name in names}
+    return chosen | ({"errors": "none", "sequence": "none"} if seed % 2 else {})
+
+
 def tables(seed):
     """Tables under every id rule and lookups of every pooling, of random widths and floats."""
     rng = random.Random(f"tables {seed}")
 
     def table(name, rows, **more):
         dim = rng.choice([1, 3, 4, 8, 12, 16, 33, 64, 70, 128])
-        kind = rng.choice(["fp32", "fp32", "fp16", "bf16", *(["fp64"] if seed % 2 else [])])
-        return {"name": name, "num_embeddings": rows, "embedding_dim": dim, "data_type": kind, **more}
+        kind = rng.choice(["fp32", "fp32", "fp16", "bf16"])
+        return {
+            "name": name,
+            "num_embeddings": rows,
+            "embedding_dim": dim,
+            "data_type": kind,
+            **more,
+        }
 
     def combiner():
         return rng.choice(["sum", "mean"])
@@ -112,7 +132,7 @@ def tables(seed):
         table("hashed", 700, id_rule="hash"),
         table("words", 900, id_rule="hash"),
         table("keys", "dynamic"),
-        table("errors", 50, id_rule="error", min_key=-5),
+        table("errors", 50, id_rule="error", min_key=-5) | {"data_type": widest(seed)},
         table("clamped", 30, id_rule="clamp"),
         table("dropped", 40, id_rule="drop"),
         table("text_keys", "dynamic"),
@@ -160,6 +180,10 @@ def settings(logs, seed):
     plain = settings_of.to_plain(config)
     plain["tables"] = tables(seed)
     dims = [rng.choice([3, 8, 17]), rng.choice([4, 16])]
-    plain["model"] = {"_target_": "inference.scored_models.AnyLookups", "dims": dims}
+    plain["model"] = {
+        "_target_": "inference.scored_models.AnyLookups",
+        "dims": dims,
+        "data_type": widest(seed),
+    }
     plain["trust"] = ["inference"]
     return checked(plain, "train")

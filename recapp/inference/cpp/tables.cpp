@@ -42,6 +42,9 @@ void quantise(const std::vector<float>& values, int bits, std::vector<std::uint8
   const Number bias = static_cast<Number>(low);
   const Number scale =
       static_cast<Number>(std::max((high - static_cast<float>(bias)) / top, 0.0F));
+  if (!std::isfinite(static_cast<float>(scale) * top + static_cast<float>(bias))) {
+    throw Error("start values are too large for " + std::to_string(bits) + " bits");
+  }
   const float step = static_cast<float>(scale) > 0 ? static_cast<float>(scale) : 1.0F;
   for (std::size_t d = 0; d < values.size(); ++d) {
     const float exact = std::nearbyint((values[d] - static_cast<float>(bias)) / step);

@@ -29,14 +29,23 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 Float32Array = npt.NDArray[np.float32]
 
 
+def _from_float64(values: npt.NDArray[np.float64]) -> Float32Array:
+    """Round logarithms to 32 bits.
+
+    In 32 bits numpy's differ with the instructions of the CPU, by up to two units in the last
+    place. Those of 64 bits differ as well, but what they round to is the same: for every float32
+    that there is, with AVX-512 and by the C library (tried). So machines agree, and other programs
+    can compute the same bits (`recapp/inference/cpp`).
+    """
+    return values.astype(np.float32)
+
+
 def _log1p(values: Float32Array) -> Float32Array:
-    transformed: Float32Array = np.log1p(np.maximum(values, 0))
-    return transformed
+    return _from_float64(np.log1p(np.maximum(values, 0), dtype=np.float64))
 
 
 def _log3(values: Float32Array) -> Float32Array:
-    transformed: Float32Array = np.log(np.maximum(values, -2) + 3)
-    return transformed
+    return _from_float64(np.log(np.maximum(values, -2) + np.float32(3), dtype=np.float64))
 
 
 def _none(values: Float32Array) -> Float32Array:

@@ -1,0 +1,184 @@
+// Scores of raw rows by an artefact, without Python. Each step is a file of its own:
+//
+//   manifest    what the artefact is; checked, never trusted
+//   read_rows   JSON lines (json) or Arrow IPC (read_arrow) -> decode -> ids and numbers
+//   tables      ids -> rows of mapped files
+//   sum_rows    rows -> vectors
+//   scorer      vectors -> the compiled dense part -> logits
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+
+#include "options.h"
+#include "read_rows.h"
+#include "scorer.h"
+
+namespace recapp {
+namespace {
+
+constexpr double TOLERANCE = 1e-4;  // as recapp/app/load_artefact.py has it
+const char* const EXAMPLE = "example.arrow";
+
+Rows read_rows(const Options& options, const Artefact& artefact) {
+  const std::string source = options.input == "-" ? "standard input" : options.input;
+  const std::string bytes = read_all(options.input);
+  const bool arrow =
+      options.format == "arrow" || (options.format == "auto" && looks_like_arrow(bytes));
+  Rows rows = arrow ? read_arrow(bytes, artefact, source) : read_json(bytes, artefact, source);
+  if (!rows.count) throw Error(source + " has no rows");
+  return rows;
+}
+
+// Compare the logits of the example with those that it was exported with.
+void check_example(const Artefact& artefact, const Scorer& scorer) {
+  if (!has_arrow() || !artefact.files.count(EXAMPLE)) return;
+  const MappedFile file = artefact.map(EXAMPLE);
+  const Rows rows = read_arrow(file.text(), artefact, artefact.path(EXAMPLE));
+  if (rows.count != static_cast<std::int64_t>(artefact.logits.size())) {
+    artefact.damaged("its example has " + std::to_string(rows.count) + " rows, and " +
+                     std::to_string(artefact.logits.size()) + " logits");
+  }
+  if (!rows.count) return;
+  const at::Tensor found = scorer.logits(rows, 0, rows.count).to(at::kDouble).contiguous();
+  for (std::int64_t n = 0; n < rows.count; ++n) {
+    const double expected = artefact.logits[static_cast<std::size_t>(n)];
+    const double own = found.data_ptr<double>()[n];
+    if (std::fabs(own - expected) <= TOLERANCE * std::max(1.0, std::fabs(expected))) continue;
+    char line[160];
+    std::snprintf(line, sizeof line,
+                  "row %lld has the logit %.6f, must be %.6f: its files do not belong together; "
+                  "export it again",
+                  static_cast<long long>(n), own, expected);
+    throw Error("artefact " + artefact.folder + " scores its example otherwise than it was exported: " +
+                line);
+  }
+}
+
+void print(const at::Tensor& values, const char* name, bool fp64) {
+  const at::Tensor own = values.to(at::kDouble).contiguous();
+  for (std::int64_t n = 0; n < own.numel(); ++n) {
+    const double value = own.data_ptr<double>()[n];
+    if (!std::isfinite(value)) {
+      std::printf("{\"%s\": null}\n", name);
+    } else {
+      std::printf("{\"%s\": %.*g}\n", name, fp64 ? 17 : 9, value);
+    }
+  }
+}
+
+void score(const Options& options, const Rows& rows, const Scorer& scorer) {
+  for (std::int64_t first = 0; first < rows.count; first += options.batch) {
+    const at::Tensor logits =
+        scorer.logits(rows, first, std::min(options.batch, rows.count - first));
+    if (options.logits) {
+      print(logits, "logit", logits.scalar_type() == at::kDouble);
+    } else {
+      print(at::sigmoid(logits.to(at::kFloat)), "score", false);
+    }
+  }
+  if (std::fflush(stdout) || std::ferror(stdout)) {
+    throw Error("scores cannot be written to standard output");
+  }
+}
+
+// Return rows `size` at least, those that there are one after the other again and again.
+Rows repeated(const Rows& rows, std::int64_t size) {
+  Rows made = rows;
+  while (made.count < size) {
+    made.count += rows.count;
+    made.dense.insert(made.dense.end(), rows.dense.begin(), rows.dense.end());
+    for (std::size_t f = 0; f < rows.sparse.size(); ++f) {
+      Ids& into = made.sparse[f];
+      const auto before = static_cast<std::int64_t>(into.ids.size());
+      into.ids.insert(into.ids.end(), rows.sparse[f].ids.begin(), rows.sparse[f].ids.end());
+      for (const std::int64_t end : rows.sparse[f].ends) into.ends.push_back(before + end);
+    }
+  }
+  return made;
+}
+
+// Time decoded batches of a size: ids to scores.
+void bench(const Options& options, const Rows& rows, const Scorer& scorer) {
+  using Clock = std::chrono::steady_clock;
+  for (const std::int64_t size : options.bench) {
+    const Rows enough = repeated(rows, size);
+    const std::int64_t warm_up = std::min<std::int64_t>(options.repeat, 20);
+    std::vector<double> micros;
+    for (std::int64_t i = -warm_up; i < options.repeat; ++i) {
+      const std::int64_t first = (i + warm_up) * size % (enough.count - size + 1);
+      const auto begin = Clock::now();
+      const at::Tensor scores = at::sigmoid(scorer.logits(enough, first, size).to(at::kFloat));
+      const std::chrono::duration<double, std::micro> took = Clock::now() - begin;
+      if (i >= 0) micros.push_back(took.count());
+    }
+    std::sort(micros.begin(), micros.end());
+    double total = 0;
+    for (const double x : micros) total += x;
+    const auto n = micros.size();
+    const auto share = [&](double q) {
+      return micros[std::min(n - 1, static_cast<std::size_t>(q * static_cast<double>(n)))];
+    };
+    std::printf(
+        "{\"batch\": %lld, \"threads\": %d, \"repeat\": %zu, \"p50_us\": %.1f, \"p99_us\": %.1f, "
+        "\"rows_per_second\": %.0f}\n",
+        static_cast<long long>(size), at::get_num_threads(), n, share(0.5), share(0.99),
+        static_cast<double>(size) * static_cast<double>(n) / total * 1e6);
+  }
+}
+
+void info(const Artefact& artefact) {
+  std::uint64_t bytes = 0;
+  for (const auto& [file, entry] : artefact.files) bytes += entry.bytes;
+  std::printf("name      %s\nversion   %s\nbytes     %llu\ntorch     %s, %s\n", artefact.name.c_str(),
+              artefact.version.c_str(), static_cast<unsigned long long>(bytes),
+              artefact.compiled.torch.c_str(), artefact.compiled.machine.c_str());
+  std::printf("threads   %d\narrow     %s\nfeatures  %zu dense, %zu sparse\n", at::get_num_threads(),
+              has_arrow() ? "yes; the example scores as it did" : "no: the example was not tried",
+              artefact.dense.size(), artefact.sparse.size());
+  for (const Table& t : artefact.tables) {
+    std::printf("table     %s: %lld rows x %lld, %s%s\n", t.name.c_str(),
+                static_cast<long long>(t.rows), static_cast<long long>(t.dim),
+                name_of(t.storage), t.rule == Rule::dynamic ? ", dynamic" : "");
+  }
+}
+
+void run(int count, char** words) {
+  const Options options = read_options(count, words);
+  if (options.help) {
+    std::fputs(help(has_arrow()).c_str(), stdout);
+    return;
+  }
+  const Artefact artefact = read_artefact(options.artefact);
+  check_machine(artefact);
+  if (options.threads) at::set_num_threads(options.threads);
+  const c10::InferenceMode guard;
+  const Scorer scorer(artefact, options.check_rows);
+  check_example(artefact, scorer);
+  if (options.info) return info(artefact);
+  const Rows rows = read_rows(options, artefact);
+  if (options.bench.empty()) {
+    score(options, rows, scorer);
+  } else {
+    bench(options, rows, scorer);
+  }
+}
+
+}  // namespace
+}  // namespace recapp
+
+int main(int count, char** words) {
+  try {
+    recapp::run(count, words);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    std::fputs("error: there is not enough memory\n", stderr);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", recapp::first_line(error.what()).c_str());
+  }
+  return 1;
+}

@@ -1,0 +1,94 @@
+// An artefact's manifest, read and checked: nothing in it is trusted.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "files.h"
+#include "json.h"
+
+namespace recapp {
+
+enum class Storage { fp64, fp32, fp16, bf16, int8, int4 };
+enum class Rule { error, hash, clamp, drop, dynamic };
+enum class Pooling { sum, mean, concat, none };
+enum class TextIds { hex, hashed, integers };
+enum class Transform { none, log1p, log3 };
+
+struct Table {
+  std::string name;
+  std::int64_t rows = 0;
+  std::int64_t dim = 0;
+  Storage storage = Storage::fp32;
+  std::string file;
+  std::int64_t first_row = 0;
+  std::string keys;  // empty where rows have numbers
+  Rule rule = Rule::error;
+  std::int64_t min_key = 0;
+  std::uint32_t start_hash = 0;
+  double start_range = 0;
+};
+
+struct Lookup {
+  std::size_t table = 0;
+  std::size_t feature = 0;  // among the sparse ones
+  std::string output;
+  Pooling pooling = Pooling::sum;
+  std::int64_t hotness = 1;  // vectors side by side
+  bool truncates = false;
+};
+
+// What the dense part gets of a collection: one matrix of all its lookups, or for each of them its
+// vectors and the lengths of its bags.
+struct Input {
+  std::size_t first = 0;  // lookup
+  std::size_t lookups = 0;
+  bool pooled = true;
+  bool fp64 = false;  // whether it is computed in 64 bits
+};
+
+struct Compiled {
+  std::string file;
+  std::string torch;
+  std::string machine;
+  std::vector<std::string> flags;
+};
+
+struct FileEntry {
+  std::uint64_t bytes = 0;
+  std::string crc32;
+};
+
+struct Artefact {
+  std::string folder;
+  std::string name;
+  std::string version;  // the CRC-32 of the manifest
+  std::vector<Table> tables;
+  std::vector<Lookup> lookups;
+  std::vector<Input> inputs;
+  std::vector<std::string> dense;
+  std::vector<std::string> sparse;
+  std::vector<TextIds> text;  // of each sparse feature
+  Transform transform = Transform::none;
+  std::map<std::string, FileEntry> files;
+  std::vector<double> logits;  // of the example
+  Compiled compiled;
+
+  std::string path(const std::string& file) const { return folder + "/" + file; }
+  // Map a file whose size must be that of the manifest.
+  MappedFile map(const std::string& file) const;
+  // Compare the bytes of a file with its checksum.
+  void verify(const std::string& file, const MappedFile& found) const;
+  [[noreturn]] void damaged(const std::string& why) const;
+};
+
+// Read a manifest, and check that its files are there in full.
+Artefact read_artefact(const std::string& path);
+
+// Return the bytes of a stored row.
+std::int64_t row_bytes(Storage storage, std::int64_t dim);
+const char* name_of(Storage storage);
+
+}  // namespace recapp

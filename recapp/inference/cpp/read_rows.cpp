@@ -1,0 +1,222 @@
+#include "read_rows.h"
+
+namespace recapp {
+
+RowsBuilder::RowsBuilder(const Artefact& artefact) : artefact_(artefact) {
+  rows_.sparse.resize(artefact.sparse.size());
+}
+
+int RowsBuilder::feature(std::string_view name) const {
+  for (int i = 0; i < features(); ++i) {
+    if (this->name(i) == name) return i;
+  }
+  return -1;
+}
+
+const std::string& RowsBuilder::name(int feature) const {
+  const auto at = static_cast<std::size_t>(feature);
+  return is_dense(feature) ? artefact_.dense[at] : artefact_.sparse[at - artefact_.dense.size()];
+}
+
+void RowsBuilder::add_rows(std::int64_t count) {
+  rows_.count += count;
+  rows_.dense.resize(static_cast<std::size_t>(rows_.count) * artefact_.dense.size());
+}
+
+void RowsBuilder::add_number(int feature, std::int64_t row, const Value& value) {
+  rows_.dense[static_cast<std::size_t>(row) * artefact_.dense.size() + feature] =
+      transformed(number_of(value), artefact_.transform);
+}
+
+void RowsBuilder::add_id(int feature, const Value& value) {
+  const TextIds way = artefact_.text[feature - artefact_.dense.size()];
+  ids(feature).ids.push_back(id_of(value, way));
+}
+
+void RowsBuilder::add_to_list(int feature, const Value& value) {
+  add_id(feature, value);
+  if (ids(feature).ids.back() == MISSING) ids(feature).ids.pop_back();
+}
+
+Rows RowsBuilder::finish() {
+  for (Ids& of : rows_.sparse) {
+    if (!of.lists) continue;
+    // a row whose list is missing has none, where a row without lists has a missing id
+    std::size_t kept = 0;
+    std::size_t at = 0;
+    for (std::int64_t& end : of.ends) {
+      for (; at < static_cast<std::size_t>(end); ++at) {
+        if (of.ids[at] != MISSING) of.ids[kept++] = of.ids[at];
+      }
+      end = static_cast<std::int64_t>(kept);
+    }
+    of.ids.resize(kept);
+  }
+  return std::move(rows_);
+}
+
+namespace {
+
+// Reads JSON lines.
+class JsonRows {
+ public:
+  JsonRows(const Artefact& artefact, const std::string& source)
+      : builder_(artefact), source_(source), first_line_(builder_.features(), 0),
+        lists_(builder_.features(), false) {
+    for (int i = 0; i < builder_.features(); ++i) numbers_[builder_.name(i)] = i;
+  }
+
+  void add(std::string_view line, std::int64_t number) {
+    line_ = number;
+    try {
+      const Json row = parse_json(line);
+      if (!row.is(Json::Kind::object)) throw JsonError("a row must be an object", 0);
+      builder_.add_rows(1);
+      add(row);
+      ++count_;
+    } catch (const JsonError& error) {
+      fail(error.what());
+    }
+  }
+
+  Rows finish() { return builder_.finish(); }
+  std::int64_t count() const { return count_; }
+
+ private:
+  [[noreturn]] void fail(const std::string& why) const {
+    throw Error(source_ + " line " + std::to_string(line_) + ": " + why);
+  }
+
+  void add(const Json& row) {
+    std::vector<const Json*> given(static_cast<std::size_t>(builder_.features()), nullptr);
+    for (std::size_t i = 0; i < row.keys.size(); ++i) {
+      const auto found = numbers_.find(row.keys[i]);
+      if (found == numbers_.end()) {
+        fail("feature " + shown(row.keys[i]) + " is unknown; the model has " + some_names());
+      }
+      given[static_cast<std::size_t>(found->second)] = &row.items[i];
+    }
+    for (int i = 0; i < builder_.features(); ++i) {
+      const Json* value = given[static_cast<std::size_t>(i)];
+      if (!value) {
+        fail("feature " + builder_.name(i) + " is missing; write null where it has no value");
+      }
+      try {
+        add(i, *value);
+      } catch (const BadValue& error) {
+        fail("feature " + builder_.name(i) + " " + error.what());
+      }
+    }
+  }
+
+  void add(int feature, const Json& value) {
+    if (builder_.is_dense(feature)) {
+      builder_.add_number(feature, count_, value_of(value, "a number, or text that spells one"));
+      return;
+    }
+    const bool list = value.is(Json::Kind::array);
+    if (!value.is(Json::Kind::null)) check_kind(feature, list);
+    if (list) {
+      builder_.begin_list(feature);
+      for (const Json& item : value.items) {
+        builder_.add_to_list(feature, value_of(item, "an integer or text"));
+      }
+    } else {
+      builder_.add_id(feature, value_of(value, "an integer, text, or a list of those"));
+    }
+    builder_.end_row(feature);
+  }
+
+  // Check that the rows of a feature are all lists, or none.
+  void check_kind(int feature, bool list) {
+    const auto i = static_cast<std::size_t>(feature);
+    if (!first_line_[i]) {
+      first_line_[i] = line_;
+      lists_[i] = list;
+    } else if (lists_[i] != list) {
+      throw BadValue(std::string("is ") + (list ? "a list" : "one id") + " here and " +
+                     (list ? "one id" : "a list") + " in line " + std::to_string(first_line_[i]) +
+                     ": write it one way in all rows");
+    }
+  }
+
+  static Value value_of(const Json& json, const char* allowed) {
+    Value made;
+    switch (json.kind) {
+      case Json::Kind::null: break;
+      case Json::Kind::boolean:
+        made.kind = Value::Kind::boolean;
+        made.integer = json.flag;
+        break;
+      case Json::Kind::integer:
+        made.kind = Value::Kind::integer;
+        made.integer = json.integer;
+        break;
+      case Json::Kind::large:
+        made.kind = Value::Kind::large;
+        made.large = json.large;
+        break;
+      case Json::Kind::number:
+        made.kind = Value::Kind::number;
+        made.number = json.number;
+        break;
+      case Json::Kind::text:
+        made.kind = Value::Kind::text;
+        made.text = json.text;
+        break;
+      default:
+        throw BadValue(std::string("holds ") +
+                       (json.is(Json::Kind::array) ? "a list" : "an object") + "; allowed: " +
+                       allowed);
+    }
+    return made;
+  }
+
+  std::string some_names() const {
+    std::string made;
+    for (int i = 0; i < builder_.features() && i < 8; ++i) {
+      made += (i ? ", " : "") + builder_.name(i);
+    }
+    return made + (builder_.features() > 8 ? ", ..." : "");
+  }
+
+  RowsBuilder builder_;
+  std::string source_;
+  std::map<std::string, int> numbers_;
+  std::vector<std::int64_t> first_line_;  // in which a feature had a value
+  std::vector<bool> lists_;
+  std::int64_t line_ = 0;
+  std::int64_t count_ = 0;
+};
+
+}  // namespace
+
+Rows read_json(std::string_view text, const Artefact& artefact, const std::string& source) {
+  JsonRows rows(artefact, source);
+  std::int64_t line = 0;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    ++line;
+    const std::string_view here = text.substr(0, end);
+    // an empty line is no row
+    if (here.find_first_not_of(" \t\r") != std::string_view::npos) rows.add(here, line);
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return rows.finish();
+}
+
+bool looks_like_arrow(std::string_view bytes) {
+  return bytes.substr(0, 6) == "ARROW1" || bytes.substr(0, 4) == "\xFF\xFF\xFF\xFF";
+}
+
+#ifndef RECAPP_ARROW
+bool has_arrow() { return false; }
+
+Rows read_arrow(std::string_view, const Artefact&, const std::string& source) {
+  throw Error(source +
+              " is Arrow, and this program was built without it: send JSON lines, or build it "
+              "where pyarrow or Arrow's libraries are");
+}
+#endif
+
+}  // namespace recapp

@@ -1,0 +1,431 @@
+"""The C++ program scores as Python does, bit for bit, and says in one line what is wrong."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from inference.scored_models import raw_rows, settings, storages, write_logs
+from trainer.runs import compose as compose_criteo
+from trainer.runs import fit, make_logs
+
+import recapp
+from recapp.app.export_model import Export, export_model
+from recapp.errors import ConfigError
+from recapp.inference.build_cpp import SOURCE, build, missing_tools
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(bool(missing_tools()), reason=f"not here: {', '.join(missing_tools())}"),
+]
+TRUST = ("inference",)
+AT_ONCE = 4096
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("cpp"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Artefacts by seed."""
+    held = {}
+
+    def artefact(seed):
+        if seed not in held:
+            folder = tmp_path_factory.mktemp(f"mixture_{seed}")
+            chosen = settings(write_logs(folder / "logs", seed), seed)
+            (folder / "run").mkdir()
+            fit(chosen, folder / "run")
+            options = Export(quantize_tables=storages(seed), report_rows=0)
+            path = folder / "run" / "checkpoints" / "last.ckpt"
+            export_model(path, folder / "art", options, trust=TRUST)
+            held[seed] = folder / "art"
+        return held[seed]
+
+    return artefact
+
+
+@pytest.fixture
+def artefact(made, tmp_path):
+    """A copy of an artefact, to be damaged."""
+    return Path(shutil.copytree(made(0), tmp_path / "art"))
+
+
+def run(program, *words, stdin=None):
+    return subprocess.run(
+        [program, *map(str, words)], input=stdin, capture_output=True, timeout=120
+    )
+
+
+def numbers(done, name):
+    assert done.returncode == 0, done.stderr.decode()
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(line.keys() == {name} for line in lines)
+    return torch.tensor([line[name] for line in lines])
+
+
+def problem(program, *words, stdin=b""):
+    """Run a program that must fail, and return the one line that it says."""
+    done = run(program, *words, stdin=stdin)
+    assert done.returncode == 1 and done.stdout == b""
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+def python_logits(artefact, rows):
+    model = recapp.load_model(artefact, trust=TRUST, trust_compiled=True)
+    assert model.info["compiled"]
+    with torch.no_grad():
+        parts = [model(model.batch(rows.slice(n, AT_ONCE))) for n in range(0, len(rows), AT_ONCE)]
+    return torch.cat(parts)
+
+
+def as_json(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows.to_pylist()).encode()
+
+
+def as_stream(rows, **options):
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, rows.schema) as writer:
+        writer.write_table(rows, **options)
+    return out.getvalue().to_pybytes()
+
+
+def as_file(rows):
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_file(out, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=700)
+    return out.getvalue().to_pybytes()
+
+
+# ---- the same bits
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_any_tables_score_the_same_bits_from_json_arrow_and_python(program, made, seed, tmp_path):
+    torch.set_num_threads(2)
+    rows = raw_rows(seed + 100, AT_ONCE + 300, known=200).drop_columns(["label"])
+    wanted = python_logits(made(seed), rows)
+    assert len(wanted.unique()) > 1000
+    file = tmp_path / "rows"
+    for written in (as_json(rows), as_stream(rows, max_chunksize=900), as_file(rows)):
+        file.write_bytes(written)
+        found = numbers(run(program, made(seed), file, "--logits", "--threads=2"), "logit")
+        assert torch.equal(found, wanted)
+    scores = numbers(run(program, made(seed), "--threads=2", stdin=as_json(rows)), "score")
+    assert torch.equal(scores, torch.sigmoid(wanted.float()))
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_threads_and_batches_change_no_lookup(program, made, seed):
+    """The dense part adds in another order for other sizes; the rest does not."""
+    rows = raw_rows(7, 500).drop_columns(["label"])
+    wanted = python_logits(made(seed), rows)
+    for words in (("--threads=1",), ("--batch=7",), ("--batch=1", "--threads", "2")):
+        found = numbers(run(program, made(seed), "--logits", *words, stdin=as_json(rows)), "logit")
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_columns_of_all_types_score_the_same_bits(program, made, tmp_path):
+    rows = raw_rows(5, 300).drop_columns(["label"])
+    wanted = python_logits(made(0), rows)
+
+    def cast(rows, name, kind):
+        at = rows.schema.get_field_index(name)
+        return rows.set_column(at, name, rows.column(name).cast(kind))
+
+    other = rows
+    for name, kind in (
+        ("n1", pa.float32()),
+        ("n3", pa.large_string()),
+        ("hexed", pa.dictionary(pa.int32(), pa.string())),
+        ("words", pa.binary()),
+        ("keys", pa.string()),
+        ("errors", pa.float64()),
+        ("clamped", pa.int16()),
+        ("dropped", pa.large_list(pa.int32())),
+        ("text_keys", pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+    ):
+        other = cast(other, name, kind) if name != "text_keys" else other
+    done = run(program, made(0), "--logits", stdin=as_stream(other.append_column("x", rows["n1"])))
+    assert torch.equal(numbers(done, "logit"), wanted)
+    assert torch.equal(python_logits(made(0), other), wanted)
+
+
+@pytest.mark.skipif("RECAPP_REAL_DATA" not in os.environ, reason="RECAPP_REAL_DATA is not set")
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_real_logs_score_the_same_bits(program, tmp_path, quantize):
+    torch.set_num_threads(2)
+    fit(compose_criteo(make_logs(tmp_path / "logs"), "trainer.max_steps=6"), tmp_path / "run")
+    checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    export_model(checkpoint, tmp_path / "art", Export(quantize=quantize, report_rows=0))
+    folder = Path(os.environ["RECAPP_REAL_DATA"]) / "criteo_kaggle_137k" / "test"
+    rows = pq.read_table(sorted(folder.glob("*.parquet"))[0])
+    schema = recapp.load_model(tmp_path / "art").schema
+    own = {name: rows.column(at) for name, at in schema.resolve(rows.schema, "rows").items()}
+    rows = pa.table(own)
+    wanted = python_logits(tmp_path / "art", rows)
+    for written in (as_json(rows), as_stream(rows)):
+        done = run(program, tmp_path / "art", "--logits", "--threads=2", stdin=written)
+        assert torch.equal(numbers(done, "logit"), wanted)
+
+
+# ---- what else it says
+
+
+def test_it_says_what_it_loaded_and_how_fast_it_is(program, made):
+    said = run(program, made(0), "--info", "--check-rows").stdout.decode()
+    assert "name      art\n" in said and "the example scores as it did" in said
+    assert "keys: " in said and ", dynamic\n" in said
+    rows = as_json(raw_rows(3, 40).drop_columns(["label"]))
+    done = run(program, made(0), "--bench=1,64", "--repeat=5", stdin=rows)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["batch"] for line in lines] == [1, 64]
+    assert all(0 < line["p50_us"] <= line["p99_us"] for line in lines)
+    assert b"JSON lines" in run(program, "--help").stdout
+
+
+def test_without_arrow_it_reads_json_lines(made, tmp_path):
+    program = build(tmp_path / "build", arrow=False)
+    rows = raw_rows(5, 30).drop_columns(["label"])
+    found = numbers(run(program, made(0), "--logits", stdin=as_json(rows)), "logit")
+    assert torch.equal(found, python_logits(made(0), rows))
+    said = problem(program, made(0), stdin=as_stream(rows))
+    assert said.startswith("standard input is Arrow, and this program was built without it")
+    assert b"built without Arrow" in run(program, "--help").stdout
+
+
+def test_a_program_that_cannot_be_built_says_why(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match="no-such-compiler is not here"):
+        build(tmp_path / "build")
+
+
+# ---- wrong input
+
+
+@pytest.fixture(scope="module")
+def row():
+    """A row as JSON has it."""
+    return next(
+        r for r in raw_rows(5, 300).drop_columns(["label"]).to_pylist() if None not in r.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n1": "x"}, "feature n1 holds 'x', which is not a number"),
+        ({"n1": [1]}, "feature n1 holds a list; allowed: a number, or text that spells one"),
+        ({"n2": 1e300}, "feature n2 holds 1e+300, which is not finite in 32 bits"),
+        ({"n3": "nan"}, "feature n3 holds nan, which is not finite"),
+        ({"hexed": "12g"}, "feature hexed holds '12g'; an id of a hexadecimal feature has at most"),
+        ({"hexed": "8" + 15 * "0"}, "the one number that is no id"),
+        ({"keys": -(2**63)}, "the one number that is no id"),
+        ({"keys": "abc"}, "feature keys holds 'abc', which is no integer"),
+        ({"errors": 1.5}, "feature errors holds 1.5; an id must be an integer or text"),
+        ({"errors": True}, "feature errors holds a boolean"),
+        ({"words": {}}, "feature words holds an object; allowed: an integer, text, or a list"),
+        ({"many": [[1]]}, "feature many holds a list; allowed: an integer or text"),
+        ({"many": 3}, "feature many is one id here and a list in line 1: write it one way"),
+        ({"label": 1}, "feature 'label' is unknown; the model has n1, n2, n3"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_named_with_its_line(program, made, row, change, said):
+    lines = [json.dumps(row), "", json.dumps(row | change)]
+    found = problem(program, made(0), stdin="\n".join(lines).encode())
+    assert found.startswith("standard input line 3: ") and said in found
+
+
+def test_rows_that_are_no_rows_are_named(program, made, row, tmp_path):
+    less = {k: v for k, v in row.items() if k != "words"}
+    for text, said in (
+        (json.dumps(less), "line 1: feature words is missing; write null where it has no value"),
+        (json.dumps(row) + '\n{"n1": 1,', "line 2: the text ends too early at byte 10"),
+        ("[1]", "line 1: a row must be an object at byte 1"),
+        ('{"n1": 1, "n1": 2}', "line 1: key 'n1' occurs twice"),
+        ('{"n1": 01}', "line 1: a comma or brace is missing"),
+        ("[" * 200, "line 1: values are nested too deeply"),
+        ("", "standard input has no rows"),
+        ("\n \n", "standard input has no rows"),
+    ):
+        assert said in problem(program, made(0), stdin=text.encode())
+    assert "text is no UTF-8" in problem(program, made(0), stdin=b'{"n1": "\xff"}')
+    missing = problem(program, made(0), tmp_path / "none.jsonl")
+    assert missing == f"{tmp_path / 'none.jsonl'} cannot be read: No such file or directory"
+
+
+def test_ids_outside_under_rule_error_are_named(program, made, row):
+    lines = json.dumps(row) + "\n" + json.dumps(row | {"errors": 45})
+    found = problem(program, made(0), stdin=lines.encode())
+    assert found.startswith(
+        "row 1: table errors: feature errors has the id 45, which is outside its 50 rows (-5..44)"
+    )
+
+
+def test_arrow_that_cannot_be_read_is_named(program, made):
+    rows = raw_rows(5, 30).drop_columns(["label"])
+    assert problem(program, made(0), stdin=as_stream(rows.drop_columns(["many"]))) == (
+        "standard input: there is no column for feature many"
+    )
+    wrong = rows.set_column(0, "n1", pa.array(["x"] * len(rows)))
+    assert problem(program, made(0), stdin=as_stream(wrong)).startswith(
+        "standard input: column n1, row 0 holds 'x', which is not a number"
+    )
+    at = rows.schema.get_field_index("many")
+    wrong = rows.set_column(at, "many", pa.array([{"a": 1}] * len(rows)))
+    assert problem(program, made(0), stdin=as_stream(wrong)).startswith(
+        "standard input: column many has type struct<a: int64>; allowed: integers, text, or lists"
+    )
+    twice = rows.append_column("many", rows.column("many"))
+    assert "column many is there more than once" in problem(
+        program, made(0), stdin=as_stream(twice)
+    )
+    whole = as_file(rows)
+    for cut in (10, len(whole) // 2, len(whole) - 5):
+        assert "cannot be read as Arrow" in problem(program, made(0), stdin=whole[:cut])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give the directory of an artefact"),
+        (("a", "b", "c"), "give the directory of an artefact"),
+        (("a", "--thread=2"), "--thread: no such option"),
+        (("a", "--threads=0"), "--threads=0: must be a whole number from 1 to 1024"),
+        (("a", "--bench=1,x"), "--bench=x: must be a whole number"),
+        (("a", "--format=xml"), "--format=xml: must be auto, json or arrow"),
+        (("a", "--batch"), "--batch: no such option, or its value is missing"),
+    ],
+)
+def test_wrong_options_are_said(program, words, said):
+    assert problem(program, *words).startswith(said)
+
+
+# ---- damaged artefacts
+
+
+def rewrite(artefact, change):
+    """Change the manifest, and give it the right checksum."""
+    path = artefact / "manifest.json"
+    info = json.loads(path.read_text())
+    info.pop("checksum")
+    change(info)
+    body = json.dumps(info)[:-1].encode()
+    path.write_bytes(body + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(body))
+
+
+def of_table(name, **change):
+    return lambda info: next(t for t in info["tables"] if t["name"] == name).update(change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m.update(compiled=None), "has no compiled dense part: export with compile=true"),
+        (lambda m: m["compiled"].update(flags=["avx9"]), "needs avx9, which this CPU lacks"),
+        (
+            lambda m: m["compiled"].update(machine="riscv64"),
+            "is code for riscv64, and this machine",
+        ),
+        (lambda m: m["compiled"].update(torch="1.0"), "was made with torch 1.0, and this program"),
+        (lambda m: m["compiled"].update(dtype="float64"), "compiled: dtype is not that of the"),
+        (lambda m: m["compiled"]["inputs"].pop(), "compiled: inputs do not fit lookups"),
+        (lambda m: m.update(version=2), "has version 2, but this program reads version 1"),
+        (lambda m: m.update(format="recapp"), "is a checkpoint: `python -m recapp.export"),
+        (lambda m: m.update(format="x"), "format 'x'"),
+        (lambda m: m.pop("logits"), "logits is missing"),
+        (lambda m: m["logits"].append(0.5), "its example has"),
+        (lambda m: m.update(logits=[9.0] * len(m["logits"])), "scores its example otherwise"),
+        (lambda m: m["ids"].update(text="md5"), "text ids are hashed by md5"),
+        (lambda m: m["features"].update(transform="sqrt"), "transform='sqrt'"),
+        (lambda m: m["features"]["sparse"].append("n1"), "name 'n1' occurs twice"),
+        (lambda m: m["lookups"][0].update(table="no"), "table 'no' is unknown"),
+        (lambda m: m["files"].update({"../x": {"bytes": 1, "crc32": ""}}), "file '../x'"),
+        (of_table("hashed", first_row=10**6), "table 'hashed' has rows that"),
+        (of_table("hashed", rows=2**62), "table 'hashed' has rows that"),
+        (of_table("hashed", rows=-1), "rows=-1"),
+        (of_table("hashed", rows=1), "table 'hashed' has too few rows"),
+        (of_table("hashed", dim=2**60), f"dim={2**60}"),
+        (of_table("hashed", storage="int2"), "storage='int2'"),
+        (of_table("keys", keys="dense.safetensors", rows=10**6), "table 'keys' has rows that"),
+    ],
+)
+def test_manifests_that_cannot_be_are_refused(program, artefact, change, said):
+    rewrite(artefact, change)
+    assert said in problem(program, artefact)
+
+
+def test_files_that_cannot_be_are_refused(program, artefact, tmp_path):
+    assert "there is no such directory" in problem(program, tmp_path / "none")
+    assert "is no artefact: manifest.json is missing" in problem(program, tmp_path)
+    manifest = artefact / "manifest.json"
+    whole = manifest.read_bytes()
+    for cut in (0, 1, 100, len(whole) // 2, len(whole) - 3):
+        manifest.write_bytes(whole[:cut])
+        assert f"the manifest of artefact {artefact} is damaged" in problem(program, artefact)
+    manifest.write_bytes(whole.replace(b'"name": "art"', b'"name": "brt"'))
+    assert "its bytes are not those that were written" in problem(program, artefact)
+    manifest.write_bytes(whole)
+    for file, words in (
+        ("compiled/dense.pt2", ()),
+        ("example.arrow", ()),
+        (next(f for f in json.loads(whole)["files"] if f.endswith(".bin")), ("--check-rows",)),
+    ):
+        raw = (artefact / file).read_bytes()
+        (artefact / file).write_bytes(raw[:50] + bytes([raw[50] ^ 1]) + raw[51:])
+        assert f"{file} is damaged" in problem(program, artefact, *words)
+        (artefact / file).write_bytes(raw[:-1])
+        assert f"{file} has {len(raw) - 1} of {len(raw)} bytes" in problem(program, artefact)
+        (artefact / file).unlink()
+        assert f"is an incomplete artefact: {file} is missing" in problem(program, artefact)
+        (artefact / file).write_bytes(raw)
+    assert run(program, artefact, "--info").returncode == 0
+
+
+def test_nothing_that_is_read_can_crash_it(made, artefact, tmp_path, monkeypatch):
+    """Built with sanitizers, which end the program where memory or arithmetic is misused."""
+    program = build(tmp_path / "build", sanitize="address,undefined")
+    # allocations of libraries live as long as the process
+    monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0:exitcode=77")
+    monkeypatch.setenv("UBSAN_OPTIONS", "exitcode=77")
+    rows = raw_rows(105, 300, known=200).drop_columns(["label"])
+    rng = random.Random(4)
+    for written in (as_json(rows), as_stream(rows), as_file(rows)):
+        found = numbers(run(program, artefact, "--logits", stdin=written), "logit")
+        assert torch.equal(found, python_logits(made(0), rows))
+    short = rows.slice(0, 3)
+    for written in (as_json(short), as_stream(short), as_file(short)):
+        for _ in range(8):
+            raw = bytearray(written)
+            for _ in range(3):
+                raw[rng.randrange(len(raw))] = rng.choice([0, 34, 93, 125, 255, 48])
+            done = run(program, artefact, stdin=bytes(raw[: rng.randrange(1, len(raw) * 2)]))
+            assert done.returncode in (0, 1), done.stderr.decode()
+    manifest = artefact / "manifest.json"
+    whole = manifest.read_bytes()
+    for _ in range(20):
+        at = rng.randrange(len(whole) - 40)
+        damaged = whole[:at] + bytes([rng.choice(b'0"}],-9')]) + whole[at + 1 : -27]
+        manifest.write_bytes(damaged + b',\n"checksum": "%08x"\n}\n' % zlib.crc32(damaged))
+        done = run(program, artefact, stdin=as_json(short))
+        assert done.returncode in (0, 1), done.stderr.decode()
+
+
+# ---- where it lies
+
+
+def test_its_sources_are_in_the_wheel():
+    """The build's settings take all files of the package."""
+    names = {path.name for path in SOURCE.iterdir()}
+    assert {"CMakeLists.txt", "main.cpp", "sum_rows.cpp"} <= names

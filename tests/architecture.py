@@ -36,7 +36,12 @@ names between bars do not.
 THIRD_PARTIES = {
     "hydra": ("app",),
     "omegaconf": ("app",),
-    "pyarrow": ("dataset", "inference.small_files", "app.validation_rows"),
+    "pyarrow": (
+        "dataset",
+        "inference.build_cpp",
+        "inference.small_files",
+        "app.validation_rows",
+    ),
     "lightning": ("trainer", "app"),
     "torch.distributed": (
         "transport",

@@ -2,24 +2,32 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from recapp.benchmarks.models import MODELS
+from recapp.benchmarks.models import MODELS, SERVED
 from recapp.benchmarks.rivals import check_python
 from recapp.benchmarks.setup import check_backend, check_names, check_transports
 from recapp.benchmarks.workloads import LOOKUPS, WORKLOADS
 from recapp.errors import ConfigError
+from recapp.inference.artefact import is_artefact
+from recapp.inference.storage import QUANTIZE
 from recapp.tables.config import PoolingType
 
 IDS = ("uniform", "zipf")
 STRATEGY_BATCHES = [32, 4096]
 LOOKUP_BATCHES = [1, 64, 4096]
-ONE_PROCESS = ("kernels", "quantised", "memory")
+ONE_PROCESS = ("kernels", "quantised", "memory", "inference")
 """The verbs that measure one process."""
-ON_SEVERAL_THREADS = ("kernels", "quantised")
+ON_SEVERAL_THREADS = ("kernels", "quantised", "inference")
 """The verbs that take a list of threads."""
-OF_DYNAMIC = ("W1", "hugectr_d64", 100_000)
-"""The workload, the model and the new keys of a step that `dynamic` measures by default."""
+OF_VERB: dict[str, tuple[str | None, str, object]] = {
+    "dynamic": ("W1", "hugectr_d64", 100_000),
+    "inference": (None, "large", LOOKUP_BATCHES),
+}
+"""The workload, the model and the batch (of `dynamic` the new keys of a step) that are measured by
+default, where that is not all.
+"""
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,14 +48,14 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     )
     if verb not in ON_SEVERAL_THREADS and isinstance(threads, list):
         raise ConfigError(
-            f"threads={threads}: a list is for {' and '.join(ON_SEVERAL_THREADS)}; a rank of "
+            f"threads={threads}: a list is for {', '.join(ON_SEVERAL_THREADS)}; a rank of "
             f"{verb} has one number of threads"
         )
     batches = LOOKUP_BATCHES if verb == "quantised" else STRATEGY_BATCHES
-    workload, model, batch_size = OF_DYNAMIC if verb == "dynamic" else (None, None, batches)
+    workload, model, batch_size = OF_VERB.get(verb, (None, None, batches))
     found: dict[str, Any] = {
         "workload": check_names("workload", _or(settings["workload"], workload), _workloads(verb)),
-        "model": check_names("model", _or(settings["model"], model), list(MODELS)),
+        "model": check_names("model", _or(settings["model"], model), _models(verb)),
         "ids": check_names("ids", settings["ids"], IDS),
         "transport": check_transports(settings["transport"]),
         "backend": check_backend(settings["backend"]),
@@ -67,8 +75,12 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"tables: {verb} needs tables written out, as in conf/tables/sample.yaml: tables=sample"
         )
-    if not isinstance(settings["compile"], bool):
+    found["compile"] = _or(settings["compile"], verb == "inference")
+    if not isinstance(found["compile"], bool):
         raise ConfigError(f"compile={settings['compile']}: must be true or false")
+    found["quantize"] = check_names("quantize", settings["quantize"], list(QUANTIZE))
+    if verb == "inference":
+        _check_path(settings)
     check_python(settings["torchrec_python"])
     return dict(settings) | found
 
@@ -80,6 +92,32 @@ def _workloads(verb: str) -> list[str]:
     return [
         name for name, w in WORKLOADS.items() if verb != "kernels" or w.pooling is PoolingType.SUM
     ]
+
+
+def _check_path(settings: Mapping[str, Any]) -> None:
+    """Check that a model of one's own is there and may be stored as asked.
+
+    Raises:
+        ConfigError: There is none, a generated one is named as well, or an artefact is to be stored
+            otherwise.
+    """
+    path = settings["path"]
+    if path is None:
+        return
+    if settings["model"] is not None:
+        raise ConfigError(f"path={path} model={settings['model']}: measure one of them")
+    if not Path(path).is_dir():
+        raise ConfigError(f"path={path}: there is no such checkpoint or artefact")
+    if settings["quantize"] is not None and is_artefact(path):
+        raise ConfigError(
+            f"quantize={settings['quantize']}: path={path} is an artefact, whose tables are stored "
+            "already: leave quantize out, or name its checkpoint"
+        )
+
+
+def _models(verb: str) -> list[str]:
+    """Return the models that a verb measures."""
+    return list(SERVED if verb == "inference" else MODELS)
 
 
 def _or(value: object, default: object) -> object:

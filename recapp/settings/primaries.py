@@ -133,7 +133,13 @@ class Bench(Command):
     round_seconds: Annotated[float, Within(above=0)] = 0.5
     batch_size: Positive | list[Positive] | None = None
     ids: Literal["uniform", "zipf"] | list[Literal["uniform", "zipf"]] = "uniform"
-    compile: bool = False
+    compile: bool | None = None
+    path: str | None = None
+    quantize: (
+        Literal["none", "fp16", "int8", "int4"]
+        | list[Literal["none", "fp16", "int8", "int4"]]
+        | None
+    ) = None
     bag: Positive = 10
     keys: Positive = 10_000_000
     bench: Benchmark = ABSENT
@@ -165,6 +171,16 @@ EXPERIMENTS = ("train", "eval", "predict", "export")
 
 VERBS = {
     "plan": ("explain", "types", "compare", "export", "check", "calibrate", "devices", "scale"),
-    "bench": ("kernels", "quantised", "memory", "step", "train", "strategies", "data", "dynamic"),
+    "bench": (
+        "kernels",
+        "quantised",
+        "memory",
+        "step",
+        "train",
+        "strategies",
+        "data",
+        "dynamic",
+        "inference",
+    ),
 }
 """The verbs of the commands that have some: the first word behind the command."""

@@ -1,5 +1,5 @@
-"""Builds the C++ program that scores by an artefact without Python (`recapp/inference/cpp`), with the
-libraries of the torch and pyarrow that are installed here.
+"""Builds the C++ program that scores by an artefact without Python (`recapp/inference/cpp`), with
+the libraries of the torch and pyarrow that are installed here.
 """
 
 import shutil

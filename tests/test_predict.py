@@ -476,7 +476,7 @@ def test_memory_does_not_grow_with_the_input(base, tmp_path):
     for times in (20, 200):
         folder = tmp_path / str(times)
         folder.mkdir()
-        more = many_rows(base, folder / "many", times)[:1]
+        more = [*many_rows(base, folder / "many", times)[:1], "rows_per_batch=4096"]
         ran = subprocess.run(
             [
                 sys.executable,

@@ -16,6 +16,7 @@ COMMANDS = {
     "eval": "measure a checkpoint on validation or test rows, on any number of ranks",
     "plan": "explain, compare, export, check and scale sharding plans on paper",
     "report": "draw what a run or a sweep has left as one page",
+    "serve": "answer requests for scores over HTTP, with a trained model",
     "bench": "measure recapp on this machine, beside the systems it is compared with",
 }
 COMPLETION = "--completion"

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-COMMANDS = "__main__, train, eval, worker, plan, bench, report"
+COMMANDS = "__main__, train, eval, worker, plan, bench, report, serve"
 
 LAYERS = f"""
 {COMMANDS}
 app
 benchmarks
 compat
+serving
 trainer | inference
 engine | checkpoints
 transport
@@ -36,7 +37,17 @@ names between bars do not.
 THIRD_PARTIES = {
     "hydra": ("app",),
     "omegaconf": ("app",),
-    "pyarrow": ("dataset",),
+    "pyarrow": (
+        "dataset",
+        "serving.arrow_route",
+        "serving.arrow_sizes",
+        "serving.feature_columns",
+        "serving.json_rows",
+        "serving.served_model",
+        "serving.tensors",
+    ),
+    "starlette": ("serving",),
+    "uvicorn": ("serving",),
     "lightning": ("trainer", "app"),
     "torch.distributed": (
         "transport",

@@ -19,6 +19,7 @@ from recapp.settings.groups import (
     Planner,
     Positive,
     TablesOfDataset,
+    Timeout,
     Topology,
     Trainer,
 )
@@ -123,12 +124,34 @@ class Report(Command):
     path: str = ABSENT
 
 
+@dataclass
+class Serve(Command):
+    """The settings of `python -m recapp.serve`."""
+
+    artefact: str = ABSENT
+    host: str = "127.0.0.1"
+    port: Annotated[int, Within(0, 65535)] = 8080
+    name: str | None = None
+    trust: list[str] = field(default_factory=list)
+    threads: Positive = 1
+    max_batch: Positive = 1024
+    max_wait_ms: Annotated[float, Within(0, 10_000)] = 0
+    max_body_bytes: Positive = 4_194_304
+    max_rows: Positive = 4096
+    max_ids: Positive = 262_144
+    max_queue: Positive = 256
+    max_pending_bytes: Positive = 268_435_456
+    max_connections: Positive = 1024
+    timeout_s: Timeout = 10
+
+
 COMMANDS: dict[str, type] = {
     "train": Train,
     "eval": Eval,
     "plan": OnPaper,
     "bench": Bench,
     "report": Report,
+    "serve": Serve,
 }
 """The settings of each command, by its name."""
 

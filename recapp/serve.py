@@ -12,7 +12,7 @@ if __name__ == "__main__":
     end_on_signals()  # before the imports below, which take a while
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

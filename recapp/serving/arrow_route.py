@@ -17,7 +17,7 @@ from recapp.dataset.arrow_types import has_views, is_list, is_text
 from recapp.errors import DataError
 from recapp.serving.arrow_sizes import check_unpacked_bytes
 from recapp.serving.feature_columns import ids_in
-from recapp.serving.limits import Limits, Refused, bad, check_body_bytes, check_ids, check_rows
+from recapp.serving.limits import Limits, bad, check_body_bytes, check_ids, check_rows
 from recapp.serving.question import Question, Reply, scores_of
 from recapp.serving.served_model import Served
 

@@ -1,9 +1,9 @@
 """How many bytes an Arrow IPC stream holds when it is unpacked, before anything unpacks it.
 
-Buffers of a record batch may be compressed, and each says in front how long it will be: Arrow takes
-that much memory before it looks further, a terabyte for a body of a few hundred bytes. So these
-numbers are added up first. Arrow has verified the metadata (a flatbuffer) when it returns a message;
-the few fields that matter are read here, as its format lays them out:
+Buffers of a record batch may be compressed, and each says in front how long it will be: Arrow
+takes that much memory before it looks further, a terabyte for a body of a few hundred bytes. So
+these numbers are added up first. Arrow has verified the metadata (a flatbuffer) when it returns a
+message; the few fields that matter are read here, as its format lays them out:
 
     Message      1 type of header, 2 header          RecordBatch      2 buffers, 3 compression
     types        2 dictionary batch, 3 record batch  DictionaryBatch  1 its record batch

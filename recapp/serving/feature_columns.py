@@ -1,8 +1,11 @@
 """Tensors of a request -> one Arrow table of raw rows, as the model's schema names its columns.
 
-    NAME               [B]   a value per row; null or "" is a missing one
-    NAME + NAME.present  [B] [B]   BOOL: where it is false the value is missing
-    NAME + NAME.lengths  [L] [B]   a list of ids per row: NAME holds them all, one row after the other
+    NAME [B]                     a value per row; null or "" is a missing one
+    NAME [B], NAME.present [B]   BOOL: where it is false the value is missing
+    NAME [L], NAME.lengths [B]   a list of ids per row: NAME holds them all, row after row
+
+A missing id is not a list without ids: the first reads the table's row for missing ones, as in
+training, the second reads none.
 
 What follows (text to ids, numbers that are not finite) is training's own decoder.
 """
@@ -64,9 +67,8 @@ def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputT
     given: dict[str, InputTensor] = {}
     for tensor in tensors:
         if tensor.name not in known:
-            raise bad(
-                f"input {tensor.name}: the model has no such feature; {_near(tensor.name, features)}"
-            )
+            near = _near(tensor.name, features)
+            raise bad(f"input {tensor.name}: the model has no such feature; {near}")
         if tensor.name in given:
             raise bad(f"input {tensor.name}: is there twice")
         given[tensor.name] = tensor

@@ -3,9 +3,10 @@
     SIGTERM, SIGINT   no new connections; what has come is answered; then the process ends with 0
     SIGHUP            the model is read anew
 
-uvicorn speaks HTTP, through h11: that one bounds the head of a request, which the faster parser does
-not, and recapp's own part of a request is longer than the difference (docs/lab_log.md). A client that
-sends a head or throws a body away slower than `timeout_s` loses its connection.
+uvicorn speaks HTTP, through h11: that one bounds the head of a request, which the faster parser
+does not, and recapp's own part of a request is longer than the difference (docs/lab_log.md). A
+client that takes longer than `timeout_s` for a head, or for a body that nobody reads any more,
+loses its connection.
 """
 
 import asyncio
@@ -82,7 +83,7 @@ def serve(server: Server, listener: socket.socket, started: Callable[[], None]) 
 async def _serve(server: Server, listener: socket.socket, started: Callable[[], None]) -> None:
     config = uvicorn.Config(
         server.application(),
-        http=_protocol(server.limits.timeout_s),
+        http=protocol_with_limit(server.limits.timeout_s),
         ws="none",
         log_config=None,
         access_log=False,
@@ -147,7 +148,7 @@ async def _reload(server: Server) -> None:
             note(refused.text)
 
 
-def _protocol(seconds: float) -> type[H11Protocol]:
+def protocol_with_limit(seconds: float) -> type[H11Protocol]:
     """Return uvicorn's protocol with a limit on how slowly a client may send.
 
     Args:

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from recapp.processes.process_memory import resident_bytes
 
-SECONDS = tuple(
+SECONDS = [
     round(base * 10.0**power, 6)
     for power in (-4, -3, -2, -1, 0)
     for base in (1, 1.4, 2, 2.8, 4, 5.6, 7.5)
-) + (10.0,)
+]
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 

@@ -77,7 +77,7 @@ class Served:
         """Return a few raw rows to try the model with, as JSON; made up where none were kept."""
         if self.scorer.example is None:
             return [
-                {name: 0.0 for name in self.scorer.schema.dense}
+                dict.fromkeys(self.scorer.schema.dense, 0.0)
                 | {
                     name: 0 if self.datatype(name) == "INT64" else "0"
                     for name in self.scorer.schema.sparse

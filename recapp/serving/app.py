@@ -255,9 +255,8 @@ class Server:
         gone = asyncio.ensure_future(request.receive())  # comes when the client goes
         left = self.limits.timeout_s - (time.perf_counter() - start)
         try:
-            await asyncio.wait(
-                {work.answer, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED
-            )
+            both: set[asyncio.Future[Any]] = {work.answer, gone}
+            await asyncio.wait(both, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if work.answer.done():
                 return work.answer.result()
             if gone.done():

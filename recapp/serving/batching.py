@@ -206,7 +206,7 @@ class Batcher:
             return
         took = time.perf_counter() - start
         self._observe(len(logits_B), took)
-        for work, own_B in zip(works, logits_B.split([w.rows for w in works]), strict=True):
+        for work, own_B in zip(works, torch.split(logits_B, [w.rows for w in works]), strict=True):
             work.model_s = took
             _answer(work, own_B)
 

@@ -108,7 +108,7 @@ function ticks(most) {
 
 function chart(svg, lines) {
   const width = svg.clientWidth, height = svg.clientHeight;
-  const left = 44, right = 62, top = 10, bottom = 24;
+  const left = 44, right = 70, top = 10, bottom = 24;
   const now = drawn.length ? drawn[drawn.length - 1].at : 0;
   const values = lines.flatMap(line => drawn.map(p => p[line.key]).filter(v => v !== null));
   const marks = ticks(Math.max(1e-9, ...values));
@@ -159,9 +159,17 @@ function draw() {
 async function example() {
   const answer = await fetch(base + "/example");
   const rows = (await answer.json()).rows;
-  of("rows").value = '{"rows": [\n' + rows.map(row => "  " + JSON.stringify(row, null, 1)
-    .replace(/\n */g, " ").replace(/(.{1,64})( |$)/g, (_, part, end) => part + (end ? "\n   " : ""))
-    .trimEnd()).join(",\n") + "\n]}";
+  of("rows").value = '{"rows": [\n' + rows.map(written).join(",\n") + "\n]}";
+}
+
+function written(row) {
+  const lines = [" "];
+  for (const [number, [name, value]] of Object.entries(row).entries()) {
+    const pair = `${JSON.stringify(name)}: ${JSON.stringify(value)}`;
+    if (lines[lines.length - 1].length + pair.length > 40) lines.push("  ");
+    lines[lines.length - 1] += (number ? " " : "{") + pair + ",";
+  }
+  return lines.join("\n").slice(0, -1) + "}";
 }
 
 async function send() {

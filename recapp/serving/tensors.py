@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.types as pt
 
 from recapp.errors import suggest
 from recapp.serving.limits import bad
@@ -160,12 +161,30 @@ def column_of(data: list[Any], kind: pa.DataType | None, field: str, wanted: str
         Refused: A value is no such number or text.
     """
     try:
-        if any(isinstance(value, bool) for value in data) and kind != pa.bool_():
+        if kind is not None:
+            _check_kinds(data, kind)
+        elif any(isinstance(value, bool) for value in data):
             raise pa.ArrowInvalid("true and false are no numbers")
         return pa.array(data, type=kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
         said = str(error).splitlines()[0][:120]
         raise bad(f"{field}: holds a value that is no {wanted}: {said}") from None
+
+
+def _check_kinds(data: list[Any], kind: pa.DataType) -> None:
+    """Raise ArrowInvalid for a value of another kind, which Arrow would cut or convert."""
+    text = pt.is_string(kind)
+    allowed = {
+        str: text,
+        bool: pt.is_boolean(kind),
+        int: not (text or pt.is_boolean(kind)),
+        float: pt.is_floating(kind),
+        type(None): True,
+    }
+    for found in set(map(type, data)):
+        if not allowed.get(found):
+            value = next(value for value in data if type(value) is found)
+            raise pa.ArrowInvalid(repr(value)[:40])
 
 
 def _of_bytes(data: memoryview, datatype: str, count: int, name: str) -> pa.Array:

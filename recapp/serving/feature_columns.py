@@ -57,7 +57,10 @@ def table_of(tensors: Sequence[InputTensor], schema: Schema, limits: Limits) -> 
 
 def ids_in(column: pa.Array) -> int:
     """Return how many ids a column of single ids or of lists holds."""
-    return len(column.flatten()) if is_list(column.type) else len(column)
+    if not is_list(column.type):
+        return len(column)
+    # not by flattening: a list of nulls says any length, and has no bytes
+    return int(pc.sum(pc.list_value_length(column)).as_py() or 0)
 
 
 def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputTensor]:

@@ -45,6 +45,7 @@ THIRD_PARTIES = {
         "serving.json_rows",
         "serving.served_model",
         "serving.tensors",
+        "benchmarks.serving_bodies",
     ),
     "starlette": ("serving",),
     "uvicorn": ("serving",),

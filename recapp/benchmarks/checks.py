@@ -12,7 +12,9 @@ from recapp.errors import ConfigError
 from recapp.tables.config import PoolingType
 
 IDS = ("uniform", "zipf")
+PROTOCOLS = ("rows", "json", "binary", "arrow")
 STRATEGY_BATCHES = [32, 4096]
+BATCHES = {"serve": [1, 64]}
 OF_DYNAMIC = ("W1", "hugectr_d64", 100_000)
 """The workload, the model and the new keys of a step that `dynamic` measures by default."""
 
@@ -29,14 +31,15 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     verb = settings["verb"]
     cores = len(os.sched_getaffinity(0))
-    ranks = 1 if verb in ("kernels", "memory") else _number("ranks", settings["ranks"])
-    threads = _or(settings["threads"], [1, 2] if verb == "kernels" else max(1, cores // ranks))
+    ranks = 1 if verb in ("kernels", "memory", "serve") else _number("ranks", settings["ranks"])
+    own = {"kernels": [1, 2], "serve": 1}.get(verb, max(1, cores // ranks))
+    threads = _or(settings["threads"], own)
     if verb != "kernels" and isinstance(threads, list):
         raise ConfigError(
             f"threads={threads}: a list is for kernels; a rank of {verb} has one number of threads"
         )
     workload, model, batch_size = (
-        OF_DYNAMIC if verb == "dynamic" else (None, None, STRATEGY_BATCHES)
+        OF_DYNAMIC if verb == "dynamic" else (None, None, BATCHES.get(verb, STRATEGY_BATCHES))
     )
     found: dict[str, Any] = {
         "workload": check_names("workload", _or(settings["workload"], workload), _workloads(verb)),
@@ -50,6 +53,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         "rounds": _number("rounds", settings["rounds"]),
         "bag": _number("bag", settings["bag"]),
         "keys": _number("keys", settings["keys"]),
+        "protocol": check_names("protocol", settings["protocol"], PROTOCOLS),
         "round_seconds": _seconds(settings["round_seconds"]),
     }
     if verb in ("strategies", "data", "dynamic") and len(found["transport"]) > 1:
@@ -62,6 +66,10 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         )
     if not isinstance(settings["compile"], bool):
         raise ConfigError(f"compile={settings['compile']}: must be true or false")
+    if verb == "serve" and settings["artefact"] is None:
+        raise ConfigError(
+            "artefact must be given: artefact=DIR, an artefact of recapp.export or a checkpoint"
+        )
     check_python(settings["torchrec_python"])
     return dict(settings) | found
 

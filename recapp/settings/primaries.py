@@ -111,6 +111,11 @@ class Bench(Command):
     compile: bool = False
     bag: Positive = 10
     keys: Positive = 10_000_000
+    artefact: str | None = None
+    protocol: str | list[str] | None = None
+    load: list[Annotated[float, Within(above=0, most=10)]] = field(
+        default_factory=lambda: [0.25, 0.5, 0.75, 1.25]
+    )
     bench: Benchmark = ABSENT
     tables: TablesOfDataset | ListedTables = ABSENT
     dataset: Dataset = ABSENT
@@ -160,6 +165,6 @@ EXPERIMENTS = ("train", "eval")
 
 VERBS = {
     "plan": ("explain", "types", "compare", "export", "check", "calibrate", "scale"),
-    "bench": ("kernels", "memory", "step", "train", "strategies", "data", "dynamic"),
+    "bench": ("kernels", "memory", "step", "train", "strategies", "data", "dynamic", "serve"),
 }
 """The verbs of the commands that have some: the first word behind the command."""

@@ -13,11 +13,11 @@ if __name__ == "__main__":
 
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import recapp
 from recapp import console
 from recapp.app.command import Job, run
 from recapp.errors import ConfigError
@@ -86,7 +86,7 @@ def _server(config: dict[str, Any]) -> Any:
             lambda: load_model(path, trust=config["trust"]), config["name"], counts
         )
     batcher = Batcher(model.current, config["max_batch"], config["max_wait_ms"], counts.batch)
-    return Server(model, batcher, limits, counts, recapp.__version__), model.current()
+    return Server(model, batcher, limits, counts, version("recapp")), model.current()
 
 
 def _say(config: dict[str, Any], address: str, served: "Served", limits: "Limits") -> None:

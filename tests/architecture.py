@@ -42,6 +42,7 @@ THIRD_PARTIES = {
         "serving.arrow_route",
         "serving.arrow_sizes",
         "serving.feature_columns",
+        "serving.joined_rows",
         "serving.json_rows",
         "serving.served_model",
         "serving.tensors",

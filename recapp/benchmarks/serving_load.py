@@ -103,7 +103,8 @@ async def _requests(
         request = f"GET {path} HTTP/1.1\r\nhost: server\r\n\r\n".encode()
         said.append(json.loads((await connection.ask(request))[2]))
     connection.close()
-    metadata, example = said[0], said[1]["rows"]
+    metadata = said[0]
+    example = said[1]["rows"]
     requests: dict[Case, list[bytes]] = {}
     for rows in settings["batch_size"]:
         columns = [draw(metadata, example, rows, seed) for seed in range(BODIES)]

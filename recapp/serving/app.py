@@ -31,18 +31,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from recapp.errors import suggest
-from recapp.serving.admission import Admission, read_body
 from recapp.serving.arrow_route import read_arrow
 from recapp.serving.batching import Batcher, Work
 from recapp.serving.json_rows import read_rows
 from recapp.serving.json_text import written
 from recapp.serving.limits import Limits, Refused, bad, busy
 from recapp.serving.metrics_text import Counts
+from recapp.serving.model_page import page_of
 from recapp.serving.open_inference import read_infer
-from recapp.serving.page import page_of
 from recapp.serving.question import JSON, Reply
 from recapp.serving.reload import ModelInService
 from recapp.serving.served_model import Served
+from recapp.serving.waiting_room import Admission, read_body
 
 READERS = {"infer": read_infer, "infer_rows": read_rows, "infer_arrow": read_arrow}
 """What reads the body of each route, by the last part of its path."""

@@ -37,7 +37,7 @@ def read_arrow(
 
     Raises:
         Refused: The bytes are no valid stream, or too much.
-        DataError: A column is missing, or a value cannot be read.
+        DataError: A column is missing, or has a type that cannot be read.
     """
     if not len(body):
         raise bad("the body is empty: send an Arrow IPC stream")
@@ -50,7 +50,7 @@ def read_arrow(
         said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise bad(f"the body is no valid Arrow IPC stream: {said}") from None
     named = {"model_name": served.name, "model_version": served.version}
-    return Question(served.scorer.batch(table), lambda logits_B: _reply(named, logits_B))
+    return Question(table, lambda logits_B: _reply(named, logits_B))
 
 
 def _read(body: memoryview, served: Served, limits: Limits) -> pa.Table:

@@ -3,14 +3,15 @@
     event loop   arrive ------------------------------------> answer
     worker              read, read, read -> model -> write
 
-The worker takes requests in the order of their arrival, reads each (its errors are its own), and
+The worker takes requests in the order of their arrival, parses each (its errors are its own), and
 computes what it has when there are `max_batch` rows, or when the first has waited `max_wait_ms`, or
 without waiting where that is 0: then a batch is what arrived while the one before was computed. A
 request is never split. The scores of a row do not depend on what else is in the batch but for the
 rounding of float32, because matrix products of other sizes add in another order.
 
-Where the model refuses a batch (an id outside of a table whose rule is `error`), its requests are
-computed one by one, so that each gets the answer that it would have had alone.
+Where a batch is refused (a value that cannot be read, an id outside of a table whose rule is
+`error`), its requests are computed one by one, so that each gets the answer that it would have had
+alone.
 """
 
 import asyncio
@@ -24,8 +25,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from recapp.dataset.collate import join_batches
 from recapp.errors import RecappError
+from recapp.serving.joined_rows import batch_of
 from recapp.serving.limits import Refused, bad
 from recapp.serving.question import Question, Reply
 from recapp.serving.served_model import Served
@@ -54,7 +55,7 @@ class Work:
     dropped: bool = False  # nobody waits for it any more
     served: Served | None = None
     question: Question | None = None
-    read_s: float = 0.0
+    read_s: float = 0.0  # from its body to its batch
     waited_s: float = 0.0  # from its arrival until it was read
     model_s: float = 0.0  # of its batch
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -62,7 +63,7 @@ class Work:
     @property
     def rows(self) -> int:
         """Return its rows, once it is read."""
-        return self.question.batch.rows if self.question else 0
+        return self.question.table.num_rows if self.question else 0
 
     def finish(self, result: Reply | BaseException) -> None:
         """Hand the answer to the event loop; nobody may be there any more."""
@@ -194,9 +195,14 @@ class Batcher:
         works = [work for work in works if not work.dropped]
         if not works:
             return
+        served = works[0].served
+        assert served is not None
+        tables = [work.question.table for work in works if work.question]
         start = time.perf_counter()
         try:
-            logits_B = _logits(works)
+            batch = batch_of(tables, served.scorer)
+            read = time.perf_counter()
+            logits_B: Tensor = served.scorer(batch).cpu()
         except Exception as error:
             if len(works) > 1:
                 for work in works:
@@ -204,20 +210,12 @@ class Batcher:
                 return
             works[0].finish(_refusal(error))
             return
-        took = time.perf_counter() - start
+        took = time.perf_counter() - read
         self._observe(len(logits_B), took)
         for work, own_B in zip(works, torch.split(logits_B, [w.rows for w in works]), strict=True):
+            work.read_s += read - start
             work.model_s = took
             _answer(work, own_B)
-
-
-def _logits(works: Sequence[Work]) -> Tensor:
-    """Return the logits of the rows of all requests, on the CPU."""
-    served = works[0].served
-    assert served is not None
-    batch = join_batches([work.question.batch for work in works if work.question])
-    logits_B: Tensor = served.scorer(batch).cpu()
-    return logits_B
 
 
 def _refusal(error: Exception) -> Refused:

@@ -32,7 +32,6 @@ def read_rows(
 
     Raises:
         Refused: The body is malformed, or does not fit the model.
-        DataError: A value cannot be read.
     """
     rows = read_object(body).get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -48,7 +47,7 @@ def read_rows(
     table = pa.table({name: _column(name, rows, served) for name in features})
     check_ids(sum(ids_in(table[name].chunk(0)) for name in served.scorer.schema.sparse), limits)
     named = {"model_name": served.name, "model_version": served.version}
-    return Question(served.scorer.batch(table), lambda logits_B: _reply(named, logits_B))
+    return Question(table, lambda logits_B: _reply(named, logits_B))
 
 
 def _column(name: str, rows: list[dict[str, Any]], served: Served) -> pa.Array:

@@ -53,7 +53,6 @@ def read_infer(
 
     Raises:
         Refused: The body is malformed, or does not fit the model.
-        DataError: A value cannot be read.
     """
     text, data = _split(body, headers.get(JSON_LENGTH))
     request = read_object(text)
@@ -65,7 +64,7 @@ def read_infer(
     head: dict[str, Any] = {"model_name": served.name, "model_version": served.version}
     if identity is not None:
         head["id"] = identity
-    return Question(served.scorer.batch(table), lambda logits_B: _reply(head, wanted, logits_B))
+    return Question(table, lambda logits_B: _reply(head, wanted, logits_B))
 
 
 def _split(body: memoryview, length: str | None) -> tuple[memoryview, memoryview]:

@@ -1,6 +1,6 @@
-"""A request as the worker sees it, whatever its protocol: a batch, and how its answer is written.
+"""A request as the worker sees it, whatever its protocol: raw rows, and how it is answered.
 
-body -> Question(batch, write)    the protocol's own file reads it
+body -> Question(table, write)    the protocol's own file reads it
 logits [B] -> write -> Reply      and writes the answer
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from recapp.sparse.batch import Batch
+from recapp.dataset.raw_rows import RawTable
 
 JSON = "application/json"
 
@@ -35,11 +35,11 @@ class Question:
     """What a request asks.
 
     Args:
-        batch: Its rows.
+        table: Its rows, under the names of the model's schema.
         write: Writes the answer from their logits, [B] on the CPU.
     """
 
-    batch: Batch
+    table: RawTable
     write: Callable[[Tensor], Reply]
 
 

@@ -42,8 +42,8 @@ def page_of(served: Served, version: str) -> Page:
         served: The model.
         version: The version of recapp.
     """
-    style = _file("page.css")
-    script = _file("page.js")
+    style = _file("model_page.css")
+    script = _file("model_page.js")
     parts = {
         "style": style,
         "script": script,
@@ -54,7 +54,7 @@ def page_of(served: Served, version: str) -> Page:
         "count": str(len(served.features)),
         "recapp": escape(version),
     }
-    html = _file("page.html")
+    html = _file("model_page.html")
     for name, text in parts.items():
         html = html.replace(f"<!--{name}-->", text).replace(f"/*{name}*/", text)
     policy = (

@@ -69,7 +69,7 @@ class Work:
         """Hand the answer to the event loop; nobody may be there any more."""
 
         def done() -> None:
-            if self.answer.done():
+            if self.dropped:
                 return
             if isinstance(result, Reply):
                 self.answer.set_result(result)

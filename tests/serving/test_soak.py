@@ -76,21 +76,21 @@ class Clients:
         assert not any(thread.is_alive() for thread in self._threads)
 
     def _ask(self, number):
-        connection = None
+        connection = self.server.connect()  # opens again by itself
         for turn in itertools.count(number):
             if self._ends.is_set():
                 break
             body, right = self.expected[turn % len(self.expected)]
             self.came["asked"] += 1
             try:
-                connection = connection or self.server.connect()
                 connection.request("POST", "/v2/models/current/infer_arrow", body)
                 answer = connection.getresponse()
                 self._check(answer.status, answer.read(), right)
             except (OSError, http.client.HTTPException):
                 self.came["lost"] += 1
-                connection = None
+                connection.close()
                 time.sleep(0.02)
+        connection.close()
 
     def _check(self, status, body, right):
         self.came[status] += 1

@@ -86,6 +86,7 @@ async def _serve(server: Server, listener: socket.socket, started: Callable[[], 
         http=protocol_with_limit(server.limits.timeout_s),
         ws="none",
         log_config=None,
+        log_level="error",  # not a line for whatever is no HTTP
         access_log=False,
         server_header=False,
         proxy_headers=False,

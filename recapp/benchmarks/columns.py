@@ -111,7 +111,7 @@ COLUMNS: dict[str, list[Column]] = {
         Spread("median_ms", "p50\nms"),
         Column("p99_ms", "p99\nms", ",.1f"),
         Column("p999_ms", "p99.9\nms", ",.1f"),
-        Column("refused_share", "re-\nfused", ".1%"),
+        Column("unanswered_share", "no\nanswer", ".1%"),
         Column("overhead_ms", "over-\nhead ms", ",.2f"),
         Column("model_ms", "model\nms", ",.2f"),
         Spread("rows_ratio", "rows\nratio"),

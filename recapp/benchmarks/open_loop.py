@@ -10,13 +10,14 @@ sent in time has waited since it was due.
 """
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 HEAD_END = b"\r\n\r\n"
-READ_BYTES = 1 << 16
+GIVE_UP = 5  # times as long as a load should take; what was not sent by then stays unanswered
 
 
 @dataclass
@@ -25,7 +26,7 @@ class Load:
 
     Args:
         seconds: From the first request that was due to the last answer.
-        asked: The requests that were due.
+        asked: The requests that were due; those without an answer were refused, or never sent.
     """
 
     seconds: float = 0.0
@@ -95,24 +96,22 @@ async def send(
     came = asyncio.Semaphore(connections)
     start = time.perf_counter()
     tasks: set[asyncio.Task[None]] = set()
-    while (now := time.perf_counter()) < start + seconds:
-        due = start + load.asked / rate if rate else now
-        if due >= start + seconds:
+    for number in itertools.count() if not rate else range(int(rate * seconds)):
+        due = start + number / rate if rate else time.perf_counter()
+        if not rate and due >= start + seconds:
             break
-        if due > now:
-            await asyncio.sleep(due - now)
+        load.asked += 1
+        if time.perf_counter() > start + GIVE_UP * seconds:
+            continue  # it stays without an answer
+        if (early := due - time.perf_counter()) > 0:
+            await asyncio.sleep(early)
         await came.acquire()
         if not rate:
             due = time.perf_counter()
-        task = asyncio.create_task(
-            _one(load, free, came, requests[load.asked % len(requests)], due)
-        )
+        request = requests[number % len(requests)]
+        task = asyncio.create_task(_one(load, free, came, request, due))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
-        load.asked += 1
-    if rate:  # what was due and could not even be sent is refused, not forgotten
-        load.refused += max(0, int(rate * seconds) - load.asked)
-        load.asked = max(load.asked, int(rate * seconds))
     await asyncio.gather(*tasks)
     load.seconds = time.perf_counter() - start
     for connection in free:

@@ -4,9 +4,10 @@
     connections ask again at once) -> loads that are shares of that, on a schedule -> latencies
 
 Protocols and sizes of requests take turns in each round. Latency counts from when a request was due
-(`recapp/benchmarks/open_loop.py`). `rows_ratio` compares medians of the same round with those of
-JSON rows: above 1 is faster. What the server itself takes stands in the header `Server-Timing` of
-each answer: its time less the model's is its overhead, of which a part is waiting for others.
+(`recapp/benchmarks/open_loop.py`). `rows_ratio` compares the most requests per second of a round
+with that of JSON rows: above 1 is more. What the server itself takes stands in the header
+`Server-Timing` of each answer: its time less the model's is its overhead, of which a part is
+waiting for others.
 Client and server share the machine.
 """
 
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from recapp.benchmarks.open_loop import Connection, Load, request_of, send
@@ -51,7 +53,7 @@ def run(session: Session) -> None:
         session: The session; its settings name the artefact.
     """
     settings = session.settings
-    with _server(settings) as (host, port, row):
+    with _server(settings, session.folder / "server.txt") as (host, port, row):
         requests = asyncio.run(_requests(host, port, row["model"], settings))
         shares = sorted({*settings["load"], SATURATION})
         found: dict[tuple[Case, float], Found] = {
@@ -68,19 +70,24 @@ def run(session: Session) -> None:
 
 
 @contextmanager
-def _server(settings: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Run a server inside the `with`; yield its host, its port and what it says of itself."""
+def _server(settings: Mapping[str, Any], errors: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Run a server inside the `with`; yield its host, its port and what it says of itself.
+
+    Args:
+        settings: The settings of the benchmark.
+        errors: The file of what it says on standard error.
+    """
     command = [sys.executable, "-m", "recapp.serve", "port=0", "format=json"]
     command += [f"artefact='{settings['artefact']}'", f"threads={settings['threads'][0]}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with errors.open("w") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise LaunchError(
-                f"artefact={settings['artefact']}: recapp.serve has ended before it answered; its "
-                "error stands above"
-            )
+            process.wait()
+            said = errors.read_text().strip().splitlines()
+            raise LaunchError(f"recapp.serve: {said[-1] if said else 'it has ended'}")
         row = json.loads(line)["rows"][0]
         host, _, port = row["address"].removeprefix("http://").rpartition(":")
         yield host, int(port), row
@@ -151,10 +158,8 @@ def _record(case: Case, share: float, found: Found, rows: Found | None) -> dict[
     _, first, third = quartiles(medians)
     timings = [timing for load in found.loads for timing in load.timings]
     overhead = [timing["total"] - timing["model"] for timing in timings]
-    ratios = [
-        statistics.median(theirs.latencies) / statistics.median(ours.latencies)
-        for theirs, ours in zip(rows.loads if rows else (), found.loads, strict=bool(rows))
-    ]
+    compared = zip(rows.rates, found.rates, strict=True) if rows and share == SATURATION else ()
+    ratios = [ours / theirs for theirs, ours in compared]
     asked = sum(load.asked for load in found.loads)
     answered = len(latencies)
     seconds = sum(load.seconds for load in found.loads)
@@ -171,7 +176,7 @@ def _record(case: Case, share: float, found: Found, rows: Found | None) -> dict[
         "q3_ms": third,
         "p99_ms": _quantile(latencies, 0.99),
         "p999_ms": _quantile(latencies, 0.999) if answered >= LEAST_FOR_999 else None,
-        "refused_share": 1 - answered / asked,
+        "unanswered_share": 1 - answered / asked,
         "server_ms": statistics.median(timing["total"] for timing in timings),
         "model_ms": statistics.median(timing["model"] for timing in timings),
         "read_ms": statistics.median(timing["read"] for timing in timings),

@@ -59,7 +59,7 @@ def ids_in(column: pa.Array) -> int:
     """Return how many ids a column of single ids or of lists holds."""
     if not is_list(column.type):
         return len(column)
-    # not by flattening: a list of nulls says any length, and has no bytes
+    # by their lengths alone: lists of nulls may say any, and have no bytes
     return int(pc.sum(pc.list_value_length(column)).as_py() or 0)
 
 

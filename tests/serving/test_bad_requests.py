@@ -227,6 +227,7 @@ def test_bytes_that_are_no_stream_are_refused():
     assert "is no valid Arrow IPC stream" in refused(arrow(table())[:200], "infer_arrow")
 
 
+@pytest.mark.full
 def test_damaged_streams_are_answered_whatever_is_damaged():
     body = arrow(table().set_column(3, "item", table()["item"].dictionary_encode()))
     answers = []

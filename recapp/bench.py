@@ -1,5 +1,4 @@
-"""`python -m recapp.bench kernels|quantised|memory|step|train|strategies|data|dynamic`: measures
-recapp, and what it is compared with, in the same rounds.
+"""`python -m recapp.bench VERB`: measures recapp, and what it is compared with, in the same rounds.
 
     settings, checked -> JOB/resolved.yaml -> ranks (`recapp.benchmarks.bench_worker`)
                       -> JOB/metrics.json -> a table
@@ -17,6 +16,7 @@ recapp, and what it is compared with, in the same rounds.
 |              | exchanged                                        |                                |
 | `data`       | reading Parquet, and training from it            | training from memory           |
 | `dynamic`    | tables of any keys, which grow                   | static tables, Python's dict   |
+| `serve`      | a server under a rising load, in each protocol   | JSON rows, its own model       |
 
 A setting that cannot be is refused here, before anything is measured.
 """
@@ -124,6 +124,7 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         "verb": job.verb,
         "plans": plans,
         "model": bench["model"],
+        "artefact": _absolute(config["artefact"]),
         "torchrec_python": _absolute(bench["torchrec_python"]),
     }
     del settings["bench"]

@@ -12,12 +12,13 @@ from recapp.errors import ConfigError
 from recapp.tables.config import PoolingType
 
 IDS = ("uniform", "zipf")
+PROTOCOLS = ("rows", "json", "binary", "arrow")
 STRATEGY_BATCHES = [32, 4096]
-LOOKUP_BATCHES = [1, 64, 4096]
-ONE_PROCESS = ("kernels", "quantised", "memory")
+ONE_PROCESS = ("kernels", "quantised", "memory", "serve")
 """The verbs that measure one process."""
 ON_SEVERAL_THREADS = ("kernels", "quantised")
 """The verbs that take a list of threads."""
+BATCHES = {"serve": [1, 64], "quantised": [1, 64, 4096]}
 OF_DYNAMIC = ("W1", "hugectr_d64", 100_000)
 """The workload, the model and the new keys of a step that `dynamic` measures by default."""
 
@@ -35,15 +36,15 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     verb = settings["verb"]
     cores = len(os.sched_getaffinity(0))
     ranks = 1 if verb in ONE_PROCESS else _number("ranks", settings["ranks"])
-    threads = _or(
-        settings["threads"], [1, 2] if verb in ON_SEVERAL_THREADS else max(1, cores // ranks)
-    )
-    if verb not in ON_SEVERAL_THREADS and isinstance(threads, list):
+    several = verb in ON_SEVERAL_THREADS
+    own = [1, 2] if several else 1 if verb == "serve" else max(1, cores // ranks)
+    threads = _or(settings["threads"], own)
+    if isinstance(threads, list) and not several:
         raise ConfigError(
             f"threads={threads}: a list is for {' and '.join(ON_SEVERAL_THREADS)}; a rank of "
             f"{verb} has one number of threads"
         )
-    batches = LOOKUP_BATCHES if verb == "quantised" else STRATEGY_BATCHES
+    batches = BATCHES.get(verb, STRATEGY_BATCHES)
     workload, model, batch_size = OF_DYNAMIC if verb == "dynamic" else (None, None, batches)
     found: dict[str, Any] = {
         "workload": check_names("workload", _or(settings["workload"], workload), _workloads(verb)),
@@ -57,6 +58,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         "rounds": _number("rounds", settings["rounds"]),
         "bag": _number("bag", settings["bag"]),
         "keys": _number("keys", settings["keys"]),
+        "protocol": check_names("protocol", settings["protocol"], PROTOCOLS),
         "round_seconds": _seconds(settings["round_seconds"]),
     }
     if verb in ("strategies", "data", "dynamic") and len(found["transport"]) > 1:
@@ -69,6 +71,10 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         )
     if not isinstance(settings["compile"], bool):
         raise ConfigError(f"compile={settings['compile']}: must be true or false")
+    if verb == "serve" and settings["artefact"] is None:
+        raise ConfigError(
+            "artefact must be given: artefact=DIR, an artefact of recapp.export or a checkpoint"
+        )
     check_python(settings["torchrec_python"])
     return dict(settings) | found
 

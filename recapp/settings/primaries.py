@@ -19,6 +19,7 @@ from recapp.settings.groups import (
     Planner,
     Positive,
     TablesOfDataset,
+    Timeout,
     Topology,
     Trainer,
 )
@@ -136,6 +137,11 @@ class Bench(Command):
     compile: bool = False
     bag: Positive = 10
     keys: Positive = 10_000_000
+    artefact: str | None = None
+    protocol: str | list[str] | None = None
+    load: list[Annotated[float, Within(above=0, most=10)]] = field(
+        default_factory=lambda: [0.25, 0.5, 0.75, 1.25]
+    )
     bench: Benchmark = ABSENT
     tables: TablesOfDataset | ListedTables = ABSENT
     dataset: Dataset = ABSENT
@@ -149,6 +155,27 @@ class Report(Command):
     path: str = ABSENT
 
 
+@dataclass
+class Serve(Command):
+    """The settings of `python -m recapp.serve`."""
+
+    artefact: str = ABSENT
+    host: str = "127.0.0.1"
+    port: Annotated[int, Within(0, 65535)] = 8080
+    name: str | None = None
+    trust: list[str] = field(default_factory=list)
+    threads: Positive = 1
+    max_batch: Positive = 1024
+    max_wait_ms: Annotated[float, Within(0, 10_000)] = 0
+    max_body_bytes: Positive = 4_194_304
+    max_rows: Positive = 4096
+    max_ids: Positive = 262_144
+    max_queue: Positive = 256
+    max_pending_bytes: Positive = 268_435_456
+    max_connections: Positive = 1024
+    timeout_s: Timeout = 10
+
+
 COMMANDS: dict[str, type] = {
     "train": Train,
     "eval": Eval,
@@ -157,6 +184,7 @@ COMMANDS: dict[str, type] = {
     "plan": OnPaper,
     "bench": Bench,
     "report": Report,
+    "serve": Serve,
 }
 """The settings of each command, by its name."""
 
@@ -165,6 +193,16 @@ EXPERIMENTS = ("train", "eval", "predict", "export")
 
 VERBS = {
     "plan": ("explain", "types", "compare", "export", "check", "calibrate", "devices", "scale"),
-    "bench": ("kernels", "quantised", "memory", "step", "train", "strategies", "data", "dynamic"),
+    "bench": (
+        "kernels",
+        "quantised",
+        "memory",
+        "step",
+        "train",
+        "strategies",
+        "data",
+        "dynamic",
+        "serve",
+    ),
 }
 """The verbs of the commands that have some: the first word behind the command."""

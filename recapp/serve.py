@@ -83,7 +83,11 @@ def _server(config: dict[str, Any]) -> Any:
     freeze_loaded_objects()
     with loading():
         model = ModelInService(
-            lambda: load_model(path, trust=config["trust"]), config["name"], counts
+            lambda: load_model(
+                path, trust=config["trust"], trust_compiled=config["trust_compiled"]
+            ),
+            config["name"],
+            counts,
         )
     batcher = Batcher(model.current, config["max_batch"], config["max_wait_ms"], counts.batch)
     return Server(model, batcher, limits, counts, version("recapp")), model.current()

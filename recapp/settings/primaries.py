@@ -164,6 +164,7 @@ class Serve(Command):
     port: Annotated[int, Within(0, 65535)] = 8080
     name: str | None = None
     trust: list[str] = field(default_factory=list)
+    trust_compiled: bool = False
     threads: Positive = 1
     max_batch: Positive = 1024
     max_wait_ms: Annotated[float, Within(0, 10_000)] = 0

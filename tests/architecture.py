@@ -39,6 +39,7 @@ THIRD_PARTIES = {
     "omegaconf": ("app",),
     "pyarrow": (
         "dataset",
+        "inference.build_cpp",
         "inference.small_files",
         "app.validation_rows",
         "serving.arrow_route",

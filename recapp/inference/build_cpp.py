@@ -1,5 +1,7 @@
-"""Builds the C++ program that scores by an artefact without Python (`recapp/inference/cpp`), with
-the libraries of the torch and pyarrow that are installed here.
+"""Builds the C++ program that scores by an artefact without Python (`recapp/inference/cpp`).
+
+It is built with the libraries of the torch and pyarrow that are installed here; `docs/cpp.md` says
+how to build it by hand.
 """
 
 import shutil

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recapp.dataset.arrow_types import has_views, without_views
+from recapp.dataset.collate import DENSE_TRANSFORMS
 from recapp.dataset.decode import decode_bags, decode_ids, decode_labels, decode_numbers
 from recapp.dataset.schema import Schema, TextIds
 from recapp.dataset.source import open_source, text_that_must_be_integers
@@ -230,6 +231,18 @@ def test_dense_transforms_treat_negative_and_missing_numbers_as_stated(
     assert one_batch(path, SCHEMA, dense_transform=transform).dense_BI[
         :, 0
     ].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("transform", "exact"),
+    [("log1p", lambda x: math.log1p(max(x, 0))), ("log3", lambda x: math.log(max(x, -2) + 3))],
+)
+def test_dense_transforms_are_the_c_librarys_in_64_bits_rounded(transform, exact):
+    """So they do not depend on numpy's instructions, and C++ has the same bits."""
+    numbers = np.concatenate([np.arange(-5, 50_000), 2.0 ** np.arange(24, 100)]).astype(np.float32)
+    wanted = np.array([exact(float(x)) for x in numbers]).astype(np.float32)
+    found = DENSE_TRANSFORMS[transform](numbers)
+    assert found.dtype == np.float32 and found.tolist() == wanted.tolist()
 
 
 def test_the_default_transform_is_log1p(tmp_path):

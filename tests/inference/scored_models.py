@@ -1,4 +1,4 @@
-"""A model with every kind of lookup, and logs with every kind of column: what an artefact may have."""
+"""A model with every kind of lookup, and logs with every kind of column."""
 
 import random
 from pathlib import Path

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from recapp.compat import foreign_paths
 
 if TYPE_CHECKING:
+    from recapp.app.export_model import Export, export_model
     from recapp.app.load_model import load_model
     from recapp.checkpoints.directory import load_table
     from recapp.checkpoints.static_table import static_table
@@ -102,6 +103,7 @@ _HOMES = {
     "EmbeddingConfig": "recapp.tables.config",
     "EmbeddingShardingPlanner": "recapp.planner.embedding_planner",
     "EmbeddingShardingStrategy": "recapp.trainer.strategy",
+    "Export": "recapp.app.export_model",
     "HybridOptimizer": "recapp.optim.optimizer",
     "IdRule": "recapp.tables.config",
     "JaggedTensor": "recapp.sparse.jagged_tensor",
@@ -128,6 +130,7 @@ _HOMES = {
     "adagrad": "recapp.optim.rules",
     "adam": "recapp.optim.rules",
     "analyze_plan": "recapp.planner.explain",
+    "export_model": "recapp.app.export_model",
     "ftrl": "recapp.optim.rules",
     "gathered_state_dict": "recapp.engine.gathered_state",
     "lamb": "recapp.optim.rules",
@@ -166,6 +169,7 @@ __all__ = [
     "EmbeddingConfig",
     "EmbeddingShardingPlanner",
     "EmbeddingShardingStrategy",
+    "Export",
     "HybridOptimizer",
     "IdRule",
     "JaggedTensor",
@@ -192,6 +196,7 @@ __all__ = [
     "adagrad",
     "adam",
     "analyze_plan",
+    "export_model",
     "ftrl",
     "gathered_state_dict",
     "lamb",

@@ -18,6 +18,7 @@ COMMANDS = {
     "export": "make an artefact of a checkpoint: small tables, served without the trainer",
     "plan": "explain, compare, export, check and scale sharding plans on paper",
     "report": "draw what a run or a sweep has left as one page",
+    "serve": "answer requests for scores over HTTP, with a trained model",
     "bench": "measure recapp on this machine, beside the systems it is compared with",
 }
 COMPLETION = "--completion"

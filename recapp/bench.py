@@ -18,6 +18,7 @@
 | `dynamic`    | tables of any keys, which grow                   | static tables, Python's dict   |
 | `inference`  | how fast a trained model answers: p50, p99, rows | `nn.EmbeddingBag`, TorchRec    |
 |              | a second, eager, compiled and in C++             |                                |
+| `serve`      | a server under a rising load, in each protocol   | JSON rows, its own model       |
 
 A setting that cannot be is refused here, before anything is measured.
 """
@@ -94,7 +95,6 @@ def measure(config: dict[str, Any], job: Job) -> None:
 def _print(found: dict[str, Any], verb: str, format: str) -> None:
     """Print records, and say where pictures are."""
     from recapp.benchmarks import columns
-    from recapp.benchmarks.scoring_speed import goal_lines
 
     pictures = found.pop("pictures")
     if format == "json":
@@ -105,6 +105,8 @@ def _print(found: dict[str, Any], verb: str, format: str) -> None:
             if kind in columns.COLUMNS:
                 console.emit(columns.shown(kind, rows), format, columns.COLUMNS[kind])
     if verb == "inference":
+        from recapp.benchmarks.scoring_speed import goal_lines  # imports torch
+
         for line in goal_lines(found["rows"]):
             console.note(line)
     for path in pictures:
@@ -120,8 +122,8 @@ def _served(settings: dict[str, Any], job: Job, folder: Path) -> dict[str, str]:
     """
     if external_rank() is not None:
         raise ConfigError("bench inference measures one process: start it without torchrun or srun")
-    if settings["path"] is not None:
-        return {Path(settings["path"]).name.partition(".")[0]: settings["path"]}
+    if settings["artefact"] is not None:
+        return {Path(settings["artefact"]).name.partition(".")[0]: settings["artefact"]}
     from recapp.app.served_models import train_generated
     from recapp.benchmarks.models import SERVED
 
@@ -161,8 +163,8 @@ def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
         "verb": job.verb,
         "plans": plans,
         "model": bench["model"],
+        "artefact": _absolute(config["artefact"]),
         "torchrec_python": _absolute(bench["torchrec_python"]),
-        "path": _absolute(config["path"]),
     }
     del settings["bench"]
     settings = checked(settings)

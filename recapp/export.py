@@ -21,6 +21,11 @@ from recapp.app.compose import compose_over, with_absolute_paths
 from recapp.errors import ConfigError
 from recapp.processes.rank_process import leave
 
+MUST_BE_GIVEN = {
+    "ckpt_path": "a checkpoint that recapp.train has named",
+    "output": "the directory of the artefact",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
@@ -35,36 +40,43 @@ def export(config: dict[str, Any], job: Job) -> None:
     """Write the artefact of one job, and print its report.
 
     Raises:
-        ConfigError: No checkpoint or no output is named, or an option is wrong.
-        CheckpointError: There is no checkpoint, or it is damaged.
+        ConfigError: An option is wrong.
+        CheckpointError: The checkpoint is damaged.
         ArtefactError: The artefact cannot be written.
     """
-    from recapp.app.check_data import match_checkpoint
     from recapp.app.export_model import Export, export_model
     from recapp.app.export_report import print_report
-    from recapp.checkpoints.directory import read_manifest
 
     console.check_format(config["format"])
-    for key, what in (
-        ("ckpt_path", "a checkpoint that recapp.train has named"),
-        ("output", "the directory of the artefact"),
-    ):
-        if not config[key]:
-            raise ConfigError(f"{key} must be given: {key}=DIR, {what}")
-    paths = with_absolute_paths(config)
-    config = {**config, "quantize_tables": config["quantize_tables"] or {}}
-    options = Export(**{key: config[key] for key in Export.__dataclass_fields__})
-    manifest = read_manifest(paths["ckpt_path"])
-    settings = with_absolute_paths(
-        compose_over(manifest.config, "export", job.overrides, job.folders)
-    )
-    settings = match_checkpoint(settings, manifest)
-    report = export_model(paths["ckpt_path"], paths["output"], options, settings)
+    settings = settings_of(config, job)
+    given = {key: settings[key] for key in Export.__dataclass_fields__}
+    options = Export(**{**given, "quantize_tables": given["quantize_tables"] or {}})
+    report = export_model(settings["ckpt_path"], settings["output"], options, settings)
     if config["format"] == "json":
         console.emit_document(report)
         return
     print_report(report)
-    print(f"artefact  {console.short_path(paths['output'])}  ({report['bytes'] / 1e6:,.1f} MB)")
+    size = f"{report['bytes'] / 1e6:,.1f} MB"
+    print(f"artefact  {console.short_path(settings['output'])}  ({size})")
+
+
+def settings_of(config: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Return the checkpoint's settings, with what the command line sets replaced.
+
+    Raises:
+        ConfigError: No checkpoint or no output is named.
+        CheckpointError: The checkpoint does not exist or is incomplete.
+    """
+    from recapp.app.check_data import match_checkpoint
+    from recapp.checkpoints.directory import read_manifest
+
+    for key, what in MUST_BE_GIVEN.items():
+        if not config[key]:
+            raise ConfigError(f"{key} must be given: {key}=DIR, {what}")
+    path = with_absolute_paths(config)["ckpt_path"]
+    manifest = read_manifest(path)
+    composed = compose_over(manifest.config, "export", job.overrides, job.folders)
+    return match_checkpoint(with_absolute_paths(composed), manifest) | {"ckpt_path": path}
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-COMMANDS = "__main__, train, eval, predict, export, worker, plan, bench, report"
+COMMANDS = "__main__, train, eval, predict, export, serve, worker, plan, bench, report"
 
 LAYERS = f"""
 {COMMANDS}
 app
 benchmarks
 compat
+serving
 trainer | inference
 engine | checkpoints
 transport
@@ -41,7 +42,17 @@ THIRD_PARTIES = {
         "inference.build_cpp",
         "inference.small_files",
         "app.validation_rows",
+        "serving.arrow_route",
+        "serving.arrow_sizes",
+        "serving.feature_columns",
+        "serving.joined_rows",
+        "serving.json_rows",
+        "serving.served_model",
+        "serving.tensors",
+        "benchmarks.serving_bodies",
     ),
+    "starlette": ("serving",),
+    "uvicorn": ("serving",),
     "lightning": ("trainer", "app"),
     "torch.distributed": (
         "transport",

@@ -121,6 +121,45 @@ def test_dynamic_tables_give_the_same_file_on_any_number_of_ranks(jobs, base, tm
     )
 
 
+@pytest.fixture(scope="module")
+def artefact(base):
+    options = recapp.Export(
+        quantize="int8", quantize_tables={"C3": "int4", "C1": "fp16"}, compile=False
+    )
+    recapp.export_model(base / "run/checkpoints/last.ckpt", base / "served", options)
+    return base / "served"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("plan", ["table_wise", "row_wise", "column_wise"])
+def test_an_artefact_gives_the_same_file_on_any_number_of_ranks(
+    jobs, base, artefact, tmp_path, plan
+):
+    found = []
+    for world in (1, 2, 4):
+        (tmp_path / str(world)).mkdir()
+        more = (f"ckpt_path={artefact}", f"+plan={plan}")
+        predicted(jobs, base, tmp_path / str(world), *more, world=world)
+        found.append((tmp_path / str(world) / "scores.parquet").read_bytes())
+    assert found[0] == found[1] == found[2]
+    model = recapp.load_model(artefact)
+    rows = pa.concat_tables(pq.read_table(base / f"input/day_{day}.parquet") for day in ("2", "10"))
+    alone = torch.cat([model.predict(rows.slice(n, 512)) for n in range(0, ROWS, 512)])
+    assert torch.equal(scores(pq.read_table(tmp_path / "1/scores.parquet")), alone)
+    assert not torch.equal(alone, of_load_model(base))
+
+
+@pytest.mark.full
+def test_a_damaged_artefact_is_refused_on_all_ranks(jobs, base, artefact, tmp_path):
+    broken = shutil.copytree(artefact, tmp_path / "broken")
+    (file,) = (broken / "rows").glob("int8_*.bin")
+    raw = bytearray(file.read_bytes())
+    raw[17] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(Failed, match=r"int8_16\.bin is damaged"):
+        predicted(jobs, base, tmp_path, f"ckpt_path={broken}", world=2)
+
+
 @pytest.mark.full
 def test_other_batches_change_last_bits_at_most(jobs, base, tmp_path):
     table, _ = predicted(jobs, base, tmp_path, "rows_per_batch=37", world=2)
@@ -476,7 +515,7 @@ def test_memory_does_not_grow_with_the_input(base, tmp_path):
     for times in (20, 200):
         folder = tmp_path / str(times)
         folder.mkdir()
-        more = many_rows(base, folder / "many", times)[:1]
+        more = [*many_rows(base, folder / "many", times)[:1], "rows_per_batch=4096"]
         ran = subprocess.run(
             [
                 sys.executable,

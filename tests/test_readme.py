@@ -87,7 +87,12 @@ def test_a_newcomer_types_the_readme(tmp_path):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(REPOSITORY / name, copy / name, follow_symlinks=False)
     said = _typed("".join(BLOCKS), copy)
-    assert len(SUMMARY.findall(said)) == sum(len(c.overrides) for c in IN_BLOCKS)
+    measuring = [c for c in IN_BLOCKS if c.name in ("train", "eval")]
+    assert len(SUMMARY.findall(said)) == sum(len(c.overrides) for c in measuring)
+    served = copy / "outputs/served"
+    assert (served / "manifest.json").is_file() and list((served / "rows").glob("int8_*.bin"))
+    scored = metrics_of(copy / "outputs/scored")
+    assert scored["rows"] > 0 and (copy / "outputs/scores.parquet").is_file()
     first = metrics_of(copy / "outputs/first")
     measured = [metrics_of(path.parent) for path in sorted(copy.glob("outputs/20*/*/metrics.json"))]
     *again, further = measured

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from recapp import console
 from recapp.app import build
+from recapp.app.artefact_model import load_dense, meta_model, raw_rows_of
 from recapp.app.export_report import table_rows, width_rows
-from recapp.app.load_artefact import load_dense, meta_model, raw_rows_of
 from recapp.app.load_model import dense_state, settings_of
 from recapp.app.validation_rows import (
     example_rows,

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from recapp.app import build
+from recapp.app.artefact_model import raw_rows_of
 from recapp.app.check_data import match_checkpoint
 from recapp.app.compose import compose_over
-from recapp.app.load_artefact import load_artefact, raw_rows_of
+from recapp.app.load_artefact import load_artefact
 from recapp.checkpoints.directory import load_together, read_manifest
 from recapp.checkpoints.manifest import Manifest
 from recapp.engine.shard_model import sharded_collections, sharded_tables

@@ -4,8 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from recapp import console
+from recapp.app.artefact_model import meta_model
 from recapp.app.command import Job
-from recapp.app.load_artefact import meta_model, settings_of_artefact
+from recapp.app.load_artefact import settings_of_artefact
 from recapp.app.planning_problem import planning_problem
 from recapp.inference.artefact import read_artefact
 from recapp.inference.choose_storage import storage_of

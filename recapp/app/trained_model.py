@@ -129,8 +129,8 @@ class _Artefact:
     def on_ranks(self, settings: Settings) -> RankModel:
         """Return a model with its dense part, and the strategy whose ranks map or copy rows."""
         from recapp.app import build
+        from recapp.app.artefact_model import model_to_shard, raw_rows_of
         from recapp.app.build_strategy import build_strategy
-        from recapp.app.load_artefact import model_to_shard, raw_rows_of
 
         here = rank_info()
         if here is None or here.rank == 0:
@@ -158,7 +158,7 @@ class _CheckExample(Callback):
         Raises:
             ArtefactError: Its scores are others.
         """
-        from recapp.app.load_artefact import check_logits
+        from recapp.app.artefact_model import check_logits
 
         with torch.no_grad():
             logits = pl_module(self.batch.to(pl_module.device))

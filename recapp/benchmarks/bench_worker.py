@@ -23,6 +23,7 @@ MEASUREMENTS = {
     "strategies": "recapp.benchmarks.strategies",
     "data": "recapp.benchmarks.data",
     "dynamic": "recapp.benchmarks.dynamic_tables",
+    "serve": "recapp.benchmarks.serving_load",
     "calibrate": "recapp.benchmarks.calibrate",
 }
 """The module of each verb; every rank calls its `run(session)`."""

@@ -15,12 +15,14 @@ from recapp.inference.storage import QUANTIZE
 from recapp.tables.config import PoolingType
 
 IDS = ("uniform", "zipf")
+PROTOCOLS = ("rows", "json", "binary", "arrow")
 STRATEGY_BATCHES = [32, 4096]
-LOOKUP_BATCHES = [1, 64, 4096]
-ONE_PROCESS = ("kernels", "quantised", "memory", "inference")
+ONE_PROCESS = ("kernels", "quantised", "memory", "inference", "serve")
 """The verbs that measure one process."""
 ON_SEVERAL_THREADS = ("kernels", "quantised", "inference")
 """The verbs that take a list of threads."""
+LOOKUP_BATCHES = [1, 64, 4096]
+BATCHES = {"serve": [1, 64], "quantised": LOOKUP_BATCHES}
 OF_VERB: dict[str, tuple[str | None, str, object]] = {
     "dynamic": ("W1", "hugectr_d64", 100_000),
     "inference": (None, "large", LOOKUP_BATCHES),
@@ -43,15 +45,15 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     verb = settings["verb"]
     cores = len(os.sched_getaffinity(0))
     ranks = 1 if verb in ONE_PROCESS else _number("ranks", settings["ranks"])
-    threads = _or(
-        settings["threads"], [1, 2] if verb in ON_SEVERAL_THREADS else max(1, cores // ranks)
-    )
-    if verb not in ON_SEVERAL_THREADS and isinstance(threads, list):
+    several = verb in ON_SEVERAL_THREADS
+    own = [1, 2] if several else 1 if verb == "serve" else max(1, cores // ranks)
+    threads = _or(settings["threads"], own)
+    if isinstance(threads, list) and not several:
         raise ConfigError(
             f"threads={threads}: a list is for {', '.join(ON_SEVERAL_THREADS)}; a rank of "
             f"{verb} has one number of threads"
         )
-    batches = LOOKUP_BATCHES if verb == "quantised" else STRATEGY_BATCHES
+    batches = BATCHES.get(verb, STRATEGY_BATCHES)
     workload, model, batch_size = OF_VERB.get(verb, (None, None, batches))
     found: dict[str, Any] = {
         "workload": check_names("workload", _or(settings["workload"], workload), _workloads(verb)),
@@ -65,6 +67,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         "rounds": _number("rounds", settings["rounds"]),
         "bag": _number("bag", settings["bag"]),
         "keys": _number("keys", settings["keys"]),
+        "protocol": check_names("protocol", settings["protocol"], PROTOCOLS),
         "round_seconds": _seconds(settings["round_seconds"]),
     }
     if verb in ("strategies", "data", "dynamic") and len(found["transport"]) > 1:
@@ -80,7 +83,11 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"compile={settings['compile']}: must be true or false")
     found["quantize"] = check_names("quantize", settings["quantize"], list(QUANTIZE))
     if verb == "inference":
-        _check_path(settings)
+        _check_artefact(settings)
+    if verb == "serve" and settings["artefact"] is None:
+        raise ConfigError(
+            "artefact must be given: artefact=DIR, an artefact of recapp.export or a checkpoint"
+        )
     check_python(settings["torchrec_python"])
     return dict(settings) | found
 
@@ -94,23 +101,23 @@ def _workloads(verb: str) -> list[str]:
     ]
 
 
-def _check_path(settings: Mapping[str, Any]) -> None:
+def _check_artefact(settings: Mapping[str, Any]) -> None:
     """Check that a model of one's own is there and may be stored as asked.
 
     Raises:
         ConfigError: There is none, a generated one is named as well, or an artefact is to be stored
             otherwise.
     """
-    path = settings["path"]
+    path = settings["artefact"]
     if path is None:
         return
     if settings["model"] is not None:
-        raise ConfigError(f"path={path} model={settings['model']}: measure one of them")
+        raise ConfigError(f"artefact={path} bench.model={settings['model']}: measure one of them")
     if not Path(path).is_dir():
-        raise ConfigError(f"path={path}: there is no such checkpoint or artefact")
+        raise ConfigError(f"artefact={path}: there is no such checkpoint or artefact")
     if settings["quantize"] is not None and is_artefact(path):
         raise ConfigError(
-            f"quantize={settings['quantize']}: path={path} is an artefact, whose tables are stored "
+            f"quantize={settings['quantize']}: artefact={path} is an artefact, whose tables are stored "
             "already: leave quantize out, or name its checkpoint"
         )
 

@@ -112,8 +112,9 @@ class KeyedStore(ReadOnlyStore):
     Args:
         group: Which rows, and what computes with them.
         held: The rows, strip by strip.
-        number_I: Their numbers, int64, of each strip of the group or of all strips together;
-            ascending and distinct.
+        number_R: Their numbers, int64; of each strip ascending and distinct.
+        edge_I1: Strip i of the group has the rows edge[i] .. edge[i + 1]; or all have, where
+            numbers tell strips apart.
         start: Makes the rows of numbers that are not there; None where all are.
     """
 
@@ -123,11 +124,13 @@ class KeyedStore(ReadOnlyStore):
         self,
         group: StoredGroup,
         held: Held,
-        number_I: Sequence[Tensor],
+        number_R: Tensor,
+        edge_I1: Sequence[int],
         start: StartRows | None = None,
     ) -> None:
         super().__init__(group, held)
-        self.number_I = list(number_I)
+        self.number_R = number_R
+        self.edge_I1 = list(edge_I1)
         self.start = start
         self._of_batch: Held | None = None
 
@@ -135,21 +138,16 @@ class KeyedStore(ReadOnlyStore):
     def nbytes(self) -> StoreBytes:
         """Return the memory of the rows and of their numbers."""
         held = super().nbytes
-        return held._replace(rows=held.rows + sum(x.nbytes for x in self.number_I))
+        return held._replace(rows=held.rows + self.number_R.nbytes)
 
     def locate(self, row_N: Tensor, strip_N: Tensor | None = None, trains: bool = False) -> Tensor:
         """Return where rows are held (`RowStore.locate`)."""
         row_N = row_N.long()
         self._of_batch = None
-        found_N = torch.full_like(row_N, -1)
-        first = 0
-        for strip, numbers in enumerate(self.number_I):
-            asked = slice(None) if strip_N is None else (strip_N == strip).nonzero()[:, 0]
-            found_N[asked] = _find(numbers, row_N[asked], first)
-            first += len(numbers)
-        if self.start is not None and bool((found_N < 0).any()):
+        found_N: Tensor = self.backend.find_sorted(self.number_R, self.edge_I1, row_N, strip_N)
+        if bool((found_N < 0).any()):
+            assert self.start is not None, "rows that this store does not hold"
             return self._with_start_rows(row_N, strip_N, found_N)
-        assert not bool((found_N < 0).any()), "rows that this store does not hold"
         return found_N
 
     def _with_start_rows(self, row_N: Tensor, strip_N: Tensor | None, found_N: Tensor) -> Tensor:
@@ -158,7 +156,7 @@ class KeyedStore(ReadOnlyStore):
         here_M = (found_N >= 0).nonzero()[:, 0]
         parts = [take_rows(self.held, found_N[here_M])]
         order = [here_M]
-        for strip in range(len(self.number_I)):
+        for strip in range(len(self.edge_I1) - 1):
             absent_N = found_N < 0
             if strip_N is not None:
                 absent_N = absent_N & (strip_N == strip)
@@ -206,14 +204,6 @@ def join_rows(parts: Sequence[Held]) -> Held:
     if len(parts) == 1:
         return parts[0]
     return like(parts[0], torch.cat([values_of(p) for p in parts]))
-
-
-def _find(numbers: Tensor, row_N: Tensor, first: int) -> Tensor:
-    """Return `first` plus the index of each row among sorted numbers, -1 where it is not there."""
-    if not len(numbers):
-        return torch.full_like(row_N, -1)
-    at_N = torch.searchsorted(numbers, row_N).clamp_(max=len(numbers) - 1)
-    return torch.where(numbers[at_N] == row_N, at_N + first, -1)
 
 
 def _kind(held: Held) -> str:

@@ -8,11 +8,12 @@ that matrix itself, whatever the number of tables; a rank that holds parts of ta
 their columns, takes copies of those.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recapp.engine.read_only_store import (
     Held,
@@ -29,7 +30,7 @@ from recapp.kernels.quantised import QuantisedRows
 from recapp.sharding.layout import Piece
 from recapp.tables.config import DataType
 from recapp.tables.dynamic import RUNS, first_position, keys_of
-from recapp.tables.initial import start_hash, values_of_hash
+from recapp.tables.initial import values_of_hash
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class HeldTable:
         rows: A matrix that has them among others, stored alike.
         first_row: Its first row there.
         count: How many it has.
-        positions: Of a dynamic table, the sorted positions of its keys; None of others.
+        keys: Of a dynamic table, the positions of the keys of all rows there, those of each table
+            ascending; None of others.
         start_hash: What goes into the start values of keys without a row (`start_hash`).
         start_range: How far those are from 0 at most.
     """
@@ -52,9 +54,16 @@ class HeldTable:
     rows: Held
     first_row: int
     count: int
-    positions: Tensor | None = None
+    keys: Tensor | None = None
     start_hash: int = 0
     start_range: float = 0.0
+
+    @property
+    def positions(self) -> Tensor | None:
+        """The positions of its keys, which ascend; None where rows have numbers."""
+        if self.keys is None:
+            return None
+        return self.keys[self.first_row : self.first_row + self.count]
 
     def start_rows(self, position_N: Tensor) -> Held:
         """Return what keys without a row answer, stored as rows are."""
@@ -84,26 +93,35 @@ class HeldTables:
         if not layout.groups[group.number].dynamic:
             return ReadOnlyStore(group, rows)
         strips = [i for i, s in enumerate(layout.strips) if s.group == group.number]
-        none = torch.empty(0, dtype=torch.int64)
-        number_I = [
-            torch.cat([none, *(self._positions(group, p, r) for p, r in parts if p.strip == i)])
-            for i in strips
-        ]
+        numbers, edges = self._numbers(group, strips, parts)
 
         def start(strip: int, position_N: Tensor) -> Held:
             table = self._table(group, strips[strip])
             return _columns(table.start_rows(position_N), layout.strips[strips[strip]].cols)
 
-        return KeyedStore(group, rows, [x.to(group.device) for x in number_I], start)
+        return KeyedStore(group, rows, numbers.to(group.device), edges, start)
 
     def _table(self, group: StoredGroup, strip: int) -> HeldTable:
         layout = group.layout
         return self.tables[layout.tables[layout.strips[strip].table].name]
 
-    def _positions(self, group: StoredGroup, piece: Piece, rows: range) -> Tensor:
-        positions = self._table(group, piece.strip).positions
-        assert positions is not None
-        return positions[rows.start : rows.stop]
+    def _numbers(
+        self, group: StoredGroup, strips: list[int], parts: list[tuple[Piece, range]]
+    ) -> tuple[Tensor, list[int]]:
+        """Return the positions of the keys of some pieces, and where those of each strip begin."""
+        counts = [sum(len(r) for p, r in parts if p.strip == strip) for strip in strips]
+        edges = [0, *accumulate(counts)]
+        held = [(self._table(group, p.strip), r) for p, r in parts if len(r)]
+        if not held:
+            return torch.empty(0, dtype=torch.int64), edges
+        keys = held[0][0].keys
+        assert keys is not None
+        if all(table.keys is keys for table, _ in held):
+            spans = [(t.first_row + r.start, t.first_row + r.stop) for t, r in held]
+            slices = [keys[slice(*span)] for span in _merged(spans)]
+        else:
+            slices = [t.positions[r.start : r.stop] for t, r in held if t.positions is not None]
+        return slices[0] if len(slices) == 1 else torch.cat(slices), edges
 
     def _rows_of(self, group: StoredGroup, piece: Piece) -> range:
         """Return the rows of a piece, as its table counts them."""
@@ -160,37 +178,6 @@ class HeldTables:
         """Return no rows, as those of the group are stored."""
         strip = next(i for i, s in enumerate(group.layout.strips) if s.group == group.number)
         return stored(torch.empty(0, group.width), self._table(group, strip).data_type)
-
-
-def held_tables_of(stores: Iterable[nn.Module], seeds: Mapping[str, int]) -> dict[str, HeldTable]:
-    """Return the tables of the stores of a single rank, by name, in the memory of the stores.
-
-    Args:
-        stores: That hold whole tables, read-only.
-        seeds: The seed of each table's start values.
-    """
-    found = {}
-    for store in stores:
-        assert isinstance(store, ReadOnlyStore)
-        layout = store.group.layout
-        first = 0
-        strips = [i for i, s in enumerate(layout.strips) if s.group == store.group.number]
-        for number, strip in enumerate(strips):
-            table = layout.tables[layout.strips[strip].table]
-            positions = store.number_I[number] if isinstance(store, KeyedStore) else None
-            count = table.num_embeddings if positions is None else len(positions)
-            found[table.name] = HeldTable(
-                table.data_type,
-                table.embedding_dim,
-                store.held,
-                first,
-                count,
-                positions,
-                start_hash(table, seeds[table.name]),
-                table.start_range,
-            )
-            first += count
-    return found
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

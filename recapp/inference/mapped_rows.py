@@ -21,6 +21,7 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
     """
     raw = {file: _map(artefact, file) for file in _files_of(artefact)}
     rows: dict[str, Held] = {}
+    keys: dict[str, Tensor] = {}
     tables = {}
     for t in artefact.tables:
         if t.file not in rows:
@@ -28,10 +29,10 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
         end = t.first_row + t.rows
         if len(raw[t.file]) < end * row_bytes(t.data_type, t.dim):
             raise artefact.damaged(f"table {t.name} has rows that {t.file} has not")
-        positions = None
         if t.keys is not None:
-            positions = raw[t.keys].view(torch.int64)[t.first_row : end]
-            if len(positions) != t.rows:
+            if t.keys not in keys:
+                keys[t.keys] = raw[t.keys].view(torch.int64)
+            if len(keys[t.keys]) < end:
                 raise artefact.damaged(f"table {t.name} has keys that {t.keys} has not")
         tables[t.name] = HeldTable(
             t.data_type,
@@ -39,7 +40,7 @@ def mapped_tables(artefact: Artefact) -> HeldTables:
             rows[t.file],
             t.first_row,
             t.rows,
-            positions,
+            None if t.keys is None else keys[t.keys],
             t.start_hash,
             t.start_range,
         )

@@ -156,7 +156,8 @@ class Probe:
             name = layout.tables[layout.strips[strip].table].name
             self._held[name] = rows_UD[end - len(part) : end]
         held: Held = rows_UD
-        return KeyedStore(group, held, numbers if dynamic else [torch.cat(numbers)])
+        number_R = torch.cat(numbers)
+        return KeyedStore(group, held, number_R, [0, *ends] if dynamic else [0, len(number_R)])
 
 
 def _distinct(numbers: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from recapp.kernels import numba_integers as integers
 from recapp.kernels import numba_partition as partition
 from recapp.kernels import numba_row_statistics as statistics
+from recapp.kernels import numba_sorted_numbers
 from recapp.kernels import numba_start_values as start_kernels
 from recapp.kernels import numba_unique as unique_kernels
 from recapp.kernels import numba_vectors as vectors
@@ -87,6 +88,7 @@ class NumbaBackend:
 
     name = "numba"
     key_index = HashIndex
+    find_sorted = staticmethod(numba_sorted_numbers.find_sorted)
 
     def __init__(self) -> None:
         self._bucket_H = np.full(1024, -1, np.int32)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recapp.kernels import sorted_numbers
 from recapp.kernels.key_index import RUN_BITS, SortedIndex
 from recapp.kernels.links import Bags, Counts, Links, Rate, Routes, Rule, Scratch, decay_of
 from recapp.kernels.quantised import QuantisedRows, dequantise
@@ -87,6 +88,7 @@ class TorchBackend:
     positions_of_rows = None  # mixed rows, too
     write_start_values = None  # start values, too
     key_index = SortedIndex
+    find_sorted = staticmethod(sorted_numbers.find_sorted)
 
     def sizes(self) -> list[tuple[int, int]]:
         """Return the smallest batch of each kind that has kernels of its own.

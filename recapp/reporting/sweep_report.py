@@ -10,6 +10,7 @@ other. Runs that failed are listed with their errors, and the rest is reported a
 from pathlib import Path
 from typing import Any
 
+from recapp.errors import ConfigError
 from recapp.reporting import comparison, page
 from recapp.reporting.evaluation_page import evaluation_page
 from recapp.reporting.gallery import Gallery
@@ -19,6 +20,7 @@ from recapp.reporting.sweep_page import sweep_page
 from recapp.reporting.variants import read_runs
 
 REPORT_FILE = "report.html"
+MEAN_SCORE = "mean_score"  # the metric that predictions alone have
 
 
 def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[dict[str, Any]]:
@@ -34,9 +36,14 @@ def write_report(folder: Path, defaults: Defaults = lambda chosen: {}) -> list[d
         and `left_out` (why).
 
     Raises:
-        ConfigError: There is no such directory, or no run in it.
+        ConfigError: There is no such directory, no run in it, or a prediction.
     """
     runs = read_runs(folder)
+    if any(MEAN_SCORE in run.metrics for run in runs):
+        raise ConfigError(
+            f"path={folder}: holds a prediction, of which there is no page; its numbers are in "
+            "metrics.json"
+        )
     gallery = Gallery(folder)
     if comparison.jobs_of(folder):
         title, parts = sweep_page(runs, gallery)

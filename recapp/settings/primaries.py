@@ -19,6 +19,7 @@ from recapp.settings.groups import (
     Planner,
     Positive,
     TablesOfDataset,
+    Timeout,
     Topology,
     Trainer,
 )
@@ -134,7 +135,6 @@ class Bench(Command):
     batch_size: Positive | list[Positive] | None = None
     ids: Literal["uniform", "zipf"] | list[Literal["uniform", "zipf"]] = "uniform"
     compile: bool | None = None
-    path: str | None = None
     quantize: (
         Literal["none", "fp16", "int8", "int4"]
         | list[Literal["none", "fp16", "int8", "int4"]]
@@ -142,6 +142,11 @@ class Bench(Command):
     ) = None
     bag: Positive = 10
     keys: Positive = 10_000_000
+    artefact: str | None = None
+    protocol: str | list[str] | None = None
+    load: list[Annotated[float, Within(above=0, most=10)]] = field(
+        default_factory=lambda: [0.25, 0.5, 0.75, 1.25]
+    )
     bench: Benchmark = ABSENT
     tables: TablesOfDataset | ListedTables = ABSENT
     dataset: Dataset = ABSENT
@@ -155,6 +160,28 @@ class Report(Command):
     path: str = ABSENT
 
 
+@dataclass
+class Serve(Command):
+    """The settings of `python -m recapp.serve`."""
+
+    artefact: str = ABSENT
+    host: str = "127.0.0.1"
+    port: Annotated[int, Within(0, 65535)] = 8080
+    name: str | None = None
+    trust: list[str] = field(default_factory=list)
+    trust_compiled: bool = False
+    threads: Positive = 1
+    max_batch: Positive = 1024
+    max_wait_ms: Annotated[float, Within(0, 10_000)] = 0
+    max_body_bytes: Positive = 4_194_304
+    max_rows: Positive = 4096
+    max_ids: Positive = 262_144
+    max_queue: Positive = 256
+    max_pending_bytes: Positive = 268_435_456
+    max_connections: Positive = 1024
+    timeout_s: Timeout = 10
+
+
 COMMANDS: dict[str, type] = {
     "train": Train,
     "eval": Eval,
@@ -163,6 +190,7 @@ COMMANDS: dict[str, type] = {
     "plan": OnPaper,
     "bench": Bench,
     "report": Report,
+    "serve": Serve,
 }
 """The settings of each command, by its name."""
 
@@ -181,6 +209,7 @@ VERBS = {
         "data",
         "dynamic",
         "inference",
+        "serve",
     ),
 }
 """The verbs of the commands that have some: the first word behind the command."""

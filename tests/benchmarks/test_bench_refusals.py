@@ -52,8 +52,11 @@ def refused(tmp_path, monkeypatch, capsys):
             (("kernels", "workload=[]"), ("workload=[]",)),
             (("inference", "model=hugectr_d64"), ("model=hugectr_d64", "small, large")),
             (("inference", "quantize=int7"), ("quantize=int7", "int8")),
-            (("inference", "path=/no/such"), ("path=/no/such", "no such checkpoint or artefact")),
-            (("inference", "path=.", "model=small"), ("model=small", "measure one of them")),
+            (
+                ("inference", "artefact=/no/such"),
+                ("artefact=/no/such", "no such checkpoint or artefact"),
+            ),
+            (("inference", "artefact=.", "model=small"), ("model=small", "measure one of them")),
             (
                 ("kernels", "bench.torchrec_python=/no/such/python"),
                 ("bench.torchrec_python=/no/such/python", "no such program"),

@@ -294,7 +294,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
     from recapp.app.command import Job
 
     monkeypatch.setattr(bench, "_write_logs", lambda dataset: None)
-    monkeypatch.setattr("recapp.benchmarks.checks._check_path", lambda settings: None)
+    monkeypatch.setattr("recapp.benchmarks.checks._check_artefact", lambda settings: None)
     found = [c for c in commands(fenced("sh")) if c.name == "bench"]
     assert {c.arguments[0] for c in found} == set(bench.VERBS["bench"])
     for c in found:
@@ -318,8 +318,10 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
                 "ids",
                 "bag",
                 "keys",
+                "artefact",
+                "protocol",
+                "load",
                 "compile",
-                "path",
                 "quantize",
                 "tables",
                 "dataset",
@@ -332,7 +334,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
         )
         measurements = MEASUREMENTS | {"inference": "recapp.app.inference_worker"}
         assert import_module(measurements[settings["verb"]]).run and bool(settings["plans"]) == (
-            settings["verb"] not in ("kernels", "quantised", "memory", "inference")
+            settings["verb"] not in ("kernels", "quantised", "memory", "inference", "serve")
         )
 
 

@@ -10,6 +10,7 @@ from reporting.sweeps import leave_pictures_unpainted, make_run
 
 from recapp import report
 from recapp.app.chosen_options import default_settings
+from recapp.errors import ConfigError
 from recapp.reporting.sweep_report import write_report
 
 DEFAULTS = {
@@ -243,6 +244,13 @@ def test_an_evaluation_that_failed_is_shown_with_its_error(tmp_path):
     assert len(write_report(folder)) == 1
     said = parts(folder / "report.html").said
     assert "Evaluation on test data that failed" in said and "no such checkpoint" in said
+
+
+def test_a_prediction_has_no_page_and_that_is_said(tmp_path):
+    folder = evaluation(tmp_path / "predict", rows=3, mean_score=0.5, status="ok")
+    with pytest.raises(ConfigError, match="holds a prediction, of which there is no page"):
+        write_report(folder)
+    assert not (folder / "report.html").exists()
 
 
 # ---- what the command prints

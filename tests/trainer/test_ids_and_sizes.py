@@ -13,6 +13,7 @@ from jobs import refusal, validation
 
 from recapp import plan
 from recapp.checkpoints.directory import read_manifest
+from recapp.dataset.prediction_input import ScoringSettings
 from recapp.dataset.schema import Schema
 from recapp.errors import CheckpointError, ConfigError
 from recapp.trainer.datamodule import ClickData, DataSettings
@@ -136,7 +137,9 @@ def test_a_checkpoint_of_another_reading_is_refused_by_the_ranks_as_well(base, r
 
 def test_rows_without_labels_are_for_prediction_only(base):
     data = ClickData(
-        DataSettings(path=f"{base}/train.parquet"), Schema(None, (), ("user", "country"))
+        DataSettings(path=f"{base}/train.parquet"),
+        Schema(None, (), ("user", "country")),
+        scoring=ScoringSettings(input=f"{base}/train.parquet"),
     )
     for stage in ("fit", "validate", "test"):
         with pytest.raises(
@@ -144,6 +147,7 @@ def test_rows_without_labels_are_for_prediction_only(base):
         ):
             data.setup(stage)
     data.setup("predict")
+    assert data.prediction_input.rows > 0
 
 
 @pytest.mark.full

@@ -6,13 +6,6 @@ RowsBuilder::RowsBuilder(const Artefact& artefact) : artefact_(artefact) {
   rows_.sparse.resize(artefact.sparse.size());
 }
 
-int RowsBuilder::feature(std::string_view name) const {
-  for (int i = 0; i < features(); ++i) {
-    if (this->name(i) == name) return i;
-  }
-  return -1;
-}
-
 const std::string& RowsBuilder::name(int feature) const {
   const auto at = static_cast<std::size_t>(feature);
   return is_dense(feature) ? artefact_.dense[at] : artefact_.sparse[at - artefact_.dense.size()];

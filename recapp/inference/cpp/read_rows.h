@@ -13,15 +13,14 @@ class RowsBuilder {
  public:
   explicit RowsBuilder(const Artefact& artefact);
 
-  // Return the number of a feature: dense ones first, then sparse ones; -1 where there is none.
-  int feature(std::string_view name) const;
+  // Return the name of a feature; dense ones are numbered first, then sparse ones.
   const std::string& name(int feature) const;
   int features() const { return static_cast<int>(artefact_.dense.size() + artefact_.sparse.size()); }
   bool is_dense(int feature) const {
     return feature < static_cast<int>(artefact_.dense.size());
   }
 
-  // Begin with a number of rows, whose values may come in any order of features.
+  // Make room for more rows, whose values may come in any order of features.
   void add_rows(std::int64_t count);
   void add_number(int feature, std::int64_t row, const Value& value);
   // Values of a sparse feature come row by row. A list begins with `begin_list`.

@@ -1,0 +1,118 @@
+"""The model of an artefact, made of its settings and files: on the meta device to be sharded, or to
+be filled on one rank. Ranks use it, so it does without Hydra.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recapp.app import build
+from recapp.dataset.raw_rows import RawRows
+from recapp.dataset.schema import schema_from
+from recapp.engine.shard_model import embedding_collections, sharded_collections
+from recapp.engine.sharded_state import without_tables
+from recapp.errors import ArtefactError, RecappError
+from recapp.inference.artefact import Artefact
+from recapp.inference.small_files import read_dense
+from recapp.tables.lookups import embedding_tables
+from recapp.trainer.restored import state_must_fit
+
+TOLERANCE = 1e-4
+"""How far a logit of the example may be from the exported one, relative to the larger of 1 and its
+size: other machines add numbers in another order.
+"""
+
+
+def meta_model(artefact: Artefact, settings: dict[str, Any]) -> nn.Module:
+    """Return the model, its tables on the meta device and to be stored as the artefact has them.
+
+    Raises:
+        ArtefactError: Its settings make other tables.
+    """
+    model = build.build_model(settings)
+    made = {t.name: t for t in embedding_tables(model)}
+    stored = {t.name: t for t in artefact.tables}
+    if made.keys() != stored.keys():
+        odd = ", ".join(sorted(made.keys() ^ stored.keys())[:5])
+        raise artefact.damaged(f"settings and tables differ: {odd}")
+    for name, table in made.items():
+        own = stored[name]
+        dynamic = table.dynamic is not None
+        said = (table.embedding_dim, str(table.id_rule), table.min_key, dynamic)
+        rows = own.rows if dynamic else table.num_embeddings
+        if said != (own.dim, own.id_rule, own.min_key, own.keys is not None) or own.rows != rows:
+            raise artefact.damaged(f"table {name} is another one in its settings")
+    for collection in dict.fromkeys(c for _, c in embedding_collections(model)):
+        collection.store_as({name: t.data_type for name, t in stored.items()})
+    return model
+
+
+def load_dense(artefact: Artefact, model: nn.Module) -> None:
+    """Fill the dense part of a model whose tables are sharded.
+
+    Raises:
+        ArtefactError: It does not fit.
+    """
+    state = read_dense(artefact)
+    try:
+        with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):
+            model.load_state_dict(state)
+    except RecappError as error:
+        raise artefact.damaged(str(error)) from error
+
+
+def model_to_shard(artefact: Artefact, settings: dict[str, Any]) -> nn.Module:
+    """Return the model with its dense part, its tables on the meta device: ranks shard them.
+
+    Raises:
+        ArtefactError: Settings and files do not fit together.
+    """
+    model = meta_model(artefact, settings)
+    tables = {name for name, p in model.named_parameters() if p.device.type == "meta"}
+    try:
+        with state_must_fit("the dense part", "model"):
+            missing, unknown = model.load_state_dict(read_dense(artefact), strict=False)
+    except RecappError as error:
+        raise artefact.damaged(str(error)) from error
+    if odd := [*(set(missing) - tables), *unknown]:
+        raise artefact.damaged(f"the dense part of its settings is another one: {odd[0]}")
+    return model
+
+
+def raw_rows_of(settings: dict[str, Any]) -> RawRows:
+    """Return what reads raw rows as a run's data set was read."""
+    return RawRows(schema_from(settings), settings["dataset"]["dense_transform"])
+
+
+def check_logits(artefact: Artefact, logits: Tensor) -> None:
+    """Compare logits of the example with the exported ones.
+
+    Raises:
+        ArtefactError: They differ by more than rounding does.
+    """
+    expected = torch.tensor(logits_of(artefact), dtype=torch.float64)
+    found = logits.double().cpu()
+    if found.shape != expected.shape:
+        raise artefact.damaged(f"its example has {len(found)} rows, and {len(expected)} scores")
+    apart = (found - expected).abs() / expected.abs().clamp(min=1)
+    if not bool((apart <= TOLERANCE).all()):
+        worst = int(apart.nan_to_num(math.inf).argmax())
+        raise ArtefactError(
+            f"artefact {artefact.folder} scores its example otherwise than it was exported: row "
+            f"{worst} has the logit {float(found[worst]):.6f}, must be "
+            f"{float(expected[worst]):.6f}: its files do not belong together; export it again"
+        )
+
+
+def logits_of(artefact: Artefact) -> list[float]:
+    """Return the logits that the example was exported with.
+
+    Raises:
+        ArtefactError: They are no numbers.
+    """
+    logits = artefact.entry("logits", list)
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in logits):
+        raise artefact.damaged("logits are no numbers")
+    return logits

@@ -1,0 +1,118 @@
+"""Bodies of requests for a server whose model is only known by its metadata, in each protocol.
+
+| name     | route          | what it is                                        |
+|----------|----------------|---------------------------------------------------|
+| `rows`   | `infer_rows`   | rows of JSON                                      |
+| `json`   | `infer`        | Open Inference, tensors in JSON                   |
+| `binary` | `infer`        | Open Inference, numbers behind the JSON, also out |
+| `arrow`  | `infer_arrow`  | an Arrow IPC stream                               |
+
+Numbers are drawn evenly from 0 to 99. Ids are drawn from all of 32 bits, as hashes are; where a
+table takes ids for rows, those of the model's example are taken.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from recapp.serving.open_inference import JSON_LENGTH
+from recapp.serving.tensors import BINARY_SIZE, binary_of
+
+ROUTES = {
+    "rows": "infer_rows",
+    "json": "infer",
+    "binary": "infer",
+    "arrow": "infer_arrow",
+}
+"""The route of each protocol."""
+
+Columns = Mapping[str, npt.NDArray[Any] | list[Any]]
+Body = tuple[bytes, dict[str, str]]
+"""The bytes of a body, and its headers."""
+
+
+def draw(
+    metadata: Mapping[str, Any], example: Sequence[Mapping[str, Any]], rows: int, seed: int
+) -> Columns:
+    """Return random columns for a model.
+
+    Args:
+        metadata: The metadata of the model, as the server gives it.
+        example: Rows that the model takes.
+        rows: How many rows.
+        seed: Of the random numbers.
+    """
+    random = np.random.default_rng(seed)
+    columns: dict[str, npt.NDArray[Any] | list[Any]] = {}
+    for each in metadata["inputs"]:
+        name = each["name"]
+        if each["datatype"] == "FP32":
+            columns[name] = random.integers(0, 100, rows).astype(np.float32)
+        elif isinstance(example[0][name], list) or each["datatype"] == "INT64":
+            columns[name] = [example[n][name] for n in random.integers(0, len(example), rows)]
+        else:
+            columns[name] = random.integers(0, 2**32, rows)
+    return columns
+
+
+def body_of(protocol: str, columns: Columns) -> Body:
+    """Return columns as a body.
+
+    Args:
+        protocol: A key of ROUTES.
+        columns: The rows.
+    """
+    if protocol == "arrow":
+        return _arrow(columns), {}
+    if protocol == "rows":
+        plain = {name: _plain(values) for name, values in columns.items()}
+        rows = [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
+        return json.dumps({"rows": rows}).encode(), {}
+    return _tensors(columns, binary=protocol == "binary")
+
+
+def _plain(values: npt.NDArray[Any] | list[Any]) -> list[Any]:
+    return values if isinstance(values, list) else values.tolist()
+
+
+def _arrow(columns: Columns) -> bytes:
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
+
+
+def _tensors(columns: Columns, binary: bool) -> Body:
+    inputs: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    for name, values in columns.items():
+        lists = isinstance(values, list) and bool(values) and isinstance(values[0], list)
+        flat = [id for row in values for id in row] if lists else values
+        numbers = np.asarray(flat, dtype=np.float32 if _is_float(flat) else np.int64)
+        pairs = [(name, numbers)]
+        if lists:
+            pairs.append((f"{name}.lengths", np.asarray([len(row) for row in values])))
+        for each, array in pairs:
+            kind = "FP32" if array.dtype == np.float32 else "INT64"
+            described: dict[str, Any] = {"name": each, "datatype": kind, "shape": [len(array)]}
+            if binary:
+                parts.append(binary_of(array))
+                described["parameters"] = {BINARY_SIZE: len(parts[-1])}
+            else:
+                described["data"] = array.tolist()
+            inputs.append(described)
+    request: dict[str, Any] = {"inputs": inputs}
+    if not binary:
+        return json.dumps(request).encode(), {}
+    text = json.dumps(request | {"parameters": {"binary_data_output": True}}).encode()
+    return b"".join([text, *parts]), {JSON_LENGTH: str(len(text))}
+
+
+def _is_float(values: npt.NDArray[Any] | list[Any]) -> bool:
+    return not isinstance(values, list) and values.dtype == np.float32

@@ -1,0 +1,189 @@
+"""`bench serve`: what a server makes of a rising load, in each protocol.
+
+    artefact -> `recapp.serve` in a process of its own -> its most requests per second (all
+    connections ask again at once) -> loads that are shares of that, on a schedule -> latencies
+
+Protocols and sizes of requests take turns in each round. Latency counts from when a request was due
+(`recapp/benchmarks/open_loop.py`). `rows_ratio` compares the most requests per second of a round
+with that of JSON rows: above 1 is more. What the server itself takes stands in the header
+`Server-Timing` of each answer: its time less the model's is its overhead, of which a part is
+waiting for others.
+Client and server share the machine.
+"""
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recapp.benchmarks.open_loop import Connection, Load, request_of, send
+from recapp.benchmarks.serving_bodies import ROUTES, body_of, draw
+from recapp.benchmarks.session import Session
+from recapp.benchmarks.timing import quartiles
+from recapp.console import progress
+from recapp.errors import LaunchError
+
+BODIES = 64  # different ones, sent in turn
+CONNECTIONS = 32
+SATURATION = 1.0  # the share that asks without a schedule
+LEAST_FOR_999 = 1000  # answers that a quantile of one in a thousand needs
+
+Case = tuple[str, int]
+"""A protocol, and the rows of a request."""
+
+
+@dataclass
+class Found:
+    """The loads of one case at one share, round by round."""
+
+    rates: list[float] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+
+
+def run(session: Session) -> None:
+    """Measure a server.
+
+    Args:
+        session: The session; its settings name the artefact.
+    """
+    settings = session.settings
+    with _server(settings, session.folder / "server.txt") as (host, port, row):
+        requests = asyncio.run(_requests(host, port, row["model"], settings))
+        shares = sorted({*settings["load"], SATURATION})
+        found: dict[tuple[Case, float], Found] = {
+            (case, share): Found() for case in requests for share in shares
+        }
+        with progress("serve, rounds", settings["rounds"]) as advance:
+            for number in range(settings["rounds"]):
+                cases = list(requests)[:: 1 if number % 2 == 0 else -1]
+                for case in cases:
+                    _round(host, port, requests[case], case, shares, settings, found)
+                advance(1)
+    for (case, share), loads in found.items():
+        session.add(_record(case, share, loads, found.get((("rows", case[1]), share))))
+
+
+@contextmanager
+def _server(settings: Mapping[str, Any], errors: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Run a server inside the `with`; yield its host, its port and what it says of itself.
+
+    Args:
+        settings: The settings of the benchmark.
+        errors: The file of what it says on standard error.
+    """
+    command = [sys.executable, "-m", "recapp.serve", "port=0", "format=json"]
+    command += [f"artefact='{settings['artefact']}'", f"threads={settings['threads'][0]}"]
+    with errors.open("w") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            process.wait()
+            said = errors.read_text().strip().splitlines()
+            raise LaunchError(f"recapp.serve: {said[-1] if said else 'it has ended'}")
+        row = json.loads(line)["rows"][0]
+        host, _, port = row["address"].removeprefix("http://").rpartition(":")
+        yield host, int(port), row
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+async def _requests(
+    host: str, port: int, model: str, settings: Mapping[str, Any]
+) -> dict[Case, list[bytes]]:
+    """Return the requests of each case, as they go over the wire."""
+    connection = Connection(host, port)
+    place = f"/v2/models/{model}"
+    said = []
+    for path in (place, f"{place}/example"):
+        request = f"GET {path} HTTP/1.1\r\nhost: server\r\n\r\n".encode()
+        said.append(json.loads((await connection.ask(request))[2]))
+    connection.close()
+    metadata = said[0]
+    example = said[1]["rows"]
+    requests: dict[Case, list[bytes]] = {}
+    for rows in settings["batch_size"]:
+        columns = [draw(metadata, example, rows, seed) for seed in range(BODIES)]
+        for protocol in settings["protocol"]:
+            path = f"{place}/{ROUTES[protocol]}"
+            bodies = [body_of(protocol, each) for each in columns]
+            requests[protocol, rows] = [request_of(path, *body) for body in bodies]
+    return requests
+
+
+def _round(
+    host: str,
+    port: int,
+    requests: list[bytes],
+    case: Case,
+    shares: list[float],
+    settings: Mapping[str, Any],
+    found: Mapping[tuple[Case, float], Found],
+) -> None:
+    """Find the most requests per second, then send the shares of it."""
+    seconds = settings["round_seconds"]
+
+    def measure(rate: float) -> Load:
+        load = asyncio.run(send(host, port, requests, rate, seconds, CONNECTIONS))
+        if load.failed or not load.latencies:
+            raise LaunchError(
+                f"serve, {case[0]}, {case[1]} rows: {len(load.failed)} of {load.asked} requests "
+                f"failed: {load.failed[0] if load.failed else 'all were refused'}"
+            )
+        return load
+
+    most = measure(0)
+    rate = len(most.latencies) / most.seconds
+    for share in shares:
+        held = found[case, share]
+        held.rates.append(rate * share)
+        held.loads.append(most if share == SATURATION else measure(rate * share))
+
+
+def _record(case: Case, share: float, found: Found, rows: Found | None) -> dict[str, Any]:
+    """Return the record of one case at one share."""
+    latencies = sorted(ms * 1e3 for load in found.loads for ms in load.latencies)
+    medians = [statistics.median(load.latencies) * 1e3 for load in found.loads]
+    _, first, third = quartiles(medians)
+    timings = [timing for load in found.loads for timing in load.timings]
+    overhead = [timing["total"] - timing["model"] for timing in timings]
+    compared = zip(rows.rates, found.rates, strict=True) if rows and share == SATURATION else ()
+    ratios = [ours / theirs for theirs, ours in compared]
+    asked = sum(load.asked for load in found.loads)
+    answered = len(latencies)
+    seconds = sum(load.seconds for load in found.loads)
+    keys = ("rows_ratio", "rows_ratio_q1", "rows_ratio_q3")
+    return {
+        "protocol": case[0],
+        "rows": case[1],
+        "load": "most" if share == SATURATION else share,
+        "rate": statistics.median(found.rates),
+        "requests_per_second": answered / seconds,
+        "rows_per_second": answered * case[1] / seconds,
+        "median_ms": _quantile(latencies, 0.5),
+        "q1_ms": first,
+        "q3_ms": third,
+        "p99_ms": _quantile(latencies, 0.99),
+        "p999_ms": _quantile(latencies, 0.999) if answered >= LEAST_FOR_999 else None,
+        "unanswered_share": 1 - answered / asked,
+        "server_ms": statistics.median(timing["total"] for timing in timings),
+        "model_ms": statistics.median(timing["model"] for timing in timings),
+        "read_ms": statistics.median(timing["read"] for timing in timings),
+        "overhead_ms": statistics.median(overhead),
+        **dict(zip(keys, quartiles(ratios) if ratios else (None,) * 3, strict=True)),
+    }
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

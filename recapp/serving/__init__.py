@@ -1,0 +1,1 @@
+"""A trained model behind HTTP: the Open Inference protocol, Arrow, batches made of requests."""

@@ -1,0 +1,319 @@
+"""The routes of a server: HTTP in, HTTP out; what a body means stands in the protocols' own files.
+
+| route                                            | answers                                   |
+|--------------------------------------------------|-------------------------------------------|
+| `GET /`                                          | a page for people                         |
+| `GET /metrics`                                   | Prometheus text                           |
+| `GET /v2`, `/v2/health/live`, `/v2/health/ready` | the server                                |
+| `GET /v2/models/NAME[/versions/V][/ready]`       | the model                                 |
+| `GET /v2/models/NAME/example`                    | raw rows to try, as `infer_rows` takes it |
+| `POST /v2/models/NAME[/versions/V]/infer`        | Open Inference, JSON or binary tensors    |
+| `POST .../infer_rows`                            | rows of JSON                              |
+| `POST .../infer_arrow`                           | an Arrow IPC stream                       |
+| `POST /v2/repository/index`                      | which model is in service                 |
+| `POST /v2/repository/models/NAME/load`           | loads it anew, from the server's own path |
+
+Every error is `{"error": "one line"}`. Pages of other sites may not post: a browser names their
+origin, which must be the server's own.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from recapp.errors import suggest
+from recapp.serving.arrow_route import read_arrow
+from recapp.serving.batching import Batcher, Work
+from recapp.serving.json_rows import read_rows
+from recapp.serving.json_text import written
+from recapp.serving.limits import Limits, Refused, bad, busy
+from recapp.serving.metrics_text import Counts
+from recapp.serving.model_page import page_of
+from recapp.serving.open_inference import read_infer
+from recapp.serving.question import JSON, Reply
+from recapp.serving.reload import ModelInService
+from recapp.serving.served_model import Served
+from recapp.serving.waiting_room import Admission, read_body
+
+READERS = {"infer": read_infer, "infer_rows": read_rows, "infer_arrow": read_arrow}
+"""What reads the body of each route, by the last part of its path."""
+
+EXTENSIONS = ("binary_tensor_data", "model_repository")
+GONE = 499  # the client went away: nobody reads the answer, but it is counted
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Server:
+    """What the routes share.
+
+    Args:
+        model: The model in service.
+        batcher: The worker.
+        limits: What is accepted.
+        counts: What has been counted.
+        version: The version of recapp.
+    """
+
+    def __init__(
+        self, model: ModelInService, batcher: Batcher, limits: Limits, counts: Counts, version: str
+    ) -> None:
+        self.model = model
+        self.batcher = batcher
+        self.limits = limits
+        self.counts = counts
+        self.version = version
+        self.admission = Admission(limits)
+        self.ends = False
+        """Whether the server is about to end: it is not ready, but answers what comes."""
+
+    def application(self) -> Starlette:
+        """Return the routes as an ASGI application; it runs the worker while it lives."""
+        model = "/v2/models/{name}"
+        places = (model, f"{model}/versions/{{version}}")
+        routes = [
+            _get("/", self.page),
+            _get("/metrics", self.metrics),
+            _get("/v2", self.server),
+            _get("/v2/health/live", self.live),
+            _get("/v2/health/ready", self.ready),
+            *(_get(place, self.metadata) for place in places),
+            *(_get(f"{place}/ready", self.model_ready) for place in places),
+            *(_get(f"{place}/example", self.example) for place in places),
+            *(
+                Route(f"{place}/{verb}", partial(self.infer, verb), methods=["POST"])
+                for place in places
+                for verb in READERS
+            ),
+            Route("/v2/repository/index", self.index, methods=["POST"]),
+            Route("/v2/repository/models/{name}/load", self.load, methods=["POST"]),
+        ]
+        return Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: _no_route, Refused: _refused},
+        )
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> Any:
+        self.batcher.start()
+        yield
+        await asyncio.to_thread(self.batcher.stop)
+
+    # ---- about the server
+
+    async def page(self, request: Request) -> Response:
+        """Return the page for people."""
+        page = page_of(self.model.current(), self.version)
+        return Response(page.html, headers=page.headers, media_type="text/html")
+
+    async def metrics(self, request: Request) -> Response:
+        """Return what has been counted, as Prometheus reads it."""
+        served = self.model.current()
+        gauges = {
+            "requests_in_progress": self.admission.requests,
+            "queue_requests": self.batcher.waiting,
+            "pending_bytes": self.admission.pending_bytes,
+        }
+        text = self.counts.text({"name": served.name, "version": served.version}, gauges)
+        return Response(text, headers={"content-type": PROMETHEUS})
+
+    async def server(self, request: Request) -> Response:
+        """Return the metadata of the server."""
+        return _json({"name": "recapp", "version": self.version, "extensions": EXTENSIONS})
+
+    async def live(self, request: Request) -> Response:
+        """Say that the process answers."""
+        return _json({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """Say whether requests should be sent here."""
+        return _json({"ready": not self.ends}, 503 if self.ends else 200)
+
+    # ---- about the model
+
+    def _served(self, request: Request) -> Served:
+        """Return the model that a path names.
+
+        Raises:
+            Refused: Another name, or another version than that in service.
+        """
+        served = self.model.current()
+        check_place(request, served)
+        return served
+
+    async def metadata(self, request: Request) -> Response:
+        """Return the metadata of the model."""
+        return _json(self._served(request).metadata())
+
+    async def model_ready(self, request: Request) -> Response:
+        """Say whether the model answers."""
+        served = self._served(request)
+        return _json({"name": served.name, "ready": not self.ends}, 503 if self.ends else 200)
+
+    async def example(self, request: Request) -> Response:
+        """Return rows to try."""
+        return _json({"rows": self._served(request).example()})
+
+    async def index(self, request: Request) -> Response:
+        """List the model in service."""
+        served = self.model.current()
+        state = {"name": served.name, "version": served.version, "state": "READY", "reason": ""}
+        return _json([state])
+
+    async def load(self, request: Request) -> Response:
+        """Load the model anew, from the path that the server was started with."""
+        check_origin(request)
+        check_place(request, self.model.current())
+        body = await read_body(request, self.limits)
+        if len(body) and bytes(body).strip() not in (b"{}", b'{"parameters":{}}'):
+            raise bad(
+                "parameters: none may be sent: the model is read again from the path that the "
+                "server was started with"
+            )
+        served = await self.model.reload()
+        return _json({"name": served.name, "version": served.version})
+
+    # ---- scores
+
+    async def infer(self, verb: str, request: Request) -> Response:
+        """Answer a request for scores."""
+        start = time.perf_counter()
+        status = 500
+        try:
+            response = await self._infer(verb, request, start)
+            status = response.status_code
+            return response
+        except Refused as refused:
+            status = refused.status
+            raise
+        except (ClientDisconnect, asyncio.CancelledError):
+            status = GONE
+            self.counts.dropped += 1
+            return Response(status_code=GONE)
+        finally:
+            self.counts.request(verb, status, time.perf_counter() - start)
+
+    async def _infer(self, verb: str, request: Request, start: float) -> Response:
+        check_origin(request)
+        self._served(request)
+        with self.admission.request():
+            try:
+                async with asyncio.timeout(self.limits.timeout_s):
+                    body = await read_body(request, self.limits, self.admission)
+            except TimeoutError:
+                raise Refused(
+                    408,
+                    f"the body did not come within timeout_s={self.limits.timeout_s:g}: send it "
+                    "faster, or less of it",
+                    {"connection": "close"},
+                ) from None
+            try:
+                work = self._submit(verb, request, body, start)
+                reply = await self._answer(work, request, start)
+            finally:
+                self.admission.release(len(body))
+        total = time.perf_counter() - start
+        timing = ", ".join(
+            f"{name};dur={seconds * 1e3:.3f}"
+            for name, seconds in (
+                ("queue", work.waited_s),
+                ("read", work.read_s),
+                ("model", work.model_s),
+                ("total", total),
+            )
+        )
+        headers = {**reply.headers, "content-type": reply.content_type, "server-timing": timing}
+        return Response(reply.body, headers=headers)
+
+    def _submit(self, verb: str, request: Request, body: memoryview, start: float) -> Work:
+        def read(served: Served) -> Any:
+            check_place(request, served)  # the version may have changed since it came
+            return READERS[verb](body, request.headers, served, self.limits)
+
+        work = Work(read, start, asyncio.get_running_loop().create_future())
+        self.batcher.submit(work)
+        return work
+
+    async def _answer(self, work: Work, request: Request, start: float) -> Reply:
+        """Wait for the answer, or until nobody waits for it any more.
+
+        Raises:
+            ClientDisconnect: The client has gone.
+            Refused: The request is refused, or the time is over.
+        """
+        gone = asyncio.ensure_future(request.receive())  # comes when the client goes
+        left = self.limits.timeout_s - (time.perf_counter() - start)
+        try:
+            both: set[asyncio.Future[Any]] = {work.answer, gone}
+            await asyncio.wait(both, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if work.answer.done():
+                return work.answer.result()
+            if gone.done():
+                raise ClientDisconnect
+            limit = f"timeout_s={self.limits.timeout_s:g}"
+            raise busy(f"no answer within {limit}: the server has more requests than it can answer")
+        finally:
+            work.dropped = True
+            gone.cancel()
+
+
+def check_place(request: Request, served: Served) -> None:
+    """Check the name and the version in a path against the model in service.
+
+    Raises:
+        Refused: They are others.
+    """
+    name = request.path_params["name"]
+    if name != served.name:
+        raise Refused(404, f"no model {name:.80}; {suggest(name[:80], [served.name])}")
+    version = request.path_params.get("version")
+    if version is not None and version != served.version:
+        raise Refused(
+            404, f"model {name} has no version {version:.80}; {served.version} is in service"
+        )
+
+
+def check_origin(request: Request) -> None:
+    """Check that a request is of a program, or of a page of this server.
+
+    Raises:
+        Refused: A browser sends it for a page of another site.
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
+        raise Refused(403, f"origin {origin:.80}: pages of other sites may not use this server")
+
+
+def _get(path: str, handler: Handler) -> Route:
+    return Route(path, handler, methods=["GET"])
+
+
+def _json(document: object, status: int = 200) -> Response:
+    return Response(written(document), status, media_type=JSON)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return Response(
+        written({"error": error.text}), error.status, dict(error.headers), media_type=JSON
+    )
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:80]
+    text = f"{request.method} {path}: {error.detail}; the routes stand in docs/serving.md"
+    return Response(
+        written({"error": text}), error.status_code, dict(error.headers or {}), media_type=JSON
+    )

@@ -1,0 +1,102 @@
+"""Raw rows as an Arrow IPC stream, scores as another: what a data frame sends without a detour.
+
+The bytes are a stranger's, and Arrow trusts what a stream says of its own sizes. So sizes are added
+up before anything is unpacked, only the columns of features are read, and each record batch is
+validated to the last offset before a value of it is. Views of text and lists are refused: many of
+them may share the same bytes, so that a small body holds any amount of work.
+"""
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+from torch import Tensor
+
+from recapp.dataset.arrow_types import has_views, is_list, is_text
+from recapp.errors import DataError
+from recapp.serving.arrow_sizes import check_unpacked_bytes
+from recapp.serving.feature_columns import ids_in
+from recapp.serving.limits import Limits, bad, check_body_bytes, check_ids, check_rows
+from recapp.serving.question import Question, Reply, scores_of
+from recapp.serving.served_model import Served
+
+ARROW = "application/vnd.apache.arrow.stream"
+
+
+def read_arrow(
+    body: memoryview, headers: Mapping[str, str], served: Served, limits: Limits
+) -> Question:
+    """Return what an Arrow IPC stream of raw rows asks; columns beside the features are left out.
+
+    Args:
+        body: The stream.
+        headers: The headers of the request; none matters.
+        served: The model that is to answer.
+        limits: How many bytes (unpacked), rows and ids there may be.
+
+    Raises:
+        Refused: The bytes are no valid stream, or too much.
+        DataError: A column is missing, or has a type that cannot be read.
+    """
+    if not len(body):
+        raise bad("the body is empty: send an Arrow IPC stream")
+    try:
+        check_unpacked_bytes(body, limits)
+        table = _read(body, served, limits)
+    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
+        if isinstance(error, DataError):
+            raise
+        said = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise bad(f"the body is no valid Arrow IPC stream: {said}") from None
+    named = {"model_name": served.name, "model_version": served.version}
+    return Question(table, lambda logits_B: _reply(named, logits_B))
+
+
+def _read(body: memoryview, served: Served, limits: Limits) -> pa.Table:
+    """Return the features of a stream, validated, under the schema's own names."""
+    schema = served.scorer.schema
+    source = pa.py_buffer(body)
+    with pa.ipc.open_stream(source) as reader:
+        own = reader.schema
+    columns = schema.resolve(own, "the rows")
+    for name, column in columns.items():
+        if has_views(own.field(column).type):
+            kind = own.field(column).type
+            raise bad(f"column {column} ({name}) has type {kind}: write it as text or list")
+    numbers = sorted(own.get_field_index(column) for column in columns.values())
+    options = pa.ipc.IpcReadOptions(included_fields=numbers)
+    with pa.ipc.open_stream(source, options=options) as reader:
+        batches = []
+        rows = 0
+        for batch in reader:
+            rows += batch.num_rows
+            check_rows(max(rows, 1), limits)
+            batch.validate(full=True)
+            batches.append(batch)
+        table = pa.Table.from_batches(batches, reader.schema)
+    check_rows(rows, limits)
+    table = pa.table({name: table.column(column) for name, column in columns.items()})
+    ids = [chunk for name in schema.sparse for chunk in table.column(name).chunks]
+    check_ids(sum(ids_in(column) for column in ids), limits)
+    check_body_bytes(sum(_text_bytes(c) for each in table.columns for c in each.chunks), limits)
+    return table
+
+
+def _text_bytes(column: pa.Array) -> int:
+    """Return the bytes of a column of texts that a dictionary holds, as if there were none."""
+    if is_list(column.type):
+        return _text_bytes(column.flatten())
+    if not pt.is_dictionary(column.type) or not is_text(column.type.value_type):
+        return 0
+    return pc.sum(pc.take(pc.binary_length(column.dictionary), column.indices)).as_py() or 0
+
+
+def _reply(named: Mapping[str, str], logits_B: Tensor) -> Reply:
+    scores = pa.array(scores_of(logits_B).numpy())
+    schema = pa.schema([pa.field("score", pa.float32())], metadata=dict(named))
+    answer = pa.RecordBatch.from_arrays([scores], schema=schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, answer.schema) as writer:
+        writer.write_batch(answer)
+    return Reply(sink.getvalue().to_pybytes(), ARROW)

@@ -1,0 +1,238 @@
+"""Batches made of requests: what waits is computed together, by one thread.
+
+    event loop   arrive ------------------------------------> answer
+    worker              read, read, read -> model -> write
+
+The worker takes requests in the order of their arrival, parses each (its errors are its own), and
+computes what it has when there are `max_batch` rows, or when the first has waited `max_wait_ms`, or
+without waiting where that is 0: then a batch is what arrived while the one before was computed. A
+request is never split. The scores of a row do not depend on what else is in the batch but for the
+rounding of float32, because matrix products of other sizes add in another order.
+
+Where a batch is refused (a value that cannot be read, an id outside of a table whose rule is
+`error`), its requests are computed one by one, so that each gets the answer that it would have had
+alone.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from recapp.errors import RecappError
+from recapp.serving.joined_rows import batch_of
+from recapp.serving.limits import Refused, bad
+from recapp.serving.question import Question, Reply
+from recapp.serving.served_model import Served
+
+FAULT = "a fault of the server, which its log tells of; the request was not answered"
+
+Read = Callable[[Served], Question]
+"""Reads a request for a model: made of its body, its headers and its protocol."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Work:
+    """A request on its way through the worker.
+
+    Args:
+        read: Reads it.
+        arrived: When it came, by `time.perf_counter`.
+        answer: What its handler waits for.
+    """
+
+    read: Read
+    arrived: float
+    answer: "asyncio.Future[Reply]"
+    dropped: bool = False  # nobody waits for it any more
+    served: Served | None = None
+    question: Question | None = None
+    read_s: float = 0.0  # from its body to its batch
+    waited_s: float = 0.0  # from its arrival until it was read
+    model_s: float = 0.0  # of its batch
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    @property
+    def rows(self) -> int:
+        """Return its rows, once it is read."""
+        return self.question.table.num_rows if self.question else 0
+
+    def finish(self, result: Reply | BaseException) -> None:
+        """Hand the answer to the event loop; nobody may be there any more."""
+
+        def done() -> None:
+            if self.dropped:
+                return
+            if isinstance(result, Reply):
+                self.answer.set_result(result)
+            else:
+                self.answer.set_exception(result)
+
+        try:
+            self.loop.call_soon_threadsafe(done)
+        except RuntimeError:  # the loop has ended
+            log.debug("an answer came after the end")
+
+
+class Batcher:
+    """The worker, and the queue in front of it.
+
+    Args:
+        current: Returns the model that is in service.
+        max_batch: The rows of a batch, unless one request has more.
+        max_wait_ms: How long the first request of a batch waits for others.
+        observe: Called by the worker with the rows and the seconds of each batch.
+    """
+
+    def __init__(
+        self,
+        current: Callable[[], Served],
+        max_batch: int,
+        max_wait_ms: float,
+        observe: Callable[[int, float], None],
+    ) -> None:
+        self._current = current
+        self._max_batch = max_batch
+        self._max_wait = max_wait_ms / 1e3
+        self._observe = observe
+        self._queue: deque[Work] = deque()
+        self._changed = threading.Condition()
+        self._ends = False
+        self._carried: Work | None = None  # read already, for the next batch
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+
+    def start(self) -> None:
+        """Start the worker."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the worker when the queue is empty, and wait for it."""
+        with self._changed:
+            self._ends = True
+            self._changed.notify()
+        self._thread.join()
+
+    @property
+    def waiting(self) -> int:
+        """Return how many requests wait to be read."""
+        return len(self._queue)
+
+    def submit(self, work: Work) -> None:
+        """Put a request into the queue."""
+        with self._changed:
+            self._queue.append(work)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (works := self._gather()) is not None:
+            if works:
+                self._compute(works)
+
+    def _gather(self) -> list[Work] | None:
+        """Return the requests of the next batch, read; None at the end."""
+        first = self._carried or self._next(None)
+        self._carried = None
+        if first is None:
+            return None
+        if not (first.question or self._read(first)):
+            return []
+        until = time.perf_counter() + self._max_wait
+        works = [first]
+        rows = first.rows
+        while rows < self._max_batch and (work := self._next(until)) is not None:
+            if not self._read(work):
+                continue
+            if rows + work.rows > self._max_batch or work.served is not first.served:
+                self._carried = work
+                break
+            works.append(work)
+            rows += work.rows
+        return works
+
+    def _next(self, until: float | None) -> Work | None:
+        """Return the next request; None when the time is over, or at the end.
+
+        Args:
+            until: How long to wait for one; None waits for the end.
+        """
+        with self._changed:
+            while not self._queue:
+                left = None if until is None else until - time.perf_counter()
+                if self._ends or (left is not None and left <= 0):
+                    return None
+                self._changed.wait(left)
+            return self._queue.popleft()
+
+    def _read(self, work: Work) -> bool:
+        """Read a request; return whether there is something to compute."""
+        if work.dropped:
+            return False
+        start = time.perf_counter()
+        work.waited_s = start - work.arrived
+        try:
+            work.served = self._current()
+            work.question = work.read(work.served)
+        except Refused as refused:
+            work.finish(refused)
+        except RecappError as error:
+            work.finish(bad(" ".join(str(error).split())))
+        except Exception:
+            log.exception("a request could not be read")
+            work.finish(Refused(500, FAULT))
+        work.read_s = time.perf_counter() - start
+        return work.question is not None
+
+    def _compute(self, works: Sequence[Work]) -> None:
+        """Compute a batch and answer its requests."""
+        works = [work for work in works if not work.dropped]
+        if not works:
+            return
+        served = works[0].served
+        assert served is not None
+        tables = [work.question.table for work in works if work.question]
+        start = time.perf_counter()
+        try:
+            batch = batch_of(tables, served.scorer)
+            read = time.perf_counter()
+            logits_B: Tensor = served.scorer(batch).cpu()
+        except Exception as error:
+            if len(works) > 1:
+                for work in works:
+                    self._compute([work])
+                return
+            works[0].finish(_refusal(error))
+            return
+        took = time.perf_counter() - read
+        self._observe(len(logits_B), took)
+        for work, own_B in zip(works, torch.split(logits_B, [w.rows for w in works]), strict=True):
+            work.read_s += read - start
+            work.model_s = took
+            _answer(work, own_B)
+
+
+def _refusal(error: Exception) -> Refused:
+    if isinstance(error, RecappError):
+        return bad(" ".join(str(error).split()))
+    log.error("a batch could not be computed", exc_info=error)
+    return Refused(500, FAULT)
+
+
+def _answer(work: Work, logits_B: Tensor) -> None:
+    assert work.question is not None
+    try:
+        if not torch.isfinite(logits_B).all():
+            raise Refused(500, "the model gave a logit that is no finite number")
+        work.finish(work.question.write(logits_B))
+    except Refused as refused:
+        work.finish(refused)
+    except Exception:
+        log.exception("an answer could not be written")
+        work.finish(Refused(500, FAULT))

@@ -1,0 +1,130 @@
+"""Tensors of a request -> one Arrow table of raw rows, as the model's schema names its columns.
+
+    NAME [B]                     a value per row; null or "" is a missing one
+    NAME [B], NAME.present [B]   BOOL: where it is false the value is missing
+    NAME [L], NAME.lengths [B]   a list of ids per row: NAME holds them all, row after row
+
+A missing id is not a list without ids: the first reads the table's row for missing ones, as in
+training, the second reads none.
+
+What follows (text to ids, numbers that are not finite) is training's own decoder.
+"""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recapp.dataset.arrow_types import is_list
+from recapp.dataset.schema import Schema
+from recapp.errors import suggest
+from recapp.serving.limits import Limits, bad, check_ids, check_rows
+from recapp.serving.tensors import InputTensor
+
+LENGTHS = ".lengths"
+PRESENT = ".present"
+NO_IDS = ("BOOL", "FP16", "FP32", "FP64")
+NO_NUMBERS = ("BOOL",)
+
+
+def table_of(tensors: Sequence[InputTensor], schema: Schema, limits: Limits) -> pa.Table:
+    """Return the tensors of a request as raw rows.
+
+    Args:
+        tensors: The tensors.
+        schema: The columns of the model.
+        limits: How many rows and ids there may be.
+
+    Raises:
+        Refused: A feature is unknown, missing, given twice, has a wrong datatype, or has not as
+            many values as the others; the error names it.
+    """
+    given = _by_name(tensors, schema)
+    columns = {name: _column(name, given, schema) for name in (*schema.dense, *schema.sparse)}
+    first, rows = next((name, len(column)) for name, column in columns.items())
+    for name, column in columns.items():
+        if len(column) != rows:
+            raise bad(
+                f"input {name}: has {len(column)} rows, but {first} has {rows}; a feature with "
+                f"several ids per row needs {name}{LENGTHS}"
+            )
+    check_rows(rows, limits)
+    check_ids(sum(ids_in(columns[name]) for name in schema.sparse), limits)
+    return pa.table(columns)
+
+
+def ids_in(column: pa.Array) -> int:
+    """Return how many ids a column of single ids or of lists holds."""
+    if not is_list(column.type):
+        return len(column)
+    # by their lengths alone: lists of nulls may say any, and have no bytes
+    return int(pc.sum(pc.list_value_length(column)).as_py() or 0)
+
+
+def _by_name(tensors: Sequence[InputTensor], schema: Schema) -> dict[str, InputTensor]:
+    features = (*schema.dense, *schema.sparse)
+    known = {*features, *(f"{name}{PRESENT}" for name in features)}
+    known |= {f"{name}{LENGTHS}" for name in schema.sparse}
+    given: dict[str, InputTensor] = {}
+    for tensor in tensors:
+        if tensor.name not in known:
+            near = _near(tensor.name, features)
+            raise bad(f"input {tensor.name}: the model has no such feature; {near}")
+        if tensor.name in given:
+            raise bad(f"input {tensor.name}: is there twice")
+        given[tensor.name] = tensor
+    missing = [name for name in features if name not in given]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise bad(f"input {missing[0]}{more}: missing; every feature of the model is needed")
+    return given
+
+
+def _near(name: str, features: Sequence[str]) -> str:
+    close = get_close_matches(name, features, n=3, cutoff=0.5)
+    return suggest(name, close or features)
+
+
+def _column(name: str, given: Mapping[str, InputTensor], schema: Schema) -> pa.Array:
+    tensor = given[name]
+    sparse = name in schema.sparse
+    if tensor.datatype in (NO_IDS if sparse else NO_NUMBERS):
+        wanted = "INT64 or BYTES" if sparse else "FP32, FP64, INT64 or BYTES"
+        raise bad(f"input {name}: datatype {tensor.datatype} must be {wanted}")
+    lengths = given.get(f"{name}{LENGTHS}")
+    present = given.get(f"{name}{PRESENT}")
+    if lengths is not None and present is not None:
+        raise bad(f"input {name}{PRESENT}: a row without ids has the length 0 in {name}{LENGTHS}")
+    if lengths is not None:
+        return _lists(tensor, lengths)
+    return tensor.values_N if present is None else _with_nulls(tensor, present)
+
+
+def _lists(tensor: InputTensor, lengths: InputTensor) -> pa.Array:
+    if not lengths.datatype.removeprefix("U").startswith("INT") or lengths.values_N.null_count:
+        raise bad(f"input {lengths.name}: must be INT32 or INT64, without null")
+    counts = lengths.values_N.cast(pa.int64(), safe=False).to_numpy()
+    if len(counts) and int(counts.min()) < 0:
+        raise bad(f"input {lengths.name}: holds {counts.min()}; a length is 0 or more")
+    if len(counts) and int(counts.max()) > len(tensor.values_N):  # the sum could overflow
+        total = int(counts.max())
+    else:
+        total = int(counts.sum())
+    if total != len(tensor.values_N):
+        raise bad(
+            f"input {lengths.name}: the lengths add up to {total}, but {tensor.name} has "
+            f"{len(tensor.values_N)} ids"
+        )
+    bounds = np.concatenate(([0], np.cumsum(counts)))
+    return pa.LargeListArray.from_arrays(bounds, tensor.values_N)
+
+
+def _with_nulls(tensor: InputTensor, present: InputTensor) -> pa.Array:
+    if present.datatype != "BOOL" or len(present.values_N) != len(tensor.values_N):
+        raise bad(
+            f"input {present.name}: must be BOOL with the {len(tensor.values_N)} values of "
+            f"{tensor.name}"
+        )
+    return pc.if_else(present.values_N, tensor.values_N, pa.scalar(None, tensor.values_N.type))

@@ -1,0 +1,107 @@
+"""What a server accepts, and how it says that something is more than that.
+
+A refusal is an answer: a status of HTTP and one line that names the field of the request, or the
+setting of the server, and what to do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+RETRY_AFTER_SECONDS = 1
+HINT = "send less at once, or start the server with a larger {0}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of a server, each a setting of `recapp.serve`.
+
+    Args:
+        max_body_bytes: The bytes of a request's body, and of what an Arrow body holds when it is
+            unpacked.
+        max_rows: The rows of a request.
+        max_ids: The ids of a request, over all features and rows.
+        max_queue: The requests that are read, wait or are computed at one time.
+        max_pending_bytes: The bytes of their bodies together.
+        max_connections: The connections that are open at one time.
+        timeout_s: The seconds that a request may take, from its first byte to its answer.
+    """
+
+    max_body_bytes: int = 4 * 2**20
+    max_rows: int = 4096
+    max_ids: int = 2**18
+    max_queue: int = 256
+    max_pending_bytes: int = 2**28
+    max_connections: int = 1024
+    timeout_s: float = 10.0
+
+
+@dataclass
+class Refused(Exception):
+    """A request that is answered by an error.
+
+    Args:
+        status: The status of HTTP.
+        text: One line: what is wrong with which field, or which limit is in the way.
+        headers: Headers of the answer.
+    """
+
+    status: int
+    text: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def bad(text: str) -> Refused:
+    """Return the refusal of a request that could never be answered: 400."""
+    return Refused(400, text)
+
+
+def busy(text: str) -> Refused:
+    """Return the refusal of a request that may be answered later: 503 with Retry-After."""
+    return Refused(503, text, {"retry-after": str(RETRY_AFTER_SECONDS)})
+
+
+def check_body_bytes(count: int, limits: Limits) -> None:
+    """Check the bytes of a body, or of what it holds unpacked.
+
+    Raises:
+        Refused: There are more than `max_body_bytes`.
+    """
+    if count > limits.max_body_bytes:
+        raise Refused(
+            413,
+            f"the body has {count:,} bytes or more, above max_body_bytes={limits.max_body_bytes}: "
+            + HINT.format("max_body_bytes"),
+        )
+
+
+def check_rows(count: int, limits: Limits) -> None:
+    """Check the rows of a request.
+
+    Raises:
+        Refused: There are none, or more than `max_rows`.
+    """
+    if count == 0:
+        raise bad("the request has no rows: send at least one")
+    if count > limits.max_rows:
+        raise Refused(
+            413,
+            f"the request has {count:,} rows, above max_rows={limits.max_rows}: "
+            + HINT.format("max_rows"),
+        )
+
+
+def check_ids(count: int, limits: Limits) -> None:
+    """Check the ids of a request.
+
+    Raises:
+        Refused: There are more than `max_ids`.
+    """
+    if count > limits.max_ids:
+        raise Refused(
+            413,
+            f"the request has {count:,} ids, above max_ids={limits.max_ids}: "
+            + HINT.format("max_ids"),
+        )

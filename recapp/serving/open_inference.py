@@ -1,0 +1,146 @@
+"""The Open Inference protocol: a body of `infer` becomes a question, logits its answer.
+
+    {"id": "7", "inputs": [...], "outputs": [{"name": "score"}]}
+    -> {"model_name": ..., "model_version": ..., "id": "7", "outputs": [{"name": "score", ...}]}
+
+Outputs are `score` (a probability) and `logit`; without `outputs` the answer has the score. An
+output is binary where its parameter `binary_data` or the request's `binary_data_output` says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from recapp.errors import suggest
+from recapp.serving.feature_columns import table_of
+from recapp.serving.json_text import read_object, written
+from recapp.serving.limits import Limits, bad
+from recapp.serving.question import Question, Reply, scores_of
+from recapp.serving.served_model import Served
+from recapp.serving.tensors import BINARY_SIZE, BinaryData, InputTensor, binary_of, read_tensor
+
+JSON_LENGTH = "inference-header-content-length"
+BINARY = "application/octet-stream"
+OUTPUTS = ("score", "logit")
+PARAMETERS = ("binary_data_output",)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An output that a request asks for.
+
+    Args:
+        name: One of OUTPUTS.
+        binary: Whether its numbers stand behind the JSON.
+    """
+
+    name: str
+    binary: bool
+
+
+def read_infer(
+    body: memoryview, headers: Mapping[str, str], served: Served, limits: Limits
+) -> Question:
+    """Return what the body of an `infer` asks.
+
+    Args:
+        body: The body.
+        headers: The headers of the request.
+        served: The model that is to answer.
+        limits: How many rows and ids there may be.
+
+    Raises:
+        Refused: The body is malformed, or does not fit the model.
+    """
+    text, data = _split(body, headers.get(JSON_LENGTH))
+    request = read_object(text)
+    wanted = _wanted(request)
+    table = table_of(_tensors(request, data), served.scorer.schema, limits)
+    identity = request.get("id")
+    if identity is not None and not isinstance(identity, str):
+        raise bad(f"id: must be text, not {identity!r}")
+    head: dict[str, Any] = {"model_name": served.name, "model_version": served.version}
+    if identity is not None:
+        head["id"] = identity
+    return Question(table, lambda logits_B: _reply(head, wanted, logits_B))
+
+
+def _split(body: memoryview, length: str | None) -> tuple[memoryview, memoryview]:
+    """Return the JSON of a body and the binary data behind it."""
+    if length is None:
+        return body, body[:0]
+    if not length.isdecimal() or int(length) > len(body):
+        raise bad(
+            f"Inference-Header-Content-Length: {length[:20]} must be the bytes of the JSON, at "
+            f"most the {len(body)} of the body"
+        )
+    return body[: int(length)], body[int(length) :]
+
+
+def _tensors(request: Mapping[str, Any], data: memoryview) -> list[InputTensor]:
+    inputs = request.get("inputs")
+    if not isinstance(inputs, list) or not inputs:
+        raise bad("inputs: missing; a list of tensors, one for each feature of the model")
+    binary = BinaryData(data)
+    tensors = [read_tensor(given, binary) for given in inputs]
+    binary.check_all_taken()
+    return tensors
+
+
+def _parameters(given: object, field: str) -> Mapping[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise bad(f"{field}: must be an object, not {given!r:.40}")
+    return given
+
+
+def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise bad(f"parameter {name}: must be true or false, not {value!r:.40}")
+    return value
+
+
+def _wanted(request: Mapping[str, Any]) -> list[Wanted]:
+    everything = _flag(_parameters(request.get("parameters"), "parameters"), PARAMETERS[0], False)
+    outputs = request.get("outputs")
+    if outputs is None:
+        return [Wanted(OUTPUTS[0], everything)]
+    if not isinstance(outputs, list) or not outputs:
+        raise bad(f"outputs: must be a list of objects with a name: {', '.join(OUTPUTS)}")
+    return [_output(given, everything) for given in outputs]
+
+
+def _output(given: object, binary: bool) -> Wanted:
+    if not isinstance(given, Mapping) or given.get("name") not in OUTPUTS:
+        name = given.get("name") if isinstance(given, Mapping) else given
+        raise bad(f"output {name!r:.40}: the model has none; {suggest(str(name)[:40], OUTPUTS)}")
+    parameters = _parameters(given.get("parameters"), f"output {given['name']}: parameters")
+    if parameters.get("classification"):
+        raise bad(f"output {given['name']}: classification is of classes; a score has none")
+    return Wanted(given["name"], _flag(parameters, "binary_data", binary))
+
+
+def _reply(head: Mapping[str, Any], wanted: Sequence[Wanted], logits_B: Tensor) -> Reply:
+    outputs: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    for output in wanted:
+        values_B = scores_of(logits_B) if output.name == OUTPUTS[0] else logits_B.float()
+        described: dict[str, Any] = {
+            "name": output.name,
+            "datatype": "FP32",
+            "shape": [len(values_B)],
+        }
+        if output.binary:
+            parts.append(binary_of(values_B.numpy()))
+            described["parameters"] = {BINARY_SIZE: len(parts[-1])}
+        else:
+            described["data"] = values_B.tolist()
+        outputs.append(described)
+    text = written({**head, "outputs": outputs})
+    if not parts:
+        return Reply(text)
+    return Reply(b"".join([text, *parts]), BINARY, {JSON_LENGTH: str(len(text))})

@@ -1,0 +1,228 @@
+"""Tensors of the Open Inference protocol, version 2 of KServe's, as columns of Arrow and back.
+
+    JSON     {"name": "C1", "datatype": "INT64", "shape": [3], "data": [5, null, 7]}
+    binary   {"name": "C1", "datatype": "INT64", "shape": [3],
+              "parameters": {"binary_data_size": 24}}, its bytes behind the JSON
+
+In binary data numbers are little endian, and each of BYTES is four bytes of its length in front of
+it. JSON may say null, which is a missing value.
+"""
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from recapp.errors import suggest
+from recapp.serving.limits import bad
+
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "BOOL": pa.bool_(),
+    "UINT8": pa.uint8(),
+    "UINT16": pa.uint16(),
+    "UINT32": pa.uint32(),
+    "UINT64": pa.uint64(),
+    "INT8": pa.int8(),
+    "INT16": pa.int16(),
+    "INT32": pa.int32(),
+    "INT64": pa.int64(),
+    "FP16": pa.float16(),
+    "FP32": pa.float32(),
+    "FP64": pa.float64(),
+    "BYTES": pa.string(),
+}
+"""The type of Arrow of each datatype of the protocol."""
+
+BINARY_SIZE = "binary_data_size"
+LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """A tensor of a request.
+
+    Args:
+        name: Its name.
+        datatype: Its datatype, a key of ARROW_TYPES.
+        values_N: Its numbers or texts, one behind the other.
+    """
+
+    name: str
+    datatype: str
+    values_N: pa.Array
+
+
+class BinaryData:
+    """The bytes behind a request's JSON, which tensors take their parts of, in order.
+
+    Args:
+        data: The bytes.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._taken = 0
+
+    def take(self, count: int, name: str) -> memoryview:
+        """Return the next bytes.
+
+        Raises:
+            Refused: There are fewer.
+        """
+        left = len(self._data) - self._taken
+        if count > left:
+            raise bad(
+                f"input {name}: {BINARY_SIZE}={count}, but {left} bytes are left behind the JSON"
+            )
+        self._taken += count
+        return self._data[self._taken - count : self._taken]
+
+    def check_all_taken(self) -> None:
+        """Check that no byte is left.
+
+        Raises:
+            Refused: Some are: the inputs do not add up to the body.
+        """
+        if self._taken != len(self._data):
+            raise bad(
+                f"{len(self._data)} bytes stand behind the JSON, but the {BINARY_SIZE} of the "
+                f"inputs add up to {self._taken}"
+            )
+
+
+def read_tensor(given: object, binary: BinaryData) -> InputTensor:
+    """Return an entry of a request's `inputs` as a tensor.
+
+    Args:
+        given: The entry.
+        binary: The bytes behind the JSON.
+
+    Raises:
+        Refused: The entry is malformed; the error names the tensor.
+    """
+    if not isinstance(given, Mapping) or not isinstance(name := given.get("name"), str):
+        raise bad("inputs: each is an object with name, datatype, shape and data")
+    datatype = given.get("datatype")
+    if datatype not in ARROW_TYPES:
+        raise bad(
+            f"input {name}: datatype {datatype!r} is none; {suggest(str(datatype), ARROW_TYPES)}"
+        )
+    count = _count(given.get("shape"), name)
+    parameters = given.get("parameters") or {}
+    if isinstance(parameters, Mapping) and BINARY_SIZE in parameters:
+        size = parameters[BINARY_SIZE]
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise bad(f"input {name}: {BINARY_SIZE} must be a number of bytes, not {size!r}")
+        values_N = _of_bytes(binary.take(size, name), str(datatype), count, name)
+    else:
+        values_N = _of_json(given.get("data"), str(datatype), name)
+    if len(values_N) != count:
+        raise bad(
+            f"input {name}: shape {given['shape']} is {count} values, but there are {len(values_N)}"
+        )
+    return InputTensor(name, str(datatype), values_N)
+
+
+def _count(shape: object, name: str) -> int:
+    """Return the values of a tensor of one dimension, or of two of which the second is 1."""
+    if (
+        not isinstance(shape, list)
+        or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
+        or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1))
+    ):
+        raise bad(f"input {name}: shape {shape!r} must be [N] or [N, 1]")
+    return prod(shape)
+
+
+def _of_json(data: object, datatype: str, name: str) -> pa.Array:
+    if not isinstance(data, list):
+        raise bad(f"input {name}: has neither data, a list, nor a parameter {BINARY_SIZE}")
+    if data and all(isinstance(item, list) and len(item) == 1 for item in data):
+        data = [item[0] for item in data]  # of shape [N, 1]
+    return column_of(data, ARROW_TYPES[datatype], f"input {name}", datatype)
+
+
+def column_of(data: list[Any], kind: pa.DataType | None, field: str, wanted: str) -> pa.Array:
+    """Return values of JSON as a column.
+
+    Args:
+        data: The values; None is a missing one.
+        kind: The type of the column; None finds one.
+        field: What is said of the field in an error.
+        wanted: What its values must be, for an error.
+
+    Raises:
+        Refused: A value is no such number or text.
+    """
+    try:
+        if kind is not None:
+            _check_kinds(data, kind)
+        elif any(isinstance(value, bool) for value in data):
+            raise pa.ArrowInvalid("true and false are no numbers")
+        return pa.array(data, type=kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError) as error:
+        said = str(error).splitlines()[0][:120]
+        raise bad(f"{field}: holds a value that is no {wanted}: {said}") from None
+
+
+def _check_kinds(data: list[Any], kind: pa.DataType) -> None:
+    """Raise ArrowInvalid for a value of another kind, which Arrow would cut or convert."""
+    text = pt.is_string(kind)
+    allowed = {
+        str: text,
+        bool: pt.is_boolean(kind),
+        int: not (text or pt.is_boolean(kind)),
+        float: pt.is_floating(kind),
+        type(None): True,
+    }
+    for found in set(map(type, data)):
+        if not allowed.get(found):
+            value = next(value for value in data if type(value) is found)
+            raise pa.ArrowInvalid(repr(value)[:40])
+
+
+def _of_bytes(data: memoryview, datatype: str, count: int, name: str) -> pa.Array:
+    if datatype == "BYTES":
+        return pa.array(_texts(data, name), type=pa.binary())
+    if datatype == "BOOL":
+        return pa.array(np.frombuffer(data, dtype=np.uint8) != 0)
+    kind = np.dtype(ARROW_TYPES[datatype].to_pandas_dtype()).newbyteorder("<")
+    if len(data) != count * kind.itemsize:
+        raise bad(
+            f"input {name}: {BINARY_SIZE}={len(data)}, but {count} values of {datatype} have "
+            f"{count * kind.itemsize} bytes"
+        )
+    # copied: a tensor may begin anywhere in the body, and kernels read whole words
+    return pa.array(np.frombuffer(data, dtype=kind).astype(kind.newbyteorder("=")))
+
+
+def _texts(data: memoryview, name: str) -> list[bytes]:
+    found = []
+    start = 0
+    while start < len(data):
+        end = start + LENGTH.size
+        if end > len(data):
+            raise bad(f"input {name}: its binary data ends inside of a length")
+        (length,) = LENGTH.unpack_from(data, start)
+        start = end + length
+        if start > len(data):
+            raise bad(f"input {name}: a text of {length} bytes goes beyond its binary data")
+        found.append(bytes(data[end:start]))
+    return found
+
+
+def binary_of(values_N: npt.NDArray[Any] | list[bytes]) -> bytes:
+    """Return numbers or texts as binary data.
+
+    Args:
+        values_N: The values of a tensor.
+    """
+    if isinstance(values_N, list):
+        return b"".join(LENGTH.pack(len(text)) + text for text in values_N)
+    return values_N.astype(values_N.dtype.newbyteorder("<"), copy=False).tobytes()

@@ -14,11 +14,12 @@ from typing import Any
 from torch import nn
 
 from recapp import console
+from recapp.app.artefact_model import model_to_shard
 from recapp.app.build import write_generated
 from recapp.app.chosen_options import command_settings
 from recapp.app.command import Job, run_on_ranks
 from recapp.app.export_model import Export, export_model
-from recapp.app.load_artefact import load_artefact, model_to_shard, settings_of_artefact
+from recapp.app.load_artefact import load_artefact, settings_of_artefact
 from recapp.app.validation_rows import example_rows, made_up_rows, validation_source
 from recapp.benchmarks.models import ServedModel
 from recapp.benchmarks.scoring_speed import Served

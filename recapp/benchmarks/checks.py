@@ -117,8 +117,8 @@ def _check_artefact(settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"artefact={path}: there is no such checkpoint or artefact")
     if settings["quantize"] is not None and is_artefact(path):
         raise ConfigError(
-            f"quantize={settings['quantize']}: artefact={path} is an artefact, whose tables are stored "
-            "already: leave quantize out, or name its checkpoint"
+            f"quantize={settings['quantize']}: artefact={path} is an artefact, whose tables are "
+            "stored already: leave quantize out, or name its checkpoint"
         )
 
 

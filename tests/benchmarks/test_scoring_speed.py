@@ -11,6 +11,7 @@ from trainer.runs import compose, fit, make_logs
 
 from recapp.app import inference_worker
 from recapp.app.served_models import served_model
+from recapp.benchmarks import mapped_memory
 from recapp.benchmarks.mapped_memory import memory_of_two
 from recapp.benchmarks.scoring_speed import batches_of, goal_lines, record
 from recapp.benchmarks.timing import Measured
@@ -55,6 +56,13 @@ def measured(path, folder, **more):
     return json.loads((folder / "metrics.json").read_text())
 
 
+@pytest.fixture
+def no_processes(monkeypatch):
+    """Start no processes to measure memory, which takes seconds."""
+    nothing = {"rows_resident_bytes": None, "two_resident_bytes": None}
+    monkeypatch.setattr(mapped_memory, "memory_of_two", lambda artefact: nothing)
+
+
 def test_plain_torch_scores_the_rows_as_the_artefact_does(served):
     eager = served.load(served.artefacts["none"])
     batches = batches_of(eager, served.rows, 40)
@@ -90,6 +98,7 @@ def test_a_model_that_torchrec_does_not_have_is_named_as_such():
     assert no_twin(torch.nn.Linear(2, 1)) == no_twin(None) == "it is no DLRM of static tables"
 
 
+@pytest.mark.usefixtures("no_processes")
 def test_every_way_has_a_record_and_loading_has_its_own(checkpoint, tmp_path):
     found = measured(checkpoint, tmp_path)
     ways = ["torch", "eager", "raw_rows"]
@@ -106,6 +115,7 @@ def test_every_way_has_a_record_and_loading_has_its_own(checkpoint, tmp_path):
     assert {Path(path).name for path in found["pictures"]} == {"answers.png"}
 
 
+@pytest.mark.usefixtures("no_processes")
 def test_an_artefact_is_measured_as_it_is_stored(served, tmp_path):
     found = measured(served.artefacts["int8"], tmp_path, batch_size=[5000])
     assert {(r["quantize"], r["batch_size"]) for r in found["rows"]} == {("int8", 5000)}

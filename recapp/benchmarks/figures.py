@@ -167,7 +167,8 @@ def answers(axes: "Axes", rows: Records) -> None:
             shown.append({**row, "strategy": name, "us": p50, "us_q1": p50, "us_q3": p99})
     _bars(axes, shown, lambda row: f"batch {row['batch_size']:,}", "us")
     axes.set(yscale="log", ylabel="µs a row (p50, and p99 above)", title="How fast a model answers")
-    axes.tick_params(axis="x", labelsize=5, rotation=90)
+    axes.tick_params(axis="x", labelsize=6, rotation=90)
+    axes.legend(fontsize=8, loc="upper right")
 
 
 def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], key: str) -> None:

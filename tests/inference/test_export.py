@@ -149,6 +149,19 @@ def test_auto_leaves_what_is_chosen_by_hand(checkpoint, tmp_path):
     assert (stored["C1"], stored["C10"]) == ("fp32", "int4")
 
 
+def test_a_budget_that_is_spent_by_hand_is_said(checkpoint, tmp_path, capsys):
+    by_hand = {f"C{i}": "int4" for i in range(1, 11)}
+    report = export(
+        checkpoint, tmp_path / "a", quantize="auto", budget_ne=0.0, quantize_tables=by_hand
+    )
+    spent = report["widths"][-1]["ne_change"]
+    said = "quantize_tables alone costs" in capsys.readouterr().err
+    assert said is (spent > 0)
+    if said:
+        stored = {t["table"]: t["stored"] for t in report["tables"]}
+        assert stored == {name: by_hand.get(name, "fp32") for name in stored}
+
+
 def test_large_tables_pass_through_a_file_that_is_gone_afterwards(
     checkpoint, logs, tmp_path, monkeypatch
 ):

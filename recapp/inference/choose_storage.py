@@ -126,7 +126,7 @@ def least_storage(
     if cost > budget_ne:
         note(
             f"quantize_tables alone costs {cost:.2g} of normalized entropy, more than budget_ne="
-            f"{budget_ne:g}: the other tables stay as they are"
+            f"{budget_ne:g}: other tables are stored smaller only where all together stay within it"
         )
     low = 0
     high = len(ordered)

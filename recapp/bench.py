@@ -16,6 +16,8 @@
 |              | exchanged                                        |                                |
 | `data`       | reading Parquet, and training from it            | training from memory           |
 | `dynamic`    | tables of any keys, which grow                   | static tables, Python's dict   |
+| `inference`  | how fast a trained model answers: p50, p99, rows | `nn.EmbeddingBag`, TorchRec    |
+|              | a second, eager, compiled and in C++             |                                |
 | `serve`      | a server under a rising load, in each protocol   | JSON rows, its own model       |
 
 A setting that cannot be is refused here, before anything is measured.
@@ -79,19 +81,56 @@ def measure(config: dict[str, Any], job: Job) -> None:
     """
     settings = settings_of(config, job)
     with TemporaryDirectory(prefix="recapp_bench_") as folder:
-        found = run_on_ranks(settings | {"folder": folder}, job, "recapp.benchmarks.bench_worker")
+        settings["folder"] = folder
+        worker = "recapp.benchmarks.bench_worker"
+        if job.verb == "inference":
+            settings["served"] = _served(settings, job, Path(folder))
+            worker = "recapp.app.inference_worker"
+        found = run_on_ranks(settings, job, worker)
     if external_rank():
         return
+    _print(found, job.verb, config["format"])
+
+
+def _print(found: dict[str, Any], verb: str, format: str) -> None:
+    """Print records, and say where pictures are."""
     from recapp.benchmarks import columns
 
-    rows = found["rows"]
-    console.emit(
-        rows if config["format"] == "json" else columns.shown(job.verb, rows),
-        config["format"],
-        columns.COLUMNS[job.verb],
-    )
-    for path in found["pictures"]:
+    pictures = found.pop("pictures")
+    if format == "json":
+        console.emit_document({k: v for k, v in found.items() if isinstance(v, list)})
+    else:
+        for name, rows in found.items():
+            kind = verb if name == "rows" else name
+            if kind in columns.COLUMNS:
+                console.emit(columns.shown(kind, rows), format, columns.COLUMNS[kind])
+    if verb == "inference":
+        from recapp.benchmarks.scoring_speed import goal_lines  # imports torch
+
+        for line in goal_lines(found["rows"]):
+            console.note(line)
+    for path in pictures:
         console.note(f"picture {console.short_path(path)}")
+
+
+def _served(settings: dict[str, Any], job: Job, folder: Path) -> dict[str, str]:
+    """Return the checkpoint or artefact of each model that is measured, trained where it is a
+    generated one.
+
+    Raises:
+        ConfigError: Other ranks were started beside this process.
+    """
+    if external_rank() is not None:
+        raise ConfigError("bench inference measures one process: start it without torchrun or srun")
+    if settings["artefact"] is not None:
+        return {Path(settings["artefact"]).name.partition(".")[0]: settings["artefact"]}
+    from recapp.app.served_models import train_generated
+    from recapp.benchmarks.models import SERVED
+
+    return {
+        name: str(train_generated(SERVED[name], folder / f"{name}_trained", job))
+        for name in settings["model"]
+    }
 
 
 def _in_full(argument: str) -> str:

@@ -7,6 +7,7 @@ one verb, write its records and pictures.
 import json
 import os
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,16 @@ MEASUREMENTS = {
 """The module of each verb; every rank calls its `run(session)`."""
 
 
-def run(settings: dict[str, Any], job_dir: Path) -> None:
+def run(
+    settings: dict[str, Any], job_dir: Path, measure: Callable[[Any], None] | None = None
+) -> None:
     """Measure what the settings ask for; rank 0 writes the records to `metrics.json` as `rows`.
 
     Args:
         settings: The checked settings of `recapp.bench`; `verb` names the measurement, `folder`
             the directory of its temporary files.
         job_dir: The directory of the records and pictures.
+        measure: Measures in a `Session`; None takes what is measured under the verb's name.
     """
     os.environ.setdefault("MKL_DYNAMIC", "FALSE")
     warnings.filterwarnings("ignore", ".*[Ss]parse invariant checks.*")
@@ -47,14 +51,15 @@ def run(settings: dict[str, Any], job_dir: Path) -> None:
         keep_freed_memory()  # as the worker of training does
     comm = join()
     session = Session(settings, comm, Path(settings["folder"]), job_dir)
-    import_module(MEASUREMENTS[settings["verb"]]).run(session)
+    (measure or import_module(MEASUREMENTS[settings["verb"]]).run)(session)
     comm.barrier()
     if comm.rank == 0:
         from recapp.benchmarks.figures import draw
 
         pictures = draw(settings["verb"], session.rows, job_dir)
         (job_dir / "metrics.json").write_text(
-            json.dumps({"rows": session.rows, "pictures": pictures}, indent=1) + "\n"
+            json.dumps({"rows": session.rows, **session.more, "pictures": pictures}, indent=1)
+            + "\n"
         )
     leave_process_group()
 

@@ -2,25 +2,34 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from recapp.benchmarks.models import MODELS
+from recapp.benchmarks.models import MODELS, SERVED
 from recapp.benchmarks.rivals import check_python
 from recapp.benchmarks.setup import check_backend, check_names, check_transports
 from recapp.benchmarks.workloads import LOOKUPS, WORKLOADS
 from recapp.errors import ConfigError
+from recapp.inference.artefact import is_artefact
+from recapp.inference.storage import QUANTIZE
 from recapp.tables.config import PoolingType
 
 IDS = ("uniform", "zipf")
 PROTOCOLS = ("rows", "json", "binary", "arrow")
 STRATEGY_BATCHES = [32, 4096]
-ONE_PROCESS = ("kernels", "quantised", "memory", "serve")
+ONE_PROCESS = ("kernels", "quantised", "memory", "inference", "serve")
 """The verbs that measure one process."""
-ON_SEVERAL_THREADS = ("kernels", "quantised")
+ON_SEVERAL_THREADS = ("kernels", "quantised", "inference")
 """The verbs that take a list of threads."""
-BATCHES = {"serve": [1, 64], "quantised": [1, 64, 4096]}
-OF_DYNAMIC = ("W1", "hugectr_d64", 100_000)
-"""The workload, the model and the new keys of a step that `dynamic` measures by default."""
+LOOKUP_BATCHES = [1, 64, 4096]
+BATCHES = {"serve": [1, 64], "quantised": LOOKUP_BATCHES}
+OF_VERB: dict[str, tuple[str | None, str, object]] = {
+    "dynamic": ("W1", "hugectr_d64", 100_000),
+    "inference": (None, "large", LOOKUP_BATCHES),
+}
+"""The workload, the model and the batch (of `dynamic` the new keys of a step) that are measured by
+default, where that is not all.
+"""
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,14 +50,14 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     threads = _or(settings["threads"], own)
     if isinstance(threads, list) and not several:
         raise ConfigError(
-            f"threads={threads}: a list is for {' and '.join(ON_SEVERAL_THREADS)}; a rank of "
+            f"threads={threads}: a list is for {', '.join(ON_SEVERAL_THREADS)}; a rank of "
             f"{verb} has one number of threads"
         )
     batches = BATCHES.get(verb, STRATEGY_BATCHES)
-    workload, model, batch_size = OF_DYNAMIC if verb == "dynamic" else (None, None, batches)
+    workload, model, batch_size = OF_VERB.get(verb, (None, None, batches))
     found: dict[str, Any] = {
         "workload": check_names("workload", _or(settings["workload"], workload), _workloads(verb)),
-        "model": check_names("model", _or(settings["model"], model), list(MODELS)),
+        "model": check_names("model", _or(settings["model"], model), _models(verb)),
         "ids": check_names("ids", settings["ids"], IDS),
         "transport": check_transports(settings["transport"]),
         "backend": check_backend(settings["backend"]),
@@ -69,8 +78,12 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"tables: {verb} needs tables written out, as in conf/tables/sample.yaml: tables=sample"
         )
-    if not isinstance(settings["compile"], bool):
+    found["compile"] = _or(settings["compile"], verb == "inference")
+    if not isinstance(found["compile"], bool):
         raise ConfigError(f"compile={settings['compile']}: must be true or false")
+    found["quantize"] = check_names("quantize", settings["quantize"], list(QUANTIZE))
+    if verb == "inference":
+        _check_artefact(settings)
     if verb == "serve" and settings["artefact"] is None:
         raise ConfigError(
             "artefact must be given: artefact=DIR, an artefact of recapp.export or a checkpoint"
@@ -86,6 +99,32 @@ def _workloads(verb: str) -> list[str]:
     return [
         name for name, w in WORKLOADS.items() if verb != "kernels" or w.pooling is PoolingType.SUM
     ]
+
+
+def _check_artefact(settings: Mapping[str, Any]) -> None:
+    """Check that a model of one's own is there and may be stored as asked.
+
+    Raises:
+        ConfigError: There is none, a generated one is named as well, or an artefact is to be stored
+            otherwise.
+    """
+    path = settings["artefact"]
+    if path is None:
+        return
+    if settings["model"] is not None:
+        raise ConfigError(f"artefact={path} bench.model={settings['model']}: measure one of them")
+    if not Path(path).is_dir():
+        raise ConfigError(f"artefact={path}: there is no such checkpoint or artefact")
+    if settings["quantize"] is not None and is_artefact(path):
+        raise ConfigError(
+            f"quantize={settings['quantize']}: artefact={path} is an artefact, whose tables are "
+            "stored already: leave quantize out, or name its checkpoint"
+        )
+
+
+def _models(verb: str) -> list[str]:
+    """Return the models that a verb measures."""
+    return list(SERVED if verb == "inference" else MODELS)
 
 
 def _or(value: object, default: object) -> object:

@@ -4,6 +4,7 @@ kernels      roofline.png              work per byte against work per second, un
                                        bandwidth's roof
 step         phases.png                where a step's milliseconds go, plan by plan
 strategies   latency.png, memory.png   a bar for each strategy
+inference    answers.png              p50 of each way and batch size, with p99 above it
 dynamic      pauses.png                how long each step with new keys took, as the table grew
 """
 
@@ -152,6 +153,23 @@ def pauses(axes: "Axes", rows: Records) -> None:
     axes.legend(fontsize=8)
 
 
+def answers(axes: "Axes", rows: Records) -> None:
+    """Draw a bar for each way to answer and size of batches: p50 of a row, and p99 above it, on the
+    least number of threads.
+    """
+    threads = min(row["threads"] for row in rows)
+    shown = []
+    for row in rows:
+        if row["threads"] == threads:
+            p50 = row["median_ms"] / row["batch_size"] * 1e3
+            p99 = row["p99_ms"] / row["batch_size"] * 1e3
+            name = f"{row['way']}\n{row['model']} {row['quantize']}"
+            shown.append({**row, "strategy": name, "us": p50, "us_q1": p50, "us_q3": p99})
+    _bars(axes, shown, lambda row: f"batch {row['batch_size']:,}", "us")
+    axes.set(yscale="log", ylabel="µs a row (p50, and p99 above)", title="How fast a model answers")
+    axes.tick_params(axis="x", labelsize=5, rotation=90)
+
+
 def _bars(axes: "Axes", rows: Records, group: Callable[[dict[str, Any]], str], key: str) -> None:
     """Draw bars side by side: strategies along the axis, a colour for each group.
 
@@ -183,5 +201,6 @@ PICTURES: dict[str, dict[str, Callable[["Axes", Records], None]]] = {
     "kernels": {"roofline.png": roofline},
     "step": {"phases.png": phases},
     "dynamic": {"pauses.png": pauses},
+    "inference": {"answers.png": answers},
     "strategies": {"latency.png": latency, "memory.png": memory},
 }

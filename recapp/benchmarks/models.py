@@ -1,4 +1,4 @@
-"""The DLRMs whose training step is measured, by name."""
+"""The DLRMs that are measured, by name: their training step, and how fast they answer."""
 
 from dataclasses import dataclass
 
@@ -47,3 +47,26 @@ MODELS = {
         NamedModel("small", 1024, 16, (512, 256, 64), (512, 256, 1)),
     )
 }
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A DLRM with the layers of `conf/model/dlrm.yaml`, over generated logs, that is trained for a
+    step and then answers.
+
+    Args:
+        sizes: The rows of each table.
+        dim: The columns of the tables.
+        rows: The rows of the logs that batches are cut from.
+    """
+
+    sizes: tuple[int, ...]
+    dim: int
+    rows: int
+
+
+SERVED = {
+    "small": ServedModel(CRITEO_SIZES, 16, 32_768),
+    "large": ServedModel(CRITEO_SIZES, 128, 32_768),
+}
+"""What `inference` measures: 26 tables of 78 and of 625 MB in fp32."""

@@ -98,9 +98,11 @@ class Absent:
 
     Args:
         threads: Not used; a `Rival` has them.
+        batches: Not used either.
     """
 
     threads: int = 1
+    batches: str | None = None
 
     def run(self, steps: int) -> Times:
         """Run nothing and return no times."""
@@ -131,6 +133,7 @@ class Rival:
         threads: int,
     ) -> None:
         self.threads = threads
+        self.batches: str | None = None  # which of several lists of batches
         own = Path(tempfile.mkdtemp(dir=folder))
         self._stderr_file = own / "stderr.txt"
         self._processes: list[subprocess.Popen[str]] = []
@@ -171,7 +174,8 @@ class Rival:
             LaunchError: A process ended without an answer.
         """
         for process in self._processes:
-            self._send(process, json.dumps({"steps": steps, "threads": self.threads}))
+            request = {"steps": steps, "threads": self.threads, "batches": self.batches}
+            self._send(process, json.dumps(request))
         answers = self._answers()
         return {
             part: [max(step) for step in zip(*(answer[part] for answer in answers), strict=True)]

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from recapp.benchmarks.setup import EPS, LEARNING_RATE
-from recapp.benchmarks.timing import Contender, Measured, interleave
+from recapp.benchmarks.timing import MOST_STEPS, Contender, Measured, interleave
 from recapp.benchmarks.workloads import BATCHES, Workload
 from recapp.console import note, progress
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
@@ -32,6 +32,7 @@ class Session:
         folder: The directory of temporary files, which all ranks share.
         directory: The directory of the run's records and pictures.
         rows: The records made so far.
+        more: Records of another kind, by the name of their table in `recapp.benchmarks.columns`.
     """
 
     settings: dict[str, Any]
@@ -39,6 +40,7 @@ class Session:
     folder: Path
     directory: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
+    more: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def print_note(self, text: str) -> None:
         """Print a note on standard error, on rank 0 alone."""
@@ -53,20 +55,28 @@ class Session:
                 json.dumps({"rows": self.rows}, indent=1) + "\n"
             )
 
-    def measure(self, title: str, contenders: Mapping[str, Contender]) -> dict[str, Measured]:
+    def measure(
+        self, title: str, contenders: Mapping[str, Contender], most: int = MOST_STEPS
+    ) -> dict[str, Measured]:
         """Time contenders in rounds, with a progress bar on rank 0. Every rank calls it.
 
         Args:
             title: The title of the progress bar.
             contenders: The contenders by name.
+            most: The most steps of a turn.
         """
         rounds = self.settings["rounds"]
         seconds = self.settings["round_seconds"]
         if self.comm.rank:
-            return interleave(contenders, self.comm, rounds=rounds, seconds=seconds)
+            return interleave(contenders, self.comm, rounds=rounds, seconds=seconds, most=most)
         with progress(f"{title}, rounds", rounds) as advance:
             return interleave(
-                contenders, self.comm, rounds=rounds, seconds=seconds, advance=advance
+                contenders,
+                self.comm,
+                rounds=rounds,
+                seconds=seconds,
+                most=most,
+                advance=advance,
             )
 
     def batches(self, workload: Workload) -> list[KeyedJaggedTensor]:

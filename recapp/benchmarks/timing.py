@@ -138,6 +138,7 @@ def interleave(
     *,
     rounds: int,
     seconds: float,
+    most: int = MOST_STEPS,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Measured]:
     """Time contenders round by round. Every rank calls it with the same names.
@@ -147,13 +148,14 @@ def interleave(
         comm: The ranks.
         rounds: How often each contender has its turn; every other round has the order reversed.
         seconds: How long a turn should be; it has at least two steps.
+        most: The most steps of a turn.
         advance: Called with 1 after each round.
     """
     steps = {}
     for name, contender in contenders.items():
         comm.barrier()
         warm = slowest(comm, contender.run(WARM_STEPS))["step"]
-        steps[name] = min(max(round(seconds * 1e3 / min(warm)), LEAST_STEPS), MOST_STEPS)
+        steps[name] = min(max(round(seconds * 1e3 / min(warm)), LEAST_STEPS), most)
     measured = {name: Measured() for name in contenders}
     for i in range(rounds):
         for name in list(contenders)[:: 1 if i % 2 == 0 else -1]:

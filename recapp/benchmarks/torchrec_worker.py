@@ -11,6 +11,8 @@ What it builds (`kind`), always with row-wise Adagrad fused into backward where 
     step      TorchRec's sharded EmbeddingBagCollection under a plan, several processes; its
               EmbeddingCollection where bags are not summed
     train     TorchRec's DLRM around the same, DDP and Adam for its dense part
+    inference TorchRec's DLRM after `quantize_embeddings`, forward only, one process; `batches` of a
+              request names one of its lists of batches
 
 Tables that TorchRec keeps data-parallel have dense gradients, which DDP reduces, and its own
 RowWiseAdagrad.
@@ -38,7 +40,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not stand among the answers
     spec = json.loads(sys.stdin.readline())
     try:
-        step = BUILD[spec["kind"]](spec)
+        step: Any = BUILD[spec["kind"]](spec)
         answer(answers, {"ready": True})
     except Refusal as refusal:
         answer(answers, {"refused": " ".join(str(refusal).split())})
@@ -47,6 +49,8 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         set_threads(request["threads"])
+        if request["batches"] is not None:
+            step.take(request["batches"])
         times: dict[str, list[float]] = {}
         for _ in range(request["steps"]):
             for part, ms in step(number).items():
@@ -355,11 +359,91 @@ def build_train(spec: dict[str, Any]) -> Step:
     return step
 
 
+class Scores:
+    """A step of TorchRec's DLRM whose tables are quantised: a batch becomes scores.
+
+    Args:
+        spec: The spec, with `model`, `quantize` and, as `batches`, a file of each list of batches.
+    """
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        import torch
+        from torchrec.inference.modules import quantize_embeddings
+        from torchrec.models.dlrm import DLRM
+        from torchrec.modules.embedding_configs import EmbeddingBagConfig
+        from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+        set_threads(spec["threads"])
+        shape = spec["model"]
+        collection = EmbeddingBagCollection(
+            device=torch.device("cpu"),
+            tables=[
+                EmbeddingBagConfig(
+                    name=name, num_embeddings=rows, embedding_dim=dim, feature_names=read
+                )
+                for name, rows, dim, read in spec["tables"]
+            ],
+        )
+        dlrm = DLRM(
+            collection,
+            shape["dense"],
+            shape["bottom"],
+            shape["top"],
+            dense_device=torch.device("cpu"),
+        ).eval()
+        dtypes = {
+            "none": torch.float32,
+            "fp16": torch.float16,
+            "int8": torch.qint8,
+            "int4": torch.quint4x2,
+        }
+        self.model = quantize_embeddings(dlrm, dtypes[spec["quantize"]], inplace=True)
+        self.files = spec["batches"]
+        self.features = spec["features"]
+        self.batches: list[Any] = []
+
+    def take(self, name: str) -> None:
+        """Take the batches of a name from now on.
+
+        Args:
+            name: A key of the spec's `batches`.
+        """
+        import numpy
+        import torch
+        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+        found = numpy.load(self.files[name])
+        ids = torch.split(torch.from_numpy(found["ids"]), found["ids_of_batch"].tolist())
+        lengths = torch.from_numpy(found["lengths"])
+        numbers = torch.from_numpy(found["dense"])
+        self.batches = [
+            (dense, KeyedJaggedTensor(self.features, own, lengths=of_bags))
+            for dense, own, of_bags in zip(numbers, ids, lengths, strict=True)
+        ]
+
+    def __call__(self, number: int) -> dict[str, float]:
+        """Score a batch, and return the milliseconds.
+
+        Args:
+            number: The number of the batch.
+        """
+        import torch
+
+        dense, features = self.batches[number % len(self.batches)]
+        # its tensors remember sums of lengths: a request has none yet
+        features = type(features)(self.features, features.values(), lengths=features.lengths())
+        with torch.inference_mode():
+            begin = time.perf_counter()
+            torch.sigmoid(self.model(dense, features))
+            return {"step": (time.perf_counter() - begin) * 1e3}
+
+
 BUILD: dict[str, Callable[[dict[str, Any]], Step]] = {
     "kernels": build_kernels,
     "quantised": build_quantised,
     "step": build_step,
     "train": build_train,
+    "inference": Scores,
 }
 
 if __name__ == "__main__":

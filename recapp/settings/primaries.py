@@ -134,7 +134,12 @@ class Bench(Command):
     round_seconds: Annotated[float, Within(above=0)] = 0.5
     batch_size: Positive | list[Positive] | None = None
     ids: Literal["uniform", "zipf"] | list[Literal["uniform", "zipf"]] = "uniform"
-    compile: bool = False
+    compile: bool | None = None
+    quantize: (
+        Literal["none", "fp16", "int8", "int4"]
+        | list[Literal["none", "fp16", "int8", "int4"]]
+        | None
+    ) = None
     bag: Positive = 10
     keys: Positive = 10_000_000
     artefact: str | None = None
@@ -203,6 +208,7 @@ VERBS = {
         "strategies",
         "data",
         "dynamic",
+        "inference",
         "serve",
     ),
 }

@@ -50,6 +50,13 @@ def refused(tmp_path, monkeypatch, capsys):
             (("step", "threads=[1,2]"), ("threads=[1, 2]", "kernels")),
             (("data", "transport=[gloo,shared_memory]"), ("data takes one",)),
             (("kernels", "workload=[]"), ("workload=[]",)),
+            (("inference", "model=hugectr_d64"), ("model=hugectr_d64", "small, large")),
+            (("inference", "quantize=int7"), ("quantize=int7", "int8")),
+            (
+                ("inference", "artefact=/no/such"),
+                ("artefact=/no/such", "no such checkpoint or artefact"),
+            ),
+            (("inference", "artefact=.", "model=small"), ("model=small", "measure one of them")),
             (
                 ("kernels", "bench.torchrec_python=/no/such/python"),
                 ("bench.torchrec_python=/no/such/python", "no such program"),

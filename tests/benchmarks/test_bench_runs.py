@@ -17,6 +17,7 @@ from recapp import bench
 from recapp.benchmarks import bench_worker, columns
 from recapp.benchmarks.bench_worker import MEASUREMENTS
 from recapp.console import print_table
+from recapp.inference.build_cpp import missing_tools
 
 SAMPLE = [
     {
@@ -82,12 +83,29 @@ COLUMNS = {
     },
     "dynamic": {"what", "ranks", "median_ms", "ids_per_second"},
     "data": {"stage", "rows_per_second", "mb_per_second", "memory_ratio", "decode_share"},
+    "inference": {
+        "model",
+        "quantize",
+        "batch_size",
+        "threads",
+        "way",
+        "median_ms",
+        "q1_ms",
+        "q3_ms",
+        "p99_ms",
+        "tail_ratio",
+        "samples_per_second",
+        "torch_ratio",
+        "torchrec_ratio",
+        "torchrec_tuned_ratio",
+    },
 }
 PICTURES = {
     "kernels": {"roofline.png"},
     "step": {"phases.png"},
     "strategies": {"latency.png", "memory.png"},
     "dynamic": {"pauses.png"},
+    "inference": {"answers.png"},
 }
 
 
@@ -209,7 +227,7 @@ def test_reading_is_taken_apart_and_compared_with_memory(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("verb", COLUMNS)
+@pytest.mark.parametrize("verb", [*COLUMNS, "loads"])
 def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     row = {
@@ -239,6 +257,20 @@ def test_a_table_is_right_in_80_columns(verb, capsys, monkeypatch):
         "memory_gb": 12.34,
         "memory_peak_gb": 23.45,
         "bytes_exchanged": 1_234_567_890,
+        "way": "torchrec_tuned",
+        "quantize": "fp16",
+        "samples_per_second": 1_234_567.8,
+        "median_ms": 123.456,
+        "p99_ms": 1234.567,
+        "tail_ratio": 12.34,
+        "torch_ratio": 123.45,
+        "torchrec_tuned_ratio": 12.34,
+        "rows_bytes": 2_345_678_901,
+        "map_ms": 1.2,
+        "load_ms": 1234.5,
+        "load_checked_ms": 12_345.6,
+        "rows_resident_bytes": 2_345_678_901,
+        "two_resident_bytes": 2_345_678_901,
     }
     for column in columns.COLUMNS[verb]:
         if isinstance(column, columns.Spread):
@@ -262,6 +294,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
     from recapp.app.command import Job
 
     monkeypatch.setattr(bench, "_write_logs", lambda dataset: None)
+    monkeypatch.setattr("recapp.benchmarks.checks._check_artefact", lambda settings: None)
     found = [c for c in commands(fenced("sh")) if c.name == "bench"]
     assert {c.arguments[0] for c in found} == set(bench.VERBS["bench"])
     for c in found:
@@ -289,6 +322,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
                 "protocol",
                 "load",
                 "compile",
+                "quantize",
                 "tables",
                 "dataset",
                 "launch",
@@ -298,8 +332,9 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
         settings = bench.settings_of(
             compose.to_plain(config), Job(Path(), tuple(overrides), {}, c.arguments[0])
         )
-        assert import_module(MEASUREMENTS[settings["verb"]]).run and bool(settings["plans"]) == (
-            settings["verb"] not in ("kernels", "quantised", "memory", "serve")
+        measurements = MEASUREMENTS | {"inference": "recapp.app.inference_worker"}
+        assert import_module(measurements[settings["verb"]]).run and bool(settings["plans"]) == (
+            settings["verb"] not in ("kernels", "quantised", "memory", "inference", "serve")
         )
 
 
@@ -315,6 +350,7 @@ def test_the_commands_of_the_pages_mean_something(monkeypatch):
         ("strategies", ["batch_size=32", "plan=[table_wise,row_wise]"]),
         ("data", ["model=small", "dataset.generate.rows=20000"]),
         ("dynamic", ["model=small", "keys=20000", "batch_size=1000"]),
+        ("inference", ["model=small", "quantize=int8", "threads=1", "batch_size=[1,64]"]),
     ],
 )
 def test_the_command_answers_machines_with_its_records_alone(verb, arguments, tmp_path):
@@ -332,9 +368,16 @@ def test_the_command_answers_machines_with_its_records_alone(verb, arguments, tm
     )
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
-    assert list(document) == ["rows"] and all(COLUMNS[verb] <= set(row) for row in document["rows"])
+    assert list(document) == ["rows", "loads"][: 2 if verb == "inference" else 1]
+    assert all(COLUMNS[verb] <= set(row) for row in document["rows"])
     assert {path.name for path in (tmp_path / "run").glob("*.png")} == PICTURES.get(verb, set())
     assert re.search(r"(rounds: 1 of 1|methods: 3 of 3)$", ran.err, re.MULTILINE)
+    if verb == "inference":
+        ways = {row["way"] for row in document["rows"]}
+        assert {"torch", "eager", "raw_rows"} <= ways
+        assert missing_tools() or {"compiled", "cpp"} <= ways
+        assert not python or {"torchrec", "torchrec_tuned"} <= ways
+        assert re.search(r"^goal, p99 at batch 1 below 3 x p50: (met|missed)", ran.err, re.M)
     if python and verb in ("kernels", "quantised", "train"):
         assert all(
             row["torchrec_ratio" if verb == "train" else "fbgemm_ratio"] > 0

@@ -199,6 +199,19 @@ def test_it_says_what_it_loaded_and_how_fast_it_is(program, made):
     assert b"JSON lines" in run(program, "--help").stdout
 
 
+def test_it_times_batches_whenever_it_is_asked(program, made, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(as_json(raw_rows(3, 40).drop_columns(["label"])))
+    done = run(program, made(0), rows, "--turns", stdin=b"4 10 3\n1 40 5\n40 1 2\n")
+    assert done.returncode == 0, done.stderr.decode()
+    took = [json.loads(line)["us"] for line in done.stdout.splitlines()]
+    assert [len(us) for us in took] == [3, 5, 2] and all(x > 0 for us in took for x in us)
+    assert "ROWS has to be a file" in problem(program, made(0), "--turns")
+    for line in (b"41 1 1", b"4 11 1", b"0 1 1", b"4 1", b"x"):
+        said = problem(program, made(0), rows, "--turns", stdin=line + b"\n")
+        assert "must be SIZE BATCHES COUNT" in said and "40 rows" in said
+
+
 def test_without_arrow_it_reads_json_lines(made, tmp_path):
     program = build(tmp_path / "build", arrow=False)
     rows = raw_rows(5, 30).drop_columns(["label"])

@@ -13,6 +13,9 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <iostream>
+#include <map>
+#include <sstream>
 
 #include "options.h"
 #include "read_rows.h"
@@ -102,20 +105,30 @@ Rows repeated(const Rows& rows, std::int64_t size) {
   return made;
 }
 
-// Time decoded batches of a size: ids to scores.
-void bench(const Options& options, const Rows& rows, const Scorer& scorer) {
+// Return how many microseconds each of `count` decoded batches takes: ids to scores. There are
+// `batches` of them in the rows, which are taken in turn from the one of a number on.
+std::vector<double> time_batches(const Rows& rows, const Scorer& scorer, std::int64_t size,
+                                 std::int64_t batches, std::int64_t number, std::int64_t count) {
   using Clock = std::chrono::steady_clock;
+  std::vector<double> micros;
+  for (std::int64_t i = number; i < number + count; ++i) {
+    const std::int64_t first = i % batches * size;
+    const auto begin = Clock::now();
+    const at::Tensor scores = at::sigmoid(scorer.logits(rows, first, size).to(at::kFloat));
+    const std::chrono::duration<double, std::micro> took = Clock::now() - begin;
+    micros.push_back(took.count());
+  }
+  return micros;
+}
+
+void bench(const Options& options, const Rows& rows, const Scorer& scorer) {
   for (const std::int64_t size : options.bench) {
     const Rows enough = repeated(rows, size);
     const std::int64_t warm_up = std::min<std::int64_t>(options.repeat, 20);
-    std::vector<double> micros;
-    for (std::int64_t i = -warm_up; i < options.repeat; ++i) {
-      const std::int64_t first = (i + warm_up) * size % (enough.count - size + 1);
-      const auto begin = Clock::now();
-      const at::Tensor scores = at::sigmoid(scorer.logits(enough, first, size).to(at::kFloat));
-      const std::chrono::duration<double, std::micro> took = Clock::now() - begin;
-      if (i >= 0) micros.push_back(took.count());
-    }
+    const std::int64_t batches = enough.count / size;
+    time_batches(enough, scorer, size, batches, 0, warm_up);
+    std::vector<double> micros =
+        time_batches(enough, scorer, size, batches, warm_up, options.repeat);
     std::sort(micros.begin(), micros.end());
     double total = 0;
     for (const double x : micros) total += x;
@@ -128,6 +141,34 @@ void bench(const Options& options, const Rows& rows, const Scorer& scorer) {
         "\"rows_per_second\": %.0f}\n",
         static_cast<long long>(size), at::get_num_threads(), n, share(0.5), share(0.99),
         static_cast<double>(size) * static_cast<double>(n) / total * 1e6);
+  }
+}
+
+// Time batches in turns with other programs: {"us": [...]} for each line "SIZE BATCHES COUNT". All
+// rows are scored first, so that no turn is the first to touch a page.
+void bench_in_turns(const Options& options, const Rows& rows, const Scorer& scorer) {
+  for (std::int64_t first = 0; first < rows.count; first += options.batch) {
+    scorer.logits(rows, first, std::min(options.batch, rows.count - first));
+  }
+  std::map<std::int64_t, std::int64_t> number;
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::int64_t size = 0;
+    std::int64_t batches = 0;
+    std::int64_t count = 0;
+    if (!(words >> size >> batches >> count) || size < 1 || batches < 1 || count < 1 ||
+        size > rows.count / batches) {
+      throw Error("--turns: " + line.substr(0, 40) + ": must be SIZE BATCHES COUNT, with batches of " +
+                  std::to_string(rows.count) + " rows at most together");
+    }
+    const char* before = "{\"us\": [";
+    for (const double x : time_batches(rows, scorer, size, batches, number[size], count)) {
+      std::printf("%s%.2f", before, x);
+      before = ", ";
+    }
+    std::printf("]}\n");
+    std::fflush(stdout);
+    number[size] += count;
   }
 }
 
@@ -161,7 +202,9 @@ void run(int count, char** words) {
   check_example(artefact, scorer);
   if (options.info) return info(artefact);
   const Rows rows = read_rows(options, artefact);
-  if (options.bench.empty()) {
+  if (options.turns) {
+    bench_in_turns(options, rows, scorer);
+  } else if (options.bench.empty()) {
     score(options, rows, scorer);
   } else {
     bench(options, rows, scorer);

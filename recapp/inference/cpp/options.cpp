@@ -55,6 +55,8 @@ bool without_value(Options& made, const std::string& option) {
     made.check_rows = true;
   } else if (option == "--info") {
     made.info = true;
+  } else if (option == "--turns") {
+    made.turns = true;
   } else if (option == "--help" || option == "-h") {
     made.help = true;
   } else {
@@ -93,6 +95,9 @@ Options read_options(int count, char** words) {
   }
   made.artefact = plain[0];
   if (plain.size() == 2) made.input = plain[1];
+  if (made.turns && made.input == "-") {
+    throw Error("--turns reads standard input, so ROWS has to be a file");
+  }
   return made;
 }
 
@@ -114,6 +119,8 @@ The machine code that the artefact brings along is run: score only artefacts tha
   --check-rows      compare the checksums of all rows, which reads them
   --bench=1,64,...  time batches of these sizes, taken from ROWS in turn
   --repeat=N        batches of each size that are timed (200)
+  --turns           time batches whenever standard input has a line "SIZE BATCHES COUNT": COUNT of
+                    the first BATCHES ones, in turn; others can have their turns between
   --info            say what the artefact is, and read no rows
 )";
 }

@@ -20,6 +20,7 @@ struct Options {
   int threads = 0;                  // 0: as many as libtorch takes
   std::vector<std::int64_t> bench;  // batch sizes
   std::int64_t repeat = 200;        // batches that are timed of each size
+  bool turns = false;               // time batches whenever standard input asks for some
 };
 
 Options read_options(int count, char** words);

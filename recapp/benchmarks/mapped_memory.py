@@ -1,0 +1,126 @@
+"""What it costs to have an artefact at hand: the time to load it, and the memory of two processes
+that map it.
+
+    process 1  python -m recapp.benchmarks.mapped_memory ARTEFACT     maps all rows and reads them
+    process 2  the same                                               while both live:
+    /proc/PID/smaps of both: pages of rows that are resident, and those of one process alone
+"""
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recapp.engine.read_only_store import values_of
+from recapp.inference.artefact import read_artefact
+from recapp.inference.mapped_rows import mapped_tables
+
+LOADS = 5  # of which the median counts
+PROCESSES = 2
+READY = "ready"
+PAGE_BYTES = 4096
+KB = 1024
+HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ .*$")
+
+
+def cost_of_loading(artefact: Path, load: Callable[..., object]) -> dict[str, Any]:
+    """Return a record of what loading costs: medians of a few times, and memory.
+
+    Args:
+        artefact: The artefact.
+        load: Loads it; `check_rows` says whether the checksums of rows are compared.
+    """
+    return {
+        "rows_bytes": sum(
+            int(entry["bytes"])
+            for name, entry in read_artefact(artefact).files.items()
+            if name.startswith("rows/")
+        ),
+        "map_ms": _median_ms(lambda: mapped_tables(read_artefact(artefact))),
+        "load_ms": _median_ms(lambda: load(artefact, check_rows=False)),
+        "load_checked_ms": _median_ms(lambda: load(artefact, check_rows=True)),
+        **memory_of_two(artefact),
+    }
+
+
+def _median_ms(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(LOADS):
+        begin = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return statistics.median(times)
+
+
+def memory_of_two(artefact: Path) -> dict[str, int | None]:
+    """Return the bytes of rows that are resident in a process (`rows_resident_bytes`) and in two
+    together (`two_resident_bytes`, pages that they share counted once), when both have read all.
+
+    They are None where the system does not tell.
+
+    Args:
+        artefact: The artefact.
+    """
+    command = [sys.executable, "-m", "recapp.benchmarks.mapped_memory", str(artefact)]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            for _ in range(PROCESSES)
+        ]
+        answers = [p.stdout.readline().strip() for p in processes if p.stdout is not None]
+        found = [_of_rows(p.pid, artefact) for p in processes] if set(answers) == {READY} else []
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+    if not found or None in found:
+        return {"rows_resident_bytes": None, "two_resident_bytes": None}
+    return {
+        "rows_resident_bytes": max(f["Rss"] for f in found if f),
+        "two_resident_bytes": max(f["Rss"] - f["Private"] for f in found if f)
+        + sum(f["Private"] for f in found if f),
+    }
+
+
+def _of_rows(pid: int, artefact: Path) -> dict[str, int] | None:
+    """Return the resident bytes (`Rss`) of a process in the files of rows, and those that no other
+    process maps (`Private`).
+    """
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_text().splitlines()
+    except OSError:
+        return None
+    found = {"Rss": 0, "Private": 0}
+    folder = str(read_artefact(artefact).folder.resolve() / "rows")
+    of_rows = False
+    for line in lines:
+        if HEAD.match(line):
+            of_rows = folder in line
+        key, _, value = line.partition(":")
+        key = key.removesuffix("_Clean").removesuffix("_Dirty")
+        if of_rows and key in found:
+            found[key] += int(value.split()[0]) * KB
+    return found
+
+
+def main() -> None:
+    """Map the rows of an artefact, read them, and wait until standard input ends."""
+    artefact = read_artefact(sys.argv[1])
+    tables = mapped_tables(artefact)
+    read = {id(t.rows): values_of(t.rows) for t in tables.tables.values()}
+    for rows in read.values():
+        rows.view(-1).view(torch.uint8)[::PAGE_BYTES].sum()
+    print(READY, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""`inference`: how fast a trained model answers, for each way to store its tables, size of batches
+and number of threads.
+
+Everybody scores the same rows, cut into batches, in the same rounds:
+
+    torch       the model with tables of `torch.nn.EmbeddingBag` in fp32: the baseline of ratios
+    eager       recapp.load_model of the artefact: a batch becomes scores
+    compiled    the same with the compiled dense part (trust_compiled=true)
+    cpp         the program of `recapp/inference/cpp`, by its own clock
+    raw_rows    compiled (eager, where nothing is compiled) from raw rows in Arrow, which are
+                decoded first
+    torchrec    TorchRec's DLRM after quantize_embeddings, whose lookups are FBGEMM's inference
+                kernels, in eager; torchrec_tuned: with its allocator tuned
+
+All but raw_rows begin with decoded ids and numbers, and all end with scores. p99 is that of the
+steps of all rounds. The goal is a p99 at batch 1 below three times p50.
+
+What it costs to load each artefact stands in records of its own (`mapped_memory.py`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from recapp.benchmarks.cpp_scores import CppScores, started
+from recapp.benchmarks.mapped_memory import cost_of_loading
+from recapp.benchmarks.quantised_lookup import Lookups
+from recapp.benchmarks.rivals import Absent, Rival, rivals
+from recapp.benchmarks.session import Session
+from recapp.benchmarks.timing import Contender, Measured, ratio, spread
+from recapp.benchmarks.torchrec_model import no_twin, torchrec_spec, write_batches
+from recapp.dataset.raw_rows import RawTable
+from recapp.inference.scorer import Scorer
+from recapp.inference.small_files import example_bytes
+from recapp.sparse.batch import Batch
+
+BASELINE = "torch"
+NOT_OURS = (BASELINE, "torchrec", "torchrec_tuned")
+GOAL = 3.0
+"""The p99 of batches of one sample has to stay below so many times their p50."""
+MOST_STEPS = 2000  # of a turn: a p99 needs many
+MOST_BATCHES = 2048  # of a size: more than stay in a cache
+LOADS = "loads"
+"""The name of the records of loading."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A trained model in all the ways that are measured.
+
+    Args:
+        name: What it is called in records.
+        artefacts: Its artefact for each way to store tables.
+        rows: The raw rows that batches are cut from.
+        load: Loads an artefact; `check_rows` and `trust_compiled` are its options.
+        plain: The model with tables of torch's modules; None where it has none.
+        program: The C++ program; None where it is not built.
+    """
+
+    name: str
+    artefacts: Mapping[str, Path]
+    rows: RawTable
+    load: Callable[..., Scorer]
+    plain: nn.Module | None
+    program: Path | None
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches of one size.
+
+    Args:
+        size: The samples of each.
+        raw: Their raw rows.
+        decoded: The same as models take them.
+    """
+
+    size: int
+    raw: list[RawTable]
+    decoded: list[Batch]
+
+    def scored_by(self, score: Callable[[Batch], object], threads: int) -> Lookups:
+        """Return a contender that scores the decoded batches in turn."""
+        return Lookups(lambda number: score(self.decoded[number % len(self.decoded)]), threads)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A model in one way to store its tables, loaded.
+
+    Args:
+        served: The model.
+        quantize: How tables are stored.
+        eager: Its artefact.
+        compiled: The same with its compiled dense part; None without one.
+        batches: The batches of each size.
+        rows_file: A file of the rows that they are cut from.
+    """
+
+    served: Served
+    quantize: str
+    eager: Scorer
+    compiled: Scorer | None
+    batches: list[Batches]
+    rows_file: Path
+
+    @property
+    def path(self) -> Path:
+        """The artefact."""
+        return self.served.artefacts[self.quantize]
+
+    def contenders(
+        self, of_size: Batches, threads: int, program: "Popen[str] | None"
+    ) -> dict[str, Contender]:
+        """Return who scores batches of a size, but for those of another Python.
+
+        Args:
+            of_size: The batches.
+            threads: The threads of each.
+            program: The C++ program, started with as many threads; None leaves it out.
+        """
+        found: dict[str, Contender] = {}
+        plain = self.served.plain
+        if plain is not None:
+            found[BASELINE] = of_size.scored_by(lambda b: torch.sigmoid(plain(b)), threads)
+        found["eager"] = of_size.scored_by(self.eager.scores, threads)
+        if self.compiled is not None:
+            found["compiled"] = of_size.scored_by(self.compiled.scores, threads)
+        if program is not None:
+            found["cpp"] = CppScores(program, of_size.size, len(of_size.raw))
+        fastest = self.compiled or self.eager
+        raw = of_size.raw
+        found["raw_rows"] = Lookups(lambda n: fastest.predict(raw[n % len(raw)]), threads)
+        return found
+
+
+def run(session: Session, served: Served) -> None:
+    """Measure a model in every way to store its tables, size of batches and number of threads."""
+    threads = session.settings["threads"]
+    for quantize in served.artefacts:
+        stored = _stored(session, served, quantize)
+        with _torchrec(session, stored) as others:
+            for count in threads:
+                with _program(stored, count) as program:
+                    for of_size in stored.batches:
+                        _measure(session, stored, of_size, count, program, others)
+        session.more.setdefault(LOADS, []).append(
+            {"model": served.name, "quantize": quantize} | cost_of_loading(stored.path, served.load)
+        )
+
+
+def batches_of(scorer: Scorer, rows: RawTable, size: int) -> Batches:
+    """Return the batches of a size.
+
+    Args:
+        scorer: Decodes rows.
+        rows: The rows, of which there are enough for one batch at least.
+        size: The samples of a batch.
+    """
+    count = min(MOST_BATCHES, rows.num_rows // size)
+    raw = [rows.slice(number * size, size) for number in range(count)]
+    return Batches(size, raw, [scorer.batch(part) for part in raw])
+
+
+def _stored(session: Session, served: Served, quantize: str) -> Stored:
+    """Load a model in one way to store its tables, and cut its rows into batches."""
+    path = served.artefacts[quantize]
+    eager = served.load(path, trust_compiled=False)
+    compiled = served.load(path, trust_compiled=True) if session.settings["compile"] else None
+    if compiled is not None and not compiled.info["compiled"]:
+        compiled = None
+    sizes = session.settings["batch_size"]
+    rows = served.rows.take(np.arange(max(served.rows.num_rows, *sizes)) % served.rows.num_rows)
+    rows_file = session.folder / f"{served.name}.arrow"
+    rows_file.write_bytes(example_bytes(rows))
+    batches = [batches_of(eager, rows, size) for size in sizes]
+    return Stored(served, quantize, eager, compiled, batches, rows_file)
+
+
+@contextmanager
+def _program(stored: Stored, threads: int) -> "Iterator[Popen[str] | None]":
+    """Start the C++ program; None where it is not built, or nothing is compiled."""
+    program = stored.served.program
+    if program is None or stored.compiled is None:
+        yield None
+        return
+    with started(program, stored.path, stored.rows_file, threads) as process:
+        yield process
+
+
+def _torchrec(session: Session, stored: Stored) -> Any:
+    """Return the context of TorchRec's contenders; there are none where its DLRM cannot do the
+    same, which is noted.
+    """
+    python = session.settings["torchrec_python"]
+    plain = stored.served.plain
+    why = no_twin(plain)
+    if python is not None and why:
+        session.print_note(f"{stored.served.name} is not compared with TorchRec: {why}")
+    if python is None or why or plain is None or stored.quantize == "mixed":
+        return nullcontext({})
+    files = {
+        str(of_size.size): session.folder / f"{stored.served.name}_{of_size.size}.npz"
+        for of_size in stored.batches
+    }
+    for of_size in stored.batches:
+        write_batches(plain, of_size.decoded, files[str(of_size.size)])
+    spec = torchrec_spec(plain, stored.quantize, files)
+    threads = max(session.settings["threads"])
+    return rivals("torchrec", python, [spec], session.folder, session.comm, threads)
+
+
+def _measure(
+    session: Session,
+    stored: Stored,
+    of_size: Batches,
+    threads: int,
+    program: "Popen[str] | None",
+    others: Mapping[str, Rival | Absent],
+) -> None:
+    """Time everybody on batches of one size, and add a record for each."""
+    for other in others.values():
+        other.threads = threads
+        other.batches = str(of_size.size)
+    contenders = stored.contenders(of_size, threads, program)
+    shape = {
+        "model": stored.served.name,
+        "quantize": stored.quantize,
+        "batch_size": of_size.size,
+        "threads": threads,
+    }
+    title = f"{stored.served.name}, {stored.quantize}, batch {of_size.size}, threads: {threads}"
+    measured = session.measure(title, {**contenders, **others}, MOST_STEPS)
+    for way in measured:
+        session.add(shape | {"way": way} | record(way, of_size.size, measured))
+
+
+def record(way: str, size: int, measured: Mapping[str, Measured]) -> dict[str, Any]:
+    """Return the record of a contender.
+
+    Args:
+        way: Its name.
+        size: The samples of a batch.
+        measured: The times of all contenders of the same rounds.
+    """
+    own = measured[way]
+    steps = [ms for of_round in own.rounds["step"] for ms in of_round]
+    p99 = float(np.quantile(steps, 0.99))
+    tail = p99 / own.median()
+    return {
+        **spread(own),
+        "p99_ms": p99,
+        "tail_ratio": tail,
+        "tail_met": tail < GOAL if size == 1 else None,
+        "samples_per_second": size * len(steps) / sum(steps) * 1e3,
+        **ratio("torch", measured.get(BASELINE), own),
+        **ratio("torchrec", measured.get("torchrec"), own),
+        **ratio("torchrec_tuned", measured.get("torchrec_tuned"), own),
+        "rounds": len(own.rounds["step"]),
+        "steps": len(steps),
+    }
+
+
+def goal_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is to be said of the goal: how many of our own ways meet it, and those that miss.
+
+    Args:
+        rows: The records.
+    """
+    ours = [r for r in rows if r["tail_met"] is not None and r["way"] not in NOT_OURS]
+    if not ours:
+        return []
+    missed = [r for r in ours if not r["tail_met"]]
+    word = "missed" if missed else "met"
+    lines = [f"goal, p99 at batch 1 below {GOAL:g} x p50: {word} ({_share(ours, missed)})"]
+    return lines + [
+        f"  missed by {r['way']}, {r['model']} {r['quantize']}, threads: {r['threads']}: "
+        f"{r['tail_ratio']:.1f}"
+        for r in missed
+    ]
+
+
+def _share(ours: Sequence[object], missed: Sequence[object]) -> str:
+    return f"{len(ours) - len(missed)} of {len(ours)}"

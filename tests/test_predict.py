@@ -150,6 +150,22 @@ def test_an_artefact_gives_the_same_file_on_any_number_of_ranks(
 
 
 @pytest.mark.full
+def test_what_eight_ranks_have_trained_is_served_on_one_two_and_four(jobs, base, tmp_path):
+    wide = [*small(tmp_path / "logs", rows=2000), "trainer.devices=8", "trainer.max_steps=2"]
+    ran = command("train", *wide, "+plan=row_wise", "hydra.run.dir=run", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    options = recapp.Export(quantize="int8", compile=False, report_rows=0)
+    recapp.export_model(tmp_path / "run/checkpoints/last.ckpt", tmp_path / "served", options)
+    found = []
+    for world in (1, 2, 4):
+        (tmp_path / str(world)).mkdir()
+        more = (f"ckpt_path={tmp_path / 'served'}", "+plan=mixed")
+        predicted(jobs, base, tmp_path / str(world), *more, world=world)
+        found.append((tmp_path / str(world) / "scores.parquet").read_bytes())
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.full
 def test_a_damaged_artefact_is_refused_on_all_ranks(jobs, base, artefact, tmp_path):
     broken = shutil.copytree(artefact, tmp_path / "broken")
     (file,) = (broken / "rows").glob("int8_*.bin")

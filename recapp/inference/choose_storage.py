@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from recapp.console import note
 from recapp.errors import ConfigError, suggest
 from recapp.inference.probe import Probe
 from recapp.inference.storage import QUANTIZE, row_bytes
@@ -121,18 +122,21 @@ def least_storage(
             moves.append(_Move(table.name, storage, saved, loss))
             advance(1)
     ordered = sorted(moves, key=_worth, reverse=True)
-    fits = [True] + [False] * len(ordered)
-
-    def measured(n: int) -> bool:
-        found = probe.measure({**_taken(ordered[:n]), **fixed}).metrics[NE] - before
-        return found <= budget_ne
-
+    cost = probe.measure(fixed).metrics[NE] - before
+    if cost > budget_ne:
+        note(
+            f"quantize_tables alone costs {cost:.2g} of normalized entropy, more than budget_ne="
+            f"{budget_ne:g}: other tables are stored smaller only where all together stay within it"
+        )
     low = 0
     high = len(ordered)
     while low < high:  # the largest number of moves that fits, where each one more costs more
         middle = (low + high + 1) // 2
-        fits[middle] = measured(middle)
-        low, high = (middle, high) if fits[middle] else (low, middle - 1)
+        tried = probe.measure({**_taken(ordered[:middle]), **fixed})
+        if tried.metrics[NE] - before <= budget_ne:
+            low = middle
+        else:
+            high = middle - 1
     chosen = {t.name: t.data_type for t in tables}
     return {**chosen, **_taken(ordered[:low]), **fixed}
 

@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import zlib
+from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import torch
+from tiers import one_of
 from trainer.runs import SIZES, compose, fit, make_logs
 
 import recapp
@@ -76,8 +78,10 @@ def test_an_artefact_of_the_trained_widths_scores_the_same_bits(request, logs, t
     assert isinstance(model, torch.nn.Module) and model.name == "art"
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "dynamic"])
-@pytest.mark.parametrize("quantize", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("kind", "quantize"),
+    one_of(3, list(product(["checkpoint", "dynamic"], ["int8", "fp16", "int4"]))),
+)
 def test_fewer_bits_score_nearly_the_same(request, logs, tmp_path, kind, quantize):
     path = request.getfixturevalue(kind)
     report = export(path, tmp_path / "art", quantize=quantize)
@@ -140,6 +144,7 @@ def test_auto_stays_in_its_budget_and_saves_bytes(checkpoint, tmp_path):
     assert size[0] < size[1] < sum(t["bytes_before"] for t in small["tables"])
 
 
+@pytest.mark.full
 def test_auto_leaves_what_is_chosen_by_hand(checkpoint, tmp_path):
     by_hand = {"C1": "none", "C10": "int4"}
     report = export(
@@ -147,6 +152,17 @@ def test_auto_leaves_what_is_chosen_by_hand(checkpoint, tmp_path):
     )
     stored = {t["table"]: t["stored"] for t in report["tables"]}
     assert (stored["C1"], stored["C10"]) == ("fp32", "int4")
+
+
+@pytest.mark.full
+def test_a_budget_that_is_spent_by_hand_is_said(checkpoint, tmp_path, capsys):
+    by_hand = {f"C{i}": "int4" for i in range(1, 11)}
+    alone = export(checkpoint, tmp_path / "a", quantize_tables=by_hand)
+    spent = alone["widths"][-1]["ne_change"]
+    for budget, said in ((abs(spent) + 1e-3, False), (0.0, spent > 0)):
+        options = {"quantize": "auto", "budget_ne": budget, "quantize_tables": by_hand}
+        export(checkpoint, tmp_path / f"{budget}", **options)
+        assert ("quantize_tables alone costs" in capsys.readouterr().err) is said
 
 
 def test_large_tables_pass_through_a_file_that_is_gone_afterwards(

@@ -7,6 +7,7 @@
 //   scorer      vectors -> the compiled dense part -> logits
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <chrono>
@@ -215,6 +216,9 @@ void run(int count, char** words) {
 }  // namespace recapp
 
 int main(int count, char** words) {
+  // keep freed memory: the system clears every page that a large batch gets anew
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, -1);
   try {
     recapp::run(count, words);
     return 0;

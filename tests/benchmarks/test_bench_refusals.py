@@ -50,7 +50,7 @@ def refused(tmp_path, monkeypatch, capsys):
             (("step", "threads=[1,2]"), ("threads=[1, 2]", "kernels")),
             (("data", "transport=[gloo,shared_memory]"), ("data takes one",)),
             (("kernels", "workload=[]"), ("workload=[]",)),
-            (("inference", "model=hugectr_d64"), ("model=hugectr_d64", "small, large")),
+            (("inference", "model=hugectr_d64"), ("model=hugectr_d64", "large, small")),
             (("inference", "quantize=int7"), ("quantize=int7", "int8")),
             (
                 ("inference", "artefact=/no/such"),

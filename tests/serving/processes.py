@@ -26,7 +26,11 @@ class ServerProcess:
         self.folder = folder
         given = [f"artefact={artefact}", f"port={port}", "format=json", *settings]
         self.process = start("serve", *given, cwd=folder, **variables)
-        self.row = self._row()
+        try:
+            self.row = self._row()
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            raise
         self.address = self.row["address"]
         self.host, _, port = self.address.removeprefix("http://").partition(":")
         self.port = int(port)
@@ -68,6 +72,13 @@ class ServerProcess:
             self.process.send_signal(number)
         return self.process.wait(60)
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        """Leave no process behind, whatever a test found."""
+        self.stop(signal.SIGKILL)
+
 
 class _kept:
     def __init__(self, connection):
@@ -78,6 +89,17 @@ class _kept:
 
     def __exit__(self, *_):
         pass
+
+
+def whole(connection):
+    """What comes until the other side closes the connection."""
+    came = bytearray()
+    try:
+        while part := connection.recv(4096):
+            came += part
+    except ConnectionError:
+        pass
+    return bytes(came)
 
 
 def raw(server):

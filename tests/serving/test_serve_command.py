@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from jobs import command, environment
 from serving.browser import Browser
-from serving.processes import ServerProcess, raw, train
+from serving.processes import ServerProcess, raw, train, whole
 from serving.small_models import arrow
 
 from recapp import load_model
@@ -34,9 +34,8 @@ def scorer(artefact):
 
 @pytest.fixture(scope="module")
 def server(artefact, tmp_path_factory):
-    made = ServerProcess(tmp_path_factory.mktemp("server"), artefact, "name=clicks")
-    yield made
-    made.stop(signal.SIGKILL)
+    with ServerProcess(tmp_path_factory.mktemp("server"), artefact, "name=clicks") as made:
+        yield made
 
 
 def rows(count=ROWS, seed=1):
@@ -139,8 +138,10 @@ def test_without_the_extra_it_says_how_to_install_it(artefact, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_it_answer_what_has_come_and_ends_it_with_0(artefact, tmp_path, number):
-    made = ServerProcess(tmp_path, artefact, "max_wait_ms=1500")
+def test_a_signal_lets_it_answer_what_has_come_and_ends_it_with_0(
+    artefact, tmp_path, number, start_server
+):
+    made = start_server(tmp_path, artefact, "max_wait_ms=1500")
     answers = []
     body = arrow(rows(3))
     path = f"/v2/models/{made.row['model']}/infer_arrow"
@@ -154,10 +155,12 @@ def test_a_signal_lets_it_answer_what_has_come_and_ends_it_with_0(artefact, tmp_
     assert made.errors.splitlines()[-2:] == said
 
 
-def test_sighup_reads_the_model_anew_and_a_bad_one_leaves_the_old_one(artefact, tmp_path):
+def test_sighup_reads_the_model_anew_and_a_bad_one_leaves_the_old_one(
+    artefact, tmp_path, start_server
+):
     link = tmp_path / "current"
     link.symlink_to(artefact)
-    made = ServerProcess(tmp_path / "server", link)
+    made = start_server(tmp_path / "server", link)
     path = "/v2/models/current/infer_arrow"
     made.process.send_signal(signal.SIGHUP)
     _until(lambda: "is in service" in made.errors)
@@ -182,34 +185,26 @@ def _until(condition, seconds=60):
 # ---- clients that are slow, or no clients of HTTP
 
 
-def test_a_client_that_never_ends_its_request_loses_its_connection(artefact, tmp_path):
-    made = ServerProcess(tmp_path, artefact, "timeout_s=1", "name=clicks")
+def test_a_client_that_never_ends_its_request_loses_its_connection(
+    artefact, tmp_path, start_server
+):
+    made = start_server(tmp_path, artefact, "timeout_s=1", "name=clicks")
     head = b"POST /v2/models/clicks/infer HTTP/1.1\r\nhost: x\r\n"
     with raw(made) as slow:  # a head that does not end
         slow.sendall(head)
-        assert _closed(slow)
+        assert whole(slow) == b""
     with raw(made) as slow:  # a body that does not come
         slow.sendall(head + b"content-length: 100\r\n\r\n{")
-        said = slow.recv(4096)
+        said = whole(slow)
         assert said.startswith(b"HTTP/1.1 408") and b"timeout_s=1" in said
     with raw(made) as slow:  # a body that nobody reads
         slow.sendall(head + b"content-length: 99999999\r\n\r\n{")
-        assert slow.recv(4096).startswith(b"HTTP/1.1 413")
-        assert _closed(slow)
+        assert whole(slow).startswith(b"HTTP/1.1 413")
     with raw(made) as wrong:
         wrong.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
-        assert wrong.recv(4096).startswith(b"HTTP/1.1 400")
+        assert whole(wrong).startswith(b"HTTP/1.1 400")
     assert made.ask("GET", "/v2/health/ready")[0] == 200
     assert made.stop() == 0
-
-
-def _closed(connection):
-    try:
-        while connection.recv(4096):
-            pass
-    except ConnectionError:
-        pass
-    return True
 
 
 # ---- the page
@@ -285,9 +280,9 @@ def test_the_page_asks_for_nothing_from_elsewhere(server, browser):
     assert headers["content-security-policy"].startswith("default-src 'none'; style-src 'sha256-")
 
 
-def test_a_name_cannot_break_out_of_the_page(artefact, tmp_path, browser):
+def test_a_name_cannot_break_out_of_the_page(artefact, tmp_path, browser, start_server):
     name = 'a"><script>document.title=1</script>'
-    made = ServerProcess(tmp_path, artefact, f"name='{name}'")
+    made = start_server(tmp_path, artefact, f"name='{name}'")
     browser.open(made.address)
     assert browser.value("document.querySelector('h1').textContent") == name
     assert browser.value("document.title") == f"{name} · recapp"

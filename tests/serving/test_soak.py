@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import torch
-from serving.processes import ServerProcess, raw, train
+from serving.processes import raw, train
 from serving.small_models import arrow
 from serving.test_serve_command import rows
 
@@ -123,11 +123,11 @@ def memory(server):
 
 
 @pytest.fixture
-def served(models, tmp_path):
+def served(models, tmp_path, start_server):
     """A server whose model is a link, and what puts another one behind it."""
     link = tmp_path / "current"
     link.symlink_to(models[0])
-    server = ServerProcess(tmp_path / "server", link)
+    server = start_server(tmp_path / "server", link)
     turns = itertools.cycle([models[1], models[0]])
 
     def change(target=None):
@@ -135,8 +135,7 @@ def served(models, tmp_path):
         new.symlink_to(next(turns) if target is None else target)
         new.replace(link)
 
-    yield server, change
-    server.stop(signal.SIGKILL)
+    return server, change
 
 
 def test_models_change_under_load_and_no_request_notices(served, expected):
@@ -165,25 +164,27 @@ def test_a_damaged_model_under_load_stays_out(served, expected, tmp_path):
     assert all_answered(clients) and len(clients.versions) == 1
 
 
-def test_a_killed_server_loses_connections_and_nothing_else(models, expected, tmp_path):
+def test_a_killed_server_loses_connections_and_nothing_else(
+    models, expected, tmp_path, start_server
+):
     link = tmp_path / "current"
     link.symlink_to(models[0])
-    server = ServerProcess(tmp_path / "server", link)
+    server = start_server(tmp_path / "server", link)
     with Clients(server, expected) as clients:
         time.sleep(SECONDS / 4)
         assert server.stop(signal.SIGKILL) == -signal.SIGKILL
         answered = clients.came[200]
-        again = ServerProcess(tmp_path / "server", link, port=server.port)
+        again = start_server(tmp_path / "server", link, port=server.port)
         time.sleep(SECONDS / 4)
     assert answered and clients.came[200] > answered
     assert all_answered(clients, lost=10**6)
     assert again.stop() == 0
 
 
-def test_overload_is_refused_and_what_is_taken_is_right(models, expected, tmp_path):
+def test_overload_is_refused_and_what_is_taken_is_right(models, expected, tmp_path, start_server):
     link = tmp_path / "current"
     link.symlink_to(models[0])
-    server = ServerProcess(tmp_path / "server", link, "max_queue=4")
+    server = start_server(tmp_path / "server", link, "max_queue=4")
     with Clients(server, expected, 24) as clients:
         time.sleep(SECONDS)
     assert clients.came[503] > 0

@@ -2,8 +2,8 @@
 
     DIR -> model, checked -> socket -> requests -> scores, until a signal comes
 
-What is asked and answered stands in `recapp/serving/app.py`. The model is loaded here, by the one
-function that knows checkpoints and artefacts, and again whenever a reload is asked for.
+What is asked and answered stands in `recapp/serving/app.py`. With `ranks=N` the model's tables lie
+over N processes, of which the first one answers.
 """
 
 if __name__ == "__main__":
@@ -11,25 +11,25 @@ if __name__ == "__main__":
 
     end_on_signals()  # before the imports below, which take a while
 
-import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
 
 from recapp import console
+from recapp.app import build_server
 from recapp.app.command import Job, run
 from recapp.errors import ConfigError
-from recapp.processes.rank_process import leave
-
-if TYPE_CHECKING:
-    from recapp.serving.limits import Limits
-    from recapp.serving.served_model import Served
+from recapp.processes.launch import launch
+from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_process import as_rank, leave
+from recapp.processes.stopping import Stopped
 
 NEEDED = ("starlette", "uvicorn")
-COLUMNS = (console.Column("what", "serving"), console.Column("value", ""))
-SWITCH_SECONDS = 0.0005  # between threads: the worker computes in Python while requests come
+SECONDS_TO_END = 5.0  # beyond timeout_s, in which what has come is answered
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +45,7 @@ def serve(config: dict[str, Any], job: Job) -> None:
     """Answer requests until a signal comes.
 
     Raises:
-        ConfigError: The extra is not installed, or there is no such address.
+        ConfigError: The extra is not installed, or a setting is wrong (`check_serving`).
         RecappError: The model cannot be loaded.
     """
     for name in NEEDED:
@@ -53,66 +53,60 @@ def serve(config: dict[str, Any], job: Job) -> None:
             raise ConfigError(
                 f'recapp.serve needs {name}, which is not there: pip install "recapp[serve]"'
             )
-    from recapp.serving import http
+    settings = config | {"artefact": str(Path(config["artefact"]).expanduser().absolute())}
+    if (here := rank_info()) is not None:
+        return _serve_as_rank(settings | {"ranks": here.world})
+    build_server.check_serving(settings, settings["ranks"])
+    if settings["ranks"] > 1:
+        _serve_on_ranks(settings)
+    else:
+        _serve_alone(settings)
 
-    listener = http.bound_socket(config["host"], config["port"])
-    with listener:
-        server, served = _server(config)
-        address = http.address_of(listener)
-        http.serve(server, listener, lambda: _say(config, address, served, server.limits))
-    console.note("ended")
 
-
-def _server(config: dict[str, Any]) -> Any:
-    """Return the routes, and the model that they answer with at first."""
+def _serve_alone(settings: dict[str, Any]) -> None:
     import torch
 
     from recapp.app.load_model import load_model
-    from recapp.processes.startup_and_exit import freeze_loaded_objects, loading
-    from recapp.serving.app import Server
-    from recapp.serving.batching import Batcher
-    from recapp.serving.limits import Limits
-    from recapp.serving.metrics_text import Counts
-    from recapp.serving.reload import ModelInService
+    from recapp.processes.startup_and_exit import freeze_loaded_objects
 
-    torch.set_num_threads(config["threads"])
-    sys.setswitchinterval(SWITCH_SECONDS)
-    limits = Limits(**{name: config[name] for name in Limits.__dataclass_fields__})
-    counts = Counts()
-    path = str(Path(config["artefact"]).expanduser().absolute())
+    torch.set_num_threads(settings["threads"])
     freeze_loaded_objects()
-    with loading():
-        model = ModelInService(
-            lambda: load_model(
-                path, trust=config["trust"], trust_compiled=config["trust_compiled"]
-            ),
-            config["name"],
-            counts,
-        )
-    batcher = Batcher(model.current, config["max_batch"], config["max_wait_ms"], counts.batch)
-    return Server(model, batcher, limits, counts, version("recapp")), model.current()
+    device = build_server.device_of(settings)
+    build_server.serve(
+        settings,
+        lambda: load_model(
+            settings["artefact"],
+            device,
+            trust=settings["trust"],
+            trust_compiled=settings["trust_compiled"],
+        ),
+    )
 
 
-def _say(config: dict[str, Any], address: str, served: "Served", limits: "Limits") -> None:
-    """Print where the server answers, with which model, and what it accepts."""
-    row = {
-        "address": address,
-        "model": served.name,
-        "version": served.version,
-        "artefact": str(served.scorer.info.get("path", config["artefact"])),
-        "threads": config["threads"],
-        "max_batch": config["max_batch"],
-        "max_wait_ms": config["max_wait_ms"],
-    } | {name: getattr(limits, name) for name in limits.__dataclass_fields__}
-    if config["format"] == "json":
-        console.emit([row], "json")
-    else:
-        rows = [{"what": name, "value": _shown(value)} for name, value in row.items()]
-        console.emit(rows, "text", COLUMNS)
+def _serve_on_ranks(settings: dict[str, Any]) -> None:
+    """Start the ranks, and wait for their end."""
+    console.note(f"starting {settings['ranks']} ranks")
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "settings.yaml")
+        path.write_text(yaml.safe_dump(settings))
+        try:
+            launch(
+                path,
+                settings["ranks"],
+                module="recapp.app.serving_worker",
+                grace=settings["timeout_s"] + SECONDS_TO_END,
+                reloads=True,
+            )
+        except Stopped:  # which is how a server ends
+            return
 
 
-def _shown(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int | float) else str(value)
+def _serve_as_rank(settings: dict[str, Any]) -> None:
+    """Do the part of a rank that others have started."""
+    from recapp.app.serving_worker import run as run_rank
+
+    with as_rank():
+        run_rank(settings)
 
 
 if __name__ == "__main__":

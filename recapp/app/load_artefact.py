@@ -22,10 +22,11 @@ from recapp.app.compose import compose_over
 from recapp.inference.artefact import Artefact, read_artefact
 from recapp.inference.compiled import CompiledModel, NotCompiled, load_compiled
 from recapp.inference.mapped_rows import mapped_tables
-from recapp.inference.one_rank import one_rank
+from recapp.inference.placed_model import check_same, placed, together
 from recapp.inference.scorer import Scorer
 from recapp.inference.small_files import read_example
 from recapp.settings.renamed import with_names_of_today
+from recapp.transport.communicator import Comm
 
 
 def load_artefact(
@@ -34,8 +35,9 @@ def load_artefact(
     trust: Sequence[str] = (),
     check_rows: bool = True,
     trust_compiled: bool = False,
+    comm: Comm | None = None,
 ) -> Scorer:
-    """Return the model of an artefact, as `recapp.load_model` does.
+    """Return the model of an artefact, as `recapp.load_model` does. Every rank calls it.
 
     Args:
         path: The artefact.
@@ -43,21 +45,29 @@ def load_artefact(
         trust: Packages of your own whose classes its settings may name.
         check_rows: Whether the checksums of its rows are compared, which reads all of them.
         trust_compiled: Whether its dense part may run as the machine code that it brings along.
+        comm: The ranks that hold its tables together; None is this process alone.
 
     Raises:
         ArtefactError: It is none, incomplete, damaged, of a later version, or scores its example
             otherwise than it should.
         CheckpointError: Its settings name something that may not be called.
     """
-    artefact = read_artefact(path)
-    if check_rows:
-        artefact.verify_all()
-    settings = settings_of_artefact(artefact, trust)
-    model = meta_model(artefact, settings)
-    one_rank(model, torch.device(device or "cpu"), mapped_tables(artefact).make_store)
-    load_dense(artefact, model)
-    compiled = _compiled(artefact, model) if trust_compiled else None
-    example = read_example(artefact)
+    comm = comm or Comm(device=torch.device(device or "cpu"), alone=True)
+
+    def read() -> tuple[Artefact, dict[str, Any], nn.Module]:
+        artefact = read_artefact(path)
+        if check_rows and comm.rank == 0:
+            artefact.verify_all()
+        settings = settings_of_artefact(artefact, trust)
+        return artefact, settings, meta_model(artefact, settings)
+
+    artefact, settings, model = together(comm, read)
+    check_same(comm, path, artefact.identity)
+    make_store = together(comm, lambda: mapped_tables(artefact).make_store)
+    placed(model, comm, make_store)
+    together(comm, lambda: load_dense(artefact, model))
+    compiled = together(comm, lambda: _compiled(artefact, model)) if trust_compiled else None
+    example = together(comm, lambda: read_example(artefact))
     scorer = Scorer(
         compiled or model,
         raw_rows_of(settings),

@@ -24,7 +24,7 @@ from recapp.checkpoints.manifest import Manifest
 from recapp.engine.shard_model import sharded_collections, sharded_tables
 from recapp.engine.sharded_state import without_tables
 from recapp.inference.artefact import is_artefact
-from recapp.inference.one_rank import one_rank
+from recapp.inference.placed_model import placed, together
 from recapp.inference.scorer import Scorer
 from recapp.trainer.restored import check_state, state_must_fit
 from recapp.trainer.stored_tables import StoredTables
@@ -39,6 +39,7 @@ def load_model(
     trust: Sequence[str] = (),
     check_rows: bool = True,
     trust_compiled: bool = False,
+    comm: Comm | None = None,
 ) -> Scorer:
     """Return a trained model as an ordinary `nn.Module`, ready to score raw rows.
 
@@ -53,6 +54,9 @@ def load_model(
             files are mapped in milliseconds, and rows are read when they are used.
         trust_compiled: Whether an artefact's dense part may run as the machine code that it brings
             along, which is two to three times as fast in small batches.
+        comm: The ranks that hold its tables together, each of which calls this and scores every
+            batch together with the others; None is this process alone, which needs no process
+            group.
 
     Raises:
         CheckpointError: There is no checkpoint, or it is damaged, of a later version, or names
@@ -60,10 +64,15 @@ def load_model(
         ArtefactError: As of a checkpoint, or the artefact's example has other scores.
     """
     if is_artefact(path):
-        return load_artefact(path, device, trust, check_rows, trust_compiled)
-    settings = settings_of(read_manifest(path), trust)
-    model = one_rank(build.build_model(settings), torch.device(device or "cpu"))
-    manifest = load_weights(path, model)
+        return load_artefact(path, device, trust, check_rows, trust_compiled, comm)
+    comm = comm or Comm(device=torch.device(device or "cpu"), alone=True)
+
+    def read() -> tuple[dict[str, Any], nn.Module]:
+        settings = settings_of(read_manifest(path), trust)
+        return settings, build.build_model(settings)
+
+    settings, model = together(comm, read)
+    manifest = load_weights(path, placed(model, comm), comm)
     return Scorer(
         model,
         raw_rows_of(settings),
@@ -83,12 +92,14 @@ def settings_of(manifest: Manifest, trust: Sequence[str] = ()) -> dict[str, Any]
     return match_checkpoint(compose_over(manifest.config, "eval", chosen), manifest)
 
 
-def load_weights(path: str | Path, model: nn.Module) -> Manifest:
-    """Fill a model of one rank from a checkpoint: rows of tables, and the dense part.
+def load_weights(path: str | Path, model: nn.Module, comm: Comm) -> Manifest:
+    """Fill a model from a checkpoint: this rank's rows of tables, and the dense part. Every rank
+    calls it.
 
     Args:
         path: The checkpoint.
-        model: As `recapp.inference.one_rank` makes it.
+        model: As `recapp.inference.placed_model` makes it.
+        comm: The ranks that hold it.
 
     Returns:
         The manifest of the version that was read.
@@ -98,7 +109,7 @@ def load_weights(path: str | Path, model: nn.Module) -> Manifest:
     """
     tables = StoredTables(sharded_tables(model), fitting=False, speaks=False)
     dense = [f"{OF_MODEL}{name}" for name, _ in model.named_parameters()]
-    manifest, meta = load_together(path, tables.to_fill, dense, Comm(alone=True))
+    manifest, meta = load_together(path, tables.to_fill, dense, comm)
     tables.filled(manifest)
     check_state(meta, path)
     with state_must_fit("the dense part", "model"), without_tables(sharded_collections(model)):

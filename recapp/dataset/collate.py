@@ -8,7 +8,7 @@ Single-valued features always have length 1; where a row has no id the value is 
 table's id rule gives it a row of its own. Errors name file, column and row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,6 +27,21 @@ from recapp.sparse.batch import Batch
 from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 
 Float32Array = npt.NDArray[np.float32]
+
+ROWS_JOINED = 1024
+"""Columns of one type are decoded together where a chunk has no more rows: a call costs as much as
+some hundred values (measured).
+"""
+JOINED_TYPES = frozenset(
+    t.id
+    for t in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+        *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float16(), pa.float32(), pa.float64(), pa.bool_()),
+        *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary()),
+    )
+)
+"""Types of which a number says everything, so that columns of one number can be joined."""
 
 
 def _from_float64(values: npt.NDArray[np.float64]) -> Float32Array:
@@ -61,6 +76,11 @@ DENSE_TRANSFORMS: dict[str, Callable[[Float32Array], Float32Array]] = {
 }
 
 
+def _numbers(column: pa.Array, text: None) -> Float32Array:
+    """Return numbers, 0 where they are missing; text always spells them."""
+    return decode_numbers(column)[0]
+
+
 def check_transform(name: str) -> None:
     """Check that a dense transform has this name.
 
@@ -84,6 +104,78 @@ class SourceRows:
 
     path: str
     rows_N: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A record batch that is decoded.
+
+    Args:
+        held: Columns under the file's own names.
+        columns: Canonical name -> the file's own name.
+        source: Where the rows come from.
+    """
+
+    held: pa.RecordBatch
+    columns: Mapping[str, str]
+    source: SourceRows
+
+    def read(
+        self,
+        names: Sequence[str],
+        dtype: npt.DTypeLike,
+        decode: Callable[..., npt.NDArray[Any]],
+        text_of: Callable[[str], Any] = lambda name: None,
+    ) -> npt.NDArray[Any]:
+        """Return a value for each row and column, [N, len(names)].
+
+        Args:
+            names: The columns.
+            dtype: The type of the values.
+            decode: Decodes a column; its argument `text` says how text is read.
+            text_of: How the text of a column is read.
+
+        Raises:
+            DataError: As of `decoded`.
+        """
+        found = np.empty((self.held.num_rows, len(names)), dtype=dtype)
+        joins = self.held.num_rows <= ROWS_JOINED
+        parts = [self.held.column(self.columns[name]) for name in names]
+        alike: dict[tuple[int, bool, Any], list[int]] = {}
+        for number, (name, part) in enumerate(zip(names, parts, strict=True)):
+            joined = joins and part.type.id in JOINED_TYPES
+            kind = part.type.id if joined else number
+            alike.setdefault((kind, joined, text_of(name)), []).append(number)
+        for (_, _, text), numbers in alike.items():
+            own = [parts[i] for i in numbers]
+            values = self.decoded([names[i] for i in numbers], own, partial(decode, text=text))
+            found[:, numbers] = values.reshape(len(numbers), -1).T
+        return found
+
+    def decoded(
+        self, names: Sequence[str], parts: Sequence[pa.Array], decode: Callable[[pa.Array], Any]
+    ) -> Any:
+        """Return what a decoder makes of columns of one type, one behind the other.
+
+        Raises:
+            DataError: A value cannot be read; the error names file, column and row.
+        """
+        try:
+            return decode(parts[0] if len(parts) == 1 else pa.concat_arrays(parts))
+        except BadValue as error:
+            number, row = divmod(error.index, self.held.num_rows)
+            raise DataError(
+                f"{self.source.path}: column {self.columns[names[number]]}, row "
+                f"{int(self.source.rows_N[row])} {error.problem}"
+            ) from None
+
+    def decoded_column(self, name: str, decode: Callable[[pa.Array], Any]) -> Any:
+        """Return what a decoder makes of one column.
+
+        Raises:
+            DataError: As of `decoded`.
+        """
+        return self.decoded([name], [self.held.column(self.columns[name])], decode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,32 +210,19 @@ class Collate:
         Raises:
             DataError: A value that cannot be read; it names file, column and row.
         """
-        count = record_batch.num_rows
-
-        def read(name: str, decode: Callable[[pa.Array], Any]) -> Any:
-            try:
-                return decode(record_batch.column(columns[name]))
-            except BadValue as error:
-                row = int(source.rows_N[error.index])
-                raise DataError(
-                    f"{source.path}: column {columns[name]}, row {row} {error.problem}"
-                ) from None
-
-        dense_NI = np.empty((count, len(self.schema.dense)), dtype=np.float32)
-        for index, name in enumerate(self.schema.dense):
-            dense_NI[:, index] = read(name, decode_numbers)[0]
-        ids_NS = np.empty((count, len(self.singles)), dtype=np.int64)
-        for index, name in enumerate(self.singles):
-            ids_NS[:, index] = read(name, partial(decode_ids, text=self.schema.text_ids(name)))
+        schema = self.schema
+        chunk = _Chunk(record_batch, columns, source)
+        dense_NI = chunk.read(schema.dense, np.float32, _numbers)
+        ids_NS = chunk.read(self.singles, np.int64, decode_ids, schema.text_ids)
         bags = tuple(
-            Bags.of(*read(name, partial(decode_bags, text=self.schema.text_ids(name))))
-            for name in self.schema.sparse
+            Bags.of(*chunk.decoded_column(name, partial(decode_bags, text=schema.text_ids(name))))
+            for name in schema.sparse
             if name in self.bags
         )
         if self.schema.label is None:
-            labels_N = np.full(count, np.nan, dtype=np.float32)
+            labels_N = np.full(record_batch.num_rows, np.nan, dtype=np.float32)
         else:
-            labels_N = read(self.schema.label, decode_labels)
+            labels_N = chunk.decoded_column(self.schema.label, decode_labels)
         return Rows(DENSE_TRANSFORMS[self.transform](dense_NI), labels_N, ids_NS, bags)
 
     def no_rows(self) -> Rows:

@@ -39,6 +39,7 @@ class RawRows:
         check_transform(transform)
         self.schema = replace(schema, label=None)
         self.transform = transform
+        self._last: tuple[pa.Schema, dict[str, str], Collate] | None = None
 
     def batch(self, rows: RawTable) -> Batch:
         """Return rows as a batch on the CPU; its labels are NaN.
@@ -53,19 +54,32 @@ class RawRows:
             DataError: A column is missing, has a type that cannot be read, or holds a value that
                 cannot; the error names the column, and the row counted from 0.
         """
-        columns = self.schema.resolve(rows.schema, SOURCE)
-        held = pa.RecordBatch.from_arrays(
-            [_whole(rows.column(own)) for own in columns.values()], names=list(columns)
-        )
-        bags = frozenset(
-            name for name in self.schema.sparse if is_list(held.schema.field(name).type)
-        )
-        collate = Collate(self.schema, bags, self.transform)
+        columns, collate = self._of(rows.schema)
+        held = rows.select(list(columns.values())).rename_columns(list(columns))
         own_names = dict(zip(columns, columns, strict=True))
-        numbers_N = np.arange(held.num_rows, dtype=np.int64)
-        return collate.batch([collate.rows(held, own_names, SourceRows(SOURCE, numbers_N))])
+        parts = []
+        first = 0
+        for part in held.combine_chunks().to_batches():
+            numbers_N = np.arange(first, first + part.num_rows, dtype=np.int64)
+            parts.append(collate.rows(part, own_names, SourceRows(SOURCE, numbers_N)))
+            first += part.num_rows
+        return collate.batch(parts)
 
+    def no_rows(self) -> Batch:
+        """Return a batch without rows."""
+        return Collate(self.schema, frozenset(), self.transform).batch([])
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    return whole.combine_chunks() if isinstance(whole, pa.ChunkedArray) else whole
+    def _of(self, arrow_schema: pa.Schema) -> tuple[dict[str, str], Collate]:
+        """Return the rows' own name of every column, and how they are decoded.
+
+        Rows come with the same schema again and again, so that of the last ones is kept.
+        """
+        if self._last is None or not self._last[0].equals(arrow_schema):
+            columns = self.schema.resolve(arrow_schema, SOURCE)
+            bags = frozenset(
+                name
+                for name in self.schema.sparse
+                if is_list(arrow_schema.field(columns[name]).type)
+            )
+            self._last = (arrow_schema, columns, Collate(self.schema, bags, self.transform))
+        return self._last[1:]

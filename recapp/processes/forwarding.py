@@ -35,14 +35,16 @@ class Forwarding:
     Args:
         run: The run id of the ranks, which their environment holds.
         grace: The seconds that ranks have to write a checkpoint.
+        reloads: Whether SIGHUP is a message for rank 0, and stops nothing.
 
     Attributes:
         number: The first signal that came; 0 before.
     """
 
-    def __init__(self, run: str, grace: float) -> None:
+    def __init__(self, run: str, grace: float, reloads: bool = False) -> None:
         self.run = run
         self.grace = grace
+        self._reloads = reloads
         self.number = 0
         self._kept: dict[int, Any] = {}
         self._ranks: list[int] = []  # file descriptors of their processes
@@ -54,7 +56,8 @@ class Forwarding:
             handler = signal.getsignal(number)
             if not (number == signal.SIGHUP and handler == signal.SIG_IGN):  # nohup
                 self._kept[number] = handler
-                signal.signal(number, self._on_signal)
+                reloads = self._reloads and number == signal.SIGHUP
+                signal.signal(number, self._pass_on if reloads else self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,6 +77,13 @@ class Forwarding:
         threading.Thread(target=self._end_late_ones, name="end late ranks", daemon=True).start()
         if not self._ranks:
             raise Stopped(number)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        """Send a signal to rank 0 alone, once it handles signals."""
+        for pid in _ranks_of(self.run, "RANK=0"):
+            if _takes_signals(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
     def _signal_ranks(self) -> int:
         """Send the signal to the ranks that are there; return how many of them handle it."""
@@ -119,8 +129,14 @@ def _has_ended(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _ranks_of(run: str) -> list[int]:
-    """Return the ids of the processes that this one has started as ranks of a run."""
+def _ranks_of(run: str, *more: str) -> list[int]:
+    """Return the ids of the processes that this one has started as ranks of a run.
+
+    Args:
+        run: The run id.
+        more: What else their environment has to hold, such as `RANK=0`.
+    """
+    wanted = {entry.encode() for entry in (f"TORCHELASTIC_RUN_ID={run}", *more)}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -130,7 +146,7 @@ def _ranks_of(run: str) -> list[int]:
             )
         except OSError:  # it has ended, or is another user's
             continue
-        if f"TORCHELASTIC_RUN_ID={run}".encode() in variables:
+        if wanted <= set(variables):
             found.append(int(folder.name))
     return found
 

@@ -97,6 +97,7 @@ def launch(
     port: int = 0,
     to_stderr: bool = False,
     grace: float = GRACE_TO_SAVE_SECONDS,
+    reloads: bool = False,
 ) -> None:
     """Run `python -m <module> --config <config_path>` as `ranks` processes on this machine and wait
     for them.
@@ -110,6 +111,7 @@ def launch(
         to_stderr: Whether what rank 0 prints goes to standard error, because standard output is to
             be a document.
         grace: The seconds that ranks have to finish a checkpoint after a signal.
+        reloads: Whether SIGHUP is a message for rank 0, as of a server, and stops nothing.
 
     Raises:
         RecappError: The error that a rank raised; its notes may hold a traceback.
@@ -140,7 +142,7 @@ def launch(
             str(logs), redirects={rank: Std.ALL if rank else Std.NONE for rank in range(ranks)}
         ),
     )
-    forwarding = Forwarding(run, grace)
+    forwarding = Forwarding(run, grace, reloads)
     failed = None
     try:
         with (

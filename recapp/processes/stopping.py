@@ -80,6 +80,7 @@ class _SignalState:
         self.saved_at = 0.0
         self.over = False  # whether signals are disregarded
         self.grace = GRACE_SECONDS
+        self.seconds_to_stop = SECONDS_TO_STOP
         self.kept: dict[int, Any] = {}  # handlers to be put back by `stop_listening`
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -125,7 +126,7 @@ class _SignalState:
             return since + SECONDS_BEFORE_TRAINING
         if self.saving:
             return since + self.grace
-        return max(since, self.saved_at) + SECONDS_TO_STOP
+        return max(since, self.saved_at) + self.seconds_to_stop
 
 
 _state = _SignalState()
@@ -261,12 +262,18 @@ def _pending(reading: int) -> bytes:
     return os.read(reading, 64) if select.select([reading], [], [], 0)[0] else b""
 
 
-def listen(listener: Callable[[int], None], grace: float | None = None) -> None:
+def listen(
+    listener: Callable[[int], None],
+    grace: float | None = None,
+    seconds_to_stop: float | None = None,
+) -> None:
     """Have the first signal from now on call a function instead of raising `Stopped`.
 
     Args:
         listener: Called with the signal's number in the main thread, between any two of its lines.
         grace: The seconds after the signal for a checkpoint that is being written.
+        seconds_to_stop: The seconds after it for what is being done otherwise; None: those for a
+            training step and the summary.
     """
     if signal.getsignal(signal.SIGTERM) != _state.on_signal:
         _state.kept = {number: signal.getsignal(number) for number in SIGNALS}
@@ -274,6 +281,7 @@ def listen(listener: Callable[[int], None], grace: float | None = None) -> None:
     _state.listener = listener
     _state.number = 0
     _state.grace = _state.grace if grace is None else grace
+    _state.seconds_to_stop = SECONDS_TO_STOP if seconds_to_stop is None else seconds_to_stop
 
 
 def stop_listening() -> None:

@@ -170,6 +170,8 @@ class Serve(Command):
     name: str | None = None
     trust: list[str] = field(default_factory=list)
     trust_compiled: bool = False
+    device: Literal["cpu", "cuda"] = "cpu"
+    ranks: Positive = 1
     threads: Positive = 1
     max_batch: Positive = 1024
     max_wait_ms: Annotated[float, Within(0, 10_000)] = 0

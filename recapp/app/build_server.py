@@ -1,0 +1,122 @@
+"""From settings to a server that answers, in the process that its requests come to."""
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from recapp import console
+from recapp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from recapp.inference.scorer import Scorer
+    from recapp.serving.limits import Limits
+    from recapp.serving.served_model import Served
+
+COLUMNS = (console.Column("what", "serving"), console.Column("value", ""))
+SWITCH_SECONDS = 0.0005  # between threads: the worker computes in Python while requests come
+
+
+def check_serving(settings: dict[str, Any], ranks: int) -> None:
+    """Check what would end a server some seconds later: its model, its address, its GPUs.
+
+    Args:
+        settings: Those of `recapp.serve`.
+        ranks: How many of this machine compute.
+
+    Raises:
+        ConfigError: There are not as many GPUs, there is no such address, or it is taken.
+        RecappError: There is no model.
+    """
+    from recapp.app.trained_model import trained_model
+    from recapp.serving import http
+
+    if settings["device"] == "cuda":
+        import torch
+
+        if (gpus := torch.cuda.device_count()) < ranks:
+            raise ConfigError(
+                f"device=cuda ranks={ranks}: each rank needs a GPU of its own, and there are "
+                f"{gpus} here: use device=cpu, or fewer ranks"
+            )
+    trained_model(settings["artefact"])
+    http.bound_socket(settings["host"], settings["port"]).close()
+
+
+def device_of(settings: dict[str, Any], number: int = 0) -> "torch.device":
+    """Return where this process computes.
+
+    Args:
+        settings: Those of `recapp.serve`.
+        number: Its number on this machine.
+    """
+    import torch
+
+    if settings["device"] == "cpu":
+        return torch.device("cpu")
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def serve(settings: dict[str, Any], load: "Callable[[], Scorer]") -> None:
+    """Answer requests until a signal comes.
+
+    Args:
+        settings: Those of `recapp.serve`.
+        load: Loads the model; called again whenever a reload is asked for.
+
+    Raises:
+        ConfigError: There is no such address, or it is taken.
+        RecappError: The model cannot be loaded.
+    """
+    from recapp.serving import http
+
+    listener = http.bound_socket(settings["host"], settings["port"])
+    with listener:
+        server, served = _server(settings, load)
+        address = http.address_of(listener)
+        http.serve(server, listener, lambda: _say(settings, address, served, server.limits))
+    console.note("ended")
+
+
+def _server(settings: dict[str, Any], load: "Callable[[], Scorer]") -> Any:
+    """Return the routes, and the model that they answer with at first."""
+    from recapp.processes.startup_and_exit import loading
+    from recapp.serving.app import Server
+    from recapp.serving.batching import Batcher
+    from recapp.serving.limits import Limits
+    from recapp.serving.metrics_text import Counts
+    from recapp.serving.reload import ModelInService
+
+    sys.setswitchinterval(SWITCH_SECONDS)
+    limits = Limits(**{name: settings[name] for name in Limits.__dataclass_fields__})
+    counts = Counts()
+    with loading():
+        model = ModelInService(load, settings["name"], counts)
+    batcher = Batcher(model.current, settings["max_batch"], settings["max_wait_ms"], counts.batch)
+    return Server(model, batcher, limits, counts, version("recapp")), model.current()
+
+
+def _say(settings: dict[str, Any], address: str, served: "Served", limits: "Limits") -> None:
+    """Print where the server answers, with which model, and what it accepts."""
+    row = {
+        "address": address,
+        "model": served.name,
+        "version": served.version,
+        "artefact": str(served.scorer.info.get("path", settings["artefact"])),
+        "ranks": settings["ranks"],
+        "threads": settings["threads"],
+        "max_batch": settings["max_batch"],
+        "max_wait_ms": settings["max_wait_ms"],
+    } | {name: getattr(limits, name) for name in limits.__dataclass_fields__}
+    if settings["format"] == "json":
+        console.emit([row], "json")
+    else:
+        rows = [{"what": name, "value": _shown(value)} for name, value in row.items()]
+        console.emit(rows, "text", COLUMNS)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

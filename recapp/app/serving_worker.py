@@ -1,0 +1,88 @@
+"""A rank of a server, whose model several ranks hold together.
+
+    rank 0            HTTP -> requests -> batches -> logits      recapp/app/build_server.py
+    the other ranks   the parts of the tables that they hold     recapp/inference/led_ranks.py
+
+`python -m recapp.serve ranks=N` starts this module on every rank; under torchrun and srun it calls
+`run` in the rank's own process.
+"""
+
+import os
+import signal
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recapp.app import build_server
+from recapp.app.load_model import load_model
+from recapp.inference.led_ranks import Leader, follow
+from recapp.inference.scorer import Scorer
+from recapp.processes.rank_environment import rank_info
+from recapp.processes.rank_process import rank_main
+from recapp.processes.startup_and_exit import freeze_loaded_objects
+from recapp.processes.stopping import listen
+from recapp.transport.communicator import leave_process_group
+from recapp.transport.join_ranks import join_ranks
+
+PATIENCE = timedelta(seconds=60)
+"""For which a rank waits for another one in the middle of a batch."""
+
+
+def run(settings: dict[str, Any], job_dir: Path | None = None) -> None:
+    """Answer requests on rank 0, together with the other ranks, until a signal comes.
+
+    Args:
+        settings: Those of `recapp.serve`.
+        job_dir: The directory of the ranks' logs; nothing is written there.
+
+    Raises:
+        RecappError: The model cannot be loaded, or the ranks have lost each other.
+    """
+    torch.set_num_threads(settings["threads"])
+    here = rank_info()
+    device = build_server.device_of(settings, here.local_rank if here else 0)
+    words, tables = join_ranks(device, PATIENCE)
+    freeze_loaded_objects()
+
+    def load() -> Scorer:
+        return load_model(
+            settings["artefact"],
+            trust=settings["trust"],
+            trust_compiled=settings["trust_compiled"],
+            comm=tables,
+        )
+
+    if words.rank:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # rank 0 says when a model is loaded
+        listen(lambda number: None, seconds_to_stop=float("inf"))  # and when all ranks end
+        follow(words, load)
+    else:
+        lead(settings, Leader(words, _end), load)
+    leave_process_group()
+
+
+def lead(settings: dict[str, Any], leader: Leader, load: Any) -> None:
+    """Answer requests until a signal comes, or the ranks have lost each other.
+
+    Raises:
+        RankError: They have.
+    """
+    try:
+        build_server.serve(settings, lambda: leader.load(load))
+    finally:
+        with suppress(Exception):  # what has ended the server counts
+            leader.end()
+    if leader.failure is not None:
+        raise leader.failure
+
+
+def _end() -> None:
+    """End this server as a signal does: what waits is answered that nothing can be computed."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    rank_main(run)

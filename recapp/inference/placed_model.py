@@ -1,0 +1,95 @@
+"""A model that only answers, its tables on one rank or over several.
+
+    meta model --placed--> its collections are the engine's, each rank has its part of the rows
+
+One rank holds whole tables and needs no process group. Several lie where the planner puts tables
+that are only read; what they answer has the bits of one rank.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import nn
+
+from recapp.engine.row_store import RowStore, StoredGroup
+from recapp.engine.shard_model import shard_model
+from recapp.errors import ArtefactError, RankError, RecappError
+from recapp.inference.one_rank import one_rank
+from recapp.planner.serving import serving_plan
+from recapp.planner.topology import Topology
+from recapp.processes.process_memory import free_memory_bytes, memory_pools
+from recapp.sharding.sharding_plan import ShardingPlan
+from recapp.tables.lookups import embedding_lookups, embedding_tables
+from recapp.transport.communicator import Comm
+
+T = TypeVar("T")
+
+
+def placed(
+    model: nn.Module,
+    comm: Comm,
+    make_store: Callable[[StoredGroup], RowStore] | None = None,
+) -> nn.Module:
+    """Replace the collections of a model, which are on the meta device. Every rank calls it.
+
+    Args:
+        model: The model; it is changed in place.
+        comm: The ranks that hold its tables, and this one's device.
+        make_store: Makes the rows of each group; None makes rows that are to be filled.
+
+    Returns:
+        The model, to be read only: in evaluation mode, without gradients.
+
+    Raises:
+        PlanError: The tables do not fit.
+    """
+    if comm.world == 1:
+        return one_rank(model, comm.device, make_store)
+    free_W = free_memory_bytes(comm.all_gather(memory_pools(comm.device)))
+    plan = comm.broadcast(together(comm, lambda: _plan(model, comm, free_W)))
+    made = shard_model(model, plan, comm, None, trains=False, make_store=make_store)
+    return made.to(comm.device).eval().requires_grad_(False)
+
+
+def together(comm: Comm, step: Callable[[], T]) -> T:
+    """Return what a step of this rank returns; all ranks return, or all raise.
+
+    Args:
+        comm: The ranks.
+        step: What is to be done; it sends nothing to other ranks.
+
+    Raises:
+        RecappError: The step has failed here.
+        RankError: It has failed on another rank.
+    """
+    failure = None
+    try:
+        made = step()
+    except RecappError as error:
+        failure = error
+    for rank, text in enumerate(comm.all_gather(failure and str(failure))):
+        if failure is None and text is not None:
+            raise RankError(f"rank {rank}: {text}")
+    if failure is not None:
+        raise failure
+    return made
+
+
+def check_same(comm: Comm, path: object, identity: int) -> None:
+    """Check that all ranks have read the same version of what they load.
+
+    Raises:
+        ArtefactError: It was replaced meanwhile.
+    """
+    if len(set(comm.all_gather(identity))) > 1:
+        raise ArtefactError(f"artefact {path} was replaced while it was loaded: load it again")
+
+
+def _plan(model: nn.Module, comm: Comm, free_W: list[int | None]) -> ShardingPlan | None:
+    """Return where tables lie; rank 0 decides, the others return None."""
+    if comm.rank:
+        return None
+    known = [free for free in free_W if free is not None]
+    memory = known if len(known) == comm.world else None
+    topology = Topology(comm.world, compute_device=comm.device.type, memory_bytes=memory)
+    return serving_plan(embedding_tables(model), topology, embedding_lookups(model))

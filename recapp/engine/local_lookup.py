@@ -10,6 +10,7 @@ third (measured).
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,36 @@ from recapp.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recapp.sparse.transfer import to_device
 from recapp.tables.ids import OutsideTable, Rows
 
+SAMPLES_KEPT = 256  # of batches whose form is kept: for larger ones it costs little beside the rest
+FORMS_KEPT = 64
+
+
+class GroupForm(NamedTuple):
+    """What a group reads of a batch, but for the rows themselves.
+
+    Args:
+        ids: Which ids of the batch its slots look up, slot by slot.
+        strip_P: The strip of each, where rows are positions of keys; else None.
+        base_P: The first row of each one's table in the store, where rows have numbers; else None.
+        offsets_M1: Where the ids of each bag begin and end.
+        scale_P: The factor of each; None where all are 1.
+        where_M: The offset of each bag in the output.
+    """
+
+    ids: slice | Tensor
+    strip_P: Tensor | None
+    base_P: Tensor | None
+    offsets_M1: Tensor
+    scale_P: Tensor | None
+    where_M: Tensor
+
+
+class BatchForm(NamedTuple):
+    """What follows from how many ids each bag of a batch has."""
+
+    output: BatchOutput
+    groups: list[GroupForm]
+
 
 class LocalLookup:
     """Reads the rows of batches.
@@ -34,6 +65,7 @@ class LocalLookup:
     def __init__(self, state: EngineState) -> None:
         assert state.comm.world == 1
         self._state = state
+        self._forms: dict[tuple[int, ...], BatchForm] = {}
         self._strip_of_slot_G = [r.strip_S.cpu().numpy() for r in state.routes]
         # all pieces of a strip are here, one behind the other
         first_G = [r.piece_I1[:-1] for r in state.routes]
@@ -58,14 +90,42 @@ class LocalLookup:
         """
         state = self._state
         rows = self._rows(features, taken)
-        output = state.outputs.of(rows, taken)
+        output, forms = self._form(rows, taken)
         state.observer.ends("route")
         flat = torch.empty(output.numel, dtype=state.dtype, device=state.comm.device)
-        bags_G = state.bags(rows, output)
-        for group, (store, bags) in enumerate(zip(state.stores, bags_G, strict=True)):
-            store.pool(self._links(group, bags), flat, in_lines=state.in_lines_G[group])
+        rows_L = state.mixed.positions_of(rows)
+        for group, (store, form) in enumerate(zip(state.stores, forms, strict=True)):
+            links = self._links(group, form, rows_L, rows.weights_L)
+            store.pool(links, flat, in_lines=state.in_lines_G[group])
         state.observer.ends("combine")
         return rows, output, state.outputs.parts(flat, output)
+
+    def _form(self, rows: Rows, taken: Sequence[bool]) -> BatchForm:
+        """Return the form of a batch. Where every feature of every sample has one id, it is that of
+        the last such batch of as many samples: making it costs a small batch more than its rows do
+        (measured).
+        """
+        samples = rows.lengths_FB.shape[1]
+        alike = (
+            samples <= SAMPLES_KEPT
+            and rows.weights_L is None
+            and len(rows.rows_L) == rows.lengths_FB.numel()
+            and bool((rows.lengths_FB == 1).all())
+        )
+        if not alike:
+            return self._new_form(rows, taken)
+        key = (samples, *taken, *self._state.outputs.room)
+        if key not in self._forms:
+            if len(self._forms) == FORMS_KEPT:
+                self._forms.clear()
+            self._forms[key] = self._new_form(rows, taken)
+        return self._forms[key]
+
+    def _new_form(self, rows: Rows, taken: Sequence[bool]) -> BatchForm:
+        state = self._state
+        output = state.outputs.of(rows, taken)
+        bags_G = state.bags(rows, output)
+        return BatchForm(output, [self._group_form(g, bags) for g, bags in enumerate(bags_G)])
 
     def _rows(self, features: KeyedJaggedTensor, taken: Sequence[bool]) -> Rows:
         state = self._state
@@ -79,37 +139,51 @@ class LocalLookup:
             rows.weights_L = rows.weights_L.to(state.dtype)
         return rows
 
-    def _links(self, group: int, bags: Bags) -> Links:
-        """Return the matrix from a group's rows to its bags."""
-        state = self._state
-        routes = state.routes[group]
+    def _group_form(self, group: int, bags: Bags) -> GroupForm:
         count_S = bags.last_S - bags.first_S
         total = int(count_S.sum())
-        row_P = _of_slots(bags.rows_L, bags.first_S, count_S, total)
+        device = bags.where_M.device
         strip_S = self._strip_of_slot_G[group]
-        device = row_P.device
-        if routes.dynamic:
-            strip_P = to_device(np.repeat(strip_S, count_S).astype(np.int16), device)
-            index_P = state.stores[group].locate(row_P, strip_P)
-        else:
-            base_S = self._base_of_strip_G[group][strip_S]
-            base_P = to_device(np.repeat(base_S, count_S), device)
-            index_P = state.stores[group].locate(row_P + base_P, None).to(routes.row_dtype)
+        base_S = self._base_of_strip_G[group]
+        dynamic = self._state.routes[group].dynamic
+        number_P = to_device(np.repeat(strip_S if dynamic else base_S[strip_S], count_S), device)
         lengths_M = bags.lengths_M
-        weights_P = None
+        scale_P = None
         if bags.scale_M is not None:
-            weights_P = torch.repeat_interleave(bags.scale_M, lengths_M, output_size=total)
-            if bags.weights_L is not None:
-                weights_P *= _of_slots(bags.weights_L, bags.first_S, count_S, total)
-        offsets_M1 = starts(lengths_M).int()
-        return Links(index_P, offsets_M1, weights_P, bags.where_M, len(bags.where_M))
+            scale_P = torch.repeat_interleave(bags.scale_M, lengths_M, output_size=total)
+        return GroupForm(
+            _ids_of_slots(bags.first_S, count_S, total, device),
+            number_P.to(torch.int16) if dynamic else None,
+            None if dynamic else number_P,
+            starts(lengths_M).int(),
+            scale_P,
+            bags.where_M,
+        )
+
+    def _links(
+        self, group: int, form: GroupForm, rows_L: Tensor, weights_L: Tensor | None
+    ) -> Links:
+        """Return the matrix from a group's rows to its bags."""
+        store = self._state.stores[group]
+        row_P = rows_L[form.ids]
+        if form.base_P is None:
+            index_P = store.locate(row_P, form.strip_P)
+        else:
+            row_dtype = self._state.routes[group].row_dtype
+            index_P = store.locate(row_P + form.base_P, None).to(row_dtype)
+        weights_P = form.scale_P
+        if weights_P is not None and weights_L is not None:
+            weights_P = weights_P * weights_L[form.ids]
+        return Links(index_P, form.offsets_M1, weights_P, form.where_M, len(form.where_M))
 
 
-def _of_slots(values_L: Tensor, first_S: Counts, count_S: Counts, total: int) -> Tensor:
-    """Return the values of a group's slots, slot by slot: a view where they follow each other."""
-    begins = first_S[0] if len(first_S) else 0
+def _ids_of_slots(
+    first_S: Counts, count_S: Counts, total: int, device: torch.device
+) -> slice | Tensor:
+    """Return which ids a group's slots look up: a slice where they follow each other."""
+    begins = int(first_S[0]) if len(first_S) else 0
     behind = np.array([*accumulate(count_S[:-1].tolist(), initial=begins)])
     if np.array_equal(first_S, behind[: len(first_S)]):
-        return values_L[begins : begins + total]
-    first_S2, count_S2 = to_device(np.stack([first_S, count_S]), values_L.device)
-    return values_L[runs(first_S2, count_S2, total)]
+        return slice(begins, begins + total)
+    first_S2, count_S2 = to_device(np.stack([first_S, count_S]), device)
+    return runs(first_S2, count_S2, total)

@@ -48,6 +48,23 @@ def test_any_mixture_under_any_tiling_has_the_same_bits(seed):
         assert torch.equal(direct, requested)
 
 
+def one_id_each(seed, samples):
+    """A batch whose features have one id a sample."""
+    features = batch_of(samples, seed).keys()
+    values = torch.randint(0, 3, (len(features) * samples,), generator=torch.manual_seed(seed))
+    return KeyedJaggedTensor(features, values, None, torch.ones_like(values))
+
+
+@pytest.mark.parametrize("seed", [1, 8, 21])
+def test_batches_of_one_form_have_the_bits_of_the_exchange_whatever_came_between(seed):
+    model = model_of(seed)
+    batches = [one_id_each(n, rows) for n, rows in enumerate([3, 3, 2, 3, 2])]
+    batches.insert(2, batch_of(3, seed))
+    for batch in batches:
+        direct, requested = both_ways(model, batch)
+        assert torch.equal(direct, requested)
+
+
 def test_weights_are_multiplied_alike():
     model = model_of(7, "row_wise")
     plain = batch_of(5, 7)

@@ -4,8 +4,10 @@ asked for; and what is wrong with one is said.
 
 import json
 import os
+import random
 import shutil
 import zlib
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -20,9 +22,11 @@ from recapp.app.export_model import Export, export_model
 from recapp.app.validation_rows import example_rows, validation_batches, validation_source
 from recapp.dataset.schema import schema_from
 from recapp.engine.read_only_store import values_of
-from recapp.errors import ArtefactError, CheckpointError, ConfigError
+from recapp.errors import ArtefactError, CheckpointError, ConfigError, RecappError
 from recapp.inference.artefact import read_artefact
+from recapp.inference.artefact_folder import unfinished
 from recapp.inference.probe import METRICS
+from recapp.inference.small_files import read_example
 from recapp.metrics import click_metrics
 
 GROWS = ("tables=dynamic", "tables.init_range=0.05")
@@ -251,6 +255,74 @@ def test_an_export_that_fails_leaves_the_earlier_artefact(checkpoint, tmp_path, 
     assert [p.name for p in tmp_path.iterdir()] == ["art"]
 
 
+def test_directories_of_the_users_beside_it_stay_as_they_are(checkpoint, tmp_path):
+    """People call their own copies served.old and served.tmp."""
+    for name in ("art.old", "art.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_text("mine")
+    for _ in range(2):
+        export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.glob("*/precious")) == [
+        "art.old/precious",
+        "art.tmp/precious",
+    ]
+    shutil.move(tmp_path / "art", tmp_path / "moved.old")
+    export(checkpoint, tmp_path / "moved", report_rows=0)
+    assert recapp.load_model(tmp_path / "moved.old").name == "art"
+
+
+def test_an_artefact_that_a_killed_export_was_replacing_is_read_and_gets_its_name_back(
+    checkpoint, tmp_path
+):
+    export(checkpoint, tmp_path / "art", report_rows=0)
+    (tmp_path / "art").rename(tmp_path / "art.recapp-replaced")
+    (tmp_path / "art.recapp-export").mkdir()
+    (tmp_path / "art.recapp-export" / "table.tmp").write_text("left behind")
+    assert recapp.load_model(tmp_path / "art").name == "art"
+    with pytest.raises(ConfigError, match="there is an artefact: set overwrite=true"):
+        export(checkpoint, tmp_path / "art", report_rows=0)
+    export(checkpoint, tmp_path / "art", report_rows=0, overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["art"]
+
+
+def test_two_exports_do_not_write_the_same_artefact(tmp_path):
+    with unfinished(tmp_path / "art", False) as folder:
+        (folder / "first").write_text("whole")
+        with (
+            pytest.raises(ConfigError, match="another export is writing it"),
+            unfinished(tmp_path / "art", False),
+        ):
+            pass
+    assert [p.name for p in (tmp_path / "art").iterdir()] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("/", ConfigError, "output=/: is no name of a new directory"),
+        ("file/art", ArtefactError, "cannot be written: Not a directory"),
+        ("x" * 300, ArtefactError, "cannot be written: File name too long"),
+    ],
+)
+def test_names_that_cannot_be_are_said_in_one_line(tmp_path, name, error, said):
+    (tmp_path / "file").touch()
+    with pytest.raises(error, match=said) as found, unfinished(tmp_path / name, False):
+        pass
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("change", ["dataset.dense_transform=none", "tables.pooling=mean"])
+def test_settings_that_the_command_line_changes_are_the_artefacts(
+    checkpoint, logs, tmp_path, change
+):
+    export_model(checkpoint, tmp_path / "art", Export(report_rows=0, **FAST), compose(logs, change))
+    group, _, name = change.partition("=")[0].partition(".")
+    stored = json.loads((tmp_path / "art" / "manifest.json").read_text())["config"]
+    assert stored[group][name] == change.partition("=")[2]
+    model = recapp.load_model(tmp_path / "art")  # which scores its example
+    assert len(model.predict(model.example)) == 16
+
+
 def test_a_checkpoint_with_values_that_are_not_finite_is_refused(checkpoint, tmp_path):
     def rows(self, table):
         raise AssertionError
@@ -343,6 +415,10 @@ def test_a_manifest_that_was_changed_is_refused(artefact):
         (lambda m: m.update(logits=[0.5] * 16), "scores its example otherwise"),
         (lambda m: m.update(logits=[0.5]), "its example has 16 rows, and 1 scores"),
         (lambda m: m.update(logits=["x"]), "logits are no numbers"),
+        (lambda m: m.update(logits=[10**400] * 16), "logits are no numbers"),
+        (lambda m: m["tables"][0].update(start_hash=2**70), "start values of table C1"),
+        (lambda m: m["tables"][0].update(start_range=1e400), "start values of table C1"),
+        (lambda m: m["tables"][1].update(storage="int4"), "C2 is stored otherwise than others"),
         (lambda m: m.pop("config"), "config=None"),
         (lambda m: m.pop("name"), "name=None"),
     ],
@@ -352,6 +428,77 @@ def test_manifests_that_cannot_be_are_refused_in_one_line(artefact, change, said
     with pytest.raises(ArtefactError, match=said) as error:
         recapp.load_model(artefact)
     assert "\n" not in str(error.value)
+
+
+def put(artefact, file, raw):
+    """Replace a file, checksums included, as somebody would who means harm."""
+    (artefact / file).write_bytes(raw)
+    entry = {"bytes": len(raw), "crc32": f"{zlib.crc32(raw):08x}"}
+    rewrite(artefact, lambda info: info["files"].update({file: entry}))
+
+
+def arrow_file(table, compression=None):
+    out = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(out, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return out.getvalue().to_pybytes()
+
+
+def bombs(kind, names):
+    """An example of few bytes that is said to be very large."""
+    if kind == "compressed":
+        return arrow_file(pa.table({n: pa.array([0] * 10_000) for n in names}), "zstd")
+    if kind == "rows":
+        return arrow_file(pa.table({n: pa.nulls(10**9) for n in names}))
+    empty = pa.nulls(2**31 - 1)
+    ends = pa.array([0, len(empty)], pa.int32())
+    return arrow_file(pa.table({n: pa.ListArray.from_arrays(ends, empty) for n in names}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("compressed", "it has compressed values"),
+        ("rows", "it is said to have 1,000,000,000 rows"),
+        ("values", r"it is said to have [\d,]+ values in [\d,]+ bytes"),
+    ],
+)
+def test_a_small_example_does_not_become_many_rows(artefact, kind, said):
+    names = read_example(read_artefact(artefact)).column_names
+    put(artefact, "example.arrow", bombs(kind, names))
+    with pytest.raises(ArtefactError, match=f"example.arrow cannot be read: {said}"):
+        recapp.load_model(artefact)
+
+
+def test_examples_of_any_encoding_are_read(artefact):
+    rows = read_example(read_artefact(artefact))
+    words = pa.array(["a", "b"] * 16).dictionary_encode()
+    coded = rows.set_column(0, "I1", pa.ListArray.from_arrays(list(range(0, 34, 2)), words))
+    put(artefact, "example.arrow", arrow_file(coded))
+    assert read_example(read_artefact(artefact)) == coded
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_that_stands_in_an_example_is_a_traceback(artefact, seed):
+    rng = random.Random(f"example {seed}")
+    raw = bytearray((artefact / "example.arrow").read_bytes())
+    for _ in range(6):
+        raw[rng.randrange(len(raw))] = rng.randrange(256)
+    put(artefact, "example.arrow", bytes(raw))
+    with suppress(RecappError):
+        recapp.load_model(artefact)
+
+
+@pytest.mark.parametrize("kind", ["F4", "F8_E8M0", "F8_E4M3", "C64", "BOOL"])
+def test_a_dense_part_of_strange_numbers_is_refused(artefact, kind):
+    entry = {"odd": {"dtype": kind, "shape": [2], "data_offsets": [0, 0]}}
+    entry["odd"]["data_offsets"][1] = {"F4": 1, "C64": 16}.get(kind, 2)
+    head = json.dumps(entry).encode()
+    end = bytes(entry["odd"]["data_offsets"][1])
+    put(artefact, "dense.safetensors", len(head).to_bytes(8, "little") + head + end)
+    with pytest.raises(ArtefactError, match="the manifest of artefact"):
+        recapp.load_model(artefact)
 
 
 def test_rows_of_another_table_are_noticed_by_the_example(artefact):

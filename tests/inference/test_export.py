@@ -4,6 +4,7 @@ asked for; and what is wrong with one is said.
 
 import json
 import os
+import platform
 import random
 import shutil
 import zlib
@@ -592,6 +593,20 @@ def test_compiled_scores_equal_the_portable_ones(checkpoint, dynamic, logs, tmp_
     assert torch.equal(recapp.load_model(folder).predict(rows), portable.predict(rows))
     with pytest.raises(ArtefactError, match=r"dense\.pt2 is damaged"):
         recapp.load_model(folder, trust_compiled=True)
+
+
+def test_code_that_cannot_be_loaded_is_noted(artefact, capsys):
+    put(artefact, "dense.pt2", b"no package")
+    entry = {
+        "file": "dense.pt2",
+        "machine": platform.machine(),
+        "flags": [],
+        "torch": ".".join(torch.__version__.split(".")[:2]),
+    }
+    rewrite(artefact, lambda info: info.update(compiled=entry))
+    model = recapp.load_model(artefact, trust_compiled=True)
+    assert model.info["compiled"] is False
+    assert "by the portable one: it cannot be loaded here: " in capsys.readouterr().err
 
 
 def test_without_a_compiler_the_artefact_has_no_code(checkpoint, tmp_path, monkeypatch, capsys):
